@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 from curious import errors, gradients_from_losses, losses_seen, ordinary_run
 from dishonest import NAMES, Coordinator, RefusedError, learn, masked, meet, point
+from scipy.optimize import brentq
 
 from scaffpd.config.model_file import read_model
+from scaffpd.deploy.messages import digest
 from scaffpd.deploy.session import SiloRequest
+from scaffpd.deploy.silo.silo import Silo
 from scaffpd.federation import LocalPlan
 from scaffpd.federation.questions import GradientsAt, LocalSteps, Losses, Optima, Scores
 from scaffpd.federation.weighed import Response, Thresholds, Weighing
@@ -50,26 +53,34 @@ def coordinator(tmp_path):
     return found
 
 
-def weigh(coordinator, at, *levels, told=None, **more):
+def weigh(coordinator, at, *levels, told=None, numbers=NUMBERS, how=(), junk=None):
     """Σ over silos of their answers about thresholds, and the answers; `told` has thresholds for single silos."""
     rows = {}
     for name in NAMES:
-        own = levels if told is None else told[name]
-        reply = masked(coordinator, name, Thresholds(at, Weighing(GOAL, own)), "masses", ONES, NUMBERS, **more)
+        own = Weighing(GOAL, levels if told is None else told[name], *how)
+        more = {} if junk is None else {"junk": name if junk == "each" else junk}
+        reply = masked(coordinator, name, Thresholds(at, own), "masses", ONES, numbers, **more)
         rows[name] = reply.arrays["masked"].view(np.uint64)
-    return NUMBERS.decode(sum(rows.values())), np.stack([*rows.values()]).view(np.int64)
+    return numbers.decode(sum(rows.values())), np.stack([*rows.values()]).view(np.int64)
 
 
-def respond(coordinator, at, nu, levels, rows):
-    """Σ λ_i c_i at a threshold, with what silos want to see."""
-    total, about = 0, SiloRequest.of(Response(at, Weighing(GOAL, (nu,))))
-    values = {
-        **about.values, "about": about.kind, "parts": ["weighted"], "names": list(NAMES), "colluding": 1,
-        "weights": ONES.tolist(), "numbers": NUMBERS.values(),
-        "seen": {"levels": list(levels), "numbers": NUMBERS.values()},
+def said(question, part, names=NAMES, numbers=NUMBERS, **more):
+    """What a question for masked vectors says."""
+    about = SiloRequest.of(question)
+    return {
+        **about.values, "about": about.kind, "parts": [part], "names": list(names), "colluding": 1,
+        "weights": [1.0] * len(names), "numbers": numbers.values(), **more,
     }  # fmt: skip
-    for name in NAMES:
-        reply = coordinator.put(name, SiloRequest("masked", values, about.vectors, arrays={"seen": rows}))
+
+
+def respond(coordinator, at, nu, levels, rows, seen=None, names=NAMES, how=(), name=0):
+    """Σ λ_i c_i at a threshold, with what silos want to see: the answers about thresholds, and that question."""
+    weighing = Weighing(GOAL, (nu,), *(how or (0.0, 0, 1.0)), name)
+    total, question = 0, Response(at, weighing)
+    seen = seen or said(Thresholds(at, Weighing(GOAL, tuple(levels), *how)), "masses", names)
+    values, vectors = said(question, "weighted", names, seen=seen), SiloRequest.of(question).vectors
+    for silo in names:
+        reply = coordinator.put(silo, SiloRequest("masked", values, vectors, arrays={"seen": rows}))
         if "masked" not in reply.arrays:
             raise RefusedError(reply.values)
         total = total + reply.arrays["masked"].view(np.uint64)
@@ -112,6 +123,126 @@ def test_the_worst_served_silo_cannot_be_singled_out_by_a_threshold(coordinator)
     _, fine = weigh(coordinator, at, *low)  # all have weight there, and no threshold above ν is shown
     with pytest.raises(RefusedError, match="thresholds above"):
         respond(coordinator, at, nu, low, fine)
+
+
+# --- answers about thresholds that are not about the question at hand
+
+
+@pytest.fixture
+def alone(coordinator):
+    """A point, and a threshold there at which one silo only has weight; and that silo's number."""
+    at, form = GradientsAt(point(X)), GOAL.separable(4)
+    losses, _ = truths(coordinator, at.x)
+    nu = np.sort(losses)[-2:].mean() + GOAL.rho
+    weights = form.weights(losses, nu, 0.0, form.prior)
+    assert np.count_nonzero(weights) == 1
+    assert weights.sum() < 0.1
+    return at, nu, int(np.argmax(losses))
+
+
+def refused(words, *given, **more):
+    with pytest.raises(RefusedError, match=words):
+        respond(*given, **more)
+
+
+def test_answers_at_another_point_that_had_the_same_name(coordinator, alone, monkeypatch):
+    at, nu, _ = alone
+    far, labels = GradientsAt(point(-8 * X)), {}
+
+    def named(vectors):
+        coordinator.session._sent.clear()
+        return {role: (labels.get("one", f"h-{digest(v.numpy())}"), v.numpy()) for role, v in vectors.items()}
+
+    monkeypatch.setattr(coordinator.session, "_named", named)
+    honest, _ = weigh(coordinator, at, nu)
+    labels["one"] = "N"
+    other, _ = weigh(coordinator, far, nu)
+    sums, rows = weigh(coordinator, at, nu)
+    labels.clear()
+    assert other[2] > 10 * honest[2]
+    np.testing.assert_allclose(sums, honest)
+    refused("nearly the silo's own|share", coordinator, at, nu, (nu,), rows)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_answers_for_a_minibatch(coordinator, alone, honest):
+    at, nu, _ = alone
+    batch = GradientsAt(at.x, 20, (0,))
+    _, rows = weigh(coordinator, batch, nu)
+    weigh(coordinator, at, nu)
+    shown = said(Thresholds(batch if honest else at, Weighing(GOAL, (nu,))), "masses")
+    refused("thresholds above" if honest else "not among those", coordinator, at, nu, (nu,), rows, shown)
+
+
+@pytest.mark.parametrize("honest", [True, False])
+def test_answers_among_more_silos_than_the_sum_has(coordinator, alone, honest):
+    at, nu, worst = alone
+    levels = tuple(nu + 1e-3 * k for k in range(8))
+    _, rows = weigh(coordinator, at, *levels)
+    names = [NAMES[worst], *(name for name in NAMES if name != NAMES[worst])][:3]
+    shown = said(Thresholds(at, Weighing(GOAL, levels)), "masses", NAMES if honest else names)
+    rows = np.stack([rows[NAMES.index(name)] for name in names])
+    words = "thresholds above" if honest else "not among those"
+    refused(words, coordinator, at, nu, levels, rows, shown, names)
+
+
+@pytest.mark.parametrize("shown", [{}, {"junk": "north"}])
+def test_answers_that_were_asked_for_with_a_word_of_its_own_for_everybody(coordinator, alone, shown):
+    at, nu, _ = alone
+    levels = tuple(nu + 1e-3 * k for k in range(8))
+    _, rows = weigh(coordinator, at, *levels, junk="each")
+    seen = said(Thresholds(at, Weighing(GOAL, levels)), "masses", **shown)
+    refused("does not add up" if shown else "not among those", coordinator, at, nu, levels, rows, seen)
+
+
+def test_answers_for_weights_that_are_replaced_later(coordinator, alone):
+    """Around weights under a number, at a price at which nobody leaves them."""
+    at, nu, _ = alone
+    losses, gradients = truths(coordinator, at.x)
+    fair, form = GOAL.support(losses), GOAL.separable(4)
+    weights = form.weights(losses, fair, 0.0, form.prior)
+    _, rows = weigh(coordinator, at, fair)
+    respond(coordinator, at, fair, (fair,), rows, name=5)
+    respond(coordinator, at, fair, (fair,), rows, name=5)  # the same again is the same
+    near = (1e6, 5, 1.0)
+    sums, kept = weigh(coordinator, at, fair, how=near)
+    assert sums[2] == pytest.approx(weights.sum(), abs=1e-4)
+    _, rows = weigh(coordinator, at, nu)
+    refused("another weight under that number", coordinator, at, nu, (nu,), rows, name=5)
+    found = respond(coordinator, at, fair, (fair,), kept, how=near)
+    np.testing.assert_allclose(found[:4], weights @ gradients, atol=1e-4)
+
+
+def test_answers_rounded_up_by_few_digits(coordinator, alone):
+    at, _, worst = alone
+    losses, _ = truths(coordinator, at.x)
+    form, few = GOAL.separable(4), FixedPoint(len(NAMES), 11, 5)
+    own = lambda nu: form.weights(losses, nu, 0.0, form.prior)[worst]  # noqa: E731
+    nu = brentq(lambda nu: own(nu) - 0.6 / 32, losses.max() - 1, losses.max() + GOAL.rho)
+    assert np.count_nonzero(form.weights(losses, nu, 0.0, form.prior)) == 1
+    sums, rows = weigh(coordinator, at, nu, numbers=few)
+    assert own(nu) < 0.7 * sums[2]
+    seen = said(Thresholds(at, Weighing(GOAL, (nu,))), "masses", numbers=few)
+    refused("share", coordinator, at, nu, (nu,), rows, seen)
+
+
+def test_answers_masked_with_keys_of_several_processes(coordinator, alone):
+    """Everybody's own answer to that very question; but they add up to noise."""
+    at, nu, _ = alone
+    _, rows = weigh(coordinator, at, nu)
+    coordinator.silos["west"] = coordinator.session.transport.silos["west"] = Silo.open(coordinator.places["west"])
+    meet(coordinator)
+    _, again = weigh(coordinator, at, nu)
+    rows[0] = again[0]
+    refused("does not add up", coordinator, at, nu, (nu,), rows)
+
+
+@pytest.mark.parametrize("seen", [[1], "x", {"weighing": 1}, {"weighing": {"levels": ["a"]}, "numbers": {}}, {"no": 0}])
+def test_questions_that_show_nonsense_end_in_a_sentence(coordinator, alone, seen):
+    at, nu, _ = alone
+    _, rows = weigh(coordinator, at, nu)
+    refused("thresholds above its own", coordinator, at, nu, (nu,), rows, seen)
+    refused("thresholds above its own", coordinator, at, nu, (nu,), rows[:2])
 
 
 def test_different_thresholds_for_different_silos_give_noise(coordinator):

@@ -294,11 +294,10 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 class WrittenQuestion(NamedTuple):
-    """A question as a message has it: its values, its vectors by their roles, their names, and matrices."""
+    """A question as a message has it: its values, its vectors by their roles, and matrices."""
 
     values: Mapping[str, Any]
     vectors: Mapping[str, Tensor]
-    names: Mapping[str, str]
     arrays: Mapping[str, Array]
 
     def read(self, kind: Any, point: Callable[[str], GradientsAt]) -> Any:

@@ -113,13 +113,9 @@ class SiloParties:
     def _masked(self, wanted: SumRequest, length: int) -> dict[str, Any]:
         """Return what everybody answers; an error where a silo declines."""
         about: SiloRequest = wanted.held
-        terms, numbers = wanted.weights.terms, wanted.numbers
-        values = {
-            **about.values, "about": about.kind, "names": list(terms.names), "colluding": terms.colluding,
-            "weights": wanted.weights.values.tolist(), "numbers": None if numbers is None else numbers.values(),
-        }  # fmt: skip
-        request = SiloRequest(messages.MASKED, values, about.vectors, {}, about.arrays)
-        return self._read(request, terms.names, lambda _, reply: _masked(reply, length, numbers))
+        names, numbers = wanted.weights.terms.names, wanted.numbers
+        request = SiloRequest(messages.MASKED, _said(about, wanted), about.vectors, {}, about.arrays)
+        return self._read(request, names, lambda _, reply: _masked(reply, length, numbers))
 
     def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
         """End a sum that a silo does not want to be in."""
@@ -130,6 +126,15 @@ class SiloParties:
         if self._leave is not None and members > WITNESSES:
             self._leave(name, why)
         raise InputError(f"Silo {name!r} says that {why}")
+
+
+def _said(about: SiloRequest, wanted: SumRequest) -> dict[str, Any]:
+    """What a question for masked vectors says."""
+    terms, numbers = wanted.weights.terms, wanted.numbers
+    return {
+        **about.values, "about": about.kind, "names": list(terms.names), "colluding": terms.colluding,
+        "weights": wanted.weights.values.tolist(), "numbers": None if numbers is None else numbers.values(),
+    }  # fmt: skip
 
 
 def _masked(reply: Message, length: int, numbers: FixedPoint | None = None) -> MaskedReply | InputError:
@@ -196,7 +201,8 @@ class MaskedRemote(SiloParties, RemoteChannel):
         SiloParties.__init__(self, self.put, None if membership.policy.missing == PAUSE else self._without)
         RemoteChannel.__init__(self, membership, facts)
         self._sizes: tuple[Any, dict[str, int]] = (None, {})  # of the vectors that were asked for last
-        self._masses: list[tuple[SiloRequest, FixedPoint, Any]] = []  # answers about thresholds, the last ones
+        # questions about thresholds, what they said, and the answers: the last ones
+        self._masses: list[tuple[SiloRequest, dict[str, Any], Any]] = []
         self.meet(self.names)
 
     def put(self, question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
@@ -276,8 +282,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         if about.kind == Thresholds.kind and all(reply.vector is not None for reply in replies.values()):
             found = (replies[name].vector for name in wanted.weights.terms.names if name in replies)
             rows = np.stack([vector for vector in found if vector is not None])
-            assert wanted.numbers is not None
-            self._masses = [*self._masses[1 - MASSES :], (about, wanted.numbers, rows.view(np.int64))]
+            self._masses = [*self._masses[1 - MASSES :], (about, _said(about, wanted), rows.view(np.int64))]
         self._check_sizes(wanted, replies)
         weights = dict(zip(wanted.weights.terms.names, wanted.weights.values, strict=True))
         if SCALE in wanted.held.about.values:  # all of the same, public size
@@ -337,8 +342,9 @@ class MaskedRemote(SiloParties, RemoteChannel):
         return bool(np.all(numbers.decode(total) == len(names)))
 
     def _with_masses(self, about: SiloRequest) -> SiloRequest:
-        """Show silos everybody's masked answers for thresholds above the one of this question, from which they add up
-        Σ λ_j themselves; those with the lowest such threshold.
+        """Show silos everybody's masked answers for thresholds above the one of this question, and what was asked.
+
+        From these they add up Σ λ_j themselves; those with the lowest such threshold.
         """
         if about.kind not in (Response.kind, WeighedSteps.kind):
             return about
@@ -349,10 +355,8 @@ class MaskedRemote(SiloParties, RemoteChannel):
         ]  # fmt: skip
         if not above:
             return about
-        asked, numbers, rows = self._masses[min(above)[1]]
-        seen = {"levels": asked.values["weighing"]["levels"], "numbers": numbers.values()}
-        values = {**about.values, "seen": seen}
-        return replace(about, values=values, arrays={**about.arrays, "seen": rows})
+        _, seen, rows = self._masses[min(above)[1]]
+        return replace(about, values={**about.values, "seen": seen}, arrays={**about.arrays, "seen": rows})
 
 
 @dataclass(frozen=True, eq=False)

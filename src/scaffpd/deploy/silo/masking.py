@@ -6,15 +6,16 @@ that a coordinator that asks others something else gets no sum.
 
 Where silos weigh their vectors themselves, by a threshold that the coordinator names, one of them could be all of a
 sum: at a high threshold the worst-served silo alone has weight. So the coordinator shows everybody all masked answers
-to its question for Σ λ_j at a few thresholds. They add up to Σ λ_j; a silo finds its own answer among them, and all
-have to be shown the same, for it is part of the question. Then it knows the sum at the next higher threshold, which is
-no larger than the one at hand, and compares its own weight with that.
+to its question for Σ λ_j at a few thresholds, and that whole question. They add up to Σ λ_j; a silo finds its own
+answer to that very question among them, and all have to be shown the same, for it is part of the question at hand. Then
+it knows the sum at the next higher threshold, which is no larger than the one at hand, and compares its own weight with
+that. Answers of which one was to another question, or masked with other keys, add up to noise, and show it: everybody's
+last number is a multiple of 2⁸ (see `padded`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
@@ -35,6 +36,7 @@ from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten
 from scaffpd.secure.parties import (
+    STEP,
     Bare,
     DisclosureGuard,
     GuardedParty,
@@ -154,30 +156,35 @@ class SiloMasking:
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
         if computed.values.get("shared"):  # the silo has weighted its part itself, before it added noise
             sums = Weighting(sums.terms, np.ones(len(sums.values)))
-        reply = self._masked(asked, sums, vector, asked_digest(asked, vectors(asked)), bare)
+        digest = asked_digest(asked, vectors(asked))
+        reply = self._masked(asked, sums, vector, digest, bare)
         if about == Thresholds.kind and "masked" in reply.arrays:
-            name = _weighed(asked.values, asked.values["weighing"]["levels"], vectors(asked))
-            name = f"{name} {messages.digest(reply.arrays['masked'])}"
+            name = f"{digest.hex()} {messages.digest(reply.arrays['masked'])}"
             self._guard.journal.note(self._guard.run, MASSES, name)
         return reply
 
     def _mass(self, asked: Message, vectors: Mapping[str, Array], terms: Terms) -> float:
         """Return a number that Σ λ_j is not below, from everybody's masked answers for thresholds at this point."""
-        seen, rows = asked.values.get("seen"), asked.arrays.get("seen")
-        read = read_values({"levels": list[FiniteFloat], "numbers": dict[str, Any]}, seen, UNSEEN)
-        levels, numbers = read["levels"], FixedPoint.of(read["numbers"])
-        if rows is None or rows.dtype != np.int64 or rows.shape != (len(terms.names), 3 + 2 * len(levels)):
+        seen, rows, n = asked.values.get("seen", {}), asked.arrays.get("seen"), len(terms.names)
+        read = read_values({"weighing": dict[str, Any], "numbers": dict[str, Any]}, seen, UNSEEN)
+        levels = read_values({"levels": list[FiniteFloat]}, read["weighing"], UNSEEN)["levels"]
+        if seen.get("about") != Thresholds.kind or _about(seen) != _about(asked.values):
+            raise InputError(UNSEEN)
+        if rows is None or rows.dtype != np.int64 or rows.shape != (n, 3 + 2 * len(levels)):
             raise InputError(UNSEEN)
         own = np.ascontiguousarray(rows[terms.names.index(self.party.name)])
-        name = _weighed(asked.values, levels, vectors)
-        if f"{name} {messages.digest(own)}" not in self._guard.journal.known(self._guard.run, MASSES):
+        before = Message(messages.MASKED, {**seen, "setup": asked.values.get("setup"), "vectors": {}})
+        name = f"{asked_digest(before, {'at': vectors['at']}).hex()} {messages.digest(own)}"
+        if name not in self._guard.journal.known(self._guard.run, MASSES):
             raise InputError("This silo's own answer is not among those that it is shown.")
-        total = numbers.decode(rows.view(np.uint64).sum(0, dtype=np.uint64))
-        nu = asked.values["weighing"]["levels"][0]
+        numbers, nu = FixedPoint.of(read["numbers"]), asked.values["weighing"]["levels"][0]
+        total, off = numbers.decode(rows.view(np.uint64).sum(0, dtype=np.uint64)), np.ldexp(n, -numbers.bits - 1)
         higher = [float(total[2 + 2 * k]) for k, level in enumerate(levels) if level >= nu]
         if not higher:
             raise InputError(UNSEEN)
-        return min(max(higher), 1.0)
+        if total[-1] % 2**STEP or total[-1] < n * 2**STEP or min(higher) < -off or max(higher) > n + off:
+            raise InputError("What the silo is shown does not add up.")
+        return float(np.clip(max(higher) - off, 0, 1))
 
     def _drill(self, asked: Message) -> Message:
         """Answer with masked ones: nothing is hidden under them, and their masks are used for nothing else."""
@@ -234,8 +241,7 @@ class SiloMasking:
         return Message(message.kind, message.values, arrays)
 
 
-def _weighed(values: Mapping[str, Any], levels: list[float], vectors: Mapping[str, Array]) -> str:
-    """A name for a question about thresholds: the point, the thresholds, and how weights follow from them."""
-    about = {name: value for name, value in values["weighing"].items() if name not in ("levels", "name")}
-    said = json.dumps([about, levels, messages.digest(vectors["at"])], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()
+def _about(values: Mapping[str, Any]) -> list[Any]:
+    """What a question for weights has in common with the one about thresholds: whose rows, and how weights follow."""
+    how = {name: value for name, value in values["weighing"].items() if name not in ("levels", "name")}
+    return [how, *(values.get(name) for name in ("batch_size", "key", "names", "colluding"))]

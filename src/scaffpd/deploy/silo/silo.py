@@ -307,8 +307,7 @@ class Silo:
                 f"This silo has held out fewer than {self.file.limits.rows} rows: it does not test on them."
             )
         vectors = {role: self._vector(array) for role, array in self._named(asked).items()}
-        named, drawn = values.get("vectors", {}), self.guard.drawn_here(values)
-        question = self._read(asked.kind, WrittenQuestion(drawn, vectors, named, asked.arrays))
+        question = self._read(asked.kind, WrittenQuestion(self.guard.drawn_here(values), vectors, asked.arrays))
         self.guard.admit(setup, question, use, self.cohort.start())
         channel = self.cohort.channel
         if isinstance(question, JoiningScores):
@@ -318,7 +317,7 @@ class Silo:
         with self._noted(), limit_threads(channel.work):
             reply = channel.ask(question, [0])
             if isinstance(question, Response) and (name := question.weighing.name):
-                self.guard.journal.note(self.guard.run, messages.WEIGHT, str(name), as_text(channel.weights[name]))
+                self._keep(name)
             shown = self.masking.coarse(question, reply) if self._masks else reply
             arrays = messages.reply_arrays(question, shown, self.cohort.start())
             shared = shared_parts(self.name, reply, values) if use == messages.MASKED else {}
@@ -337,6 +336,16 @@ class Silo:
         if centre and centre not in channel.weights:  # another process of this silo may have kept it
             kept = self.guard.journal.known(self.guard.run, messages.WEIGHT).get(str(centre))
             channel.weights |= {} if kept is None else {centre: as_numbers(kept)}
+
+    def _keep(self, name: int) -> None:
+        """Write down the weight that the cohort has under a number; one that is taken keeps its weight."""
+        kept, journal, run = self.cohort.channel.weights, self.guard.journal, self.guard.run
+        with journal.turn():
+            journal.note(run, messages.WEIGHT, str(name), as_text(kept[name]))
+            first, now = as_numbers(journal.known(run, messages.WEIGHT)[str(name)]), kept[name]
+        kept[name] = first
+        if not np.allclose(first, now, rtol=1e-9, atol=0):  # where the same is asked again, it is the same
+            raise InputError("This silo has another weight under that number.")
 
     def _compared(self, setup: Setup, question: JoiningScores) -> dict[str, Array]:
         """Scores of models alone and together on the held-out rows: means and covariances, no row's own."""
@@ -369,7 +378,7 @@ class Silo:
         def point(role: str) -> GradientsAt:
             if role not in written.vectors:
                 raise InputError(f"The question does not name its vectors ({role}).")
-            asked = (written.names[role], *written.batch())
+            asked = (messages.digest(written.vectors[role].numpy(force=True)), *written.batch())
             if asked not in self._points:
                 while len(self._points) >= POINTS:
                     self._points.pop(next(iter(self._points)))
