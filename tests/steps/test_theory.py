@@ -115,7 +115,7 @@ def test_the_error_falls_as_one_over_the_rounds_with_noise():
     """
     cohort = sp.Cohort(synthetic(N=3, d=4, m=30, seed=1), sp.Linear("squared", l2=10.0))
     best = sp.train(sp.fair(sp.Agnostic()), cohort, tol=1e-12).x
-    marks, errors = (100, 500), np.zeros((2, 2))
+    marks, errors = (200, 1000), np.zeros((2, 2))
     for seed in range(1):
         path = []
         method = sp.ScaffPD(sp.Agnostic(), local_steps=2, batch_size=3, steps=sp.Theory("sc-c"))
