@@ -81,6 +81,7 @@ def check_server(random, kind, scale, error, most):
     losses = 10**scale * random.uniform(0.5, 1, n) * (1 + 1e-15 * random.integers(0, 4, n))
     bounds = 10.0 ** (scale + error) * random.uniform(0, 1, n)
     objective = hostile.objective_of(hostile.Point(0, kind), losses, random)
+    assume(kind != "Nash" or (objective.levels(n) > losses).any())  # there is a gain, where rounding has left one
     start = objective.start(losses)
     weights = objective.prox(losses, start, random.uniform(0.1, 10)) if random.random() < 0.5 else start
     if not objective.simplex and random.random() < 0.5:
