@@ -15,7 +15,7 @@ import scaffpd
 
 ROOT = Path(scaffpd.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-MOST_FILES, MOST_LINES = 180, 47_570
+MOST_FILES, MOST_LINES = 180, 46_730
 
 # From the bottom up. A module may import from its own layer only within its own package.
 LAYERS = [
