@@ -189,7 +189,11 @@ def test_a_silo_cannot_excuse_itself_with_rounding():
     assert before.trouble(before.shape.claim(x.numpy(), f, c)) is None
     for excuse in (np.inf, 1e300, 1.0):
         assert before.trouble(before.shape.claim(x.numpy(), f + 1e-6, c, (excuse, excuse))) is not None
-    assert before.shape.rounding(x.numpy(), f)[0] < 1e-12
+    most = before.shape.rounding(x.numpy(), f)
+    assert most[0] < 1e-12
+    for excuse in (np.inf, 1e-20):  # an answer is taken for twice as far off as both of them allow
+        claim = before.shape.claim(x.numpy(), f, c, (excuse, excuse))
+        assert (claim.loose, claim.slack) == tuple(2 * min(bound, excuse) for bound in most)
 
 
 def test_a_lie_is_not_kept_and_the_last_eight_answers_are():
