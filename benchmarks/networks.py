@@ -8,7 +8,7 @@ accuracies over test images with its mixture of labels; mean and worst are over 
 `--full` takes all 50,000 images, Dirichlet(0.1) and as many rounds for everyone, and compares the worst fifth of the
 clients on test images, method by method in pairs over seeds; a network that has just visited other clients swings from
 round to round, so the mean over the last five rounds stands beside the last one. Every run is a file in the folder
-`--out`: what is there is not run again, so that a call that was stopped goes on, and two calls may share the seeds.
+`--out`: what is there is not run again, so that a call that was stopped goes on, and two calls may split the seeds.
 
     python benchmarks/networks.py [--device cuda] [--seeds 0 1 2 3 4] [--images 5000] [--full --out results/networks]
 """

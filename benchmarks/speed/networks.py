@@ -291,7 +291,7 @@ def profile(contest: Contest) -> str:
 
 def main() -> None:
     """Print the table."""
-    from experiments.small_networks import two_convolutions
+    from experiments.small_networks import ResNet8, two_convolutions
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=list(AIMS))
@@ -318,8 +318,6 @@ def main() -> None:
         ("two convolutions of 32 px", two_convolutions(), (3, 32, 32)),
     ]
     if cpu and not given.quick:
-        from experiments.tct_end_to_end import ResNet8
-
         cases.append(("ResNet-8 with group norm", ResNet8(10, 16, (0.0,) * 3, (1.0,) * 3), (3, 32, 32)))
     for name, network, shape in cases[: 1 if given.quick else 3]:
         contest = Contest(network, clients, given.device, shape, clock=clock)

@@ -355,30 +355,22 @@ def test_a_network_by_products_has_the_numbers_of_one_without(first, products, m
     rest = nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), nn.Conv2d(4, 6, 2), nn.MaxPool2d(2, 1, 1), nn.Flatten()
     net = nn.Sequential(first, *rest, nn.LazyLinear(3)).double()
     net(torch.ones(1, 3, 6, 6, dtype=torch.float64))
+
+    def numbers(by_products):
+        oracle = sp.Cohort(data, sp.Module(net))._oracle
+        some, everything, alone = steps(oracle, 4), steps(oracle, None), steps(oracle.only([1]), 4)
+        assert oracle.function.products is by_products
+        return oracle.evaluate(oracle.start()).gradients, some, everything, alone
+
     threads = torch.get_num_threads()
     torch.set_num_threads(2)  # groups of clients beside each other
     try:
-        oracle = sp.Cohort(data, sp.Module(net))._oracle
-        ours = (
-            oracle.evaluate(oracle.start()).gradients,
-            steps(oracle, 4),
-            steps(oracle, None),
-            steps(oracle.only([1]), 4),
-        )
-        assert oracle.function.products
+        ours = numbers(True)
         assert not network_module.BUFFERS.free
     finally:
         torch.set_num_threads(threads)
     monkeypatch.setattr(network_module, "PRODUCTS", False)
-    oracle = sp.Cohort(data, sp.Module(net))._oracle
-    theirs = (
-        oracle.evaluate(oracle.start()).gradients,
-        steps(oracle, 4),
-        steps(oracle, None),
-        steps(oracle.only([1]), 4),
-    )
-    assert not oracle.function.products
-    for own, right in zip(ours, theirs, strict=True):
+    for own, right in zip(ours, numbers(False), strict=True):
         np.testing.assert_allclose(own, right, rtol=1e-8, atol=1e-11)
 
 

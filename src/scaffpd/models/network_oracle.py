@@ -219,11 +219,8 @@ class ModuleOracle:
         """Find out whether clients go side by side, before threads ask."""
         if self.function.together is None:
             few = min(2, *self.rows.sizes)
-            who, rows = (
-                torch.arange(2, device=self.device) % len(self.names),
-                torch.arange(few, device=self.device).expand(2, few),
-            )
-            X, y = self.rows.take(who, rows)
+            who = torch.arange(2, device=self.device) % len(self.names)
+            X, y = self.rows.take(who, torch.arange(few, device=self.device).expand(2, few))
             self.function.try_together(x, (X, y, x.new_full((2, few), 1 / few)))
 
     def _room(self) -> int:
@@ -283,7 +280,7 @@ class ModuleOracle:
         for who, positions, weight in self._pieces(rows):
             X, y = self.rows.take(who, positions)
             values, own = self.function.gradient(points if points.ndim == 1 else points[who], (X, y, weight))
-            losses.index_add_(0, who, values.detach())
+            losses.index_add_(0, who, values)
             gradients.index_add_(0, who, own[:, : self.dimension])
         BUFFERS.free.clear()
         return losses + self.function.penalty(flat), gradients + self.function.pull(flat)
