@@ -163,7 +163,7 @@ def proximal_steps(
     return d
 
 
-GAIN = 2.5  # how much faster a number is worked on here than over features, where outputs are several (on digits)
+GAIN = 2.5  # how much faster a number is worked on here than over minibatches' features, for several outputs (digits)
 LARGEST = 2**22  # numbers of one client's inner products
 
 
@@ -183,7 +183,7 @@ def pays(m: int, batch: int, features: int, outputs: int, steps: int, collected:
         return False
     here = steps * m * m * outputs + (0 if kept else m * m * features)
     there = steps * batch * features * (2 * outputs + (2 if collected else 0))
-    return here <= (GAIN if outputs > 1 else 1) * there
+    return here <= (GAIN if outputs > 1 and collected else 1) * there
 
 
 class StepWeights(NamedTuple):

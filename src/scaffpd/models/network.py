@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
 ROOM = 4  # numbers for every output of a layer: it, its derivative, and what an operation keeps
 ALIKE = 1e-3  # how far side by side may be from one after the other in single precision, relative to the largest entry
-PRODUCTS = platform.machine() in ("aarch64", "arm64")  # not measured elsewhere
+PRODUCTS = platform.machine() in ("aarch64", "arm64")  # on x86_64 PyTorch's own convolutions are faster
 PATCHES = 2**25  # numbers of all patches of a convolution, above which PyTorch's own takes less memory
 Pair = tuple[int, int]
 
