@@ -52,7 +52,7 @@ STEPS = 40  # Newton steps for quadratic losses
 ROUGH = 1e-3  # accuracy of each of them, as a share of the gap
 MORE, LESS = 4.0, 8.0  # curvature is added, from FIRST_MORE on, and taken away
 FIRST_MORE, NO_MORE = 0.1, 0.01
-TINY = 1e-15  # of the trace of B: rounding
+TINY, COARSE = 1e-15, 1e-3  # of the trace of B: rounding in double precision, and the most that is added for it
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class _Quadratics:
 
     def __init__(self, objective: Objective, a: Vector, E: Matrix, H: Matrix) -> None:
         self.objective, self.a, self.E, self.H = objective, a, E, H
-        self.flat, self.known = H.reshape(len(a), -1), (np.empty(0), E, E)
+        self.flat, self.known, self.ridge = H.reshape(len(a), -1), (np.empty(0), E, E), TINY
 
     def solve(self, weights: Vector, share: float, least: float) -> Saddle:
         """Newton steps from z = 0, until the lowest F is near enough to the best bound from below."""
@@ -296,10 +296,10 @@ class _Quadratics:
             tol = max(ROUGH * (lowest.value - lower), 0.1 * least)
             try:
                 step = self._step(here, weights, more, tol)
-                there, weights, used = self._at(here.z + step.z), step.weights, used + step.iterations
-                bound = self._below(there, weights)
             except np.linalg.LinAlgError:
                 break
+            there, weights, used = self._at(here.z + step.z), step.weights, used + step.iterations
+            bound = self._below(there, weights)
             promised, fallen = here.value - step.value, here.value - there.value
             taken = fallen >= 0.1 * promised or there.value - bound < 0.5 * gap
             gap = min(gap, there.value - bound)
@@ -323,15 +323,24 @@ class _Quadratics:
         return _Place(z, losses, slopes, self.objective._support(losses) if sane else np.inf)
 
     def _bend(self, weights: Vector) -> tuple[Matrix, Matrix]:
-        """B(λ), and as much more as rounding needs, and its Cholesky factor; remembered for the last λ."""
-        if self.known[0] is not weights:
+        """Return B(λ), with as much more as rounding needs, and its Cholesky factor; remember them for the last λ.
+
+        Hessians that were summed in single precision need more than double precision does: the share of the trace that
+        is added grows until there is a factor.
+        """
+        while self.known[0] is not weights:
             B = self._mixed(weights)
-            self.known = weights, B, factor(B)
+            try:
+                self.known = weights, B, factor(B)
+            except np.linalg.LinAlgError:
+                if self.ridge >= COARSE:
+                    raise
+                self.ridge *= 100
         return self.known[1:]
 
     def _mixed(self, weights: Vector) -> Matrix:
         B: Matrix = (weights @ self.flat).reshape(len(self.E), -1)
-        B.flat[:: len(B) + 1] += TINY * B.trace()
+        B.flat[:: len(B) + 1] += self.ridge * B.trace()
         return B
 
     def _step(self, here: _Place, weights: Vector, more: float, tol: float) -> Saddle:
@@ -344,12 +353,18 @@ class _Quadratics:
         return replace(found, z=lapack.dtrtrs(root, found.z, lower=1, trans=1)[0])
 
     def _below(self, place: _Place, weights: Vector) -> float:
-        """Return the minimum over z at λ, which is below the optimum: ⟨q, λ⟩ − ψ(λ) − ½gᵀB(λ)⁻¹g."""
+        """Return the minimum over z at λ, which is below the optimum: ⟨q, λ⟩ − ψ(λ) − ½gᵀB(λ)⁻¹g.
+
+        It is −∞ where B(λ) has a direction without curvature that no rounding explains.
+        """
         g = weights @ place.slopes
         lower = float(place.losses @ weights) - self.objective._value(weights)
         if not np.isfinite(lower):
             return -np.inf
-        half = lapack.dtrtrs(self._bend(weights)[1], g, lower=1)[0]
+        try:
+            half = lapack.dtrtrs(self._bend(weights)[1], g, lower=1)[0]
+        except np.linalg.LinAlgError:
+            return -np.inf
         return lower - 0.5 * float(half @ half)
 
 

@@ -177,3 +177,24 @@ def test_secure_sums_refuse_it():
     result = sp.train(sp.fair(sp.CVaR(alpha=0.5)), masked, rounds=25, tol=1e-6)
     assert result.status is sp.Status.CONVERGED
     assert "subspace saddle" in result.message
+
+
+@pytest.mark.parametrize("objective", [sp.ChiSquare(rho=0.1), sp.Agnostic(), sp.QFair(q=1.0)], ids=str)
+def test_singular_squared_losses_in_single_precision_end_in_a_named_outcome(objective):
+    """Hessians that single precision has made indefinite by rounding: columns that are sums of others, and l2 = 0."""
+    random = np.random.default_rng(0)
+    mixing = random.normal(size=(3, 12))
+    clients = [(random.normal(size=(30, 3)) @ mixing, random.normal(size=30)) for _ in range(4)]
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.0), dtype=torch.float32)
+    result = sp.train(sp.fair(objective), cohort, rounds=5)
+    assert result.status in (sp.Status.ROUND_LIMIT, sp.Status.STALLED)
+    best = reference_optimum(clients, "squared", 1e-9, objective)
+    value = objective.support(sp.Cohort(clients, sp.Linear("squared", l2=0.0)).evaluate(result.x).loss)
+    assert value == pytest.approx(best.value, rel=1e-5)
+
+
+def test_a_model_without_curvature_leaves_the_point_where_it_is():
+    """No ridge makes a Cholesky factor of a matrix that is indefinite by more than rounding."""
+    H = np.stack([np.diag([1.0, -1.0])] * 2)
+    found = solve_quadratics(sp.Average(), np.ones(2), np.ones((2, 2)), H, np.full(2, 0.5), 0.0, 1e-12)
+    assert not found.z.any() and found.value == 1.0 and found.gap == np.inf
