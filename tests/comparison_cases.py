@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -60,3 +62,14 @@ class Broken(sp.FedAvg):
 
     def round(self, federation, state):
         raise ZeroDivisionError("a bug")
+
+
+class Worker:
+    """A runner of jobs that are numbers: twice a number, a mistake for zero, and the end of the process below."""
+
+    name = "numbers"
+
+    def carry_out(self, job):
+        if job < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 2 * job // abs(job) * abs(job)

@@ -346,30 +346,15 @@ def test_a_bug_of_one_method_is_its_reason_and_not_the_end_of_the_others():
     assert "raised ZeroDivisionError: a bug (seed 0, configuration 0)" in result.line("broken").failures
 
 
-def test_bugs_in_other_processes_are_not_hidden():
-    """A worker's life in this process: ready, a job done, a bug, the end; and one whose parent is gone."""
-    setting = Setting({"fine": sp.FedAvg(), "broken": cases.Broken()}, PROBLEM, (0,), 2, 1, 0.25, "mean", False)
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        ours, theirs = multiprocessing.Pipe()
-        for name in ("fine", "broken"):
-            ours.send(RunKey(name, 0, "final", 0))
-        ours.send("no job at all")
-        pool._serve(theirs, pickle.dumps(Runner(setting)))
-        assert pool._answer(ours, EOFError()) == pool.READY
-        assert pool._answer(ours, EOFError()).status == "round limit"
-        assert "ZeroDivisionError: a bug" in pool._answer(ours, EOFError()).message
-        with pytest.raises(RuntimeError, match="AttributeError"):
-            pool._answer(ours, EOFError())
-        theirs.close()
-        with pytest.raises(RuntimeError, match="killed"):
-            pool._answer(ours, RuntimeError(pool.KILLED))
-        ours.close()
-        ours, theirs = multiprocessing.Pipe()
-        ours.close()
-        pool._serve(theirs, pickle.dumps(Runner(setting)))
-    finally:
-        signal.signal(signal.SIGINT, handler)
+def test_workers_that_fail_or_end():
+    """A job that raises says so with its own exception; a worker that is killed ends the work with a sentence."""
+    with pool.Pool(cases.Worker(), 2) as workers:
+        assert sorted(workers.work([1, 2, 3])) == [2, 4, 6]
+        with pytest.raises(ZeroDivisionError):
+            list(workers.work([1, 0]))
+        with pytest.raises(RuntimeError, match="A worker process was killed"):
+            list(workers.work([1, -1]))
+    assert not multiprocessing.active_children()
 
 
 # ------------------------------------------------------------------ refusals

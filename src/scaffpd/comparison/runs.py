@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import pickle
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from multiprocessing import connection, get_context
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -164,12 +166,12 @@ def proven(method: Any, cohort: Cohort, result: Result) -> float:
     return certify(method.objective, at.losses, result.weights, size, mu, at.rounding).gap
 
 
-READY = "ready"
 NO_START = (
     "A worker process could not start: in a script that defines what it compares, keep what it does under "
     '`if __name__ == "__main__":`, or use processes=1.'
 )
 KILLED = "A worker process was killed, perhaps for want of memory; with `out`, the same call goes on where it stopped."
+_runner: Any = None  # of a worker process
 
 
 @contextmanager
@@ -186,90 +188,62 @@ def one_thread() -> Iterator[None]:
 class Pool:
     """Processes that carry out the jobs of a runner, which has a `name` and `carry_out(job)`; one process needs none.
 
-    A worker waits for jobs on a pipe of its own, so that one whose parent is gone reads the end of the pipe and ends.
+    Every worker holds the reading end of one pipe and ends with it: when the pool is left, or when the parent is gone.
     """
 
     def __init__(self, runner: Any, processes: int) -> None:
-        self.processes, self.runner = processes, runner
-        self.payload = _packed(runner) if processes > 1 else b""
-        self.workers: dict[Connection, Any] = {}
+        self.runner, self.payload = runner, _packed(runner) if processes > 1 else b""
+        context = get_context("spawn")
+        self.reader, self.writer = context.Pipe(duplex=False)
+        about = self.reader, self.payload
+        self.executor = ProcessPoolExecutor(processes, context, _prepare, about) if processes > 1 else None
 
     def __enter__(self) -> Pool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pipe, worker in self.workers.items():
-            worker.terminate()
-            worker.join()
-            pipe.close()
+        self.writer.close()
+        if self.executor is not None:
+            self.executor.shutdown(cancel_futures=True)
+        self.reader.close()
 
     def work(self, jobs: Sequence[Any]) -> Iterator[Any]:
-        """What becomes of these jobs, in whatever order they are done."""
-        if min(self.processes, len(jobs)) <= 1:
+        """Yield what becomes of these jobs, in whatever order they are done."""
+        if self.executor is None or len(jobs) <= 1:
             for job in jobs:
                 with one_thread():
                     run = self.runner.carry_out(job)
                 yield run
             return
-        self._start(min(self.processes, len(jobs)))
-        waiting = list(reversed(jobs))
-        running = {pipe: _send_next(pipe, waiting) for pipe in self.workers}
-        while any(running.values()):
-            for pipe in [p for p in connection.wait([p for p in running if running[p]]) if isinstance(p, Connection)]:
-                run = _answer(pipe, RuntimeError(KILLED))
-                running[pipe] = _send_next(pipe, waiting)
-                yield run
-
-    def _start(self, wanted: int) -> None:
-        """Start processes until there are `wanted`, all at once, and wait until each has said that it is ready."""
-        context, fresh = get_context("spawn"), []
-        for _ in range(wanted - len(self.workers)):
-            ours, theirs = context.Pipe()
-            worker = context.Process(target=_serve, args=(theirs, self.payload), daemon=True)
-            with _ignoring_interrupts(), nullcontext() if b"__main__" in self.payload else _hidden_main():
-                worker.start()
-            theirs.close()
-            self.workers[ours] = worker
-            fresh.append(ours)
-        for pipe in fresh:
-            _answer(pipe, InputError(NO_START))
+        with _ignoring_interrupts(), nullcontext() if b"__main__" in self.payload else _hidden_main():
+            ready = self.executor.submit(int)
+            futures = [self.executor.submit(_carry_out, job) for job in jobs]
+        trouble: Exception = InputError(NO_START)
+        try:
+            ready.result()
+            trouble = RuntimeError(KILLED)
+            yield from (future.result() for future in as_completed(futures))
+        except BrokenProcessPool:
+            raise trouble from None
 
 
-class _Failure(str):
-    """The traceback of a worker's exception."""
-
-
-def _answer(pipe: Connection, otherwise: Exception) -> Any:
-    """Return what a worker sends; raise `otherwise` where it has ended."""
-    try:
-        answer = pipe.recv()
-    except (EOFError, ConnectionError):
-        raise otherwise from None
-    if isinstance(answer, _Failure):
-        raise RuntimeError(f"A run failed in another process:\n{answer}")
-    return answer
-
-
-def _send_next(pipe: Connection, waiting: list[Any]) -> bool:
-    if waiting:
-        pipe.send(waiting.pop())
-        return True
-    return False
-
-
-def _serve(pipe: Connection, payload: bytes) -> None:
-    """Carry out jobs from a pipe until the other end is closed."""
+def _prepare(pipe: Connection, payload: bytes) -> None:
+    """Make this process a worker."""
+    global _runner
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    try:
-        runner = pickle.loads(payload)
-        pipe.send(READY)
-        while True:
-            pipe.send(runner.carry_out(pipe.recv()))
-    except (EOFError, ConnectionError):  # nobody is there any more
-        return
-    except Exception:
-        pipe.send(_Failure(traceback.format_exc()))
+    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    _runner = pickle.loads(payload)
+
+
+def _end_with(pipe: Connection) -> None:
+    """End this process with its pipe, on which nothing is ever sent."""
+    pipe.poll(None)
+    os._exit(0)
+
+
+def _carry_out(job: Any) -> Any:
+    return _runner.carry_out(job)
 
 
 def _packed(runner: Any) -> bytes:
