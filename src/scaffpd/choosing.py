@@ -23,18 +23,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, count, real, unknown
-from scaffpd.fairness_path import PARAMETERS, SYMBOLS, grid
-from scaffpd.federation import Federation, Vector
-from scaffpd.federation.questions import HeldOutLoss
-from scaffpd.folds import FOLDS, Folds, base_of, with_strengths
+from scaffpd.fairness_path import PARAMETERS, SYMBOLS, WarmStart, grid
+from scaffpd.federation import Vector
+from scaffpd.folds import FOLDS, Folds, base_of, finished, held_out_losses, with_strengths
 from scaffpd.metrics import every, worst_fifth
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Objective
-from scaffpd.training import Status, train
 
 MEAN, WORST = "mean", "worst fifth"
 BY = {MEAN: every, WORST: worst_fifth}
@@ -348,34 +345,17 @@ class _Search:
         """Yield losses and rounds for some objectives, each from where the last one ended; so many runs are left."""
         clients = self.trials.clients(fold, l2, kappa)
         limit = self.trials.tolerance(clients, l2) if self.tol is None else self.tol
-        start: Any = self._x.get(fold)
+        start = WarmStart(self._x.get(fold))
         for place, key in enumerate(keys):
             rounds = int(min(self.rounds, self.left // (runs - place)))
             method = self.trials.method(self.goals[key[2]])
-            result, start = _trained(method, clients, rounds, limit, self.seed, start)
+            result = finished(start.train(method, clients, rounds, limit, self.seed, False, ()))
             if key[2] == 0 or fold not in self._x:
                 self._x[fold] = result.x
             if key[2] == 0 and fold == 0:
                 self.average[kappa, l2] = np.asarray(result.history.last_losses)
             self.left -= result.rounds
-            x = torch.as_tensor(result.x).to(clients.start())
-            yield key, clients.ask(HeldOutLoss(x, l2)).numbers("loss"), result.rounds
-
-
-def _trained(
-    method: Any, clients: Federation, rounds: int, tol: float | None, seed: int, start: Any
-) -> tuple[Any, Any]:
-    """The result of one run, and the state that the next one on the same clients starts from."""
-    state = start
-
-    def keep(info: Any) -> None:
-        nonlocal state
-        state = info.state
-
-    result = train(method, clients, rounds, tol, seed, start, False, None, [keep])
-    if result.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return result, result.x if result.status is Status.DIVERGED else state
+            yield key, held_out_losses(clients, result.x, l2), result.rounds
 
 
 def _chosen(points: Sequence[GridPoint], by: str, errors: float, model: Any) -> Choice:

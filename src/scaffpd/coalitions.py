@@ -18,17 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.algorithms.fair import fair
 from scaffpd.cohort import Cohort, in_order, named_pairs
 from scaffpd.errors import InputError, count, several
-from scaffpd.federation.questions import HeldOutLoss
-from scaffpd.folds import base_of, with_classes
+from scaffpd.folds import base_of, finished, held_out_losses, with_classes
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Excess, Nash, Objective
-from scaffpd.training import Result, Status
+from scaffpd.training import Result
 from scaffpd.training import train as run
 
 Array = NDArray[np.float64]
@@ -257,12 +255,9 @@ def _runs(
     for group in groups:
         names, train, test = zip(*(clients[i] for i in group), strict=True)
         cohort = Cohort(train, model, names, test=test)
-        found = run(fair(_among(goal, group)), cohort, rounds, proven, seed, x, progress=False)
-        if found.status is Status.INTERRUPTED:
-            raise KeyboardInterrupt
+        found = finished(run(fair(_among(goal, group)), cohort, rounds, proven, seed, x, progress=False))
         x = None if proven is None else found.x
-        ended = torch.as_tensor(found.x).to(cohort.start())
-        yield group, cohort.ask(HeldOutLoss(ended, base.l2)).numbers("loss"), found
+        yield group, held_out_losses(cohort, found.x, base.l2), found
 
 
 def _among(objective: Objective, group: Group) -> Objective:

@@ -7,6 +7,7 @@ method hands over more than x: the weights λ, the vectors that everybody knows,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,11 @@ def path(
     return results
 
 
+@dataclass
 class WarmStart:
     """Train one algorithm after the other, each from where the last one ended."""
 
-    state: Any = None  # the last one with finite losses
+    state: Any = None  # the last one with finite losses; at first an x, or nothing
 
     def train(
         self, algorithm: Algorithm, federation: Federation, rounds: int, tol: float | None, seed: int,

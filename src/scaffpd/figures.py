@@ -26,7 +26,6 @@ STYLE: dict[Any, Any] = {
 NAMED = 30  # classes: more names than that do not fit side by side
 WRITTEN = 15  # classes: more columns than that are too narrow for numbers
 SHOWN = 60  # clients: more rows than that are not named
-TOP, BOTTOM = 1.0, 0.55  # inches above and below the map
 SMALL = 8.5
 
 
@@ -56,19 +55,17 @@ def partition_picture(
     counts, names = _counts(parts, labels, classes)
     clients, K = counts.shape
     with matplotlib.rc_context(STYLE):
-        rows = min(10.0, max(1.6, 0.3 * clients))
         columns = min(12.0, max(5.0, 0.5 * K if K <= NAMED else 0.085 * K))
-        names = names if K <= NAMED else ()
-        bottom = BOTTOM + (0.062 * max(map(len, names)) if _upright(names) else 0.0)
-        width, height = 0.95 + columns + 2.75, TOP + rows + bottom
-        figure = Figure(figsize=(width, height), facecolor="white")
-        left = figure.add_axes((0.95 / width, bottom / height, columns / width, rows / height))
-        right = figure.add_axes(((1.1 + columns) / width, bottom / height, 1.1 / width, rows / height))
-        top = 1 - 0.42 / height
+        size = columns + 3.0, 1.4 + min(10.0, max(1.6, 0.3 * clients))
+        figure = Figure(size, facecolor="white", layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(columns, 1.1))
         words = title or f"{counts.sum():,} samples of {K} classes at {clients} clients"
-        figure.text(0.2 / width, top, words, fontsize=13, fontweight="bold", va="center")
+        figure.suptitle(words, x=0.02, ha="left", fontsize=13, fontweight="bold")
         _map(left, counts, names)
         _sizes(right, counts)
+        for axes in (left, right):
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
     return figure
 
 
@@ -96,76 +93,38 @@ def _counts(
     return np.array([np.bincount(code[np.asarray(part)], minlength=len(names)) for part in parts]), names
 
 
-def _upright(names: Sequence[str]) -> bool:
-    """Whether names are too long to stand side by side."""
-    return any(len(name) > 5 for name in names)
-
-
 def _map(axes: Any, counts: NDArray[np.int64], names: Sequence[str]) -> None:
-    """The map itself; numbers in it, or else what its colours mean above it."""
+    """Draw the map: numbers in it where there is room, or else a bar of its colours above it."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     clients, K = counts.shape
-    look = {
-        "cmap": LinearSegmentedColormap.from_list("ink", ["#d7e8f3", BLUE, "#00263d"]),
-        "norm": PowerNorm(0.5, 0, counts.max()),
-    }
-    if clients <= SHOWN:
-        axes.hlines(np.arange(clients + 1) - 0.5, -0.5, K - 0.5, color=RULE, lw=0.6)
-    edges = {"edgecolors": RULE, "linewidth": 0.6 if K <= NAMED and clients <= SHOWN else 0.0}
-    axes.pcolormesh(np.arange(K), np.arange(clients), np.ma.masked_equal(counts, 0), **look, **edges)
+    cells = axes.pcolormesh(
+        np.arange(K), np.arange(clients), np.ma.masked_equal(counts, 0), edgecolors=RULE,
+        cmap=LinearSegmentedColormap.from_list("ink", ["#d7e8f3", BLUE, "#00263d"]),
+        norm=PowerNorm(0.5, 0, counts.max()), linewidth=0.6 if K <= NAMED and clients <= SHOWN else 0.0,
+    )  # fmt: skip
     axes.set(xlim=(-0.5, K - 0.5), ylim=(clients - 0.5, -0.5), xlabel="class", ylabel="client")
-    if K <= WRITTEN and clients <= SHOWN:
-        _numbers(axes, counts)
-    else:
-        _scale(axes, int(counts.max()), look)
-    if names:
-        axes.set_xticks(range(K), names, rotation=90 if _upright(names) else 0)
-    _clients(axes, clients)
-
-
-def _numbers(axes: Any, counts: NDArray[np.int64]) -> None:
+    if K <= NAMED:
+        axes.set_xticks(range(K), names, rotation=90 if any(len(name) > 5 for name in names) else 0)
+    if clients <= SHOWN:
+        axes.set_yticks(range(clients), range(clients), fontsize=SMALL)
+    if K > WRITTEN or clients > SHOWN:
+        scale = {"location": "top", "shrink": 0.4, "aspect": 25, "anchor": (1.0, 0.0), "pad": 0.01}
+        axes.figure.colorbar(cells, ax=axes, label="samples of a class", **scale).outline.set_visible(False)
+        return
     for i, k in zip(*np.nonzero(counts), strict=True):
         dark = np.sqrt(counts[i, k] / counts.max()) > 0.4
         look = {"ha": "center", "va": "center", "fontsize": SMALL - 1, "color": "white" if dark else INK}
         axes.text(k, i, f"{counts[i, k]:,}", **look)
 
 
-def _scale(axes: Any, most: int, look: dict[str, Any]) -> None:
-    """A strip of all colours between the smallest and the largest number."""
-    box = axes.get_position()
-    width, height = axes.figure.get_size_inches()
-    strip = axes.figure.add_axes((box.x1 - 2.1 / width, box.y1 + 0.1 / height, 1.0 / width, 0.1 / height))
-    strip.pcolormesh(np.linspace(1, max(2, most), 129), [0, 1], np.linspace(1, most, 128)[None], **look)
-    strip.set_axis_off()
-    words = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "center", "fontsize": SMALL}
-    words |= {"color": QUIET}
-    strip.annotate("1", (0, 0.5), (-4, 0), ha="right", **words)
-    strip.annotate(f"{most:,} of a class", (1, 0.5), (4, 0), ha="left", **words)
-
-
-def _clients(axes: Any, clients: int) -> None:
-    if clients <= SHOWN:
-        axes.set_yticks(range(clients), [str(i) for i in range(clients)], fontsize=SMALL)
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-
-
 def _sizes(axes: Any, counts: NDArray[np.int64]) -> None:
-    """Bars of the clients' sizes, with the size and the number of classes as numbers."""
+    """Draw a bar for every client's size, and write how many samples of how many classes it has."""
     sizes, held = counts.sum(1), (counts > 0).sum(1)
-    axes.barh(range(len(sizes)), sizes, height=0.62, color=BLUE)
-    axes.set(xlim=(0, sizes.max()), ylim=(len(sizes) - 0.5, -0.5), xticks=[], yticks=[])
-    _clients(axes, SHOWN + 1)
-    words = {"textcoords": "offset points", "fontsize": SMALL, "annotation_clip": False}
-    if len(sizes) > SHOWN:
-        summary = f"{sizes.min():,} to {sizes.max():,} samples"
-        axes.annotate(summary, (0, 1), (0, 5), xycoords="axes fraction", color=QUIET, **words)
-        return
-    for x, heading, values, colour in ((1.6, "samples", sizes, INK), (2.15, "classes", held, QUIET)):
-        axes.annotate(heading, (x, 1), (0, 5), xycoords="axes fraction", ha="right", color=QUIET, **words)
-        for i, value in enumerate(values):
-            place = (x, 1 - (i + 0.5) / len(values))
-            look = {"xycoords": "axes fraction", "ha": "right", "va": "center", "color": colour}
-            axes.annotate(f"{value:,}", place, (0, 0), **look, **words)
+    bars = axes.barh(range(len(sizes)), sizes, height=0.62, color=BLUE)
+    axes.set_xticks([])
+    heading = f"{sizes.min():,} to {sizes.max():,} samples"
+    if len(sizes) <= SHOWN:
+        axes.bar_label(bars, [f"{n:,} ({k})" for n, k in zip(sizes, held, strict=True)], padding=4, fontsize=SMALL)
+        heading = "samples (classes)"
+    axes.set_title(heading, fontsize=SMALL, fontweight="normal", color=QUIET, pad=5)

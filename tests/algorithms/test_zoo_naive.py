@@ -8,7 +8,6 @@ import pytest
 from zoo_cases import OUTPUTS, agree, case, moved, play
 
 import scaffpd as sp
-from naive import relative
 
 ROUNDS = 7
 LOSSES = tuple(OUTPUTS)
@@ -378,26 +377,6 @@ def test_accelerated_primal_dual(loss, objective, theta):
     agree(run.x, [x for x, _ in expected])
     # A state holds the dual step at its x: λ of this round's x step is that of the state before.
     agree([state.weights for state in run.states[:-1]], [w for _, w in expected])
-
-
-@pytest.mark.cover(1)
-@every_loss
-@every_objective
-def test_minimax_gradient_solves_its_model(loss, objective):
-    """λ maximises ⟨L, λ⟩ − ψ(λ) − ‖Σ λ_i g_i‖²/(2 L̂ S), and x⁺ = x⁰ − Σ λ_i g_i/(L̂ S) is where the model is least."""
-    problem = case(loss)
-    kind, prox = OBJECTIVES[objective]
-    states = play(sp.MinimaxGradient(kind), problem, 30).states
-    first = next(r for r, state in enumerate(states[1:]) if state.accepted)
-    before, after = states[first], states[first + 1]
-    assert relative(before.x, problem.x0) == 0
-    losses = naive.losses_at(problem.clients, problem.x0)
-    gradients = np.array(naive.gradients_at(problem.clients, problem.x0))
-    tau = 1 / (before.smoothness * before.total)
-    assert relative(after.x, problem.x0 - tau * after.weights @ gradients) < 1e-10
-    slope = losses - tau * gradients @ (gradients.T @ after.weights)
-    sigma = 1 / (tau * np.linalg.norm(gradients @ gradients.T, 2))
-    np.testing.assert_allclose(prox(slope, after.weights, sigma), after.weights, rtol=1e-7, atol=1e-9)
 
 
 # ------------------------------------------------------------------ rates that nobody gave

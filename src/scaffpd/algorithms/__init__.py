@@ -9,10 +9,9 @@ from scaffpd.algorithms.fed_avg import QFFL, DeltaFL, FedAvg, FedProx
 from scaffpd.algorithms.fed_dyn import FedDyn
 from scaffpd.algorithms.fed_nova import FedNova
 from scaffpd.algorithms.fed_opt import FedAdam, FedAvgM, FedYogi
-from scaffpd.algorithms.minimax_gradient import MinimaxGradient
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
 from scaffpd.algorithms.minimax_sums import MinimaxSums
-from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax
+from scaffpd.algorithms.quasi_newton_minimax import MinimaxGradient, QuasiNewtonMinimax
 from scaffpd.algorithms.scaff_pd import AcceleratedPrimalDual, ScaffPD
 from scaffpd.algorithms.scaffold import ProxSkip, Scaffold
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle

@@ -13,7 +13,9 @@ those of *this* λ however λ has moved: λ and H are found together, in a few p
 conjugated (see below). H_0 is the inverse of Σ λ_i diag ∇²f_i where that is constant (squared losses; one
 more vector up, once) and of a multiple of I elsewhere, scaled by the newest pair.
 
-No secure sums are possible: the server sees every c_i. It keeps K·N·d numbers: for small and medium d.
+No secure sums are possible: the server sees every c_i. It keeps K·N·d numbers: for small and medium d. With K = 3
+(`MinimaxGradient`) it is a gradient method for min max f_i (Y. Nesterov, "Introductory Lectures on Convex
+Optimization", 2004, section 2.3), whose curvature comes from the last few gradients.
 
 *The inverse Hessian.* From pairs (s_k, y_k) of steps and of changes of the gradient, oldest first, and a diagonal H_0,
 
@@ -42,7 +44,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, SeeingMethod, SeenState, combined, compact
+from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, SeeingMethod, SeenState, combined, compact, steepest
 from scaffpd.certificate import EPSILON
 from scaffpd.errors import count
 from scaffpd.federation import Constants, Federation, Gradients, Vector
@@ -94,7 +96,7 @@ class QuasiNewtonMinimax(SeeingMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        count("QuasiNewtonMinimax", "pairs", self.pairs)
+        count(type(self).__name__, "pairs", self.pairs)
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Losses and gradients at every point."""
@@ -103,6 +105,7 @@ class QuasiNewtonMinimax(SeeingMethod):
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> QuasiNewtonMinimaxState:
         """The clients' answers at x⁰."""
         _, constants, at = self._open(federation, x0)
+        steepest(constants.smoothness)
         first = self.objective.maximizer if self.objective.simplex else self.objective.start
         return self._begun(at, constants, first(at.losses), seed)
 
@@ -163,6 +166,15 @@ class QuasiNewtonMinimax(SeeingMethod):
         losses, pull = losses - self._level(weights, losses), E @ weights
         short = self.objective.support(losses) - float(weights @ losses) + self.objective.value(weights)
         return max(short, 0.0) + 0.5 * float(pull @ pull)
+
+
+@dataclass(frozen=True)
+class MinimaxGradient(QuasiNewtonMinimax):
+    """The quasi-Newton minimax method that remembers three steps; arguments as for `QuasiNewtonMinimax`."""
+
+    published: ClassVar[str] = ""
+
+    pairs: int = 3
 
 
 def inverse_hessian(state: QuasiNewtonMinimaxState, weights: Vector) -> InverseHessian:
