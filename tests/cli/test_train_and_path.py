@@ -51,7 +51,7 @@ def test_two_options_are_enough(here, capsys):
     assert "Column 'note' left out: 150 different texts in 150 rows." in found.err
     assert "Numbers: age." in found.err
     assert "Categories: sex (2)." in found.err
-    assert "fair  round" in found.err
+    assert "fair round" in found.err
     page = (here / "runs" / "patients" / "report.html").read_text()
     assert "Served worst" in page
 
@@ -105,13 +105,13 @@ def test_options_take_the_place_of_the_settings(here, capsys):
 
 
 def test_an_interruption_says_how_to_go_on(here, capsys, monkeypatch):
-    from scaffpd.cli.screens import TrainingScreen
+    from scaffpd.cli.screens import RoundsScreen
 
     def stop(self, moment):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingScreen, "show", stop)
+        patch.setattr(RoundsScreen, "show", stop)
         found = ran(f"{QUICK}", capsys, code=130)
     assert "Interrupted; the same command goes on." in found.err
     assert "certified gap" in ran(QUICK, capsys).out

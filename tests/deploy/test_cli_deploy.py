@@ -9,7 +9,7 @@ import pytest
 from deploy_cases import federation, progress, run
 
 from scaffpd.cli import run as cli
-from scaffpd.cli.screens import DeploymentScreen
+from scaffpd.cli.deploy import _end, _screen
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.local import write_hospitals
@@ -140,11 +140,11 @@ def test_hospitals_and_their_wards(tmp_path, silos):
 def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys):
     path, places = federation(tmp_path, more="\n[faults]\nquorum = 2\nstart_timeout = 0.2\nprobe = 0.1\n")
     outcome, _ = run(path, places, {9: [("kill", "va")]})
-    with DeploymentScreen(list(places), 1e-6) as screen:
+    with _screen(FederationFile.read(path), quiet=False) as screen:
         screen.say("Up.")
         for line in progress(path):
             screen.watch(json.loads(json.dumps(line)))
-    screen.end(outcome, tmp_path / "run")
+    _end(screen, outcome, tmp_path / "run")
     printed = capsys.readouterr().out
     assert "nothing is certified: va away" in printed
     assert "Silo 'va' does not take part: nobody answers." in printed
@@ -153,7 +153,7 @@ def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys):
 
 
 def test_quiet_is_quiet(tmp_path, capsys):
-    with DeploymentScreen(["a"], None, quiet=True) as screen:
+    with _screen(FederationFile.read(federation(tmp_path)[0]), quiet=True) as screen:
         screen.say("Up.")
     assert capsys.readouterr().out == ""
 

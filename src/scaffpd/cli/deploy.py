@@ -15,7 +15,7 @@ from scaffpd.cli.typer_ext import checked, group, option
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.cli.screens import DeploymentScreen
+    from scaffpd.cli.screens import RoundsScreen
     from scaffpd.config.federation import FederationFile, Server
     from scaffpd.deploy.coordinate import Outcome
     from scaffpd.deploy.deployed_run import DeployedRun
@@ -313,13 +313,12 @@ def _steps(title: str, lines: tuple[str, ...]) -> None:
 
 
 def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
-    from scaffpd.cli.screens import DeploymentScreen
     from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import DeployedRun
 
     file = FederationFile.read(deployment.federation)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the processes as well
-    with DeploymentScreen(file.silos, file.tol, quiet) as screen:
+    with _screen(file, quiet) as screen:
         try:
             outcome = deployment.run(screen.watch, screen.say, seconds, keep)
         except KeyboardInterrupt:
@@ -329,23 +328,34 @@ def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> No
     _end(screen, outcome, file.folder)
 
 
-def _end(screen: DeploymentScreen, outcome: Outcome, folder: Path) -> None:
-    """Show the result; exit code 1 where there is none."""
-    screen.end(outcome, folder)
-    if outcome.status in ("failed", "paused", "diverged"):
-        raise typer.Exit(1)
-
-
 def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
-    from scaffpd.cli.screens import DeploymentScreen
     from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import DeployedRun
     from scaffpd.deploy.local import Follower, engine_module
 
     production = engine_module("flare", "admin")
     file = FederationFile.read(federation)
-    with DeploymentScreen(file.silos, file.tol, quiet) as screen:
+    with _screen(file, quiet) as screen:
         follow = Follower(DeployedRun(file.folder).path / "progress.jsonl", screen.watch)
         outcome = production.resume(kit, job, file, seconds, screen.say, follow)
         follow()
     _end(screen, outcome, file.folder)
+
+
+def _screen(file: FederationFile, quiet: bool) -> RoundsScreen:
+    from scaffpd.cli.screens import RoundsScreen
+
+    screen = RoundsScreen(quiet, errors=False, pause=0.0)
+    screen.begin("", file.silos, file.rounds, file.tol)
+    return screen
+
+
+def _end(screen: RoundsScreen, outcome: Outcome, folder: Path) -> None:
+    """Show the result; exit code 1 where there is none."""
+    if screen.line:
+        screen.console.print(screen.picture())
+    screen.say(outcome.sentence)
+    if outcome.status != "failed":
+        screen.say(f"Results: {folder}\nTo look at: scaffpd report {folder}")
+    if outcome.status in ("failed", "paused", "diverged"):
+        raise typer.Exit(1)

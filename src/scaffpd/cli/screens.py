@@ -1,12 +1,11 @@
-"""What commands show: tables, sections, and live pictures of training and of a deployment."""
+"""What commands show: tables, sections, and the rounds of a run while they are made."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich import box
 from rich.console import Console, Group
@@ -14,11 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from scaffpd.deploy.coordinate import Outcome
-
 WIDEST = 100  # columns: longer lines of prose are hard to read
-BAR, WEIGHT_BAR, SILO_BAR = 30, 16, 20  # characters of the whole way, of the largest weight, of a weight of one
+BAR, WEIGHT_BAR = 30, 16  # characters of the whole way, and of the largest weight
 CLIENTS, MOST = 12, 30  # that are shown while a command runs, and in a table
 PAUSE = 1.0  # seconds between two plain lines
 
@@ -89,16 +85,18 @@ def fill(table: Table, rows: Sequence[Sequence[Text | str]], width: int, file: s
         table.add_row(Text(short, no_wrap=True), *cells)
 
 
-class LiveScreen:
-    """A picture that is drawn anew while a command runs; `live` is `None` where nobody looks.
+class RoundsScreen:
+    """The rounds of a run while they are made: a bar towards the certified gap, and every client's loss and weight λ.
 
-    With `errors` it is drawn on standard error, so that standard output has the result alone.
+    The picture is drawn anew after every round; where nobody looks, plain lines take its place. Training is drawn on
+    standard error (`errors`), so that standard output has the result alone.
     """
 
-    def __init__(self, quiet: bool, errors: bool = False) -> None:
+    def __init__(self, quiet: bool = False, errors: bool = True, pause: float = PAUSE) -> None:
         self.console = Console(stderr=errors, quiet=quiet, highlight=False)
         seen = self.console.is_terminal and not quiet
         self.live = Live(console=self.console, refresh_per_second=4, transient=True) if seen else None
+        self.pause = pause  # seconds between two plain lines
 
     def __enter__(self) -> Self:
         if self.live is not None:
@@ -113,76 +111,88 @@ class LiveScreen:
         """Print a sentence above the picture."""
         self.console.print(sentence, markup=False, soft_wrap=True)
 
-
-class TrainingScreen(LiveScreen):
-    """A bar towards the certified gap, the clients served worst and on average, and their weights λ."""
-
-    def __init__(self, quiet: bool = False) -> None:
-        super().__init__(quiet, errors=True)
-        self.model, self.rounds = "", 1
-        self.names: tuple[str, ...] = ()
-        self.tol: float | None = None
-        self.began = self.said = 0.0
-        self.first = math.inf
-
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
         """Start with a model that is about to be trained."""
         self.model, self.names, self.rounds, self.tol = model, tuple(names), rounds, tol
-        self.began, self.said, self.first = time.monotonic(), -math.inf, math.inf
-        if self.live is not None:
+        self.began, self.said = time.monotonic(), -math.inf
+        self.first, self.line = math.inf, dict[str, Any]()
+        if self.live is not None and model:
             self.live.update(f"{model}: looking at the data")
 
     def show(self, info: Any) -> None:
-        """Show a round that is done."""
+        """Show a round of training."""
         state = info.state
-        self.first = float(info.history["certificate"][0])
-        if self.live is not None:
-            self.live.update(self._picture(info.rounds, state))
-        elif self._done(info.rounds, state) >= 1 or time.monotonic() - self.said >= PAUSE:
-            self.said = time.monotonic()
-            self.say(self._words(info.rounds, state))
+        numbers = {"losses": state.losses, "weights": state.weights / (float(state.weights.sum()) or 1.0)}
+        gap = float(state.certificate)
+        about = {"round": info.rounds, "certificate": gap if math.isfinite(gap) else None}
+        spent = {"seconds": time.monotonic() - self.began}
+        self.watch({**about, **numbers, **spent, "members": self.names, "absent": ()})
 
-    def _done(self, rounds: int, state: Any) -> float:
+    def watch(self, line: Mapping[str, Any]) -> None:
+        """Show a line of a run's progress: a round, or something that happened to a silo."""
+        if "event" in line:
+            self.say(f"round {line['event']['round']}: {line['event']['sentence']}")
+            return
+        self.line = dict(line)
+        if self.first == math.inf and line["certificate"]:
+            self.first = line["certificate"]
+        if self.live is not None:
+            self.live.update(self.picture())
+        elif self._done() >= 1 or time.monotonic() - self.said >= self.pause:
+            self.said = time.monotonic()
+            self.say(f"{self._title()}  {self._gap()}  {self._losses()}  {_seconds(line['seconds'])}")
+
+    def picture(self) -> Group:
+        """Draw the last round."""
+        done, spent = self._done(), self.line["seconds"]
+        left = f", about {_seconds(spent * (1 - done) / done)} left" if self.line["round"] > 1 and 0 < done < 1 else ""
+        full = round(BAR * done)
+        bar = Text.assemble(("━" * full, "green"), ("━" * (BAR - full), "dim"))
+        bar.append(f" {self._title()}, {_seconds(spent)}{left}")
+        return Group(bar, Text("; ".join(filter(None, (self._gap(), self._losses())))), self._clients())
+
+    def _title(self) -> str:
+        return f"{self.model} round {self.line['round']}".strip()
+
+    def _done(self) -> float:
         """How much of the way is behind: of the certificate's on a logarithmic scale, or of the rounds."""
-        share, gap = rounds / self.rounds, float(state.certificate)
-        if self.tol is not None and 0 < gap < math.inf and self.tol < self.first < math.inf:
+        share, gap = self.line["round"] / self.rounds, self.line["certificate"]
+        if self.tol is not None and gap and self.tol < self.first < math.inf:
             share = max(share, math.log(self.first / gap) / math.log(self.first / self.tol))
         return min(max(share, 0.0), 1.0)
 
-    def _gap(self, state: Any) -> str:
-        gap = float(state.certificate)
-        if math.isinf(gap):
-            return "no certificate"
-        goal = "" if self.tol is None else f" of {self.tol:.0e} wanted"
-        return f"certified gap {gap:.1e}{goal}"
+    def _gap(self) -> str:
+        gap, absent = self.line["certificate"], self.line["absent"]
+        if gap is None:
+            return f"nothing is certified: {', '.join(absent)} away" if absent else "no certificate"
+        return f"certified gap {gap:.1e}{'' if self.tol is None else f' of {self.tol:.0e} wanted'}"
 
-    def _words(self, rounds: int, state: Any) -> str:
-        return f"{self.model}  round {rounds:3d}  {self._gap(state)}  {self._losses(state)}"
+    def _losses(self) -> str:
+        losses = dict(zip(self.line["members"], self.line["losses"], strict=True))
+        if any(map(math.isnan, losses.values())):
+            return ""  # they are hidden, or were not looked up
+        worst = max(losses, key=losses.__getitem__)
+        return f"loss: mean {sum(losses.values()) / len(losses):.4f}, worst {losses[worst]:.4f} ({worst})"
 
-    def _losses(self, state: Any) -> str:
-        worst = int(state.losses.argmax())
-        if math.isnan(state.losses[worst]):
-            return ""  # they were not looked up
-        return f"loss: mean {state.losses.mean():.4f}, worst {state.losses[worst]:.4f} ({self.names[worst]})"
-
-    def _picture(self, rounds: int, state: Any) -> Group:
-        done, spent = self._done(rounds, state), time.monotonic() - self.began
-        left = "" if rounds < 2 or not 0 < done < 1 else f", about {_seconds(spent * (1 - done) / done)} left"
-        full = round(BAR * done)
-        bar = Text.assemble((f"{self.model} ", "bold"), ("━" * full, "green"), ("━" * (BAR - full), "dim"))
-        bar.append(f" round {rounds}, {_seconds(spent)}{left}")
-        return Group(bar, Text(f"{self._gap(state)};  {self._losses(state)}"), self._weights(state))
-
-    def _weights(self, state: Any) -> Table:
-        """λ as small bars: of all clients in their order where they are few, else of the largest."""
-        table, shares = Table.grid(padding=(0, 2, 0, 0)), state.weights / (float(state.weights.sum()) or 1.0)
-        largest = float(shares.max()) or 1.0
-        order = (-shares).argsort(kind="stable")
-        for i in sorted(order) if len(order) <= CLIENTS else order[:CLIENTS]:
-            table.add_row(Text(self.names[i][:30]), f"{shares[i]:6.1%}", _bar(float(shares[i]) / largest))
+    def _clients(self) -> Table:
+        """A row per client in their order where they are few, else of those that count most."""
+        table = Table(
+            "", "loss", "weight λ", "", "", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
+        )
+        values = zip(self.line["losses"], self.line["weights"], strict=True)
+        found = dict(zip(self.line["members"], values, strict=True))
+        largest = max((weight for _, weight in found.values() if weight == weight), default=0.0) or 1.0
+        order = sorted(self.names, key=lambda name: -found.get(name, (0, 0))[1])
+        for name in self.names if len(order) <= CLIENTS else order[:CLIENTS]:
+            loss, weight = found.get(name, (math.nan, math.nan))
+            away = "dropped" if name not in found else "away" if name in self.line["absent"] else ""
+            known = f"{loss:.4f}" if loss == loss else "" if away == "dropped" else "hidden"
+            counts = (f"{weight:6.1%}", _bar(weight / largest)) if weight == weight else ("", "")
+            style = {"dropped": "dim", "away": "yellow"}.get(away, "")
+            table.add_row(Text(name[:30]), known, *counts, away, style=style)
         if len(order) > CLIENTS:
-            rest = float(shares[order[CLIENTS:]].sum())
-            table.add_row(Text(f"{len(order) - CLIENTS} others", style="dim"), f"{rest:6.1%}", "")
+            rest = sum(found.get(name, (0.0, 0.0))[1] for name in order[CLIENTS:])
+            table.add_row(Text(f"{len(order) - CLIENTS} others", style="dim"), "", f"{rest:6.1%}", "")
         return table
 
 
@@ -194,61 +204,3 @@ def _bar(share: float) -> str:
 
 def _seconds(s: float) -> str:
     return f"{s:.0f} s" if s < 90 else f"{s / 60:.0f} min" if s < 5400 else f"{s / 3600:.1f} h"
-
-
-class DeploymentScreen(LiveScreen):
-    """Rounds and events of a run, as they come, on their way to the certified gap `tol`."""
-
-    def __init__(self, silos: Sequence[str], tol: float | None, quiet: bool = False) -> None:
-        super().__init__(quiet)
-        self.silos, self.tol, self.quiet = silos, tol, quiet
-        self.last: Mapping[str, Any] = {}
-
-    def watch(self, line: Mapping[str, Any]) -> None:
-        """Show a line of the run's progress."""
-        if "event" in line:
-            self.console.print(f"round {line['event']['round']}: {line['event']['sentence']}", markup=False)
-            return
-        self.last = line
-        if self.live is not None:
-            self.live.update(self._picture(line))
-        else:
-            self.say(self._words(line))
-
-    def _gap(self, line: Mapping[str, Any]) -> str:
-        if line["certificate"] is None:
-            return f"nothing is certified: {', '.join(line['absent'])} away" if line["absent"] else "no certificate"
-        return f"certified gap {line['certificate']:.1e}"
-
-    def _words(self, line: Mapping[str, Any]) -> str:
-        worst = max(zip(line["losses"], line["members"], strict=True))
-        loss = "" if math.isnan(worst[0]) else f"  worst {worst[1]} {worst[0]:.4f}"  # hidden losses are not known here
-        return f"round {line['round']:4d}  {self._gap(line)}{loss}  {line['seconds']:.1f} s"
-
-    def _picture(self, line: Mapping[str, Any]) -> Group:
-        table = Table(box=None, pad_edge=False)
-        for heading in ("silo", "loss", "weight", ""):
-            table.add_column(heading, justify="right" if heading in ("loss", "weight") else "left")
-        numbers = dict(zip(line["members"], zip(line["losses"], line["weights"], strict=True), strict=True))
-        for name in self.silos:
-            if name not in numbers:
-                table.add_row(name, "", "", "dropped", style="dim")
-                continue
-            loss, weight = numbers[name]
-            if math.isnan(loss):
-                table.add_row(name, "hidden", "", "  away" if name in line["absent"] else "")
-                continue
-            away = "  away" if name in line["absent"] else ""
-            bar = "█" * round(SILO_BAR * max(0.0, min(weight, 1.0)))
-            table.add_row(name, f"{loss:.4f}", f"{weight:.3f}", f"{bar}{away}", style="yellow" if away else "")
-        goal = "" if self.tol is None else f" of {self.tol:g} wanted"
-        return Group(Text(f"round {line['round']}, {self._gap(line)}{goal}, {line['seconds']:.1f} s"), table)
-
-    def end(self, outcome: Outcome, folder: Path) -> None:
-        """Show the result."""
-        if self.last:
-            self.console.print(self._picture(self.last))
-        self.console.print(outcome.sentence, markup=False)
-        if outcome.status != "failed":
-            self.console.print(f"Results: {folder}", markup=False, soft_wrap=True)
-            self.console.print(f"To look at: scaffpd report {folder}", markup=False, soft_wrap=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaffpd.cli.results import end
-from scaffpd.cli.screens import TrainingScreen
+from scaffpd.cli.screens import RoundsScreen
 from scaffpd.cli.typer_ext import ALGORITHMS, INTERRUPTED, OBJECTIVES, PROBLEMS, Quiet, listed, nearest, option, takes
 from scaffpd.errors import InputError, unknown
 
@@ -209,7 +209,7 @@ def _run(kind: str, options: dict[str, Any]) -> None:
     quiet, as_json, folders, prepared, interrupted = options["quiet"], options["as_json"], list[Path](), None, False
     for config, out in zip(configs, places, strict=True):
         if not interrupted:
-            with TrainingScreen(quiet or as_json) as screen:
+            with RoundsScreen(quiet or as_json) as screen:
                 folder, prepared, interrupted = _one_run(kind, config, prepared, options | {"out": out}, screen)
             folders.append(folder)
     several = len(folders) > 1
@@ -234,7 +234,7 @@ def _check_several(kind: str, options: Mapping[str, Any]) -> None:
 
 
 def _one_run(
-    kind: str, config: RunConfig, prepared: Prepared | None, options: Mapping[str, Any], screen: TrainingScreen
+    kind: str, config: RunConfig, prepared: Prepared | None, options: Mapping[str, Any], screen: RoundsScreen
 ) -> tuple[Path, Prepared, bool]:
     """Train, score and write one run; return its folder, what was read, and whether it was interrupted."""
     from scaffpd.runs import path, prepare, scores, train  # seconds, so not for --help
@@ -277,7 +277,7 @@ def _one_run(
     return folder.path, plain, kind == "train" and models[-1].result.status is Status.INTERRUPTED
 
 
-def _choosing(config: RunConfig, prepared: Any, options: Mapping[str, Any], kind: str, screen: TrainingScreen) -> Any:
+def _choosing(config: RunConfig, prepared: Any, options: Mapping[str, Any], kind: str, screen: RoundsScreen) -> Any:
     """Return how strengths are chosen; `None` where they are not: a fairness path goes along all of them."""
     from scaffpd.choosing import MEAN, WORST
     from scaffpd.runs.train import BUDGET, Choosing, choosable
