@@ -95,7 +95,7 @@ def test_the_terminal_and_json_read_an_old_folder_too(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert verdict(read(OLD / "path"))[1].replace("\u00a0", " ") in shown.replace("\u00a0", " ")
     assert "worst case" in shown
-    values = as_values(OLD / "train", None)
+    values = as_values(OLD / "train")
     assert values["verdict"] == list(verdict(read(OLD / "train")))
     assert values["clients"][0]["train_rows"] == 242
     json.dumps(values)

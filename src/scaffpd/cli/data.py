@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scaffpd.cli.screens import bullets, plain_table, say
-from scaffpd.cli.typer_ext import print_json
+from scaffpd.cli.typer_ext import check_new, print_json, write_template
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -207,37 +207,7 @@ def _words(entry: DatasetEntry) -> str:
     return f"{entry.about}{f', {entry.note}' if entry.note else ''}; {entry.licence}."
 
 
-SETTINGS = """\
-# Train with: scaffpd train {file}
-# {table}: {rows}.
-{columns}
-
-[data]
-file = {name}
-client = {client}  # the column that says whose a row is{guess_client}
-target = {target}  # the column to be predicted{guess_target}
-# columns = [{some}]  # to learn from; all others if left out
-# categories = []  # columns of numbers that are names of categories
-# task = "classification"  # or "regression"; goes by the target if left out
-# dates = true  # learn from weekday, season and hour of dates
-test = 0.2  # share of every client's rows held out
-# split_by = ""  # hold out the latest rows by a column of dates or numbers, or whole groups
-seed = 0  # chooses them
-
-[model]
-# loss = "logistic"  # or "softmax", "squared"; goes by the target if left out
-# l2 = 0.001  # the regulariser; chosen by folds if left out
-intercept = true
-
-[objective]
-kind = "ChiSquare"  # or Average, Agnostic, ChiSquareBall, CVaR, Tilted, QFair, Nash
-# rho = 0.1  # how much weight may move to clients that are served badly; found if left out
-
-[training]
-rounds = 1000  # the most
-tol = 1e-6  # stop when the gap to the optimum is proven to be at most this
-baseline = true  # train the average model too, to compare with
-"""
+GUESS = " (a guess: check it)"
 FEW, LEAST = 200, 10  # a column of names with at most so many, at least so many rows each, may name clients
 
 
@@ -255,31 +225,21 @@ def init(
         scaffpd init patients.csv --client hospital --target ill
     """
     from scaffpd.errors import several
-    from scaffpd.system import write_file
     from scaffpd.tabular.formats import open_table
     from scaffpd.tabular.read import read_columns
 
-    if out.exists():
-        raise InputError(f"The file {str(out)!r} is there already; choose another one with --out.")
+    check_new(out)
     opened = open_table(table)
     columns = read_columns(opened, [name for name in opened.names if name])[0]
     guesses = _guessed(columns, client, target)
-    values = {
-        "file": out,
-        "table": table.name,
-        "rows": several(len(columns[0].values), "row"),
-        "columns": "\n".join(f"#   {line}" for line in map(_holds, columns)),
-        "name": _quoted(os.path.relpath(table, out.parent)),
-        "client": _quoted(guesses[0]),
-        "target": _quoted(guesses[1]),
-        "guess_client": "" if client else " (a guess: check it)",
-        "guess_target": "" if target else " (a guess: check it)",
-        "some": ", ".join(_quoted(column.name) for column in columns if column.name not in guesses)[:60].rpartition(
-            ","
-        )[0],
-    }
-    write_file(out, SETTINGS.format(**values))
-    typer.echo(f"Written to {out}. Look at it, then run: scaffpd train {out}")
+    others = ", ".join(_quoted(column.name) for column in columns if column.name not in guesses)
+    write_template(
+        "config.toml", out, "Look at it, then run: scaffpd train", file=out, table=table.name,
+        rows=several(len(columns[0].values), "row"), columns="\n".join(f"#   {_holds(one)}" for one in columns),
+        name=_quoted(os.path.relpath(table, out.parent)), client=_quoted(guesses[0]), target=_quoted(guesses[1]),
+        guess_client="" if client else GUESS, guess_target="" if target else GUESS,
+        some=others[:60].rpartition(",")[0],
+    )  # fmt: skip
 
 
 def _guessed(columns: Sequence[DataColumn], client: str | None, target: str | None) -> tuple[str, str]:

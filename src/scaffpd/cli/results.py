@@ -15,6 +15,7 @@ from rich.text import Text
 from scaffpd.cli.screens import MOST, WIDEST, fill, plain_table, say
 from scaffpd.cli.typer_ext import checked, listed, print_json
 from scaffpd.errors import InputError, several
+from scaffpd.system import csv_text, format_bytes, write_file
 
 if TYPE_CHECKING:
     from scaffpd.report.data import JoiningReport, ModelSummary, ReportData
@@ -30,23 +31,26 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool, runs: Sequence[P
     sorry = available() if report else None
     page = write(folder) if report and sorry is None else None
     if as_json:
-        print_json(side_by_side(runs, page, folder) if runs else as_values(folder, page))
+        print_json(as_values(*(runs or [folder])) | {"folder": str(folder), "report": page and str(page)})
     elif not quiet:
-        show_runs(runs) if runs else show(folder)
+        show(*(runs or [folder]))
         typer.echo(f"\nRun:    {folder}")
         if page is not None or sorry is not None:
             typer.echo(f"Report: {page}" if page is not None else f"No report: {sorry}")
 
 
-def show(folder: Path) -> None:
-    """Show who is served how, the verdict, and what is proven."""
+def show(*folders: Path) -> None:
+    """Show who is served how, the verdict, and what is proven; several runs side by side."""
+    from scaffpd.report import opened
     from scaffpd.report.predictions import in_short
-    from scaffpd.report.read import read
-    from scaffpd.report.verdict import cautions, optimised, verdict
+    from scaffpd.report.verdict import answers, cautions, optimised, verdict
 
-    console, run = Console(highlight=False), read(folder)
-    console.print()
-    console.print(run.title, style="bold", markup=False)
+    console, run = Console(highlight=False), opened(folders)
+    console.print(f"\n{run.title}", style="bold", markup=False)
+    if len(folders) > 1:
+        console.print(_runs(run, console.width))
+        say(console, *(f"{question} {answer}" for question, answer in answers(run)), *run.remarks)
+        return
     if run.joining is not None:
         console.print(_joining(run.joining, run.word, console.width))
         why = f"Why be in it (one split, no intervals): {run.coalition.sentence}" if run.coalition else ""
@@ -73,55 +77,38 @@ def show(folder: Path) -> None:
         say(console, "Certified gap: no model of this kind has an objective that is smaller by more than this.")
 
 
-def show_runs(folders: Sequence[Path]) -> None:
-    """Show several runs side by side: mean and worst of each, and which to take."""
+def as_values(*folders: Path) -> dict[str, Any]:
+    """Return a run, or several together and each by itself, for `--json`."""
     from scaffpd.report import opened
-    from scaffpd.report.data import measured
-    from scaffpd.report.verdict import answers
-
-    console, run = Console(highlight=False), opened(folders)
-    console.print(f"\n{run.title}", style="bold", markup=False)
-    table = plain_table("run", "mean", "worst fifth", "worst", "served worst", gap=1)
-    cells = []
-    for name, one in run.overall.items():
-        values = [measured(value, run.measure) for value in (one.mean, one.worst_20, one.worst)]
-        cells.append([name, *values, one.worst_client])
-    fill(table, cells, console.width)
-    console.print(table)
-    say(console, *(f"{question} {answer}" for question, answer in answers(run)), *run.remarks)
-
-
-def side_by_side(folders: Sequence[Path], page: Path | None, folder: Path) -> dict[str, Any]:
-    """Several runs for `--json`: each by itself, and what they say together."""
-    from scaffpd.report import opened
-    from scaffpd.report.verdict import answers, cautions, verdict
-
-    run = opened(folders)
-    return {
-        "folder": str(folder), "report": None if page is None else str(page), "verdict": list(verdict(run)),
-        "cautions": list(cautions(run)), "answers": dict(answers(run)), "differences": dict(run.differences),
-        "overall": {name: asdict(one) for name, one in run.overall.items()},
-        "runs": {place.name: as_values(place, None) for place in folders},
-    }  # fmt: skip
-
-
-def as_values(folder: Path, page: Path | None) -> dict[str, Any]:
-    """The summary, the clients and the folder, for `--json`."""
-    from scaffpd.report.read import read
     from scaffpd.report.verdict import answers, cautions, verdict
     from scaffpd.runs import read_json, read_table
 
-    run, summary = read(folder), read_json(folder / "summary.json")
+    run, (folder, *others) = opened(folders), folders
+    said = {"verdict": list(verdict(run)), "cautions": list(cautions(run)), "answers": dict(answers(run))}
+    if others:
+        totals = {name: asdict(one) for name, one in run.overall.items()}
+        alone = {place.name: as_values(place) for place in folders}
+        return said | {"differences": dict(run.differences), "overall": totals, "runs": alone}
+    summary = read_json(folder / "summary.json")
     if summary.get("joining"):
         summary["joining"]["clients"] = read_table(folder / "joining.csv")
-    return summary | {
-        "verdict": list(verdict(run)), "cautions": list(cautions(run)), "answers": dict(answers(run)),
-        "folder": str(folder),
-        "report": None if page is None else str(page), "clients": read_table(folder / "clients.csv"),
-        "predictions": {
-            name: read_table(folder / f"{name}.csv") for name in ("scores", "reliability", "coefficients")
-        },
-    }  # fmt: skip
+    tables = {name: read_table(folder / f"{name}.csv") for name in ("scores", "reliability", "coefficients")}
+    clients = read_table(folder / "clients.csv")
+    return summary | said | {"folder": str(folder), "report": None, "clients": clients, "predictions": tables}
+
+
+def _runs(run: ReportData, width: int) -> Table:
+    """A row per run: mean, worst fifth and worst."""
+    from scaffpd.report.data import measured
+
+    table = plain_table("run", "mean", "worst fifth", "worst", "served worst", gap=1)
+    totals = {name: [one.mean, one.worst_20, one.worst] for name, one in run.overall.items()}
+    rows = [
+        [name, *(measured(value, run.measure) for value in own), run.overall[name].worst_client]
+        for name, own in totals.items()
+    ]
+    fill(table, rows, width)
+    return table
 
 
 def _clients(run: ReportData, width: int) -> Table:
@@ -194,14 +181,14 @@ def _points(run: ReportData, path: dict[str, Any]) -> Table:
 
 
 def _proof(model: ModelSummary) -> str:
-    gap, sent = model.certificate, model.megabytes or 0.0
+    gap = model.certificate
     proven = "nothing is certified" if gap is None else f"certified gap {gap:.1e}"
     if model.useless:
         proven += f", which is useless: the objective itself is {model.value:.2g}"
     goal = f" ({model.objective})" if model.objective else ""
     rounds = several(round(model.rounds or 0), "round")
-    size = f"{sent:.1f} MB" if sent >= 1 else f"{1e3 * sent:.0f} kB"
-    return f"{model.name}{goal}: {model.status} after {rounds}, {proven}, {size} of messages"
+    sent = format_bytes(1e6 * (model.megabytes or 0.0))
+    return f"{model.name}{goal}: {model.status} after {rounds}, {proven}, {sent} of messages"
 
 
 def report(
@@ -256,7 +243,6 @@ def predict(
     """
     from scaffpd.runs.predict import predict as answer
     from scaffpd.runs.predict import promise
-    from scaffpd.system import csv_text, write_file
 
     if out.resolve() == table.resolve():
         raise InputError(f"{str(out)!r} is the table itself: choose another file with --out.")
@@ -309,8 +295,6 @@ def _scores(by: str, rows: list[dict[str, Any]]) -> Table:
 
 def write_predictions(out: Path, columns: dict[str, Any], quiet: bool = False) -> None:
     """Write a CSV file of predictions, whole or not at all; probabilities that do not exist are left out."""
-    from scaffpd.system import csv_text, write_file
-
     probability = ["" if p != p else f"{p:.6f}" for p in columns["probability"]]
     cells = zip(*(columns | {"probability": probability}).values(), strict=True)
     write_file(out, csv_text([dict(zip(columns, row, strict=True)) for row in cells], list(columns)))

@@ -13,9 +13,8 @@ from rich.console import Console
 from scaffpd.cli.deploy import AsJson, Host, Serve, serve_pages
 from scaffpd.cli.results import write_predictions
 from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
-from scaffpd.cli.typer_ext import group, print_json
+from scaffpd.cli.typer_ext import group, print_json, write_template
 from scaffpd.errors import InputError, several
-from scaffpd.system import write_file
 
 if TYPE_CHECKING:
     from scaffpd.config.silo import SiloFile
@@ -23,62 +22,6 @@ if TYPE_CHECKING:
 SiloToml = Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)]
 
 MOST = 40  # columns of data that are listed
-TEMPLATE = """\
-# One silo: this file stays at the site. Check it with: scaffpd silo check {file}
-name = "my-hospital"              # letters, digits, - and _
-
-[data]
-file = "data.csv"                 # CSV, Parquet or NPZ, relative to this file
-target = "disease"                # the column to be predicted (NPZ: an array, "y" if left out)
-# entry = "hospital:load"         # instead of file and target: a function that returns (X, y)
-# columns = ["age", "sex"]        # the columns to use; all others than the target if left out
-# categories = ["cp"]             # columns of numbers that are names of categories
-# task = "classification"         # or "regression"; goes by the target if left out
-
-[split]
-test = 0.2                        # share of rows held out, label by label; 0 for none
-seed = 0                          # chooses them
-
-[limits]
-# algorithms = ["ScaffPD", "SubspaceSaddle", "Fair"]   # all that ask for sums only if left out; "all" for all
-dimension = 1_000_000             # most parameters of a model
-local_steps = 10_000              # most local steps per question
-message_mb = 512                  # largest message taken
-rarest = 5                        # a category with fewer training rows is not named to others
-rows = 20                         # with fewer training rows the silo takes no part
-choosing = true                   # whether strengths may be chosen by folds of its rows
-joining = false                   # true: its scores alone, and with the models of a run, may leave at the end
-# points = 20_000                 # most points x at which it answers in a run
-# radius = 50.0                   # largest distance of x from the start (unless the loss is quadratic)
-# scores = 20                     # most points at which it tells an accuracy in a run
-# runs = 20                       # most runs that it ever takes part in; answered.jsonl counts them
-# audit = "audit.jsonl"           # the log of all that leaves; `scaffpd silo audit` checks and sums it up
-
-[consent]                         # to which runs this silo agrees: `scaffpd silo consent` shows, grants and withdraws
-policy = "always"                 # "ask": a person here agrees to every run; "once": the first run needs nobody
-# expires = 2027-12-31            # no run after that day
-# federations = ["hospitals"]     # whose runs; any if left out
-# rounds = 500                    # most rounds of a run
-# epsilon = 4                     # largest ε of a run; runs without noise are refused then
-
-[secure]                          # sums of vectors without anybody's own: see "Secure sums" in the documentation
-required = false                  # true: take part with masked vectors only
-# identity = "identity.key"       # this silo's own key, made with its first use; `scaffpd silo key` shows its print
-# share = 0.9                     # the largest share of a sum that this silo's vector may have
-# quantum = 0.0                   # losses leave as multiples of this
-# members = 3                     # the fewest silos in a sum
-# [secure.pins]                   # others' keys, by the prints that their operators gave you; required needs them
-# south = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-
-[privacy]                         # noise on all that rows have a part in: see "Differential privacy"
-required = false                  # true: take part with noise only
-# epsilon = 8                     # what these rows may ever cost, all runs together
-# delta = 1e-5
-# columns = "exact"               # sums over columns may leave without noise; "never" if left out
-
-# [models]                        # networks that the coordinator may ask for by these names, from your own code
-# small = "networks:small"
-"""
 
 
 def _settings(file: Path) -> SiloFile:
@@ -95,10 +38,7 @@ def init(
     Examples:
         scaffpd silo init --out silo.toml
     """
-    if out.exists():
-        raise InputError(f"The file {str(out)!r} is there already; choose another one with --out.")
-    write_file(out, TEMPLATE.format(file=out.name))
-    typer.echo(f"Written to {out}. Fill it in, then run: scaffpd silo check {out}")
+    write_template("silo.toml", out, "Fill it in, then run: scaffpd silo check", file=out.name)
 
 
 def check(file: SiloToml, as_json: AsJson = False) -> None:

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -17,7 +18,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from scaffpd.errors import unknown
+from scaffpd.errors import InputError, unknown
 from scaffpd.system import make_folder, write_file
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
@@ -201,6 +202,19 @@ def prepare(folder: Path) -> None:
     probe = make_folder(folder) / ".writable"
     write_file(probe, "")
     probe.unlink()
+
+
+def check_new(file: Path) -> None:
+    """Refuse to write over a file."""
+    if file.exists():
+        raise InputError(f"The file {str(file)!r} is there already; choose another one with --out.")
+
+
+def write_template(name: str, out: Path, then: str, /, **values: object) -> None:
+    """Write a commented settings file from its template in `scaffpd.config`, and say what to do with it."""
+    check_new(out)
+    write_file(out, files("scaffpd.config").joinpath(name).read_text(encoding="utf-8").format(**values))
+    typer.echo(f"Written to {out}. {then} {out}")
 
 
 def print_json(value: Any) -> None:
