@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, several
-from scaffpd.metrics import NO, NOISE, YES, HeldOutMoments, RelativeGain, disagree, every, worst_fifth
+from scaffpd.metrics import NOISE, YES, HeldOutMoments, RelativeGain, disagree, every, worst_fifth
 from scaffpd.report import read
 from scaffpd.report.data import NOTHING, ModelSummary, ReportData, brief
 from scaffpd.report.predictions import PredictionReport
@@ -53,17 +53,13 @@ class Paired:
     wrong: list[NDArray[Any]] | None  # of labels: (runs × rows) per client
 
     def gain(self, a: int, b: int, of: Any) -> RelativeGain:
-        """How much lower the loss of run b is than that of run a."""
+        """Return how much lower the loss of run b is than that of run a."""
         return RelativeGain.of(self.losses.difference(a, b, of))
 
-    def client(self, a: int, b: int, i: int) -> RelativeGain:
-        """The same for one client."""
-        return self.gain(a, b, lambda losses: np.eye(len(losses))[i])
-
     def clear(self, a: int, b: int, i: int) -> bool:
-        """Whether a client's change from run a to run b is clear of noise: McNemar's test of labels, else the loss."""
+        """Tell whether a client's change from run a to b is clear of noise: McNemar's test of labels, else the loss."""
         if self.wrong is None:
-            return self.client(a, b, i).pays != NOISE
+            return self.gain(a, b, lambda losses: np.eye(len(losses))[i]).pays != NOISE
         return disagree(self.wrong[i][a] == 0, self.wrong[i][b] == 0)
 
 
@@ -77,16 +73,18 @@ def read_several(folders: Sequence[Path]) -> ReportData:
     known = {one.label: {s.client: replace(s, clear=None) for s in one.data.scores[one.main.name]} for one in runs}
     scores = {label: tuple(own[client] for client in clients) for label, own in known.items()}
     totals = {one.label: one.data.overall[one.main.name] for one in runs}
-    order = [one.label for one in runs]
-    average = next((one.label for one in runs if one.main.objective.startswith("Average")), order[0])
-    sign = first.sign
-    best = max((label for label in order if label != average), key=lambda label: sign * totals[label].worst_20)
-    paired = _paired(runs)
-    roles = {average: "before", best: "after"}
-    for b, label in enumerate(order):
-        if paired is not None and label != average:
-            clear = [paired.clear(order.index(average), b, i) for i in range(len(clients))]
-            scores[label] = tuple(replace(s, clear=own) for s, own in zip(scores[label], clear, strict=True))
+    order, paired = [one.label for one in runs], _paired(runs)
+    before = next((one.label for one in runs if one.main.objective.startswith("Average")), order[0])
+    others, a = [label for label in order if label != before], order.index(before)
+    gains: dict[str, list[RelativeGain]] = {}
+    for label in others if paired is not None else ():
+        assert paired is not None
+        b = order.index(label)
+        gains[label] = [paired.gain(a, b, of) for of in (every, worst_fifth)]
+        clear = [paired.clear(a, b, i) for i in range(len(clients))]
+        scores[label] = tuple(replace(s, clear=own) for s, own in zip(scores[label], clear, strict=True))
+    after = max(others, key=lambda label: _merit(gains.get(label), first.sign * totals[label].worst_20))
+    roles = {before: "before", after: "after"}
     models = tuple(replace(one.main, name=one.label, role=roles.get(one.label, "")) for one in runs)
     made = ReportData(
         kind="runs",
@@ -97,11 +95,19 @@ def read_several(folders: Sequence[Path]) -> ReportData:
         partition=first.partition,
         settings=tuple((one.label, str(one.folder)) for one in runs),
         files=tuple((f"{one.label}: config.toml", dict(one.data.files).get("config.toml", "")) for one in runs),
-        remarks=_remarks(runs, paired),
         differences=_differences(runs),
+        against={label: f"{own[0].words} ({own[0].range})" for label, own in gains.items()},
         predictions=_predictions(runs, first),
     )  # fmt: skip
-    return replace(made, **_words(made, paired, average, best))
+    lower = f"Use “{brief(after)}”: its mean loss on held-out rows is {made.against.get(after)}."
+    do = {"do": lower} if _merit(gains.get(after), 0.0)[0] else {}
+    return replace(made, answers=do, remarks=(_best(made), *_remarks(runs, paired)))
+
+
+def _merit(gains: list[RelativeGain] | None, worst: float) -> tuple[bool, float]:
+    """Rank a run: first whether its losses are clearly lower, then by how much, else by the worst-served fifth."""
+    clearly = gains is not None and {gain.pays for gain in gains} in ({YES}, {YES, NOISE})
+    return clearly, sum(gain.value for gain in gains or ()) if clearly else worst
 
 
 def _opened(folders: Sequence[Path]) -> list[OneRun]:
@@ -178,7 +184,10 @@ def _remarks(runs: Sequence[OneRun], paired: Paired | None) -> tuple[str, ...]:
     data = list(dict.fromkeys(dict(one.data.settings).get("Data", "") for one in runs))
     said = [f"The runs read different tables: {'; '.join(data)}."] if len(data) > 1 else []
     if paired is None and runs[0].data.split == "test":
-        said.append("The runs have held out different rows, or do not say which: their differences have no intervals.")
+        said.append(
+            "The runs have held out different rows, or do not say which: hold out the same in all of them (the same "
+            "table, --seed and --test) to see which differences are clear of noise."
+        )
     return tuple(said)
 
 
@@ -202,35 +211,6 @@ def _predictions(runs: Sequence[OneRun], first: ReportData) -> PredictionReport 
     whole = [row for row in columns.values() if all(one.label in row for one in runs)]
     kept = {key: row for key, row in scores.items() if key[1:] in common}
     return PredictionReport(kept, bins, whole, first.predictions.label if first.predictions else "")
-
-
-def _words(run: ReportData, paired: Paired | None, before: str, after: str) -> dict[str, Any]:
-    """The verdict and the answers: which run to take, for whom each is best, and whom it costs."""
-    ends, best_for = run.moved(before, after), _best(run)
-    moved = f"From “{brief(before)}” to “{brief(after)}”: the {run.bottom} {ends[0]}, the mean {ends[1]}."
-    if paired is None:
-        do = "Hold out the same rows in all runs (the same table, --seed and --test) to see what is clear of noise."
-        return {"verdict": (moved, best_for), "answers": {"who": best_for, "much": moved, "do": do}}
-    a, order = run.names.index(before), run.names
-    gains = {x: (paired.gain(a, b, every), paired.gain(a, b, worst_fifth)) for b, x in enumerate(order) if b != a}
-    clearly = [x for x, own in gains.items() if {g.pays for g in own} in ({YES}, {YES, NOISE})]
-    chosen = max(clearly, key=lambda x: sum(g.value for g in gains[x]), default=None)
-    shown = chosen or after
-    (mean, fifth), b, old, new = gains[shown], order.index(shown), f"“{brief(before)}”", f"“{brief(shown)}”"
-    pays = [paired.client(a, b, i).pays for i in range(len(run.clients))]
-    gain, lose = ([c for c, own in zip(run.clients, pays, strict=True) if own == wanted] for wanted in (YES, NO))
-    much = (
-        f"With {new} the mean loss on held-out rows is {mean.than(old)} ({mean.range}); for the "
-        f"{run.bottom} it is {fifth.words} ({fifth.range})."
-    )
-    do = f"Use {new}." if chosen else f"Keep {old}: no other run is clearly better."
-    cost = f"Nobody: no {run.word} has a clearly higher loss with {new} than with {old}."
-    if lose:
-        cost = f"{', '.join(map(brief, lose[:4]))}{' and others' * (len(lose) > 4)}: clearly higher losses with {new}."
-    who = f"With {new}, {len(gain)} of {several(len(pays), run.word)} clearly have a lower loss than with {old}."
-    answers = {"who": f"{who} {best_for}", "much": much, "do": do, "cost": cost}
-    against = {x: f"{own[0].words} ({own[0].range})" for x, own in gains.items()}
-    return {"verdict": (do, moved), "answers": answers, "against": against}
 
 
 def _best(run: ReportData) -> str:
