@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import scaffpd as sp
-from scaffpd.data import adult, badly_scaled, breast_cancer, digits, heart_disease, rank_deficient, synthetic
+from scaffpd.data import adult, breast_cancer, digits, heart_disease, synthetic
 
 ADULT = "Adult by occupation"
 HARD = {  # families on which methods stall, and the objectives with which they do
@@ -61,10 +61,10 @@ def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
     make: dict[str, tuple[Callable[[], Any], sp.Linear]] = {
         "synthetic": (lambda: synthetic(seed=seed), squared),
         "heterogeneous": (lambda: synthetic(sigma=1.0, seed=seed), squared),
-        "badly scaled": (lambda: badly_scaled(seed=seed), squared),
-        "badly scaled, σ=1": (lambda: badly_scaled(sigma=1.0, seed=seed), soft),
+        "badly scaled": (lambda: synthetic(seed=seed, scaling=1.0), squared),
+        "badly scaled, σ=1": (lambda: synthetic(sigma=1.0, seed=seed, scaling=1.0), soft),
         "unequal sizes": (lambda: synthetic(sizes=sizes, seed=seed), squared),
-        "rank-deficient": (lambda: rank_deficient(seed=seed), squared),
+        "rank-deficient": (lambda: synthetic(d=200, m=30, seed=seed), squared),
         "N = 30, d = 60, badly scaled": (
             lambda: synthetic(N=30, d=60, sigma=0.3, scaling=1.0, seed=seed),
             sp.Linear("squared", l2=0.05),

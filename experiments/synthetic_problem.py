@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.cohort import Cohort
-from scaffpd.data import badly_scaled, synthetic
+from scaffpd.data import synthetic
 from scaffpd.data.datasets import Regression
 from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare
@@ -51,7 +51,8 @@ class Setting:
 
     def clients(self) -> list[Regression]:
         """Draw the data."""
-        return (badly_scaled if self.scaled else synthetic)(N=N, d=D, m=M, sigma=self.sigma, seed=self.seed)
+        scaling = 1.0 if self.scaled else 0.0
+        return synthetic(N=N, d=D, m=M, sigma=self.sigma, seed=self.seed, scaling=scaling)
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 import scaffpd.data
 from scaffpd.data import (
-    badly_scaled,
     breast_cancer,
     digits,
     dirichlet,
     heart_disease,
-    rank_deficient,
     synthetic,
 )
 from scaffpd.data.heart_disease import (
@@ -61,7 +59,7 @@ def test_synthetic_is_fixed_by_its_seed():
 
 
 def test_scaling_changes_the_columns_but_not_what_can_be_predicted():
-    clients = badly_scaled(sigma=0.0)
+    clients = synthetic(sigma=0.0, scaling=1.0)
     X = np.vstack([X for X, _ in clients])
     scale = X.std(0)
     assert scale.min() > 10**-1.1
@@ -72,7 +70,7 @@ def test_scaling_changes_the_columns_but_not_what_can_be_predicted():
 
 
 def test_rank_deficient_clients_and_unequal_sizes():
-    assert all(np.linalg.matrix_rank(X) == 30 < X.shape[1] for X, _ in rank_deficient())
+    assert all(np.linalg.matrix_rank(X) == 30 < X.shape[1] for X, _ in synthetic(d=200, m=30))
     assert [len(y) for _, y in synthetic(N=3, sizes=[4, 1, 9])] == [4, 1, 9]
 
 
@@ -91,11 +89,6 @@ def test_rank_deficient_clients_and_unequal_sizes():
 def test_synthetic_refuses_nonsense(arguments):
     with pytest.raises(InputError, match="synthetic needs"):
         synthetic(**arguments)
-
-
-def test_rank_deficient_refuses_full_rank():
-    with pytest.raises(InputError, match="fewer samples than features"):
-        rank_deficient(d=10, m=10)
 
 
 # ------------------------------------------------------------------ partitions
@@ -361,7 +354,7 @@ def test_no_client_is_smaller_than_asked():
     assert sum(sizes) == 1797
 
 
-@pytest.mark.parametrize("load", [synthetic, rank_deficient, heart_disease, digits, scaffpd.data.diabetes])
+@pytest.mark.parametrize("load", [synthetic, heart_disease, digits, scaffpd.data.diabetes])
 @pytest.mark.parametrize("seed", [-1, "a", 0.5])
 def test_seeds_that_are_none(load, seed):
     with pytest.raises(InputError, match="needs a whole number seed >= 0"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from scaffpd.data import badly_scaled, breast_cancer, digits, heart_disease, rank_deficient, synthetic
+from scaffpd.data import breast_cancer, digits, heart_disease, synthetic
 from scaffpd.errors import InputError
 from scaffpd.objectives import Agnostic, Average, ChiSquare, ChiSquareBall, CVaR, Nash, QFair, Tilted
 from scaffpd.reference import reference_optimum
@@ -161,7 +161,7 @@ def test_the_average_agrees_with_scipy(loss):
 
 
 def test_the_average_of_squares_solves_the_normal_equations():
-    clients = badly_scaled()
+    clients = synthetic(scaling=1.0)
     result = reference_optimum(clients, "squared", 0.1, Average())
     left = sum(2 * X.T @ X / len(y) for X, y in clients) / 5 + 0.1 * np.eye(10)
     right = sum(2 * X.T @ y / len(y) for X, y in clients) / 5
@@ -173,8 +173,8 @@ def test_the_average_of_squares_solves_the_normal_equations():
 
 FAMILIES = {
     "synthetic": (synthetic, "squared", 0.1, False),
-    "badly_scaled": (lambda: badly_scaled(sigma=1.0), "squared", 0.01, False),
-    "rank_deficient": (rank_deficient, "squared", 0.01, False),
+    "badly_scaled": (lambda: synthetic(sigma=1.0, scaling=1.0), "squared", 0.01, False),
+    "rank_deficient": (lambda: synthetic(d=200, m=30), "squared", 0.01, False),
     "breast_cancer": (lambda: breast_cancer().train[:5], "logistic", 1e-3, True),
     "heart_disease": (
         lambda: [*heart_disease().train, *heart_disease(seed=1).train[:1]],

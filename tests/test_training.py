@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scaffpd as sp
-from scaffpd.data import badly_scaled, synthetic
+from scaffpd.data import synthetic
 
 SCALARS = ("round", "certificate", "accepted", "exchanges", "bytes_up", "bytes_down")
 
@@ -186,7 +186,7 @@ def job(checkpoint, table):
 class TestCheckpoint:
     @pytest.mark.parametrize(("name", "first"), RESUMED)
     def test_resuming_gives_the_numbers_of_an_uninterrupted_run(self, tmp_path, name, first):
-        clients, model = badly_scaled(sigma=1.0, seed=3), sp.Linear("squared", l2=0.01)
+        clients, model = synthetic(sigma=1.0, seed=3, scaling=1.0), sp.Linear("squared", l2=0.01)
         whole = sp.train(ALGORITHMS[name], sp.Cohort(clients, model), rounds=first + 20, seed=7)
         path = tmp_path / "run.ckpt"
         sp.train(ALGORITHMS[name], sp.Cohort(clients, model), rounds=first, seed=7, checkpoint=path)

@@ -7,7 +7,7 @@ import pytest
 from scipy.optimize import brentq
 
 import scaffpd as sp
-from scaffpd.data import badly_scaled, synthetic
+from scaffpd.data import synthetic
 
 STEPS = sp.Fixed(tau=0.3, sigma=0.4, theta=0.8, local_rate=0.02)
 
@@ -226,7 +226,7 @@ def test_fully_stochastic_runs_have_no_certificate_and_settle_at_a_floor_that_fa
 
 
 def test_steps_that_are_rejected_are_counted_and_change_nothing():
-    clients = badly_scaled(sigma=1.0, seed=3)
+    clients = synthetic(sigma=1.0, seed=3, scaling=1.0)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.01))
     result = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=1), cohort, rounds=200)
     rejected = np.flatnonzero(~result.history["accepted"])

@@ -225,7 +225,7 @@ def test_twelve_digits(objective):
     result = sp.train(sp.SubspaceSaddle(objective), easy, rounds=20, tol=1e-12)
     assert result.status in (sp.Status.CONVERGED, sp.Status.PRECISION)
     assert result.certificate < 1e-11
-    harder = sp.Cohort(sp.data.badly_scaled(), sp.Linear(l2=0.1))
+    harder = sp.Cohort(sp.data.synthetic(scaling=1.0), sp.Linear(l2=0.1))
     result = sp.train(sp.SubspaceSaddle(objective), harder, rounds=40, tol=1e-12)
     assert result.status in (sp.Status.CONVERGED, sp.Status.PRECISION)
     assert result.certificate < 1e-10

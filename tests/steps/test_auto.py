@@ -182,7 +182,7 @@ def test_where_sums_hide_gradients_their_sums_decide_and_else_the_last_curvature
 
 def test_a_run_that_does_not_get_there_says_why_and_what_would():
     """Never just that all rounds were made: how fast it went, and what `fair` would do."""
-    cohort = sp.Cohort(sp.data.badly_scaled(), sp.Linear("squared", l2=0.01))
+    cohort = sp.Cohort(sp.data.synthetic(scaling=1.0), sp.Linear("squared", l2=0.01))
     result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort, rounds=8, tol=1e-10)
     assert result.status is sp.Status.ROUND_LIMIT
     assert "Auto steps brought the certificate" in result.message

@@ -1,16 +1,6 @@
 """Datasets whose rows live with clients, and ways to cut one dataset into clients."""
 
-from scaffpd.data.datasets import (
-    adult,
-    badly_scaled,
-    beijing_air,
-    breast_cancer,
-    diabetes,
-    digits,
-    rank_deficient,
-    school,
-    synthetic,
-)
+from scaffpd.data.datasets import adult, beijing_air, breast_cancer, diabetes, digits, school, synthetic
 from scaffpd.data.heart_disease import heart_disease
 from scaffpd.data.image_loaders import cifar10, cifar100, tiny_imagenet
 from scaffpd.data.images import Images, Pictures
@@ -19,7 +9,7 @@ from scaffpd.data.silos import Silos
 from scaffpd.data.table import Selection, Table
 
 __all__ = [
-    "Images", "Pictures", "Selection", "Silos", "Table", "adult", "badly_scaled", "beijing_air", "breast_cancer",
+    "Images", "Pictures", "Selection", "Silos", "Table", "adult", "beijing_air", "breast_cancer",
     "cifar10", "cifar100", "diabetes", "digits", "dirichlet", "heart_disease", "like_training", "natural",
-    "quantity_skew", "rank_deficient", "school", "shards", "synthetic", "thinned", "tiny_imagenet",
+    "quantity_skew", "school", "shards", "synthetic", "thinned", "tiny_imagenet",
 ]  # fmt: skip

@@ -131,12 +131,12 @@ def synthetic(
     Args:
         N: number of clients.
         d: number of features.
-        m: samples per client; less than d makes every client rank-deficient.
+        m: samples per client; less than d makes every client rank-deficient, and no Hessian is like another.
         c: standard deviation of the common truth x̂.
         sigma: standard deviation of each client's own shift δ_i.
         seed: the same seed, the same data.
         scaling: after y is made, column k is multiplied by 10^u_k with u_k uniform on (−scaling, scaling);
-            the Hessians' condition number grows to about 10^(4·scaling).
+            the Hessians' condition number grows to about 10^(4·scaling), and one gradient step is worth little.
         sizes: m_i per client, in place of `m`.
     """
     rows = _sizes(count("synthetic", "N", N), m, sizes)
@@ -152,18 +152,6 @@ def synthetic(
         X = random.standard_normal((size, d))
         clients.append((X * scale, X @ (truth + sigma * random.standard_normal(d))))
     return clients
-
-
-def badly_scaled(N: int = 5, d: int = 10, m: int = 100, sigma: float = 0.1, seed: int = 0) -> list[Regression]:
-    """`synthetic` with columns times 10^U(−1, 1), where one gradient step is worth little."""
-    return synthetic(N=N, d=d, m=m, sigma=sigma, seed=seed, scaling=1.0)
-
-
-def rank_deficient(N: int = 5, d: int = 200, m: int = 30, sigma: float = 0.1, seed: int = 0) -> list[Regression]:
-    """`synthetic` with fewer samples than features at every client: no Hessian is like another."""
-    if m >= d:
-        raise InputError(f"rank_deficient needs fewer samples than features, got m={m} and d={d}.")
-    return synthetic(N=N, d=d, m=m, sigma=sigma, seed=seed)
 
 
 def _sizes(N: int, m: int, sizes: Sequence[int] | None) -> list[int]:
