@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from scaffpd.errors import plural
 from scaffpd.report import vega
 from scaffpd.report.data import FEW, ReportData, brief, change, count
@@ -137,7 +135,7 @@ def _curves(run: ReportData) -> Figure:
 
 
 def partition(run: ReportData) -> Figure | None:
-    """Show who has which rows: bubbles for few clients, a heat map for many, bars without labels."""
+    """Show who has which rows: a cell per client and label, or bars without labels."""
     if not run.partition:
         return None
     labels = list(dict.fromkeys(row["label"] for row in run.partition))
@@ -158,20 +156,7 @@ def partition(run: ReportData) -> Figure | None:
     ]  # fmt: skip
     if labels == [""] or len(rows) > MOST_CELLS:
         return _bars(run, {client: sizes[client] for client in ranked})
-    return (_heat if len(total) > MANY else _bubbles)(run, list(total), labels, rows)
-
-
-def _partition_figure(run: ReportData, caption: str, alt: str, rows: Rows, **parts: Any) -> Figure:
-    return drawn(run, "partition", "Who has what", caption, alt, {"partition": rows}, "rows", **parts)
-
-
-def _tips(run: ReportData) -> list[Spec]:
-    return tips(client=run.word, label="label", train=("rows trained on", ",d"), test=("test rows", ",d"),
-                share=(f"of the {run.word}'s rows", ".0%"))  # fmt: skip
-
-
-def _label(labels: list[str]) -> Spec:
-    return {"field": "label", "type": "nominal", "sort": None, "scale": {"domain": labels}, "title": "label"}
+    return _cells(run, list(total), labels, rows)
 
 
 def _rank(run: ReportData) -> Spec:
@@ -179,29 +164,30 @@ def _rank(run: ReportData) -> Spec:
     return {"field": "rank", "type": "ordinal", "title": title, "axis": axis, "scale": {"paddingInner": 0}}
 
 
-def _bubbles(run: ReportData, names: list[str], labels: list[str], rows: Rows) -> Figure:
-    axis = {"labelAngle": 0, "labelOverlap": True, "labelLimit": 90}
-    x = {**_label(labels), "axis": axis, "scale": {"padding": 0.5, "domain": labels}}
-    legend = {"title": "rows", "tickCount": 3, "symbolType": "circle"}
-    size: Spec = {"field": "rows", "type": "quantitative", "scale": {"range": [4, 420]}, "legend": legend}
-    caption = f"The area of a bubble is the number of rows of that label at that {run.word}."
-    alt = f"Rows of {len(labels)} labels at {len(names)} {plural(run.word)}, as bubbles."
-    return _partition_figure(
-        run, caption, alt, rows, wide=len(labels) > 12, height=STEP * max(len(names), 2),
-        mark={"type": "circle", "style": "bubble"},
-        encoding={"y": named(names), "x": x, "size": size, "tooltip": _tips(run)},
-    )  # fmt: skip
-
-
-def _heat(run: ReportData, names: list[str], labels: list[str], rows: Rows) -> Figure:
-    y = {**_label(labels), "axis": {"labelOverlap": True}}
+def _cells(run: ReportData, names: list[str], labels: list[str], rows: Rows) -> Figure:
+    """Show a cell per client and label; clients have names, and cells numbers, while they fit."""
+    many = len(names) > MANY
+    label: Spec = {"field": "label", "type": "nominal", "sort": None, "scale": {"domain": labels}, "title": "label"}
+    label["axis"] = {"labelOverlap": True, "labelAngle": 0, "labelLimit": 90}
     legend = {"title": f"share of the {run.word}'s rows", "format": ".0%"}
     tone: Spec = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1]}, "legend": legend}
-    caption = f"Each column is one {run.word}; the stronger the colour, the more of its rows have that label."
-    alt = f"The share of {len(labels)} labels at each of {len(names)} {plural(run.word)}, as a heat map."
-    return _partition_figure(
-        run, caption, alt, rows, heavy=True, wide=True, height=max(160, min(560, 20 * len(labels))),
-        mark={"type": "rect"}, encoding={"x": _rank(run), "y": y, "color": tone, "tooltip": _tips(run)},
+    tip = tips(client=run.word, label="label", train=("rows trained on", ",d"), test=("test rows", ",d"),
+               share=(f"of the {run.word}'s rows", ".0%"))  # fmt: skip
+    place = {"x": _rank(run), "y": label} if many else {"y": named(names, grid=False), "x": label}
+    place["tooltip"] = tip
+    layers = [layer("rect", {**place, "color": tone})]
+    if not many:
+        fits = {"expr": f"width / {len(labels)} > 34 ? 1 : 0"}
+        numbers = {**place, "text": {"field": "rows", "type": "quantitative", "format": ",d"}}
+        for test, style in (("datum.share <= 0.45", "ink"), ("datum.share > 0.45", "inverse")):
+            layers.append(layer("text", numbers, test, style=style, opacity=fits))
+    what = f"The stronger the colour, the larger the share of a {run.word}'s rows that has that label"
+    caption = f"Each column is one {run.word}. {what}." if many else f"{what}; numbers are rows."
+    alt = f"Rows of {len(labels)} labels at {len(names)} {plural(run.word)}, as a heat map."
+    height = max(160, min(560, 20 * len(labels))) if many else STEP * max(len(names), 2)
+    return drawn(
+        run, "partition", "Who has what", caption, alt, {"partition": rows}, "rows", heavy=many,
+        wide=many or len(labels) > 12, height=height, layer=layers,
     )  # fmt: skip
 
 
@@ -218,9 +204,9 @@ def _bars(run: ReportData, sizes: dict[str, list[int]]) -> Figure:
     place: Spec = {"x": _rank(run), "y": length} if many else {"y": named(ranked), "x": length}
     tip = tips(client=run.word, kind="rows", rows=("how many", ",d"))
     alt = f"Rows trained on and test rows of {len(ranked)} {plural(run.word)}."
-    return _partition_figure(
-        run, f"Rows of every {run.word}.", alt, rows, heavy=many, wide=True,
-        mark={"type": "bar", "opacity": 0.85} | ({} if many else {"height": 10}),
+    return drawn(
+        run, "partition", "Who has what", f"Rows of every {run.word}.", alt, {"partition": rows}, "rows", heavy=many,
+        wide=True, mark={"type": "bar", "opacity": 0.85} | ({} if many else {"height": 10}),
         height=vega.HEIGHT if many else STEP * max(len(ranked), 2),
         encoding={**place, "color": kind, "order": {"field": "place"}, "tooltip": tip},
     )  # fmt: skip

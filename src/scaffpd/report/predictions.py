@@ -247,7 +247,7 @@ def reliability(run: ReportData) -> Figure | None:
     line = {"x": {"datum": 0}, "y": {"datum": 0}, "x2": {"datum": 1}, "y2": {"datum": 1}}
     bar = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "stroke": looks["fill"]}
     layers = [
-        {**layer("rule", line, style="quiet"), "data": {"values": [{}]}},
+        layer("rule", line, style="quiet"),
         layer("rule", bar, chosen, opacity=0.45),
         vega.dots({"x": x, "y": y, **looks, "tooltip": tip}, where=chosen),
     ]

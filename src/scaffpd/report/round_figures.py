@@ -8,21 +8,7 @@ from collections.abc import Iterator, Sequence
 from scaffpd.errors import plural
 from scaffpd.report import vega
 from scaffpd.report.data import ReportData, Round
-from scaffpd.report.vega import (
-    MANY,
-    ON,
-    Figure,
-    Rows,
-    Spec,
-    across,
-    colour,
-    drawn,
-    layer,
-    quantity,
-    scaled,
-    short,
-    tips,
-)
+from scaffpd.report.vega import ON, Figure, Rows, Spec, across, colour, drawn, layer, quantity, scaled, short, tips
 
 TOP = 12  # clients that have lines of their own
 PART = "training"
@@ -111,7 +97,7 @@ def _dots(run: ReportData, ends: Spec, tip: list[Spec]) -> Spec:
 
 
 def weights(run: ReportData) -> Figure | None:
-    """Show the weights λ: lines of the heaviest clients, all others dim."""
+    """Show the weights λ over rounds: lines of the clients that count most, and a band of all others."""
     rounds = [r for r in run.rounds if r.weights]
     names = tuple(name for name in run.names if sum(r.model == name for r in rounds) > 1)
     if not names:
@@ -120,37 +106,33 @@ def weights(run: ReportData) -> Figure | None:
     focus = after if after in names else names[0]
     last = [r for r in rounds if r.model == focus][-1].weights
     top = sorted(last, key=lambda c: -last[c])[:TOP]
-    kept = {name: vega.thinned([r.number for r in rounds if r.model == name]) for name in names}
-    chosen = [r for r in rounds if r.model in names and r.number in kept[r.model]]
+    others = len(run.clients) - len(top)
+    chosen = [r for r in drawn_rounds(run) if r.weights and r.model in names]
     lines: Rows = [
         {"model": r.model, "round": r.number, "client": c, "weight": short(r.weights.get(c))}  # a gap where it was away
         for r in chosen
         for c in top
     ]
-    heading, caption = f"How much each {run.word} counts", _caption(run, len(run.clients) - len(top))
+    band: Rows = [
+        {"model": r.model, "round": r.number, "low": short(min(rest)), "high": short(max(rest)), "count": len(rest)}
+        for r in chosen
+        if (rest := [w for c, w in r.weights.items() if c not in top])
+    ]
+    caption = (
+        f"Every {run.word} that is served worse gets a larger weight in training, λ, until no other weights would make "
+        f"the model look worse; the dotted line is 1/{len(run.clients)}, all alike."
+    )
+    caption += f" Lines: the {TOP} that count most at the end; the grey band: the other {others}." if others > 0 else ""
     alt = f"The weight λ of the {len(top)} {plural(run.word)} that count most, over rounds, one model at a time."
-    data = {"weights": lines, "others": _others(chosen, top)}
-    order = (focus, *(name for name in names if name != focus))
-    wide, params = len(top) > len(vega.LIGHT["series"]), [{"name": "focus", "value": focus}]
-    parts: Spec = {"focus": order, "params": params, "layer": _weight_layers(run, top)}
-    return drawn(run, "weights", heading, caption, alt, data, PART, wide, **parts)
+    parts: Spec = {
+        "focus": (focus, *(name for name in names if name != focus)), "wide": len(top) > len(vega.LIGHT["series"]),
+        "params": [{"name": "focus", "value": focus}], "layer": _weight_layers(run, top, bool(band)),
+    }  # fmt: skip
+    heading, data = f"How much each {run.word} counts", {"weights": lines, "others": band}
+    return drawn(run, "weights", heading, caption, alt, data, PART, **parts)
 
 
-def _others(rounds: Sequence[Round], top: Sequence[str]) -> Rows:
-    """All other clients: one by one while they are few, else the range of their weights."""
-    rows: Rows = []
-    for r in rounds:
-        start = {"model": r.model, "round": r.number}
-        rest = {c: w for c, w in r.weights.items() if c not in top}
-        if len(rest) > MANY:
-            low, high = min(rest.values()), max(rest.values())
-            rows.append({**start, "low": short(low), "high": short(high), "count": len(rest)})
-        else:
-            rows += [{**start, "client": c, "weight": short(w)} for c, w in rest.items()]
-    return rows
-
-
-def _weight_layers(run: ReportData, top: Sequence[str]) -> list[Spec]:
+def _weight_layers(run: ReportData, top: Sequence[str], others: bool) -> list[Spec]:
     x, y = across("round", "round", tickMinStep=1), quantity("weight", "how much it counts (weight λ)")
     tip = tips(client=run.word, round=("round", "d"), weight=("weight λ", ".4f"))
     legend = {"title": None, "symbolType": "stroke", "columns": vega.columns(top)}
@@ -158,32 +140,17 @@ def _weight_layers(run: ReportData, top: Sequence[str]) -> list[Spec]:
     client: Spec = {"field": "client", "type": "ordinal", "sort": None, "scale": domain, "legend": legend}
     hues = len(vega.LIGHT["series"])
     dashes = [[1, 0] if i < hues else vega.DASHES[(1 + i // hues) % len(vega.DASHES)] for i in range(len(top))]
-    dash = {**client, "scale": {**domain, "range": dashes}}
-    ends = {"x": x, "y": y, "color": client}
-    mine = {"where": "datum.model === focus", "table": "weights"}
+    ends, mine = {"x": x, "y": y, "color": client}, "datum.model === focus"
     layers = [
-        layer("line", {**ends, "strokeDash": dash}, **mine),
-        layer("point", {**ends, "tooltip": tip}, **mine, filled=True, size=18),
+        layer("line", {**ends, "strokeDash": {**client, "scale": {**domain, "range": dashes}}}, mine, "weights"),
+        layer("point", {**ends, "tooltip": tip}, mine, "weights", filled=True, size=18),
         layer("rule", {"y": {"datum": 1 / max(len(run.clients), 1)}}, style="quiet", strokeDash=[2, 3]),
     ]
-    mine, others = mine | {"table": "others", "style": "rest"}, len(run.clients) - len(top)
-    if others > MANY:  # too many for lines
-        band = tips(count=(f"other {plural(run.word)}", ",d"), low=("from", ".4f"), high=("to", ".4f"))
-        between = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "tooltip": band}
-        layers.insert(0, layer("area", between, **mine))
-    elif others > 0:
-        layers.insert(0, layer("line", {"x": x, "y": y, "detail": {"field": "client"}, "tooltip": tip}, **mine))
+    if others:
+        tip = tips(count=(f"other {plural(run.word)}", ",d"), low=("from", ".4f"), high=("to", ".4f"))
+        between = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "tooltip": tip}
+        layers.insert(0, layer("area", between, mine, "others", style="rest"))
     return layers
-
-
-def _caption(run: ReportData, others: int) -> str:
-    words = (
-        f"Every {run.word} that is served worse gets a larger weight in training, λ, until no other weights would make "
-        f"the model look worse; the dotted line is 1/{len(run.clients)}, all alike."
-    )
-    if others > MANY:
-        return f"{words} Lines: the {TOP} that count most at the end; the grey band: the other {others}."
-    return f"{words} Grey: the other {others}." if others > 0 else words
 
 
 def absent(run: ReportData) -> Figure | None:

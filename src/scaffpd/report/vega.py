@@ -256,8 +256,12 @@ def tips(**lines: str | tuple[str, str]) -> list[Spec]:
 
 
 def layer(mark: str, encoding: Spec, where: str = "", table: str = "", **look: Any) -> Spec:
-    """Marks of one kind: of the rows `where` an expression holds, of a `table` where a figure has several."""
-    source = {"data": {"name": table}} if table else {}
+    """Marks of one kind: of the rows `where` an expression holds, of a `table` where a figure has several.
+
+    One mark, where all its channels are constant.
+    """
+    constant = all("datum" in channel for channel in encoding.values())
+    source = {"data": {"name": table}} if table else {"data": {"values": [{}]}} if constant else {}
     chosen = {"transform": [{"filter": where}]} if where else {}
     return {**source, **chosen, "mark": {"type": mark, **look}, "encoding": encoding}
 
