@@ -180,3 +180,24 @@ def test_names_of_test_files_differ():
     """Two of the same name are one module to pytest, and the second is not run."""
     names = collections.Counter(file.name for file in Path(__file__).parent.rglob("test_*.py"))
     assert [name for name, times in names.items() if times > 1] == []
+
+
+def test_the_drawing_of_layers_names_what_there_is():
+    """Every file and folder in the block exists, and no layer is missing from it."""
+    drawn = PAGE.read_text("utf-8").split("## Layers")[1].split("## ")[0]
+    block = "\n".join(line for line in drawn.splitlines() if line.startswith("    "))
+    named = re.findall(r"(?<!\S)(\w+(?:/|\.py))(?!\S)", block)
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    assert {name.rstrip("/").removesuffix(".py") for name in named} == set().union(*LAYERS)
+
+
+def test_modules_have_moved_to_where_the_changelog_says():
+    moved = (PAGE.parents[1] / "CHANGELOG.md").read_text("utf-8").split("### Modules that moved")[1].split("\n## ")[0]
+    places = [row.split(" | ")[1] for row in moved.splitlines() if row.startswith("| `")]
+    found = [name for place in places for name in re.findall(r"`(scaffpd[\w.{},]*)`", place)]
+    assert len(found) >= len(places) > 5
+    for name in found:
+        home, _, several = name.partition(".{")
+        for module in [f"{home}.{one}" for one in several.rstrip("}").split(",")] if several else [home]:
+            path = ROOT.joinpath(*module.split(".")[1:])
+            assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file(), module
