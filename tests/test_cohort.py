@@ -55,7 +55,7 @@ def test_a_cohort_of_all_equals_cohorts_of_one(name, batch_size):
     np.testing.assert_allclose(at.project(x), [a.project(x)[0] for a in ats], rtol=1e-9, atol=1e-11)
     c = at.sum(weights)
     assert relative(c, sum(a.sum(np.array([w])) for a, w in zip(ats, weights, strict=True))) < 1e-12
-    for plan in (LocalPlan(15, key=(8,)), LocalPlan(15, rate=1e-3, batch_size=2, key=(8,))):
+    for plan in (LocalPlan(4, key=(8,)), LocalPlan(4, rate=1e-3, batch_size=2, key=(8,))):
         d = together.local_updates(x, at, c, plan).sum(weights)
         parts = [
             cohort.local_updates(x, a, c, plan).sum(np.array([w]))

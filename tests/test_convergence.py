@@ -44,7 +44,7 @@ def solve_and_compare(family, name):
     assert np.linalg.norm(result.x - optimum.x) <= 1e-5 * size
 
 
-@pytest.mark.sample(14)
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(("family", "objective"), CASES)
 def test_auto_reaches_the_certified_optimum(family, objective):
     solve_and_compare(family, objective)

@@ -191,7 +191,7 @@ LARGE = {("digits", name) for name in OBJECTIVES} - {
 }
 
 
-@pytest.mark.sample(29)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     ("family", "name"),
     [pytest.param(*case, marks=pytest.mark.long if case in LARGE else ()) for case in product(FAMILIES, OBJECTIVES)],

@@ -336,7 +336,7 @@ def extreme(kind: str, name: str) -> Problem:
     return Problem(objective, case["a"], case["F"], start, case["diagonal"], case["tol"])
 
 
-@pytest.mark.sample(104)
+@pytest.mark.sample(70)
 @every_kind
 @pytest.mark.parametrize("name", EXTREMES)
 def test_extremes_are_solved(kind: str, name: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from scipy import stats
 
 import scaffpd as sp
-from scaffpd import cli, demo
+from scaffpd import cli, demo, gains
 from scaffpd.data import beijing_air
 from scaffpd.gains import ALONE, AVERAGE, FAIR, PERSONAL
 from scaffpd.report.figures import figures
@@ -25,7 +25,9 @@ from scaffpd.runs import train as pipeline
 
 @pytest.fixture(scope="module")
 def study():
-    return demo.stations(draws=2, orders=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gains, "PATH", gains.PATH[::3])  # fewer strengths of personal models
+        return demo.stations(draws=2, orders=2)
 
 
 def test_the_average_model_is_numpys(study):

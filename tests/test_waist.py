@@ -78,6 +78,7 @@ def test_some_clients_answer_what_they_answer_in_company(loss, batch_size):
         np.testing.assert_allclose(b.norms()[SOME], a.norms()[SOME], rtol=1e-11)
 
 
+@pytest.mark.cover(2)
 @pytest.mark.parametrize("prox", [0.0, 0.7])
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("kind", ["nothing", "kept", "answered elsewhere"])

@@ -9,7 +9,7 @@ from zoo_cases import OUTPUTS, agree, case, moved, play
 
 import scaffpd as sp
 
-ROUNDS = 7
+ROUNDS = 4
 LOSSES = tuple(OUTPUTS)
 # batch size, clients per round, weights
 SETTINGS = [

@@ -26,9 +26,10 @@ def bench(monkeypatch):
     networks = sys.modules["networks"]
 
     random = np.random.default_rng(0)
-    part = SimpleNamespace(x=random.integers(0, 256, (800, 32, 32, 3), dtype=np.uint8), y=random.integers(0, 10, 800))
+    part = SimpleNamespace(x=random.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), y=random.integers(0, 10, 200))
     monkeypatch.setattr(networks, "everything", lambda: SimpleNamespace(train=part, test=part))
-    monkeypatch.setattr(networks, "EACH", 40)
+    monkeypatch.setattr(networks, "EACH", 10)
+    monkeypatch.setattr(networks, "BATCH", 6)
     yield network_simulators
     for name in SCRIPTS:
         sys.modules.pop(name, None)
@@ -55,8 +56,8 @@ def test_ours_and_the_loop_do_the_same_work(bench, network, rounds, tmp_path):
     here, ticks = contest(bench, network), []
     bench.problem(network, here, rounds).save(tmp_path / "problem.npz")
     given = images.load(str(tmp_path / "problem.npz"))
-    assert given.rows.shape == (rounds, 2, 2, 32)
-    assert given.X.shape == (20, 40, 3, 32, 32)
+    assert given.rows.shape == (rounds, 2, 2, 6)
+    assert given.X.shape == (20, 10, 3, 32, 32)
     models = trained(network, given, lambda: ticks.append(len(ticks)))
     assert len(ticks) == 2 * (1 + rounds)  # by two of them, before the first round and after each
     ours, loop = (bench.vector(here, models[name]) for name in ("scaffpd", "loop"))
@@ -70,8 +71,11 @@ def test_other_minibatches_are_noticed(bench):
     here = contest(bench, "cnn")
     given = bench.problem("cnn", here, 1)
     other = bench.Images(**vars(given) | {"rows": given.rows[:, ::-1]})
-    found = [trained("cnn", problem, lambda: None) for problem in (given, other)]
-    first, second = (bench.vector(here, models["loop"]) for models in found)
+    import run_loop
+    import torch_problems
+
+    found = [torch_problems.network(run_loop.train, 1, problem, lambda: None) for problem in (given, other)]
+    first, second = (bench.vector(here, model) for model in found)
     assert (first - second).norm() > 0.1 * (first - bench.vector(here, given.start)).norm()
 
 

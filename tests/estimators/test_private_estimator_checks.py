@@ -20,7 +20,7 @@ def refused(estimator):
     return dict.fromkeys(WEIGHTED, REASON)
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(11)
 @pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
 @parametrize_with_checks([sp.FairFederatedClassifier(epsilon=100, noise_seed=0)], expected_failed_checks=refused)
 def test_scikit_learn_in_private(estimator, check):

@@ -248,10 +248,12 @@ def test_rho(rho):
     assert all(f"- {label}: after 3 rounds" in page for label in labels)
 
 
-def test_the_tuned_baseline_of_rho_is_the_one_of_the_comparison(rho):
+def test_the_tuned_baseline_of_rho_is_the_one_of_the_comparison(root, tmp_path, monkeypatch):
     """SCAFFOLD's last point on the first partition is the final run that the tuning made there."""
-    (final,) = [row for row in rows(rho / "tuning" / "runs.csv") if row["phase"] == "final"]
-    (last,) = [p for p in rows(rho / "rho.csv") if (p["method"], p["seed"], p["round"]) == ("SCAFFOLD", "0", "3")]
+    monkeypatch.setattr(curves, "RHOS", RHOS[:1])
+    assert reproduce(root, "rho", tmp_path, "--quiet", "--seeds", "1") == 0
+    (final,) = [row for row in rows(tmp_path / "tuning" / "runs.csv") if row["phase"] == "final"]
+    (last,) = [p for p in rows(tmp_path / "rho.csv") if (p["method"], p["seed"], p["round"]) == ("SCAFFOLD", "0", "3")]
     assert float(last["average"]) == pytest.approx(float(final["test_accuracy_mean"]), abs=1e-6)
     assert float(last["worst_20"]) == pytest.approx(float(final["test_accuracy_worst_20"]), abs=1e-6)
 

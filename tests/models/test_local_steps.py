@@ -322,7 +322,7 @@ def test_compressed_rows_have_the_same_losses(sizes, monkeypatch):
     assert small.rows.layout.lengths == [min(m, 8) for m in sizes]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 12), st.integers(1, 12), st.floats(-12, 0), st.integers(0, 1000))
 def test_triangles_have_the_same_products(extra, columns, exponent, seed):
     """By Cholesky's factor or by Householder's method: the bound holds, and columns of any size keep their digits."""

@@ -61,7 +61,7 @@ def test_a_linear_layer_is_a_linear_model(case):
 def test_local_steps_of_a_linear_layer_are_those_of_a_linear_model(case, batch_size):
     linear, network, x, outputs = twins(case)
     n, y = len(linear.names), torch.tensor(as_module(x, outputs))
-    plan = LocalPlan(20, rate=0.5 / linear.constants().smoothness.max(), batch_size=batch_size, key=(1, 2))
+    plan = LocalPlan(6, rate=0.5 / linear.constants().smoothness.max(), batch_size=batch_size, key=(1, 2))
     a, b = linear.gradients(torch.tensor(x)), network.gradients(y)
     c = a.sum(np.full(n, 1 / n))
     turned = torch.tensor(as_module(c, outputs))

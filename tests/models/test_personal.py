@@ -56,6 +56,7 @@ class Joint:
         self.gamma = np.array([strength / len(X) for X, _ in pairs])
         self.dimension = self.parts[0].A.shape[1] * classes
         self.own = np.ones(self.dimension, dtype=bool) if own is None else np.repeat(own, classes)
+        self.at, self.found = None, None  # where models were solved for last
         self.l2 = float(np.min(l2 * self.gamma / (l2 + self.gamma)))
         self.sizes = np.linalg.norm(self.gradients(np.zeros(self.dimension)), axis=1)
 
@@ -66,20 +67,24 @@ class Joint:
         def value(u):
             return f.losses(u)[0] + g / 2 * np.sum((u - x) ** 2)
 
+        last = np.inf
         for _ in range(100):
             slope = (f.gradients(u)[0] + g * (u - x))[own]
+            size = np.linalg.norm(slope)
+            if size <= 1e-14 or last <= min(size, 1e-12):  # no nearer by rounding
+                break
             step = np.zeros_like(u)
             step[own] = np.linalg.solve(f.hessian(u, np.ones(1))[np.ix_(own, own)] + g * np.eye(own.sum()), slope)
             t = 1.0
             while t > 1e-8 and value(u - t * step) > value(u) + 1e-14:
                 t /= 2
-            u = u - t * step
-            if np.linalg.norm(slope) <= 1e-14:
-                break
+            u, last = u - t * step, size
         return u
 
     def models(self, x):
-        return np.array([self.model(i, x) for i in range(len(self.parts))])
+        if not np.array_equal(self.at, x):
+            self.at, self.found = x.copy(), np.array([self.model(i, x) for i in range(len(self.parts))])
+        return self.found
 
     def losses(self, x):
         U = self.models(x)

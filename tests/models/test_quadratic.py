@@ -44,7 +44,7 @@ def errors(cohort, clients, x, plan, rates):
 
 
 @pytest.mark.cover(2)
-@pytest.mark.parametrize("steps", [1, 2, 10, 100, 1000])
+@pytest.mark.parametrize("steps", [1, 2, 10, 200, pytest.param(1000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("l2", [0.0, 1e-6, 0.03])
 @pytest.mark.parametrize(("outputs", "intercept"), [(1, False), (3, True)])
 def test_the_closed_form_equals_the_loop(steps, l2, outputs, intercept):

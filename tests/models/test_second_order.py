@@ -198,7 +198,7 @@ def test_local_models_of_a_linear_layer_are_approached_as_those_of_a_linear_mode
     random = np.random.default_rng(1)
     x, c = (torch.from_numpy(0.1 * random.standard_normal(linear.dimension)) for _ in range(2))
     D = torch.from_numpy(random.random(len(x)) + 0.5)
-    for pull in (1e-4, 0.01, 1.0):
+    for pull in (1e-4, 1.0):
         a = linear.proximal_steps(linear.gradients(x), c, ProximalPlan(pull, D))
         plan = ProximalPlan(pull, turned(D, outputs))
         b = network.proximal_steps(network.gradients(turned(x, outputs)), turned(c, outputs), plan)

@@ -117,6 +117,7 @@ def aside(loss):
     return [(X + shift * random.normal(size=X.shape), y) for shift, (X, y) in pairs]
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 @pytest.mark.parametrize("objective", [sp.ChiSquare(0.3), sp.CVaR(0.6), sp.Tilted(0.5)], ids=repr)
 def test_weights_answer_held_out_losses(objective, loss):

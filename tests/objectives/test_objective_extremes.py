@@ -26,7 +26,7 @@ def patterns(n: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.sample(18)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("n", [1, 2, 7, 60])
 @pytest.mark.parametrize("kind", ALL)
 def test_every_extreme_is_solved(kind: str, n: int) -> None:

@@ -54,7 +54,7 @@ def test_equal_steps_are_one_step(kind: str, step: Step) -> None:
 
 @each
 @given(step=steps(clients=6, exponent=0.7), data=st.data())
-@settings(deadline=None, max_examples=6, derandomize=True)
+@settings(deadline=None, max_examples=4, derandomize=True)
 def test_the_step_agrees_with_an_interior_point_solver(kind: str, step: Step, data: st.DataObject) -> None:
     objective = simplified(step, kind)
     sigma = step.sigma * data.draw(vectors(len(step.losses), powers(-1, 0)))

@@ -55,7 +55,7 @@ def simplified(step: Step, kind: str) -> Objective:
 
 @pytest.mark.parametrize("kind", ALL)
 @given(step=steps(clients=6, exponent=0.7))
-@settings(deadline=None, max_examples=8, derandomize=True)
+@settings(deadline=None, max_examples=5, derandomize=True)
 def test_prox_agrees_with_an_interior_point_solver(kind: str, step: Step) -> None:
     objective = simplified(step, kind)
     ours = objective.prox(step.losses, step.old, step.sigma)
@@ -70,7 +70,7 @@ def test_prox_agrees_with_an_interior_point_solver(kind: str, step: Step) -> Non
 
 @pytest.mark.parametrize("kind", ALL)
 @given(step=steps(clients=6, exponent=0.7))
-@settings(deadline=None, max_examples=8, derandomize=True)
+@settings(deadline=None, max_examples=5, derandomize=True)
 def test_support_agrees_with_an_interior_point_solver(kind: str, step: Step) -> None:
     objective = simplified(step, kind)
     lam, psi, members = model(objective, len(step.losses))

@@ -46,7 +46,7 @@ def solved(form, L, delta, centre, expected=None):
     raise AssertionError("no threshold was found")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(losses, strengths, st.floats(0.05, 5))
 def test_weights_are_those_of_the_prox_and_the_maximizer(L, rho, delta):
     n = len(L)

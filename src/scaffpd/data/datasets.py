@@ -22,6 +22,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,7 @@ def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
     return standardised(names, parts, (*WEATHER, *MADE), centred=True)
 
 
+@cache
 def _daily() -> tuple[Any, Any, Matrix, Matrix]:
     """Return station, date, columns and target of every day with PM2.5."""
     file = resources.files("scaffpd.data") / "files" / "beijing_air" / "daily.csv.xz"
