@@ -250,7 +250,7 @@ def test_several_labels_names_and_the_average_alone():
     for k in range(4):
         y = (X[k] @ centre.T + rng.gumbel(size=(60, 3))).argmax(1)
         train[f"site {k}"], test[f"site {k}"] = (X[k][:40], y[:40]), (X[k][40:], y[40:])
-    found = sp.joining(train, dict(reversed(test.items())), sp.Linear("softmax", 1e-2, True), sp.Average(), strength=9.0)
+    found = sp.joining(train, dict(reversed(test.items())), sp.Linear("softmax", 1e-2, True), sp.Average(), strength=9)
     assert found.models == ("constant", "alone", "average", "personal")
     assert found.names == ("site 0", "site 1", "site 2", "site 3")
     y = test["site 1"][1]

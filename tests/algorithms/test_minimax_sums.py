@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -32,6 +34,13 @@ def excess(objective, clients, x, best):
     return value[0] - value[1]
 
 
+# A fifth more rounds than it takes, with logistic and with squared loss; a wrong direction takes half as many more.
+MOST = {
+    "chi": (7, 23), "capped": (14, 32), "tilted": (7, 23), "cvar": (28, 45), "agnostic": (22, 52), "average": (7, 7),
+    "excess": (7, 23),
+}  # fmt: skip
+
+
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -39,7 +48,8 @@ def test_the_optimum_is_that_of_an_open_run_and_the_proof_holds(name, loss):
     objective, tol = OBJECTIVES[name], 1e-5 if name in ("cvar", "agnostic") else 1e-7
     seen = []
     hidden = sp.SecureAggregation(cohort(loss), share=1.0, losses="hidden", record=lambda *what: seen.append(what))
-    result = sp.train(sp.fair(objective), hidden, rounds=200, tol=tol, callbacks=[lambda info: seen.append(info.state)])
+    rounds = MOST[name][loss == "squared"]
+    result = sp.train(sp.fair(objective), hidden, rounds, tol=tol, callbacks=[lambda info: seen.append(info.state)])
     best = sp.train(sp.MinimaxNewton(objective), cohort(loss), rounds=100, tol=1e-10).x
     assert result.status == "converged"
     off = excess(objective, cohort(loss), result.x, best)
@@ -71,12 +81,30 @@ def test_single_precision_is_proven_too():
 @pytest.mark.parametrize("name", ["chi", "cvar"])
 def test_a_run_goes_on_from_its_checkpoint(tmp_path, name):
     objective, file = OBJECTIVES[name], tmp_path / "run.npz"
-    whole = sp.train(sp.fair(objective), sp.SecureAggregation(cohort(), share=1.0, losses="hidden"), tol=1e-7)
+    tol = 1e-5 if name == "cvar" else 1e-7
+    whole = sp.train(sp.fair(objective), sp.SecureAggregation(cohort(), share=1.0, losses="hidden"), tol=tol)
     sp.train(sp.fair(objective), sp.SecureAggregation(cohort(), share=1.0, losses="hidden"), rounds=5, checkpoint=file)
     again = sp.SecureAggregation(cohort(), share=1.0, losses="hidden")
-    result = sp.train(sp.fair(objective), again, tol=1e-7, checkpoint=file)
+    result = sp.train(sp.fair(objective), again, tol=tol, checkpoint=file)
     assert result.status == "converged"
     np.testing.assert_allclose(result.x, whole.x, atol=1e-3)
+
+
+def test_a_centre_is_weights_over_their_sum():
+    """Weights of a threshold that is off sum to S ≠ 1: the next Φ is that of a proximal step from λ/S."""
+    objective, federation = OBJECTIVES["cvar"], cohort()
+    method = sp.MinimaxSums(objective)
+    state = method.init(federation, x0=torch.full((6,), 0.1, dtype=torch.float64))
+    L, nu = federation.losses(state.x), state.nu - 0.12 * state.delta
+    weights = np.clip(1 / 5 + (L - nu) / state.delta, 0, 1 / (0.5 * 5))
+    off = method._answered(federation, replace(state, nu=nu))
+    assert off.mass == pytest.approx(weights.sum())
+    assert abs(off.mass - 1) > 0.1
+    moved = method._centred(federation, replace(off, primal=0.0, dual=1e-3))
+    centre = weights / weights.sum()
+    wanted = objective.prox(L, centre, 1 / moved.delta)
+    away = moved.delta / 2 * np.square(wanted - centre).sum()
+    assert moved.value == pytest.approx(wanted @ L - away, rel=1e-6)
 
 
 def test_three_clients_let_a_vector_into_one_sum_only():

@@ -471,10 +471,10 @@ def zoo():
 @pytest.mark.parametrize("method", zoo(), ids=lambda m: type(m).__name__)
 def test_every_method_trains_a_network(method):
     cohort = sp.Cohort(pictures(), sp.Module(network("plain")), test=pictures(1))
-    result = sp.train(method, cohort, rounds=2)
+    result = sp.train(method, cohort, rounds=3 if type(method) is sp.FedAvgM else 2)
     losses = result.history.losses
     assert np.isfinite(result.x).all()
-    assert losses.mean(1).min() < losses[0].mean()
+    assert losses[-1].mean() < losses[0].mean()
     assert result.certificate == np.inf
     assert "no certificate" in result.message
 
