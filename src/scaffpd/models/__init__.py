@@ -1,4 +1,4 @@
-"""Models: what x parametrises."""
+"""Models with parameters x: linear models, networks and personal models."""
 
 from scaffpd.models.linear import Coefficients, Linear
 from scaffpd.models.module import Augment, LocalAdam, LocalSGD, Module

@@ -5,11 +5,11 @@ r"""J local steps of all clients of a linear model, with full gradients or on mi
 
 With full gradients, c is a client's first corrected gradient g_i(x) − c_i + c. Where it is the same for all (Scaff-PD:
 g_i(x) = c_i) and steps go in the space of samples, d_i = p_i c + A_iᵀ R_i, and Σ λ_i d_i is one matrix product on the
-stack of all clients: nobody's d_i is ever formed.
+stack of all clients; no d_i is ever formed.
 
-A piece of work is a few clients whose samples fit into a core's cache: they make all their J steps before the next
-piece is looked at, so that the samples come from memory once and not J times. Pieces are independent of each other, and
-each core takes the next one. Minibatches are drawn on the device, for as many steps at a time as take little memory.
+Work is split into pieces: a few clients whose samples fit into a core's cache. They take all J steps before the next
+piece starts, so that the samples are read from memory once and not J times. Pieces are independent of each other, and
+each core takes the next one. Minibatches are drawn on the device, for as many steps at a time as need little memory.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SpanDisplacements:
 
 
 class MixedDisplacements:
-    """A span, and vectors of the clients who are not in it."""
+    """Displacements of a span, and vectors of the clients outside it."""
 
     def __init__(self, span: SpanDisplacements, who: Tensor, vectors: Tensor) -> None:
         self.span, self.who, self.vectors = span, who, vectors
@@ -101,7 +101,7 @@ class FullBatches:
     plan: LocalPlan
 
     def run(self) -> Displacements:
-        """The displacements of all clients."""
+        """Return the displacements of all clients."""
         common = self.c.ndim == 2
         if common and self.plan.steps == 1:
             return SpanDisplacements(self.rows, self.c, self.rates.flatten(), None)
@@ -117,7 +117,7 @@ class FullBatches:
         return MixedDisplacements(span, who, self.over_features(far)[who].mT.flatten(1))
 
     def in_samples(self, near: list[PaddedBlock]) -> SpanDisplacements:
-        """By inner products of samples: one matrix product for A c, and none with features in the steps."""
+        """Take the steps in the space of samples: one matrix product for A c, and none with features in the steps."""
         along, R, k = self.rows.A @ self.c, torch.zeros_like(self.z), self.z.shape[1]
 
         def work(block: PaddedBlock) -> None:
@@ -133,7 +133,7 @@ class FullBatches:
         return SpanDisplacements(self.rows, self.c, p, R)
 
     def over_features(self, blocks: list[PaddedBlock]) -> Tensor:
-        """Step by step, with every client's own d, (N, k, features); of clients in no block there is nothing."""
+        """Take the steps with every client's own d, (N, k, features); clients in no block are left out."""
         n, (features, k) = len(self.rates), self.c.shape[-2:]
         c, out = self.c.expand(n, features, k).mT, self.z.new_empty(n, k, features)
 
@@ -161,13 +161,13 @@ class Minibatches:
         over: makes steps over features.
         loss: ℓ.
         X: x as (k, features).
-        seeds: of every client's draws, (N,).
+        seeds: seeds of the clients' draws, (N,).
         size: b.
         plan: J, or every J_i.
         rates: η_i, (N, 1, 1).
         keep: 1 − η(l2 + μ), (N, 1, 1).
         constant: c − c_i + l2 x, (N, k, features).
-        alike: the number that `keep` is, where it is one for all, c = c_i and μ = 0 (FedAvg's steps).
+        alike: the common value of `keep`, if it is one for all, c = c_i and μ = 0 (FedAvg's steps).
     """
 
     rows: StackedSamples
@@ -184,11 +184,11 @@ class Minibatches:
     alike: float | None = None
 
     def run(self) -> Tensor:
-        """The displacements of all clients, (N, k, features)."""
+        """Return the displacements of all clients, (N, k, features)."""
         n, (k, features) = len(self.seeds), self.X.shape
         out, near = self.X.new_empty(n, k, features), self.spaces.near(self.size, self.plan.steps)
         far, counts = outside(near, n, out.device), self.plan.counts(out)
-        if isinstance(counts, Tensor):  # those who end together go together
+        if isinstance(counts, Tensor):  # clients with the same J go together
             far = far[counts[far].argsort(stable=True)]
 
         def in_samples(block: PaddedBlock) -> None:
@@ -202,9 +202,9 @@ class Minibatches:
         return out
 
     def slabs(self, who: Tensor, numbers: int) -> Iterator[tuple[int, Tensor | None, bool]]:
-        """Yield how many steps of some clients to draw at a time, if a step of one takes so many numbers.
+        """Yield the number of steps to draw at a time, if a step of one client needs `numbers` numbers.
 
-        With it, who ends in this stage (`None` for all), and whether the stage ends.
+        Also yield the clients that end with this stage (`None`: all), and whether the stage ends.
         """
         most = max(1, SLAB.get(who.device.type, SLAB["cuda"]) // (len(who) * numbers))
         for number, ending in stages(self.plan.steps, self.plan.each, who):
@@ -212,7 +212,7 @@ class Minibatches:
                 yield min(most, number - first), ending, first + most >= number
 
     def in_samples(self, block: PaddedBlock) -> Tensor:
-        """All steps of a block of clients, by inner products of their samples."""
+        """Take all steps of a block of clients, by inner products of their samples."""
         who, push, (A, _), space = block.clients, self._push(block.clients), self.rows.of(block), self.spaces[block]
         draws, keep, m = Draws.of(self.seeds[who]), self.keep[who], A.shape[1]
         U = widened(product(A, self.X.mT), len(self.X)).mT.contiguous()
@@ -233,7 +233,7 @@ class Minibatches:
         return torch.baddbmm(total(keep, counts) * push, R[..., :m], A)
 
     def over_features(self, who: Tensor) -> Tensor:
-        """All steps of some clients, minibatch by minibatch."""
+        """Take all steps of some clients, minibatch by minibatch."""
         push, y, k, n, b = self._push(who), self.rows.y, len(self.X), len(who), self.size
         D, last, draws = torch.zeros_like(push), torch.empty_like(push), Draws.of(self.seeds[who])
         for steps, ending, ends in self.slabs(who, b * (k + 4)):
@@ -251,7 +251,7 @@ class Minibatches:
 
 
 class FeatureSteps:
-    """J steps over features, on a GPU as one graph.
+    """J steps over features, as one graph on a GPU.
 
     Args:
         loss: ℓ.
@@ -263,18 +263,18 @@ class FeatureSteps:
         self.replay = GraphReplay(self.run)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        """Run the steps, as a recorded graph where that pays."""
+        """Run the steps, as a recorded graph where that is faster."""
         return self.run(*tensors) if self.stored else self.replay(*tensors)
 
     def run(
         self, D: Tensor, numbers: Tensor, y: Tensor, weight: Tensor, X: Tensor, push: Tensor, keep: Tensor
     ) -> Tensor:
-        """The displacements after more steps, (n, k, features).
+        """Return the displacements after more steps, (n, k, features).
 
         Args:
-            D: those before.
-            numbers: (J, n·b), the rows of every step.
-            y: (J, n, b, k), their targets.
+            D: displacements before.
+            numbers: rows of every step, (J, n·b).
+            y: their targets, (J, n, b, k).
             weight: η/b, 0 for padding, (n, 1, b).
             X: x, (k, features).
             push: η (c − c_i + l2 x), (n, k, features).
@@ -293,6 +293,6 @@ class FeatureSteps:
 
 
 def cache_pieces(clients: Tensor, numbers: int) -> list[Tensor]:
-    """Split clients of so many numbers each into pieces that fit into a cache; a GPU takes them all at once."""
+    """Split clients of `numbers` numbers each into pieces that fit into a cache; a GPU takes them all at once."""
     size = max(1, CACHE // max(1, numbers)) if clients.device.type == "cpu" else max(1, len(clients))
     return list(torch.split(clients, size)) if len(clients) else []

@@ -1,17 +1,17 @@
-r"""Linear models of one's own: F_i(x) = min_u f_i(u) + (γ_i/2)‖u − x‖² of N clients at one x, with u_i and ∇F_i.
+r"""Personal linear models: F_i(x) = min_u f_i(u) + (γ_i/2)‖u − x‖² of N clients at one x, with u_i and ∇F_i.
 
-With u = ζ_i x + v, ζ_i = γ_i/(l2 + γ_i), the two quadratic terms separate, and what is left is a correction v to the
-shrunken shared model that pays for its length:
+With u = ζ_i x + v, ζ_i = γ_i/(l2 + γ_i), the two quadratic terms separate, and v is a penalised correction to the
+shrunken shared model:
 
     F_i(x) = min_v (1/m_i) Σ_j ℓ(ζ_i⟨a_j, x⟩ + ⟨a_j, v⟩, y_j) + ((l2 + γ_i)/2)‖v‖² + (ζ_i l2/2)‖x‖²
     ∇F_i   = ζ_i A_iᵀ r_i/m_i + ζ_i l2 x,    r = ∂ℓ/∂z at the client's own predictions p = A_i u_i
     ∇²F_i  = ζ_i² A_iᵀ S_i A_i + ζ_i l2 I,   S_i = W − W A_i (A_iᵀW A_i + (l2 + γ_i)I)⁻¹ A_iᵀW,   W = ∂²ℓ/∂z²/m_i
 
-so that F_i is a function of A_i x like f_i, and nothing of length d is kept per client. Where only some columns P are
+so that F_i is a function of A_i x like f_i, and no vector of length d is stored per client. If only some columns P are
 personal, v lives on P, and the others have ζ = 1 and l2. For squared loss, with H_i = 2A_iᵀA_i/m + l2 I, r is known in
 the eigenvectors of A_iA_iᵀ (eigenvalues s, w = 2s/m): r = 2g(ζ_i z − y), g = (l2 + γ_i)/(w + l2 + γ_i), which turns an
-eigenvalue h of H_i into hγ_i/(h + γ_i). Other losses take Newton's method, which starts at u = x: an answer depends on
-the question alone (`newton.py`). A residual ε = ‖∇_v‖ of the inner problem puts 0 ≤ F̂ − F ≤ ε²/(2(l2 + γ)) and
+eigenvalue h of H_i into hγ_i/(h + γ_i). Other losses take Newton's method, started at u = x, so that an answer depends
+on the question alone (`newton.py`). A residual ε = ‖∇_v‖ of the inner problem gives 0 ≤ F̂ − F ≤ ε²/(2(l2 + γ)) and
 ‖∇F̂ − ∇F‖ ≤ 2ζε.
 """
 
@@ -48,7 +48,7 @@ NO_DIAGONAL = "The diagonal of a personal Hessian is known for squared loss only
 
 @dataclass(frozen=True)
 class Anchor:
-    """How clients are tied to x: l2 of f_i, γ_i, and which features are `own` (`None`: all of them)."""
+    """Parameters that tie clients to x: l2 of f_i, γ_i, and which features are personal (`own`; `None`: all)."""
 
     l2: float
     gamma: Tensor
@@ -56,7 +56,7 @@ class Anchor:
 
     @cached_property
     def stiffness(self) -> Tensor:
-        """l2 + γ_i: what the length of v costs."""
+        """l2 + γ_i, the penalty on v."""
         return self.l2 + self.gamma
 
     @cached_property
@@ -65,36 +65,36 @@ class Anchor:
         return torch.where(self.gamma > 0, self.gamma / self.stiffness, 0)
 
     def only(self, who: list[int]) -> Anchor:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         return Anchor(self.l2, self.gamma[who], self.own)
 
     @cached_property
     def fine(self) -> Anchor:
-        """The same in double precision."""
+        """Convert to double precision."""
         return self if self.gamma.dtype == torch.float64 else Anchor(self.l2, self.gamma.double(), self.own)
 
     def per_feature(self, personal: Tensor, shared: float | Tensor) -> Tensor:
-        """A number of each client for its personal features and one for the others, (N, features or 1, 1)."""
+        """Return `personal` at each client's personal features and `shared` at the others, (N, features or 1, 1)."""
         if self.own is None:
             return personal[:, None, None]
         return torch.where(self.own, personal[:, None], shared)[..., None]
 
     @cached_property
     def factors(self) -> Tensor:
-        """What a feature is multiplied with: ζ_i, or 1."""
+        """Factor of each feature: ζ_i, or 1."""
         return self.per_feature(self.keep, 1.0)
 
     @cached_property
     def ridges(self) -> Tensor:
-        """What is left of l2: ζ_i l2, or l2."""
+        """Remaining l2 of each feature: ζ_i l2, or l2."""
         return self.per_feature(self.keep * self.l2, self.l2)
 
     def part(self, A: Tensor) -> Tensor:
-        """The personal columns."""
+        """Return the personal columns."""
         return A if self.own is None else A[..., self.own]
 
     def along(self, rows: StackedSamples, X: Tensor, fine: bool = False) -> Tensor:
-        """A_i D_i X, D_i = diag(ζ_i or 1), for X (features, k); fine ones in double precision."""
+        """Return A_i D_i X, D_i = diag(ζ_i or 1), for X (features, k); `fine` in double precision."""
         times = rows.products.times if fine else rows.A.__matmul__
         keep = self.keep[rows.layout.owner][:, None]
         if self.own is None:
@@ -114,9 +114,9 @@ class Anchor:
 
 
 class PersonalPoint(LinearPoint):
-    """All clients at one x, or each at one of its own, (N, d); subclasses solve for the residuals r and know S.
+    """All clients at one x, or each at its own, (N, d); subclasses solve for the residuals r and know S.
 
-    With `fine` rows, which have the same losses, all is in double precision.
+    With `fine` rows, which have the same losses, everything is in double precision.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class PersonalPoint(LinearPoint):
         self.tie = anchor if fine is None else anchor.fine
 
     def shrunk(self) -> Tensor:
-        """A_i D_i x: what the shrunken shared model predicts."""
+        """A_i D_i x, the predictions of the shrunken shared model."""
         if self.fine is not None:
             return self.tie.along(self.fine, self.X.to(self.fine.A.dtype), fine=True)
         if self.X.ndim == 2:
@@ -146,7 +146,7 @@ class PersonalPoint(LinearPoint):
         return (weights[:, None, None] * self.anchor.ridges).sum(0)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i c_i: one matrix product, whatever N is."""
+        """Return Σ_i w_i c_i by one matrix product, for any N."""
         if self.fine is None:
             out = self.anchor.back(self.rows, self._weighted(weights) * self.residual)
             return (out + self._ridge(weights) * self.X).flatten()
@@ -157,7 +157,7 @@ class PersonalPoint(LinearPoint):
         return (out + ridge * self.X.double()).flatten().to(self.x.dtype)
 
     def _along(self, V: Tensor) -> Tensor:
-        """T = A D V, the change of the shrunken predictions along the columns of V: (rows, outputs, k)."""
+        """Return T = A D V, the change of the shrunken predictions along the columns of V: (rows, outputs, k)."""
         k, features = V.shape[1], self.rows.A.shape[1]
         return self.anchor.along(self.rows, V.reshape(features, self.outputs * k)).view(*self.residual.shape, k)
 
@@ -168,12 +168,12 @@ class PersonalPoint(LinearPoint):
         return self.rows.layout.segment_sum(slope) + pull
 
     def _ridged(self, weights: Tensor, V: Tensor) -> Tensor:
-        """Vᵀ(Σ w_i ridges)V, as Σ_i w_i VᵀH_iV = Σ_i w_i T_iᵀS_iT_i + Vᵀ(Σ w_i ridges)V with T = A D V."""
+        """Return the last term of Σ_i w_i VᵀH_iV = Σ_i w_i T_iᵀS_iT_i + Vᵀ(Σ w_i ridges)V with T = A D V."""
         ridge = self._ridge(weights).expand(*self.X.shape).flatten()
         return V.mT @ (ridge[:, None] * V)
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """Every client's VᵀH_iV = T_iᵀS_iT_i + Vᵀ(ridges)V, (N, k, k)."""
+        """Return every client's VᵀH_iV = T_iᵀS_iT_i + Vᵀ(ridges)V, (N, k, k)."""
         T = self._along(V)
         bent, ridges = self.bend(T), self.anchor.ridges.expand(-1, *self.X.shape).flatten(1)
         out = V.mT @ (ridges[..., None] * V)
@@ -187,11 +187,11 @@ class PersonalPoint(LinearPoint):
         return weights @ self.diagonals()
 
     def diagonals(self) -> Tensor:
-        """Refuse."""
+        """Refuse: this diagonal is not available."""
         raise InputError(NO_DIAGONAL)
 
     def each(self) -> Tensor:
-        """The c_i themselves, (N, d)."""
+        """Return the c_i themselves, (N, d)."""
         if self.fine is None or self.fine.products.single:
             return self._vectors(self.residual)
         pulled = self.tie.factors * self.pulled(self.slopes) + self.tie.ridges * self.X.double()
@@ -216,13 +216,13 @@ class PersonalPoint(LinearPoint):
         return u.flatten(1)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bounds on the errors of F_i and of ∇F_i; subclasses add what their solution is off."""
+        """Bound the errors of F_i and of ∇F_i; subclasses add the error of their solution."""
         return self.enveloped(norm_above(self.x, 0).expand_as(self.losses))
 
     def enveloped(self, size: Tensor) -> tuple[Tensor, Tensor]:
-        """What arithmetic adds, where the rows multiply vectors of this length.
+        """Bound the error of arithmetic, if the rows multiply vectors of length `size`.
 
-        ζ_i and γ_i = κ/n_i, as they are stored, are off by a few roundings themselves.
+        ζ_i and γ_i = κ/n_i, as they are stored, carry a few roundings themselves.
         """
         loss, gradient = self.arithmetic(size)
         n, unit = self.x.numel() + max(self.rows.layout.lengths), UNIT if self._format() == 0 else SINGLE
@@ -230,7 +230,7 @@ class PersonalPoint(LinearPoint):
         return loss, gradient + self.scalings(self.l2 * norm_above(self.x, 0))
 
     def reach(self) -> Tensor:
-        """A bound on ‖u_i‖: γ/2 ‖u − x‖² and l2/2 ‖u‖² are parts of F_i."""
+        """Bound ‖u_i‖: γ/2 ‖u − x‖² and l2/2 ‖u‖² are parts of F_i."""
         twice, infinite = 2 * SAFE * self.losses.clamp_min(0), torch.full_like(self.losses, float("inf"))
         by_x = norm_above(self.x, 0) + torch.where(self.anchor.gamma > 0, twice / self.anchor.gamma, infinite).sqrt()
         return by_x if self.anchor.l2 == 0 else torch.minimum(by_x, (twice / self.anchor.l2).sqrt())
@@ -238,10 +238,10 @@ class PersonalPoint(LinearPoint):
 
 @dataclass(frozen=True)
 class RotatedTargets:
-    """Squared loss in every client's own basis: orthogonal rows S Vᵀ and targets Uᵀy, from A = U S Vᵀ.
+    """Squared loss in each client's own basis: orthogonal rows S Vᵀ and targets Uᵀy, from A = U S Vᵀ.
 
-    `fine` has the same rows in double precision, `constant` is what no model explains, and `noise` what ‖E‖/‖A‖ and
-    ‖e‖/‖y‖ are at most, where the rotated rows and targets are those of A + E and y + e.
+    `fine` has the same rows in double precision, `constant` is the loss that no model explains, and `noise` bounds
+    ‖E‖/‖A‖ and ‖e‖/‖y‖ if the rotated rows and targets are those of A + E and y + e.
     """
 
     before: Compressed
@@ -251,7 +251,7 @@ class RotatedTargets:
     noise: Tensor
 
     def only(self, who: list[int]) -> RotatedTargets:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         data = self.data.only(who)
         fine = data if self.fine is self.data else self.fine.only(who)
         return RotatedTargets(self.before.only(who), data, fine, self.constant[who], self.noise[who])
@@ -260,8 +260,8 @@ class RotatedTargets:
 def rotate_targets(compressed: Compressed) -> RotatedTargets:
     """Rotate every client's rows and targets, once, in double precision.
 
-    With U', V' the nearest matrices with orthonormal columns, A = U' S V'ᵀ + E: E is what U (S Vᵀ) leaves of A, and how
-    far U and V are from orthonormal.
+    With U', V' the nearest matrices with orthonormal columns, A = U' S V'ᵀ + E: E is A − U (S Vᵀ), plus the distance
+    of U and V from orthonormal.
     """
     rows, features = compressed.fine, compressed.rows.A.shape[1]
     layout = Ragged([min(size, features) for size in rows.layout.lengths], rows.A.device, torch.float64)
@@ -294,7 +294,7 @@ def rotate_targets(compressed: Compressed) -> RotatedTargets:
 
 
 class SquaredPoint(PersonalPoint):
-    """Squared loss: r = 2g(ζ z − y) in the eigenvectors of A_iA_iᵀ, of which every row has its eigenvalue w."""
+    """Squared loss: r = 2g(ζ z − y) in the eigenvectors of A_iA_iᵀ; each row has its eigenvalue w."""
 
     def __init__(
         self, rows: StackedSamples, fine: StackedSamples, anchor: Anchor, x: Tensor, eigenvalues: Tensor,
@@ -310,7 +310,7 @@ class SquaredPoint(PersonalPoint):
         self.losses = fine.layout.total(value) + constant + self.ridge()
 
     def gained(self, V: Tensor) -> Tensor:
-        """Multiply by g, in the basis in which that is a number per row."""
+        """Multiply by g, which is one number per row in this basis."""
         return (self.gains if V.dtype == torch.float64 else self.gain) * V
 
     def bend(self, T: Tensor) -> Tensor:
@@ -328,7 +328,7 @@ class SquaredPoint(PersonalPoint):
 
 
 class RotatedPoint(SquaredPoint):
-    """In rows that are rotated to that basis."""
+    """Squared loss in rows that are rotated to that basis."""
 
     def __init__(self, targets: RotatedTargets, anchor: Anchor, x: Tensor) -> None:
         fine = targets.fine
@@ -336,10 +336,10 @@ class RotatedPoint(SquaredPoint):
         self.targets = targets
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """What arithmetic adds, and the decomposition: it has F_i of A + E, y + e, which are off as much as f_i(u).
+        """Bound the errors of arithmetic and of the decomposition, which has F_i of A + E, y + e.
 
-        With ρ² ≤ F_i and δ = noise·(S‖u‖ + ‖y‖/√m) that is 2ρδ + δ² in F_i and 2 noise S ρ + 2 S δ in ∇F_i; what
-        was off before puts F_i off by as much as f_i, and ∇F_i by twice as much.
+        With ρ² ≤ F_i and δ = noise·(S‖u‖ + ‖y‖/√m) the latter is 2ρδ + δ² in F_i and 2 noise S ρ + 2 S δ in ∇F_i;
+        earlier errors add as much to F_i as to f_i, and twice as much to ∇F_i.
         """
         loss, gradient = super().rounding()
         before, noise, rho = self.targets.before, self.targets.noise, self.losses.clamp_min(0).sqrt()
@@ -350,7 +350,7 @@ class RotatedPoint(SquaredPoint):
 
 
 class SpectralPoint(SquaredPoint):
-    """In a table's wide rows as they are."""
+    """Squared loss in a table's wide rows as they are."""
 
     def __init__(self, inner: WideOracle, anchor: Anchor, x: Tensor) -> None:
         self.spectrum: Spectrum = inner.spectrum
@@ -365,7 +365,7 @@ class SpectralPoint(SquaredPoint):
         return torch.cat([U @ (g * (U.mT @ v)) for U, g, v in zip(wide, *parts, strict=True)])
 
     def pulled(self, R: Tensor) -> Tensor:
-        """A_iᵀR_i/m_i of every client."""
+        """Return A_iᵀR_i/m_i of every client."""
         if R.dtype == self.rows.A.dtype:
             return spread(self.rows, self.rows.share[:, None] * R).view(len(self.losses), -1, R.shape[1])
         A, share = cast(StoredMatrix, self.rows.products.wide), self.rows.exact[1]
@@ -381,10 +381,10 @@ class SpectralPoint(SquaredPoint):
         return torch.stack(out)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """What arithmetic adds, and the decomposition of K + E in place of K = A_iA_iᵀ.
+        """Bound the errors of arithmetic and of the decomposition of K + E in place of K = A_iA_iᵀ.
 
-        With e = 2‖E‖/(m(l2 + γ)) and R² = ‖r‖²/m it puts F_i off by at most eR²/4, and ∇F_i by (‖A‖/√m)eR. Products
-        with U and Uᵀ put r off by h = 2γ_m √m (1 + √m γ_m)·2‖ζz − y‖, F_i by hR and ∇F_i by (‖A‖/√m)h.
+        With e = 2‖E‖/(m(l2 + γ)), R² = ‖r‖²/m the latter changes F_i by at most eR²/4, ∇F_i by (‖A‖/√m)eR. Products
+        with U and Uᵀ change r by h = 2γ_m √m (1 + √m γ_m)·2‖ζz − y‖, F_i by hR and ∇F_i by (‖A‖/√m)h.
         """
         loss, gradient = super().rounding()
         _, _, aa = self.rows.levers
@@ -407,7 +407,7 @@ def put(block: PaddedBlock, stack: Tensor, values: Tensor) -> None:
 
 
 def own_predictions(rows: StackedSamples, U: Tensor) -> Tensor:
-    """A_i u_i of every client, (M, k), for U (N, features, k)."""
+    """Return A_i u_i of every client, (M, k), for U (N, features, k)."""
     if rows.stored and hasattr(rows.A, "each"):
         return store(rows).each(U, rows.layout.lengths)
     out = U.new_zeros(len(rows.layout.owner), U.shape[2])

@@ -39,7 +39,7 @@ CLIENTS = 2**13  # vectors that a server adds up in double precision, one by one
 class LinearPoint:
     """All clients at one x: L_i and c_i = A_iᵀ r_i / m_i + l2 x, held as residuals r and never as N vectors.
 
-    With `fine` rows, which have the same losses, L_i and c_i are computed in double precision whatever the format of x.
+    With `fine` rows, which have the same losses, L_i and c_i are computed in double precision for any format of x.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class LinearPoint:
 
     @cached_property
     def slopes(self) -> Tensor:
-        """The derivatives r = ∂ℓ/∂z, sample by sample, in the format of the predictions."""
+        """Derivatives r = ∂ℓ/∂z, sample by sample, in the format of the predictions."""
         return self.loss.residual(self.predictions, (self.rows.y if self.fine is None else self.fine.exact[0]))
 
     @cached_property
     def residual(self) -> Tensor:
-        """The same in the format of x."""
+        """Derivatives in the format of x."""
         return self.slopes.to(self.x.dtype)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i c_i = Aᵀ(w ∘ r) + l2 (Σ w) x: one matrix product, whatever N is."""
+        """Return Σ_i w_i c_i = Aᵀ(w ∘ r) + l2 (Σ w) x by one matrix product, for any N."""
         if self.fine is None:
             scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
             return transposed(self.rows.A, scale * self.residual).flatten() + self.l2 * weights.sum() * self.x
@@ -91,7 +91,7 @@ class LinearPoint:
         return self._slopes(direction[:, None], self._along(direction[:, None]))[:, 0]
 
     def _along(self, V: Tensor) -> Tensor:
-        """T = A V, the change of the predictions along the columns of V: (rows, outputs, k)."""
+        """Return T = A V, the change of the predictions along the columns of V: (rows, outputs, k)."""
         k, features = V.shape[1], self.rows.A.shape[1]
         return (self.rows.A @ V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
 
@@ -106,7 +106,7 @@ class LinearPoint:
         return squares.sum(1) if scale is None else squares @ scale
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
-        """Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + l2 (Σ w) VᵀV, and the slopes, from one product T = A V."""
+        """Compute Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + l2 (Σ w) VᵀV and the slopes from one product T = A V."""
         T = self._along(V)
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]
         inner = T.flatten(0, 1).mT @ (scale * self.bend(T)).flatten(0, 1)
@@ -117,11 +117,11 @@ class LinearPoint:
         return self.loss.bend(self.z, self.rows.y, T)
 
     def _ridged(self, weights: Tensor, V: Tensor) -> Tensor:
-        """What the regulariser adds to Σ_i w_i VᵀH_iV."""
+        """Return the regulariser's part of Σ_i w_i VᵀH_iV."""
         return self.l2 * weights.sum() * (V.mT @ V)
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """Every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + l2 VᵀV, (N, k, k), T = A V block by block."""
+        """Return every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + l2 VᵀV, (N, k, k), T = A V block by block."""
         k, features = V.shape[1], self.rows.A.shape[1]
         out = (self.l2 * (V.mT @ V)).repeat(len(self.rows.layout), 1, 1)
         for block in self.rows.blocks:
@@ -141,7 +141,7 @@ class LinearPoint:
         return (self.rows.A.square().mT @ bends).flatten() + self.l2 * weights.sum()
 
     def diagonals(self) -> Tensor:
-        """Every client's diag H_i, (N, d)."""
+        """Return every client's diag H_i, (N, d)."""
         bends = self.loss.bends(self.z, self.rows.y)
         if self.rows.stored:
             return self.rows.squared().each(bends).mT.flatten(1) + self.l2
@@ -152,7 +152,7 @@ class LinearPoint:
         return out.flatten(1)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound how far off rounding may have put L_i and, in norm, c_i, for the data, x and l2 as they are stored."""
+        """Bound the rounding errors of L_i and, in norm, of c_i, for the data, x and l2 as they are stored."""
         loss, gradient = self.arithmetic(self.size)
         return loss + bounded_square(self.size, len(self.x)) * self.l2 / 2, gradient + self.scalings(
             self.l2 * self.size
@@ -160,16 +160,16 @@ class LinearPoint:
 
     @cached_property
     def size(self) -> Tensor | float:
-        """‖x‖, from above; on a GPU nobody waits for it."""
+        """‖x‖ from above, without waiting for a GPU."""
         size = root_above(self.square, len(self.x))
         return size if size.is_cuda else float(size)
 
     def arithmetic(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Bound what sums may be off, where the rows multiply vectors of this length.
+        """Bound the errors of sums, if the rows multiply vectors of length `size`.
 
-        A sum of n products is off by at most s(n) times the sum of their sizes, s(n) = γ_n for plain double precision
-        (worst case: any order, any signs; see `DoubleProducts`). With ℓ off by v of itself and o besides, and r by w of
-        itself and j besides (`Loss.accuracy`), with m rows of a client, M of all, and means over a client's rows:
+        The error of a sum of n products is at most s(n) times the sum of their sizes, s(n) = γ_n in double precision
+        (worst case: any order, any signs; see `DoubleProducts`). With a relative error v and an absolute error o of ℓ,
+        w and j of r (`Loss.accuracy`), m rows of a client, M of all, and means over a client's rows:
         δz = s(d)‖a‖‖x‖,  δL = mean (‖r‖(1 + w) + j)δz + (curvature/2) mean δz² + (v + γ_{2√m})L + o,
         δc = mean ‖a‖(curvature δz + (w + s(M))‖r‖ + j).
         """
@@ -192,11 +192,11 @@ class LinearPoint:
         return SAFE * loss, SAFE * gradient + rows * self._least() * (features * self.outputs) ** 0.5
 
     def scalings(self, size: Tensor | float) -> Tensor | float:
-        """What l2 x in a sum over clients may be off, for ‖l2 x‖."""
+        """Bound the error of l2 x in a sum over clients, for ‖l2 x‖."""
         return SAFE * (gamma(len(self.rows.layout) + CLIENTS + 8) + self._format()) * size
 
     def _format(self) -> float:
-        """What vectors and weights lose in the format of x: λ_i, r_i, c_i, l2 x and their sum."""
+        """Rounding of vectors and weights in the format of x: λ_i, r_i, c_i, l2 x and their sum."""
         if self.x.dtype == torch.float64:
             return 0.0
         return (8 if self.fine is not None and self.fine.products.halves else 4) * SINGLE
@@ -205,7 +205,7 @@ class LinearPoint:
         return LEAST if self._format() == 0 else 2.0**-126
 
     def each(self) -> Tensor:
-        """The c_i themselves, (N, d): what stochastic local steps subtract. They stay with the clients."""
+        """Return the c_i themselves, (N, d), for stochastic local steps; they stay with the clients."""
         if self.fine is None or self.fine.products.single:
             return self._vectors(self.residual)
         each = self.fine.each(self.slopes).mT.flatten(1)
@@ -216,14 +216,14 @@ class LinearPoint:
 
 
 def steepness(loss: Loss, rows: StackedSamples) -> Tensor | float:
-    """A bound on ∂²ℓ/∂z² of every client's samples."""
+    """Bound ∂²ℓ/∂z² of every client's samples."""
     if not loss.uneven:
         return loss.curvature
     return rows.layout.segment_max(loss.steepness(rows.y).to(rows.share))
 
 
 def squares(x: Tensor) -> Tensor:
-    """‖x‖² in double precision, in blocks of about √d terms."""
+    """Compute ‖x‖² in double precision, in blocks of about √d terms."""
     terms = x.double().square()
     if (d := len(terms)) <= SHORT:
         return terms.sum()
@@ -233,7 +233,7 @@ def squares(x: Tensor) -> Tensor:
 
 
 def bounded_square(size: Tensor | float, d: int) -> Tensor | float:
-    """What ‖x‖² and its product with l2/2 may be off, for ‖x‖ ≤ size."""
+    """Bound the error of ‖x‖² and of its product with l2/2, for ‖x‖ ≤ size."""
     n = d if d <= SHORT else 2 * math.isqrt(d) + 4
     return SAFE * gamma(n + 8) * size * size + d * LEAST
 
@@ -268,7 +268,7 @@ class LinearOracle:
         return self.rows.A.new_zeros(self.dimension)
 
     def contents(self) -> list[Tensor]:
-        """Samples, targets and whose they are."""
+        """Samples, targets and the clients they belong to."""
         A: Tensor | MappedMatrix = self.rows.A
         return [*(A.contents() if isinstance(A, MappedMatrix) else [A]), self.rows.y, self.rows.layout.sizes]
 
@@ -281,7 +281,7 @@ class LinearOracle:
         return Constants(L, mu, True, steepest, self.rows.layout.sizes.cpu().numpy(), self.loss.quadratic)
 
     def only(self, clients: list[int]) -> LinearOracle:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         return type(self)(self.rows.only(clients), self.loss, self.l2, self.outputs, [self.names[i] for i in clients])
 
     @cached_property
@@ -311,7 +311,7 @@ class LinearOracle:
         return self.rows.layout.segment_max(each * self.rows.norms.square()) + self.l2
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
-        """Losses and gradients at x over all samples, or over a seeded minibatch of each client."""
+        """Evaluate losses and gradients at x over all samples, or over a seeded minibatch of each client."""
         if batch_size is None:
             return self.samples(x, fine=True)
         uniform = Draws(key, self._streams).uniform(batch_size)
@@ -319,19 +319,19 @@ class LinearOracle:
         return LinearPoint(rows, self.loss, self.l2, x, self.outputs)
 
     def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
-        """f_i(x): a point's gradients are not formed before they are asked for."""
+        """Return f_i(x) without forming gradients."""
         point = self.samples(x) if batch_size is None else self.evaluate(x, batch_size, key)
         return point.losses
 
     def samples(self, x: Tensor, fine: bool = False) -> LinearPoint:
-        """Every sample of every client at x; `fine` for what a certificate rests on."""
+        """Evaluate every sample of every client at x; `fine` for certificates."""
         fine = fine or x.dtype == torch.float64
         return LinearPoint(self.rows, self.loss, self.l2, x, self.outputs, self.rows if fine else None)
 
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
-        """J local steps of every client; d_i is accumulated as such, so that nothing cancels near the optimum."""
+        """Take J local steps of every client; accumulate d_i itself, so that nothing cancels near the optimum."""
         if plan.batch_size is not None:
             return StackedDisplacements(self._stochastic(x, at, correction, plan))
         here, c, rates = *self._first(x, at, correction), self.rates(plan)
@@ -341,7 +341,7 @@ class LinearOracle:
     def _first(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None
     ) -> tuple[LinearPoint, Tensor]:
-        """The clients at x, and their first corrected gradient g_i(x) − c_i + c: one for all, or (N, features, k)."""
+        """Evaluate the clients at x; return also g_i(x) − c_i + c, one for all, or (N, features, k)."""
         if isinstance(at, LinearPoint) and at.rows is self.rows and same_point(at.x, x):
             c = torch.zeros_like(x) if correction is None else correction
             return at, c.view(-1, self.outputs)
@@ -349,14 +349,14 @@ class LinearOracle:
         return here, (here.each() + shift(at, correction)).view(len(self.names), -1, self.outputs)
 
     def rates(self, plan: LocalPlan) -> Tensor:
-        """η_i per client, shaped to multiply (N, d, k); 0 where the loss is flat."""
+        """Return η_i per client, shaped to multiply (N, d, k); 0 if the loss is flat."""
         if plan.rate is not None:
             return self.rows.share.new_full((len(self.rows.layout), 1, 1), plan.rate)
         L = self._expected(plan.batch_size)
         return torch.where(L > 0, plan.scale / L, 0)[:, None, None]
 
     def _expected(self, batch_size: int | None) -> Tensor:
-        """How steep the mean of b random samples is; known on the device after it has been asked for once."""
+        """Return the expected smoothness of the mean of b random samples; cached on the device."""
         if batch_size is None:
             return self.smoothness
         if batch_size not in self._steep:
@@ -380,11 +380,11 @@ class LinearOracle:
         return steps.run().mT.flatten(1)
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
-        """Accelerated corrected steps in the metric D with the pull βD(u − x): J of them, as many as √κ asks for.
+        """Take J accelerated corrected steps in the metric D with the pull βD(u − x); J grows with √κ.
 
-        With d = x − u they read d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β),  e = d + m (d − d_prev).
+        With d = x − u: d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β),  e = d + m (d − d_prev).
         """
-        L = self.smoothness if at.rows is self.rows else self.steepest  # of a few samples: at most that of the worst
+        L = self.smoothness if at.rows is self.rows else self.steepest  # minibatch: at most the steepest sample's
         go, shape = pace(plan, L.double().cpu().numpy(), self.l2), (-1, self.outputs)
         c, D = (t.view(shape).mT.contiguous() for t in (correction, plan.metric))
         rates, momenta = (torch.from_numpy(t).to(c)[:, None, None] for t in (go.rates, go.momenta))
@@ -400,7 +400,7 @@ class LinearOracle:
         return StackedDisplacements(each.mT.flatten(1))
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(x) and the share of rightly classified samples (NaN for regression), piece by piece."""
+        """Return f_i(x) and the accuracy (NaN for regression), piece by piece."""
         loss, accuracy, labelled = np.empty(len(self.names)), np.empty(len(self.names)), True
         for clients, rows in self.rows.pieces:
             point = self.samples(x) if rows is self.rows else LinearPoint(rows, self.loss, self.l2, x, self.outputs)

@@ -1,12 +1,12 @@
 r"""The samples of all clients in one stack, without a loop over clients of unequal size.
 
-`owner` says whose a row is. Sums over a client's own rows are segment sums. Where every client has an iterate of its
-own (local steps), clients are padded to a common length and handled as one batched product. Padding costs arithmetic
-and one more block costs the fixed price of a dozen small operations, so the clients, in order of size, are cut where
+`owner` is the client of each row. Sums over a client's own rows are segment sums. If every client has its own iterate
+(local steps), clients are padded to a common length and handled as one batched product. Padding costs arithmetic
+and one more block costs the overhead of a dozen small operations, so the clients, in order of size, are cut where
 
     Σ_blocks ( overhead + clients · longest · width )
 
-is least: many small clients make one block whatever their sizes, large ones are hardly padded at all.
+is least: many small clients of any sizes make one block, and large ones are hardly padded at all.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from scaffpd.models.numerics import (
 )
 from scaffpd.models.tables import FINE, TERMS, MappedMatrix, StoredMatrix, TableMatrix
 
-# Padded elements that cost as much as one more block (measured); on a GPU launches are dear and arithmetic is cheap.
+# Padded elements that cost as much as one more block (measured); on a GPU launches are expensive, arithmetic is cheap.
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
-WORTH = 2**18  # numbers of inner products from which on steps are worth a thread for each core (measured on two)
-SHORT = 1024  # rows of a client that are added up as they come
+WORTH = 2**18  # size of inner products above which steps use one thread per core (measured on two)
+SHORT = 1024  # rows of a client that are summed without blocks
 CACHE = 2**17  # numbers that a core's second-level cache holds: half a megabyte, or one in double precision
 
 
 @dataclass(frozen=True)
 class PaddedBlock:
-    """Some clients with the same padded number of rows.
+    """Clients with the same padded number of rows.
 
     Attributes:
         clients: (n,) which clients.
         rows: (n, m) row numbers in the stack; padding repeats a client's first row.
         weight: (n, m) weight of each row in its client's mean; 0 for padding.
-        first: the first of n·m rows in a row, where nothing is padded; `None` elsewhere.
-        number: tells the blocks of a layout apart; `None` for a minibatch.
+        first: the first of n·m consecutive rows if nothing is padded; else `None`.
+        number: index of the block in its layout; `None` for a minibatch.
     """
 
     clients: Tensor
@@ -63,13 +63,13 @@ class PaddedBlock:
     number: int | None = None
 
     def of(self, stack: Tensor) -> Tensor:
-        """Return the block's part of a stack (M, ...) as (n, m, ...): a view where nothing is padded, else a copy."""
+        """Return the block's part of a stack (M, ...) as (n, m, ...): a view if nothing is padded, else a copy."""
         if self.first is None:
             return stack[self.rows]
         return stack[self.first : self.first + self.rows.numel()].view(*self.rows.shape, *stack.shape[1:])
 
     def add(self, stack: Tensor, values: Tensor) -> None:
-        """Add (n, ≥ m, ...) to the block's part of a stack; what belongs to padding must be zero."""
+        """Add (n, ≥ m, ...) to the block's part of a stack; values at padding must be zero."""
         values = values[:, : self.rows.shape[1]]
         if self.first is None:
             stack.index_add_(0, self.rows.flatten(), values.reshape(-1, *stack.shape[1:]))
@@ -78,7 +78,7 @@ class PaddedBlock:
 
 
 class Ragged:
-    """The layout of N clients' rows in one stack."""
+    """Layout of N clients' rows in one stack."""
 
     def __init__(self, sizes: list[int], device: torch.device, dtype: torch.dtype) -> None:
         self.lengths, self.smallest, self.largest = list(sizes), min(sizes, default=0), max(sizes, default=0)
@@ -117,24 +117,24 @@ class Ragged:
         stack[own] = values[inside]
 
     def spread(self, values: Tensor) -> Tensor:
-        """Repeat a number of every client for each of its rows: (N,) → (M,)."""
+        """Repeat each client's number for each of its rows: (N,) → (M,)."""
         return values.repeat_interleave(self.smallest) if self.equal else values[self.owner]
 
     def scaled(self, rows: Tensor, values: Tensor) -> Tensor:
-        """Multiply the rows of every client, (M, k), by a number of its own, (N,)."""
+        """Multiply the rows of each client, (M, k), by its number, (N,)."""
         if self.equal:
             return (rows.view(len(self.lengths), self.smallest, -1) * values[:, None, None]).view_as(rows)
         return rows * values[self.owner][:, None]
 
     def segment_sum(self, rows: Tensor) -> Tensor:
-        """Σ over each client's rows: (M, ...) → (N, ...)."""
+        """Return Σ over each client's rows: (M, ...) → (N, ...)."""
         if self.equal:
             return rows.view(len(self.lengths), self.smallest, *rows.shape[1:]).sum(1)
         return torch.segment_reduce(rows, "sum", lengths=self.sizes, unsafe=True)
 
     @cached_property
     def _cuts(self) -> tuple[Tensor, Tensor] | None:
-        """Each client's rows in blocks of about the root of the largest client's: the blocks' lengths, and how many."""
+        """Cut each client's rows into blocks of about √(most rows); return the blocks' lengths and numbers."""
         if self.largest <= SHORT:
             return None
         width = math.isqrt(self.largest)
@@ -145,15 +145,15 @@ class Ragged:
 
     @cached_property
     def additions(self) -> Tensor:
-        """In how many additions a row of each client takes part in `total`."""
+        """Number of additions in `total` that a row of each client takes part in."""
         if self._cuts is None:
             return self.sizes.double()
         return self._cuts[1].double() + math.isqrt(self.largest)
 
     def total(self, rows: Tensor) -> Tensor:
-        """Σ over each client's rows, (M,) → (N,), in blocks whose length is the root of their number.
+        """Return Σ over each client's rows, (M,) → (N,), in blocks whose length is the root of their number.
 
-        Then no order of additions within a block errs by more than γ_{2√m}.
+        Then the error of a block is at most γ_{2√m}, in any order of additions.
         """
         if self._cuts is None:
             return self.segment_sum(rows)
@@ -162,7 +162,7 @@ class Ragged:
         return torch.segment_reduce(within, "sum", lengths=counts, unsafe=True)
 
     def segment_max(self, rows: Tensor) -> Tensor:
-        """The largest of each client's rows."""
+        """Return the largest of each client's rows."""
         if self.equal:
             return rows.view(len(self.lengths), self.smallest, *rows.shape[1:]).amax(1)
         return torch.segment_reduce(rows, "max", lengths=self.sizes, unsafe=True)
@@ -172,7 +172,7 @@ class Ragged:
         return self._cut(share, width, lambda _: CACHE // width, range(len(self)))
 
     def squares(self, share: Tensor, width: int) -> list[PaddedBlock]:
-        """Cut all rows into blocks whose m × m matrices fit into the cache, and that keep all cores busy."""
+        """Cut all rows into blocks whose m × m matrices fit into the cache and that keep all cores busy."""
         enough = sum(m * m for m in self.lengths) >= WORTH
         each = -(-sum(self.lengths) // thread_count()) if enough else CACHE
         return self._cut(share, width, lambda m: min(CACHE // m, each), range(-1, -len(self) - 1, -1))
@@ -193,7 +193,7 @@ class Ragged:
         ]
 
     def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int, at: int) -> PaddedBlock:
-        if self.equal:  # nobody was moved: client number `at` is the first
+        if self.equal:  # clients are in order: client number `at` is the first
             end = (at + len(clients)) * self.smallest
             rows = torch.arange(at * self.smallest, end, device=clients.device).view(-1, self.smallest)
             return PaddedBlock(clients, rows, share[at * self.smallest : end].view_as(rows), at * self.smallest, number)
@@ -207,7 +207,7 @@ class Ragged:
     def minibatch(self, uniform: Tensor, clients: Tensor | None = None) -> PaddedBlock:
         """Draw rows with replacement, by (N, …, b) `uniform` numbers in [0, 1): b of every client, for every step.
 
-        A client with no more than b rows gives them all. Of some `clients` only, where they are named.
+        A client with at most b rows gives them all. Draw for `clients` only, if given.
         """
         who = torch.arange(len(self), device=self.sizes.device) if clients is None else clients
         size, shape = uniform.shape[-1], (-1, *[1] * (uniform.ndim - 1))
@@ -233,9 +233,9 @@ def outside(blocks: list[PaddedBlock], clients: int, device: torch.device) -> Te
 
 
 def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
-    """Find the ends of blocks of descending `sizes` for which Σ_blocks (overhead + clients · longest) is least.
+    """Find the ends of blocks of descending `sizes` that minimise Σ_blocks (overhead + clients · longest).
 
-    Dynamic programming over the places where sizes, rounded up to six binary digits, change; there are few of them.
+    Use dynamic programming over the few places where sizes, rounded up to six binary digits, change.
     """
     fraction, exponent = np.frexp(sizes)
     rounded = np.ldexp(np.ceil(64 * fraction), exponent)
@@ -254,12 +254,12 @@ def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
 
 
 def finer(ends: list[int], sizes: NDArray[np.int64], rows: Callable[[int], int]) -> list[int]:
-    """Add ends of blocks, so that no block of several clients has more padded rows than `rows` says.
+    """Split blocks so that no block of several clients has more padded rows than `rows` allows.
 
     Args:
-        ends: where blocks end.
+        ends: ends of the blocks.
         sizes: the clients' numbers of rows, descending.
-        rows: how many there may be in a block whose longest client has m of them.
+        rows: most rows of a block whose longest client has m of them.
     """
     cuts = []
     for first, last in zip([0, *ends[:-1]], ends, strict=True):
@@ -268,15 +268,15 @@ def finer(ends: list[int], sizes: NDArray[np.int64], rows: Callable[[int], int])
     return cuts
 
 
-BLOCK, TOGETHER = 256, 16  # terms that a GPU adds up in single precision; and how many such blocks at a time
+BLOCK, TOGETHER = 256, 16  # terms that a GPU adds up in single precision; number of such blocks at a time
 
 
 class DoubleProducts:
-    """A X and AᵀV in double precision, and how far off they may be.
+    """A X and AᵀV in double precision, with bounds on their errors.
 
-    Two numbers in single precision have an exact product in double precision, into which A goes piece by piece. On a
+    Products of numbers in single precision are exact in double precision, to which A is converted piece by piece. On a
     GPU that would take several times as long: there, blocks of `BLOCK` terms are added up in single precision, without
-    matrix units, and the blocks in double precision; a table of halves goes through matrix units, `TERMS` at a time.
+    matrix units, and the blocks in double precision; a table of halves uses matrix units, `TERMS` at a time.
     """
 
     def __init__(self, A: Tensor | TableMatrix) -> None:
@@ -289,23 +289,23 @@ class DoubleProducts:
 
     def slack(self, terms: int) -> float:
         """Bound the error of a sum of n products with A, relative to the sum of their sizes."""
-        if self.halves:  # splitting, matrix units, and the sum of what they return
+        if self.halves:  # splitting, matrix units, and the sum of their results
             return (4 + 17 / 16 * min(terms, TERMS) + terms / TERMS) * 2 * SINGLE
         if self.blocks:
             return gamma(min(terms, BLOCK) + 4, SINGLE) + gamma(terms / BLOCK + 4)
         return gamma(terms + 4)
 
     def each_slack(self, terms: int) -> float:
-        """Bound the same for sums over one client's n rows."""
+        """Bound the same error for sums over one client's n rows."""
         return gamma(terms + 4, SINGLE) if self.blocks else self.slack(terms)
 
     @property
     def least(self) -> float:
-        """What a product that underflows may be off."""
+        """Error of a product that underflows."""
         return 2.0**-126 if self.single else LEAST
 
     def times(self, X: Tensor) -> Tensor:
-        """A X for X in the format of A."""
+        """Return A X for X in the format of A."""
         if self.plain:
             return self.A @ X
         if self.halves:
@@ -317,7 +317,7 @@ class DoubleProducts:
         return torch.cat([piece @ X.double() for piece in self._pieces()])
 
     def transposed(self, V: Tensor) -> Tensor:
-        """AᵀV for V in double precision."""
+        """Return AᵀV for V in double precision."""
         if self.plain:
             return transposed(cast(Tensor, self.A), V)
         if self.halves:
@@ -358,7 +358,7 @@ class DoubleProducts:
 
 
 def _blocked(A: Tensor, V: Tensor) -> Tensor:
-    """AᵀV in double precision, for A (n, d) and V (n, k) in single precision, from sums of `BLOCK` terms."""
+    """Return AᵀV in double precision, for A (n, d) and V (n, k) in single precision, from sums of `BLOCK` terms."""
     cut = len(A) - len(A) % BLOCK
     out = torch.zeros(A.shape[1], V.shape[1], dtype=torch.float64, device=A.device)
     with tensor_cores(A.device, False):
@@ -369,13 +369,13 @@ def _blocked(A: Tensor, V: Tensor) -> Tensor:
         return out if cut == len(A) else out + (A[cut:].mT @ V[cut:]).double()
 
 
-KEPT = 2**23  # numbers of padded copies that are kept from round to round
-PIECE = 2**17  # rows for which everything that has a number per row fits into a cache
+KEPT = 2**23  # numbers of padded copies that are stored between rounds
+PIECE = 2**17  # rows for which all per-row numbers fit into a cache
 
 
 @dataclass(frozen=True)
 class StackedSamples:
-    """The stacked samples of all clients: features A, targets y, and each row's share in its client's mean."""
+    """Stacked samples of all clients: features A, targets y, and each row's share in its client's mean."""
 
     A: Tensor
     y: Tensor
@@ -389,11 +389,11 @@ class StackedSamples:
 
     @cached_property
     def squares(self) -> list[PaddedBlock]:
-        """The same, for work in the space of samples."""
+        """Blocks for work in the space of samples."""
         return self.layout.squares(self.share, self.A.shape[1])
 
     def of(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
-        """A block's (A, y): views where nothing is padded, else copies, which are kept if they are small in all."""
+        """Return a block's (A, y): views if nothing is padded, else copies, which are cached if small in all."""
         return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
 
     def alone(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
@@ -406,11 +406,11 @@ class StackedSamples:
 
     @property
     def stored(self) -> bool:
-        """Whether A stays in a table: copies of its rows are not cached."""
+        """Return whether A stays in a table, so that copies of its rows are not cached."""
         return not isinstance(cast(Any, self.A), Tensor)
 
     def large(self, block: PaddedBlock) -> MappedMatrix | None:
-        """Return a block's A if it is to be read piece by piece: one client's, and too large to be held together."""
+        """Return a block's A if it has to be read piece by piece: that of one client, too large for memory."""
         A = cast(Any, self.A)
         if not isinstance(A, MappedMatrix) or block.first is None or len(block.rows) > 1:
             return None
@@ -429,7 +429,7 @@ class StackedSamples:
         return {block.number: (block.of(self.A), block.of(self.y)) for block in padded} if few else {}
 
     def each(self, V: Tensor) -> Tensor:
-        """A_iᵀ (V_i/m_i) of every client, (N, k, features), for V (M, k); in the format of V, not of A."""
+        """Return A_iᵀ (V_i/m_i) of every client, (N, k, features), for V (M, k); in the format of V, not of A."""
         out = V.new_empty(len(self.layout), V.shape[1], self.A.shape[1])
         fine = V.dtype != self.A.dtype
 
@@ -465,12 +465,12 @@ class StackedSamples:
 
     @cached_property
     def shares(self) -> Tensor:
-        """A row's share in the mean of its client, (N,), in double precision."""
+        """Share of a row in the mean of its client, (N,), in double precision."""
         return self.layout.segment_max(self.exact[1])
 
     @cached_property
     def levers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What rounding goes with: ‖a_j‖/m_i per row, and the clients' means of ‖a_j‖ and ‖a_j‖², from above."""
+        """Factors of rounding errors: ‖a_j‖/m_i per row, and the clients' means of ‖a_j‖ and ‖a_j‖², from above."""
         norms = self.products.norms()
         levers = self.exact[1] * norms
         mean, square = self.layout.segment_sum(torch.stack([levers, levers * norms], 1)).unbind(1)
@@ -492,7 +492,7 @@ class StackedSamples:
 
     @cached_property
     def pieces(self) -> list[tuple[slice, StackedSamples]]:
-        """Clients in order, in pieces of about `PIECE` rows, as views; all at once where A is not in main memory."""
+        """Clients in order, in pieces of about `PIECE` rows, as views; all at once if A is not in main memory."""
         if self.stored or self.A.device.type != "cpu":
             return [(slice(None), self)]
         ends = np.cumsum([0, *self.layout.lengths])
@@ -507,17 +507,17 @@ class StackedSamples:
 
 @quiet
 def from_left(V: Tensor, A: Tensor) -> Tensor:
-    """V_iᵀA_i, (n, k, features), of n clients; small ones by NumPy's loop over BLAS."""
+    """Return V_iᵀA_i, (n, k, features), of n clients; small ones by NumPy's loop over BLAS."""
     if V.is_cuda or V.shape[1] * V.shape[2] * A.shape[2] > ALONE_VECTOR:
         return torch.bmm(V.mT.contiguous(), A)
     return torch.from_numpy(np.matmul(V.numpy().transpose(0, 2, 1), A.numpy()))
 
 
 def product(A: Tensor, v: Tensor) -> Tensor:
-    """A v, client by client; a single column goes as a row, see `scaffpd.models.local_steps`."""
+    """Return A v, client by client; a single column goes as a row, see `scaffpd.models.local_steps`."""
     return (v.mT @ A.mT).mT if v.shape[-1] == 1 else A @ v
 
 
 def transposed(A: Tensor, V: Tensor) -> Tensor:
-    """AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
+    """Return AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
     return (V.mT.contiguous() @ A).mT if isinstance(A, Tensor) and V.shape[1] > 1 else A.T @ V

@@ -1,4 +1,4 @@
-"""`Linear`: f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖², as a user describes it."""
+"""`Linear`: f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖², as users describe it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from scaffpd.models.tables import MappedMatrix, numbered
 from scaffpd.models.wide import WideOracle
 from scaffpd.system import format_bytes, free_memory
 
-VECTORS = 6  # x, c, d, the last two points, and what an update needs besides; as many of every client's own
-SHARE = 0.8  # of free memory is taken for copies of rows that can also be read from where they are
+VECTORS = 6  # x, c, d, the last two points, and the buffers of an update; as many per client
+SHARE = 0.8  # share of free memory for copies of rows that can also be read from disk
 
 
 def needed(features: int, stored: int, sizes: Sequence[int], outputs: int, number: int) -> int:
@@ -44,7 +44,7 @@ def needed(features: int, stored: int, sizes: Sequence[int], outputs: int, numbe
 def check_memory(
     one: Selection, sizes: Sequence[int], outputs: int, device: torch.device, dtype: torch.dtype, testing: bool
 ) -> None:
-    """Refuse a problem that does not fit and say what would; test rows need the data alone."""
+    """Refuse a problem that does not fit into memory and suggest one that does; test rows need the data alone."""
     d, stored, number = one.shape[1], one.dtype.itemsize, dtype.itemsize
 
     def need(features: int, stored: int) -> int:
@@ -84,7 +84,7 @@ def fits(features: Sequence[NDArray[Any] | Selection], width: int, device: torch
 
 
 def check_compressed_memory(sizes: Sequence[int], width: int, dtype: torch.dtype) -> None:
-    """Refuse squared loss on rows that stay on disk where the rows of every client's triangle do not fit."""
+    """Refuse squared loss on rows that stay on disk if the rows of all clients' triangles do not fit."""
     want = 2 * sum(min(size, width) for size in sizes) * width * dtype.itemsize
     if want > (have := free_memory(torch.device("cpu"))):
         raise InputError(
@@ -123,7 +123,7 @@ PRECISIONS = ("full", "half")
 
 
 class Coefficients(NamedTuple):
-    """A linear model's parameters in their natural shapes."""
+    """Parameters of a linear model in their natural shapes."""
 
     weights: NDArray[np.float64]
     intercept: NDArray[np.float64] | None
@@ -131,18 +131,18 @@ class Coefficients(NamedTuple):
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear model, described; bind it to data with a `Cohort`.
+    """Description of a linear model; bind it to data with a `Cohort`.
 
     Args:
         loss: "squared" (one or several target columns), "logistic" (labels 0/1), "softmax" (labels 0, 1, …) or
             "poisson" (counts, with mean log(1 + e^z)).
-        l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; it is what the certificate rests on.
+        l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests on it.
         intercept: append a constant feature 1 (as the last one).
-        classes: the number of softmax outputs, where the clients at hand might not have seen every class; with squared
+        classes: the number of softmax outputs, if the clients at hand might not have seen every class; with squared
             loss, labels 0, 1, … become one-hot targets of so many columns, and models are scored by accuracy.
         local_precision: "full", or "half": on a GPU, local steps on features stored in half precision then take eleven
-            binary digits of the correction, at half the price. Losses, gradients and certificates are not touched.
-        weighted: the last column of y is what a row counts for among its client's rows: f_i is a weighted mean.
+            binary digits of the correction, at half the cost. Losses, gradients and certificates do not change.
+        weighted: the last column of y is the weight of a row among its client's rows: f_i is a weighted mean.
     """
 
     loss: str = "squared"
@@ -167,7 +167,7 @@ class Linear:
             raise InputError(f"Linear takes classes with loss='softmax' or 'squared'; {have}.")
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
-        """Bind to the clients' checked data; x takes its length from `like` where that is given."""
+        """Bind to the clients' checked data; x takes its length from `like` if given."""
         features, names, device = data.features, data.names, data.device
         loss, dtype = loss_named(self.loss), data.dtype or torch.float64
         if dtype not in DTYPES:
@@ -200,7 +200,7 @@ class Linear:
     def _matrix(
         self, features: Features, names: list[str], device: torch.device, dtype: torch.dtype, testing: bool
     ) -> Tensor | MappedMatrix:
-        """The checked rows of all clients: a copy, or, of tables that are too large for one, what reads them."""
+        """Return the checked rows of all clients: a copy, or a reader for tables that are too large for one."""
         width, sizes = features[0].shape[1] + self.intercept, [len(x) for x in features]
         if fits(features, width, device, dtype):
             A = stack(features, self.intercept, device, dtype)
@@ -213,9 +213,9 @@ class Linear:
         return large
 
     def _wide(self, features: Features, like: Oracle | None) -> list[Selection] | None:
-        """Rows of one table, if squared loss can work on them where they are and at no larger cost than on a copy.
+        """Return the rows of one table if squared loss can work on them in place at no larger cost than on a copy.
 
-        Held-out rows are only multiplied, whatever their number.
+        Held-out rows, however many, are only multiplied.
         """
         rows = [x for x in features if isinstance(x, Selection)]
         one = len(rows) == len(features) and len({id(x.table) for x in rows}) == 1
@@ -225,7 +225,7 @@ class Linear:
         return rows if cheap or isinstance(like, WideOracle) else None
 
     def reshape(self, x: NDArray[np.float64] | Tensor, features: int) -> Coefficients:
-        """A flat x as (features × outputs) weights and, with `intercept`, the outputs' offsets."""
+        """Reshape a flat x to (features × outputs) weights and, with `intercept`, the outputs' offsets."""
         flat = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
         rows = count("Linear.reshape", "features", features) + self.intercept
         if flat.ndim != 1 or flat.size == 0 or flat.size % rows:
@@ -234,11 +234,11 @@ class Linear:
         return Coefficients(table[:features], table[features] if self.intercept else None)
 
     def predict(self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What the model expects of a number, row by row: ⟨a_j, x⟩, or the mean of a count."""
+        """Return the expected value of every row: ⟨a_j, x⟩, or the mean of a count."""
         return loss_named(self.loss).mean(self.outputs(x, rows)[:, 0])
 
     def outputs(self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """⟨a_j, x⟩ of every row, (rows × outputs)."""
+        """Return ⟨a_j, x⟩ of every row, (rows × outputs)."""
         weights, intercept = self.reshape(x, rows.shape[1])
         z: NDArray[np.float64] = rows @ weights + (0.0 if intercept is None else intercept)
         return z

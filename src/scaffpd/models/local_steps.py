@@ -14,8 +14,8 @@ needs no features, only the inner products K_i = A_i A_iᵀ of the samples:
 
     A_i d ← keep·A_i d + A_i push + K_i ρ,    R ← keep·R + ρ,    p = Σ_j keep^j,    ρ = w(r(A_i x − A_i d) − r₀).
 
-That is m² multiplications per output in place of 2·b·features, without the collecting of minibatches: a sample that is
-drawn c times in a step has the weight c·η/b there, and the others have none.
+That is m² multiplications per output in place of 2·b·features, and minibatches are not collected: a sample drawn c
+times in a step has the weight c·η/b there, and the others have none.
 
 Proximal steps approach the minimum of a client's own model of a step −e from x,
 
@@ -40,7 +40,7 @@ from scaffpd.models.numerics import ALONE, ALONE_VECTOR, GraphReplay
 
 
 class NearbyGradients:
-    """Some clients around x: how their gradients change, A_iᵀ W_i (r(x − d) − r(x)), with buffers that are reused.
+    """Gradients of some clients near x: their change A_iᵀ W_i (r(x − d) − r(x)), with buffers that are reused.
 
     Args:
         loss: ℓ.
@@ -57,7 +57,7 @@ class NearbyGradients:
         self.weight, self.products = weight[:, None], Products(A, z.shape[2])
 
     def change(self, D: Tensor) -> Tensor:
-        """W (r(x − D) − r(x)), (n, k, m), for D (n, k, features)."""
+        """Return W (r(x − D) − r(x)), (n, k, m), for D (n, k, features)."""
         z = torch.sub(self.z, self.products.along(D), out=self.products.out)
         return self.loss.residual(z.mT, self.y).mT.sub_(self.r).mul_(self.weight)
 
@@ -66,7 +66,7 @@ FEW = 4  # samples of a client for which its inner products are multiplied numbe
 
 
 class Products:
-    """R A_i and D A_iᵀ for k rows of every client, in buffers that the next such product overwrites.
+    """Products R A_i and D A_iᵀ for k rows of every client, in buffers that the next such product overwrites.
 
     On a CPU, NumPy's loop over BLAS takes down to an eighth of the time of torch.bmm for small matrices.
     """
@@ -79,14 +79,14 @@ class Products:
             self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
 
     def times(self, R: Tensor) -> Tensor:
-        """R A_i, (n, k, features), for R (n, k, m)."""
+        """Return R A_i, (n, k, features), for R (n, k, m)."""
         if not self.small:
             return torch.bmm(R, self.A, out=self.own)
         np.matmul(self.arrays[1] if R is self.out else R.numpy(), self.arrays[0], out=self.arrays[2])
         return self.own
 
     def along(self, D: Tensor) -> Tensor:
-        """D A_iᵀ, (n, k, m), for D (n, k, features); several rows are turned, for torch.bmm is slow at Aᵀ."""
+        """Return D A_iᵀ, (n, k, m), for D (n, k, features); transpose several rows, for torch.bmm is slow at Aᵀ."""
         if self.small:
             own = self.arrays[2] if D is self.own else D.numpy()
             np.matmul(own, self.arrays[0].transpose(0, 2, 1), out=self.arrays[1])
@@ -96,11 +96,11 @@ class Products:
         return self.out.copy_(torch.bmm(self.A, D.mT.contiguous()).mT)
 
     def at(self, X: Tensor, D: Tensor) -> Tensor:
-        """(X − D) A_iᵀ for X (k, features)."""
+        """Return (X − D) A_iᵀ for X (k, features)."""
         return self.along(torch.sub(X, D, out=self.own))
 
     def back(self, R: Tensor, D: Tensor, sign: int = 1) -> Tensor:
-        """D ± R A_i in place, for R (n, k, m)."""
+        """Compute D ± R A_i in place, for R (n, k, m)."""
         return D.add_(self.times(R), alpha=sign) if self.small else D.baddbmm_(R, self.A, alpha=sign)
 
 
@@ -108,10 +108,10 @@ Stages = list[tuple[int, Tensor | None]]
 
 
 def stages(steps: int, each: tuple[int, ...] | None, who: Tensor) -> Stages:
-    """Cut J steps of some clients where one of them ends: how many steps follow, and who ends then (`None`: all).
+    """Cut J steps where a client ends: return the steps of each stage and the clients that end with it (`None`: all).
 
-    Those who have ended go on beside the others, and what they do is not looked at: on few rows a step of all clients
-    of a block costs as much as one of some of them.
+    Clients that have ended go on beside the others, and the result is ignored: on few rows a step of all clients of a
+    block costs as much as one of some of them.
     """
     if each is None:
         return [(steps, None)]
@@ -122,13 +122,13 @@ def stages(steps: int, each: tuple[int, ...] | None, who: Tensor) -> Stages:
 
 
 def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, parts: Stages) -> Tensor:
-    """J steps d ← (1 − η(l2 + μ)) d + η c + A_iᵀ (η/m_i)(r(x − d) − r(x)) from d = 0, (n, k, features).
+    """Take J steps d ← (1 − η(l2 + μ)) d + η c + A_iᵀ (η/m_i)(r(x − d) − r(x)) from d = 0, (n, k, features).
 
     Args:
         near: the clients, with weights η/m_i.
         push: η c, (n, k, features): c is the first corrected gradient g_i(x) − c_i + c.
         keep: 1 − η(l2 + μ), (n, 1, 1).
-        parts: J, as `stages` has it.
+        parts: J, as returned by `stages`.
     """
     D = push.clone(memory_format=torch.contiguous_format)
     out, made = torch.empty_like(D), 1
@@ -145,7 +145,7 @@ def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, parts: Stages)
 def proximal_steps(
     near: NearbyGradients, c: Tensor, stay: Tensor, rate: Tensor, momentum: Tensor, steps: int
 ) -> Tensor:
-    """J accelerated steps d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β),  e = d + momentum (d − d_prev).
+    """Take J steps d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β),  e = d + momentum (d − d_prev).
 
     Args:
         near: the clients, with weights 1/m_i.
@@ -163,7 +163,7 @@ def proximal_steps(
     return d
 
 
-GAIN = 2.5  # how much faster a number is worked on here than over minibatches' features, for several outputs (digits)
+GAIN = 2.5  # speed per number here relative to steps over minibatches' features, for several outputs (digits)
 LARGEST = 2**22  # numbers of one client's inner products
 
 
@@ -173,11 +173,11 @@ def pays(m: int, batch: int, features: int, outputs: int, steps: int, collected:
     Args:
         m: samples of a client, padding included.
         batch: samples that a step reads.
-        features: of a sample.
+        features: features of a sample.
         outputs: k.
         steps: J.
         collected: whether steps over features have to collect their samples first.
-        kept: whether the inner products are there already, from round to round.
+        kept: whether the inner products are already stored.
     """
     if m * m > LARGEST:
         return False
@@ -187,12 +187,12 @@ def pays(m: int, batch: int, features: int, outputs: int, steps: int, collected:
 
 
 class StepWeights(NamedTuple):
-    """What a step multiplies with, for n clients with m samples (and padding).
+    """Factors of a step, for n clients with m samples (and padding).
 
     Attributes:
         weight: w, (n, 1, m), or of every step, (J, n, 1, m).
         keep: 1 − η(l2 + μ), (n, 1, 1).
-        added: what every step adds to A_i d, A_i push; in plain steps to A_i u, (1 − keep) A_i x − A_i push; (n, k, m).
+        added: added by every step to A_i d, A_i push; in plain steps to A_i u, (1 − keep) A_i x − A_i push; (n, k, m).
         number: J.
     """
 
@@ -202,7 +202,7 @@ class StepWeights(NamedTuple):
     number: int
 
     def weights(self) -> Tensor:
-        """The weights of every step, (J, n, 1, m)."""
+        """Return the weights of every step, (J, n, 1, m)."""
         return self.weight.expand(self.number, *self.weight.shape[-3:])
 
 
@@ -222,9 +222,9 @@ class SampleSpace:
         self._corrected, self._plain = GraphReplay(self._corrected_steps), GraphReplay(self._plain_steps)
 
     def corrected(self, Z: Tensor, start: Tensor, steps: StepWeights, parts: Stages) -> Tensor:
-        """R after J steps, (n, k, m), from the predictions Z and the derivatives r₀ at x, (n, k, m) both.
+        """Return R after J steps, (n, k, m), from the predictions Z and the derivatives r₀ at x, (n, k, m) both.
 
-        A d is accumulated as such: near the optimum it is small, and nothing cancels.
+        A d itself is accumulated: near the optimum it is small, and nothing cancels.
         """
         both, out = Z.new_zeros(2, *Z.shape), torch.empty_like(Z)
         few = self.K.shape[1] <= FEW and steps.weight.ndim == 3 and not Z.is_cuda
@@ -240,7 +240,7 @@ class SampleSpace:
         return out
 
     def _few_samples(self, both: Tensor, Z: Tensor, start: Tensor, steps: StepWeights) -> Tensor:
-        """The same with clients along the last axis, (k, m, n): one product each would be too small to be called."""
+        """Take the same steps with clients along the last axis, (k, m, n), if one product each would be too small."""
         Z, start, y, keep, added, w, K = (
             t.movedim(0, -1).contiguous() for t in (Z, start, self.y, steps.keep, steps.added, steps.weight, self.K)
         )
@@ -259,7 +259,7 @@ class SampleSpace:
     def _corrected_steps(
         self, both: Tensor, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, added: Tensor
     ) -> Tensor:
-        """A d and R after more steps."""
+        """Return A d and R after more steps."""
         D, R = both.clone().unbind()
         out, K = torch.empty_like(Z), Products(self.K, Z.shape[1])
         for w in weights.unbind():
@@ -269,9 +269,9 @@ class SampleSpace:
         return torch.stack([D, R])
 
     def plain(self, U: Tensor, R: Tensor, steps: StepWeights, keep: float | None) -> tuple[Tensor, Tensor]:
-        """U = A u = A (x − d) and R after more steps with r₀ = 0.
+        """Return U = A u = A (x − d) and R after more steps with r₀ = 0.
 
-        `keep` is given where it is one number for all and nothing is added.
+        `keep` is given if it is one number for all and nothing is added.
         """
         if keep is not None and not U.is_cuda:
             return self._alike_steps(U, R, steps.weights(), keep)
@@ -288,7 +288,7 @@ class SampleSpace:
         return torch.stack([U, R])
 
     def _alike_steps(self, U: Tensor, R: Tensor, weights: Tensor, keep: float) -> tuple[Tensor, Tensor]:
-        """After j steps U = keep^j (U₀ + R₀K) − R K."""
+        """Take steps with one `keep`: after j of them U = keep^j (U₀ + R₀K) − R K."""
         K, faded = Products(-self.K, U.shape[1]), 1.0
         R = K.out.copy_(R)
         first, U = U - K.times(R), U.clone()
@@ -300,7 +300,7 @@ class SampleSpace:
 
 
 class SampleSpaces:
-    """All clients' blocks in the space of their samples; as many as take little memory are kept from round to round."""
+    """Blocks of all clients in the space of their samples; small ones are kept from round to round."""
 
     def __init__(self, loss: Loss, rows: StackedSamples, outputs: int) -> None:
         self.loss, self.rows, self.outputs = loss, rows, outputs
@@ -324,7 +324,7 @@ class SampleSpaces:
         ]
 
     def __getitem__(self, block: PaddedBlock) -> SampleSpace:
-        """A block's clients; threads may ask for different blocks at a time."""
+        """Return a block's clients; threads may ask for different blocks at a time."""
         space = self.made.get(block.number)
         if space is None:
             space = SampleSpace(self.loss, *self.rows.of(block), self.outputs)
@@ -337,7 +337,7 @@ REGISTER = 64 if platform.machine() in ("x86_64", "AMD64") else 16  # bytes
 
 
 def local_gain(h: Tensor, rate: Tensor | float, steps: Tensor | int) -> Tensor:
-    """ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
+    """Return ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
     e = rate * h
     small = e < 0.5
     smooth = -torch.expm1(steps * torch.log1p(-torch.where(small, e, 0)))
@@ -346,13 +346,13 @@ def local_gain(h: Tensor, rate: Tensor | float, steps: Tensor | int) -> Tensor:
 
 
 def stepping(rates: Tensor, plan: LocalPlan) -> Callable[[Tensor, Tensor], Tensor]:
-    """ϕ of a plan, for eigenvalues and the numbers of the clients whose they are; rates (N,)."""
+    """Return ϕ of a plan as a function of eigenvalues and the numbers of their clients; rates (N,)."""
     counts = plan.counts(rates)
     return lambda h, i: local_gain(h, rates[i], counts if isinstance(counts, int) else counts[i])
 
 
 def total(keep: Tensor, steps: Tensor | int) -> Tensor:
-    """P = Σ_j keep^j over J steps, for keep <= 1."""
+    """Return P = Σ_j keep^j over J steps, for keep <= 1."""
     return local_gain(1 - keep, 1.0, steps)
 
 
@@ -363,9 +363,9 @@ def widened(rows: Tensor, k: int) -> Tensor:
 
 
 def padding(m: int, dtype: torch.dtype, k: int) -> int:
-    """Return how many rows to add to m, so that they fill a processor's registers: a softmax is slow on the rest.
+    """Return how many rows to add to m to fill a processor's registers: a softmax is slow on a remainder.
 
-    A few rows are left alone.
+    A few rows get no padding.
     """
     lanes = REGISTER // dtype.itemsize
     return -m % lanes if k > 1 and 2 * m >= lanes else 0
@@ -375,8 +375,8 @@ def counted(positions: Tensor, share: Tensor, m: int, k: int) -> Tensor:
     """Return the weights of n clients' samples in every step, (J, n, 1, m): one drawn c times has c shares.
 
     Args:
-        positions: (n, J, b), which of a client's samples are drawn.
-        share: (n, b), what a draw counts for; 0 for padding.
+        positions: (n, J, b), the drawn samples of each client.
+        share: (n, b), weight of a draw; 0 for padding.
         m: samples of a client.
         k: outputs.
     """
@@ -390,10 +390,10 @@ ROUNDING = 100  # units in the last place by which two sums over samples may dif
 
 
 class Pace(NamedTuple):
-    """How accelerated steps approach a client's model, (L_i + β)-smooth and μ-strongly convex in the metric D.
+    """Step sizes and momenta towards a client's model, (L_i + β)-smooth and μ-strongly convex in the metric D.
 
     Attributes:
-        rates: 1/(L_i + β) per client; 0 where a model is flat.
+        rates: 1/(L_i + β) per client; 0 if a model is flat.
         momenta: (1 − q_i)/(1 + q_i) per client, q_i² = μ/(L_i + β).
         steps: J = ⌈2/q_i⌉ of the slowest client, here or elsewhere, at most the plan's limit.
     """
@@ -414,7 +414,7 @@ def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> Pace:
 
 
 class LocalModel:
-    """The model ϕ of one client whose f_i is known by its values and gradients only.
+    """Model ϕ of one client whose f_i is known by its values and gradients only.
 
     Args:
         evaluate: u → f_i(u) and ∇f_i(u).
@@ -436,17 +436,17 @@ class LocalModel:
         self.level = loss + ROUNDING * torch.finfo(x.dtype).eps * (1 + abs(loss))
 
     def descent(self, e: Tensor) -> tuple[float, Tensor]:
-        """ϕ(e) and −∇ϕ(e)."""
+        """Return ϕ(e) and −∇ϕ(e)."""
         loss, gradient = self.evaluate(self.x - e)
         pulled = self.pull * self.metric * e
         return float(loss - self.push @ e + pulled @ e / 2), gradient + self.push - pulled
 
     def approach(self, rate: float, momentum: float, steps: int) -> Tensor:
-        """Accelerated steps from e = 0 to a point that is not above ϕ(0), but for rounding.
+        """Take accelerated steps from e = 0 to a point that is not above ϕ(0), but for rounding.
 
         L_i may be an estimate from elsewhere and ϕ need not be convex, so a point with ϕ(e) > ϕ(0), or without a value,
-        sends the steps back to the lowest point so far, without momentum and at half the rate. Where ϕ is convex and
-        L_i right this does not happen. Losses are bounded below, so that with β > 0 the set {ϕ ≤ ϕ(0)} is bounded, and
+        sends the steps back to the lowest point so far, without momentum and at half the rate. If ϕ is convex and
+        L_i right, this does not happen. Losses are bounded below, so that with β > 0 the set {ϕ ≤ ϕ(0)} is bounded, and
         so is the answer.
         """
         d = e = best = torch.zeros_like(self.x)

@@ -1,6 +1,6 @@
 r"""The four convex losses of a linear model, each as a function of the predictions z = A x.
 
-A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so all that a loss has to offer is ℓ, its derivative
+A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so a loss only has to provide ℓ, its derivative
 in z (the *residual*) and a bound on its second derivative. Every function acts on the last axis, the outputs, and takes
 any leading axes, the last of them the samples.
 """
@@ -22,13 +22,13 @@ from scaffpd.errors import InputError, unknown
 Arrays = list[NDArray[np.generic]]
 SHORT = 32
 TRIED, SLACK = 256, 1e-9
-LEFT = -30.0  # where e^{2z} is nothing beside e^z
+LEFT = -30.0  # below this, e^{2z} is negligible beside e^z
 
 
 class Loss(ABC):
     """ℓ(z, y) with its derivatives; `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z², `slope` the norm of ∂ℓ/∂z.
 
-    Where the curvature depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` says that ∂²ℓ/∂z²
+    If the curvature depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` means that ∂²ℓ/∂z²
     is the same everywhere.
     """
 
@@ -39,7 +39,7 @@ class Loss(ABC):
     quadratic: bool = False
 
     def at_zero(self, classes: int | None) -> tuple[float, float] | None:
-        """ℓ(0, y) and ‖∂ℓ/∂z‖ there, where they are the same for every y; else `None`."""
+        """Return ℓ(0, y) and ‖∂ℓ/∂z‖ there, if they are the same for every y; else `None`."""
         return None
 
     @abstractmethod
@@ -48,54 +48,54 @@ class Loss(ABC):
 
     @abstractmethod
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """ℓ(z, y) per sample."""
+        """Return ℓ(z, y) per sample."""
 
     @abstractmethod
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """∂ℓ/∂z per sample and output."""
+        """Return ∂ℓ/∂z per sample and output."""
 
     def across(self, z: Tensor, y: Tensor) -> Tensor:
-        """∂ℓ/∂z for outputs before samples, (…, k, m), and dense targets in the same shape."""
+        """Return ∂ℓ/∂z for outputs before samples, (…, k, m), and dense targets in the same shape."""
         return self.residual(z.mT, y.mT).mT
 
     def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Targets in the shape of the predictions, which `residual` takes as well: for where it is called often."""
+        """Return targets in the shape of the predictions, for frequent calls of `residual`, which takes both."""
         return y
 
     def bend(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
-        """∂²ℓ/∂z² times t, for t with one more axis than z: (…, samples, outputs, columns)."""
+        """Return ∂²ℓ/∂z² times t, for t with one more axis than z: (…, samples, outputs, columns)."""
         return self.bends(z, y)[..., None] * t
 
     @abstractmethod
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """The diagonal of ∂²ℓ/∂z², per sample and output; all of it, unless `bend` says otherwise."""
+        """Return the diagonal of ∂²ℓ/∂z², per sample and output, which is all of it unless `bend` is overridden."""
 
     @property
     def uneven(self) -> bool:
-        """Whether `steepness` differs from sample to sample."""
+        """Return whether `steepness` differs from sample to sample."""
         return self.per_target != 0
 
     def steepness(self, y: Tensor) -> Tensor:
-        """A bound on ∂²ℓ/∂z² of every sample, (samples,)."""
+        """Bound ∂²ℓ/∂z² of every sample, (samples,)."""
         if self.per_target == 0:
             return torch.full((len(y),), self.curvature, dtype=torch.float64, device=y.device)
         return self.curvature + self.per_target * y.double().amax(-1)
 
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What a prediction z says about a number y: its expectation."""
+        """Return the expectation of y for a prediction z."""
         return z
 
     @abstractmethod
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
-        """Whether each sample is classified rightly; `None` for regression."""
+        """Return whether each sample is classified correctly; `None` for regression."""
 
     def accuracy(self, outputs: int) -> Accuracy:
-        """How far off `value` and `residual` may be, in units of rounding (2⁻⁵³)."""
+        """Bound the errors of `value` and `residual`, in units of rounding (2⁻⁵³)."""
         return Accuracy(64, 0, 64, 0)
 
 
 class Accuracy(NamedTuple):
-    """Errors of ℓ and, in norm, of its derivative: relative to themselves, and what comes on top."""
+    """Errors of ℓ and, in norm, of its derivative: relative ones and absolute ones."""
 
     value: float
     offset: float
@@ -111,18 +111,18 @@ class Targets:
 
 
 class Squared(Loss):
-    """ℓ = ‖z − y‖², so that f_i(x) = (1/m)‖A x − y‖² + (l2/2)‖x‖² as in the paper's experiments."""
+    """Squared loss ℓ = ‖z − y‖²: f_i(x) = (1/m)‖A x − y‖² + (l2/2)‖x‖² as in the paper's experiments."""
 
     name = "squared"
     curvature = 2.0
     quadratic = True
 
     def at_zero(self, classes: int | None) -> tuple[float, float] | None:
-        """1 and 2, where targets are one-hot columns."""
+        """Return 1 and 2 for one-hot targets."""
         return (1.0, 2.0) if classes else None
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
-        """Real targets, one or several columns; with `classes`, labels 0 … classes−1 as one-hot columns."""
+        """Encode real targets, one or several columns; with `classes`, labels 0 … classes−1 as one-hot columns."""
         if classes is not None:
             labels = _one_hot(labels, names, classes)
         arrays = []
@@ -141,7 +141,7 @@ class Squared(Loss):
         return Targets(list(arrays), outputs)
 
     def accuracy(self, outputs: int) -> Accuracy:
-        """One subtraction, one product, and a sum over outputs."""
+        """Count one subtraction, one product, and a sum over outputs."""
         return Accuracy(outputs + 8, 0, 8, 0)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
@@ -154,19 +154,19 @@ class Squared(Loss):
         return (z - y).mul_(2)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """2 everywhere."""
+        """Return 2 everywhere."""
         return torch.full_like(z, 2.0)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
-        """The largest output against the largest target, where the targets are one-hot; else there is no label."""
+        """Compare the largest output with the largest target if the targets are one-hot; else there is no label."""
         one_hot = y.shape[-1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(-1) == 1).all())
         return z.argmax(-1) == y.argmax(-1) if one_hot else None
 
 
 class Logistic(Loss):
-    """ℓ = log(1 + e^{s z}), s = 1 − 2y, for labels y ∈ {0, 1}: the negative log-likelihood log(1 + e^z) − y z.
+    """Logistic loss ℓ = log(1 + e^{s z}), s = 1 − 2y, y ∈ {0, 1}: the negative log-likelihood log(1 + e^z) − y z.
 
-    Targets are encoded as s, because the form in y loses all digits where a sample is fitted well.
+    Targets are encoded as s, because the form in y loses all digits if a sample is fitted well.
     """
 
     name = "logistic"
@@ -174,11 +174,11 @@ class Logistic(Loss):
     slope = 1.0
 
     def at_zero(self, classes: int | None) -> tuple[float, float] | None:
-        """Log 2 and 1/2."""
+        """Return log 2 and 1/2."""
         return math.log(2), 0.5
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
-        """Labels 0 and 1 (or False and True), one per sample."""
+        """Encode labels 0 and 1 (or False and True), one per sample."""
         arrays = []
         for name, y in zip(names, labels, strict=True):
             flat = _one_label(name, y)
@@ -189,7 +189,7 @@ class Logistic(Loss):
         return Targets(list(arrays), 1)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """log(1 + e^{s z})."""
+        """Return log(1 + e^{s z})."""
         return torch.logaddexp(y * z, z.new_zeros(())).squeeze(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
@@ -201,38 +201,38 @@ class Logistic(Loss):
         return torch.sigmoid(z) * torch.sigmoid(-z)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
-        """Label 1 where z > 0."""
+        """Return whether the label agrees with z > 0."""
         return ((z > 0) == (y < 0)).squeeze(-1)
 
 
 class Softmax(Loss):
-    """ℓ = log Σ_k e^{z_k} − z_y for integer labels y: the negative log-likelihood."""
+    """Softmax loss ℓ = log Σ_k e^{z_k} − z_y for integer labels y: the negative log-likelihood."""
 
     name = "softmax"
     curvature = 0.5
     slope = math.sqrt(2)
 
     def at_zero(self, classes: int | None) -> tuple[float, float] | None:
-        """Log k and √(1 − 1/k)."""
+        """Return log k and √(1 − 1/k)."""
         return (math.log(classes), math.sqrt(1 - 1 / classes)) if classes else None
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
-        """Whole numbers 0 … classes−1; without `classes`, the largest label of all clients decides."""
+        """Encode whole numbers 0 … classes−1; without `classes`, the largest label of all clients decides."""
         arrays = _class_numbers(labels, names, self.name)
         outputs = classes or _number_of_classes(arrays, names)
         _check_classes(arrays, names, outputs)
         return Targets([y.astype(np.int64) for y in arrays], outputs)
 
     def accuracy(self, outputs: int) -> Accuracy:
-        """Where a sample is fitted well, ℓ and 1 − p_y are differences from one, and so are their errors."""
+        """Bound the errors: if a sample is fitted well, ℓ and 1 − p_y are differences from one."""
         return Accuracy(64 + 2 * outputs, 64 + 4 * outputs, 0, 64 + 4 * outputs)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """Log Σ_k e^{z_k − z_y}: the difference first, so that large outputs leave no rounding behind."""
+        """Return log Σ_k e^{z_k − z_y}, subtracting first, so that large outputs leave no rounding behind."""
         return torch.logsumexp(z - z.gather(-1, y), -1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """softmax(z) − e_y, with e_y the unit vector of the label."""
+        """Return softmax(z) − e_y, with e_y the unit vector of the label."""
         # Along a short last axis torch does not vectorise the exponentials; along the one before it does.
         p = torch.softmax(z.mT, -2).mT if z.shape[-1] <= SHORT else torch.softmax(z, -1)
         if y.is_floating_point():
@@ -240,33 +240,33 @@ class Softmax(Loss):
         return p.scatter_add_(-1, y, torch.full_like(y, -1, dtype=p.dtype))
 
     def across(self, z: Tensor, y: Tensor) -> Tensor:
-        """softmax(z) − e_y."""
+        """Return softmax(z) − e_y."""
         return torch.softmax(z, -2).sub_(y)
 
     def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
-        """The unit vectors e_y, held output by output."""
+        """Return the unit vectors e_y, stored output by output."""
         shape = (*y.shape[:-2], outputs, y.shape[-2])
         return torch.zeros(shape, dtype=dtype, device=y.device).scatter_(-2, y.mT, 1.0).mT
 
     def bend(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
-        """With p = softmax(z): p ∘ (t − ⟨p, t⟩)."""
+        """Return p ∘ (t − ⟨p, t⟩) with p = softmax(z)."""
         p = torch.softmax(z, -1)[..., None]
         return p * (t - (p * t).sum(-2, keepdim=True))
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """Each p_k(1 − p_k)."""
+        """Return each p_k(1 − p_k)."""
         p = torch.softmax(z, -1)
         return p * (1 - p)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
-        """The largest output is the label."""
+        """Return whether the largest output is the label."""
         return z.argmax(-1) == y.squeeze(-1)
 
 
 class Poisson(Loss):
-    r"""ℓ = y log(y/μ) + μ − y with μ = s(z) = log(1 + e^z), for counts y >= 0: half of the Poisson deviance.
+    r"""Poisson loss ℓ = y log(y/μ) + μ − y, μ = s(z) = log(1 + e^z), counts y >= 0: half of the Poisson deviance.
 
-    It is the negative log-likelihood of y ~ Poisson(μ), up to what x does not change, and >= 0. With the usual μ = e^z
+    It is the negative log-likelihood of y ~ Poisson(μ), up to a constant in x, and >= 0. With the usual μ = e^z
     the second derivative has no bound, and there is no step size and no certificate; s grows like e^z where counts are
     small, and like z where they are large. With σ = s' = 1/(1 + e^{−z}), σ' = σ(1 − σ):
 
@@ -282,7 +282,7 @@ class Poisson(Loss):
     largest = float("inf")
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
-        """Counts, one per sample; means of counts need not be whole."""
+        """Encode counts, one per sample; means of counts need not be whole."""
         arrays = [_one_label(name, y) for name, y in zip(names, labels, strict=True)]
         for name, y in zip(names, arrays, strict=True):
             if y.size and not y.min() >= 0:
@@ -291,12 +291,12 @@ class Poisson(Loss):
         return Targets([y.reshape(-1, 1) for y in arrays], 1)
 
     def accuracy(self, outputs: int) -> Accuracy:
-        """Where a sample is fitted well, ℓ and ℓ' are differences of numbers as large as y log y and y."""
+        """Bound the errors: at well-fitted samples ℓ and ℓ' are differences of numbers as large as y log y and y."""
         y = self.largest
         return Accuracy(64, 64 * y * (1 + math.log1p(y)) if math.isfinite(y) else y, 64, 64 * (1 + y))
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """The form y (log y − log s) + s − y, with log s = z − e^z/2 far to the left."""
+        """Return y (log y − log s) + s − y, with log s = z − e^z/2 far to the left."""
         s = torch.logaddexp(z, z.new_zeros(()))
         log_s = torch.where(z < LEFT, z - z.exp() / 2, s.log())
         return (torch.where(y > 0, y * (y.log() - log_s), 0) + (s - y)).squeeze(-1)
@@ -306,13 +306,13 @@ class Poisson(Loss):
         return torch.sigmoid(z) - y * self._ratio(z)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """σ' + y h, with h = q (q − (1 − σ)) for q = σ/s, and e^z/2 far to the left."""
+        """Return σ' + y h, with h = q (q − (1 − σ)) for q = σ/s, and e^z/2 far to the left."""
         other, q = torch.sigmoid(-z), self._ratio(z)
         h = torch.where(z < LEFT / 2, z.exp() / 2, q * (q - other).clamp(min=0))
         return torch.sigmoid(z) * other + y * h
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
-        """A count is neither right nor wrong."""
+        """Return `None`: a count is neither right nor wrong."""
         return None
 
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -321,13 +321,13 @@ class Poisson(Loss):
 
     @staticmethod
     def _ratio(z: Tensor) -> Tensor:
-        """σ/s, from 1 far to the left to 1/z far to the right."""
+        """Return σ/s, from 1 far to the left to 1/z far to the right."""
         s = torch.logaddexp(z, z.new_zeros(()))
         return torch.where(z < LEFT, 1 - z.exp() / 2, torch.sigmoid(z) / s)
 
 
 class Weighted(Loss):
-    """w ℓ(z, y) with a weight for every sample, the last column of the targets; f_i is then Σ w_j ℓ_j / Σ w_j.
+    """Weighted loss w ℓ(z, y), the weights in the last column of the targets; f_i is then Σ w_j ℓ_j / Σ w_j.
 
     Weights are divided by their mean over a client's samples, so that only their proportions count, and only among the
     samples of one client.
@@ -342,11 +342,11 @@ class Weighted(Loss):
 
     @property
     def uneven(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
-        """Targets of ℓ, and weights >= 0, not all of them zero."""
+        """Encode targets of ℓ and weights >= 0, not all of them zero."""
         arrays, weights = [], []
         for name, y in zip(names, labels, strict=True):
             if y.ndim != 2 or y.shape[1] < 2:
@@ -364,51 +364,51 @@ class Weighted(Loss):
         return Targets([np.column_stack([np.asarray(y, dtype=np.float64), w]) for y, w in pairs], targets.outputs)
 
     def accuracy(self, outputs: int) -> Accuracy:
-        """One product more, and what is not relative is as large as the weights."""
+        """Add one product; absolute errors grow with the weights."""
         value, offset, slope, jump = self.inner.accuracy(outputs)
         more = 1.01 * max(self.heaviest, 1.0)
         return Accuracy(value + 2, offset * more, slope + 2, jump * more)
 
     def steepness(self, y: Tensor) -> Tensor:
-        """That of ℓ, times w."""
+        """Return the bound of ℓ, times w."""
         own, w = self._parted(y)
         return w[..., 0].double() * self.inner.steepness(own)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """W ℓ."""
+        """Return w ℓ."""
         own, w = self._parted(y)
         return w[..., 0] * self.inner.value(z, own)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """W ∂ℓ/∂z."""
+        """Return w ∂ℓ/∂z."""
         own, w = self._parted(y)
         return self.inner.residual(z, own).mul_(w)
 
     def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Dense targets, and w behind them."""
+        """Return dense targets with w as the last column."""
         own, w = self._parted(y)
         return torch.cat([self.inner.dense(own, outputs, dtype), w.to(dtype)], -1)
 
     def bend(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
-        """W ∂²ℓ/∂z² t."""
+        """Return w ∂²ℓ/∂z² t."""
         own, w = self._parted(y)
         return w[..., None] * self.inner.bend(z, own, t)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """W times the diagonal."""
+        """Return w times the diagonal."""
         own, w = self._parted(y)
         return w * self.inner.bends(z, own)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
-        """As ℓ has it: samples count alike."""
+        """Delegate to ℓ: all samples count equally."""
         return self.inner.correct(z, self._parted(y)[0])
 
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
-        """As ℓ has it."""
+        """Delegate to ℓ."""
         return self.inner.mean(z)
 
     def _parted(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets and weights; one column of softmax is whole numbers again."""
+        """Split targets and weights; one column of softmax becomes whole numbers again."""
         own, w = y[..., :-1], y[..., -1:]
         return (own.long() if isinstance(self.inner, Softmax) and own.shape[-1] == 1 else own), w
 
@@ -417,14 +417,14 @@ LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (Squared, Logistic,
 
 
 def loss_named(name: str) -> Loss:
-    """The loss of that name, or one sentence with the nearest right one."""
+    """Return the loss of that name; else raise with the nearest valid name."""
     if not isinstance(name, str) or name not in LOSSES:
         raise unknown("loss", name, LOSSES)
     return LOSSES[name]()
 
 
 def check_loss(loss: Loss, y: Tensor, outputs: int) -> None:
-    """Refuse a loss of somebody's own that is not what its certificate would rest on, as far as samples can tell.
+    """Refuse a custom loss that breaks its certificate's assumptions on sampled points.
 
     At pairs a, b of predictions of size 1e-2 to 1e2, with targets of the data: ⟨ℓ'(a) − ℓ'(b), a − b⟩ is between 0
     (convex) and `curvature`·‖a − b‖² (smooth), and ℓ(b) ≥ ℓ(a) + ⟨ℓ'(a), b − a⟩ (ℓ' is the derivative of ℓ).
@@ -449,7 +449,7 @@ def check_loss(loss: Loss, y: Tensor, outputs: int) -> None:
 
 
 def _class_numbers(labels: Arrays, names: Sequence[str], loss: str) -> list[NDArray[np.float64]]:
-    """Whole numbers from 0, a column per client."""
+    """Return whole numbers from 0, a column per client."""
     arrays = []
     for name, y in zip(names, labels, strict=True):
         flat = _one_label(name, y)

@@ -1,8 +1,8 @@
 r"""`Module`: any `torch.nn.Module`, f_i(x) = mean loss of the network with parameters x at client i + (l2/2)‖x‖².
 
-Gradients by autograd, of many clients at once (`models/network.py`). The loss need not be convex in x: then there is no
-certificate. Here is what a user describes, what is refused, and what local training adds to a gradient: `LocalSGD`,
-`LocalAdam`, dropout that a client's name and the round seed, and batch norm whose statistics travel with x.
+Gradients come from autograd, for many clients at once (`models/network.py`). The loss need not be convex in x: then
+there is no certificate. This file has the user's description, its checks, and the local training on top of gradients:
+`LocalSGD`, `LocalAdam`, dropout seeded by a client's name and the round, and batch norm whose statistics travel with x.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ LOSSES: dict[str, type[Loss]] = {
 class LocalSGD:
     """Local steps by SGD: v ← βv + (1 − β)g, u ← u − ηv (Nesterov: u − η(βv + (1 − β)g) with the new v).
 
-    v starts at zero in every round. The factor 1 − β leaves η what it is without momentum: PyTorch's rate is η(1 − β).
+    v starts at zero in every round. The factor 1 − β keeps η as it is without momentum: PyTorch's rate is η(1 − β).
     g is the corrected gradient g_i(u) − c_i + c; clipping comes before the correction, weight decay after it. So means
-    over local steps remain means of gradients, as SCAFFOLD's option II and Scaff-PD on networks need them; clipping
-    makes them biased where it is active.
+    over local steps remain means of gradients, as SCAFFOLD's option II and Scaff-PD on networks need them; active
+    clipping makes them biased.
 
     Args:
         momentum: β in [0, 1).
         nesterov: look ahead.
-        weight_decay: as l2, but in local steps alone.
-        clip: the most that ‖g_i(u)‖ may be.
+        weight_decay: like l2, but in local steps only.
+        clip: upper bound on ‖g_i(u)‖.
     """
 
     corrects: ClassVar[bool] = True
@@ -64,17 +64,17 @@ class LocalSGD:
         _check_optimizer(self, momentum=self.momentum)
 
     def start(self, D: Tensor) -> tuple[Tensor, ...]:
-        """No velocity."""
+        """Return a zero velocity."""
         return (torch.zeros_like(D),) if self.momentum else ()
 
     def clipped(self, g: Tensor) -> Tensor:
-        """Every client's gradient, (n, d), at most `clip` long."""
+        """Scale every client's gradient, (n, d), to at most `clip`."""
         return g if self.clip is None else g * (self.clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
 
     def direction(
         self, g: Tensor, U: Tensor, state: tuple[Tensor, ...], step: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """What is subtracted, in units of η, and the next state."""
+        """Return the direction to subtract, in units of η, and the next state."""
         g = g + self.weight_decay * U if self.weight_decay else g
         if not self.momentum:
             return g, state
@@ -84,10 +84,10 @@ class LocalSGD:
 
 @dataclass(frozen=True)
 class LocalAdam(LocalSGD):
-    """Local steps by AdamW (Kingma, Ba, 2015; Loshchilov, Hutter, 2019), with moments that start anew in every round.
+    """Local steps by AdamW (Kingma, Ba, 2015; Loshchilov, Hutter, 2019), with moments reset in every round.
 
-    Adam divides by √v, so that neither c − c_i in g nor a mean over its steps would cancel drift: methods that correct
-    local steps by all means (SCAFFOLD, ProxSkip) are refused, and Scaff-PD leaves corrections out.
+    Adam divides by √v, so that neither c − c_i in g nor a mean over its steps would cancel drift: methods that always
+    correct local steps (SCAFFOLD, ProxSkip) are refused, and Scaff-PD leaves corrections out.
 
     Args:
         momentum: β₁.
@@ -109,13 +109,13 @@ class LocalAdam(LocalSGD):
         positive("LocalAdam", "epsilon", self.epsilon)
 
     def start(self, D: Tensor) -> tuple[Tensor, ...]:
-        """No moments."""
+        """Return zero moments."""
         return torch.zeros_like(D), torch.zeros_like(D)
 
     def direction(
         self, g: Tensor, U: Tensor, state: tuple[Tensor, ...], step: int
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """m̂/(√v̂ + ε) + decay·u."""
+        """Return m̂/(√v̂ + ε) + decay·u."""
         first = self.momentum * state[0] + (1 - self.momentum) * g
         second = self.second * state[1] + (1 - self.second) * g.square()
         m, v = first / (1 - self.momentum ** (step + 1)), second / (1 - self.second ** (step + 1))
@@ -136,7 +136,7 @@ def _check_optimizer(own: LocalSGD, **shares: float) -> None:
 
 
 class SeededLayer(nn.Module):
-    """A layer whose random numbers are a function of `seed`: a client's for a step, whoever is computed beside it."""
+    """Layer whose random numbers depend only on `seed`, that is on the client and the step, not on the batch."""
 
     seeded = True
 
@@ -147,12 +147,12 @@ class SeededLayer(nn.Module):
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def uniform(self, *shape: int) -> Tensor:
-        """Numbers in [0, 1)."""
+        """Return numbers in [0, 1)."""
         return uniform_at(self.seed + self.layer * 1_000_003, shape)
 
 
 class SeededDropout(SeededLayer):
-    """Dropout of entries, or of whole channels."""
+    """Seeded dropout of entries, or of whole channels."""
 
     def __init__(self, p: float, whole: bool, layer: int) -> None:
         super().__init__(layer)
@@ -167,7 +167,7 @@ class SeededDropout(SeededLayer):
 
 
 class Augment(SeededLayer):
-    """A layer that changes its input at random in local steps, and leaves it as it is in losses.
+    """Layer that changes its input at random in local steps, and passes it on unchanged in losses.
 
         flip = sp.Augment(lambda X, u: torch.where(u[:, :1, None, None] < 0.5, X.flip(-1), X))
         model = sp.Module(nn.Sequential(flip, network))
@@ -183,18 +183,18 @@ class Augment(SeededLayer):
         self.function, self.numbers = function, count("Augment", "numbers", numbers)
 
     def forward(self, X: Tensor) -> Tensor:
-        """The changed batch in training mode."""
+        """Return the changed batch in training mode."""
         if not self.training:
             return X
         return self.function(X, self.uniform(len(X), self.numbers).float())
 
 
 class SeenBatchNorm(nn.Module):
-    """Batch norm in local steps: normalises by the batch, and leaves mean and variance in `SEEN`.
+    """Batch norm in local steps: normalises by the batch, and stores mean and variance in `SEEN`.
 
     Args:
-        layer: the layer whose parameters and statistics it has, under the same names.
-        number: its place among the network's layers, whichever of them comes first in a pass.
+        layer: the layer whose parameters and statistics it takes, under the same names.
+        number: its place among the network's layers, in any order of the pass.
     """
 
     def __init__(self, layer: Any, number: int = 0) -> None:
@@ -206,7 +206,7 @@ class SeenBatchNorm(nn.Module):
         self.seen_momentum = 0.1 if layer.momentum is None else float(layer.momentum)
 
     def forward(self, X: Tensor) -> Tensor:
-        """(X − mean)/√(variance + ε), times weight plus bias."""
+        """Return (X − mean)/√(variance + ε), times weight plus bias."""
         axes = [k for k in range(X.ndim) if k != 1]
         count, shape = X.numel() // X.shape[1], [1, -1, *(1 for _ in X.shape[2:])]
         mean, variance = X.mean(axes), X.var(axes, correction=0)
@@ -216,7 +216,7 @@ class SeenBatchNorm(nn.Module):
 
 
 def training_copy(network: nn.Module) -> nn.Module:
-    """The network as local steps see it: layers that are random or normalise by their batch are exchanged for ours."""
+    """Copy the network for local steps: replace random layers and batch norm by seeded ones."""
     trained = copy.deepcopy(network)
     for number, (path, part) in enumerate(list(trained.named_modules())):
         new: nn.Module | None = None
@@ -236,22 +236,22 @@ def training_copy(network: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Module:
-    """A network, described; bind it to data with a `Cohort`.
+    """Description of a network; bind it to data with a `Cohort`.
 
     Dropout is on in local steps, with masks that follow from the client's name and the round, and off in losses, and so
     is `Augment`. Batch norm normalises local steps by their batch; losses use statistics, see below. Layers in .eval()
-    mode stay as they are, and parameters that require no gradient stay out of x.
+    mode do not change, and parameters that require no gradient stay out of x.
 
     Args:
-        module: any `torch.nn.Module` from a batch of features to outputs; a copy is kept, x⁰ are its parameters.
+        module: any `torch.nn.Module` from a batch of features to outputs; it is copied, x⁰ are its parameters.
         loss: "cross_entropy" (or "softmax"), "squared", "logistic", as in `Linear`; or a function (outputs, targets) →
             mean loss over the batch.
         l2: the regulariser (l2/2)‖x‖².
-        optimizer: what local steps do with a gradient, `LocalSGD(...)` or `LocalAdam(...)`.
+        optimizer: how local steps use a gradient, `LocalSGD(...)` or `LocalAdam(...)`.
         transform: a function of a batch of features, before the network (`lambda X: X.float() / 255` for bytes).
         precision: "bf16" or "fp16" computes products in that format (autocast); x keeps its own.
         statistics: of batch norm: "averaged" as part of x, or "own" (FedBN): a client's losses, and those of its
-            held-out rows, use what the layers see in its training rows at x, in a pass without dropout and `Augment`.
+            held-out rows, use the statistics of its training rows at x, from a pass without dropout and `Augment`.
             ∇f_i takes these s_i(x) for constants.
     """
 
@@ -286,7 +286,7 @@ class Module:
             _refuse_random_or_stateful(name, part)
 
     def __repr__(self) -> str:
-        """Architecture (a hash of it, where it is long), loss and l2, without addresses: the same in every process."""
+        """Name architecture (a hash, if it is long), loss and l2, without addresses: the same in every process."""
         network = " ".join(repr(self.module).split())
         if len(network) > 100:
             network = f"{type(self.module).__name__} {hashlib.sha256(network.encode()).hexdigest()[:8]}"
@@ -300,7 +300,7 @@ class Module:
         return ", ".join(said if self.precision is None else [*said, f"precision={self.precision!r}"]) + ")"
 
     def network(self, x: NDArray[np.floating[Any]] | Tensor) -> nn.Module:
-        """Return a copy of the network with the parameters x, and its statistics where x has them."""
+        """Return a copy of the network with the parameters x, and its statistics if x has them."""
         network, flat = copy.deepcopy(self.module), torch.as_tensor(x).detach()
         function = self._function(network)
         length = function.length if self.statistics == "own" else sum(function.sizes)
@@ -314,7 +314,7 @@ class Module:
         return network
 
     def _function(self, network: nn.Module) -> NetworkFunction:
-        """The network's loss as a function of x; `network` itself holds the start."""
+        """Return the network's loss as a function of x; `network` itself holds the start."""
         trained = training_copy(network)
         loss: MeanLoss | str = self.loss
         named = LOSSES[loss]() if isinstance(loss, str) else None
@@ -349,7 +349,7 @@ class Module:
     def _streamed(
         self, function: NetworkFunction, data: ClientData, kind: torch.dtype, bind: Callable[..., ModuleOracle]
     ) -> ModuleOracle:
-        """Bind to clients whose rows are read when they are needed."""
+        """Bind to clients whose rows are read when needed."""
         correct = class_correct if function.named is None else loss_correct(function.named)
         name, width = str(self.loss), list[Tensor]()
 
@@ -411,7 +411,7 @@ def _stacked(arrays: Arrays, device: torch.device, dtype: torch.dtype) -> Tensor
 
 
 def _try_out(function: NetworkFunction, X: Tensor) -> Tensor:
-    """Return the network's outputs on a few samples, or say why there are none."""
+    """Return the network's outputs on a few samples, or raise with the reason."""
     x = function.start()
     try:
         with torch.no_grad():
@@ -460,11 +460,11 @@ def _mean(loss: Loss) -> MeanLoss:
 
 
 def loss_correct(loss: Loss) -> Correct:
-    """Which samples a network with one of the named losses gets right."""
+    """Return the function that marks correctly classified samples, for a named loss."""
     return lambda output, y: loss.correct(output.reshape(len(y), -1), y)
 
 
 def class_correct(output: Tensor, y: Tensor) -> Tensor | None:
-    """With the user's own loss: the largest output against class numbers; else nothing is known."""
+    """Compare the largest output with class numbers, for a user's own loss; `None` without classes."""
     labels = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()
     return output.argmax(-1) == y if labels else None

@@ -1,8 +1,8 @@
 r"""The loss of a network as a function of one vector, for many clients at once, and the rows that it is computed on.
 
 A step of n clients is one call of vmap(∇f)(U, X, y) with U (n, d) and a minibatch each, (n, b, …), in place of n calls:
-small operations cost what their launch costs, so that n of them cost little more than one. Where an operation does not
-batch, or gives other numbers when it does, clients go one after the other, and the log says why.
+small operations cost as much as their launch, so that n of them cost little more than one. If an operation does not
+batch, or gives other numbers batched, clients go one after the other, and the log says why.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from scaffpd.models.losses import Loss
 
 log = logging.getLogger(__name__)
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
-ROOM = 4  # numbers for every output of a layer: it, its derivative, and what an operation keeps
-ALIKE = 1e-3  # how far side by side may be from one after the other in single precision, relative to the largest entry
+ROOM = 4  # numbers for every output of a layer: it, its derivative, and saved tensors
+ALIKE = 1e-3  # largest difference of batched from sequential results in single precision, relative to the largest entry
 PRODUCTS = platform.machine() in ("aarch64", "arm64")  # on x86_64 PyTorch's own convolutions are faster
 PATCHES = 2**25  # numbers of all patches of a convolution, above which PyTorch's own takes less memory
 Pair = tuple[int, int]
 
 
 class Buffers(threading.local):
-    """Memory of patches for the next step: to ask the system for it anew costs as much as a product."""
+    """Memory of patches, reused by the next step: allocating it anew costs as much as a product."""
 
     def __init__(self) -> None:
         self.free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
 
     def take(self, like: Tensor, size: int) -> Tensor:
-        """Some memory that nobody uses."""
+        """Return a free buffer."""
         free = self.free.get((size, like.dtype))
         return free.pop() if free else like.new_empty(size)
 
     def give(self, used: Tensor) -> None:
-        """Nobody reads it any more."""
+        """Put a buffer back."""
         self.free.setdefault((used.numel(), used.dtype), []).append(used.as_strided((used.numel(),), (1,)))
 
 
@@ -57,7 +57,7 @@ BUFFERS = Buffers()
 
 
 class Window(NamedTuple):
-    """How a convolution moves over an image."""
+    """Kernel size, stride, padding and dilation of a convolution."""
 
     kernel: Pair
     stride: Pair
@@ -65,12 +65,12 @@ class Window(NamedTuple):
     dilation: Pair
 
     def places(self, *sizes: int) -> list[int]:
-        """How many places it has, from top to bottom and from left to right."""
+        """Return the number of positions along each axis."""
         kinds = zip(sizes, *self, strict=True)
         return [(size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in kinds]
 
     def patches(self, X: Tensor) -> Tensor:
-        """What it sees at every place, (n, b·places, k·k·C), of images (n, b, C, H, W)."""
+        """Unfold images (n, b, C, H, W) into patches, (n, b·places, k·k·C)."""
         (n, b, C, H, W), (p, q), (high, wide) = X.shape, self.padding, self.places(*X.shape[3:])
         last = X.new_zeros(n, b, H + 2 * p, W + 2 * q, C)
         last[:, :, p : p + H, q : q + W] = X.permute(0, 1, 3, 4, 2)
@@ -84,24 +84,24 @@ class Window(NamedTuple):
         return out.flatten(4).flatten(1, 3)
 
     def turned(self) -> Window | None:
-        """The convolution that the derivative by the images is, with kernels turned around; `None` for strides."""
+        """Return the convolution with turned kernels that is the derivative by the images; `None` for strides."""
         p, q = (d * (k - 1) - p for k, p, d in zip(self.kernel, self.padding, self.dilation, strict=True))
         return self._replace(padding=(p, q)) if self.stride == (1, 1) and p >= 0 and q >= 0 else None
 
 
 class Convolution(torch.autograd.Function):
-    """The convolutions of n clients as matrix products, and the patches: images (n, b, C, H, W), channels last."""
+    """Convolutions of n clients as matrix products, with their patches: images (n, b, C, H, W), channels last."""
 
     @staticmethod
     def forward(X: Tensor, weight: Tensor, bias: Tensor, window: Window) -> tuple[Tensor, Tensor]:
-        """Weights (n, m, C, k, k), and a bias (n, m)."""
+        """Convolve with weights (n, m, C, k, k) and a bias (n, m)."""
         patches = window.patches(X)
         out = torch.baddbmm(bias[:, None], patches, weight.permute(0, 3, 4, 2, 1).flatten(1, 3))
         return out.view(*X.shape[:2], *window.places(*X.shape[3:]), -1).permute(0, 1, 4, 2, 3), patches
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the patches."""
+        """Save the patches."""
         X, weight, _, ctx.window = inputs
         ctx.size = X.shape[3:]
         ctx.set_materialize_grads(False)  # patches have none
@@ -111,7 +111,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, G: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        """The transposed products."""
+        """Multiply by the transposed matrices."""
         (weight, patches), window = ctx.saved_tensors, ctx.window
         (n, b, m, *_), C = G.shape, weight.shape[2]
         flat, X, turned = G.permute(0, 1, 3, 4, 2).reshape(n, -1, m), None, window.turned()
@@ -130,7 +130,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def vmap(_info: Any, dims: tuple[int | None, ...], *parts: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        """Clients beside each other."""
+        """Batch the clients."""
         *tensors, window = parts
         count = next(part.shape[d] for part, d in zip(parts, dims, strict=True) if d is not None)
         moved = [
@@ -142,14 +142,14 @@ class Convolution(torch.autograd.Function):
 
 
 class PatchProducts(TorchFunctionMode):
-    """Inside, convolutions of n clients are matrix products, with channels last; so `.view` may have to copy."""
+    """Mode in which convolutions of n clients are matrix products, with channels last; so `.view` may have to copy."""
 
     def __init__(self, clients: int) -> None:
         super().__init__()
         self.clients = clients
 
     def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Exchange what is known."""
+        """Replace the operations that have a faster form."""
         if function is torch.conv2d:
             return self.convolution(*args, **kwargs or {})
         if function is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
@@ -162,7 +162,7 @@ class PatchProducts(TorchFunctionMode):
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
-        """As `torch.conv2d`, which it is where another way is not known to be faster."""
+        """Compute `torch.conv2d`, as matrix products where those are faster."""
         plain = partial(torch.conv2d, input, weight, bias, stride, padding, dilation, groups)
         if input.ndim != 4 or groups != 1 or isinstance(padding, str) or input.dtype != weight.dtype:
             return plain()
@@ -172,7 +172,7 @@ class PatchProducts(TorchFunctionMode):
             return plain()
         added = weight.new_zeros(len(weight)) if bias is None else bias
         out: Tensor = Convolution.apply(input[None], weight[None], added[None], window)[0]  # type: ignore[no-untyped-call]
-        return out.squeeze(0)  # out[0] would be derived by a copy
+        return out.squeeze(0)  # out[0] would be differentiated by a copy
 
 
 def _pair(given: Any) -> Pair:
@@ -180,7 +180,7 @@ def _pair(given: Any) -> Pair:
 
 
 class _SeenStatistics(threading.local):
-    """What batch norm layers have seen in the pass that this thread makes."""
+    """Statistics seen by the batch norm layers in this thread's pass."""
 
     def __init__(self) -> None:
         self.found: dict[int, tuple[Tensor, Tensor]] = {}
@@ -190,13 +190,13 @@ SEEN, LOCK = _SeenStatistics(), threading.Lock()
 
 
 class StackedRows:
-    """The samples of all clients in one stack; those of some clients are the same stack.
+    """Samples of all clients in one stack; selecting clients does not copy it.
 
     Args:
         X: (M, …).
         y: (M, …).
-        sizes: how many rows every client has.
-        starts: where they begin; one after the other, if not given.
+        sizes: number of rows of every client.
+        starts: first row of every client; one client after the other, if not given.
     """
 
     stored = True
@@ -207,32 +207,32 @@ class StackedRows:
         self.starts, self._offsets = first, first.tolist()
 
     def only(self, clients: list[int]) -> StackedRows:
-        """The rows of some clients."""
+        """Select some of the clients."""
         return StackedRows(self.all_X, self.all_y, [self.sizes[i] for i in clients], self.starts[clients])
 
     def take(self, who: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The given rows of each of n clients, (n, b, …)."""
+        """Return the given rows of each of n clients, (n, b, …)."""
         rows = self.starts[who][:, None] + positions
         return self.all_X[rows], self.all_y[rows]
 
     def part(self, client: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Some consecutive rows of one client."""
+        """Return consecutive rows of one client."""
         inside = slice(self._offsets[client] + first, self._offsets[client] + last)
         return self.all_X[inside], self.all_y[inside]
 
     def contents(self) -> list[Tensor]:
-        """All rows, for a fingerprint."""
+        """Return all rows, for a fingerprint."""
         parts = [self.part(i, 0, size) for i, size in enumerate(self.sizes)]
         return [*(X for X, _ in parts), *(y for _, y in parts)]
 
 
 class StreamedRows:
-    """Clients whose rows are read when they are needed: `torch.utils.data.Dataset`s, which may be larger than memory.
+    """Clients whose rows are read when needed: `torch.utils.data.Dataset`s, which may be larger than memory.
 
     Args:
-        sources: of every client.
-        read: some rows of a source as tensors of the right type.
-        device: where they are computed with.
+        sources: data set of every client.
+        read: reads rows of a source as tensors of the right type.
+        device: device to compute on.
     """
 
     stored = False
@@ -244,21 +244,21 @@ class StreamedRows:
         self.sizes = [len(source) for source in self.sources]
 
     def only(self, clients: list[int]) -> StreamedRows:
-        """The rows of some clients."""
+        """Select some of the clients."""
         return StreamedRows([self.sources[i] for i in clients], self.read, self.device)
 
     def take(self, who: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The given rows of each of n clients, (n, b, …)."""
+        """Return the given rows of each of n clients, (n, b, …)."""
         pairs = zip(who.tolist(), positions.tolist(), strict=True)
         parts = [self._rows(client, rows) for client, rows in pairs]
         return torch.stack([X for X, _ in parts]), torch.stack([y for _, y in parts])
 
     def part(self, client: int, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Some consecutive rows of one client."""
+        """Return consecutive rows of one client."""
         return self._rows(client, range(first, last))
 
     def contents(self) -> list[Tensor]:
-        """How many rows there are, and the first and the last of every client."""
+        """Return the numbers of rows, and the first and the last row of every client."""
         ends = [self._rows(i, [0, size - 1]) for i, size in enumerate(self.sizes)]
         return [torch.tensor(self.sizes), *(part for pair in ends for part in pair)]
 
@@ -268,15 +268,15 @@ class StreamedRows:
 
 
 class NetworkFunction:
-    """The loss of a network as a function of its parameters in one vector, followed by its layers' statistics.
+    """Loss of a network as a function of its parameters in one vector, followed by its layers' statistics.
 
     Args:
-        network: as in losses: dropout is off, batch norm has the statistics of x.
-        trained: as in local steps.
+        network: network for losses: dropout is off, batch norm has the statistics of x.
+        trained: network for local steps.
         loss: the mean loss over a batch.
-        named: the same by samples, for a loss known by name.
+        named: loss per sample, for a loss known by name.
         l2: the regulariser.
-        transform: what is done with features before the network.
+        transform: function of the features before the network.
         precision: number format of products on matrix units; `None` for that of x.
     """
 
@@ -301,19 +301,19 @@ class NetworkFunction:
         every = [*self.parameters.items(), *self.statistics.items()]
         self.names, self.shapes = [k for k, _ in every], [t.shape for _, t in every]
         self.sizes, self.length = [t.numel() for _, t in every], sum(p.numel() for p in self.parameters.values())
-        self._copies: dict[int, tuple[nn.Module, nn.Module]] = {}  # `functional_call` exchanges a module's parameters
+        self._copies: dict[int, tuple[nn.Module, nn.Module]] = {}  # `functional_call` replaces a module's parameters
         self.width: int | None = None
-        self.products = False  # whether convolutions are matrix products of ours
-        self.together: bool | None = None  # whether clients go side by side; `None` until it has been tried
+        self.products = False  # whether convolutions are computed as matrix products
+        self.together: bool | None = None  # whether clients are batched; `None` until it has been tried
 
     def start(self) -> Tensor:
-        """x⁰: the network's own parameters, flattened, and its statistics."""
+        """Return x⁰: the network's own parameters, flattened, and its statistics."""
         return torch.cat([t.detach().flatten() for t in (*self.parameters.values(), *self.statistics.values())])
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
-        """A flat x as the network's named parameters, and its statistics, which have no derivative.
+        """Split a flat x into the network's named parameters, and its statistics, which have no derivative.
 
-        An x without statistics leaves them to the network.
+        Without statistics in x, the network's own are used.
         """
         some = len(self.parameters) if x.shape[-1] == self.length else len(self.sizes)
         split = torch.split(x, self.sizes[:some])
@@ -323,17 +323,17 @@ class NetworkFunction:
         }
 
     def penalty(self, x: Tensor) -> Tensor:
-        """(l2/2)‖x‖² of the parameters, (…)."""
+        """Return (l2/2)‖x‖² of the parameters, (…)."""
         return self.l2 / 2 * x[..., : self.length].square().sum(-1)
 
     def pull(self, x: Tensor) -> Tensor:
-        """The derivative of `penalty`, zero for statistics."""
+        """Return the derivative of `penalty`, zero for statistics."""
         if self.length == x.shape[-1]:
             return self.l2 * x
         return torch.cat([self.l2 * x[..., : self.length], torch.zeros_like(x[..., self.length :])], -1)
 
     def _own(self) -> tuple[nn.Module, nn.Module]:
-        """The two networks, copied for every thread but the main one: a pass exchanges their parameters for a while."""
+        """Return the two networks, copied for every thread but the main one: a pass replaces their parameters."""
         if threading.current_thread() is threading.main_thread():
             return self.network, self.trained
         thread = threading.get_ident()
@@ -343,7 +343,7 @@ class NetworkFunction:
         return self._copies[thread]
 
     def outputs(self, x: Tensor, X: Tensor, seed: Tensor | None = None) -> Tensor:
-        """The network at x; with a `seed` as in local steps."""
+        """Evaluate the network at x; with a `seed` as in local steps."""
         named, (network, trained) = self.unflatten(x), self._own()
         if seed is not None:
             network, named = trained, named | dict.fromkeys(self.noisy, seed)
@@ -355,7 +355,7 @@ class NetworkFunction:
         return output.to(x.dtype)
 
     def weighed(self, output: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """Σ_j w_j ℓ_j of outputs; for a loss that is a function, all weights are alike."""
+        """Return Σ_j w_j ℓ_j of outputs; if the loss is a function, all weights are equal."""
         if self.named is None:
             return self.loss(output, y).squeeze() * weight.sum()
         return (self.named.value(output.reshape(len(y), -1), y) * weight).sum()
@@ -363,14 +363,14 @@ class NetworkFunction:
     def local_value(
         self, x: Tensor, X: Tensor, y: Tensor, weight: Tensor, seed: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The same as in a local step, and the statistics that layers have seen."""
+        """Return the loss in a local step, and the statistics that layers have seen."""
         SEEN.found = {}
         value = self.weighed(self.outputs(x, X, seed), y, weight)
         found, SEEN.found = tuple(part for _, pair in sorted(SEEN.found.items()) for part in pair), {}
         return value, found
 
     def seen(self, x: Tensor, X: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Mean and variance of what every batch norm layer gets, in a pass without dropout and `Augment`."""
+        """Return mean and variance of the input of every batch norm layer, in a pass without dropout and `Augment`."""
         modes = [(part, part.training) for part in self._own()[1].modules()]
         SEEN.found = {}
         try:
@@ -385,7 +385,7 @@ class NetworkFunction:
         return found
 
     def gradient(self, x: Tensor, piece: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Values and gradients of n clients at one x, (d,), or each at its own, (n, d)."""
+        """Return values and gradients of n clients at one x, (d,), or each at its own, (n, d)."""
 
         def value(x: Tensor, X: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
             return self.weighed(self.outputs(x, X), y, weight), ()
@@ -394,19 +394,19 @@ class NetworkFunction:
         return values.detach(), gradients
 
     def local_gradient(self, U: Tensor, piece: tuple[Tensor, Tensor, Tensor], seeds: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of n clients in a local step, and what their layers have seen, (n, ·)."""
+        """Return the gradients of n clients in a local step, and the statistics of their layers, (n, ·)."""
         gradients, (_, seen) = self._gradients(self.local_value, U, *piece, seeds)
         return gradients, torch.cat([s.flatten(1) for s in seen], 1) if seen else U.new_empty(len(U), 0)
 
     def _gradients(self, function: Callable[..., Any], x: Tensor, *parts: Tensor) -> tuple[Tensor, Any]:
-        """Gradients of n clients, and what the function of one returns, (value, aux), of all of them."""
+        """Return gradients of n clients, and the pairs (value, aux) of all of them."""
         n, shared = len(parts[0]), None if x.ndim == 1 else 0
         points, together = x.expand(n, x.shape[-1]), self.together and n > 1
         with PatchProducts(n) if self.products else nullcontext():
             if together and x.is_cuda:
                 dims = (shared, *(0 for _ in parts))
                 return vmap(grad_and_value(function, has_aux=True), in_dims=dims)(x, *parts)
-            if together:  # a sum's gradient by every client's own point
+            if together:  # gradient of a sum by every client's own point
                 return _derived(vmap(function), points, *parts)
             found = [_derived(function, u, *own) for u, *own in zip(points, *parts, strict=True)]
         auxiliary = zip(*(aux for _, (_, aux) in found), strict=True)
@@ -414,7 +414,7 @@ class NetworkFunction:
         return torch.stack([g for g, _ in found]), values
 
     def room(self, X: Tensor) -> int:
-        """About how many numbers a gradient of one sample takes."""
+        """Estimate how many numbers a gradient of one sample needs."""
         if self.width is None:
             counted: list[int] = []
             hooks = [
@@ -461,7 +461,7 @@ class NetworkFunction:
 
 
 def _derived(function: Callable[..., Any], x: Tensor, *parts: Tensor) -> tuple[Tensor, Any]:
-    """The gradient of the sum of the first of what a function returns, and all of that; by plain autograd."""
+    """Return the gradient of the sum of a function's first result, and all its results; by plain autograd."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         found = function(leaf, *parts)
@@ -470,5 +470,5 @@ def _derived(function: Callable[..., Any], x: Tensor, *parts: Tensor) -> tuple[T
 
 
 def _statistic(name: str, value: Tensor) -> Tensor:
-    """A layer's statistic; no variance is below zero, whatever the weights of a mean were."""
+    """Return a layer's statistic; clip variances at zero, for any weights of a mean."""
     return value.clamp_min(0) if name.endswith("var") else value

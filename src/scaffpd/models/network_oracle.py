@@ -1,8 +1,8 @@
-r"""Networks of N clients side by side: the parameters of a group of clients in one stack, one vectorised pass a step.
+r"""Networks of N clients in batches: the parameters of a group of clients in one stack, one vectorised pass a step.
 
-How many clients go together follows from a budget of memory. On a GPU all J steps become one recorded graph.
-Minibatches, dropout and every other number of a client depend on its name and the round's key alone, never on who is
-computed beside it. Losses and gradients of all samples are summed in chunks.
+A memory budget sets how many clients go together. On a GPU all J steps become one recorded graph.
+Minibatches, dropout and every other number of a client depend only on its name and the round's key, never on the other
+clients of its batch. Losses and gradients of all samples are summed in chunks.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from scaffpd.models.numerics import Draws, GraphReplay, parallel_map, random_dir
 from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
-CHUNK = 8192  # samples at a time of one client
-TOGETHER = {"cpu": 2**25 if PRODUCTS else 2**23, "cuda": 2**31}  # numbers that a group of clients may take in one step
-WASTE = 1.5  # clients of unequal size go together up to this ratio, the smaller ones padded
-SAMPLED = 1024  # samples of a client that its L_i is estimated on
+CHUNK = 8192  # samples of one client at a time
+TOGETHER = {"cpu": 2**25 if PRODUCTS else 2**23, "cuda": 2**31}  # numbers that a group of clients may need in one step
+WASTE = 1.5  # largest ratio of sizes within a group, the smaller ones padded
+SAMPLED = 1024  # samples of a client for the estimate of its L_i
 ITERATIONS, CLOSE = 20, 0.01  # of the power iteration
-DROPOUT = 3  # what a round's random numbers are for
+DROPOUT = 3  # stream of a round's random numbers
 
 
 class RowGroup(NamedTuple):
-    """Rows of some clients that are computed with at once, padded to the longest.
+    """Rows of some clients that are processed at once, padded to the longest.
 
     Attributes:
         who: the clients, (n,).
@@ -62,7 +62,7 @@ class ModulePoint(StackedPoint):
         return torch.stack([c @ (c if scale is None else scale * c) for c in self.gradients])
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
-        """By k Hessian-vector products of every client that has weight."""
+        """Use k Hessian-vector products of every client with a weight."""
         Q = V.new_zeros(V.shape[1], V.shape[1])
         for i, w in enumerate(weights.tolist()):
             if w != 0:
@@ -70,7 +70,7 @@ class ModulePoint(StackedPoint):
         return Restriction(self.project(V), Q, self.norms(1 / metric))
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """By k Hessian-vector products of every client."""
+        """Use k Hessian-vector products of every client."""
         return torch.stack([self.oracle.curvature(i, self.x, V, rows) for i, rows in enumerate(self.rows)])
 
     def diagonal(self, weights: Tensor) -> Tensor:
@@ -87,12 +87,12 @@ class ModuleOracle:
 
     Args:
         function: the network and its loss.
-        correct: which samples are classified rightly.
+        correct: marks correctly classified samples.
         rows: the clients' samples.
         names: the clients.
         optimizer: how local steps use a gradient (`LocalSGD`, `LocalAdam`).
-        fed_bn: whether x has no statistics of batch norm, and every client those of its own rows at x.
-        like: the clients' training rows, where these are held out and have the statistics of those.
+        fed_bn: whether statistics of batch norm are each client's own, from its rows at x, and not part of x.
+        like: the clients' training rows, if these are held out and use their statistics.
     """
 
     most_rows: float | None = None
@@ -114,34 +114,34 @@ class ModuleOracle:
         self.device = next(iter(function.parameters.values())).device
         self.dtype = function.start().dtype
         self._smoothness: Vector | None = None
-        self._twice = True  # whether every operation's derivative has one itself, as far as is known
+        self._twice = True  # whether every operation has a second derivative, as far as is known
         self._replays: dict[Any, GraphReplay] = {}  # shared with the oracles of some of the clients
         self._streams = streams(names, self.device)
 
     @property
     def l2(self) -> float:
-        """The regulariser."""
+        """Regulariser."""
         return self.function.l2
 
     @property
     def network(self) -> nn.Module:
-        """The network as in losses."""
+        """Network as used in losses."""
         return self.function.network
 
     def clients(self) -> list[tuple[Tensor, Tensor]]:
-        """Every client's features and targets."""
+        """Features and targets of every client."""
         return [self.rows.part(i, 0, m) for i, m in enumerate(self.rows.sizes)]
 
     def start(self) -> Tensor:
-        """x⁰: the network's own parameters, flattened."""
+        """Return x⁰: the network's own parameters, flattened."""
         return self.function.start()[: self.dimension]
 
     def contents(self) -> list[Tensor]:
-        """The network's parameters and buffers, and the samples."""
+        """Return the network's parameters and buffers, and the samples."""
         return [*self.network.state_dict().values(), *self.rows.contents()]
 
     def only(self, clients: list[int]) -> ModuleOracle:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         chosen = copy.copy(self)
         chosen.rows, chosen.names = self.rows.only(clients), [self.names[i] for i in clients]
         chosen._streams, chosen._seen = self._streams[clients], None
@@ -151,7 +151,7 @@ class ModuleOracle:
         return chosen
 
     def constants(self) -> Constants:
-        """L_i by power iteration on the Hessian at x⁰ (gradient differences); no convexity is claimed."""
+        """Estimate L_i by power iteration on the Hessian at x⁰ (gradient differences); no convexity is claimed."""
         if self._smoothness is None:
             self._smoothness = self._largest_curvatures(self.start())
         samples = np.array(self.rows.sizes)
@@ -159,12 +159,12 @@ class ModuleOracle:
         return Constants(self._smoothness, np.zeros(len(samples)), False, self._smoothness, samples, corrects=corrects)
 
     def _largest_curvatures(self, x: Tensor) -> Vector:
-        """|λ|_max of every client's Hessian, on its first samples; all clients iterate at once."""
+        """Estimate |λ|_max of every client's Hessian, on its first samples; all clients iterate at once."""
         few = [torch.arange(min(m, SAMPLED), device=self.device) for m in self.rows.sizes]
         step = float(torch.finfo(x.dtype).eps) ** 0.5 * (1 + float(x.norm()))
         g = self._sums(x, few)[1]
         v, value = random_direction(x).expand(len(few), -1).clone(), x.new_zeros(len(few))
-        going = torch.ones(len(few), dtype=torch.bool, device=x.device)  # nobody's estimate depends on the others'
+        going = torch.ones(len(few), dtype=torch.bool, device=x.device)  # estimates do not depend on each other
         for _ in range(ITERATIONS):
             w = (self._sums(x + step * v, few)[1] - g) / step
             last, value = value, torch.where(going, w.norm(dim=1), value)
@@ -176,7 +176,7 @@ class ModuleOracle:
         return np.maximum(found, max(self.l2, 1e-6))
 
     def completed(self, x: Tensor) -> Tensor:
-        """x, or [x, s_i(x)] of every client, (N, ·), with the statistics that batch norm sees in its training rows."""
+        """Return x, or [x, s_i(x)] of every client, (N, ·), with the batch norm statistics of its training rows."""
         if not self.fed_bn:
             return x
         if self.like is not None:
@@ -188,7 +188,7 @@ class ModuleOracle:
         return self._seen[1]
 
     def _statistics(self, client: int, x: Tensor) -> Tensor:
-        """Means and variances of every layer's input over the client's rows: those of chunks, by Chan's formula."""
+        """Return means and variances of every layer's input over the client's rows, by Chan's formula over chunks."""
         chunks = [(share, self.function.seen(x, X)) for X, _, share in self._chunks(client, None, SAMPLED)]
         shares = x.new_tensor([share for share, _ in chunks], dtype=torch.float64)[:, None]
         found: list[Tensor] = []
@@ -201,14 +201,14 @@ class ModuleOracle:
     # ------------------------------------------------------------------ which rows go together
 
     def _draw(self, client: int, batch_size: int | None, draws: Draws) -> Tensor | None:
-        """The client's next batch, as `Ragged.minibatch` draws it; `None` for all rows."""
+        """Draw the client's next batch like `Ragged.minibatch`; `None` for all rows."""
         m = self.rows.sizes[client]
         if batch_size is None or batch_size >= m:
             return None
         return (draws.uniform(batch_size)[0] * m).long().to(self.device)
 
     def _drawn(self, batch_size: int | None, key: tuple[int, ...]) -> list[Tensor | None]:
-        """A batch of every client."""
+        """Draw a batch of every client."""
         if batch_size is None:
             return [None] * len(self.names)
         uniform = Draws(key, self._streams).uniform(batch_size)
@@ -216,7 +216,7 @@ class ModuleOracle:
         return [None if batch_size >= m else (own * m).long() for own, m in pairs]
 
     def _settle(self, x: Tensor) -> None:
-        """Find out whether clients go side by side, before threads ask."""
+        """Decide whether clients can be batched, before threads start."""
         if self.function.together is None:
             few = min(2, *self.rows.sizes)
             who = torch.arange(2, device=self.device) % len(self.names)
@@ -224,7 +224,7 @@ class ModuleOracle:
             self.function.try_together(x, (X, y, x.new_full((2, few), 1 / few)))
 
     def _room(self) -> int:
-        """About how many numbers a gradient of one sample takes."""
+        """Number of numbers that a gradient of one sample needs, about."""
         return self.function.width or self.function.room(self.rows.part(0, 0, 1)[0])
 
     @property
@@ -233,11 +233,11 @@ class ModuleOracle:
 
     @property
     def _chunk(self) -> int:
-        """Samples at a time of one client; where rows are streamed, as many as a group of clients may take."""
+        """Samples of one client at a time; if rows are streamed, as many as a group of clients may take."""
         return CHUNK if self.rows.stored else max(1, min(CHUNK, self._budget // self._room()))
 
     def _groups(self, lengths: Sequence[int], passes: int = 1) -> Iterator[list[int]]:
-        """Clients that are computed together: about equally many rows each, and as many as memory allows."""
+        """Yield groups of clients with about equally many rows each, as large as memory allows."""
         waste = WASTE if self.function.named is not None and self.function.momenta is None else 1.0
         budget, room = self._budget, self._room()
         cores = thread_count() if self.device.type == "cpu" and passes > 1 else 1
@@ -253,7 +253,7 @@ class ModuleOracle:
             yield group
 
     def _pieces(self, rows: Sequence[Tensor | None]) -> Iterator[RowGroup]:
-        """The given rows of every client (`None`: all), a group of clients and a chunk of rows at a time."""
+        """Yield the given rows of every client (`None`: all), a group of clients and a chunk of rows at a time."""
         sizes = self.rows.sizes
         lengths = [sizes[i] if own is None else len(own) for i, own in enumerate(rows)]
         for group in self._groups(lengths):
@@ -273,7 +273,7 @@ class ModuleOracle:
                 yield RowGroup(who, positions[:, first : first + step], weight[:, first : first + step])
 
     def _sums(self, x: Tensor, rows: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """f_i and ∇f_i of all clients over the given rows, at one x or at each client's own, (N, d)."""
+        """Return f_i and ∇f_i of all clients over the given rows, at one x or at each client's own, (N, d)."""
         n, flat = len(rows), x.detach()
         self._settle(flat if x.ndim == 1 else flat[0])
         losses, gradients, points = flat.new_zeros(n), flat.new_zeros(n, self.dimension), self.completed(flat)
@@ -288,19 +288,19 @@ class ModuleOracle:
     # ------------------------------------------------------------------ what clients answer
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> ModulePoint:
-        """Losses and gradients of all clients at x."""
+        """Evaluate losses and gradients of all clients at x."""
         rows = self._drawn(batch_size, key)
         return ModulePoint(self, x, rows, *self._sums(x, rows))
 
     def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
-        """f_i(x) without the gradients."""
+        """Return f_i(x) without the gradients."""
         values = x.new_zeros(len(self.names))
         for i, output, y, share in self._predicted(x, self._drawn(batch_size, key)):
             values[i] += self._mean(output, y) * share
         return values + self.function.penalty(x)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(x), and the share of rightly classified samples where there are classes (else NaN)."""
+        """Return f_i(x), and the accuracy if there are classes (else NaN)."""
         values, right = x.new_zeros(len(self.names)), torch.zeros(len(self.names), dtype=torch.float64, device=x.device)
         for i, output, y, share in self._predicted(x, [None] * len(right)):
             correct = self.correct(output, y)
@@ -314,7 +314,7 @@ class ModuleOracle:
         return self.function.weighed(output, y, weight)
 
     def _predicted(self, x: Tensor, rows: Sequence[Tensor | None]) -> Iterator[tuple[int, Tensor, Tensor, float]]:
-        """Every client's outputs and targets, and their share of its rows; one pass for as many as fit into a chunk."""
+        """Yield every client's outputs and targets, and their share of its rows, in as few passes as chunks allow."""
         together: list[tuple[int, Tensor, Tensor, float]] = []
         for i, own in enumerate(rows):
             for X, y, share in self._chunks(i, own):
@@ -338,7 +338,7 @@ class ModuleOracle:
     def local_updates(
         self, x: Tensor, at: ModulePoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
-        """J local steps of every client, a group of clients at a time."""
+        """Take J local steps of every client, a group of clients at a time."""
         n = len(self.names)
         if self.function.momenta is not None and isinstance(at, ModulePoint):
             raise InputError(
@@ -373,14 +373,14 @@ class ModuleOracle:
         return StackedDisplacements(each)
 
     def _alike(self, group: list[int], lengths: Sequence[int]) -> list[list[int]]:
-        """Those of a group that draw, and those that take all their rows."""
+        """Split a group into clients that draw, and clients that use all their rows."""
         drawing = [i for i in group if lengths[i] < self.rows.sizes[i]]
         return [part for part in (drawing, [i for i in group if i not in set(drawing)]) if part]
 
     def _batches(
         self, group: list[int], lengths: Sequence[int], plan: LocalPlan, drawn: Sequence[bool]
     ) -> tuple[Tensor, Tensor]:
-        """The rows of every step, (J, n, c), or (1, n, c) where all steps have the same; and 1/c, 0 for padding."""
+        """Return the rows of every step, (J, n, c), or (1, n, c) if all steps have the same; and 1/c, 0 for padding."""
         c, n, device = max(lengths[i] for i in group), len(group), self.device
         count = torch.tensor([lengths[i] for i in group], device=device)[:, None]
         inside = torch.arange(c, device=device) < count
@@ -395,7 +395,7 @@ class ModuleOracle:
         self, x: Tensor, pull: Tensor, eta: Tensor, who: Tensor, positions: Tensor, weight: Tensor, seeds: Tensor,
         plan: LocalPlan,
     ) -> Tensor:  # fmt: skip
-        """d_i after J steps of some clients; on a GPU a recorded graph."""
+        """Return d_i after J steps of some clients; on a GPU by a recorded graph."""
         counts = torch.tensor(plan.each or [plan.steps] * len(who), device=self.device)[:, None]
         parts = (x, pull, eta, self._first(who), positions, weight, seeds, counts, x.new_full((), plan.prox))
         if not (x.is_cuda and isinstance(self.rows, StackedRows) and len(positions) == plan.steps):
@@ -406,7 +406,7 @@ class ModuleOracle:
         return cast(Tensor, self._replays[key](*parts))
 
     def _first(self, who: Tensor) -> Tensor:
-        """Where a client's rows begin in the stack, or the client itself where rows are streamed."""
+        """Return a client's first row in the stack, or its number if rows are streamed."""
         return self.rows.starts[who] if isinstance(self.rows, StackedRows) else who
 
     def _rows(self, first: Tensor, positions: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -419,7 +419,7 @@ class ModuleOracle:
         self, steps: int, x: Tensor, pull: Tensor, eta: Tensor, first: Tensor, positions: Tensor, weight: Tensor,
         seeds: Tensor, counts: Tensor, prox: Tensor,
     ) -> Tensor:  # fmt: skip
-        """J steps u ← u − η direction(g_i(u) − c_i + c + μ(u − x)), from d = x − u = 0."""
+        """Take J steps u ← u − η direction(g_i(u) − c_i + c + μ(u − x)), from d = x − u = 0."""
         D, function = torch.zeros_like(pull), self.function
         state, length = self.optimizer.start(D), function.length
         chunk = self._chunk if function.named is not None else positions.shape[2]
@@ -432,7 +432,7 @@ class ModuleOracle:
                 g, seen = g + own, found if seen is None else torch.lerp(seen, found, piece[2].sum(1, keepdim=True))
             g = self.optimizer.clipped(g + function.pull(U)) + pull - prox * D
             direction, state = self.optimizer.direction(g, U, state, j)
-            made = (counts > j).to(D)  # clients may make unequal numbers of steps
+            made = (counts > j).to(D)  # clients may take unequal numbers of steps
             D = D + made * eta * direction
             if function.momenta is not None and not self.fed_bn and seen is not None:
                 D = torch.cat([D[:, :length], D[:, length:] - made * function.momenta * (seen - U[:, length:])], 1)
@@ -440,7 +440,7 @@ class ModuleOracle:
         return D
 
     def proximal_steps(self, at: ModulePoint, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
-        """The accelerated steps of `LinearOracle.proximal_steps`, one client after the other."""
+        """Take the accelerated steps of `LinearOracle.proximal_steps`, one client after the other."""
         go, each = pace(plan, self.constants().smoothness, self.l2), torch.empty_like(at.gradients)
         for i, (c, rows) in enumerate(zip(at.gradients, at.rows, strict=True)):
             gradient = partial(self.gradient, i, rows=rows)
@@ -451,7 +451,7 @@ class ModuleOracle:
     # ------------------------------------------------------------------ one client
 
     def gradient(self, client: int, x: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """f_i(x) and ∇f_i(x), over all samples of the client or the given rows."""
+        """Return f_i(x) and ∇f_i(x), over all samples of the client or the given rows."""
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             total, gradient = x.new_zeros(()), torch.zeros_like(x)
@@ -461,7 +461,7 @@ class ModuleOracle:
         return total + self.function.penalty(x), gradient + self.function.pull(x)
 
     def curvature(self, client: int, x: Tensor, V: Tensor, rows: Tensor | None = None) -> Tensor:
-        """VᵀH_iV for the columns of V, (d, k), by k Hessian-vector products that are not kept."""
+        """Return VᵀH_iV for the columns of V, (d, k), by k Hessian-vector products, without storing them."""
         if self._twice:
             try:
                 return self._differentiated(client, x, V, rows) + self.l2 * (V.mT @ V)
@@ -473,7 +473,7 @@ class ModuleOracle:
         return Q
 
     def _differentiated(self, client: int, x: Tensor, V: Tensor, rows: Tensor | None) -> Tensor:
-        """The derivatives of ⟨∇f_i, v⟩."""
+        """Differentiate ⟨∇f_i, v⟩."""
         Q = V.new_zeros(V.shape[1], V.shape[1])
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
@@ -486,14 +486,14 @@ class ModuleOracle:
         return Q
 
     def _differences(self, client: int, x: Tensor, v: Tensor, rows: Tensor | None) -> Tensor:
-        """H_i v ≈ (∇f_i(x + hv) − ∇f_i(x − hv))/2h with h = ε^⅓ (1 + ‖x‖)/‖v‖, where rounding (ε/h) meets h²."""
+        """Return H_i v ≈ (∇f_i(x + hv) − ∇f_i(x − hv))/2h with h = ε^⅓ (1 + ‖x‖)/‖v‖, where rounding (ε/h) meets h²."""
         h = torch.finfo(x.dtype).eps ** (1 / 3) * (1 + float(x.norm())) / max(float(v.norm()), 1e-30)
         ahead, behind = (self.gradient(client, x + s * v, rows)[1] for s in (h, -h))
         slope: Tensor = (ahead - behind) / (2 * h)
         return slope
 
     def _values(self, client: int, x: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
-        """The mean loss in parts: one for every chunk of samples, their sum is f_i without the regulariser."""
+        """Yield the mean loss in parts, one per chunk of samples, that add up to f_i without the regulariser."""
         here = torch.cat([x, self.only([client]).completed(x)[0, self.dimension :]]) if self.fed_bn else x
         for X, y, share in self._chunks(client, rows):
             yield share * self._mean(self.function.outputs(here, X), y)
@@ -511,9 +511,9 @@ class ModuleOracle:
 
 
 def _has_own_function(value: Tensor) -> bool:
-    """Return whether a user's own `Function` has a part in the value.
+    """Return whether the value depends on a user's own `Function`.
 
-    Where its gradient cannot be differentiated, autograd leaves that part of the Hessian out and says nothing.
+    If its gradient cannot be differentiated, autograd silently leaves that part of the Hessian out.
     """
     nodes: list[Any] = [value.grad_fn]
     seen: set[Any] = set()

@@ -20,29 +20,29 @@ from scaffpd.models.losses import Loss, Squared
 from scaffpd.models.numerics import SAFE, gamma, norm_above, parallel_map
 from scaffpd.models.quadratic import Compressed, regularised
 
-DENSE = 300  # unknowns up to which a client's Newton step is by Cholesky; beyond that by conjugate gradients
-TOGETHER = 2**24  # numbers in the matrices of clients that are solved for together
+DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
+TOGETHER = 2**24  # numbers in the matrices of clients that are solved together
 NEWTON, HALVINGS = 60, 40
 
 
 class Bowl:
-    """AᵀWA of n clients' mean losses, from samples A (n, m, features) and predictions z (n, m, k) of targets y."""
+    """Hessian AᵀWA of n clients' mean losses, from samples A (n, m, features), predictions z, targets y (n, m, k)."""
 
     def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor) -> None:
         self.loss, self.A, self.y, self.z, self.weight = loss, A, y, z, weight
         self.even = z.shape[2] == 1 or isinstance(loss, Squared)  # W is a number for every sample
 
     def bent(self, T: Tensor) -> Tensor:
-        """W T for T (n, m, k, c)."""
+        """Return W T for T (n, m, k, c)."""
         return self.weight[..., None, None] * self.loss.bend(self.z, self.y, T)
 
     def times(self, V: Tensor) -> Tensor:
-        """AᵀWA V for V (n, features, k, c)."""
+        """Return AᵀWA V for V (n, features, k, c)."""
         T = (self.A @ V.flatten(2)).view(*self.z.shape, V.shape[3])
         return (self.A.mT @ self.bent(T).flatten(2)).view_as(V)
 
     def solver(self, e: Tensor, goal: Tensor | float = 1e-10) -> Callable[[Tensor], Tensor]:
-        """B ↦ (AᵀWA + diag(e))⁻¹B for e (n, features or 1, 1) and B (n, features, k, c), exactly or up to a goal."""
+        """Return B ↦ (AᵀWA + diag(e))⁻¹B for e (n, features or 1, 1), B (n, features, k, c), exact or up to a goal."""
         n, m, features = self.A.shape
         k, e = self.z.shape[2], e.expand(n, features, 1)
         if self.even and min(m, features) <= 4 * DENSE:
@@ -56,7 +56,7 @@ class Bowl:
         return lambda B: self._conjugate(e[..., None], B, goal)
 
     def _matrix(self) -> Tensor:
-        """AᵀWA as (n, features·k, features·k), output by output."""
+        """Return AᵀWA as (n, features·k, features·k), output by output."""
         (n, _, features), k = self.A.shape, self.z.shape[2]
         W = self.bent(torch.eye(k, dtype=self.z.dtype, device=self.z.device).expand(*self.z.shape, k))
         H = self.A.new_empty(n, features, k, features, k)
@@ -67,7 +67,7 @@ class Bowl:
         return H.view(n, features * k, features * k)
 
     def _conjugate(self, e: Tensor, B: Tensor, goal: Tensor | float) -> Tensor:
-        """Conjugate gradients, for all clients and columns at once."""
+        """Solve by conjugate gradients, for all clients and columns at once."""
 
         def inner(a: Tensor, b: Tensor) -> Tensor:
             return (a * b).sum((1, 2), keepdim=True)
@@ -88,7 +88,7 @@ class Bowl:
 
 
 class NewtonPoint(PersonalPoint):
-    """Any loss and any columns: v by Newton's method from `start` (u = x), for a few clients at a time."""
+    """Personal models for any loss and columns: v by Newton's method from `start` (u = x), a few clients at a time."""
 
     def __init__(
         self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int, start: Tensor | None = None,
@@ -118,7 +118,7 @@ class NewtonPoint(PersonalPoint):
         self.losses = values + (0 if compressed is None else compressed.constant) + self.ridge()
 
     def _again(self, block: PaddedBlock, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Predictions, value and what is left of the gradient at v, in double precision."""
+        """Return predictions, value and the remaining gradient at v, in double precision."""
         assert self.fine is not None
         y, share = self.fine.exact
         A, weight = self.tie.part(self.fine.of(block)[0].double()), block.of(share) * (block.weight > 0)
@@ -128,7 +128,7 @@ class NewtonPoint(PersonalPoint):
         return p, value, near.gradient(v, p)[0].flatten(1).norm(dim=1)
 
     def bend(self, T: Tensor) -> Tensor:
-        """The stack m_i S_i T_i: m(W T − W A_P (A_PᵀWA_P + l2 + γ)⁻¹A_PᵀW T)."""
+        """Return the stack m_i S_i T_i: m(W T − W A_P (A_PᵀWA_P + l2 + γ)⁻¹A_PᵀW T)."""
         out = torch.zeros_like(T)
 
         def work(block: PaddedBlock) -> None:
@@ -149,7 +149,7 @@ class NewtonPoint(PersonalPoint):
         return A, Bowl(self.loss, A, y, block.of(self.z), block.weight)
 
     def diagonals(self) -> Tensor:
-        """Every client's diag H_i for squared loss: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
+        """Return diag H_i for squared loss: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
         if not isinstance(self.loss, Squared):
             raise InputError(NO_DIAGONAL)
         out = self.x.new_empty(len(self.losses), self.rows.A.shape[1], 1)
@@ -164,45 +164,45 @@ class NewtonPoint(PersonalPoint):
         return each.expand(-1, -1, self.outputs).flatten(1)
 
     def corrections(self) -> Tensor:
-        """v_i as found."""
+        """Return the v_i."""
         return self.v
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """What arithmetic adds, where rows multiply x and v, and what Newton's method has left."""
+        """Bound the errors of arithmetic, where rows multiply x and v, and of Newton's method."""
         length = norm_above(self.v.flatten(1), 1)
         size, stiff = norm_above(self.x, 0) + length, self.tie.stiffness
         loss, gradient = self.enveloped(size)
         off = SAFE * self.off + gradient + gamma(self.v[0].numel() + 16) * stiff * length
-        if self.compressed is not None:  # as in `CompressedPoint.rounding`, at u
+        if self.compressed is not None:  # like `CompressedPoint.rounding`, at u
             more = self.compressed.off(size)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
             gradient, off = gradient + more[1], off + more[1]
         steep = steepness(self.loss, self.fine) * self.fine.levers[2] if self.fine is not None else off
-        seen = 2 * self.tie.keep if self.anchor.own is None else 2 + steep / stiff  # shared features see v through A
+        seen = 2 * self.tie.keep if self.anchor.own is None else 2 + steep / stiff  # shared features see v by A
         return loss + SAFE * off.square() / (2 * stiff), gradient + SAFE * seen * off
 
 
 class CorrectionProblem:
-    """min_v Σ_j w_j ℓ(z_j + ⟨a_j, v⟩, y_j) + (stiffness/2)‖v‖² of a few clients."""
+    """Inner problem min_v Σ_j w_j ℓ(z_j + ⟨a_j, v⟩, y_j) + (stiffness/2)‖v‖² of a few clients."""
 
     def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor, stiffness: Tensor) -> None:
         self.loss, self.A, self.y, self.z, self.weight = loss, A, loss.dense(y, z.shape[2], A.dtype), z, weight
         self.targets, self.stiff, self.lengths = y, stiffness[:, None, None], A.norm(dim=2)
 
     def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """The objective and the predictions."""
+        """Return the objective and the predictions."""
         p = self.z + product(self.A, v)
         return (self.loss.value(p, self.targets) * self.weight).sum(1) + (self.stiff * v.square()).sum((1, 2)) / 2, p
 
     def gradient(self, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """The derivative in v, and the weighted residuals."""
+        """Return the derivative in v, and the weighted residuals."""
         r = self.weight[..., None] * self.loss.residual(p, self.y)
         return product(self.A.mT, r) + self.stiff * v, r
 
     def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """v, predictions, value and the norm of the gradient that is left, by Newton steps, halved until they descend.
+        """Return v, predictions, value and remaining gradient norm, by Newton steps, halved until they descend.
 
-        Where a step promises so little that rounding hides it, it is right as it is, and two of them are enough.
+        If the predicted decrease of a step is below rounding, take it as it is; two such steps are enough.
         """
         (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
         whole, first = torch.zeros_like(value, dtype=torch.long), None
@@ -234,7 +234,7 @@ class CorrectionProblem:
 
 
 def portions(rows: StackedSamples, unknowns: int) -> list[PaddedBlock]:
-    """The blocks of rows, cut so that a matrix for every client's unknowns takes little memory."""
+    """Return the blocks of rows, cut so that a matrix for every client's unknowns needs little memory."""
     n = max(1, TOGETHER // unknowns**2)
     return [
         block

@@ -1,10 +1,10 @@
 r"""Tools of the numerics: one thread per piece of work, CUDA graphs, minibatch draws, largest eigenvalues.
 
-PyTorch would have all cores meet after every operation. Where an operation takes a few microseconds the meetings take
-longer than the work, so `parallel_map` gives each core work of its own, with PyTorch on a single thread.
+PyTorch synchronises all cores after every operation. If an operation takes a few microseconds that takes longer than
+the work, so `parallel_map` gives each core its own work, with PyTorch on a single thread.
 
-Minibatches depend on nobody else: every client has a stream seeded by the round's key and the client's *name*, so a
-silo that answers for itself draws what a simulation of all silos draws for it, on any device. The streams are
+A client's minibatches do not depend on the others: its stream is seeded by the round's key and the client's *name*. A
+real silo draws the same minibatches as a simulation of all silos does for it, on any device. The streams are
 SplitMix64 (Steele, Lea, Flood, 2014, "Fast splittable pseudorandom number generators"), whose n-th number
 
     u_n = mix(seed + n γ) / 2^64,    γ = 0x9E3779B97F4A7C15,
@@ -31,14 +31,14 @@ import torch
 from torch import Tensor
 
 Item = TypeVar("Item")
-SMALL = 2**20  # numbers in the data up to which all cores together are slower at one pass over them than one is
+SMALL = 2**20  # data sizes up to which one core is faster than all cores at one pass
 quiet = np.errstate(over="ignore", invalid="ignore")  # infinite numbers pass, as they do in torch
 _allowed: ContextVar[int] = ContextVar("allowed", default=1)
 
 
 @contextmanager
 def limit_threads(numbers: float) -> Iterator[None]:
-    """Run PyTorch on one thread where the data has few numbers; the setting before is restored afterwards."""
+    """Run PyTorch on one thread if the data has few numbers; restore the setting afterwards."""
     before = torch.get_num_threads()
     if before == 1 or numbers > SMALL:
         yield
@@ -58,9 +58,9 @@ def thread_count() -> int:
 
 
 def parallel_map(work: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
-    """Call `work` for every item, on as many threads as PyTorch may use; results go where `work` puts them.
+    """Call `work` for every item, on as many threads as PyTorch may use; `work` stores its results.
 
-    Nothing runs any more when this returns, or raises what the first item to fail has raised.
+    All threads have ended when this returns, or raises the error of the first item to fail.
     """
     if device.type != "cpu" or thread_count() < 2 or len(items) < 2:
         for item in items:
@@ -69,7 +69,7 @@ def parallel_map(work: Callable[[Item], None], items: Sequence[Item], device: to
     before, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
 
     def alone(item: Item) -> None:
-        torch.set_num_threads(1)  # of this thread's operations; but some libraries take it for everybody's
+        torch.set_num_threads(1)  # of this thread's operations; but some libraries apply it to all threads
         with torch.inference_mode(inference):
             work(item)
 
@@ -93,14 +93,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)  # threads are not copied into a new process
 
 
-BEFORE = 2  # calls with the same shapes that go as usual: what is called only once or twice is not worth recording
+BEFORE = 2  # calls with the same shapes before one is recorded: one or two are not worth it
 
 
 class GraphReplay:
-    """A function of tensors, which on a GPU becomes a CUDA graph when it is called again with the same shapes.
+    """Function of tensors that becomes a CUDA graph on a GPU when it is called again with the same shapes.
 
     Args:
-        function: operations on the device and nothing else; what it uses besides its arguments stays in place.
+        function: operations on the device only; tensors that it uses besides its arguments stay in place.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -122,7 +122,7 @@ class GraphReplay:
         self.out: Tensor | tuple[Tensor, ...] | None = None
 
     def __call__(self, *tensors: Tensor) -> Any:
-        """Compute the function, a tensor or several, record it or replay it."""
+        """Compute the function, a tensor or several; record or replay it."""
         if not tensors[0].is_cuda:
             return self.function(*tensors)
         key = tuple((t.shape, t.dtype, t.device) for t in tensors)
@@ -143,7 +143,7 @@ class GraphReplay:
     def _record(self, tensors: tuple[Tensor, ...]) -> None:
         inputs, graph, collecting = [t.clone() for t in tensors], torch.cuda.CUDAGraph(), gc.isenabled()
         gc.collect()
-        gc.disable()  # graphs that nobody needs any more must not be freed while another is recorded
+        gc.disable()  # unused graphs must not be freed while another is recorded
         try:
             with torch.cuda.graph(graph):
                 out = self.function(*inputs)
@@ -166,8 +166,8 @@ class Draws:
     """Uniform numbers for each of the named clients, from one key.
 
     Args:
-        key: what they are drawn for.
-        names: the clients, or their `streams`, which lie where numbers are to be drawn.
+        key: purpose of the draws.
+        names: the clients, or their `streams` on the device where numbers are drawn.
     """
 
     def __init__(self, key: tuple[int, ...], names: Sequence[str] | Tensor) -> None:
@@ -177,20 +177,20 @@ class Draws:
 
     @classmethod
     def of(cls, seeds: Tensor) -> Draws:
-        """The draws of some clients, from their `seeds` and from the first number on."""
+        """Return the draws of some clients, from their `seeds` and from the first number on."""
         own = cls.__new__(cls)
         own.seeds, own.drawn = seeds, 0
         return own
 
     def uniform(self, size: int) -> Tensor:
-        """The next `size` numbers in [0, 1) of every client, (N, size), in float64."""
+        """Return the next `size` numbers in [0, 1) of every client, (N, size), in float64."""
         n = torch.arange(self.drawn + 1, self.drawn + size + 1, device=self.seeds.device)
         self.drawn += size
         return _mixed(self.seeds[:, None] + n * GAMMA)
 
 
 def uniform_at(seed: Tensor, shape: Sequence[int]) -> Tensor:
-    """The first numbers in [0, 1) of one seed, in float64."""
+    """Return the first numbers in [0, 1) of one seed, in float64."""
     n = torch.arange(1, math.prod(shape) + 1, device=seed.device).view(*shape)
     return _mixed(seed + n * GAMMA)
 
@@ -203,7 +203,7 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def streams(names: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
-    """Return every client's own seed, from its name."""
+    """Return every client's seed, from its name."""
     return torch.tensor([_signed(_hash(name)) for name in names], dtype=torch.int64, device=device)
 
 
@@ -216,19 +216,19 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-UNIT, SINGLE = 2.0**-53, 2.0**-24  # what one operation errs by, relative to its result, in double and single precision
-LEAST = 2.0**-1022  # and what one that underflows does
+UNIT, SINGLE = 2.0**-53, 2.0**-24  # relative error of one operation, in double and single precision
+LEAST = 2.0**-1022  # absolute error of an operation that underflows
 UNDERFLOW = 1.5e-154  # a number whose square underflows
 SAFE = 1.01  # bounds on rounding are rounded themselves
 
 
 def gamma(n: float, unit: float = UNIT) -> float:
-    """γ_n = nu/(1 − nu): a sum of n products, in any order, is off by at most γ_n Σ |a_j b_j| (Higham 2002)."""
+    """Return γ_n = nu/(1 − nu): a sum of n products, in any order, errs by at most γ_n Σ |a_j b_j| (Higham 2002)."""
     return n * unit / (1 - n * unit) if n * unit < 0.5 else float("inf")
 
 
 def norm_above(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
-    """‖v‖ along some axes, in double precision and from above."""
+    """Return ‖v‖ along some axes, in double precision and from above."""
     axes = (dim,) if isinstance(dim, int) else dim
     n = math.prod(v.shape[k] for k in axes)
     if n == 1:
@@ -237,20 +237,20 @@ def norm_above(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def root_above(square: Tensor, n: int) -> Tensor:
-    """‖v‖ from above, from the sum of n squares in double precision, in whatever order it was formed."""
+    """Bound ‖v‖ from above, from the sum of n squares in double precision, in any order."""
     return square.sqrt().mul_(1 + gamma(n + 8)).add_(float(n) ** 0.5 * UNDERFLOW)
 
 
-ALONE, ALONE_VECTOR = 2**18, 9000  # multiplications of a product up to which NumPy's BLAS takes one thread
-INDEPENDENT = 0.01  # the share of a column that the others do not explain, from which on BᵀB has enough digits
+ALONE, ALONE_VECTOR = 2**18, 9000  # multiplications up to which NumPy's BLAS uses one thread
+INDEPENDENT = 0.01  # unexplained share of a column above which BᵀB has enough digits
 GRID = 2.0**25  # numbers of at most 25 binary digits after the point: sums of their products up to 8 are exact
 
 
 def skewness(Q: Tensor) -> Tensor:
-    """A bound on ‖QᵀQ − I‖ for n matrices with nearly orthonormal columns, (n, rows, columns); then one that has
+    """Bound ‖QᵀQ − I‖ for n matrices with nearly orthonormal columns, (n, rows, columns); a matrix with
     orthonormal columns is as near to Q.
 
-    Q = H + R with H of 25 digits: HᵀH is exact in whatever order it is summed, and what is left is small.
+    Q = H + R with H of 25 digits: HᵀH is exact in any order of summation, and the rest is small.
     """
     H = (Q * GRID).round() / GRID
     R, (rows, columns) = Q - H, Q.shape[1:]
@@ -264,14 +264,14 @@ def skewness(Q: Tensor) -> Tensor:
 
 
 def unexplained(B: Tensor, Q: Tensor, R: Tensor) -> Tensor:
-    """‖b_j − (QR)_j‖ per column of n matrices, from above."""
+    """Return ‖b_j − (QR)_j‖ per column of n matrices, from above."""
     inside = R.shape[1]
     sizes = norm_above(B, 1) + norm_above(Q, (1, 2))[:, None] * norm_above(R, 1)
     return norm_above(B - Q @ R, 1) + gamma(inside + 4) * sizes
 
 
 def gram(B: Tensor) -> tuple[Tensor, int]:
-    """BᵀB of n matrices, (n, rows, columns), in blocks of about √rows, and in how many additions a row takes part."""
+    """Return BᵀB of n matrices, (n, rows, columns), in blocks of about √rows, and the number of additions per row."""
     n, rows, columns = B.shape
     block = max(columns, math.isqrt(rows), 1)
     if rows < 2 * block:
@@ -283,7 +283,7 @@ def gram(B: Tensor) -> tuple[Tensor, int]:
 
 @quiet
 def squared(B: Tensor) -> Tensor:
-    """BᵀB of n matrices; small ones by NumPy's loop over BLAS, which takes half of the time of torch.bmm."""
+    """Return BᵀB of n matrices; small ones by NumPy's loop over BLAS, which takes half of the time of torch.bmm."""
     if B.is_cuda or B.shape[1] * B.shape[2] ** 2 > ALONE:
         return B.mT @ B
     array = B.numpy()
@@ -291,11 +291,11 @@ def squared(B: Tensor) -> Tensor:
 
 
 def triangle_of(B: Tensor, known: Tensor | None = None, additions: int = 0) -> tuple[Tensor, Tensor]:
-    """R with RᵀR = BᵀB of n matrices in double precision, and η with |BᵀB − RᵀR|_jk ≤ η ‖b_j‖‖b_k‖.
+    """Return R with RᵀR = BᵀB of n matrices in double precision, and η with |BᵀB − RᵀR|_jk ≤ η ‖b_j‖‖b_k‖.
 
-    R comes from Cholesky's factor of BᵀB where its columns are clearly independent, and else from Householder's method,
-    which takes five times as long. No bound on either is taken for granted: RᵀR is compared with BᵀB, which is `known`
-    where B is not.
+    R is the Cholesky factor of BᵀB if its columns are clearly independent, and else comes from Householder's method,
+    which takes five times as long. The bound is computed, not assumed: RᵀR is compared with BᵀB, which is `known` if
+    B is not.
     """
     B = B.double()
     G, additions = gram(B) if known is None else (known, additions)
@@ -312,13 +312,13 @@ def triangle_of(B: Tensor, known: Tensor | None = None, additions: int = 0) -> t
 
 
 EXACT = 1024
-CLEAR = 1e3  # times its error must a smallest eigenvalue be, to be taken from AᵀA
+CLEAR = 1e3  # ratio of a smallest eigenvalue to its error, to be taken from AᵀA
 
 
 def largest_eigenvalues(A: Tensor) -> Tensor:
-    """λ_max(A_iᵀA_i) of n matrices, (n, rows, columns): exact for a small side of up to `EXACT`, else from above.
+    """Return λ_max(A_iᵀA_i) of n matrices, (n, rows, columns): exact if the smaller side is ≤ `EXACT`, else from above.
 
-    By power iteration then, and never above ‖A_i‖_F².
+    Larger ones use power iteration, and are never above ‖A_i‖_F².
     """
     rows, columns = A.shape[1:]
     if min(rows, columns) <= EXACT:
@@ -329,12 +329,12 @@ def largest_eigenvalues(A: Tensor) -> Tensor:
 
 
 def extreme_values(A: Tensor, noise: Tensor, G: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """λ_max(A_iᵀA_i) of n matrices, and a bound on λ_min from below, for A_iᵀA_i known up to noise_i·‖A_i‖_F².
+    """Return λ_max(A_iᵀA_i) of n matrices and a lower bound on λ_min, for A_iᵀA_i known up to noise_i·‖A_i‖_F².
 
-    `G` is AᵀA, where it is there already.
+    `G` is AᵀA, if known.
 
-    Rounding must not enter a certificate. Where G − cI has a Cholesky factor in floating point, no eigenvalue of G is
-    below c − γ_{d+2} tr G (Rump 2006, "Verification of positive definiteness"). Where that is not enough, the singular
+    Rounding must not enter a certificate. If G − cI has a Cholesky factor in floating point, no eigenvalue of G is
+    below c − γ_{d+2} tr G (Rump 2006, "Verification of positive definiteness"). If that is not enough, the singular
     values of A_i itself are known up to a share of the largest.
     """
     rows, columns = A.shape[1:]
@@ -361,7 +361,7 @@ def _approached(A: Tensor) -> Tensor:
 
 
 def random_direction(like: Tensor) -> Tensor:
-    """A fixed unit vector without structure: one like the data itself might miss the largest eigenvector."""
+    """Return a fixed unit vector without structure: one like the data might miss the largest eigenvector."""
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(like.shape, generator=generator, dtype=torch.float64)
     unit: Tensor = v / v.norm()
@@ -371,7 +371,7 @@ def random_direction(like: Tensor) -> Tensor:
 def power_iteration(
     apply: Callable[[Tensor], Tensor], start: Tensor, steps: int = 100, tolerance: float = 1e-4
 ) -> Tensor:
-    """|λ|_max of a symmetric operator from a unit vector, with two percent on top: it is approached from below."""
+    """Return |λ|_max of a symmetric operator from a unit vector, plus two percent: it is approached from below."""
     v, value = start, start.new_zeros(())
     for _ in range(steps):
         w = apply(v)

@@ -1,4 +1,4 @@
-"""What clients can compute, for all clients at once; and the reading of their arrays.
+"""Computations of clients, for all clients at once, and the reading of their arrays.
 
 A model (`Linear`, `Module`) is a description; bound to the clients' data it becomes an `Oracle`. Client-side numerics
 exist here exactly once: a simulated cohort holds an oracle over N clients, a real silo an oracle over one.
@@ -26,31 +26,31 @@ class EvaluatedPoint(Protocol):
     losses: Tensor
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i c_i."""
+        """Return Σ_i w_i c_i."""
 
     def project(self, direction: Tensor) -> Tensor:
-        """⟨c_i, v⟩ per client."""
+        """Return ⟨c_i, v⟩ per client."""
 
     def norms(self) -> Tensor:
-        """‖c_i‖² per client."""
+        """Return ‖c_i‖² per client."""
 
     def each(self) -> Tensor:
-        """The c_i themselves, (N, d)."""
+        """Return the c_i themselves, (N, d)."""
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
-        """Slopes, curvature and sizes along the columns of V, (d, k), for weights w and the diagonal D."""
+        """Return slopes, curvature and norms along the columns of V, (d, k), for weights w and the diagonal D."""
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """Every client's VᵀH_iV, (N, k, k)."""
+        """Return every client's VᵀH_iV, (N, k, k)."""
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i diag H_i; an `InputError` where that is not known."""
+        """Return Σ_i w_i diag H_i; raise `InputError` if it is not available."""
 
     def diagonals(self) -> Tensor:
-        """Every client's diag H_i, (N, d); an `InputError` where that is not known."""
+        """Return every client's diag H_i, (N, d); raise `InputError` if it is not available."""
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bounds on the rounding errors of L_i and of c_i (its norm); infinite where nobody knows."""
+        """Bound the rounding errors of L_i and of c_i (its norm); infinite if unknown."""
 
 
 class Displacements(Protocol):
@@ -79,7 +79,7 @@ class StackedDisplacements:
 
 
 class StackedPoint(StackedDisplacements):
-    """The losses of all clients at one x and their c_i as one (N, d) tensor, about whose rounding nothing is known."""
+    """Losses of all clients at one x and their c_i as one (N, d) tensor, without bounds on rounding."""
 
     def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor) -> None:
         super().__init__(gradients)
@@ -96,7 +96,7 @@ class StackedPoint(StackedDisplacements):
 
 
 def shift(at: EvaluatedPoint | Tensor | None, correction: Tensor | None) -> Tensor | float:
-    """What local steps add to g_i(u), c − c_i: (N, d), or a single row or number where clients agree."""
+    """Return c − c_i, which local steps add to g_i(u): (N, d), or a single row or number if clients agree."""
     c = 0.0 if correction is None else correction
     return c if at is None else c - (at if isinstance(at, Tensor) else at.each())
 
@@ -106,41 +106,41 @@ class Oracle(Protocol):
 
     Attributes:
         dimension: d, the length of x.
-        most_rows: of a client's samples a pass over the data reads at most so many; `None` where work is elsewhere.
+        most_rows: most rows of a client that a pass over the data reads; `None` if the work is elsewhere.
     """
 
     dimension: int
     most_rows: float | None
 
     def start(self) -> Tensor:
-        """x⁰."""
+        """Return x⁰."""
 
     def contents(self) -> list[Tensor]:
-        """Everything that the losses depend on, besides the model's description."""
+        """Return all data that the losses depend on, besides the model's description."""
 
     def constants(self) -> Constants:
-        """L_i and μ_i."""
+        """Return L_i and μ_i."""
 
     def only(self, clients: list[int]) -> Oracle:
-        """The same for some of the clients, in the order given."""
+        """Select some of the clients, in the order given."""
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
-        """f_i(x) without the gradients."""
+        """Return f_i(x) without the gradients."""
 
     def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> EvaluatedPoint:
-        """All clients at x."""
+        """Evaluate all clients at x."""
 
     def local_updates(self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> Displacements:
-        """All clients' local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x.
+        """Take all clients' local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x.
 
-        `at` is what this oracle's own `evaluate` returned, the c_i as an (N, d) tensor, or `None` for c_i = 0.
+        `at` is a point of this oracle's own `evaluate`, the c_i as an (N, d) tensor, or `None` for c_i = 0.
         """
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> Displacements:
-        """d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨correction, d⟩ at the point `at` of this oracle's own `evaluate`."""
+        """Return d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨correction, d⟩ at a point of this oracle's own `evaluate`."""
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(x) and accuracy per client."""
+        """Return f_i(x) and accuracy per client."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -149,14 +149,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 Arrays = list[NDArray[np.generic]]
-Features = list[NDArray[np.generic] | Selection]  # of each client: an array, or rows of a table
+Features = list[NDArray[np.generic] | Selection]  # per client: an array, or rows of a table
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """What a model is bound to: the clients' checked features, labels and names, the device and the number format.
+    """Input of a model: the clients' checked features, labels and names, the device and the number format.
 
-    `columns` names the features, where the clients' data frames do.
+    `columns` names the features, if the clients' data frames do.
     """
 
     features: Features
@@ -171,7 +171,7 @@ Array = NDArray[np.generic]
 
 
 def read_features(name: str, x: Any) -> Array | Selection:
-    """A client's features as finite numbers, samples first; rows of a table are left where they are."""
+    """Check a client's features: finite numbers, samples first; rows of a table are not copied."""
     if isinstance(x, Selection):
         if 0 in x.shape:
             raise InputError(f"Client {name!r} has no {'samples' if len(x) == 0 else 'features'}.")
@@ -193,7 +193,7 @@ def read_features(name: str, x: Any) -> Array | Selection:
 
 
 def read_labels(name: str, y: Any, rows: int) -> Array:
-    """A client's labels or targets as finite numbers, one entry or row for each of its samples."""
+    """Check a client's labels or targets: finite numbers, one entry or row for each of its samples."""
     raw = _numbers(name, "labels", y)
     if raw.ndim == 0 or len(raw) != rows:
         found = "a single label" if raw.ndim == 0 else f"{len(raw)} labels"
@@ -249,7 +249,7 @@ def _array(name: str, what: str, x: Any) -> Array:
 
 
 def _from_objects(name: str, what: str, x: Any, raw: Array) -> Array:
-    """An array of Python objects as float64; missing values (None, pandas.NA) become NaN, strings are refused."""
+    """Convert an array of Python objects to float64: None and pandas.NA become NaN, strings are refused."""
     numbers = np.empty(raw.shape)
     for place, value in np.ndenumerate(raw):
         try:
@@ -270,7 +270,7 @@ def _first(mask: NDArray[np.bool_]) -> tuple[int, ...]:
 
 
 def _column(x: Any, place: tuple[int, ...]) -> str:
-    """The column of an entry: by its label in a data frame, by its number elsewhere."""
+    """Name the column of an entry: by its label in a data frame, else by its number."""
     labels = getattr(x, "columns", None)
     if labels is not None and len(place) == 2:
         return f"column {labels[place[1]]!s}"

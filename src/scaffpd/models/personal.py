@@ -1,8 +1,8 @@
-r"""`Personal`: clients that share a model x and keep one of their own near it.
+r"""`Personal`: clients that share a model x and each have a personal model near it.
 
     F_i(x) = min_u f_i(u) + (γ_i/2)‖u − x‖²,    γ_i = strength/n_i,    ∇F_i(x) = γ_i(x − u_i)
 
-takes the place of f_i(x), and everything else stays as it is: objectives, methods, runtimes and the certificate, with
+takes the place of f_i(x), and everything else is unchanged: objectives, methods, runtimes and the certificate, with
 L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ). u_i stays with its client; a server that sees single gradients could form it,
 u_i = x − c_i/γ_i, and one that sees masked sums cannot.
 """
@@ -53,26 +53,26 @@ from scaffpd.models.quadratic import Gain, Profile, QuadraticOracle, RotatedStep
 from scaffpd.models.wide import SpectralFunction, WideOracle
 
 Columns = str | int | Sequence[str | int] | None
-INNER = 30  # gradient steps at most with which a network approaches its own parameters
+INNER = 30  # most gradient steps of a personal network
 
 
 @dataclass(frozen=True)
 class Personal:
-    r"""A shared model x that every client makes its own: u_i = argmin_u f_i(u) + (γ_i/2)‖u − x‖², γ_i = strength/n_i.
+    r"""Personal models: u_i = argmin_u f_i(u) + (γ_i/2)‖u − x‖² around a shared model x, γ_i = strength/n_i.
 
-    Give it to a `Cohort` in the place of the model; `train` finds x for the objective of your choice and proves how
-    good it is, for x and all u_i together. `Result.personal[i]` is client i's model, `Cohort.personal(x)` all of them
-    by name, and `evaluate` scores each client's own. strength → ∞ is one model for all, strength → 0 everyone alone; a
-    client with few rows leans on the others, one with many hardly does.
+    Give it to a `Cohort` in the place of the model; `train` finds x for your objective and bounds its suboptimality,
+    for x and all u_i together. `Result.personal[i]` is client i's model, `Cohort.personal(x)` all of them by name,
+    and `evaluate` scores each client's own. strength → ∞ is one model for all, strength → 0 everyone alone; a
+    client with few rows relies on the others, one with many hardly does.
 
     With differential privacy, train x with `Private(model)` and let every client call `personalise(x, X, y, model)`
-    afterwards: what stays at the client costs no ε.
+    afterwards: a model that stays at the client costs no ε.
 
     Args:
-        model: `Linear(...)`, or `Module(...)`, whose own parameters are approached by at most 30 gradient steps and
-            which has no certificate.
+        model: `Linear(...)`, or `Module(...)`, trained by at most 30 gradient steps per client and
+            without a certificate.
         strength: κ in γ_i = κ/n_i, with n_i rows at client i.
-        columns: the features whose coefficients are personal, by name (of data frames) or number, and "intercept"; of a
+        columns: the features with personal coefficients, by name (of data frames) or number, and "intercept"; of a
             network the layers, by name ("fc" is a personal head). All of them if not given. The others are shared.
     """
 
@@ -98,7 +98,7 @@ class Personal:
             object.__setattr__(self, "columns", tuple(given))
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
-        """Bind to the clients' checked data; held-out rows are scored with the models that training rows make."""
+        """Bind to the clients' checked data; held-out rows are scored with the models of the training rows."""
         if isinstance(training := cast(Any, like), Envelopes):
             return cast(Oracle, HeldOutModels(self.model.oracle(data, training.inner), training))
         if self.columns is not None and isinstance(self.model, Linear):
@@ -113,7 +113,7 @@ class Personal:
         return cast(Oracle, bound(inner, Anchor(inner.l2, gamma, own)))
 
     def _layers(self, inner: ModuleOracle) -> Tensor | None:
-        """Which numbers of x belong to personal layers."""
+        """Mark the entries of x that belong to personal layers."""
         if self.columns is None:
             return None
         function, chosen = inner.function, cast(tuple[Any], self.columns)
@@ -125,7 +125,7 @@ class Personal:
         return torch.repeat_interleave(own, torch.tensor(function.sizes))[: inner.dimension].to(inner.device)
 
     def _own(self, data: ClientData, features: int) -> Tensor:
-        """Which features are personal."""
+        """Mark the personal features."""
         intercept, own = cast(Linear, self.model).intercept, torch.zeros(features, dtype=torch.bool)
         for column in cast(tuple[str | int], self.columns):
             own[_number(column, data.columns, features - intercept, intercept)] = True
@@ -149,9 +149,9 @@ def _number(column: Any, names: Sequence[str] | None, features: int, intercept: 
 
 
 def personalise(x: Any, X: Any, y: Any, model: Personal) -> NDArray[np.float64]:
-    """Make a client's own model from the shared x and its rows, without a run: argmin_u f(u) + (κ/2n)‖u − x‖².
+    """Compute a client's own model from the shared x and its rows, without a run: argmin_u f(u) + (κ/2n)‖u − x‖².
 
-    Nothing leaves the client, so that it costs no ε either where x was trained privately. Without rows it is x.
+    Nothing leaves the client, so it costs no ε if x was trained privately. Without rows it is x.
 
     Args:
         x: the shared model, such as `Result.x`.
@@ -175,7 +175,7 @@ def personalise(x: Any, X: Any, y: Any, model: Personal) -> NDArray[np.float64]:
 
 
 class Envelopes:
-    """N clients with models of their own.
+    """N clients with personal models.
 
     Args:
         inner: the same clients with f_i.
@@ -188,15 +188,15 @@ class Envelopes:
         self._known: Constants | None = None
 
     def start(self) -> Tensor:
-        """x⁰."""
+        """Return x⁰."""
         return cast(Tensor, self.inner.start())
 
     def contents(self) -> list[Tensor]:
-        """The data."""
+        """Return the data."""
         return cast(list[Tensor], self.inner.contents())
 
     def constants(self) -> Constants:
-        """L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ); where columns are shared, L_F = L."""
+        """Return L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ); if columns are shared, L_F = L."""
         if self._known is None:
             known, g = self.inner.constants(), self.anchor.gamma.double().cpu().numpy()
             L, mu, steepest = (h * g / (h + g) for h in (known.smoothness, known.strong_convexity, known.steepest))
@@ -206,11 +206,11 @@ class Envelopes:
         return self._known
 
     def only(self, clients: list[int]) -> Self:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         return type(self)(self.inner.only(clients), self.anchor.only(clients))
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Any:
-        """F_i and ∇F_i at x; of minibatches, the envelope of their mean loss."""
+        """Evaluate F_i and ∇F_i at x; for minibatches, the envelope of their mean loss."""
         raise NotImplementedError
 
     def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
@@ -222,11 +222,11 @@ class Envelopes:
         return cast(Tensor, self.evaluate(x).models())
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(u_i) and accuracy of u_i, the client's own model."""
+        """Return f_i(u_i) and accuracy of u_i, the client's own model."""
         return own_scores(self.inner, self.own(x))
 
     def rates(self, plan: LocalPlan) -> Tensor:
-        """η_i; 0 where the loss is flat."""
+        """Return η_i; 0 if the loss is flat."""
         if plan.rate is not None:
             return torch.full_like(self.anchor.gamma, plan.rate)
         L = torch.from_numpy(self.constants().expected_smoothness(plan.batch_size)).to(self.anchor.gamma)
@@ -234,7 +234,7 @@ class Envelopes:
 
 
 class PersonalOracle(Envelopes):
-    """Linear models: inner solves by Newton's method."""
+    """Personal linear models: inner solves by Newton's method."""
 
     inner: LinearOracle
 
@@ -244,7 +244,7 @@ class PersonalOracle(Envelopes):
         self._last: tuple[Tensor, int, PersonalPoint] | None = None
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> PersonalPoint:
-        """F_i and ∇F_i at x; of minibatches, the envelope of their mean loss."""
+        """Evaluate F_i and ∇F_i at x; for minibatches, the envelope of their mean loss."""
         if batch_size is not None:
             return self._batch(x, Draws(key, streams(self.names, x.device)).uniform(batch_size))
         if self._last is None or self._last[0] is not x or self._last[1] != x._version:
@@ -252,7 +252,7 @@ class PersonalOracle(Envelopes):
         return self._last[2]
 
     def _point(self, x: Tensor, start: Tensor | None = None) -> PersonalPoint:
-        """From as few rows as it takes."""
+        """Evaluate F_i on the compressed rows."""
         few = self.inner.compressed if isinstance(self.inner, QuadraticOracle) else None
         rows = self.inner.rows if few is None else few.rows
         return NewtonPoint(rows, self.inner.loss, self.anchor, x, self.outputs, start, few)
@@ -264,7 +264,7 @@ class PersonalOracle(Envelopes):
     def local_updates(
         self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
-        """J local steps of every client, each with the gradient at its own point; v goes on from step to step."""
+        """Take J local steps of every client, each with the gradient at its own point; v carries over between steps."""
         each, rates = x.new_zeros(len(self.names), len(x)), self.rates(plan)[:, None]
         pull, v = each + shift(at, correction), None
         draws, b = Draws(plan.key, streams(self.names, x.device)), plan.batch_size
@@ -275,7 +275,7 @@ class PersonalOracle(Envelopes):
         return StackedDisplacements(each)
 
     def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
-        """(∇²F_i + βD)⁻¹c exactly, from a step of u_i alone.
+        """Return (∇²F_i + βD)⁻¹c exactly, from a step of u_i alone.
 
         (H_i + γβD/(γ + βD)) e = γc/(γ + βD) and d = (c + γe)/(γ + βD); shared columns have d = e, where γ = ∞.
         """
@@ -286,7 +286,7 @@ class PersonalOracle(Envelopes):
 
         def work(block: PaddedBlock) -> None:
             who, (A, y) = block.clients, at.rows.of(block)
-            z = block.of(at.residual)  # squared loss bends alike everywhere
+            z = block.of(at.residual)  # squared loss has the same curvature everywhere
             bowl = Bowl(at.loss, A, y, block.of(at.z) if isinstance(at, NewtonPoint) else z, block.weight)
             e = bowl.solver(self.inner.l2 + share[who] * pull)((share[who] * c)[..., None])[..., 0]
             out[who] = free[who] * c + share[who] * e
@@ -296,18 +296,18 @@ class PersonalOracle(Envelopes):
 
 
 class RotatedOracle(RotatedSteps, PersonalOracle):
-    """Squared loss, all columns: every answer and all full-gradient local steps in closed form."""
+    """Personal models for squared loss, all columns: all answers and full-gradient local steps in closed form."""
 
     targets: RotatedTargets | None = None
 
     def rotated(self) -> RotatedTargets:
-        """Every client's rows in its own basis, made at first use."""
+        """Every client's rows in its own basis, computed at first use."""
         if self.targets is None:
             self.targets = rotate_targets(cast(QuadraticOracle, self.inner).compressed)
         return self.targets
 
     def only(self, clients: list[int]) -> Self:
-        """The same for some of the clients, without another decomposition."""
+        """Select some of the clients, without another decomposition."""
         chosen = super().only(clients)
         chosen.targets = None if self.targets is None else self.targets.only(clients)
         return chosen
@@ -320,7 +320,7 @@ class RotatedOracle(RotatedSteps, PersonalOracle):
         return self.rotated().data.rows
 
     def _enveloped(self, phi: Profile) -> Profile:
-        """ϕ at hγ/(h + γ) in place of h."""
+        """Replace h by hγ/(h + γ) in ϕ."""
         gamma = self.anchor.gamma
         return lambda h, i: phi(h * gamma[i] / (h + gamma[i]), i)
 
@@ -329,7 +329,7 @@ class RotatedOracle(RotatedSteps, PersonalOracle):
 
 
 class PersonalWideOracle(RotatedOracle):
-    """The same on a table's wide rows, in the space of a client's samples."""
+    """Personal models for squared loss on a table's wide rows, in the space of a client's samples."""
 
     inner: WideOracle
 
@@ -337,7 +337,7 @@ class PersonalWideOracle(RotatedOracle):
         return SpectralPoint(self.inner, self.anchor, x)
 
     def double(self) -> PersonalWideOracle:
-        """The same in double precision."""
+        """Convert to double precision."""
         return PersonalWideOracle(self.inner.double(), Anchor(self.anchor.l2, self.anchor.gamma.double()))
 
     def _function(self, phi: Profile) -> Any:
@@ -354,7 +354,7 @@ class PersonalWideOracle(RotatedOracle):
         return self.inner._general(phi, first)
 
     def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
-        """By the spectrum for an even D, else as elsewhere, client by client."""
+        """Solve by the spectrum if D is constant, else client by client."""
         D = plan.metric
         if at.rows is self.inner.rows and bool((D[0] == D).all()):
             return self._common(self._function(lambda h, _: 1 / (h + plan.pull * D[0])), correction)
@@ -367,7 +367,7 @@ class PersonalWideOracle(RotatedOracle):
 
 
 def bound(inner: LinearOracle, anchor: Anchor) -> PersonalOracle:
-    """The oracle that answers fastest."""
+    """Return the fastest oracle for this problem."""
     if isinstance(inner, WideOracle):
         return PersonalWideOracle(inner, anchor)
     closed = isinstance(inner, QuadraticOracle) and anchor.own is None
@@ -375,7 +375,7 @@ def bound(inner: LinearOracle, anchor: Anchor) -> PersonalOracle:
 
 
 def own_scores(inner: Oracle, U: Tensor) -> tuple[Vector, Vector]:
-    """f_i(u_i) and accuracy on the rows of `inner`, for models of the clients' own, (N, d)."""
+    """Return f_i(u_i) and accuracy on the rows of `inner`, for personal models U, (N, d)."""
     if not isinstance(inner, LinearOracle):
         pairs = [inner.only([i]).scores(u) for i, u in enumerate(U)]
         return np.concatenate([loss for loss, _ in pairs]), np.concatenate([right for _, right in pairs])
@@ -389,18 +389,18 @@ def own_scores(inner: Oracle, U: Tensor) -> tuple[Vector, Vector]:
 
 
 class HeldOutModels:
-    """Held-out rows, scored with the models that the training rows make of x."""
+    """Held-out rows, scored with the personal models of the training rows."""
 
     def __init__(self, inner: Oracle, training: Envelopes) -> None:
         self.inner, self.training, self.dimension = inner, training, inner.dimension
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(u_i) and accuracy, with u_i from the training rows."""
+        """Return f_i(u_i) and accuracy, with u_i from the training rows."""
         return own_scores(self.inner, self.training.own(x))
 
 
 class NetworkPoint(StackedPoint):
-    """Networks of the clients' own: F_i and its gradient as far as training has come, from d_i = x − u_i."""
+    """Personal networks: F_i and its gradient after inexact training, from d_i = x − u_i."""
 
     def __init__(self, x: Tensor, losses: Tensor, steps: Tensor, gradients: Tensor) -> None:
         super().__init__(x, losses, gradients)
@@ -415,24 +415,24 @@ class NetworkPoint(StackedPoint):
         return self.gradients.square().sum(1)
 
     def refuse(self, *asked: Any) -> Any:
-        """Refuse what takes second derivatives."""
+        """Refuse questions about second derivatives."""
         raise InputError("Personal networks have no second derivatives: use ScaffPD or another method of gradients.")
 
     restriction = curvatures = diagonal = diagonals = refuse
 
 
 class PersonalModuleOracle(Envelopes):
-    """Networks: proximal local training (Ditto, pFedMe), without a certificate."""
+    """Personal networks: proximal local training (Ditto, pFedMe), without a certificate."""
 
     inner: ModuleOracle
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> NetworkPoint:
-        """F_i and γ_i(x − u_i) at x."""
+        """Evaluate F_i and γ_i(x − u_i) at x."""
         draws = [self.inner._draw(i, batch_size, Draws(key, [name])) for i, name in enumerate(self.names)]
         return self._trained(x.expand(len(draws), -1), draws)
 
     def _trained(self, X: Tensor, draws: list[Tensor | None]) -> NetworkPoint:
-        """Accelerated steps on f_i(u) + (γ/2)‖u − x_i‖², from every client's x_i; shared layers stay where they are.
+        """Take accelerated steps on f_i(u) + (γ/2)‖u − x_i‖², from every client's x_i; shared layers do not move.
 
         The gradient of F_i is γ(x − u) in personal layers, and that of f_i at u in shared ones.
         """
@@ -452,7 +452,7 @@ class PersonalModuleOracle(Envelopes):
     def local_updates(
         self, x: Tensor, at: NetworkPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
-        """J local steps of every client, each after training of its own."""
+        """Take J local steps of every client, each after its own training."""
         each, rates = x.new_zeros(len(self.names), len(x)), self.rates(plan)[:, None]
         pull, draws = each + shift(at, correction), [Draws(plan.key, [name]) for name in self.names]
         for t in range(plan.steps):
@@ -462,18 +462,18 @@ class PersonalModuleOracle(Envelopes):
         return StackedDisplacements(each)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
-        """Refuse."""
+        """Refuse: personal networks have no second derivatives."""
         return at.refuse()  # type: ignore[no-any-return]
 
 
 def _within(gradient: Any, own: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """A loss and its gradient, zero outside of personal layers."""
+    """Return a loss and its gradient, zero outside of personal layers."""
     loss, g = gradient(u)
     return loss, torch.where(own, g, 0)
 
 
 def lowest(oracle: Any) -> Tensor:
-    """min_u f_i(u) of every client with a linear model, to the accuracy of its arithmetic."""
+    """Return min_u f_i(u) of every client with a linear model, to the accuracy of its arithmetic."""
     inner = oracle.inner if isinstance(oracle, PersonalOracle) else oracle
     if not isinstance(inner, LinearOracle):
         raise InputError("The clients' own optima are known for Linear models only: give offset= as numbers.")

@@ -1,21 +1,21 @@
-r"""Squared loss: J local steps for the price of one, on data that each client compresses and rotates once.
+r"""Squared loss: J local steps at the cost of one, on data that each client compresses and rotates once.
 
 A client with many samples replaces them by d others: from the QR decomposition [A y] = Q [[R ỹ], [0 ρ]],
 
     (1/m)‖A x − y‖² = (1/m)‖R x − ỹ‖² + (1/m)‖ρ‖²
 
-for every x, with R of d rows. As losses depend on [A y]ᵀ[A y] alone, so do their errors: no entry of it differs from
-that of RᵀR, multiplied out again, by more than noise ‖b_j‖‖b_k‖ for its columns b, which the bounds on rounding errors
-take into account.
+for every x, with R of d rows. Losses and their errors depend on [A y]ᵀ[A y] alone: no entry of it differs from that of
+RᵀR, multiplied out again, by more than noise ‖b_j‖‖b_k‖ for its columns b, which the bounds on rounding errors take
+into account.
 
 The rows have the thin SVD A = U S Vᵀ, so that 2AᵀA/m = Σ_j w_j v_j v_jᵀ with orthogonal rows Ã = S Vᵀ. Full-gradient
-local steps started at x see the corrected gradient c first, so after J of them (the paper's Algorithm 2,
+local steps started at x use the corrected gradient c first, so after J of them (the paper's Algorithm 2,
 H = 2AᵀA/m + l2 I)
 
     d_i = x − u_{i,J} = ϕ(H_i) c,   ϕ(h) = (1 − (1 − η h)^J) / h
         = ϕ(l2) c + Ãᵀ diag( (ϕ(w_j + l2) − ϕ(l2)) / ‖ã_j‖² ) Ã c,
 
-and Σ_i λ_i d_i is two matrix products on the stack of all clients, whatever N and J are.
+and Σ_i λ_i d_i is two matrix products on the stack of all clients, for any N and J.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ from scaffpd.models.numerics import (
 from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
-WORTH = 1.2  # as many times the features must a client's samples be
+WORTH = 1.2  # compress clients with more samples than this many times the features
 FEW = 2**15  # numbers in all features up to which a pass over them takes no longer than one over fewer rows
-KEPT = 2**22  # numbers in all RᵀR up to which they are kept
-TOGETHER = 4  # times as many rows as columns are decomposed at a time where rows are read piece by piece
+KEPT = 2**22  # numbers in all RᵀR up to which they are stored
+TOGETHER = 4  # times as many rows as columns are decomposed at a time if rows are read piece by piece
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """The same losses on fewer rows.
+    """Equal losses on fewer rows.
 
     Attributes:
-        rows: R and ỹ in the format of x, or the samples themselves where those are few.
-        fine: the same in double precision; the samples themselves where there is nothing to compress.
+        rows: R and ỹ in the format of x, or the samples themselves if those are few.
+        fine: the same in double precision; the samples themselves if nothing is compressed.
         constant: ‖ρ‖²/m per client.
-        noise: what [A y]ᵀ[A y] is off at most, relative to the norms of two columns, per client.
+        noise: bound on the error of [A y]ᵀ[A y], relative to the norms of two columns, per client.
         fewer: whether anything is compressed; else constant and noise are zero.
-        grams: RᵀR of blocks of clients, where eigenvalues have needed it and it is not large.
+        grams: RᵀR of blocks of clients, if eigenvalues have needed it and it is not large.
     """
 
     rows: StackedSamples
@@ -83,20 +83,20 @@ class Compressed:
         return self.fine.levers[2].sqrt(), SAFE * targets.sqrt()
 
     def off(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
-        """What L_i and c_i are off, where rows multiply a vector of this length."""
+        """Bound the errors of L_i and c_i, if rows multiply a vector of length `size`."""
         top, y = self.sizes
         delta = top * size + y
         return SAFE * self.noise * delta.square(), 2 * SAFE * self.noise * top * delta
 
     def only(self, clients: list[int]) -> Compressed:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         rows = self.rows.only(clients)
         fine = rows if self.fine is self.rows else self.fine.only(clients)
         return Compressed(rows, fine, self.constant[clients], self.noise[clients], self.fewer)
 
 
 def compress(rows: StackedSamples) -> Compressed:
-    """Fewer rows for every client that has more than enough of them (once, when the data is bound)."""
+    """Compress every client with more rows than needed (once, when the data is bound)."""
     features, sizes = rows.A.shape[1], rows.layout.sizes
     constant = torch.zeros(len(rows.layout), dtype=torch.float64, device=sizes.device)
     enough = rows.stored or sum(rows.layout.lengths) * features > FEW
@@ -129,17 +129,17 @@ def compress(rows: StackedSamples) -> Compressed:
 
 
 def in_format(fine: StackedSamples, dtype: torch.dtype) -> StackedSamples:
-    """The same rows in another number format."""
+    """Convert the rows to another number format."""
     if dtype == torch.float64:
         return fine
     layout = Ragged(fine.layout.lengths, fine.A.device, dtype)
     rows = StackedSamples(fine.A.to(dtype), fine.y.to(dtype), layout, fine.share.to(dtype))
-    vars(rows)["exact"] = fine.exact  # shares are not 1/(number of rows) any more
+    vars(rows)["exact"] = fine.exact  # shares are no longer 1/(number of rows)
     return rows
 
 
 def triangle(A: MappedMatrix, y: Tensor) -> tuple[Tensor, Tensor]:
-    """`triangle_of` [A y] from one pass: the triangle of a part goes before the next part."""
+    """Compute `triangle_of` [A y] in one pass: the triangle of a part is stacked on the next part."""
     width = A.shape[1] + y.shape[1]
     R, G = A.new_zeros(1, 0, width), A.new_zeros(1, width, width)
     waiting: list[Tensor] = []
@@ -156,22 +156,22 @@ def triangle(A: MappedMatrix, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def taken_in(R: Tensor, G: Tensor, more: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The triangle and the products of columns with some more rows."""
+    """Update the triangle and the products of columns with more rows."""
     new = torch.cat(more)[None]
     return torch.geqrf(torch.cat([R, new], 1))[0][:, : new.shape[2]].triu(), G + gram(new)[0]
 
 
 class CompressedPoint(LinearPoint):
-    """All clients at one x, from fewer rows."""
+    """All clients at one x, from compressed rows."""
 
     def __init__(self, data: Compressed, loss: Loss, l2: float, x: Tensor, outputs: int) -> None:
         super().__init__(data.rows, loss, l2, x, outputs, data.fine, data.constant if data.fewer else None)
         self.data = data
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """What arithmetic adds, and what the decomposition has added before.
+        """Bound the errors of arithmetic and of the decomposition.
 
-        With S = ‖A‖/√m and δ = S‖x‖ + ‖y‖/√m, it is off by at most noise δ² in L_i and 2 noise S δ in c_i.
+        With S = ‖A‖/√m and δ = S‖x‖ + ‖y‖/√m, the latter are at most noise δ² in L_i and 2 noise S δ in c_i.
         """
         loss, gradient = super().rounding()
         if not self.data.fewer:
@@ -180,7 +180,7 @@ class CompressedPoint(LinearPoint):
         return loss + gamma(self.outputs**2 + 8) * self.data.constant + more[0], gradient + more[1]
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """As for all losses; the Hessians themselves, for V = I, without a product with it."""
+        """Return VᵀH_iV; for V = I the Hessians themselves, without a product."""
         k, eye = V.shape[1], torch.eye(V.shape[1], dtype=V.dtype, device=V.device)
         if self.outputs > 1 or self.rows.stored or V.shape != eye.shape or not torch.equal(V, eye):
             return super().curvatures(V)
@@ -206,7 +206,7 @@ class Rotated:
     norms: Tensor
 
     def only(self, clients: list[int]) -> Rotated:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         picked = self.rows.layout.rows_of(clients)
         return Rotated(self.rows.only(clients), self.eigenvalues[picked], self.norms[picked])
 
@@ -228,7 +228,7 @@ def rotate(rows: StackedSamples) -> Rotated:
 
 
 class Gain:
-    """ϕ_i(H_i) = ϕ_i(l2) I + Ã_iᵀ diag(gain) Ã_i of all clients, for ϕ of eigenvalues and of whose they are."""
+    """ϕ_i(H_i) = ϕ_i(l2) I + Ã_iᵀ diag(gain) Ã_i of all clients, for ϕ of eigenvalues and their clients."""
 
     def __init__(self, data: Rotated, least: float, phi: Profile) -> None:
         owner, norms, everyone = data.rows.layout.owner, data.norms, torch.arange(len(data.rows.layout))
@@ -238,7 +238,7 @@ class Gain:
         self.gain = torch.where(norms > 0, gain / torch.where(norms > 0, norms, 1), 0)
 
     def each(self, c: Tensor) -> Tensor:
-        """ϕ_i(H_i) c_i for every client's own c_i, (N, d, k)."""
+        """Return ϕ_i(H_i) c_i for every client's own c_i, (N, d, k)."""
         out = torch.empty_like(c, memory_format=torch.contiguous_format)
         for block in self.rows.blocks:
             A, _ = self.rows.of(block)
@@ -252,14 +252,14 @@ class Gain:
 class ClosedSteps:
     """Full-gradient local steps of all clients in closed form: ϕ_i(H_i) applied to the first corrected gradient.
 
-    An oracle says how ϕ(H_i) is made of a profile ϕ (`_function`) and applied to one vector for all (`_common`) or to
-    one for each client (`_general`), and whose points it knows by their rows (`_whole`).
+    An oracle defines how ϕ(H_i) is built from a profile ϕ (`_function`), applied to one vector for all (`_common`) or
+    to one for each client (`_general`), and which points it knows by their rows (`_whole`).
     """
 
-    _made: tuple[LocalPlan, Any] | None = None  # ϕ_i of the last plan is remembered, because rounds are alike
+    _made: tuple[LocalPlan, Any] | None = None  # ϕ_i of the last plan is cached, because rounds repeat it
 
     def local_updates(self: Any, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> Any:
-        """ϕ_i(H_i) applied to the first corrected gradient; minibatch steps go one by one."""
+        """Apply ϕ_i(H_i) to the first corrected gradient; take minibatch steps one by one."""
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)  # type: ignore[misc]
         if self._knows(at, x):
@@ -267,11 +267,11 @@ class ClosedSteps:
         return self._general(self._phi(plan), self.evaluate(x).each() + shift(at, correction))
 
     def _knows(self: Any, at: Any, x: Tensor) -> bool:
-        """Whether clients have answered at x, with all of their rows."""
+        """Return whether clients have answered at x, with all of their rows."""
         return isinstance(at, LinearPoint) and at.rows is self._whole and same_point(at.x, x)
 
     def _phi(self: Any, plan: LocalPlan) -> Any:
-        """ϕ_i for a plan, whatever minibatches or snapshot it may name: full gradients have none."""
+        """Return ϕ_i for a plan; its minibatches and snapshot do not matter with full gradients."""
         plan = replace(plan, key=(), snapshot=None)
         if self._made is None or self._made[0] != plan:
             phi = stepping(self.rates(plan).flatten(), plan)
@@ -297,7 +297,7 @@ class QuadraticDisplacements:
 
 
 class RotatedSteps(ClosedSteps):
-    """The same from orthogonal rows."""
+    """Closed-form steps from orthogonal rows."""
 
     outputs: int
 
@@ -311,21 +311,21 @@ class RotatedSteps(ClosedSteps):
 class QuadraticOracle(RotatedSteps, LinearOracle):
     """A `LinearOracle` whose full-gradient local steps are in closed form."""
 
-    _part: tuple[QuadraticOracle, list[int]] | None = None  # of whom these are some clients
+    _part: tuple[QuadraticOracle, list[int]] | None = None  # the oracle and the clients that these were selected from
 
     @property
     def most_rows(self) -> float:  # type: ignore[override]
-        """After compression."""
+        """Most rows of a client after compression."""
         return self.rows.A.shape[1]
 
     @cached_property
     def compressed(self) -> Compressed:
-        """As many rows as it takes, made at first use."""
+        """The compressed rows, computed at first use."""
         return compress(self.rows)
 
     @cached_property
     def rotated(self) -> Rotated:
-        """The same rows rotated, for local steps."""
+        """The compressed rows, rotated for local steps."""
         if self._part is not None:
             whole, clients = self._part
             return whole.rotated.only(clients)
@@ -333,7 +333,7 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """The largest eigenvalue of every H_i − l2 I, and a bound on the smallest from below."""
+        """Largest eigenvalue of every H_i − l2 I, and a lower bound on the smallest."""
         rows, d = self.compressed.fine, self.rows.A.shape[1]
         share = rows.layout.segment_max(rows.exact[1])
         top, bottom = torch.zeros_like(share), torch.zeros_like(share)
@@ -357,11 +357,11 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         return self.spectrum[0] + self.l2
 
     def constants(self) -> Constants:
-        """L_i and μ_i = λ_min(H_i): l2, and more where a client has at least d independent samples."""
+        """L_i and μ_i = λ_min(H_i): l2, and more if a client has at least d independent samples."""
         return self._known(self.spectrum[1] + self.l2)
 
     def only(self, clients: list[int]) -> QuadraticOracle:
-        """The same for some of the clients, without another decomposition."""
+        """Select some of the clients, without another decomposition."""
         names = [self.names[i] for i in clients]
         chosen = QuadraticOracle(self.rows.only(clients), self.loss, self.l2, self.outputs, names)
         chosen.compressed = self.compressed.only(clients)
@@ -370,13 +370,13 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         return chosen
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
-        """Losses and gradients from as few rows as it takes; minibatches need the samples themselves."""
+        """Evaluate losses and gradients from compressed rows; minibatches need the samples themselves."""
         if batch_size is not None:
             return super().evaluate(x, batch_size, key)
         return CompressedPoint(self.compressed, self.loss, self.l2, x, self.outputs)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Losses from as few rows as it takes, where those are there and no label is looked at."""
+        """Score by the compressed rows if they exist and accuracy is not needed."""
         if self.outputs > 1 or "compressed" not in vars(self):
             return super().scores(x)
         return self.evaluate(x).losses.double().cpu().numpy(), np.full(len(self.names), np.nan)
@@ -384,7 +384,7 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
-        """In closed form; a single step needs no decomposition."""
+        """Take local steps in closed form; a single step needs no decomposition."""
         if plan.batch_size is None and plan.steps == 1 and correction is not None and self._knows(at, x):
             c = correction.view(-1, self.outputs)
             return SpanDisplacements(self.compressed.rows, c, self.rates(plan).flatten(), None)
@@ -399,7 +399,7 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         return Gain(self.rotated, self.l2, phi)
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
-        """(H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""
+        """Return (H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""
         c = correction.view(-1, self.outputs)
         e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[None, :, :1]
         each = c.new_empty(len(self.names), *c.shape)
@@ -414,11 +414,11 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
 
 
 def regularised(R: Tensor, e: Tensor, raises: bool = False) -> Callable[[Tensor], Tensor]:
-    """B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, (n, d, k), by Cholesky in the smaller of rows and features.
+    """Return B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, (n, d, k), by Cholesky in the smaller of rows and features.
 
     R is (n, m, d), e the diagonal of E, (n or 1, d, 1). (RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹.
     """
-    if R.shape[1] >= R.shape[2]:  # where x is beyond all bounds, so is this, unless it `raises`
+    if R.shape[1] >= R.shape[2]:  # if x is not finite, neither is the result, unless it `raises`
         L = torch.linalg.cholesky_ex(R.mT @ R + torch.diag_embed(e[..., 0]), check_errors=raises)[0]
         return lambda B: torch.cholesky_solve(B, L)
     inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT

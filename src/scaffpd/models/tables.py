@@ -1,10 +1,10 @@
-r"""Features that stay where they are stored, as matrices that linear models multiply.
+r"""Features that stay where they are stored, as matrices for linear models.
 
-`Tables` reads rows a piece at a time, in the order in which they are stored. Consecutive rows in the number format that
-is asked for are used where they lie, in memory or in the page cache; all others go through a buffer that stays in a
-core's cache. Rows have one number through all tables.
+`Tables` reads rows a piece at a time, in the order in which they are stored. Consecutive rows in the requested number
+format are used in place, in memory or in the page cache; all others go through a buffer that stays in a
+core's cache. Rows are numbered through all tables.
 
-A `MappedMatrix` multiplies rows that stay on disk, whoever owns them, in one pass from the beginning of a file to its
+A `MappedMatrix` multiplies rows that stay on disk, for all clients, in one pass from the beginning of a file to its
 end. Scale and intercept belong to the products, not to the features:
 
     A = [s·values 1],    A X = s·values X₁ + 1 X₂,    AᵀV = [s·valuesᵀV; 1ᵀV].
@@ -14,9 +14,9 @@ for arithmetic: on a GPU, x in single precision is split into two halves,
 
     x = 2^e (h + 2⁻¹¹ l),    h, l in half precision,
 
-and A [h l] is one product whose terms are exact and whose sums are in single precision: 22 digits of x for the price
-of twice the columns, with half the memory traffic of A in single precision. Where eleven digits of x are enough (local
-steps, on request), h alone goes. Elsewhere A is converted piece by piece.
+and A [h l] is one product whose terms are exact and whose sums are in single precision: 22 digits of x for the cost
+of twice the columns, with half the memory traffic of A in single precision. If eleven digits of x are enough (local
+steps, on request), h alone is used. Elsewhere A is converted piece by piece.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from scaffpd.models.oracle import check_range
 from scaffpd.system import format_bytes, free_memory
 
 Numbers = NDArray[np.int64]
-LYING, COPIED = 2**22, 2**19  # numbers in a piece: where it lies, and in a buffer
-RUN = 2**14  # numbers in consecutive rows from which on they are worth a piece of their own
+LYING, COPIED = 2**22, 2**19  # numbers in a piece: in place, and in a buffer
+RUN = 2**14  # numbers in consecutive rows above which they become a piece
 
 
 class Piece(NamedTuple):
-    """Some rows: which of those asked for, in which table, and which of its rows; slices where they are in a row."""
+    """Rows to read: their places in the request, the table, and its rows; slices if consecutive."""
 
     at: slice | Tensor
     table: int
@@ -56,23 +56,23 @@ class Tables:
 
     def __init__(self, tables: Sequence[Table]) -> None:
         self.tables, self.columns = list(tables), tables[0].values.shape[1]
-        # One number is left out between two tables, so that no run goes on from one to the next.
+        # One number is skipped between two tables, so that no run continues from one to the next.
         self.bases: Numbers = np.cumsum([0, *(len(table) + 1 for table in tables[:-1])])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without views: other processes map the files themselves."""
+        """Leave out views: other processes map the files themselves."""
         return {name: value for name, value in vars(self).items() if name != "values"}
 
     @cached_property
     def values(self) -> list[Tensor]:
-        """The same memory as tensors, which nobody writes to."""
+        """The same memory as read-only tensors."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             arrays = [table.values for table in self.tables]
             return [torch.from_numpy(a if min(a.strides) >= 0 else np.ascontiguousarray(a)) for a in arrays]
 
     def lying(self, numbers: Numbers) -> tuple[Tensor, float] | None:
-        """Rows where they lie, and their scale, if they are consecutive."""
+        """Return consecutive rows in place, with their scale; else `None`."""
         if not _consecutive(numbers):
             return None
         table = self._table(numbers[0])
@@ -80,7 +80,7 @@ class Tables:
         return self.values[table][first : first + len(numbers)], self.tables[table].scale
 
     def cut(self, numbers: Numbers, dtype: torch.dtype) -> list[Piece]:
-        """Rows in pieces: runs, and what is scattered between them."""
+        """Cut rows into pieces: runs, and the scattered rows between them."""
         order = None if bool((numbers[1:] >= numbers[:-1]).all()) else np.argsort(numbers, kind="stable")
         numbers = numbers if order is None else numbers[order]
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
@@ -100,7 +100,7 @@ class Tables:
         return pieces
 
     def read(self, pieces: Sequence[Piece], dtype: torch.dtype) -> Iterator[tuple[slice | Tensor, Tensor, float]]:
-        """(which, values, scale) of every piece; values hold until the next ones are asked for."""
+        """Yield (which, values, scale) of every piece; values are valid until the next piece."""
         for number in {piece.table for piece in pieces}:
             self.tables[number].check()
         buffers: dict[torch.dtype, Tensor] = {}
@@ -126,7 +126,7 @@ class Tables:
 
 
 def numbered(features: Sequence[NDArray[Any] | Selection]) -> tuple[Tables, Numbers]:
-    """The rows of all clients, one client after the other; arrays among them are tables of their own."""
+    """Number the rows of all clients, one client after the other; each array becomes a table."""
     rows = [x if isinstance(x, Selection) else _whole(x) for x in features]
     tables = Tables(list({id(x.table): x.table for x in rows}.values()))
     bases = dict(zip(map(id, tables.tables), tables.bases.tolist(), strict=True))
@@ -147,15 +147,15 @@ def _positions(numbers: Numbers) -> slice | Tensor:
 
 
 PIECE = 64 * 2**20  # numbers that are converted at a time
-FINE = 2**16  # and on the way to double precision in main memory: half a megabyte
-TERMS = 8192  # of a sum that matrix units may carry out on their own
+FINE = 2**16  # numbers at a time for double precision in main memory: half a megabyte
+TERMS = 8192  # terms of a sum that matrix units may add up
 ACCUMULATES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)  # torch.mm knows out_dtype
-COLUMNS = 8  # in multiples of which products in half precision run at full speed
+COLUMNS = 8  # products in half precision run at full speed for multiples of this
 DIGITS, LARGEST, SMALLEST = 11, 14, -126  # of a half: binary digits, the exponent that x is scaled to; the least 2^e
 
 
 class TableMatrix(ABC):
-    """A matrix A whose rows stay in tables, with the few operations of a tensor that linear models need."""
+    """Matrix A whose rows stay in tables, with the few operations of a tensor that linear models need."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -180,20 +180,20 @@ class TableMatrix(ABC):
     T = mT
 
     def new_zeros(self, *shape: int) -> Tensor:
-        """Zeros in the format of x."""
+        """Return zeros in the format of x."""
         return torch.zeros(*shape, dtype=self.dtype, device=self.device)
 
     def new_empty(self, *shape: int) -> Tensor:
-        """Numbers in the format of x that are not set."""
+        """Return uninitialised numbers in the format of x."""
         return torch.empty(*shape, dtype=self.dtype, device=self.device)
 
     @abstractmethod
     def double(self) -> TableMatrix:
-        """The same values, multiplied in double precision."""
+        """Return the same values, multiplied in double precision."""
 
 
 class Transposed:
-    """Aᵀ of a matrix that is no tensor."""
+    """Transpose of a matrix that is no tensor."""
 
     def __init__(self, matrix: TableMatrix) -> None:
         self.matrix = matrix
@@ -204,7 +204,7 @@ class Transposed:
 
 
 class StoredMatrix(TableMatrix):
-    """A = scale · values as a matrix; values in parts of consecutive rows, none of them copied."""
+    """Matrix A = scale · values; values in parts of consecutive rows, none of them copied."""
 
     def __init__(self, parts: Sequence[Tensor], scale: float, dtype: torch.dtype, rough: bool = False) -> None:
         self.parts, self.scale, self.dtype, self.rough = list(parts), scale, dtype, rough
@@ -235,7 +235,7 @@ class StoredMatrix(TableMatrix):
         return out.mul_(self.scale)
 
     def each(self, G: Tensor, sizes: Sequence[int]) -> Tensor:
-        """A_i G_i of clients with so many rows each, in one stack; G is (N, features, k)."""
+        """Return A_i G_i of clients with `sizes` rows, in one stack; G is (N, features, k)."""
         parts = self._by_client(sizes)
         if self._split(G):
             halves, factor = split_halves(G)
@@ -244,7 +244,7 @@ class StoredMatrix(TableMatrix):
         return self.scale * torch.cat([part.to(self.dtype) @ g for part, g in zip(parts, G, strict=True)])
 
     def transposed_each(self, V: Tensor, sizes: Sequence[int]) -> Tensor:
-        """A_iᵀV_i of clients with so many rows each, (N, features, k)."""
+        """Return A_iᵀV_i of clients with `sizes` rows, (N, features, k)."""
         parts = self._by_client(sizes)
         if self._split(V):
             halves, factor = split_halves(V)
@@ -257,7 +257,7 @@ class StoredMatrix(TableMatrix):
         return self.parts if len(self.parts) == len(sizes) else list(torch.split(self.parts[0], list(sizes)))
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """Some rows (an index of any shape) as they are: converted and scaled."""
+        """Return rows (an index of any shape), converted and scaled."""
         if len(self.parts) == 1:
             return self.scale * self.parts[0][rows].to(self.dtype)
         out, start = self.new_zeros(*rows.shape, self.shape[1]), 0
@@ -268,11 +268,11 @@ class StoredMatrix(TableMatrix):
         return out.mul_(self.scale)
 
     def clients(self, sizes: Sequence[int]) -> list[StoredMatrix]:
-        """The same, client by client."""
+        """Split the matrix by client."""
         return [StoredMatrix([part], self.scale, self.dtype) for part in self._by_client(sizes)]
 
     def gram(self, weight: Tensor | None = None) -> Tensor:
-        """A diag(w) Aᵀ, summed over pieces of columns."""
+        """Return A diag(w) Aᵀ, summed over pieces of columns."""
         rows, columns = self.shape
         if weight is None and len(self.parts) == 1 and self.halved:
             return _mm(self.parts[0], self.parts[0].T).mul_(self.scale**2)
@@ -297,16 +297,16 @@ class StoredMatrix(TableMatrix):
         return self.scale * torch.cat([piece.norm(dim=1) for piece in self._pieces()])
 
     def double(self) -> StoredMatrix:
-        """The same values, multiplied in double precision."""
+        """Return the same values, multiplied in double precision."""
         return StoredMatrix(self.parts, self.scale, torch.float64)
 
     def roughly(self) -> StoredMatrix:
-        """The same values; on a GPU, A x and Aᵀv take eleven digits of x and v, in half the time."""
+        """Return the same values; on a GPU, A x and Aᵀv take eleven digits of x and v, in half the time."""
         return StoredMatrix(self.parts, self.scale, self.dtype, rough=True)
 
     @property
     def halved(self) -> bool:
-        """Whether products are by halves, on matrix units."""
+        """Return whether products use halves, on matrix units."""
         return self._split(self.new_zeros(0))
 
     def _split(self, X: Tensor) -> bool:
@@ -314,7 +314,7 @@ class StoredMatrix(TableMatrix):
         return half and X.is_cuda and ACCUMULATES
 
     def _pieces(self) -> Iterator[Tensor]:
-        """The values in the format of x, some rows at a time; views where that is their format already."""
+        """Yield the values in the format of x, some rows at a time; views if that is their format already."""
         for part in self.parts:
             if part.dtype == self.dtype:
                 yield part
@@ -325,7 +325,7 @@ class StoredMatrix(TableMatrix):
 
 
 def split_halves(X: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:
-    """[h l] (or h alone) and 2^e with X = 2^e (h + 2⁻¹¹ l); zero columns fill up to a multiple of what GPUs like."""
+    """Return [h l] (or h alone) and 2^e with X = 2^e (h + 2⁻¹¹ l), padded to a multiple of `COLUMNS`."""
     exponent = (torch.frexp(torch.stack(X.aminmax()).abs().amax()).exponent - LARGEST).clamp_min(SMALLEST)
     factor, columns = torch.ldexp(torch.ones((), device=X.device), exponent), X.shape[-1]
     scaled, width = X / factor, columns if rough else 2 * columns
@@ -338,7 +338,7 @@ def split_halves(X: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def join_halves(both: Tensor, factor: Tensor, columns: int, rough: bool = False) -> Tensor:
-    """2^e (A h + 2⁻¹¹ A l) from A [h l], or 2^e A h from A h; of so many columns each."""
+    """Return 2^e (A h + 2⁻¹¹ A l) from A [h l], or 2^e A h from A h; of `columns` columns each."""
     high = both[..., :columns]
     if rough:
         return high * factor
@@ -346,7 +346,7 @@ def join_halves(both: Tensor, factor: Tensor, columns: int, rough: bool = False)
 
 
 def _mm(A: Tensor, B: Tensor, rough: bool = False) -> Tensor:
-    """A B of halves, summed in single precision: by the matrix units, which cut off digits, only `TERMS` at a time."""
+    """Multiply halves, summed in single precision: by matrix units, which cut off digits, only `TERMS` at a time."""
     terms = len(B) if rough else TERMS
     out = torch.mm(A[:, :terms], B[:terms], out_dtype=torch.float32)
     for k in range(terms, len(B), terms):
@@ -354,18 +354,18 @@ def _mm(A: Tensor, B: Tensor, rough: bool = False) -> Tensor:
     return out
 
 
-HELD = 2**25  # numbers of a client from which on its rows are not held together unless they have to be
-CHECKED = 2**23  # bytes of a copy from which on it is asked whether there is room
+HELD = 2**25  # numbers of a client above which its rows are not loaded at once unless necessary
+CHECKED = 2**23  # bytes of a copy above which free memory is checked
 
 
 class MappedMatrix(TableMatrix):
-    """The rows of all clients as a matrix, not copied.
+    """Rows of all clients as a matrix, not copied.
 
     Args:
-        tables: where the rows are.
-        numbers: which rows, one client after the other.
+        tables: tables with the rows.
+        numbers: row numbers, one client after the other.
         intercept: whether a constant 1 is the last feature.
-        dtype: of x.
+        dtype: format of x.
         power: 2 for the squares of all entries.
     """
 
@@ -385,7 +385,7 @@ class MappedMatrix(TableMatrix):
             yield at, values if self.power == 1 else values**self.power, scale**self.power
 
     def _split(self) -> list[list[Piece]]:
-        """As many lists of pieces as there are threads, which read side by side."""
+        """Lists of pieces, one per thread, which read in parallel."""
         number = min(thread_count(), len(self._pieces))
         return [self._pieces[k::number] for k in range(number)]
 
@@ -401,7 +401,7 @@ class MappedMatrix(TableMatrix):
         return out.add_(X[-1]) if self.intercept else out
 
     def transposed(self, V: Tensor) -> Tensor:
-        """AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
+        """Return AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
         split = self._split()
         parts = self.new_zeros(len(split), V.shape[1], self.columns)
 
@@ -419,13 +419,13 @@ class MappedMatrix(TableMatrix):
         return (torch.cat([out, V.sum(0)[:, None]], 1) if self.intercept else out).mT
 
     def stream(self) -> Iterator[tuple[slice | Tensor, Tensor]]:
-        """All rows, scaled and with their intercept, some at a time and in the order of the tables."""
+        """Yield all rows, scaled and with their intercept, some at a time and in the order of the tables."""
         for at, values, scale in self._read(self._pieces):
             scaled = values if scale == 1 else scale * values
             yield at, torch.cat([scaled, scaled.new_ones(len(scaled), 1)], 1) if self.intercept else scaled
 
     def largest_eigenvalue(self) -> Tensor:
-        """λ_max(AᵀA), exactly for few columns, else from above."""
+        """Return λ_max(AᵀA), exact for few columns, else from above."""
         if self.shape[1] <= EXACT:
             gram = self.new_zeros(self.shape[1], self.shape[1])
             for _, values in self.stream():
@@ -436,7 +436,7 @@ class MappedMatrix(TableMatrix):
         return torch.minimum(power_iteration(lambda v: self.T @ (self @ v), start), self.norms.square().sum())
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
-        """Some rows (a slice, a mask, or an index of any shape) as a tensor: a view where that is possible."""
+        """Return rows (a slice, a mask, or an index of any shape) as a tensor: a view if possible."""
         numbers = self.numbers[rows if isinstance(rows, slice) else rows.numpy()]
         lying = None if self.intercept or not isinstance(rows, slice) else self.tables.lying(numbers)
         if lying is not None and lying[0].dtype == self.dtype and lying[1] == self.power == 1:
@@ -455,7 +455,7 @@ class MappedMatrix(TableMatrix):
         return out.view(*numbers.shape, self.shape[1])
 
     def take(self, rows: slice | Tensor) -> MappedMatrix:
-        """Some rows, still not copied."""
+        """Select rows without copying them."""
         numbers = self.numbers[rows if isinstance(rows, slice) else rows.numpy()]
         other = MappedMatrix(self.tables, numbers, self.intercept, self.dtype, self.power)
         if self.power == 1:
@@ -463,11 +463,11 @@ class MappedMatrix(TableMatrix):
         return other
 
     def double(self) -> MappedMatrix:
-        """The same values, multiplied in double precision."""
+        """Return the same values, multiplied in double precision."""
         return MappedMatrix(self.tables, self.numbers, self.intercept, torch.float64, self.power)
 
     def large(self, first: int, size: int) -> MappedMatrix | None:
-        """One client's rows where those are too many to be held together."""
+        """Return one client's rows if they are too many to load at once."""
         return self.take(slice(first, first + size)) if size * self.shape[1] >= HELD else None
 
     def square(self) -> MappedMatrix:
@@ -487,17 +487,17 @@ class MappedMatrix(TableMatrix):
         return torch.hypot(out, torch.ones_like(out)) if self.intercept else out
 
     def norm(self, dim: int) -> Tensor:
-        """The same."""
+        """Return ‖a_j‖ per row."""
         assert dim == 1
         return self.norms
 
     def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
-        """Refuse numbers that are none or too large: the norms of their rows are, too."""
+        """Refuse numbers that are not finite or too large, found by the norms of their rows."""
         limit, ends = torch.finfo(self.dtype).max ** 0.5 * 1e-4, np.cumsum(sizes)
         for row in torch.nonzero(~(self.norms <= limit))[:, 0].tolist():
             check_range([names[int(np.searchsorted(ends, row, side="right"))]], [1], self[row : row + 1], "feature")
 
     def contents(self) -> list[Tensor]:
-        """What tells the tables from any others, and which rows."""
+        """Return the tables' fingerprints and the row numbers."""
         tables = repr([table.identity for table in self.tables.tables]).encode()
         return [torch.from_numpy(np.frombuffer(tables, dtype=np.uint8).copy()), torch.from_numpy(self.numbers)]

@@ -1,4 +1,4 @@
-r"""Squared loss with many features: the data is kept once, and local steps happen in the space of a client's samples.
+r"""Squared loss with many features: the data is stored once, and local steps happen in the space of a client's samples.
 
 As in `scaffpd.models.quadratic`, J full-gradient steps are a function of H_i = 2A_iᵀA_i/m + l2 I. But A_i is neither
 copied nor rotated: with the eigenvectors U of the small matrix K_i = A_iA_iᵀ = U diag(s) Uᵀ, w = 2s/m,
@@ -38,7 +38,7 @@ NOISE = 4  # eigenvalues below so many ε of the largest are rounding
 
 
 class Spectrum:
-    """The eigenvectors U of every client's K_i, and the eigenvalues s of all of them in one stack."""
+    """Eigenvectors U of every client's K_i, and the eigenvalues s of all of them in one stack."""
 
     def __init__(self, parts: Sequence[StoredMatrix], layout: Ragged) -> None:
         self.layout, self.vectors = layout, []
@@ -53,7 +53,7 @@ class Spectrum:
         self._errors: Tensor | None = None
 
     def only(self, clients: list[int], layout: Ragged) -> Spectrum:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         chosen = object.__new__(Spectrum)
         picked = self.layout.rows_of(clients)
         chosen.layout, chosen.vectors = layout, [self.vectors[i] for i in clients]
@@ -62,7 +62,7 @@ class Spectrum:
         return chosen
 
     def errors(self, rows: StackedSamples) -> Tensor:
-        """Bounds on ‖K_i − U' diag(s) U'ᵀ‖ for U' with orthonormal columns, by multiplying out; found once."""
+        """Bound ‖K_i − U' diag(s) U'ᵀ‖ for U' with orthonormal columns, by multiplying out; computed once."""
         if self._errors is None:
             self._errors = torch.stack([self._error(*three) for three in self._triples(rows)])
         return self._errors
@@ -79,20 +79,20 @@ class Spectrum:
         return SAFE * (made + terms + (3 * skewness(U)[0] + 4 * unit) * norm_above(s, 0))
 
     def within(self, V: Tensor) -> Tensor:
-        """UᵀV, client by client."""
+        """Return UᵀV, client by client."""
         if self.layout.equal and V.is_cuda:
             return torch.bmm(self._together.mT, V.reshape(len(self.vectors), -1, V.shape[1])).view_as(V)
         return torch.cat([U.T @ v for U, v in zip(self.vectors, self._split(V), strict=True)])
 
     def back(self, V: Tensor) -> Tensor:
-        """U V, client by client."""
+        """Return U V, client by client."""
         if self.layout.equal and V.is_cuda:
             return torch.bmm(self._together, V.reshape(len(self.vectors), -1, V.shape[1])).view_as(V)
         return torch.cat([U @ v for U, v in zip(self.vectors, self._split(V), strict=True)])
 
     @cached_property
     def _together(self) -> Tensor:
-        """The eigenvectors of clients of equal size in one tensor, of which theirs are views from now on."""
+        """Stack the eigenvectors of clients of equal size in one tensor, and make theirs views of it."""
         together = torch.stack(self.vectors)
         self.vectors = list(together.unbind())
         return together
@@ -116,12 +116,12 @@ class SpectralFunction:
         self.sums: GraphReplay | None = None
 
     def _inner(self, T: Tensor) -> Tensor:
-        """U diag(gain) UᵀT, for T = A g."""
+        """Return U diag(gain) UᵀT, for T = A g."""
         with tensor_cores(T.device, True) if self.rough else nullcontext():
             return self.spectrum.back(self.gain * self.spectrum.within(T))
 
     def plain(self, rho: Tensor, T: Tensor | float) -> Tensor:
-        """B with A_iᵀB = ϕ(H_i) A_iᵀρ + A_iᵀ (U diag(gain) Uᵀ T): no pass over the data."""
+        """Return B with A_iᵀB = ϕ(H_i) A_iᵀρ + A_iᵀ (U diag(gain) Uᵀ T), without a pass over the data."""
         inside = self.spectrum.values[:, None] * self.spectrum.within(rho)
         if isinstance(T, Tensor):
             inside = inside + self.spectrum.within(T)
@@ -135,7 +135,7 @@ class WideDisplacements:
         self.rows, self.B, self.common = rows, B, list(common)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i: one pass over the data."""
+        """Return Σ_i w_i d_i by one pass over the data."""
         out = (self.rows.A.T @ (weights[self.rows.layout.owner][:, None] * self.B)).flatten()
         for factor, vector in self.common:
             out = torch.addcmul(out, weights @ factor, vector)
@@ -161,7 +161,7 @@ class CommonDisplacements(WideDisplacements):
         return cast(Tensor, self.phi.inner(self.rows.A @ self.c.view(self.rows.A.shape[1], -1)))
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i: two passes over the data."""
+        """Return Σ_i w_i d_i by two passes over the data."""
         if not self.rows.products.halves:
             return super().sum(weights)
         if self.phi.sums is None:
@@ -170,17 +170,17 @@ class CommonDisplacements(WideDisplacements):
 
 
 def common_sum(rows: StackedSamples, phi: SpectralFunction, c: Tensor, weights: Tensor) -> Tensor:
-    """Σ_i w_i ϕ(H_i) c, by operations on the device alone."""
+    """Return Σ_i w_i ϕ(H_i) c, by operations on the device alone."""
     B = phi._inner(rows.A @ c.view(rows.A.shape[1], -1))
     return WideDisplacements(rows, B, [(phi.base, c)]).sum(weights)
 
 
 class WidePoint(LinearPoint):
-    """All clients at one x, in one recorded piece of work on a GPU: then L_i and their bounds are on the host."""
+    """All clients at one x, in one recorded graph on a GPU: then L_i and their bounds are on the host."""
 
     @classmethod
     def recorded(cls, oracle: WideOracle, x: Tensor) -> WidePoint:
-        """The same as the constructor makes."""
+        """Construct a point by a recorded graph."""
         point = object.__new__(cls)
         point.rows = point.fine = oracle.rows
         point.loss, point.l2, point.x, point.outputs = oracle.loss, oracle.l2, x, oracle.outputs
@@ -194,15 +194,15 @@ class WidePoint(LinearPoint):
 
     @cached_property
     def predictions(self) -> Tensor:  # type: ignore[override]
-        """The same numbers as z, in double precision."""
+        """Predictions z in double precision."""
         return self.z.double()
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bounds that were found with the losses, or are found now."""
+        """Return the bounds computed with the losses, or compute them."""
         return (self.bounds[0], self.bounds[1]) if self.bounds else super().rounding()
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i c_i, recorded too."""
+        """Return Σ_i w_i c_i, by a recorded graph too."""
         if self.oracle is None:
             return super().sum(weights)
         return cast(Tensor, self.oracle.sums(self.residual, self.x, weights))
@@ -245,7 +245,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         self.answers, self.sums = GraphReplay(self._answers), GraphReplay(self._sums)
 
     def _answers(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Predictions, residuals, and L_i with the bounds on rounding."""
+        """Return predictions, residuals, and L_i with the bounds on rounding."""
         point = WidePoint(self.rows, self.loss, self.l2, x, self.outputs, self.rows)
         return point.z, point.residual, torch.stack([point.losses, *point.rounding()])
 
@@ -274,7 +274,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return torch.zeros(self.dimension, dtype=self.dtype, device=self.device)
 
     def contents(self) -> list[Tensor]:
-        """What tells the table from any other; which rows; targets."""
+        """Return the table's fingerprint, the row numbers and the targets."""
         numbers = np.concatenate([x.numbers for x in self.features])
         table = np.frombuffer(repr(self.features[0].table.identity).encode(), dtype=np.uint8).copy()
         sizes = torch.tensor([len(x) for x in self.features])
@@ -295,7 +295,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return self._known(torch.full_like(self.smoothness, self.l2, dtype=torch.float64))
 
     def only(self, clients: list[int]) -> WideOracle:
-        """The same for some of the clients: their parts of the same data."""
+        """Select some of the clients, as parts of the same data."""
         owner = np.repeat(np.arange(len(self.features)), [len(x) for x in self.features])
         picked = torch.from_numpy(np.concatenate([np.flatnonzero(owner == i) for i in clients])).to(self.device)
         names = [self.names[i] for i in clients]
@@ -311,7 +311,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return chosen
 
     def samples(self, x: Tensor, fine: bool = True) -> WidePoint:
-        """Every sample of every client at x; the last points are remembered, for rounds ask about one x repeatedly."""
+        """Evaluate every sample of every client at x; cache the last points, for rounds ask about one x repeatedly."""
         for point, version in self.recent:
             if point.x is x and version == x._version:
                 return point
@@ -323,7 +323,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return point
 
     def double(self) -> WideOracle:
-        """The same clients and the same stored values, computed with in double precision."""
+        """Return the same clients and stored values, in double precision."""
         other = WideOracle(
             self.features, self.y.double(), self.loss, self.l2, self.outputs, self.names, self.device, torch.float64
         )
@@ -337,7 +337,7 @@ class WideOracle(ClosedSteps, LinearOracle):
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
-        """In closed form; plain steps (FedAvg's) without a second pass over the data."""
+        """Take local steps in closed form; plain steps (FedAvg's) without a second pass over the data."""
         if at is None and plan.batch_size is None:
             return self._plain(self.samples(x), correction, self._phi(plan))
         steps: Displacements = super().local_updates(x, at, correction, plan)
@@ -351,18 +351,18 @@ class WideOracle(ClosedSteps, LinearOracle):
         return SpectralFunction(self.spectrum, self.l2, phi, self.rough)
 
     def _common(self, phi: SpectralFunction, c: Tensor) -> Displacements:
-        """ϕ_i(H_i) c for one c."""
+        """Return ϕ_i(H_i) c for one c."""
         return CommonDisplacements(self._local, phi, c)
 
     @cached_property
     def _local(self) -> StackedSamples:
-        """The rows as local steps multiply them."""
+        """Rows as local steps multiply them."""
         if not self.rough:
             return self.rows
         return replace(self.rows, A=cast(Tensor, store(self.rows).roughly()))
 
     def _plain(self, here: WidePoint, c: Tensor | None, phi: SpectralFunction) -> Displacements:
-        """Steps that begin with g_i = A_iᵀr/m + l2 x, plus a common c if there is one."""
+        """Take steps that begin with g_i = A_iᵀr/m + l2 x, plus a common c if there is one."""
         rho = self.rows.share[:, None] * here.residual
         T: Tensor | float = self.l2 * here.z if self.l2 else 0.0
         common = [(phi.base * self.l2, here.x)]
@@ -371,7 +371,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return WideDisplacements(self.rows, phi.plain(rho, T), common)
 
     def _general(self, phi: SpectralFunction, first: Tensor) -> Displacements:
-        """Steps that begin with a vector of each client's own, (N, d)."""
+        """Take steps that begin with each client's own vector, (N, d)."""
         T = store(self.rows).each(first.view(len(first), -1, self.outputs), self.rows.layout.lengths)
         out = spread(self.rows, phi.inner(T))
         return StackedDisplacements(out.addcmul_(phi.base[:, None], first))
@@ -380,7 +380,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return self.rows.A @ c.view(-1, self.outputs)
 
     def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
-        """(H_i + βD)⁻¹c exactly: by the spectrum for an even D, else by Cholesky in the space of samples."""
+        """Return (H_i + βD)⁻¹c exactly: by the spectrum if D is constant, else by Cholesky in the space of samples."""
         D = plan.metric.view(-1, self.outputs)[:, 0]
         if at.rows is self.rows and bool((D[0] == D).all()):
             pull = float(plan.pull * D[0])
@@ -390,7 +390,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return self.metric_steps(at.rows, c.expand(n, *c.shape), (self.l2 + plan.pull * D).expand(n, -1))
 
     def metric_steps(self, rows: StackedSamples, C: Tensor, E: Tensor) -> Displacements:
-        """With E = diag(e), e = l2 + βD: (E + RᵀR)⁻¹c = E⁻¹c − E⁻¹Rᵀ(I + R E⁻¹Rᵀ)⁻¹R E⁻¹c, R = √(2/m) A."""
+        """Solve with E = diag(l2 + βD): (E + RᵀR)⁻¹c = E⁻¹c − E⁻¹Rᵀ(I + R E⁻¹Rᵀ)⁻¹R E⁻¹c, R = √(2/m) A."""
         each = []
         for A, share, c, e in zip(clients(rows), torch.split(rows.share, rows.layout.lengths), C, E, strict=True):
             b, root = c / e[:, None], (2 * share).sqrt()
@@ -426,12 +426,12 @@ def load_rows(
 
 
 def store(rows: StackedSamples) -> StoredMatrix:
-    """The matrix behind rows that are bound to a table."""
+    """Return the matrix behind rows that are bound to a table."""
     return cast(StoredMatrix, rows.A)
 
 
 def clients(rows: StackedSamples) -> list[StoredMatrix]:
-    """The same, client by client."""
+    """Return the matrices of all clients."""
     A: Tensor | StoredMatrix = rows.A
     sizes = rows.layout.lengths
     if isinstance(A, StoredMatrix):
@@ -440,5 +440,5 @@ def clients(rows: StackedSamples) -> list[StoredMatrix]:
 
 
 def spread(rows: StackedSamples, B: Tensor) -> Tensor:
-    """A_iᵀB_i of every client, (N, d)."""
+    """Return A_iᵀB_i of every client, (N, d)."""
     return store(rows).transposed_each(B, rows.layout.lengths).flatten(1)
