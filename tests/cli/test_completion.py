@@ -9,14 +9,13 @@ import sys
 
 import pytest
 
+from forked import command
 from scaffpd import algorithms, cli, data, objectives
 from scaffpd.cli import typer_ext
 from scaffpd.comparison import problem
 from scaffpd.comparison.setting import choose_methods, zoo
 from scaffpd.deploy import local
 from scaffpd.features import backbones, extract, layers
-
-SCRIPT = [sys.executable, "-m", "scaffpd"]
 
 
 @pytest.fixture
@@ -66,13 +65,9 @@ def test_zsh_and_fish(offered):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts_are_shown_and_installed(shell, tmp_path):
     variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path), "PYTHONUTF8": "1"}
-    done = subprocess.run(
-        [*SCRIPT, "--show-completion", shell], capture_output=True, text=True, check=True, env=os.environ | variables
-    )
+    done = command("--show-completion", shell, env=variables)
     assert f"_SCAFFPD_COMPLETE=complete_{shell}" in done.stdout
-    subprocess.run(
-        [*SCRIPT, "--install-completion", shell], capture_output=True, check=True, env=os.environ | variables
-    )
+    assert command("--install-completion", shell, env=variables).returncode == 0
     written = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any("complete_" in path.read_text() for path in written)
 

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from forked import CLOSED, command
 from scaffpd import cli, demo
 from scaffpd.cli.screens import MOST, fill, plain_table
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
+
+
+def forked(word, **more):
+    return command(word, env=dict.fromkeys(COLOURFUL), **more)
 
 
 def called(*arguments, **more):
@@ -24,26 +29,26 @@ def called(*arguments, **more):
     return subprocess.run([*SCRIPT, *arguments], check=False, env=env, **more)
 
 
-@pytest.mark.parametrize("arguments", [["data"], ["--help"]])
-def test_a_reader_that_has_gone_is_no_trouble(arguments):
+@pytest.mark.parametrize(("call", "word"), [(called, "data"), (forked, "data"), (forked, "--help")])
+def test_a_reader_that_has_gone_is_no_trouble(call, word):
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        done = called(*arguments, stdout=writing)
+        done = call(word, stdout=writing)
     finally:
         os.close(writing)
-    assert done.stderr == b""
+    assert not done.stderr
     assert done.returncode in (0, 1)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("arguments", [["data"], ["--version"]])
-def test_an_output_that_is_full_is_said_in_one_sentence(arguments):
+@pytest.mark.parametrize("word", ["data", "--version"])
+def test_an_output_that_is_full_is_said_in_one_sentence(word):
     with open("/dev/full", "wb") as full:
-        done = called(*arguments, stdout=full)
+        done = forked(word, stdout=full)
     assert done.returncode == 1
-    assert done.stderr.count(b"\n") == 1
-    assert b"No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "No space left on device" in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
@@ -52,18 +57,23 @@ def test_a_mistake_that_cannot_be_told_is_one_still():
         assert called("dmo", stderr=full).returncode == 2
 
 
-@pytest.mark.parametrize(("line", "code"), [("data >&-", 0), ("dmo >&- 2>&-", 2), ("--help >&- 2>&-", 0)])
-def test_outputs_that_are_closed(line, code):
-    command = f"{sys.executable} -m scaffpd {line}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+@pytest.mark.parametrize(("word", "closed", "code"), [("data", 1, 0), ("dmo", 2, 2), ("--help", 2, 0)])
+def test_outputs_that_are_closed(word, closed, code):
+    done = forked(word, **dict.fromkeys(("stdout", "stderr")[:closed], CLOSED))
     assert done.returncode == code
-    assert b"Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_output_that_a_shell_has_closed():
+    done = subprocess.run(["sh", "-c", f"{sys.executable} -m scaffpd --help >&-"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data"], ["compare", "--help"]])
 @pytest.mark.parametrize("width", ["20", "1"])
 def test_narrow_screens(arguments, width, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", width)
+    monkeypatch.delenv("SCAFFPD_DATA", raising=False)
     assert cli.run(arguments) == 0
     assert capsys.readouterr().err == ""
 
@@ -107,10 +117,10 @@ def test_a_full_disk_is_no_bug_and_not_your_mistake(tmp_path, monkeypatch, capsy
 
 def test_completion_that_cannot_be_installed_is_said_in_one_sentence():
     variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": "/dev/null/home"}
-    done = called("--install-completion", "zsh", env=variables)
+    done = command("--install-completion", "zsh", env=variables)
     assert done.returncode == 1
-    assert done.stderr.startswith(b"Cannot use '/dev/null/")
-    assert done.stderr.count(b"\n") == 1
+    assert done.stderr.startswith("Cannot use '/dev/null/")
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_bug_is_shown_whole_and_says_where_to_take_it(tmp_path, monkeypatch, capsys):

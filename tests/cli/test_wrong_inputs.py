@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 
 import pytest
 
+from forked import forked
 from scaffpd import cli
 
 ROWS = "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40))
@@ -322,11 +322,11 @@ def test_an_extra_that_is_missing(line, module, sentence, files, capsys, monkeyp
     refused(line, sentence, files, capsys)
 
 
-def test_without_any_engine_there_is_a_sentence(files):
+def test_without_any_engine_there_is_a_sentence(files, monkeypatch):
     """In a process of its own: engines' modules that others have imported stay."""
-    code = "import sys; sys.modules['psutil'] = None; from scaffpd import cli; sys.exit(cli.run(sys.argv[1:]))"
-    line = [sys.executable, "-c", code, "deploy", "local", "--engine", "flower"]
-    done = subprocess.run(line, cwd=files, capture_output=True, text=True)
+    monkeypatch.chdir(files)
+    line = ["deploy", "local", "--engine", "flower"]
+    done = forked(f"import sys; from scaffpd import cli; sys.exit(cli.run({line}))", "psutil")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "psutil is not installed: pip install 'scaffpd[flower]'.\n"
 

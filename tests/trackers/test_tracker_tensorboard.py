@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from tracked import NAMES, cohort, minibatches
 
 import scaffpd as sp
+from forked import forked
 from scaffpd.trackers import labels
 
 # the reader behind the board itself, which takes later files of a folder for restarts
@@ -119,7 +119,7 @@ def test_a_killed_process_leaves_its_rows(tmp_path):
         f"tracker = sp.TensorBoard({str(tmp_path)!r})\n"
         "sp.train(sp.ScaffPD(sp.Agnostic()), people, rounds=9, callbacks=[tracker, die])\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    assert forked(code).returncode == 9
     found, _ = read(tmp_path)
     assert [step for step, _ in found["loss/worst"]] == [0, 1, 2, 3, 4]
 

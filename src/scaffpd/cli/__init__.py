@@ -152,7 +152,7 @@ def flushed(code: int) -> int:
         _forget_output()
     except OSError as error:
         _forget_output()
-        return complain(f"Cannot write the output: {error.strerror}.", FAILED)
+        return code or complain(f"Cannot write the output: {error.strerror}.", FAILED)  # said once
     return code
 
 
