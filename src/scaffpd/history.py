@@ -254,11 +254,11 @@ def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -
         np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
 
 
-def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
-    """The arrays and the description of a checkpoint, or one sentence when the file is something else."""
+def read(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> tuple[Arrays, dict[str, Any]]:
+    """The arrays, or `only` some, and the description of a checkpoint; one sentence when the file is something else."""
     try:
         with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files if only is None or name in ("about", *only)}
         about = json.loads(arrays.pop("about").item())
         if not isinstance(about, dict):
             raise TypeError("it has no description")

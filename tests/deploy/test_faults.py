@@ -6,8 +6,20 @@ import itertools
 
 import numpy as np
 import pytest
-from deploy_cases import QUICK, Faulty, Killed, changed, cohort, events, is_right, model_of, mostly_long, progress, run
-from deploy_cases import rough as federation
+from deploy_cases import (
+    QUICK,
+    Faulty,
+    Killed,
+    changed,
+    cohort,
+    events,
+    is_right,
+    model_of,
+    mostly_long,
+    progress,
+    rough,
+    run,
+)
 
 from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate, finished
@@ -17,6 +29,13 @@ from scaffpd.deploy.messages import Message, decode, encode
 SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]', "1e-6": "1e-3"}
 pytestmark = pytest.mark.usefixtures("fake_clock")
 _UNDISTURBED = {}
+
+
+def federation(folder, replacing=None, more=""):
+    """Three of the hospitals: two are left when one has gone."""
+    path, places = rough(folder, replacing={', "switzerland"': "", **(replacing or {})}, more=more)
+    del places["switzerland"]
+    return path, places
 
 
 def undisturbed(folder, change):
@@ -30,7 +49,7 @@ def undisturbed(folder, change):
 
 @pytest.mark.parametrize(
     ("who", "moment"),
-    mostly_long(itertools.product(["cleveland", "va"], [6, 7, 8, 9, 12, 17]), ("va", 12)),
+    mostly_long(itertools.product(["cleveland", "va"], [6, 7, 8, 9, 12, 14]), ("va", 12)),
 )
 def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, who, moment):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
@@ -38,6 +57,7 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
     is_right(path, places, outcome)
     assert set(outcome.members) == set(places) - {who}
     assert who in outcome.sentence
+    assert f"converged after {outcome.rounds} rounds" in outcome.sentence  # of all parts
     assert [e["what"] for e in events(path) if e["silo"] == who][:1] == ["absent"]
     assert (
         any(e["what"] == "dropped" for e in events(path))
@@ -45,13 +65,13 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
     )
 
 
-@pytest.mark.parametrize("moment", mostly_long(range(6, 21), 19))
+@pytest.mark.parametrize("moment", mostly_long(range(6, 18), 17))
 def test_a_silo_may_die_at_any_moment_up_to_the_last(tmp_path, moment):
     path, places = federation(tmp_path, more=QUICK)
     outcome, transport = run(path, places, {moment: [("kill", "va")]})
     is_right(path, places, outcome)
-    assert transport.count >= 18
-    if len(outcome.members) == 4:  # it had converged before
+    assert transport.count >= 17
+    if set(outcome.members) == set(places):  # it had converged before
         assert outcome.sentence.endswith("va did not answer at the end.")
 
 
@@ -81,7 +101,7 @@ def test_one_silo_that_is_asked_alone_and_lies_does_not_end_the_run(tmp_path):
         '[objective]\nkind = "ChiSquare"\nrho = 0.1\n': '[algorithm]\nkind = "FedAvg"\nclients_per_round = 1\n',
         "rounds = 500\ntol = 1e-6": "rounds = 12",
     }
-    path, places = federation(tmp_path, replacing=change, more=QUICK)
+    path, places = rough(tmp_path, replacing=change, more=QUICK)
     outcome, _ = run(path, places, {8: [("lie", name, LIES["nan"]) for name in ("va", "cleveland")]})
     assert outcome.status == "round limit"
     assert np.isfinite(model_of(path)).all()
@@ -123,16 +143,16 @@ def test_policy_pause_never_goes_on_without_somebody(tmp_path, moment):
     assert (with_one_away.status, with_one_away.final) == ("paused", False)
     outcome, _ = run(path, places)
     is_right(path, places, outcome)
-    assert len(outcome.members) == 4
+    assert set(outcome.members) == set(places)
 
 
 def test_a_dropped_silo_that_is_back_counts_for_the_quorum(tmp_path):
-    more = QUICK.replace("quorum = 2", "quorum = 3").replace("start_timeout = 0.2", "start_timeout = 20.0")
+    more = QUICK.replace("start_timeout = 0.2", "start_timeout = 20.0")
     path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-8"}, more=more + "max_age = 0\n")
     script = {8: [("kill", "va")], 14: [("kill", "hungarian"), ("restart", "va")]}
     outcome, _ = run(path, places, script)
     assert outcome.status == "converged"
-    assert set(outcome.members) == {"cleveland", "switzerland", "va"}
+    assert set(outcome.members) == {"cleveland", "va"}
     assert [e["what"] for e in events(path)].count("back") == 1
 
 
@@ -202,7 +222,7 @@ def test_a_silo_that_dies_while_the_agreement_is_made(tmp_path, moment):
     assert set(outcome.members) == set(places) - {"hungarian"}
 
 
-@pytest.mark.parametrize("moment", mostly_long(range(7, 24, 3), 16))
+@pytest.mark.parametrize("moment", mostly_long(range(7, 15, 3), 10))
 def test_a_silo_that_comes_back_within_the_age_is_part_of_the_result(tmp_path, moment):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + "max_age = 20\n")
     outcome, _ = run(path, places, {moment: [("kill", "va")], moment + 5: [("restart", "va")]})
@@ -221,7 +241,7 @@ def test_a_dropped_silo_that_comes_back_later_joins_a_new_segment(tmp_path):
     assert set(outcome.members) == set(places)
     assert [e["what"] for e in events(path)] == ["absent", "dropped", "back", "joined"]
     segments = DeployedRun(FederationFile.read(path).folder).segments()
-    assert [len(s.members) for s in segments] == [4, 3, 4]
+    assert [len(s.members) for s in segments] == [3, 2, 3]
     is_right(path, places, outcome)
 
 
@@ -277,12 +297,12 @@ def test_a_coordinator_killed_again_and_again(tmp_path):
 
 
 def test_below_the_quorum_the_run_pauses_and_goes_on_later(tmp_path):
-    more = QUICK.replace("quorum = 2", "quorum = 4")
+    more = QUICK.replace("quorum = 2", "quorum = 3")
     path, places = federation(tmp_path / "a", replacing=SCAFF_PD, more=more)
     outcome, _ = run(path, places, {9: [("kill", "va")]})
     assert outcome.status == "paused"
     assert not outcome.final
-    assert "Fewer than 4 silos" in outcome.sentence
+    assert "Fewer than 3 silos" in outcome.sentence
     assert "after round" in outcome.sentence
     outcome, _ = run(path, places)
     is_right(path, places, outcome)
@@ -290,7 +310,7 @@ def test_below_the_quorum_the_run_pauses_and_goes_on_later(tmp_path):
 
 
 def test_a_run_that_waits_goes_on_by_itself_when_a_silo_is_back(tmp_path):
-    more = QUICK.replace("quorum = 2", "quorum = 4").replace("start_timeout = 0.2", "start_timeout = 30.0")
+    more = QUICK.replace("quorum = 2", "quorum = 3").replace("start_timeout = 0.2", "start_timeout = 30.0")
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=more)
     outcome, _ = run(path, places, {9: [("kill", "va")], "look 4": [("restart", "va")]})
     is_right(path, places, outcome)
@@ -304,11 +324,11 @@ def test_policy_pause_waits_for_everybody(tmp_path):
     assert "'va' has given no answer for 3 rounds" in outcome.sentence
     outcome, _ = run(path, places)
     is_right(path, places, outcome)
-    assert len(outcome.members) == 4
+    assert set(outcome.members) == set(places)
 
 
 def test_too_few_at_the_start(tmp_path):
-    path, places = federation(tmp_path, more=QUICK.replace("quorum = 2", "quorum = 4"))
+    path, places = federation(tmp_path, more=QUICK.replace("quorum = 2", "quorum = 3"))
     outcome, _ = run(path, places, {1: [("kill", "va"), ("kill", "hungarian")]})
     assert (outcome.status, outcome.final) == ("paused", False)
     outcome, _ = run(path, places)
@@ -364,7 +384,7 @@ def test_a_second_site_of_the_same_name_is_ignored(tmp_path):
     transport.silos["intruder"] = transport.silos["va"]
     outcome = coordinate(path, transport)
     is_right(path, places, outcome)
-    assert len(outcome.members) == 4
+    assert set(outcome.members) == set(places)
 
 
 def test_strangers_are_not_asked(tmp_path):
@@ -372,7 +392,7 @@ def test_strangers_are_not_asked(tmp_path):
     outcome, transport = run(path, places)
     assert set(outcome.members) == set(places) - {"va"}
     assert {question for site, question, _ in transport.log if site == "va"} == {
-        question for site, question, _ in transport.log[:4] if site == "va"
+        question for site, question, _ in transport.log[:3] if site == "va"
     }
 
 
@@ -404,7 +424,7 @@ def test_divergence_is_called_by_its_name_and_nobody_is_blamed(tmp_path):
 
 
 def test_another_algorithm_needs_another_folder(tmp_path):
-    path, places = federation(tmp_path, more=QUICK.replace("quorum = 2", "quorum = 4"))
+    path, places = federation(tmp_path, more=QUICK.replace("quorum = 2", "quorum = 3"))
     assert run(path, places, {9: [("kill", "va")]})[0].status == "paused"
     text = path.read_text()
     for old, new in (("[objective]", '[algorithm]\nkind = "ScaffPD"\n[objective]'), ("l2 = 0.03", "l2 = 0.1")):
@@ -436,44 +456,32 @@ def test_a_silo_whose_data_changed_is_named_and_the_policy_says_who_goes_on(tmp_
         assert "'va' has other data than the run began with" in outcome.sentence
         file.write_text(good)  # put back: the run goes on with everybody
         outcome, _ = run(path, places)
-        assert len(outcome.members) == 4
+        assert set(outcome.members) == set(places)
     is_right(path, places, outcome)
 
 
-def test_a_finished_run_goes_on_to_a_smaller_tolerance(tmp_path):
-    path, places = federation(tmp_path, more=QUICK)
-    first, _ = run(path, places)
-    path.write_text(path.read_text().replace("tol = 1e-3", "tol = 1e-11"))
-    again, _ = run(path, places)
-    assert again.rounds > first.rounds
-    assert again.certificate <= 1e-11
-
-
-def test_whoever_asks_first_the_run_goes_on(tmp_path):
+def test_a_finished_run_stays_finished_and_goes_on_to_a_smaller_tolerance(tmp_path):
     """A supervisor asks before it starts an engine, and waits for an outcome; the coordinator asks once more."""
     path, places = federation(tmp_path, more=QUICK)
     first, _ = run(path, places)
     folder = DeployedRun(FederationFile.read(path).folder)
     assert finished(FederationFile.read(path), folder) == first
-    path.write_text(path.read_text().replace("tol = 1e-3", "tol = 1e-11"))
-    assert finished(FederationFile.read(path), folder) is None
-    assert not folder.final()
-    again, _ = run(path, places)
-    assert again.rounds > first.rounds
-
-
-def test_the_sentence_counts_all_rounds(tmp_path):
-    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
-    outcome, _ = run(path, places, {12: [("kill", "va")]})
-    assert f"converged after {outcome.rounds} rounds" in outcome.sentence
-
-
-def test_a_finished_run_stays_finished(tmp_path):
-    path, places = federation(tmp_path, more=QUICK)
-    first, _ = run(path, places)
     again, transport = run(path, places)
     assert again == first
     assert transport.count == 0
+    path.write_text(path.read_text().replace("tol = 1e-3", "tol = 1e-7"))
+    assert finished(FederationFile.read(path), folder) is None  # whoever asks first, the run goes on
+    assert not folder.final()
+    again, _ = run(path, places)
+    assert again.rounds > first.rounds
+    assert again.certificate <= 1e-7 < first.certificate
+
+
+def test_the_coordinator_may_be_the_first_to_see_a_smaller_tolerance(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    first, _ = run(path, places)
+    path.write_text(path.read_text().replace("tol = 1e-3", f"tol = {first.certificate / 2}"))
+    assert run(path, places)[0].rounds > first.rounds
 
 
 def test_a_checkpoint_that_cannot_be_read_ends_the_run_with_its_name(tmp_path):
@@ -504,5 +512,5 @@ def test_rows_that_a_private_silo_has_lost_are_noticed_by_their_number(tmp_path)
     table = places["va"].parent / "patients.csv"
     table.write_text("\n".join(table.read_text().splitlines()[:-5]) + "\n")
     outcome, _ = run(path, places)
-    assert outcome.members == ("cleveland", "hungarian", "switzerland")
+    assert outcome.members == ("cleveland", "hungarian")
     assert [event["silo"] for event in events(path) if event["what"] == "changed"] == ["va"]

@@ -20,6 +20,7 @@ from deploy_cases import federation
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.fuel.utils import fobs
 
+from forked import forked
 from scaffpd import cli
 from scaffpd.deploy import supervise
 from scaffpd.deploy.flare import client, provision, server
@@ -455,7 +456,17 @@ def test_time_is_limited():
 # --- a folder for every part
 
 
-def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, capsys):
+def in_a_fork(command, cwd, **_):
+    """Run `python -m nvflare.cli …` where FLARE is loaded already; the deploy tests start a real one."""
+    assert command[:3] == [sys.executable, "-m", "nvflare.cli"]
+    return forked(
+        f"import os, runpy, sys; os.chdir({str(cwd)!r}); sys.argv = {command[2:]}\n"
+        "runpy.run_module('nvflare.cli', run_name='__main__', alter_sys=True)"
+    )
+
+
+def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(provision.subprocess, "run", in_a_fork)
     path, places = federation(tmp_path / "f", 2)
     assert cli.run(["deploy", "flare", str(path), "--out", str(tmp_path / "o"), "--provision"]) == 0
     assert f"deploy resume {tmp_path / 'o' / 'parts' / 'coordinator'}" in capsys.readouterr().out

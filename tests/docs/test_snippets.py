@@ -7,6 +7,7 @@ import re
 import pytest
 
 import scaffpd as sp
+from scaffpd import choosing, gains
 from snippets import ROOT, blocks, commands, pages, run_python, understood
 
 
@@ -22,12 +23,18 @@ TAKEN_ELSEWHERE = {"cli.md"}  # usage lines, not commands
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
-    """With few rounds and splits: what they lead to is tested elsewhere."""
-    train, joining, tct = sp.train, sp.joining, sp.tct
+    """With few rounds, splits, strengths and orders: what they lead to is tested elsewhere."""
+    train, joining, tct, coalition = sp.train, sp.joining, sp.tct, sp.coalition
     monkeypatch.setattr(sp, "train", lambda *what, rounds=12, **more: train(*what, rounds=min(rounds, 12), **more))
     monkeypatch.setattr(sp, "joining", lambda *what, splits=1, **more: joining(*what, splits=min(splits, 1), **more))
     few = {"network_rounds": 2, "rounds": 10}
     monkeypatch.setattr(sp, "tct", lambda *what, **more: tct(*what, **(more | few)))
+    monkeypatch.setattr(
+        sp, "coalition", lambda *what, **more: coalition(*what, **(more | {"most": 3, "permutations": 2}))
+    )
+    for name, short in (("L2S", choosing.L2S[1:3]), ("KAPPAS", choosing.KAPPAS[::2]), ("STRENGTHS", 1)):
+        monkeypatch.setattr(choosing, name, short)
+    monkeypatch.setattr(gains, "PATH", gains.PATH[::3])
     monkeypatch.chdir(tmp_path)
     run_python(page)
 

@@ -129,22 +129,22 @@ class DeployedRun:
 
     def reached(self, segment: Segment) -> tuple[Array | None, int]:
         """Return x and the number of rounds that a part has reached."""
-        arrays, _ = self._state(segment)
+        arrays, _ = self._state(segment, "state.x", "state.rounds")
         return (arrays["state.x"], int(arrays["state.rounds"])) if arrays else (self.start(segment), 0)
 
-    def _state(self, segment: Segment) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return the arrays and the notes of a part's checkpoint; none where there is no checkpoint yet."""
+    def _state(self, segment: Segment, *only: str) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Return arrays, all or `only` some, and the notes of a part's checkpoint; none where there is none yet."""
         path = self.checkpoint(segment)
-        return disk.read(path) if path.exists() else ({}, {})
+        return disk.read(path, only or None) if path.exists() else ({}, {})
 
     def foreign(self, segment: Segment) -> bool:
         """Whether another minor version has written a part's state, which may differ from ours."""
-        arrays, about = self._state(segment)
+        arrays, about = self._state(segment, "state.rounds")
         return bool(arrays) and about.get("version") != disk.series()
 
     def stood_in(self, segment: Segment) -> bool:
         """Whether a lower bound has stood in for an absent silo in a part."""
-        return bool(np.any(self._state(segment)[0].get("history.absent", 0)))
+        return bool(np.any(self._state(segment, "history.absent")[0].get("history.absent", 0)))
 
     def progress(self, line: Mapping[str, Any]) -> None:
         """Append a line for whoever watches."""

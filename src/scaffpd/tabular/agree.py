@@ -128,7 +128,8 @@ class _Checks:
     def text(self, value: Any, key: str) -> Any:
         fits = isinstance(value, str) and 1 <= len(value) <= LONGEST
         self.need(fits, f"{key!r} is no text of 1 to {LONGEST} characters")
-        self.need(not any("\ud800" <= letter <= "\udfff" for letter in value), f"{key!r} is no valid text")
+        valid = value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
+        self.need(valid, f"{key!r} is no valid text")
         return value
 
     def texts(self, table: Any, key: str, most: int) -> list[Any]:
