@@ -10,10 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-import scaffpd as sp
-from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
-from scaffpd.metrics import Communication, Summary, a_fifth, communication_until, gini, jain
+from scaffpd.metrics import Summary, a_fifth, gini, jain
 
 SCORES = ClientScores(
     names=("a", "b", "c"),
@@ -139,45 +137,3 @@ def test_a_spread_is_in_order(rows):
     k = -(-len(loss) // 5)
     assert spread.worst_20 == pytest.approx(sum(sorted(loss)[-k:]) / k)
     assert spread.best_20 == pytest.approx(sum(sorted(loss)[:k]) / k)
-
-
-# ------------------------------------------------------------------ communication
-
-
-@pytest.fixture(scope="module")
-def run():
-    cohort = sp.Cohort(sp.data.synthetic(), sp.Linear("squared", l2=0.1))
-    return sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=5), cohort, rounds=60)
-
-
-def test_communication_until_a_certificate(run):
-    history = run.history
-    spent = communication_until(history, "certificate", 1e-6)
-    before, at = spent.rounds - 1, spent.rounds
-    assert history["certificate"][: at + 1].min() <= 1e-6 < history["certificate"][: before + 1].min()
-    assert spent.exchanges == history["exchanges"][at]
-    assert spent.megabytes_up == history["bytes_up"][at] / 1e6
-    assert spent.megabytes_down == history["bytes_down"][at] / 1e6
-
-
-def test_communication_until_a_function_of_the_rounds(run):
-    worst = run.history.losses.max(axis=1)
-    goal = float(worst[7])
-    spent = communication_until(run.history, lambda history: history.losses.max(axis=1), goal)
-    assert spent.rounds == int(np.flatnonzero(worst <= goal)[0])
-    heavier = communication_until(run.history, lambda history: history.weights.max(axis=1), 0.0, upwards=True)
-    assert heavier == Communication(0, *(heavier.exchanges, heavier.megabytes_up, heavier.megabytes_down))
-
-
-def test_what_is_never_reached_has_no_cost(run):
-    assert communication_until(run.history, "certificate", -1.0) is None
-    assert communication_until(run.history, lambda history: history.losses.max(axis=1), np.inf, upwards=True) is None
-
-
-def test_measures_that_cannot_be_followed(run):
-    with pytest.raises(InputError, match="did you mean 'certificate'"):
-        communication_until(run.history, "certificat", 1.0)
-    with pytest.raises(InputError, match="one number for each of 61 rows"):
-        communication_until(run.history, lambda history: history.losses, 1.0)
-    with pytest.raises(InputError, match="target"):
-        communication_until(run.history, "certificate", "low")

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtrit
 
-from scaffpd.errors import InputError, real
 from scaffpd.federation import ClientScores, Vector
 
 MEGABYTE = 1e6
@@ -319,37 +318,3 @@ def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:
         gini=gini(values),
         jain=jain(values),
     )
-
-
-@dataclass(frozen=True)
-class Communication:
-    """What was sent from the start up to some round, summed over clients."""
-
-    rounds: int  # communication rounds; 0 is the starting point
-    exchanges: int  # request-reply turns
-    megabytes_up: float  # from clients, in units of 10⁶ bytes
-    megabytes_down: float  # to clients
-
-
-def communication_until(
-    history: Any, measure: str | Callable[[Any], ArrayLike], target: float, upwards: bool = False
-) -> Communication | None:
-    """How much communication it took until a measure first reached a target; `None` where it never did.
-
-    Args:
-        history: of a run, a `History`.
-        measure: a column such as "certificate", or a function that makes one number per row of the history, such as
-            `lambda history: history.losses.max(axis=1)`, the worst training loss.
-        target: reached at the first row with measure <= target.
-        upwards: reached at the first row with measure >= target instead.
-    """
-    values = history[measure] if isinstance(measure, str) else np.asarray(measure(history), dtype=np.float64)
-    if values.shape != (len(history),):
-        raise InputError(f"The measure must have one number for each of {len(history)} rows, got shape {values.shape}.")
-    goal = real("communication_until", "target", target)
-    reached = np.flatnonzero(values >= goal if upwards else values <= goal)
-    if len(reached) == 0:
-        return None
-    row = {name: int(history[name][reached[0]]) for name in ("round", "exchanges", "bytes_up", "bytes_down")}
-    up, down = row["bytes_up"] / MEGABYTE, row["bytes_down"] / MEGABYTE
-    return Communication(row["round"], row["exchanges"], up, down)

@@ -86,18 +86,27 @@ class DualMethod(LocalMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AFLState(ServerState):
+class DualState(ServerState):
+    """Adds the dual step.
+
+    Attributes:
+        dual_rate: γ.
+    """
+
+    dual_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AFLState(DualState):
     """Adds what the steps start from: (x, λ) themselves unless iterates are averaged.
 
     Attributes:
         iterate: x^r.
         multipliers: λ^r.
-        dual_rate: γ_λ.
     """
 
     iterate: Tensor
     multipliers: Vector
-    dual_rate: float
 
 
 @dataclass(frozen=True)

@@ -23,24 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.afl import DualMethod
-from scaffpd.algorithms.base import CLIENTS, ServerState, check_participation, dual_step, moved
+from scaffpd.algorithms.afl import DualMethod, DualState
+from scaffpd.algorithms.base import CLIENTS, check_participation, dual_step, moved
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
 
 PLACE = 0  # what a round's minibatches of losses are for
-
-
-@dataclass(frozen=True, kw_only=True)
-class DRFAState(ServerState):
-    """Adds the dual step.
-
-    Attributes:
-        dual_rate: γ.
-    """
-
-    dual_rate: float
 
 
 @dataclass(frozen=True)
@@ -64,12 +53,12 @@ class DRFA(DualMethod):
     clients_per_round: int | None = field(default=None, kw_only=True)
     dual_rate: float | None = field(default=None, kw_only=True)
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DRFAState:
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DualState:
         """λ⁰ is the objective's prior."""
         check_participation(self, self.clients_per_round, federation)
-        return DRFAState(**self._first(federation, seed, x0))
+        return DualState(**self._first(federation, seed, x0))
 
-    def round(self, federation: Federation, state: DRFAState) -> DRFAState:
+    def round(self, federation: Federation, state: DualState) -> DualState:
         """Local steps of clients drawn by λ; losses of clients drawn uniformly; the dual step."""
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
         clients, share = self._by_weight(state.weights, random)
@@ -89,7 +78,7 @@ class DRFA(DualMethod):
         times = np.bincount(random.choice(len(p), self.clients_per_round, p=p), minlength=len(p))
         return np.flatnonzero(times), times / self.clients_per_round
 
-    def _losses(self, federation: Federation, state: DRFAState, x: Tensor, random: np.random.Generator) -> Vector:
+    def _losses(self, federation: Federation, state: DualState, x: Tensor, random: np.random.Generator) -> Vector:
         """v: unbiased for L(x')."""
         n, key = len(state.weights), (state.seed, state.rounds + 1, PLACE)
         m = n if self.clients_per_round is None else self.clients_per_round

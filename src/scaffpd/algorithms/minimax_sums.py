@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.base import MinimaxMethod, MinimaxState
+from scaffpd.algorithms.quasi_newton_minimax import Pairs
 from scaffpd.certificate import EPSILON, length
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Vector
@@ -209,17 +210,14 @@ class MinimaxSums(MinimaxMethod):
         return self._answered(federation, self._threshold(federation, moved, state.at, state.nu, state.dual))
 
     def _way(self, federation: Federation, state: MinimaxSumsState) -> Tensor:
-        """d, by the two loops of L-BFGS around the clients' local work."""
-        q, shares, pairs = state.direction, [], list(zip(state.moves, state.changes, strict=True))
-        for s, y in reversed(pairs):
-            shares.append(float(s @ q) / float(s @ y))
-            q = q - shares[-1] * y
+        """Return d, by the two loops of L-BFGS around the clients' local work."""
         plan = LocalPlan(self.local_steps, key=(state.seed, state.rounds, 1))
-        made = federation.ask(WeighedSteps(state.at, self._weighing(state, state.nu), q, plan))
-        d = made.added("weighted_d", np.ones(len(federation.names))) / state.mass
-        for (s, y), share in zip(pairs, reversed(shares), strict=True):
-            d = d + (share - float(y @ d) / float(s @ y)) * s
-        return d
+
+        def local_work(q: Tensor) -> Tensor:
+            made = federation.ask(WeighedSteps(state.at, self._weighing(state, state.nu), q, plan))
+            return made.added("weighted_d", np.ones(len(federation.names))) / state.mass
+
+        return Pairs(state.moves, state.changes).applied(state.direction, local_work)
 
     def _with_pair(self, state: MinimaxSumsState, new: MinimaxSumsState) -> MinimaxSumsState:
         """Remember the move and the change of the gradient, where Φ bends upwards along it."""

@@ -36,6 +36,7 @@ as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -216,6 +217,23 @@ class Pairs:
         """ρ_k, (K,)."""
         return (self.steps * self.changes).sum(1)
 
+    def down(self, C: Tensor) -> tuple[Tensor, Tensor]:
+        """Return q_0 for every row of C, (N, d), and the α_k, (K, N)."""
+        q, rho = C.clone(), self.curvatures
+        alphas = C.new_empty(len(rho), len(C))
+        for k in reversed(range(len(rho))):
+            alphas[k] = q @ self.steps[k] / rho[k]
+            q.addr_(alphas[k], self.changes[k], alpha=-1)
+        return q, alphas
+
+    def applied(self, v: Tensor, initial: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return Hv, with H_0 a function: the two loops of L-BFGS around it."""
+        q, alphas = self.down(v[None])
+        out, rho = initial(q[0]), self.curvatures
+        for k, (s, y) in enumerate(zip(self.steps, self.changes, strict=True)):
+            out = out + (alphas[k] - y @ out / rho[k]) * s
+        return out
+
 
 @dataclass(frozen=True)
 class InverseHessian:
@@ -230,26 +248,13 @@ class InverseHessian:
     initial: Tensor
 
     def apply(self, v: Tensor) -> Tensor:
-        """Hv."""
-        q, alphas = self._down(v[None])
-        out, rho = self.initial * q[0], self.pairs.curvatures
-        for k, (s, y) in enumerate(zip(self.pairs.steps, self.pairs.changes, strict=True)):
-            out = out + (alphas[k] - y @ out / rho[k]) * s
-        return out
+        """Return Hv."""
+        return self.pairs.applied(v, lambda q: self.initial * q)
 
     def factor(self, C: Tensor) -> Tensor:
-        """E with EᵀE = CᵀHC for vectors c_1 … c_N, given as rows: ⟨c_i, Hc_j⟩ is the product of two columns of E."""
-        q, alphas = self._down(C)
+        """Return E with EᵀE = CᵀHC for vectors c_1 … c_N, given as rows: ⟨c_i, Hc_j⟩ is a product of columns of E."""
+        q, alphas = self.pairs.down(C)
         return compact(torch.cat([self.pairs.curvatures.sqrt()[:, None] * alphas, (self.initial.sqrt() * q).mT]))
-
-    def _down(self, C: Tensor) -> tuple[Tensor, Tensor]:
-        """q_0 for every row of C, (N, d), and the α_k, (K, N)."""
-        q, rho = C.clone(), self.pairs.curvatures
-        alphas = C.new_empty(len(rho), len(C))
-        for k in reversed(range(len(rho))):
-            alphas[k] = q @ self.pairs.steps[k] / rho[k]
-            q.addr_(alphas[k], self.pairs.changes[k], alpha=-1)
-        return q, alphas
 
 
 def conjugated(pairs: Pairs, convexity: float, smoothness: float) -> Pairs:
