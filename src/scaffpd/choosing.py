@@ -70,22 +70,22 @@ class GridPoint:
         return self.l2, id(self.objective), self.strength
 
     def terms(self, by: str) -> NDArray[np.float64]:
-        """w_i ℓ_ik."""
+        """Return w_i ℓ_ik."""
         return BY[by](self.losses.mean(1))[:, None] * self.losses
 
     def score(self, by: str) -> float:
-        """Σ_i w_i ℓ_i."""
+        """Return Σ_i w_i ℓ_i."""
         return float(self.terms(by).mean(1).sum())
 
     def row(self) -> dict[str, Any]:
-        """The point and its scores, as a table has them."""
+        """Return the point and its scores, as a table has them."""
         row: dict[str, Any] = {"strength": self.strength, "l2": self.l2, "objective": repr(self.objective)}
         for name, by in (("mean", MEAN), ("worst_20", WORST)):
             row |= {f"{name}_loss": self.score(by), f"{name}_error": _error(self.terms(by))}
         return row
 
     def words(self) -> str:
-        """The point in a few words."""
+        """Describe the point in a few words."""
         kind, parameter = type(self.objective).__name__, PARAMETERS.get(type(self.objective).__name__)
         goal = "the average" if isinstance(self.objective, Average) else kind
         if parameter is not None:
@@ -141,7 +141,7 @@ class Choice:
         return self.among(lambda one: one.l2 == point.l2 and one.objective is point.objective)
 
     def with_point(self, point: GridPoint) -> Choice:
-        """The same grid with another point chosen."""
+        """Return the same grid with another point chosen."""
         chosen = next(one for one in self.points if one.losses is point.losses)
         return replace(self, point=chosen, model=with_strengths(self.model, chosen.l2, chosen.strength))
 
@@ -261,13 +261,13 @@ def search(
 
 
 def _percents(share: float) -> str:
-    """Two digits of a share, without an exponent."""
+    """Write two digits of a share, without an exponent."""
     value = 100 * max(share, 0.0)
     return f"{value:.0f} %" if value >= 10 else f"{value:.2g} %"
 
 
 def short(value: float) -> float:
-    """Two digits are enough for a number that is typed again."""
+    """Round to two digits, enough for a number that is typed again."""
     return float(f"{value:.2g}")
 
 
@@ -288,7 +288,7 @@ class _Search:
         return [self.tried[key] for key in sorted(self.tried, key=lambda key: (-key[0], -key[1], key[2]))]
 
     def candidates(self, fairly: bool) -> list[GridPoint]:
-        """The points that may be chosen: all, or those of fair objectives where there are some."""
+        """Return the points that may be chosen: all, or those of fair objectives where there are some."""
         fair = [point for point in self.points if not isinstance(point.objective, Average)]
         return fair if fairly and fair else self.points
 
@@ -321,7 +321,7 @@ class _Search:
         return self.run([(kappa, point.l2, k) for kappa in kappas])
 
     def _strengths(self, kind: str, here: Key) -> None:
-        """Strengths of an objective by how far apart the losses of the average model are."""
+        """Add strengths of an objective, by how far apart the losses of the average model are."""
         self.goals += list(grid(kind, self.average[here[:2]], STRENGTHS).values())[1:-1]
 
     def run(self, keys: Sequence[Key]) -> bool:
@@ -373,7 +373,7 @@ def _chosen(points: Sequence[GridPoint], by: str, errors: float, model: Any) -> 
 
 
 def _error(terms: NDArray[np.float64]) -> float:
-    """√(Σ_i s_i²/K)."""
+    """Return √(Σ_i s_i²/K)."""
     return float(np.sqrt((terms.var(axis=1, ddof=1) / terms.shape[1]).sum()))
 
 
@@ -391,7 +391,7 @@ def _values(name: str, given: Any, usual: Sequence[float]) -> list[float]:
 
 
 def _given(objective: Any) -> list[Objective] | None:
-    """The objectives to try, the closest to the average first; `None` where their kind is given."""
+    """Return the objectives to try, the closest to the average first; `None` where their kind is given."""
     if isinstance(objective, str):
         if objective not in SYMBOLS:
             raise unknown("objective", objective, SYMBOLS)

@@ -83,7 +83,7 @@ class Coalition:
     def of(
         cls, names: Sequence[str], losses: Mapping[Group, Array], orders: Orders | None = None, **about: Any
     ) -> Self:
-        """From the losses of all groups, or of those on the way of some orders of joining, (M × N)."""
+        """Make the game from the losses of all groups, or of those on the way of some orders of joining, (M × N)."""
         everybody = tuple(range(len(names)))
         alone, together = np.array([losses[(i,)][0] for i in everybody]), losses[everybody]
         gets = alone - together
@@ -98,12 +98,12 @@ class Coalition:
         return found if orders is not None else replace(found, leaving=found._would_leave())
 
     def table(self) -> list[dict[str, Any]]:
-        """Rows of `coalition.csv`: by how much a client's loss rises when another, or all others, are not there."""
+        """Return rows of `coalition.csv`: the rise of a client's loss when another, or all others, are not there."""
         pairs = itertools.product(enumerate(self.names), enumerate(self.names))
         return [{"client": a, "leaving": b, "rise": float(self.matrix[i, j])} for (i, a), (j, b) in pairs]
 
     def summary(self) -> dict[str, Any]:
-        """What a run's summary says of it."""
+        """Return what a run's summary says of it."""
         columns = {
             name: getattr(self, name).tolist() for name in ("alone", "together", "gets", "brings", "shapley", "errors")
         }
@@ -119,7 +119,7 @@ class Coalition:
         }  # fmt: skip
 
     def nash(self, prior: ArrayLike | None = None) -> Nash:
-        """Nash's bargaining solution, where everybody gains: an objective for `train(…, x0=game.whole.x)`.
+        """Return Nash's bargaining objective, where everybody gains, for `train(…, x0=game.whole.x)`.
 
         b_i = f_i(x_all) + gets_i, the losses alone in units of training losses f: b_i − f_i is at x_all what client i
         gains on held-out rows. Held-out losses themselves lie above f by what a model has learnt by heart.
@@ -169,7 +169,7 @@ def _change(difference: float, base: float) -> str:
 
 
 def _exact(value: Mapping[Group, float], everybody: Group) -> tuple[Array, Array]:
-    """φ by its definition, over all groups that a client is in."""
+    """Return φ by its definition, over all groups that a client is in."""
     N, found = len(everybody), np.zeros(len(everybody))
     for group, i in ((g, i) for g in value for i in g):
         before = value[tuple(k for k in group if k != i)]
@@ -178,7 +178,7 @@ def _exact(value: Mapping[Group, float], everybody: Group) -> tuple[Array, Array
 
 
 def _drawn(value: Mapping[Group, float], orders: Orders) -> tuple[Array, Array]:
-    """φ as the mean over orders of joining of what each adds when it comes, and its standard error."""
+    """Return φ as the mean over orders of joining of what each adds when it comes, and its standard error."""
     added = np.zeros(orders.shape)
     for row, order in zip(added, orders.tolist(), strict=True):
         row[order] = np.diff([value[tuple(sorted(order[:k]))] for k in range(len(order) + 1)])
@@ -233,7 +233,7 @@ def coalition(
 
 
 def _groups(N: int, most: int, permutations: int, seed: int) -> tuple[Iterable[Group], Orders | None]:
-    """Who trains together, in an order in which neighbours differ by a client; and the orders that are drawn."""
+    """List who trains together, neighbours differing by one client; and the orders that are drawn."""
     everybody = tuple(range(N))
     if most >= N:
         gray = (k ^ (k >> 1) for k in range(1, 2**N))
@@ -249,7 +249,7 @@ def _runs(
     groups: Iterable[Group], clients: Sequence[tuple[str, Pair, Pair]], model: Any, goal: Objective, seed: int,
     tol: float, rounds: int,
 ) -> Iterator[tuple[Group, Array, Result]]:  # fmt: skip
-    """The members' held-out losses, group by group; each starts where the last ended, if a proof says when to stop."""
+    """Yield the members' held-out losses; each group starts where the last ended, if a proof says when to stop."""
     base, x = base_of(model), None
     proven = None if base.l2 == 0 or isinstance(base, Module) else tol
     for group in groups:
@@ -261,7 +261,7 @@ def _runs(
 
 
 def _among(objective: Objective, group: Group) -> Objective:
-    """The objective with the prior of some of the clients."""
+    """Return the objective with the prior of some of the clients."""
     if isinstance(objective, Excess):
         return Excess(_among(objective.objective, group), objective.offset)
     chosen = copy.copy(objective)

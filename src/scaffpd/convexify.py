@@ -50,7 +50,7 @@ class Representation:
     deviation: Tensor = field(repr=False)
 
     def __call__(self, X: Any, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-        """Standardised rows, (samples, coordinates), into `out` where that is given."""
+        """Return standardised rows, (samples, coordinates), in `out` where that is given."""
         X, shape = np.asarray(X), tuple(self.entk.example.shape[1:])
         if X.shape[1:] != shape:
             whole = f"({', '.join(map(str, ('n', *shape)))})"
@@ -82,13 +82,13 @@ class Convexified:
     classes: int
 
     def scores(self, X: Any) -> NDArray[np.float64]:
-        """Xᵀa of every sample, (samples, classes): about one for the right class and zero for the others."""
+        """Return Xᵀa of every sample, (samples, classes): about one for the right class and zero for the others."""
         a = self.represent(X).astype(np.float64)
         scores: NDArray[np.float64] = a @ self.result.x.reshape(-1, self.classes) * a.shape[1] ** -0.5
         return scores
 
     def predict(self, X: Any) -> NDArray[np.int64]:
-        """The label of every sample."""
+        """Return the label of every sample."""
         labels: NDArray[np.int64] = self.scores(X).argmax(1)
         return labels
 
@@ -166,7 +166,7 @@ def representation(
     chunk: int | None = None,
     seed: int = 0,
 ) -> Representation:
-    """Stage 2: the gradient at random coordinates, and the mean and deviation that all clients' sums give."""
+    """Make stage 2: the gradient at random coordinates, with the mean and deviation that all clients' sums give."""
     body = trunk(network, head).to(device)
     kind = next(body.parameters()).dtype
     example = torch.as_tensor(np.asarray(features[0][:2])).to(device, kind)
@@ -180,7 +180,7 @@ def representation(
 
 
 def gradients(entk: Entk, X: Any, chunk: int) -> Iterator[Tensor]:
-    """The kept derivatives, so many samples at a time."""
+    """Yield the kept derivatives, so many samples at a time."""
     for k in range(0, len(X), chunk):
         yield entk(torch.as_tensor(np.asarray(X[k : k + chunk])).to(entk.w))
 
@@ -193,7 +193,7 @@ def linearised(
     model: Linear,
     device: torch.device,
 ) -> Cohort:
-    """The clients of the convex problem: rows of one table, training rows first."""
+    """Bind the clients of the convex problem: rows of one table, training rows first."""
     everything = [*pairs, *(test or [])]
     ends = np.cumsum([len(y) for _, y in everything])
     parts = [np.arange(end - len(y), end) for end, (_, y) in zip(ends, everything, strict=True)]

@@ -79,7 +79,7 @@ class WarmStart:
 
 
 def grid(kind: str, average: Vector, points: int = 9, prior: Any = None) -> dict[str, Objective]:
-    """Objectives by name from the average to the worst case, given the losses of the average model.
+    """Return objectives by name from the average to the worst case, given the losses of the average model.
 
     Args:
         kind: "ChiSquare", "Tilted", "ChiSquareBall", "CVaR" or "QFair".
@@ -95,7 +95,7 @@ def grid(kind: str, average: Vector, points: int = 9, prior: Any = None) -> dict
 
 
 def _rounded(values: Vector) -> list[float]:
-    """As few digits as tell them apart, at least two."""
+    """Round to as few digits as tell values apart, at least two."""
     for digits in range(2, 16):
         rounded = [float(f"{value:.{digits}g}") for value in values]
         if len(set(rounded)) == len(rounded):

@@ -32,7 +32,7 @@ SMALL = 8.5
 def partition_picture(
     parts: Sequence[ArrayLike], y: ArrayLike, classes: Sequence[str] | None = None, title: str | None = None
 ) -> Any:
-    """A map of clients × classes, darker where a client has more samples of a class, and the clients' sizes beside it.
+    """Draw a map of clients × classes, darker where a client has more samples of a class, and the clients' sizes.
 
     Colour grows with the square root of the number, so that few samples are seen next to many; white is none.
 
@@ -72,7 +72,7 @@ def partition_picture(
 def _counts(
     parts: Sequence[ArrayLike], y: NDArray[Any], classes: Sequence[str] | None
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Samples of each class (columns) at each client (rows), and the names of the columns."""
+    """Count samples of each class (columns) at each client (rows), and name the columns."""
     if not len(parts) or y.ndim != 1 or not len(y):
         raise InputError("partition_picture needs the rows of at least one client and a vector of labels.")
     if isinstance(classes, str):

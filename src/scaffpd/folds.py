@@ -33,7 +33,7 @@ Pair = tuple[Any, Any]
 
 
 def base_of(model: Any) -> Any:
-    """The model that is, or could be, personal."""
+    """Return the model that is, or could be, personal."""
     return model.model if isinstance(model, Personal) else model
 
 
@@ -86,12 +86,12 @@ class Folds:
         return cls(pairs, known, with_classes(model, pairs), numbers, folds, device, dtype)
 
     def rows(self, fold: int, out: bool) -> list[Pair]:
-        """Every client's rows in a fold (`out`), or all others."""
+        """Return every client's rows in a fold (`out`), or all others."""
         chosen = [np.flatnonzero((number == fold) == out) for number in self.numbers]
         return [(_some(X, own), _some(y, own)) for (X, y), own in zip(self.pairs, chosen, strict=True)]
 
     def scale(self) -> float:
-        """Σ‖a‖²/(n d), for which every client gives two numbers; 1 for networks."""
+        """Return Σ‖a‖²/(n d), for which every client gives two numbers; 1 for networks."""
         if isinstance(base_of(self.model), Module):
             return 1.0
         features = (np.asarray(X) for X, _ in self.pairs)
@@ -99,17 +99,17 @@ class Folds:
         return float(squares / size) if 0 < squares < math.inf else 1.0
 
     def method(self, goal: Objective) -> Fair:
-        """The algorithm that trains for an objective."""
+        """Return the algorithm that trains for an objective."""
         return Fair(goal)
 
     def tolerance(self, clients: Federation, l2: float) -> float | None:
-        """The certified gap to train to, a small share of the loss at the start; `None` where nothing can be proven."""
+        """Return the certified gap to train to, a small share of the first loss; `None` where nothing can be proven."""
         if l2 == 0 or isinstance(base_of(self.model), Module):
             return None
         return TOL * float(clients.losses(clients.start()).mean())
 
     def clients(self, fold: int, l2: float, kappa: float) -> Cohort:
-        """The clients without a fold, and that fold as held-out rows."""
+        """Bind the clients without a fold, and that fold as held-out rows."""
         model, held = with_strengths(self.model, l2, kappa), self.rows(fold, True)
         return Cohort(self.rows(fold, False), model, self.names, self.device, self.dtype, held)
 
@@ -131,7 +131,7 @@ def _some(values: Any, rows: NDArray[np.int64]) -> Any:
 
 
 def answered(model: Linear, z: Vector, y: NDArray[Any]) -> tuple[Vector, Vector | None]:
-    """The loss of every row with outputs z, and whether the label is right; `None` for regression."""
+    """Return the loss of every row with outputs z, and whether the label is right; `None` for regression."""
     loss, outputs = loss_named(model.loss), torch.from_numpy(np.ascontiguousarray(z))
     target = torch.from_numpy(np.asarray(loss.encode([y], ["held-out rows"], model.classes).arrays[0]))
     hit = loss.correct(outputs, target)
@@ -167,12 +167,12 @@ def lonely(folds: Folds) -> Lonely:
 
 
 def _ridge(folds: Folds, pairs: Any, kappa: float) -> Vector:
-    """argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is zero."""
+    """Solve argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is zero."""
     cohort = Cohort(pairs, Personal(replace(folds.model, l2=0.0), kappa), folds.names)
     return np.asarray(cohort.own_models(0 * cohort.start()))
 
 
 def _simplest(losses: Vector) -> int:
-    """Of rows of losses, the last whose mean is within one standard error of the best, by paired differences."""
+    """Return the last row of losses whose mean is within one standard error of the best, by paired differences."""
     above = losses - losses[losses.mean(1).argmin()]
     return int(np.flatnonzero(above.mean(1) <= above.std(1, ddof=1) / math.sqrt(losses.shape[1]))[-1])

@@ -95,7 +95,7 @@ class Joining:
 
     @classmethod
     def mean(cls, several: Sequence[Joining]) -> Self:
-        """The mean over splits of the same clients."""
+        """Take the mean over splits of the same clients."""
         first = several[0]
         if len(several) < 2:
             raise InputError("A mean over splits needs at least two of them.")
@@ -110,27 +110,27 @@ class Joining:
         )  # fmt: skip
 
     def gain(self, model: str, over: str = ALONE, of: Weights | None = None) -> RelativeGain:
-        """Over all clients, each counting the same; `of` makes other weights from a model's losses."""
+        """Return the gain over all clients, each counting the same; `of` makes other weights from a model's losses."""
         return RelativeGain.of(self.evidence.difference(*self._places(over, model), of or every))
 
     def change(self, model: str, over: str = ALONE, of: Weights | None = None) -> PairedDifference:
-        """The same of accuracy (as a share) or error (in units of the target); a gain is positive in either."""
+        """Return the gain in accuracy (as a share) or error (in units of the target); better is positive in either."""
         return self.errors.difference(*self._places(over, model), of or every)
 
     def _places(self, one: str, other: str) -> tuple[int, int]:
         return self.models.index(one), self.models.index(other)
 
     def gains(self, model: str, over: str = ALONE) -> list[RelativeGain]:
-        """Client by client."""
+        """Return the gain of every client."""
         one = np.eye(len(self.names))
         return [self.gain(model, over, lambda _, i=i: one[i]) for i in range(len(self.names))]  # type: ignore[misc]
 
     def losers(self, model: str) -> int:
-        """How many clients a model costs clearly, against training alone."""
+        """Count the clients that a model costs clearly, against training alone."""
         return sum(gain.pays == NO for gain in self.gains(model))
 
     def better(self, model: str, than: str) -> bool:
-        """Clearly lower in the mean or for the worst-served fifth, and clearly higher in neither."""
+        """Return whether its loss is clearly lower in the mean or for the worst-served fifth, and higher in neither."""
         found = {self.gain(model, than, of).pays for of in (every, worst_fifth)}
         return YES in found and NO not in found
 
@@ -187,14 +187,14 @@ class Joining:
         return f"the worst-served {self.word if k == 1 else f'fifth of {plural(self.word)}'}"
 
     def _who(self, model: str) -> str:
-        """Such as "4 of 12 clients clearly gain, none clearly loses"."""
+        """Say who gains, such as "4 of 12 clients clearly gain, none clearly loses"."""
         found = [gain.pays for gain in self.gains(model)]
         gain, lose, who = found.count(YES), found.count(NO), f"of {len(found)} {plural(self.word)}"
         gaining = f"{gain} {who} clearly gain{'s' if gain == 1 else ''}" if gain else f"none {who} clearly gains"
         return f"{gaining}, {lose or 'none'} clearly lose{'' if lose > 1 else 's'}"
 
     def table(self) -> list[dict[str, Any]]:
-        """A row for every client and model: loss, accuracy or error, gains over alone and over the average."""
+        """Return a row for every client and model: loss, accuracy or error, gains over alone and over the average."""
         rows = []
         for (i, name), (k, model) in itertools.product(enumerate(self.names), enumerate(self.models)):
             one = np.eye(len(self.names))[i]
@@ -214,7 +214,7 @@ class Joining:
         return rows
 
     def summary(self) -> dict[str, Any]:
-        """What a run's summary says of it."""
+        """Return what a run's summary says of it."""
         overall = []
         for k, model in enumerate(self.models):
             over: dict[str, Any] = {}
@@ -250,7 +250,7 @@ def _finite(values: Iterable[float], nothing: Any) -> list[Any]:
 
 
 def _cells(name: str, found: Sequence[float] | None) -> dict[str, Any]:
-    """A value and the ends of its interval; empty cells where there is none."""
+    """Return a value and the ends of its interval; empty cells where there is none."""
     return dict(zip((name, f"{name}_low", f"{name}_high"), _finite(found or [math.nan] * 3, ""), strict=True))
 
 
@@ -329,7 +329,7 @@ class Contest:
     rounds: int
 
     def split_anew(self, seed: int) -> Contest:
-        """The same rows of every client, others of them held out, as many as before."""
+        """Hold out other rows of every client, as many as before."""
         random, train, test = np.random.default_rng(seed), [], []
         for (X, y), (X_held, y_held) in zip(self.train, self.test, strict=True):
             A, b = np.concatenate([X, X_held]), np.concatenate([y, y_held])
@@ -371,7 +371,7 @@ class Contest:
         )  # fmt: skip
 
     def scored(self, answers: Mapping[str, Any], unit: float, block: int) -> tuple[HeldOutMoments, HeldOutMoments, str]:
-        """Losses and errors of the constant answer and of these models on held-out rows, and what errors are of."""
+        """Score the constant answer and these models on held-out rows: losses, errors, and what errors are of."""
         losses, errors, measure = [], [], "accuracy"
         for i, (X, y) in enumerate(self.test):
             outputs = [self._constant(i, len(y)), *(self.model.outputs(u[i], X) for u in answers.values())]
@@ -387,12 +387,12 @@ class Contest:
         return evidence, wrong, measure
 
     def choice(self) -> Choice:
-        """κ from one model for all to models that hardly know each other, and which of them folds choose."""
+        """Let folds choose κ, from one model for all to models that hardly know each other."""
         kappas = [short(self.folds.scale() * value) for value in PATH]
         return search(self.folds, self.objective, self.model.l2, kappas, MEAN, 1.0, ROUNDS, None, self.seed, None)
 
     def _constant(self, i: int, rows: int) -> Array:
-        """Outputs that are the same for every row: the mean, or log-odds of the labels (half a row of each added)."""
+        """Return the same outputs for every row: the mean, or log-odds of the labels (half a row of each added)."""
         y, loss = self.train[i][1], self.model.loss
         if loss == "squared":
             target = np.asarray(loss_named(loss).encode([y], ["rows"], self.model.classes).arrays[0], dtype=np.float64)
@@ -405,7 +405,7 @@ class Contest:
         return np.tile(z if loss == "softmax" else z[1:] - z[:1], (rows, 1))
 
     def _trained(self, model: Any, goal: Objective) -> tuple[Any, Any]:
-        """The shared model, and the clients' own where the model is `Personal`."""
+        """Train, and return the shared model, and the clients' own where the model is `Personal`."""
         cohort = Cohort(self.train, model, self.names)
         tol = self.tol if self.model.l2 > 0 else None
         found = finished(run(fair(goal), cohort, self.rounds, tol, progress=False))
@@ -415,7 +415,7 @@ class Contest:
 def own_scores(
     name: str, train: Pair, test: Pair, model: Linear, x: Mapping[str, Any], strength: float, seed: int
 ) -> dict[str, Array]:
-    """What one silo says of itself: the answer to `JoiningScores`, from its rows and the models x of a run."""
+    """Answer `JoiningScores` for one silo, from its rows and the models x of a run."""
     own = Contest([train], [test], model, Average(), (name,), seed, 0.0, 1)
     personal = personalise(x[PERSONAL], *train, Personal(model, strength))
     answers = {ALONE: lonely(own.folds).models, AVERAGE: [x[AVERAGE]], FAIR: [x[FAIR]], PERSONAL: [personal]}
@@ -445,13 +445,13 @@ def of_silos(told: Mapping[str, Mapping[str, Array]], measure: str, strength: fl
 
 
 def _root(unit: float, loss: Array) -> Array:
-    """A number for every row whose mean is unit·√L, and whose covariances are those of unit·√L to first order."""
+    """Return a number for every row whose mean is unit·√L, with the covariances of unit·√L to first order."""
     root = math.sqrt(loss.mean())
     found: Array = unit * (root + (loss - loss.mean()) / (2 * root)) if root > 0 else 0 * loss
     return found
 
 
 def finite(choice: Choice) -> Choice:
-    """The κ of personal models, where one model for all might do as well."""
+    """Choose the κ of personal models, where one model for all might do as well."""
     line = {id(point) for point in choice.line if math.isfinite(point.strength)}
     return choice.among(lambda point: id(point) in line)

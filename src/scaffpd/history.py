@@ -137,13 +137,13 @@ class History:
         return self._table(kind == "weight")[:, self.names.index(client)]
 
     def table(self) -> dict[str, list[Any]]:
-        """All columns by name, as lists."""
+        """Return all columns by name, as lists."""
         vectors = [self.losses, self.weights] if self.every_client else [np.array(self._spread)]
         columns = [*(self[name].tolist() for name in SCALARS), *np.concatenate(vectors, 1).T.tolist()]
         return dict(zip(self.columns, columns, strict=True))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The table as a pandas data frame (needs pandas)."""
+        """Return the table as a pandas data frame (needs pandas)."""
         import pandas
 
         return pandas.DataFrame(self.table())
@@ -156,7 +156,7 @@ class History:
             writer.writerows(zip(*self.table().values(), strict=True))
 
     def pack(self) -> dict[str, NDArray[Any]]:
-        """The table as arrays, for a checkpoint."""
+        """Return the table as arrays, for a checkpoint."""
         arrays = {f"history.{name}": self[name] for name in SCALARS}
         kept = [np.array(part).reshape(len(self._clients), -1) for part in zip(*self._clients.values(), strict=True)]
         arrays |= dict(zip(("history.losses", "history.weights"), kept, strict=True))
@@ -164,7 +164,7 @@ class History:
 
     @classmethod
     def unpack(cls, names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> History:
-        """The table that `pack` wrote."""
+        """Read the table that `pack` wrote."""
         history, rows = cls(names, "history.spread" not in arrays), len(arrays["history.round"])
         nobody = np.zeros(rows, dtype=np.int64)  # what files without that column mean
         arrays = {"history.absent": nobody, "history.spread": np.empty((0, 0)), **arrays}
@@ -180,7 +180,7 @@ class History:
 
 
 def _spread(values: Vector) -> Vector:
-    """The quantiles at `LEVELS`, and the mean."""
+    """Return the quantiles at `LEVELS`, and the mean."""
     return np.append(np.quantile(values, list(LEVELS.values())), values.mean())
 
 
@@ -207,7 +207,7 @@ class Checkpoint:
 
 
 def pack(state: Any, prefix: str = "state") -> Arrays:
-    """A (nested) dataclass of tensors, arrays and numbers as named arrays; fields marked transient are left out."""
+    """Return a (nested) dataclass of tensors, arrays and numbers as named arrays, without transient fields."""
     arrays: Arrays = {}
     for item in dataclasses.fields(state):
         name, value = f"{prefix}.{item.name}", getattr(state, item.name)
@@ -223,7 +223,7 @@ def pack(state: Any, prefix: str = "state") -> Arrays:
 
 
 def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
-    """The packed values in a dataclass of the same structure as `like`; transient fields keep `like`'s values."""
+    """Put packed values into a dataclass with the structure of `like`; transient fields keep `like`'s values."""
     values: dict[str, Any] = {}
     for item in dataclasses.fields(like):  # type: ignore[arg-type]
         name, old = f"{prefix}.{item.name}", getattr(like, item.name)
@@ -255,7 +255,7 @@ def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -
 
 
 def read(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> tuple[Arrays, dict[str, Any]]:
-    """The arrays, or `only` some, and the description of a checkpoint; one sentence when the file is something else."""
+    """Read the arrays, or `only` some, and the description of a checkpoint; refuse another file in one sentence."""
     try:
         with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if only is None or name in ("about", *only)}

@@ -77,24 +77,24 @@ class Summary:
 
 
 def a_fifth(clients: int) -> int:
-    """⌈N/5⌉."""
+    """Return ⌈N/5⌉."""
     return math.ceil(clients / 5)
 
 
 def every(losses: Array) -> Array:
-    """Weights 1/N: every client counts the same."""
+    """Return weights 1/N: every client counts the same."""
     return np.full(len(losses), 1 / len(losses))
 
 
 def worst_fifth(losses: Array) -> Array:
-    """Weights 1/⌈N/5⌉ of the ⌈N/5⌉ clients with the largest losses, 0 of all others."""
+    """Return weights 1/⌈N/5⌉ of the ⌈N/5⌉ clients with the largest losses, 0 of all others."""
     k, found = a_fifth(len(losses)), np.zeros(len(losses))
     found[np.argsort(-losses, kind="stable")[:k]] = 1 / k
     return found
 
 
 def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
-    """Half of Student's 95 % interval for the mean over the first axis: t·sd·√(1/K + overlap); infinite for K = 1.
+    """Return half of Student's 95 % interval for the mean over the first axis: t·sd·√(1/K + overlap); ∞ for K = 1.
 
     `overlap` is n₂/n₁ where the K values are those of random splits that hold out n₂ rows and train on n₁: splits share
     rows, which a plain interval does not know (Nadeau and Bengio 2003, "Inference for the generalization error").
@@ -107,7 +107,7 @@ def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
 
 
 def student(freedom: float) -> float:
-    """Half of the width of a 95 % interval, in standard errors."""
+    """Return half of the width of a 95 % interval, in standard errors."""
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
@@ -141,7 +141,7 @@ class PairedDifference(NamedTuple):
         return abs(self.mean) > self.half
 
     def in_units(self, measure: str, than: str) -> str:
-        """Such as "1.2 points above alone (95 % interval 0.4 to 2.0)" of an accuracy; an error is above or below."""
+        """Say it, such as "1.2 points above alone (95 % interval 0.4 to 2.0)" of an accuracy."""
         scale, unit = (100.0, " points") if measure == "accuracy" else (1.0, "")
         sign = 1 if measure == "accuracy" else -1  # a gain: more accuracy, less error
         low, high = sorted(sign * scale * v for v in self.ends[1:])
@@ -165,7 +165,7 @@ class RelativeGain(NamedTuple):
 
     @classmethod
     def of(cls, found: PairedDifference) -> RelativeGain:
-        """The difference as a share of the loss that it starts from."""
+        """Take the difference as a share of the loss that it starts from."""
         mean, half, base = found
         if not base > 0:
             return cls(0.0, -math.inf, math.inf)
@@ -179,7 +179,7 @@ class RelativeGain(NamedTuple):
         return YES if self.value > 0 else NO
 
     def than(self, other: str) -> str:
-        """Such as "12 % lower than alone"; what is within noise is called no different."""
+        """Say it, as in "12 % lower than alone"; what is within noise is called no different."""
         if self.pays == NOISE:
             return f"no different from {other}"
         return f"{_percent(self.value)} {'lower' if self.value > 0 else 'higher'} than {other}"
@@ -223,7 +223,7 @@ class HeldOutMoments:
 
     @classmethod
     def of(cls, losses: Sequence[Array], block: int = 1) -> HeldOutMoments:
-        """From the losses of every row, (M × rows) per client."""
+        """Make them from the losses of every row, (M × rows) per client."""
         parts = [np.array_split(own, math.ceil(own.shape[1] / block), axis=1) for own in losses]
         grouped = [np.stack([part.mean(1) for part in own], axis=1) for own in parts]
         unknown = np.full((len(losses[0]),) * 2, math.nan)
@@ -232,7 +232,7 @@ class HeldOutMoments:
         return cls(np.stack([own.mean(1) for own in losses], axis=1), np.stack(spread), blocks, block)
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
-        """By how much Σ w_i L_i is lower under b than under a; `of` makes w from a model's losses L.
+        """Return by how much Σ w_i L_i is lower under b than under a; `of` makes w from a model's losses L.
 
         The standard error is √(Σ_i s_i²/n_i) with s_i² the variance of w_i ℓ_a − w'_i ℓ_b over the n_i blocks of client
         i; degrees of freedom are Welch's. A client with a single block takes the mean of the others' s_i².
@@ -265,14 +265,14 @@ class SplitTables:
         return found
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
-        """As that of one split; weights are those of every split by itself."""
+        """Return the same over splits; weights are those of every split by itself."""
         base = np.array([of(t[a]) @ t[a] for t in self.tables])
         d = base - np.array([of(t[b]) @ t[b] for t in self.tables])
         return PairedDifference(float(d.mean()), float(half_interval(d, self.overlap)), float(base.mean()))
 
 
 def gini(values: ArrayLike) -> float:
-    """Gini's coefficient; with v sorted upwards, Σ_ij |v_i − v_j| = 2 Σ_k (2k − N − 1) v_k, k from 1 to N."""
+    """Return Gini's coefficient; with v sorted upwards, Σ_ij |v_i − v_j| = 2 Σ_k (2k − N − 1) v_k, k from 1 to N."""
     v = _shares(values)
     if v is None:
         return math.nan
@@ -282,7 +282,7 @@ def gini(values: ArrayLike) -> float:
 
 
 def jain(values: ArrayLike) -> float:
-    """Jain's index; 1 where all values are zero, for they are equal."""
+    """Return Jain's index; 1 where all values are zero, for they are equal."""
     v = _shares(values)
     if v is None:
         return math.nan
@@ -291,7 +291,7 @@ def jain(values: ArrayLike) -> float:
 
 
 def _shares(values: ArrayLike) -> Vector | None:
-    """Values over their largest, which changes neither index and lets no sum overflow; `None` where there is none."""
+    """Divide values by their largest, which changes neither index and lets no sum overflow; `None` for no values."""
     v = np.asarray(values, dtype=np.float64)
     if not np.all(np.isfinite(v)) or v.min() < 0:
         return None
@@ -300,7 +300,7 @@ def _shares(values: ArrayLike) -> Vector | None:
 
 
 def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:
-    """One measure over the clients of `scores`; `upwards` where more is better."""
+    """Summarise one measure over the clients of `scores`; `upwards` where more is better."""
     badness = -values if upwards else values
     order = np.argsort(-badness, kind="stable")
     k = a_fifth(len(values))

@@ -67,7 +67,7 @@ def reference_optimum(
 
 
 def _one_thread() -> AbstractContextManager[object]:
-    """The matrices are small: where other processes want the same cores, threads cost a factor of a hundred."""
+    """Limit BLAS to one thread: on small matrices and busy cores more cost a factor of a hundred."""
     try:
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
     except ImportError:
@@ -76,7 +76,7 @@ def _one_thread() -> AbstractContextManager[object]:
 
 
 def _solve(problem: _ReferenceProblem, objective: Objective) -> Reference:
-    """Proximal steps with growing σ, each followed by an attempt to finish with Newton's method."""
+    """Make proximal steps with growing σ, each followed by an attempt to finish with Newton's method."""
     point = _start(problem, objective)
     if not point.G.any():  # zero is everybody's optimum
         return Reference(point.x, point.weights, point.support, _EPS * abs(point.support))
@@ -95,14 +95,14 @@ def _solve(problem: _ReferenceProblem, objective: Objective) -> Reference:
 
 
 def _squared(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
-    """Per row ‖z − y‖², its slope 2(z − y) and its curvature 2I."""
+    """Return per row ‖z − y‖², its slope 2(z − y) and its curvature 2I."""
     difference = Z - Y
     curvature = np.broadcast_to(2 * np.eye(Z.shape[1]), (*Z.shape, Z.shape[1]))
     return np.sum(difference**2, axis=1), 2 * difference, curvature
 
 
 def _logistic(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
-    """Per row log(1 + e^{−sz}) with s = 2y − 1, its slope −s·p and curvature p(1 − p), p = 1/(1 + e^{sz})."""
+    """Return log(1 + e^{−sz}) per row, s = 2y − 1, its slope −s·p and curvature p(1 − p), p = 1/(1 + e^{sz})."""
     sign = 2 * Y - 1
     value = np.logaddexp(0.0, -sign * Z)
     wrong, right = np.exp(-np.logaddexp(0.0, sign * Z)), np.exp(-value)
@@ -110,7 +110,7 @@ def _logistic(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
 
 
 def _softmax(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
-    """Per row log Σ e^{z_k} − z_y, its slope p − e_y and its curvature diag(p) − ppᵀ; Y is one-hot."""
+    """Return per row log Σ e^{z_k} − z_y, its slope p − e_y and its curvature diag(p) − ppᵀ; Y is one-hot."""
     shifted = Z - np.sum(Z * Y, axis=1, keepdims=True)
     value = np.logaddexp.reduce(shifted, axis=1)
     p = np.exp(shifted - value[:, None])
@@ -140,19 +140,19 @@ class _ReferenceProblem:
         self.sizes = np.linalg.norm(self.gradients(np.zeros(self.dimension)), axis=1)
 
     def losses(self, x: Array) -> Array:
-        """f_i(x)."""
+        """Return f_i(x)."""
         value, _, _ = self.link(self.A @ x.reshape(self.shape), self.Y)
         return np.array([value[part].mean() for part in self.parts]) + self.l2 / 2 * (x @ x)
 
     def gradients(self, x: Array) -> Array:
-        """∇f_i(x), one row per client."""
+        """Return ∇f_i(x), one row per client."""
         _, slope, _ = self.link(self.A @ x.reshape(self.shape), self.Y)
         rows = [(self.A[part].T @ slope[part]).ravel() for part in self.parts]
         mean: Array = np.array(rows) / self.counts[:, None]
         return mean + self.l2 * x
 
     def hessian(self, x: Array, weights: Array) -> Array:
-        """Σ_i w_i ∇²f_i(x)."""
+        """Return Σ_i w_i ∇²f_i(x)."""
         (d, k), share = self.shape, np.repeat(weights / self.counts, self.counts)
         _, _, curvature = self.link(self.A @ x.reshape(self.shape), self.Y)
         total = np.zeros((d, k, d, k))
@@ -181,7 +181,7 @@ def _check_shapes(X: list[Array], Y: list[Array]) -> None:
 
 
 def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
-    """Targets as (m_i, k) matrices: as they are, as 0/1, or one-hot."""
+    """Return targets as (m_i, k) matrices: as they are, as 0/1, or one-hot."""
     if not targets:
         raise InputError("reference_optimum needs at least one client.")
     if any(not np.isfinite(y).all() for y in targets):
@@ -252,14 +252,14 @@ def _start(problem: _ReferenceProblem, objective: Objective) -> _Point:
 
 
 def _refuse_divergence(point: _Point) -> None:
-    """Proximal steps never move away from a solution; weights without bound prove that there is none."""
+    """Refuse weights without bound, which prove that there is no solution: proximal steps never move away from one."""
     if not np.isfinite(point.support) and point.weights @ np.abs(point.losses) > 1e12:
         owner = type(point.objective).__name__
         raise InputError(f"{owner} has no optimum here: no model keeps all losses where the objective is finite.")
 
 
 def _proximal_step(start: _Point, factor: float) -> _Point:
-    """min_x max_{l∈Λ} ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) by damped semismooth Newton; λ⁺ is the maximiser l."""
+    """Solve min_x max_{l∈Λ} ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) by damped semismooth Newton; λ⁺ is the maximiser l."""
     problem, objective, anchor = start.problem, start.objective, start.weights
     sigma, identity = factor * start.unit, np.eye(len(anchor))
 
@@ -289,7 +289,7 @@ def _proximal_step(start: _Point, factor: float) -> _Point:
 
 
 def _polish(point: _Point) -> _Point:
-    """Newton on  g = 0  and  λ = prox_σ(f(x), λ)  for as long as it helps; the best pair met, with λ ∈ Λ."""
+    """Make Newton steps on g = 0 and λ = prox_σ(f(x), λ) while they help; return the best pair met, with λ ∈ Λ."""
     best, objective, identity = point, point.objective, np.eye(len(point.weights))
     for _ in range(30):
         sigma = point.unit

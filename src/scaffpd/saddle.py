@@ -77,7 +77,7 @@ class Saddle:
 def solve_saddle(
     objective: Objective, a: Vector, E: Matrix, start: Vector, tol: float, w: Vector | None = None
 ) -> Saddle:
-    """The saddle point for losses a and coupling E, from the weights `start`, to a duality gap of `tol`.
+    """Find the saddle point for losses a and coupling E, from the weights `start`, to a duality gap of `tol`.
 
     With w, `start` is also the l that weights are held to. The best pair found is returned; where rounding does not
     allow `tol`, its gap says so.
@@ -88,7 +88,7 @@ def solve_saddle(
 
 
 def _solved(objective: Objective, a: Vector, E: Matrix, start: Vector, tol: float, square: Vector) -> Saddle:
-    """On the simplex a common shift of the losses changes nothing but the rounding."""
+    """Solve the problem without a common shift of the losses, which on the simplex changes nothing but the rounding."""
     shift = float(start @ a / np.add.reduce(start)) if objective.simplex else 0.0
     found = _SaddleProblem(objective, a - shift, E, start, square).solve(tol)
     return Saddle(found.weights, found.z, found.value + shift, found.gap, found.iterations)
@@ -97,7 +97,7 @@ def _solved(objective: Objective, a: Vector, E: Matrix, start: Vector, tol: floa
 def solve_quadratics(
     objective: Objective, a: Vector, E: Matrix, H: Matrix, start: Vector, share: float, least: float
 ) -> Saddle:
-    """The saddle point for the losses a_i + ⟨e_i, z⟩ + ½zᵀH_iz, E (r, N) and H (N, r, r), from z = 0 and `start`.
+    """Find the saddle point for losses a_i + ⟨e_i, z⟩ + ½zᵀH_iz, E (r, N) and H (N, r, r), from z = 0 and `start`.
 
     It is found to a gap of `share` of the decrease from z = 0, or of `least`; or the gap says what was found.
     """
@@ -136,7 +136,7 @@ class _SaddleProblem:
         self.reach = float(np.maximum.reduce(self.squares)) ** 0.5
 
     def solve(self, tol: float) -> Saddle:
-        """Proximal points until the gap is at most `tol`, or does not fall any more."""
+        """Make proximal steps until the gap is at most `tol`, or does not fall any more."""
         anchor, steps, stalled, pi = self.l, 0, 0, self._first()
         z = -self.E @ anchor
         best = Saddle(anchor, np.zeros(len(self.E)), np.inf, np.inf, 0)
@@ -160,7 +160,7 @@ class _SaddleProblem:
         return replace(best, iterations=steps)
 
     def _first(self) -> float:
-        """The first π, from the most by which weight that moves to one client can change Eᵀz."""
+        """Return the first π, from the most by which weight that moves to one client can change Eᵀz."""
         squares = self.squares
         if self.objective.simplex:
             E = self.E - self.E.mean(1, keepdims=True)
@@ -171,19 +171,19 @@ class _SaddleProblem:
         return min(max(FIRST * coupling - self.shared, 0.0 if self.shared > 0 else SMALLEST), HIGHEST)
 
     def _last(self, pi: float, point: _Iterate) -> float:
-        """π, no smaller than is of use: below that, weights on the simplex lose their digits."""
+        """Return π, no smaller than is of use: below that, weights on the simplex lose their digits."""
         v = self._forces(point)
         least = float(np.clip(DIGITS * np.ptp(v) if self.objective.simplex else 0.0, SMALLEST, HIGHEST))
         least = 0.0 if self.shared >= least else least
         return least if pi < max(least, 0.01 * self.shared) else pi
 
     def _forces(self, point: _Iterate) -> Vector:
-        """The v of (z, λ)."""
+        """Return the v of (z, λ)."""
         v: Vector = self.a + point.z @ self.E
         return v - self.square * (point.weights - self.l) if self.held else v
 
     def _proof(self, point: _Iterate, pi: float) -> tuple[Saddle, float]:
-        """The gap of (z, λ), and what of it may be rounding; with π = 0, λ is the maximiser of ⟨v, λ⟩ − ψ(λ)."""
+        """Return the gap of (z, λ), and what of it may be rounding; with π = 0, λ is the maximiser of ⟨v, λ⟩ − ψ(λ)."""
         z, weights, v = point.z, point.weights, self._forces(point)
         v = v - (float(v @ weights) if self.objective.simplex else 0.0)  # a common shift changes but the rounding
         if not np.maximum.reduce(np.abs(v)) <= LARGEST:
@@ -200,7 +200,7 @@ class _SaddleProblem:
         return Saddle(weights, z, below + gap, gap if math.isfinite(gap) else np.inf, 0), rounding
 
     def _at(self, z: Vector, anchor: Vector, pi: float) -> _Iterate | None:
-        """φ at z; `None` where numbers are too large."""
+        """Return φ at z; `None` where numbers are too large."""
         v = self.a + z @ self.E
         s, total = v, np.asarray(min(max(pi, SMALLEST), HIGHEST))
         if self.held:
@@ -219,7 +219,7 @@ class _SaddleProblem:
         return _Iterate(z, step, penalty, gain - penalty - held + 0.5 * square, size, z + self.E @ weights)
 
     def _minimise(self, z: Vector, anchor: Vector, pi: float, tol: float) -> tuple[_Iterate | None, int, bool]:
-        """Newton's method for φ, the number of its steps, and whether it came to an end."""
+        """Minimise φ by Newton's method; return the point, the number of steps, and whether it came to an end."""
         point = self._at(z, anchor, pi)
         for used in range(NEWTON):
             if point is None:
@@ -235,7 +235,7 @@ class _SaddleProblem:
         return point, NEWTON, False
 
     def _descend(self, point: _Iterate, anchor: Vector, pi: float) -> _Iterate | None:
-        """The next point along Newton's direction d; `None` if there is none.
+        """Return the next point along Newton's direction d; `None` if there is none.
 
         φ is convex and its slope along d comes with its value, so a step that is too long is cut to where the secant of
         the slope vanishes. In the last digits of φ, the slope decides (Hager and Zhang 2005).
@@ -255,7 +255,7 @@ class _SaddleProblem:
         return None
 
     def _newton(self, point: _Iterate) -> Vector:
-        """−(I + E P Eᵀ)⁻¹ ∇φ, over the clients whose weights can move."""
+        """Return −(I + E P Eᵀ)⁻¹ ∇φ, over the clients whose weights can move."""
         root, Q = point.step.factors()
         G = self.E * root
         if 2 * np.count_nonzero(root) < len(root):  # else to leave out who stays costs more than it saves
@@ -288,7 +288,7 @@ class _Quadratics:
         self.flat, self.known, self.ridge = H.reshape(len(a), -1), (np.empty(0), E, E), TINY
 
     def solve(self, weights: Vector, share: float, least: float) -> Saddle:
-        """Newton steps from z = 0, until the lowest F is near enough to the best bound from below."""
+        """Make Newton steps from z = 0, until the lowest F is near enough to the best bound from below."""
         here = lowest = self._at(np.zeros(len(self.E)))
         first, more, used, gap = here.value, 0.0, 0, np.inf
         best, lower = weights, self._below(here, weights)
@@ -344,7 +344,7 @@ class _Quadratics:
         return B
 
     def _step(self, here: _Place, weights: Vector, more: float, tol: float) -> Saddle:
-        """Newton's step from here with B(λ) + `more` times the curvature of all clients alike."""
+        """Return Newton's step from here with B(λ) + `more` times the curvature of all clients alike."""
         B, root = self._bend(weights)
         if more > 0:
             root = factor(B + more * self._mixed(np.full(len(weights), weights.sum() / len(weights))))

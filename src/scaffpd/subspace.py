@@ -66,7 +66,7 @@ class SubspaceModel:
     stiffness: float = 0.0
 
     def solve(self, damping: float, tol: float) -> Step:
-        """min_α max_l m(α, l): with (1 + δ)|Q| + δκI = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ.
+        """Solve min_α max_l m(α, l): with (1 + δ)|Q| + δκI = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ.
 
         Where losses are not convex Q may have negative eigenvalues, and |Q| has their sizes: as long a step as for a
         bend upwards, downhill all the same.
@@ -78,11 +78,11 @@ class SubspaceModel:
         return Step(R @ found.z, found.weights, found.value)
 
     def predicted(self, alpha: Vector) -> Vector:
-        """What the model takes the losses at Vα to be, without damping: L_i + g_iᵀα + ½αᵀQα."""
+        """Return what the model takes the losses at Vα to be, without damping: L_i + g_iᵀα + ½αᵀQα."""
         return np.asarray(self.losses + self.slopes @ alpha + 0.5 * float(alpha @ self.curvature @ alpha))
 
     def merit(self, losses: Vector, tol: float) -> float:
-        """F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)²: what a step is judged by."""
+        """Return F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)², by which a step is judged."""
         nothing, square = np.empty((0, len(losses))), self.w**2
         if square.min() > 1 / HIGHEST and square.max() < HIGHEST and np.all(np.abs(losses) <= LARGEST):
             level = float(self.weights @ losses / self.weights.sum()) if self.objective.simplex else 0.0
@@ -93,7 +93,7 @@ class SubspaceModel:
 
 
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
-    """V with VᵀDV = I, (d, k), spanning the first `most` of the columns that are not in the span of earlier ones.
+    """Return V with VᵀDV = I, (d, k), spanning the first `most` columns that are not in the span of earlier ones.
 
     With D^½ [V, next columns] = QR, which columns these are is seen in the small R alone.
     """
@@ -108,7 +108,7 @@ def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
 
 
 def _basis(rows: Tensor) -> Tensor:
-    """An orthonormal basis, in rows, of the span of the rows: QR in blocks of d that stay in a processor's cache."""
+    """Return an orthonormal basis, in rows, of the span of the rows: QR in blocks of d that stay in the cache."""
     length = BLOCK if rows.device.type == "cpu" else rows.shape[1]
     parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
     if len(parts) == 1:
@@ -121,7 +121,7 @@ def _basis(rows: Tensor) -> Tensor:
 
 
 def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """An orthonormal basis, in rows, of the span of the rows, without those in the span of earlier ones.
+    """Return an orthonormal basis, in rows, of the span of the rows, without those in the span of earlier ones.
 
     The rows are those of a triangle: each adds its own last entry to the span of those before, if that is not nothing.
     """

@@ -31,7 +31,7 @@ LONGEST = 120
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """A label for every client; where two would be alike (also in folders that ignore case), the later is numbered."""
+    """Return a label for every client; where two would be alike (also where case is ignored), number the later."""
     taken: set[str] = set()
     found = []
     for name in names:
@@ -90,7 +90,7 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         self._history = info.history
 
     def _try(self, step: int, values: dict[str, float]) -> None:
-        """A tracker that fails after it has been opened is no reason to end a long run."""
+        """Write a row; a tracker that fails after it has been opened is no reason to end a long run."""
         try:
             self.write(step, values)
         except (InputError, OSError) as error:
@@ -118,7 +118,7 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
 
     @abstractmethod
     def open(self, first: int, changed: dict[str, str]) -> None:
-        """Be ready for a run whose first row to be shown is `first`; `changed` labels stand for other names."""
+        """Prepare for a run whose first row to be shown is `first`; `changed` labels stand for other names."""
 
     @abstractmethod
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -126,7 +126,7 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
 
     @abstractmethod
     def close(self, failed: bool = False) -> None:
-        """Nothing more comes."""
+        """End the run's pages; nothing more comes."""
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +166,7 @@ class TensorBoard(Tracker):
         self._end: Any = None
 
     def open(self, first: int, changed: dict[str, str]) -> None:
-        """A new file, which hides earlier rows from `first` on."""
+        """Open a new file, which hides earlier rows from `first` on."""
         self.close()
         self._writer = self._make(os.fspath(self.folder), purge_step=first)
         self._end = weakref.finalize(self, self._writer.close)  # also where nobody closes: files end whole
@@ -176,7 +176,7 @@ class TensorBoard(Tracker):
             self._writer.add_text("clients", "\n".join(["| shown as | name |", "|---|---|", *lines]), first)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One scalar each, and on the disk."""
+        """Write one scalar each, and flush them to the disk."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)  # single precision: the board's fast reader skips doubles
         self._writer.flush()
@@ -247,7 +247,7 @@ class MLflow(Tracker):
         return str(self._client.create_run(where, run_name=self.run_name).info.run_id)
 
     def _last_step(self) -> int:
-        """The last round that the run has: one that is made a second time is not written again."""
+        """Return the last round that the run has: one that is made a second time is not written again."""
         return max((known.step for known in self._client.get_metric_history(self.run_id, "exchanges")), default=-1)
 
     def write(self, step: int, values: dict[str, float]) -> None:
@@ -266,7 +266,7 @@ class MLflow(Tracker):
         self._end = self._history = None
 
     def _asked(self, question: Callable[[], Any]) -> Any:
-        """MLflow's answer, or its refusal in a sentence."""
+        """Ask MLflow, and turn its refusal into a sentence."""
         try:
             return question()
         except self._mlflow.exceptions.MlflowException as error:

@@ -273,7 +273,7 @@ class _TrainingRun:
         return status
 
     def _complete(self) -> None:
-        """The round is done: from here on it is what an interruption leaves behind."""
+        """Mark the round as done: from here on it is what an interruption leaves behind."""
         rejected = 0 if self.state.accepted else self.rejected + 1
         self.done = (self.state, len(self.history), self.federation.traffic.snapshot(), rejected)
         self.rejected = rejected
@@ -392,7 +392,7 @@ class _TrainingRun:
         self._record()
 
     def result(self, status: Status) -> Result:
-        """The outcome; of a diverged run the last finite point."""
+        """Return the outcome; of a diverged run the last finite point."""
         state = self.last_finite if status is Status.DIVERGED else self.state
         reason = self.algorithm.uncertified(state)
         message = status.sentence if reason is None else f"{status.sentence} There is no certificate: {reason}"
@@ -430,7 +430,7 @@ def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed
 
 
 def _rounds_between(algorithm: Algorithm, federation: Federation) -> int:
-    """After how many rounds looking up all losses takes no more than a fraction of their local steps."""
+    """Return after how many rounds looking up all losses takes no more than a fraction of their local steps."""
     clients, steps = len(federation.names), getattr(algorithm, "local_steps", None) or 1
     asked, batch = getattr(algorithm, "clients_per_round", None) or clients, getattr(algorithm, "batch_size", None)
     each = federation.channel.work / clients

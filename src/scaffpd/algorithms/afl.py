@@ -55,12 +55,12 @@ class DualMethod(LocalMethod):
     dual_rate: float | None
 
     def automatic(self, federation: Federation) -> dict[str, float]:
-        """The rates that are used where none are given."""
+        """Return the rates that are used where none are given."""
         rate = self._rate(federation)
         return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """Local steps and a loss in every round; the coupling at x⁰ where the dual rate is left out."""
+        """Count local steps and a loss in every round; and the coupling at x⁰ where the dual rate is left out."""
         if not self.objective.simplex:
             raise InputError(
                 f"{type(self).__name__} starts from exact losses where weights are not on the simplex: "
@@ -70,7 +70,7 @@ class DualMethod(LocalMethod):
         return start + ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps, losses=rounds)
 
     def _first(self, federation: Federation, seed: int, x0: Tensor | None) -> dict[str, Any]:
-        """What a state has before the first round; λ⁰ is the objective's prior."""
+        """Return what a state has before the first round; λ⁰ is the objective's prior."""
         self.objective.weights(len(federation.names))
         x, losses, _ = begin(federation, x0)
         self.objective.check(losses, federation.names)
@@ -80,7 +80,7 @@ class DualMethod(LocalMethod):
         return {"x": x, "weights": weights, "losses": losses, "seed": seed, "local_rate": rate, "dual_rate": dual_rate}
 
     def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
-        """0.45/(K² η_g J η_ℓ), with K the coupling of x and λ at x⁰."""
+        """Return 0.45/(K² η_g J η_ℓ), with K the coupling of x and λ at x⁰."""
         at = federation.gradients(x)
         return safe_dual_rate(self.objective, at, self.server_rate * self.local_steps * local_rate)
 
@@ -132,23 +132,23 @@ class AFL(DualMethod):
     average: bool = field(default=False, kw_only=True)
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """A loss and J local steps a round; those at x⁰ are known from the coupling there."""
+        """Count a loss and J local steps a round; those at x⁰ are known from the coupling there."""
         known = self.dual_rate is None and self.batch_size is None
         return super().releases(rounds) + ReleaseCounts(losses=-int(known))
 
     @classmethod
     def usual(cls, objective: Objective, local_steps: int, batch_size: int | None) -> dict[str, Self]:
-        """As published, with one local step, and with as many as the others (the Scaff-PD paper's choice)."""
+        """Return it as published, with one local step, and with as many as the others (the Scaff-PD paper's choice)."""
         several = cls(local_steps=local_steps, batch_size=batch_size)
         return {"AFL": cls(batch_size=batch_size), "AFL + local steps": several}
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> AFLState:
-        """Both players stand at (x⁰, λ⁰)."""
+        """Let both players stand at (x⁰, λ⁰)."""
         known = self._first(federation, seed, x0)
         return AFLState(**known, iterate=known["x"], multipliers=known["weights"])
 
     def round(self, federation: Federation, state: AFLState) -> AFLState:
-        """One step of both players."""
+        """Take one step of both players."""
         r, total = state.rounds + 1, float(state.multipliers.sum()) or 1.0
         losses = federation.losses(state.iterate, self.batch_size, (state.seed, r, STEPS), alone=False)
         updates = federation.local_updates(state.iterate, None, None, self._plan(state))

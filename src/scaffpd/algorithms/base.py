@@ -229,11 +229,11 @@ class MinimaxMethod(Algorithm):
         return replace(state, at=federation.gradients(state.x))
 
     def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
-        """The clients' answers at x, for round r."""
+        """Ask the clients for their answers at x, for round r."""
         return federation.gradients(x)
 
     def _open(self, federation: Federation, x0: Tensor | None, seed: int = 0) -> tuple[Tensor, Constants, Gradients]:
-        """x⁰, what is known of the clients, and their answers there; refuse a start from which nothing can come."""
+        """Return x⁰, the constants and the clients' answers there; refuse a start from which nothing can come."""
         x = federation.start() if x0 is None else x0
         self.objective.weights(len(federation.names))
         constants, at = federation.constants(), self._ask(federation, x, seed, 0)
@@ -242,7 +242,7 @@ class MinimaxMethod(Algorithm):
         return x, constants, at
 
     def _certified(self, state: Proven, at: Any, c: Tensor | None = None) -> Proven:
-        """The state with the proven gap of its (x, λ); clients answered `at` there, and c is Σ λ_i c_i, if known."""
+        """Return the state with the proven gap of its (x, λ); clients answered `at`, and c is Σ λ_i c_i, if known."""
         if self.uncertified(state):
             return replace(state, certificate=np.inf, floor=np.inf)
         c, mu = at.sum(state.weights) if c is None else c, state.constants.strong_convexity
@@ -264,7 +264,7 @@ class SeeingMethod(MinimaxMethod):
     sees_vectors: ClassVar[bool] = True
 
     def _proven(self, state: Seen, at: Gradients) -> Seen:
-        """The state with the better certificate of the two λ; where one leaves nothing but rounding, it is that."""
+        """Return the state with the better certificate of the two λ; do not look for a second below rounding."""
         own = self._certified_for(state.model_weights, state, at)
         if not np.isfinite(own.certificate) or own.certificate <= NOTHING * own.floor:
             return own
@@ -277,7 +277,7 @@ class SeeingMethod(MinimaxMethod):
         return self._certified(replace(state, weights=weights), at, combined(weights, state.gradients))
 
     def _level(self, weights: Vector, losses: Vector) -> float:
-        """On the simplex, what is best taken off all losses: a common shift changes nothing but the rounding."""
+        """Return what to take off all losses: on the simplex a common shift changes nothing but the rounding."""
         return float(weights @ losses / weights.sum()) if self.objective.simplex else 0.0
 
 
@@ -301,11 +301,11 @@ class LocalMethod(Algorithm):
     schedule: Schedule | None = None
 
     def automatic(self, federation: Federation) -> dict[str, float]:
-        """The rate that is used where none is given."""
+        """Return the rate that is used where none is given."""
         return {"local_rate": safe_rate(federation, self.batch_size)}
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """J local steps in every round, and a loss over all records where losses are asked for."""
+        """Count J local steps in every round, and a loss over all records where losses are asked for."""
         steps = ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps)
         return steps + ReleaseCounts(losses=rounds if LOSSES in self.questions else 0)
 
@@ -314,7 +314,7 @@ class LocalMethod(Algorithm):
         return LocalPlan(self.local_steps, self._eta(state), batch_size=self.batch_size, key=key, **more)
 
     def _eta(self, state: ServerState) -> float:
-        """η_ℓ of the next round."""
+        """Return η_ℓ of the next round."""
         return state.local_rate * (1.0 if self.schedule is None else self.schedule(state.rounds + 1))
 
     def _rate(self, federation: Federation) -> float:
@@ -342,7 +342,7 @@ class AveragingMethod(LocalMethod):
     def _first(
         self, federation: Federation, seed: int, x0: Tensor | None, rate: float | None = None
     ) -> tuple[dict[str, Any], NDArray[np.int64]]:
-        """What a state has before the first round, p_i = n_i/n or 1/N among it; and n_i."""
+        """Return what a state has before the first round, p_i = n_i/n or 1/N among it; and n_i."""
         x, losses, samples = begin(federation, x0)
         check_participation(self, self.clients_per_round, federation)
         prior, rate = client_weights(self.weights, samples), self._rate(federation) if rate is None else rate
@@ -350,7 +350,7 @@ class AveragingMethod(LocalMethod):
         return known, samples
 
     def _participants(self, state: ServerState, prior: Vector) -> tuple[NDArray[np.int64], Vector]:
-        """Who takes part in the next round, and p_i of those (0 for the others)."""
+        """Draw who takes part in the next round, and return p_i of those (0 for the others)."""
         everyone = np.arange(len(prior))
         if self.clients_per_round is None:
             return everyone, prior
@@ -360,22 +360,22 @@ class AveragingMethod(LocalMethod):
 
 
 def combined(weights: Vector, vectors: Tensor) -> Tensor:
-    """Σ_i w_i v_i over the last axis but one."""
+    """Return Σ_i w_i v_i over the last axis but one."""
     return torch.from_numpy(weights).to(vectors) @ vectors
 
 
 def compact(E: Tensor) -> Tensor:
-    """A matrix R with RᵀR = EᵀE and no more rows than columns."""
+    """Return a matrix R with RᵀR = EᵀE and no more rows than columns."""
     return E if len(E) <= E.shape[1] else torch.linalg.qr(E, mode="r")[1]
 
 
 def client_weights(kind: str, samples: NDArray[np.int64]) -> Vector:
-    """p_i = n_i/n for "samples", 1/N for "uniform"."""
+    """Return p_i = n_i/n for "samples", 1/N for "uniform"."""
     return samples / samples.sum() if kind == "samples" else np.full(len(samples), 1 / len(samples))
 
 
 def begin(federation: Federation, x0: Tensor | None) -> tuple[Tensor, Vector, NDArray[np.int64]]:
-    """x⁰, the losses there, and how many samples everybody has."""
+    """Return x⁰, the losses there, and how many samples every client has."""
     x = federation.start() if x0 is None else x0
     scores = federation.evaluate(x, accuracy=False)
     check_finite(scores.loss, federation.names)
@@ -383,27 +383,27 @@ def begin(federation: Federation, x0: Tensor | None) -> tuple[Tensor, Vector, ND
 
 
 def moved(federation: Federation, state: State, x: Tensor, weights: Vector, **changes: Any) -> State:
-    """The state after a round that ended at x."""
+    """Return the state after a round that ended at x."""
     new = replace(state, x=x, losses=np.full(len(weights), np.nan), weights=weights, rounds=state.rounds + 1, **changes)
     return replace(new, losses=federation.evaluate(x, accuracy=False).loss) if new.looked_up else new
 
 
 def safe_rate(federation: Federation, batch_size: int | None) -> float:
-    """1/max_i L_i: common to all clients, for clients with rates of their own would not minimise the common loss."""
+    """Return 1/max_i L_i, one rate for all: clients with rates of their own would not minimise the common loss."""
     return 1 / steepest(federation.constants().expected_smoothness(batch_size))
 
 
 def steepest(smoothness: Vector) -> float:
-    """The largest L_i, or a sentence where all losses are flat."""
+    """Return the largest L_i; refuse losses that are all flat."""
     if not smoothness.max() > 0:
         raise InputError("The losses do not depend on the model: all features are zero and there is no regulariser.")
     return float(smoothness.max())
 
 
 def safe_dual_rate(objective: Objective, at: Gradients, primal_rate: float) -> float:
-    """σ with σ τ K² < 1/2, for K² ≥ ‖∂(∇_x Φ)/∂λ‖² at x⁰: on the simplex only differences of gradients matter.
+    """Return σ with σ τ K² < 1/2, for K² ≥ ‖∂(∇_x Φ)/∂λ‖² at x⁰.
 
-    K² = Σ ‖c_i‖² − N‖c̄‖² there, and Σ ‖c_i‖² elsewhere: N scalars and a sum.
+    K² = Σ ‖c_i‖² − N‖c̄‖² on the simplex, where only differences of gradients matter, and Σ ‖c_i‖² elsewhere.
     """
     n = len(at.losses)
     coupling = float(at.norms().sum())
@@ -414,14 +414,14 @@ def safe_dual_rate(objective: Objective, at: Gradients, primal_rate: float) -> f
 
 
 def nearest(objective: Objective, weights: Vector, losses: Vector) -> Vector:
-    """λ⁰ of a run that follows another: the point of Λ nearest to its λ, or its usual start off the simplex."""
+    """Return λ⁰ of a run that follows another: the point of Λ nearest to its λ; off the simplex the usual start."""
     if not objective.simplex or len(weights) != len(losses) or abs(weights.sum() - 1) > 1e-9:
         return objective.start(losses)
     return objective.prox(np.zeros_like(weights), weights, NEAR)
 
 
 def dual_step(objective: Objective, s: Vector, weights: Vector, rate: float) -> Vector:
-    """prox_σ(s, λ); λ itself where the losses are about to end the run."""
+    """Return prox_σ(s, λ), or λ itself where the losses are about to end the run."""
     sane = bool(np.all(np.abs(s) < LARGEST / 4))
     return objective.prox(s, weights, rate) if sane else weights
 

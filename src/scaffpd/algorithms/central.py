@@ -76,7 +76,7 @@ class CentralMethod(MinimaxMethod):
         return {"server_rate": server_rate, "dual_rate": dual_rate}
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """Losses and gradients at every point."""
+        """Count losses and gradients at every point."""
         return ReleaseCounts.points(rounds + 1)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> CentralState:
@@ -100,7 +100,7 @@ class CentralMethod(MinimaxMethod):
 
 
 def descent(at: Gradients, weights: Vector) -> Tensor:
-    """Σ (λ_i/S) c_i with S = Σ λ_i, which is 1 on the simplex."""
+    """Return Σ (λ_i/S) c_i with S = Σ λ_i, which is 1 on the simplex."""
     return at.sum(weights / (float(weights.sum()) or 1.0))
 
 
@@ -111,7 +111,7 @@ class GradientDescentAscent(CentralMethod):
     published: ClassVar[str] = "GDA"
 
     def round(self, federation: Federation, state: CentralState) -> CentralState:
-        """One step of both players."""
+        """Take one step of both players."""
         x = state.x - state.server_rate * descent(state.at, state.weights)
         weights = dual_step(self.objective, state.losses, state.weights, state.dual_rate)
         return self._moved(federation, state, x, weights)
@@ -124,11 +124,11 @@ class Extragradient(CentralMethod):
     published: ClassVar[str] = "Extragradient"
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """Two points a round."""
+        """Count two points a round."""
         return ReleaseCounts.points(2 * rounds + 1)
 
     def round(self, federation: Federation, state: CentralState) -> CentralState:
-        """A trial step, and the step."""
+        """Take a trial step, and the step."""
         ahead = federation.gradients(state.x - state.server_rate * descent(state.at, state.weights))
         middle = dual_step(self.objective, state.losses, state.weights, state.dual_rate)
         x = state.x - state.server_rate * descent(ahead, middle)

@@ -54,12 +54,12 @@ class DRFA(DualMethod):
     dual_rate: float | None = field(default=None, kw_only=True)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DualState:
-        """λ⁰ is the objective's prior."""
+        """Start from the objective's prior."""
         check_participation(self, self.clients_per_round, federation)
         return DualState(**self._first(federation, seed, x0))
 
     def round(self, federation: Federation, state: DualState) -> DualState:
-        """Local steps of clients drawn by λ; losses of clients drawn uniformly; the dual step."""
+        """Let clients drawn by λ make local steps, ask clients drawn uniformly for losses, take the dual step."""
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
         clients, share = self._by_weight(state.weights, random)
         plan = self._plan(state, snapshot=int(random.integers(1, self.local_steps + 1)))
@@ -70,7 +70,7 @@ class DRFA(DualMethod):
         return moved(federation, state, x, weights)
 
     def _by_weight(self, weights: Vector, random: np.random.Generator) -> tuple[NDArray[np.int64], Vector]:
-        """Clients drawn by λ, and the share of each in the mean: how often it was drawn."""
+        """Draw clients by λ, and return the share of each in the mean: how often it was drawn."""
         p = np.maximum(weights, 0) / np.maximum(weights, 0).sum()
         if self.clients_per_round is None:
             return np.flatnonzero(p > 0), p
@@ -79,7 +79,7 @@ class DRFA(DualMethod):
         return np.flatnonzero(times), times / self.clients_per_round
 
     def _losses(self, federation: Federation, state: DualState, x: Tensor, random: np.random.Generator) -> Vector:
-        """v: unbiased for L(x')."""
+        """Return v, an unbiased estimate of L(x')."""
         n, key = len(state.weights), (state.seed, state.rounds + 1, PLACE)
         m = n if self.clients_per_round is None else self.clients_per_round
         uniform = np.arange(n) if m == n else np.sort(random.choice(n, m, replace=False))

@@ -82,7 +82,7 @@ class Fair(MinimaxMethod):
         return self._quietly(federation).init(federation, seed, x0)
 
     def follow(self, federation: Federation, before: Any, seed: int = 0) -> Any:
-        """As the chosen method does; `None` where it takes nothing but x from an earlier run."""
+        """Do as the chosen method does; return `None` where it takes nothing but x from an earlier run."""
         return self._quietly(federation).follow(federation, before, seed)
 
     def like(self, federation: Federation, state: Any, kind: str) -> Any:
@@ -91,11 +91,11 @@ class Fair(MinimaxMethod):
         return QuasiNewtonMinimax(self.objective).take_over(state) if later else state
 
     def resume(self, federation: Federation, state: Any) -> Any:
-        """As the method of this state does."""
+        """Do as the method of this state does."""
         return self._method(state).resume(federation, state)
 
     def round(self, federation: Federation, state: Any) -> Any:
-        """As the method of this state does, or the quasi-Newton method in its place."""
+        """Do as the method of this state does, or let the quasi-Newton method go on in its place."""
         state = self._method(state).round(federation, state)
         if not isinstance(state, SubspaceSaddleState) or not np.isfinite(state.certificate):
             return state
@@ -107,19 +107,19 @@ class Fair(MinimaxMethod):
         return other.take_over(state) if stalled and fits and _open(federation) else state
 
     def uncertified(self, state: Any) -> str | None:
-        """As the method of this state does."""
+        """Do as the method of this state does."""
         return self._method(state).uncertified(state)
 
     def stalled(self, state: Any) -> bool:
-        """As the method of this state does."""
+        """Do as the method of this state does."""
         return self._method(state).stalled(state)
 
     def advise(self, state: Any, certificates: Vector) -> str:
-        """As Scaff-PD does on networks."""
+        """Do as Scaff-PD does on networks."""
         return self._method(state).advise(state, certificates) if self.stalled(state) else ""
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """As Scaff-PD does, which is the choice where there is noise."""
+        """Count those of Scaff-PD, which is the choice where there is noise."""
         return ScaffPD(self.objective, self.local_steps or STEPS, self.batch_size).releases(rounds)
 
     def explain(self, state: Any) -> str:
@@ -130,7 +130,7 @@ class Fair(MinimaxMethod):
         return f"Solved by the {REASONS[type(method)].format(began=getattr(state, 'began', 0))}."
 
     def _why(self, known: Constants) -> str:
-        """Why Scaff-PD."""
+        """Say why it is Scaff-PD."""
         if known.noisy:
             return "losses and gradients carry noise, for privacy."
         if not known.convex:
@@ -140,14 +140,14 @@ class Fair(MinimaxMethod):
         return "clients answer no questions about curvature."
 
     def _quietly(self, federation: Federation) -> Method:
-        """The choice, without counting the exchange in which the constants come."""
+        """Choose without counting the exchange in which the constants come."""
         before = federation.traffic.snapshot()
         method = self.choice(federation)
         federation.traffic.restore(before)
         return method
 
     def _method(self, state: Any) -> Method:
-        """The method that a state belongs to."""
+        """Return the method that a state belongs to."""
         if isinstance(state, MinimaxSumsState):
             return self._sums()
         for kind, method in (
@@ -172,7 +172,7 @@ class Fair(MinimaxMethod):
         return ScaffPD(self.objective, local_steps=number, batch_size=batch, steps=steps)
 
     def _steady(self, known: Constants) -> Fixed:
-        """Rates that look at no answer."""
+        """Return rates that look at no answer."""
         eta = 1 / float(known.expected_smoothness(self.batch_size).max())
         return Fixed(tau=(self.local_steps or STEPS) * eta, sigma=1 / len(known.smoothness), theta=0.0, local_rate=eta)
 
@@ -187,5 +187,5 @@ def _open(federation: Federation) -> bool:
 
 
 def fair(objective: Objective, local_steps: int | None = None, batch_size: int | None = None) -> Fair:
-    """The best method for the problem at hand; see `Fair`."""
+    """Return the best method for the problem at hand; see `Fair`."""
     return Fair(objective, local_steps, batch_size)

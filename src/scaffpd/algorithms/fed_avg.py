@@ -106,16 +106,16 @@ class FedAvg(AveragingMethod):
             positive(type(self).__name__, "local_epochs", self.local_epochs)
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """Those of J local steps; epochs follow from a client's rows, and are not known beforehand."""
+        """Count those of J local steps; epochs follow from a client's rows and are not known beforehand."""
         return super().releases(rounds) if self.local_epochs is None else Algorithm.releases(self, rounds)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedAvgState:
-        """Nothing but the rate and the weights is needed."""
+        """Look up the rate and the weights; nothing else is needed."""
         known, samples = self._first(federation, seed, x0)
         return FedAvgState(**known, steps=self._steps(samples))
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
-        """Local steps of some clients, and their average."""
+        """Let some clients make local steps, and average them."""
         clients, p = self._participants(state, state.prior)
         return self._average(federation, state, clients, p)
 
@@ -126,27 +126,27 @@ class FedAvg(AveragingMethod):
         return moved(federation, state, weights=weights, **self._stepped(state, d))
 
     def _shares(self, state: FedAvgState, weights: Vector) -> Vector:
-        """What x − u_i of every client counts for."""
+        """Return what x − u_i of every client counts for."""
         return weights
 
     def _stepped(self, state: FedAvgState, d: Tensor) -> dict[str, Any]:
-        """The new x, and whatever else of the state the server's step changes."""
+        """Return the new x, and whatever else of the state the server's step changes."""
         return {"x": state.x - self.server_rate * d}
 
     def _steps(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """J_i."""
+        """Return J_i."""
         if self.local_epochs is None:
             return np.full(len(samples), self.local_steps)
         batch = samples if self.batch_size is None else np.minimum(self.batch_size, samples)
         return np.maximum(1, np.rint(self.local_epochs * samples / batch)).astype(np.int64)
 
     def _work(self, state: FedAvgState, clients: Any) -> LocalPlan:
-        """The local steps of these clients."""
+        """Return the local plan of these clients."""
         plan, each = self._plan(state, **self._extra()), tuple(int(number) for number in state.steps[clients])
         return plan if set(each) == {plan.steps} else replace(plan, steps=max(each), each=each)
 
     def _extra(self) -> dict[str, Any]:
-        """What a relative of FedAvg adds to the local plan."""
+        """Return what a relative of FedAvg adds to the local plan."""
         return {}
 
 
@@ -169,7 +169,7 @@ class FedProx(FedAvg):
             raise InputError(f"FedProx needs mu >= 0 and finite, got {self.mu!r}.")
 
     def automatic(self, federation: Federation) -> dict[str, float]:
-        """1/(max_i L_i + μ): the smoothness of h_i."""
+        """Return 1/(max_i L_i + μ): one over the smoothness of h_i."""
         return {"local_rate": 1 / (1 / safe_rate(federation, self.batch_size) + self.mu)}
 
     def _rate(self, federation: Federation) -> float:
@@ -200,7 +200,7 @@ class DeltaFL(FedAvg):
             raise InputError(f"DeltaFL needs 0 < tail <= 1, got {self.tail!r}.")
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
-        """The losses of some clients; FedAvg's step among those that are served worst."""
+        """Ask some clients for losses, and take FedAvg's step among those that are served worst."""
         clients, p = self._participants(state, state.prior)
         losses = federation.losses(state.x, clients=clients)
         level = quantile(losses[clients], p[clients], 1 - self.tail)
@@ -209,7 +209,7 @@ class DeltaFL(FedAvg):
 
 
 def quantile(values: Vector, weights: Vector, level: float) -> float:
-    """The smallest value v with P(values ≤ v) ≥ level; rounding in the weights' sum does not move it."""
+    """Return the smallest value v with P(values ≤ v) ≥ level; rounding in the weights' sum does not move it."""
     order = np.argsort(values)
     mass = np.cumsum(weights[order]) / weights.sum()
     return float(values[order][np.argmax(mass >= level - 1e-12)])
@@ -235,7 +235,7 @@ class QFFL(FedAvg):
             raise InputError(f"QFFL needs q >= 0 and finite, got {self.q!r}.")
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedAvgState:
-        """As FedAvg; losses must not be negative."""
+        """Begin as FedAvg does; refuse negative losses."""
         state = super().init(federation, seed, x0)
         if np.any(state.losses < 0):
             name = federation.names[int(state.losses.argmin())]
@@ -243,7 +243,7 @@ class QFFL(FedAvg):
         return state
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:
-        """Local steps of some clients, weighted by F^q, with the step length that q asks for."""
+        """Let some clients make local steps, weighted by F^q, with the step length that q asks for."""
         clients, p = self._participants(state, state.prior)
         L = 1 / self._eta(state)
         F = federation.losses(state.x, clients=clients, alone=False)
@@ -256,14 +256,14 @@ class QFFL(FedAvg):
         return moved(federation, state, x, weights / weights.sum())
 
     def _scaled(self, F: Vector, squares: Vector, L: float) -> tuple[Vector, Vector]:
-        """F^q and h, both over max F^q, so that nothing overflows; a client without loss has neither (q > 0)."""
+        """Return F^q and h, both over max F^q, so that nothing overflows; a client without loss has neither (q > 0)."""
         top = max(float(F.max()), TINY)
         power = (F / top) ** self.q
         return power, power * (self.q * squares / np.maximum(F, TINY) + L)
 
 
 def spread(clients: NDArray[np.int64], values: Vector, n: int) -> Vector:
-    """The clients' values in the order of all n clients, 0 for the others."""
+    """Return the clients' values in the order of all n clients, 0 for the others."""
     out = np.zeros(n)
     out[clients] = values
     return out

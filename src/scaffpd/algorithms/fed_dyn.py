@@ -67,13 +67,13 @@ class FedDyn(AveragingMethod):
             positive("FedDyn", "alpha", self.alpha)
 
     def automatic(self, federation: Federation) -> dict[str, float]:
-        """α = 0.1 max_i L_i, and one over the smoothness of the local problems."""
+        """Return α = 0.1 max_i L_i, and one over the smoothness of the local problems."""
         steep = 1 / safe_rate(federation, self.batch_size)
         alpha = PULL * steep if self.alpha is None else float(self.alpha)
         return {"local_rate": 1 / (steep + alpha), "alpha": alpha}
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedDynState:
-        """All linear terms are zero."""
+        """Set all linear terms to zero."""
         found = self.automatic(federation)
         rate = found["local_rate"] if self.local_rate is None else float(self.local_rate)
         known, _ = self._first(federation, seed, x0, rate)
@@ -81,7 +81,7 @@ class FedDyn(AveragingMethod):
         return FedDynState(**known, alpha=found["alpha"], slope=slope, slopes=federation.memory())
 
     def round(self, federation: Federation, state: FedDynState) -> FedDynState:
-        """The local problems of some clients; then h_i, h and x."""
+        """Let some clients solve their local problems; then renew h_i, h and x."""
         clients, p = self._participants(state, state.prior)
         weights, alpha = p / p.sum(), state.alpha
         updates = federation.local_updates(state.x, state.slopes, None, self._plan(state, prox=alpha), clients)

@@ -58,14 +58,14 @@ class FedNova(FedProx):
         object.__setattr__(self, "work", tuple(count("FedNova", "work", number) for number in self.work))
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """The most local steps of a client; those of "samples" follow from its rows, and are not known beforehand."""
+        """Count the most local steps of a client; those of "samples" are not known beforehand."""
         if self.work == "samples":
             return Algorithm.releases(self, rounds)
         most = self.local_steps if isinstance(self.work, str) else max(self.work)
         return super(FedProx, replace(self, local_steps=most, work="uniform")).releases(rounds)
 
     def _shares(self, state: FedAvgState, weights: Vector) -> Vector:
-        """τ_eff p_i/‖a_i‖₁: the average of what each client does in one step, τ_eff times."""
+        """Return τ_eff p_i/‖a_i‖₁: the average of what each client does in one step, τ_eff times."""
         keep = 1 - self._eta(state) * self.mu
         lengths: Any = state.steps if keep == 1 else (1 - keep**state.steps) / (1 - keep)
         shares: Vector = float(weights @ lengths) * weights / lengths

@@ -61,12 +61,12 @@ class FedAvgM(FedAvg):
                 raise InputError(f"{type(self).__name__} needs 0 <= {name} < 1, got {getattr(self, name)!r}.")
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ServerOptimizerState:
-        """As FedAvg; the server remembers nothing."""
+        """Begin as FedAvg does; the server remembers nothing."""
         state = super().init(federation, seed, x0)
         return ServerOptimizerState(**vars(state), momentum=torch.zeros_like(state.x), second=self._second(state.x))
 
     def _stepped(self, state: FedAvgState, d: Tensor) -> dict[str, Any]:
-        """The average is the server's gradient."""
+        """Take the average as the server's gradient."""
         m, v, step = self._step(cast(ServerOptimizerState, state), -d)
         return {"x": state.x + self.server_rate * step, "momentum": m, "second": v}
 
@@ -111,7 +111,7 @@ class FedAdam(FedAvgM):
         return m, v, m / (v.sqrt() + self.adaptivity)
 
     def _variance(self, v: Tensor, squares: Tensor) -> Tensor:
-        """The new v."""
+        """Return the new v."""
         return self.second_momentum * v + (1 - self.second_momentum) * squares
 
 

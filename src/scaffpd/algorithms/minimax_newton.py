@@ -76,7 +76,7 @@ class MinimaxNewton(SeeingMethod):
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, CURVATURE})
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> MinimaxNewtonState:
-        """The clients' answers at x⁰."""
+        """Ask the clients at x⁰."""
         x, constants, at = self._open(federation, x0)
         if not constants.convex:
             raise InputError("MinimaxNewton needs losses that are known to be convex: use ScaffPD for networks.")
@@ -129,7 +129,7 @@ class MinimaxNewton(SeeingMethod):
         return replace(taken, damping=less if gained >= GOOD * promised else state.damping, lowest=lowest)
 
     def _solved(self, state: MinimaxNewtonState, H: Tensor) -> Saddle:
-        """The saddle point of the model: roughly far from the optimum, exactly for squared losses."""
+        """Solve for the saddle point of the model: roughly far from the optimum, exactly for squared losses."""
         size = float(state.model_weights.sum() * np.abs(state.losses).max())
         share = 0.0 if state.constants.quadratic else float(np.clip(state.promise / size, FINE, ROUGH))
         if state.damping > 0:

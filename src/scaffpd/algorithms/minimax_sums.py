@@ -183,7 +183,7 @@ class MinimaxSums(MinimaxMethod):
         return None if known.strong_convexity.max() > 0 else "no loss is strongly convex; give the model l2 > 0."
 
     def round(self, federation: Federation, state: MinimaxSumsState) -> MinimaxSumsState:
-        """A step, or a shorter one along the last direction where that was too long."""
+        """Take a step, or a shorter one along the last direction where that was too long."""
         state = self._centred(federation, replace(state, rounds=state.rounds + 1))
         if state.step == 1.0:
             state = replace(state, way=self._way(federation, state))
@@ -233,7 +233,7 @@ class MinimaxSums(MinimaxMethod):
     def _threshold(
         self, federation: Federation, state: MinimaxSumsState, at: GradientsAt, expected: float, change: float = np.inf
     ) -> MinimaxSumsState:
-        """The state at another point, with ν and Φ there; `change` is about how much Φ is going to change.
+        """Return the state at another point, with ν and Φ there; `change` is about how much Φ will change.
 
         The search ends where Φ, which is at least the mean loss, is too large for a step to go there.
         """
@@ -265,7 +265,7 @@ class MinimaxSums(MinimaxMethod):
         return self._proven(state, numbers, error, n)
 
     def _proven(self, state: MinimaxSumsState, sums: Vector, error: float, n: int) -> MinimaxSumsState:
-        """The certificate; `error` is by how much every sum may be off."""
+        """Return the state with its certificate; `error` is the most that every sum may be off."""
         form, nothing = self.objective.separable(n), replace(state, certificate=np.inf, floor=np.inf)
         mass, gained, moment, bound, modulus, rounding = (float(v) for v in sums)
         slack = error + 4 * n * EPSILON * (1 + abs(gained) + abs(bound))
@@ -302,7 +302,7 @@ class Search:
         self.levels: list[Level] = []
 
     def next(self) -> tuple[float, ...]:
-        """The thresholds to be asked for."""
+        """Return the thresholds to ask for."""
         below, above = self._bracket()
         if below is not None and above is not None:
             h = above.nu - below.nu
@@ -320,14 +320,14 @@ class Search:
         self.levels = sorted([*self.levels, *new])
 
     def _bracket(self) -> tuple[Level | None, Level | None]:
-        """The last threshold with Σ λ_i ≥ 1, and the first one with less."""
+        """Return the last threshold with Σ λ_i ≥ 1, and the first one with less."""
         return (
             next((one for one in reversed(self.levels) if one.mass >= 1), None),
             next((one for one in self.levels if one.mass < 1), None),
         )
 
     def found(self, fine: float, error: float) -> Level | None:
-        """ν and Φ = V(ν), if what is known is enough; `fine` is the accuracy that V needs, `error` that of sums."""
+        """Return ν and Φ = V(ν), if enough is known; `fine` is the accuracy that V needs, `error` that of sums."""
         below, above = self._bracket()
         exact = next((one for one in self.levels if abs(one.mass - 1) <= 8 * EPSILON + error), None)
         if exact is not None:
@@ -356,13 +356,13 @@ class Search:
         return any(abs(slope * h - fall) <= 1e-6 * fall for slope in steep)
 
     def _tilted(self, near: Level) -> Level:
-        """ν and V(ν) = ν from one threshold."""
+        """Return ν and V(ν) = ν from one threshold."""
         nu = near.nu + self.tilt * math.log(near.mass)
         return Level(nu, 1.0, nu)
 
 
 def _gain(form: Any, nu: float, bound: float, gained: float, moment: float, mass: float) -> float:
-    """How much another λ may gain: ν + Σ ψ_i*(L_i − ν) − Σ λ_i L_i/S + ψ(λ/S)."""
+    """Return how much another λ may gain: ν + Σ ψ_i*(L_i − ν) − Σ λ_i L_i/S + ψ(λ/S)."""
     return nu + bound - gained / mass + float(form.cost(moment, mass))
 
 
@@ -379,11 +379,11 @@ def able(objective: Objective) -> bool:
 
 
 def _masses(federation: Federation, at: GradientsAt, weighing: Weighing, n: int) -> tuple[Vector, float]:
-    """The sums that `Thresholds` asks for, and by how much each may be off."""
+    """Ask for the sums of `Thresholds`, and return them with the most that each may be off."""
     found = federation.ask(Thresholds(at, weighing)).added("masses", np.ones(n))
     return found.double().cpu().numpy(), _error(federation)
 
 
 def _error(federation: Federation) -> float:
-    """By how much an entry of the last sum may be off by its number format."""
+    """Return the most that an entry of the last sum may be off by its number format."""
     return federation.sums.error(1, np.ones(1))

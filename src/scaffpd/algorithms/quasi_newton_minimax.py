@@ -100,11 +100,11 @@ class QuasiNewtonMinimax(SeeingMethod):
         count(type(self).__name__, "pairs", self.pairs)
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """Losses and gradients at every point."""
+        """Count losses and gradients at every point."""
         return ReleaseCounts.points(rounds + 1)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> QuasiNewtonMinimaxState:
-        """The clients' answers at x⁰."""
+        """Ask the clients at x⁰."""
         _, constants, at = self._open(federation, x0)
         steepest(constants.smoothness)
         first = self.objective.maximizer if self.objective.simplex else self.objective.start
@@ -151,7 +151,7 @@ class QuasiNewtonMinimax(SeeingMethod):
         return replace(taken, damping=max(1.0, state.damping / 4) if gained >= 0.5 * promised else state.damping)
 
     def _model(self, state: QuasiNewtonMinimaxState) -> tuple[Vector, InverseHessian, float]:
-        """λ, the H of this λ, and the promise p."""
+        """Return λ, the H of this λ, and the promise p."""
         weights, losses = state.model_weights, state.losses
         for _ in range(PASSES):
             last, H = weights, inverse_hessian(state, weights)
@@ -163,7 +163,7 @@ class QuasiNewtonMinimax(SeeingMethod):
         return weights, H, self._promise(losses, weights, E)
 
     def _promise(self, losses: Vector, weights: Vector, E: NDArray[np.float64]) -> float:
-        """F(L) − ⟨L, λ⟩ + ψ(λ) + ½‖Eλ‖²: for any λ ∈ Λ at least what the model can promise."""
+        """Return F(L) − ⟨L, λ⟩ + ψ(λ) + ½‖Eλ‖²: for any λ ∈ Λ at least what the model can promise."""
         losses, pull = losses - self._level(weights, losses), E @ weights
         short = self.objective.support(losses) - float(weights @ losses) + self.objective.value(weights)
         return max(short, 0.0) + 0.5 * float(pull @ pull)
@@ -179,7 +179,7 @@ class MinimaxGradient(QuasiNewtonMinimax):
 
 
 def inverse_hessian(state: QuasiNewtonMinimaxState, weights: Vector) -> InverseHessian:
-    """H of Σ λ_i f_i, from the points asked about.
+    """Return H of Σ λ_i f_i, from the points asked about.
 
     H_0 = D⁻¹/t with D = Σ λ_i diag ∇²f_i or Σ λ_i L_i, and t = ⟨y, D⁻¹y⟩/⟨s, y⟩ of the newest pair (Barzilai and
     Borwein) within reason: a diagonal is nearly right as it is, and no curvature lies outside [Σ λ_i μ_i, Σ λ_i L_i].
@@ -258,7 +258,7 @@ class InverseHessian:
 
 
 def conjugated(pairs: Pairs, convexity: float, smoothness: float) -> Pairs:
-    """The pairs that are of use, made conjugate newest to oldest as far as they are symmetric.
+    """Return the pairs that are of use, made conjugate newest to oldest as far as they are symmetric.
 
     A μ-strongly convex and L-smooth function has ρ ≥ μ‖s‖² and ‖y‖² ≤ Lρ. These tell what rounding, or a Hessian that
     changes, has made of a pair.
@@ -298,7 +298,7 @@ class _Conjugate:
         return float(((Y @ s - S @ y).abs() / (self.rho[: self.n] * rho).sqrt()).max()) if self.n else 0.0
 
     def remainder(self, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """(s, y) without its part along the others; twice, to make up for rounding."""
+        """Return (s, y) without its part along the others; twice, to make up for rounding."""
         S, Y = self.buffer[:, : self.n]
         for _ in range(2):
             share = (Y @ s) / self.rho[: self.n]

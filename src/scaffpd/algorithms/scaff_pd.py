@@ -113,13 +113,13 @@ class ScaffPD(MinimaxMethod):
         return self.batch_size is None or self.full_gradients
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """A point a round, and J local steps, the first of which is c_i where it is over all samples."""
+        """Count a point a round, and J local steps, the first of which is c_i where it is over all samples."""
         points = ReleaseCounts.points(rounds + 1, None if self.exact else self.batch_size)
         known = rounds if self.batch_size is None else 0
         return points + ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps - known)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffPDState:
-        """Steps (1) and (2) at x⁰."""
+        """Make steps (1) and (2) at x⁰."""
         x, constants, at = self._open(federation, x0, seed)
         weights, stochastic = self.objective.start(at.losses), self.batch_size is not None or constants.noisy
         problem = StepProblem(self.objective, constants, self.local_steps, stochastic, self.exact, at.losses, at.norms)
@@ -154,12 +154,12 @@ class ScaffPD(MinimaxMethod):
         )
 
     def resume(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
-        """A state read from disk, with the clients' answers at x asked for again, where local steps need them."""
+        """Ask the clients for their answers at x again, where local steps need them."""
         needed = self.steps.rates(state.rule).correction == "gradients"
         return replace(state, at=self._ask(federation, state.x, state.seed, state.answered) if needed else None)
 
     def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
-        """One communication round: local steps, the new point, the rule's verdict, the dual step."""
+        """Make one round: local steps, the new point, the rule's verdict, the dual step."""
         rates, total, r = self.steps.rates(state.rule), float(state.weights.sum()) or 1.0, state.rounds + 1
         if rates.correction != "gradients":
             return self._round_without_gradients(federation, state, rates)
@@ -184,7 +184,7 @@ class ScaffPD(MinimaxMethod):
         return self._dual_step(state, self.steps.rates(rule))
 
     def _round_without_gradients(self, federation: Federation, state: ScaffPDState, rates: Rates) -> ScaffPDState:
-        """The same with control variates that clients keep, or without corrections: nobody is asked for a gradient."""
+        """Make a round with control variates that clients keep, or without corrections: nobody sends a gradient."""
         weights, r = state.weights / (float(state.weights.sum()) or 1.0), state.rounds + 1
         corrected = rates.correction == "variates" and len(state.variates) > 0
         kept = Memory(state.variates, federation) if corrected else None
@@ -206,7 +206,7 @@ class ScaffPD(MinimaxMethod):
         return self._dual_step(state, self.steps.rates(rule))
 
     def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
-        """Step (3): d = Σ (λ_i/S) d_i."""
+        """Make step (3): d = Σ (λ_i/S) d_i."""
         total = float(state.weights.sum()) or 1.0
         updates = federation.local_updates(state.x, state.at, state.direction / total, self._plan(state, rates))
         return updates.sum(state.weights / total)
@@ -230,7 +230,7 @@ class ScaffPD(MinimaxMethod):
 
 
 def _bend(state: ScaffPDState, at: Gradients, x: Tensor) -> float:
-    """½ Σ_i λ_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩, from sums alone."""
+    """Return ½ Σ_i λ_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩, from sums alone."""
     return float((at.sum(state.weights) - state.direction) @ (x - state.x)) / 2
 
 
@@ -255,7 +255,7 @@ class AcceleratedPrimalDual(ScaffPD):
     full_gradients: bool = field(default=True, init=False, repr=False)
 
     def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
-        """Σ (λ_i/S) η_i c/S: one local step of everybody, made by the server."""
+        """Return Σ (λ_i/S) η_i c/S: one local step of everybody, made by the server."""
         total, L = float(state.weights.sum()) or 1.0, state.constants.smoothness
         eta = np.full(len(L), rates.local_rate or 0.0)
         if rates.local_rate is None:  # nobody moves where the loss is flat

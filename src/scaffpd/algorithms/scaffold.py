@@ -93,17 +93,17 @@ class Scaffold(AveragingMethod):
             raise unknown("option", self.option, OPTIONS)
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """With option I another gradient, which comes with its loss."""
+        """Count, with option I, another gradient, which comes with its loss."""
         more = ReleaseCounts.points(rounds, self.batch_size) if self.option == "I" else ReleaseCounts()
         return super().releases(rounds) + more
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffoldState:
-        """All control variates are zero."""
+        """Set all control variates to zero."""
         known, _ = self._first(federation, seed, x0)
         return ScaffoldState(**known, variate=torch.zeros_like(known["x"]), variates=federation.memory())
 
     def round(self, federation: Federation, state: ScaffoldState) -> ScaffoldState:
-        """Corrected local steps of some clients; then x, c and their c_i."""
+        """Let some clients make corrected local steps; then renew x, c and their c_i."""
         clients, p = self._participants(state, state.prior)
         weights, share = p / p.sum(), float(p.sum())
         c, variates, r = state.variate, state.variates, state.rounds + 1
@@ -152,11 +152,11 @@ class ProxSkip(LocalMethod):
     weights: str = "uniform"
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """The number of local steps is drawn: nothing is known beforehand."""
+        """Refuse: the number of local steps is drawn, and not known beforehand."""
         return Algorithm.releases(self, rounds)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ProxSkipState:
-        """All shifts are zero."""
+        """Set all shifts to zero."""
         x, losses, samples = begin(federation, x0)
         steps = self._balanced(federation) if self.local_steps is None else self.local_steps
         return ProxSkipState(
@@ -165,7 +165,7 @@ class ProxSkip(LocalMethod):
         )  # fmt: skip
 
     def round(self, federation: Federation, state: ProxSkipState) -> ProxSkipState:
-        """Local steps until the coin says communicate, and the communication."""
+        """Make local steps until the coin says communicate, and communicate."""
         random = np.random.default_rng([state.seed, state.rounds + 1, COIN])
         plan = replace(self._plan(state), steps=int(random.geometric(1 / state.expected_steps)))
         updates = federation.local_updates(state.x, state.shifts, None, plan)

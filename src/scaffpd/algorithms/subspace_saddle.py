@@ -160,14 +160,14 @@ class SubspaceSaddle(MinimaxMethod):
             raise InputError(f"{name} needs memory >= {LEAST}: the last step, d and c; got {self.memory}.")
 
     def uncertified(self, state: SubspaceSaddleState) -> str | None:
-        """Why nothing is proven about the result, or `None`; then the model's promise has to do."""
+        """Say why nothing is proven about the result, or return `None`; then the model's promise has to do."""
         reason = super().uncertified(state)
         if reason is None or not np.isfinite(state.promise):
             return reason
         return f"{reason} The last round's model promised a decrease of {state.promise:.1e}."
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SubspaceSaddleState:
-        """The clients' answers at x⁰, and D."""
+        """Ask the clients at x⁰, and choose D."""
         x, constants, at = self._open(federation, x0)
         weights, prior = self.objective.start(at.losses), self.objective.weights(len(at.losses)).copy()
         steepest(constants.smoothness)
@@ -183,7 +183,7 @@ class SubspaceSaddle(MinimaxMethod):
         ))  # fmt: skip
 
     def follow(self, federation: Federation, before: object, seed: int = 0) -> SubspaceSaddleState | None:
-        """A start that knows what a run for another objective has learnt: x, λ, V and β; `None` where that is nothing.
+        """Begin with what a run for another objective has learnt: x, λ, V and β; return `None` where that is nothing.
 
         λ⁰ is the point of Λ that is nearest to the λ of that run, for objectives on the simplex.
         """
@@ -202,7 +202,7 @@ class SubspaceSaddle(MinimaxMethod):
         return state if state.accepted else replace(state, around=self._look(federation, state))
 
     def round(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
-        """One trial point."""
+        """Make one trial point."""
         around = state.around or self._look(federation, state)
         tol, state = self._accuracy(state), replace(state, rounds=state.rounds + 1)
         model = replace(around.model, losses=state.losses + state.bends)
@@ -247,7 +247,7 @@ class SubspaceSaddle(MinimaxMethod):
         return replace(state, centre=state.weights, hold=state.certificate if self._flat(state) else 0.0)
 
     def _held_value(self, state: SubspaceSaddleState, tol: float) -> float:
-        """max_{l∈Λ} ⟨L, l⟩ − ψ(l) − (ω/2)‖l − ν‖², and (ω/2)‖λ − ν‖²."""
+        """Return max_{l∈Λ} ⟨L, l⟩ − ψ(l) − (ω/2)‖l − ν‖², and (ω/2)‖λ − ν‖²."""
         away, w = state.weights - state.centre, np.full(len(state.centre), state.hold**0.5)
         value = solve_saddle(self.objective, state.losses, np.empty((0, len(w))), state.centre, tol, w).value
         return value + 0.5 * state.hold * float(away @ away)
@@ -255,7 +255,7 @@ class SubspaceSaddle(MinimaxMethod):
     def _rejected(
         self, state: SubspaceSaddleState, around: Neighbourhood, tol: float, damping: float
     ) -> SubspaceSaddleState:
-        """The same place with a model that promises less: weights held, or more damping."""
+        """Stay, with a model that promises less: weights held, or more damping."""
         state = replace(state, accepted=False, bends=0 * state.bends)
         if self._held(state, around.V.shape[1]) or not around.w.any():
             return replace(state, damping=damping, around=around)
@@ -264,7 +264,7 @@ class SubspaceSaddle(MinimaxMethod):
         return replace(state, careful=True, around=around)
 
     def _look(self, federation: Federation, state: SubspaceSaddleState) -> Neighbourhood:
-        """Steps (1) and (2), and the β and s that they suggest."""
+        """Make steps (1) and (2), and return what they show, with the β and s that they suggest."""
         total, c, most = float(state.weights.sum()) or 1.0, state.direction, self._most(state)
         if self.everywhere and len(c) <= most:
             return self._look_everywhere(state)
@@ -284,7 +284,7 @@ class SubspaceSaddle(MinimaxMethod):
         self, state: SubspaceSaddleState, V: Tensor, fresh: list[Tensor], seen: Restriction, w: Vector, pull: float,
         scale: float,
     ) -> Neighbourhood:  # fmt: skip
-        """What has been seen as a model of the losses, with weights that are held by w, or to the centre."""
+        """Make a model of the losses of what was seen, with weights that are held by w, or to the centre."""
         held, centre = w * self._held(state, V.shape[1]), state.weights
         if len(state.centre):
             held, centre = np.full_like(w, state.hold**0.5), state.centre
@@ -294,7 +294,7 @@ class SubspaceSaddle(MinimaxMethod):
         return Neighbourhood(V, fresh, model, w, merit, pull, scale, seen.sizes)
 
     def _look_everywhere(self, state: SubspaceSaddleState) -> Neighbourhood:
-        """Step (2) where V may have d columns: all of R^d. Nothing is left for local work to find, or for w to hold."""
+        """Make step (2) where V may be all of R^d: nothing is left for local work to find, or for w to hold."""
         V = torch.diag(state.metric.rsqrt())
         seen, nothing = state.at.restriction(V, state.weights, state.metric), np.zeros(len(state.weights))
         return self._modelled(state, V, [], seen, nothing, state.pull, state.scale)
@@ -312,7 +312,7 @@ class SubspaceSaddle(MinimaxMethod):
         return self.objective.simplex and self.objective.strong_convexity(len(state.weights)) == 0
 
     def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
-        """Step (1)."""
+        """Make step (1)."""
         plan = ProximalPlan(state.pull, state.metric)
         return federation.proximal_steps(state.at, c, plan).sum(state.weights / (float(state.weights.sum()) or 1.0))
 
@@ -320,11 +320,11 @@ class SubspaceSaddle(MinimaxMethod):
         return min(USUAL + state.moving, MOST) if self.memory is None else self.memory
 
     def _kept(self, state: SubspaceSaddleState, step: Tensor, fresh: list[Tensor]) -> Tensor:
-        """The newest columns, the last step first."""
+        """Return the newest columns, the last step first."""
         return torch.stack([step, *fresh, *state.columns])[: self.memory or max(KEPT, self._most(state))]
 
     def _accuracy(self, state: SubspaceSaddleState) -> float:
-        """Of the server's problems: a share of how far there is to go, by the proof or by the last model."""
+        """Return that of the server's problems: a share of how far there is to go, by the proof or the last model."""
         left, size = min(state.certificate, state.promise), 1 + float(np.abs(state.losses).max())
         return max(INEXACT * left, ROUNDING * size) if np.isfinite(left) else FIRST * size
 
@@ -339,7 +339,7 @@ def badly_scaled(diagonal: Tensor) -> bool:
 
 
 def pulled(pull: float, length: float, size: float) -> float:
-    """β such that the model's best length along d, ⟨c, d⟩/⟨d, H(λ)d⟩, comes near ½."""
+    """Return the β with which the model's best length along d, ⟨c, d⟩/⟨d, H(λ)d⟩, comes near ½."""
     off = float(np.log(max(length, 1e-9) / 0.5))
     if abs(off) <= 0.2:
         return pull
@@ -347,18 +347,18 @@ def pulled(pull: float, length: float, size: float) -> float:
 
 
 def scaled(scale: float, ratio: float) -> float:
-    """The s with which the energy of λ's last step comes near a share of the model's decrease ⟨c, d⟩ (e to one)."""
+    """Return the s that brings the energy of λ's last step near a share of the model's decrease ⟨c, d⟩ (e to one)."""
     off = float(np.log(max(ratio, 1e-300))) - 1 - float(np.log(scale))
     return float(np.clip(scale * np.exp(np.clip(0.5 * off, -1, 1)), 0.03, 2.0))
 
 
 def damped(damping: float, gained: float, promised: float, least: float) -> float:
-    """δ for the next round: less where the promise was kept (none below `least`), more where little of it was."""
+    """Return δ for the next round: less where the promise was kept (none below `least`), more where little was."""
     if gained >= 0.75 * promised:
         return damping / 4 if damping > 0.1 * least else 0.0
     return max(2 * damping, 0.25) if gained < 0.25 * promised else damping
 
 
 def first_damping(step: Step, promised: float, size: float) -> float:
-    """The first δ after a rejected trial: ½, or what would have taken back half of its promise, δκ‖α‖² = promise."""
+    """Return the first δ after a rejected trial: ½, or what takes back half of its promise, δκ‖α‖² = promise."""
     return min(0.5, max(promised, 0.0) / max(STIFF * size * float(step.alpha @ step.alpha), 1e-300))

@@ -88,15 +88,15 @@ class PartialAnswers:
         return self.at.rounding
 
     def sum(self, weights: Vector) -> Tensor:
-        """Σ_{i∈P} w_i c_i(x) + S."""
+        """Return Σ_{i∈P} w_i c_i(x) + S."""
         return self.at.sum(weights * self.mask) + self.absent
 
     def pull(self, step: Tensor, weights: Vector) -> Any:
-        """⟨S, v⟩/Σλ for a step v, or for each column of V: what every client's loss is taken to change by on top."""
+        """Return ⟨S, v⟩/Σλ for a step v, or each column of V: what every client's loss is taken to change by on top."""
         return (self.absent @ step).double().cpu().numpy() / (float(weights.sum()) or 1.0)
 
     def stand_in(self, weights: Vector) -> Vector:
-        """Weights of the clients that are there, with the sum of all weights: they stand in for the others."""
+        """Return weights of the clients that are there, with the sum of all weights: they stand in for the others."""
         if self.mask.all():
             return weights
         total = float(weights.sum()) or 1.0
@@ -104,7 +104,7 @@ class PartialAnswers:
         return own * total / float(own.sum())
 
     def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
-        """The clients that are there, each pulled by its share of S as well."""
+        """Ask the clients that are there, and pull each by its share of S as well."""
         seen = self.at.restriction(V, self.stand_in(weights), metric)
         away = self.size * float(weights @ ~self.mask)
         pull = self.pull(V, weights)
@@ -114,7 +114,7 @@ class PartialAnswers:
         return Restriction(slopes, seen.curvature + away * np.eye(len(pull)), unseen + (slopes**2).sum(1))
 
     def own_sizes(self, around: Neighbourhood, weights: Vector) -> Vector:
-        """‖c_i‖²_{D⁻¹}: what was seen, without the others' pull."""
+        """Return ‖c_i‖²_{D⁻¹}: what was seen, without the others' pull."""
         slopes = around.model.slopes
         own = slopes - self.pull(around.V, weights)
         return np.where(self.mask, around.sizes - (slopes**2).sum(1) + (own**2).sum(1), self.sizes)
@@ -168,13 +168,13 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     batch_size: int | None = None
 
     def uncertified(self, state: SubspaceSaddleState) -> str | None:
-        """Why nothing is proven about the result, or `None`."""
+        """Say why nothing is proven about the result, or return `None`."""
         if self.batch_size is not None:
             return "losses and gradients come from minibatches; leave batch_size out."
         return super().uncertified(state)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SampledState:
-        """Everyone at x⁰; each client keeps what it said."""
+        """Ask everyone at x⁰; each client keeps what it said."""
         self._check(len(federation.names))
         start = super().init(federation, seed, x0)
         known = {item.name: getattr(start, item.name) for item in fields(start)}
@@ -196,7 +196,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return state
 
     def round(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
-        """The clients of the round at the iterate, and one trial point."""
+        """Ask the clients of the round at the iterate, and make one trial point."""
         here, at = self._arrive(federation, state)
         tol, around = self._accuracy(here), self._look(federation, replace(here, weights=here.mixture))
         around = self._steady(around, state, here, tol)
@@ -214,7 +214,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return self._taken(here, there, around, step, y, promised, damped(damping, gained, promised, least))
 
     def _arrive(self, federation: Federation, state: SampledState) -> tuple[SampledState, PartialAnswers]:
-        """Step (0): the state as the clients of the round know it, before the step."""
+        """Make step (0), and return the state as the clients of the round know it, before the step."""
         everyone = len(federation.names)
         mask, due = self._present(state, everyone), self._due(state, everyone)
         state = replace(state, rounds=state.rounds + 1)
@@ -247,21 +247,21 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     def _answers(
         self, federation: Federation, state: SampledState, x: Tensor, mask: Mask, coefficients_sent: int | None = None
     ) -> Gradients:
-        """The clients of the round at x, in every question of a round about the same samples."""
+        """Ask the clients of the round at x; all questions of a round are about the same samples."""
         clients = None if mask.all() else np.flatnonzero(mask)
         return federation.gradients(
             x, self.batch_size, (state.seed, state.rounds, STEPS), clients, coefficients_sent=coefficients_sent
         )
 
     def _present(self, state: SampledState, everyone: int) -> Mask:
-        """Who takes part in the next round: where a certificate is due, all that can be reached."""
+        """Choose who takes part in the next round: where a certificate is due, all that can be reached."""
         if self.clients_per_round is None or self._due(state, everyone):
             return np.ones(everyone, dtype=bool)
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
         return np.isin(np.arange(everyone), random.choice(everyone, self.clients_per_round, replace=False))
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
-        """Always: what is not known of absent clients lies outside V."""
+        """Return `True`: what is not known of absent clients lies outside V."""
         return True
 
     def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return updates.sum(own / float(own.sum()))
 
     def _steady(self, around: Neighbourhood, before: SampledState, here: SampledState, tol: float) -> Neighbourhood:
-        """With a model that holds weights against the noise of their losses."""
+        """Hold weights against the noise of their losses as well."""
         if not here.noisy:
             return around
         spread = float(np.abs(here.losses - before.losses).mean())
@@ -290,7 +290,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         promised: float,
         damping: float,
     ) -> SampledState:
-        """The state after a step to y, where the clients of the round have answered."""
+        """Return the state after a step to y, where the clients of the round have answered."""
         moves = step.weights - here.mixture
         away, moving = around.w * moves, int(np.count_nonzero(np.abs(moves) > MOVES * step.weights.max()))
         x, weights = y, step.weights
@@ -309,7 +309,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return self._proven(state, there)
 
     def _proven(self, state: SampledState, at: PartialAnswers) -> SampledState:
-        """With a certificate where everyone has answered at x; one that was given for the same x still holds."""
+        """Certify the state where everyone has answered at x; an earlier certificate of the same x still holds."""
         if at.mask.all():
             return self._proven_at(state)
         return replace(state, certificate=np.inf, floor=np.inf) if state.accepted else state

@@ -83,7 +83,7 @@ def _compare(folder: Path, about: dict[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """What the numbers were computed with."""
+    """Return what the numbers were computed with."""
     found = environment()
     return {name: found[name] for name in ("scaffpd", "python", "torch", "numpy")}
 
@@ -176,7 +176,7 @@ def _labels(setting: Setting) -> list[tuple[int, str]]:
 
 
 def _tuning(setting: Setting) -> list[RunKey]:
-    """All runs that choose rates; a method with a single configuration needs none."""
+    """Return all runs that choose rates; a method with a single configuration needs none."""
     return [
         RunKey(label, seed, TUNE, point)
         for seed, label in _labels(setting)
@@ -198,7 +198,7 @@ def _choosers(setting: Setting, seed: int) -> tuple[int, ...]:
 
 
 def _tried(setting: Setting, journal: Journal, label: str, seed: int) -> dict[int, list[Run]]:
-    """The tuning runs of one method that a seed's choice is made from, by configuration."""
+    """Return the tuning runs of one method that a seed's choice is made from, by configuration."""
     table: dict[int, list[Run]] = {}
     for point in range(len(setting.lattice[label])):
         jobs = [RunKey(label, s, TUNE, point) for s in _choosers(setting, seed)]
@@ -208,7 +208,7 @@ def _tried(setting: Setting, journal: Journal, label: str, seed: int) -> dict[in
 
 
 def _best(table: dict[int, list[Run]], select: str) -> int | None:
-    """The configuration with the best mean measure over seeds, the earliest of equals; `None` where all fail."""
+    """Return the configuration with the best mean measure over seeds, the earliest of equals; `None` where all fail."""
     merits = {}
     for point, runs in table.items():
         found = [merit for run in runs if (merit := run.merit(select)) is not None]
@@ -218,7 +218,7 @@ def _best(table: dict[int, list[Run]], select: str) -> int | None:
 
 
 def _further(setting: Setting, journal: Journal, done: Sequence[RunKey]) -> list[RunKey]:
-    """What climbing tries next: the untried neighbours of every method's best, within its second budget."""
+    """Return what climbing tries next: the untried neighbours of every method's best, within its second budget."""
     jobs: list[RunKey] = []
     if not setting.climb:
         return jobs
@@ -233,7 +233,7 @@ def _further(setting: Setting, journal: Journal, done: Sequence[RunKey]) -> list
 
 
 def _final(setting: Setting, journal: Journal, label: str, seed: int) -> RunKey | Run:
-    """The final run with the best configuration; where none survived, why there is none."""
+    """Return the final run with the best configuration; where none survived, say why."""
     if len(setting.grid(label)) == 1:
         return RunKey(label, seed, FINAL, 0)
     table = _tried(setting, journal, label, seed)

@@ -50,7 +50,7 @@ class Problem:
             raise InputError(f"Problem needs a name, got {self.name!r}.")
 
     def silos(self, seed: int) -> Silos:
-        """The rows of one seed, the same for every method."""
+        """Return the rows of one seed, the same for every method."""
         if isinstance(self.data, Silos):
             return self.data
         silos = self.data(seed=seed) if _takes_seed(self.data) else self.data(seed)
@@ -59,14 +59,14 @@ class Problem:
         return silos
 
     def cohort(self, seed: int) -> Cohort:
-        """All training rows, and the test rows to score on."""
+        """Bind all training rows, and the test rows to score on."""
         silos = self.silos(seed)
         if not silos.test:
             raise InputError(f"The problem {self.name!r} has no test rows: make it with a test_fraction above 0.")
         return self._bound(silos, silos.train, silos.test)
 
     def rehearsal(self, seed: int, fraction: float) -> Cohort:
-        """Training rows only: `fraction` of every client's is held out in the place of the test rows."""
+        """Bind training rows only: `fraction` of every client's is held out in the place of the test rows."""
         silos = self.silos(seed)
         random = np.random.default_rng([seed, 2])
         parts = [carve(pair, fraction, random) for pair in silos.train]
@@ -77,7 +77,7 @@ class Problem:
 
 
 def carve(pair: Pair, fraction: float, random: np.random.Generator) -> tuple[Pair, Pair]:
-    """Rows to fit and rows to validate, of every label alike; the only row of a client serves as both."""
+    """Cut rows to fit and rows to validate, of every label alike; the only row of a client serves as both."""
     X, y = pair[0] if isinstance(pair[0], Selection) else np.asarray(pair[0]), np.asarray(pair[1])
     if len(y) < 2:
         return (X, y), (X, y)
@@ -87,7 +87,7 @@ def carve(pair: Pair, fraction: float, random: np.random.Generator) -> tuple[Pai
 
 
 def fingerprint(problem: Problem, cohort: Cohort, seed: int) -> str:
-    """Identifies model, start and all rows of one seed, the test rows included."""
+    """Return a digest of model, start and all rows of one seed, the test rows included."""
     digest = hashlib.sha256(cohort.fingerprint.encode())
     digest.update(cohort.start().detach().cpu().numpy().tobytes())
     for X, y in problem.silos(seed).test:
@@ -118,7 +118,7 @@ NAMES = ("digits", "hospitals", "breast-cancer", "synthetic")
 
 
 def problem(name: str, clients: int | None = None, alpha: float | None = None, test: float = TEST_FRACTION) -> Problem:
-    """The problem of that name; every seed has a partition (or a draw) and test rows of its own.
+    """Return the problem of that name; every seed has a partition (or a draw) and test rows of its own.
 
     Args:
         name: "digits", "hospitals", "breast-cancer" or "synthetic".
@@ -146,7 +146,7 @@ def problem(name: str, clients: int | None = None, alpha: float | None = None, t
 
 
 def synthetic_silos(clients: int, seed: int, test: float = TEST_FRACTION) -> Silos:
-    """The paper's regression problem with some rows of every client held out."""
+    """Return the paper's regression problem with some rows of every client held out."""
     random = np.random.default_rng([seed, 1])
     parts = [carve(pair, test, random) for pair in synthetic(N=clients, seed=seed)]
     features = tuple(f"a{k}" for k in range(parts[0][0][0].shape[1]))

@@ -74,7 +74,7 @@ class Run:
         return self.status in FAILED
 
     def merit(self, select: str) -> tuple[float, ...] | None:
-        """What configurations are chosen by, on validation rows: the larger, the better; `None` for failures."""
+        """Return what configurations are chosen by, on validation rows: the larger, the better; `None` for failures."""
         if self.failed:
             return None
         summary = Summary.of(self.scores["validation"])
@@ -83,7 +83,7 @@ class Run:
         return (getattr(summary.accuracy, select), summary.accuracy.mean, -getattr(summary.loss, select))
 
     def to_json(self) -> str:
-        """One line that `from_json` reads back exactly."""
+        """Return one line that `from_json` reads back exactly."""
         table = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         table["scores"] = {
             split: {"names": s.names} | {name: getattr(s, name).tolist() for name in NUMBERS}
@@ -93,7 +93,7 @@ class Run:
 
     @classmethod
     def from_json(cls, line: str) -> Run:
-        """The run that `to_json` wrote."""
+        """Read the run that `to_json` wrote."""
         table: dict[str, Any] = json.loads(line)
         scores = {
             split: ClientScores(tuple(s["names"]), *(np.array(s[name]) for name in NUMBERS))
@@ -111,7 +111,7 @@ class Runner:
         self.cohorts: dict[tuple[int, str], Cohort] = {}
 
     def cohort(self, seed: int, phase: str) -> Cohort:
-        """The clients of one seed, with validation rows in the place of test rows for tuning."""
+        """Return the clients of one seed, with validation rows in the place of test rows for tuning."""
         if (seed, phase) not in self.cohorts:
             while len(self.cohorts) >= self.most:
                 del self.cohorts[next(iter(self.cohorts))]
@@ -153,7 +153,7 @@ class Runner:
 
 
 def proven(method: Any, cohort: Cohort, result: Result) -> float:
-    """The certificate of a run; of one in single precision on rows of a table, computed again in double precision.
+    """Return the certificate of a run; of one in single precision on rows of a table, computed anew in double.
 
     With a weak regulariser μ, rounding δ of the gradient costs δ²/2μ, which can exceed everything else.
     """

@@ -40,18 +40,18 @@ RHO, TAIL = "rho", "tail"  # of an objective; of Δ-FL, where more than all clie
 
 
 def rates(method: Any) -> tuple[str, ...]:
-    """The rates that may be tuned."""
+    """Return the rates that may be tuned."""
     return tuple(getattr(type(method), "knobs", ()))
 
 
 def strengths(method: Any) -> tuple[str, ...]:
-    """What says how fair a method is (or how strongly it pulls)."""
+    """Return the settings that say how fair a method is (or how strongly it pulls)."""
     own = tuple(getattr(type(method), "strengths", ()))
     return (*own, RHO) if hasattr(getattr(method, "objective", None), RHO) else own
 
 
 def grid(method: Any, budget: int, strong: bool = False) -> list[Factors]:
-    """At most `budget` configurations as factors on the settings as they are, which come first."""
+    """Return at most `budget` configurations, as factors on the settings as they are, which come first."""
     signs = dict.fromkeys(rates(method), 1) | (dict.fromkeys(strengths(method), -1) if strong else {})
     if not signs:
         return [{}]
@@ -62,7 +62,7 @@ def grid(method: Any, budget: int, strong: bool = False) -> list[Factors]:
 
 
 def neighbours(lattice: Sequence[Factors], point: int) -> list[int]:
-    """The numbers of the points that differ from one by a single step of half a decade."""
+    """Return the numbers of the points that differ from one by a single step of half a decade."""
     place = {_steps(factors): k for k, factors in enumerate(lattice)}
     here = _steps(lattice[point])
     around = [(*here[:k], step + s, *here[k + 1 :]) for k, step in enumerate(here) for s in (-1, 1)]
@@ -74,13 +74,13 @@ def _steps(factors: Factors) -> tuple[int, ...]:
 
 
 def _order(z: tuple[int, ...]) -> tuple[Any, ...]:
-    """By distance from (½, …, ½); among equals the settings as they are first, then fewer changes at a time."""
+    """Order by distance from (½, …, ½); among equals the settings as they are first, then fewer changes at a time."""
     distance = sum((2 * k - 1) ** 2 for k in z)
     return distance, any(z), sum(k < 0 for k in z), sum(map(abs, z)), tuple(-k for k in z)
 
 
 def configured(method: Any, factors: Mapping[str, float], federation: Federation) -> tuple[Any, dict[str, float]]:
-    """The method with everything at factor · value, and those values; factors of one leave the method as it is.
+    """Return the method with everything at factor · value, and those values; factors of one leave it as it is.
 
     The value is the method's own where its user has set one, and the automatic one for this federation elsewhere.
     """
@@ -151,7 +151,7 @@ class Setting:
         return chosen
 
     def grid(self, label: str) -> list[Factors]:
-        """The configurations of one method that are tried in any case, the first of its lattice."""
+        """Return the configurations of one method that are tried in any case, the first of its lattice."""
         return self.lattice[label][: self.tune]
 
     @cached_property
@@ -161,7 +161,7 @@ class Setting:
         return {label: grid(method, size, self.strengths) for label, method in self.methods.items()}
 
     def about(self) -> dict[str, Any]:
-        """The same as plain text and numbers, so that another setting can be told from this one."""
+        """Return the setting as plain text and numbers, so that another can be told from it."""
         return {
             "problem": self.problem.name,
             "model": repr(self.problem.model),
@@ -175,7 +175,7 @@ class Setting:
 
 
 def labelled(methods: Any) -> dict[str, Any]:
-    """Methods by label: those given, or the shortest that tell the methods of a list apart."""
+    """Return methods by label: those given, or the shortest that tell the methods of a list apart."""
     if isinstance(methods, Mapping):
         table = {str(label): method for label, method in methods.items()}
     elif isinstance(methods, Iterable) and not isinstance(methods, str):
@@ -201,7 +201,7 @@ def _named(methods: Sequence[Any]) -> dict[str, Any]:
 
 
 def _label(method: Any, kin: Sequence[Any]) -> str:
-    """The class, and in brackets what differs from other methods of the same class."""
+    """Return the class, and in brackets what differs from other methods of the same class."""
     name = type(method).__name__
     if len(kin) == 1:
         return name
@@ -234,7 +234,7 @@ def _checked_seeds(seeds: Any) -> tuple[int, ...]:
 
 
 def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = None) -> dict[str, Algorithm]:
-    """The methods by their names; quasi-Newton minimax stands for those whose servers see every client's gradient.
+    """Return the methods by name; quasi-Newton minimax stands for those whose servers see every client's gradient.
 
     Those that minimise an objective of their own keep it, as published: the average for FedAvg and its relatives,
     SCAFFOLD and ProxSkip, the worst client for AFL and DRFA, q = 1 for q-FFL, the worst half for Δ-FL. AFL makes
@@ -254,7 +254,7 @@ def zoo(objective: Objective, local_steps: int = 10, batch_size: int | None = No
 
 
 def choose_methods(methods: dict[str, Algorithm], names: Iterable[str]) -> dict[str, Algorithm]:
-    """Those with the given names, in the order of `methods`; case, hyphens and blanks do not matter."""
+    """Return those with the given names, in the order of `methods`; case, hyphens and blanks do not matter."""
     known = {_plain(type(method).__name__): label for label, method in methods.items()}
     known |= {_plain(label): label for label in methods}
     wanted = set()

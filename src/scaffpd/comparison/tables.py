@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 def run_row(setting: Setting, run: Run) -> Row:
-    """One row of `runs.csv`: which run, its rates, how it ended, what it cost, and every measure on every split."""
+    """Return a row of `runs.csv`: which run, its rates, how it ended, what it cost, every measure on every split."""
     method = setting.methods[run.job.method]
     names = list(dict.fromkeys(name for label in setting.methods for name in setting.grid(label)[0]))
     row: Row = dict(run.job._asdict()) | {f"factor_{name}": run.factors.get(name) for name in names}
@@ -53,7 +53,7 @@ def run_row(setting: Setting, run: Run) -> Row:
 
 
 def client_rows(run: Run) -> Iterator[Row]:
-    """The rows of `clients.csv` of one final run."""
+    """Return the rows of `clients.csv` of one final run."""
     train, test = run.scores["train"], run.scores["test"]
     columns = [c.tolist() for scores in (train, test) for c in (scores.counts, scores.loss, scores.accuracy)]
     for client, weight, *numbers in zip(train.names, run.weights, *columns, strict=True):
@@ -69,7 +69,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
-    """The lines of a table whose first columns, as many as `words`, are set flush left and the others flush right."""
+    """Return the lines of a table whose first `words` columns are set flush left and the others flush right."""
     rule = "|" + "---|" * words + "---:|" * (len(header) - words)
     header, *others = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
     return [header, rule, *others]
@@ -98,7 +98,7 @@ def rank_sentence(comparison: Comparison, line: MethodSummary) -> str:
 
 
 def caption(comparison: Comparison, headings: Collection[str]) -> list[str]:
-    """What the numbers in columns with these headings are, and who has none."""
+    """Say what the numbers in columns with these headings are, and who has none."""
     setting, N, seeds = comparison.setting, comparison.clients, len(comparison.setting.seeds)
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"seed {setting.seeds[0]}"
     tuned = "rates and strengths (ρ, q, θ, μ)" if setting.strengths else "rates"
@@ -127,14 +127,14 @@ def _value(comparison: Comparison, line: MethodSummary) -> str:
 
 
 def with_deviation(mean: float, deviation: float, percent: bool) -> str:
-    """Mean ± deviation, with as many digits, or the mean alone where there is no deviation."""
+    """Write mean ± deviation, with as many digits, or the mean alone where there is no deviation."""
     form, factor = (".1f", 100) if percent else (digits(mean), 1)
     first = f"{factor * mean:{form}}"
     return first if math.isnan(deviation) else f"{first} ± {factor * deviation:{form}}"
 
 
 def digits(value: float) -> str:
-    """Three digits behind the point, or powers of ten where they would say nothing."""
+    """Return a format with three digits behind the point, or powers of ten where they would say nothing."""
     return ".3f" if value == 0 or 1e-2 <= abs(value) < 1e3 else ".1e"
 
 
@@ -154,7 +154,7 @@ class TableColumn(NamedTuple):
 
 
 def columns(comparison: Comparison) -> list[TableColumn]:
-    """All columns, in the order in which they are shown."""
+    """Return all columns, in the order in which they are shown."""
     main = "accuracy" if comparison.classification else "loss"
     measures = [
         (main, ("accuracy %" if main == "accuracy" else main, "worst 20 %"), "worst_20", 98),
@@ -200,7 +200,7 @@ def _cost(heading: tuple[str, str], value: Callable[[MethodSummary], float], kee
 
 
 def fitting(comparison: Comparison, width: int) -> tuple[list[TableColumn], list[MethodSummary]]:
-    """The columns that fit, and the lines that are ranked."""
+    """Return the columns that fit, and the lines that are ranked."""
     lines = [line for line in comparison.table if not line.failures]
     chosen = columns(comparison)
     while len(chosen) > 3:
@@ -213,7 +213,7 @@ def fitting(comparison: Comparison, width: int) -> tuple[list[TableColumn], list
 
 
 def best_text(column: TableColumn, lines: list[MethodSummary]) -> str | None:
-    """The text of the best cell: whatever looks the same is as good."""
+    """Return the text of the best cell: whatever looks the same is as good."""
     if column.value is None or not lines:
         return None
     value = column.value
@@ -221,7 +221,7 @@ def best_text(column: TableColumn, lines: list[MethodSummary]) -> str | None:
 
 
 def rich_table(comparison: Comparison, width: int) -> Iterator[Any]:
-    """A Rich table and its caption."""
+    """Yield a Rich table and its caption."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -288,14 +288,14 @@ class Comparison:
         return tuple(sorted(lines, key=lambda line: (line.failures != "", *self._rank(line))))
 
     def line(self, label: str) -> MethodSummary:
-        """The line of one method."""
+        """Return the line of one method."""
         for line in self.table:
             if line.method == label:
                 return line
         raise unknown("method", label, self.setting.methods)
 
     def verdict(self, label: str) -> str:
-        """One sentence: whether a method's worst 20 % is the best, or within one standard deviation of the best."""
+        """Say whether a method's worst 20 % is the best, or within one standard deviation of the best."""
         return rank_sentence(self, self.line(label))
 
     @cached_property
@@ -372,7 +372,7 @@ class Comparison:
 
 
 def _failures(runs: Sequence[Run]) -> str:
-    """What went wrong, and for how many seeds; empty where nothing did."""
+    """Say what went wrong, and for how many seeds; return nothing where nothing did."""
     bad = [run for run in runs if run.failed]
     if not bad:
         return ""

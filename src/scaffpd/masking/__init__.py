@@ -98,7 +98,7 @@ class Party:
                 raise Accused(card.name, str(why)) from None
 
     def mask(self, terms: Terms, asked: bytes, numbers: FixedPoint, vector: Any) -> Ring:
-        """y_i for the vector; `asked` stands for everything that this client was asked.
+        """Return y_i for the vector; `asked` stands for everything that this client was asked.
 
         A vector out of range is refused before anything happens.
         """
@@ -115,7 +115,7 @@ class Party:
         return total
 
     def _shared(self, other: str) -> bytes:
-        """k_ij."""
+        """Return k_ij."""
         if other not in self._cards:
             raise Forgotten(f"This client has not met {other!r}.")
         if other not in self._agreed:
@@ -126,7 +126,7 @@ class Party:
         return self._agreed[other]
 
     def kept(self) -> dict[str, Any]:
-        """What another process of this client needs to go on: it holds a secret, and must not leave the site."""
+        """Return what another process of this client needs to go on: it holds a secret, and must not leave the site."""
         return {"once": self.identity.secret(), "cards": [card.values() for card in self._cards.values()]}
 
     def restore(self, kept: Mapping[str, Any]) -> None:

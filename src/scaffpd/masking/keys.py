@@ -57,7 +57,7 @@ class Card:
         return b"scaffpd card\0" + self.name.encode() + b"\0" + self.key + self.once
 
     def values(self) -> dict[str, str]:
-        """As JSON has it."""
+        """Return it as JSON has it."""
         return {
             "name": self.name, "key": self.key.hex(), "once": self.once.hex(),
             "certificate": self.certificate.decode(), "signature": self.signature.hex(),
@@ -65,7 +65,7 @@ class Card:
 
     @classmethod
     def of(cls, values: Any) -> Card:
-        """What `values` made, checked."""
+        """Read and check what `values` made."""
         try:
             keys = bytes.fromhex(values["key"]), bytes.fromhex(values["once"])
             signed = str(values["certificate"]).encode(), bytes.fromhex(values["signature"])
@@ -85,7 +85,7 @@ class Authority:
 
     @classmethod
     def read(cls, path: Path) -> Authority:
-        """A PEM file."""
+        """Read a PEM file."""
         try:
             return cls(x509.load_pem_x509_certificate(path.read_bytes()))
         except (OSError, ValueError):
@@ -131,19 +131,19 @@ class Identity:
 
     @classmethod
     def kept(cls, name: str, path: Path, certificate: tuple[bytes, bytes] | None = None) -> Identity:
-        """The key of a file that only its owner can read, made where there is none."""
+        """Load the key of a file that only its owner can read; make one where there is none."""
         return cls(name, X25519PrivateKey.from_private_bytes(load_or_create(path)), certificate)
 
     def secret(self) -> str:
-        """The private key of this process, for another process that takes its place."""
+        """Return the private key of this process, for another process that takes its place."""
         return self._once.private_bytes_raw().hex()
 
     def resumed(self, secret: str) -> Identity:
-        """The same client in the place of the process with that private key."""
+        """Return the same client in the place of the process with that private key."""
         return Identity(self.name, self._key, self._certificate, bytes.fromhex(secret))
 
     def agreed(self, other: Card) -> bytes:
-        """k_ij, which only the two know."""
+        """Return k_ij, which only the two know."""
         pairs = (self._key, other.key), (self._once, other.once)
         both = b"".join(own.exchange(X25519PublicKey.from_public_bytes(theirs)) for own, theirs in pairs)
         shown = sorted((self.card.key + self.card.once, other.key + other.once))

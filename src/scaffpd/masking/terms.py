@@ -57,7 +57,7 @@ class Terms:
 
     @classmethod
     def usual(cls, names: Sequence[str], colluding: int | None) -> Terms:
-        """A third of the clients may collude (10 at most), where nothing else is said."""
+        """Let a third of the clients collude (10 at most), where nothing else is said."""
         n = len(names)
         if colluding is not None and type(colluding) is not int:
             raise InputError(f"Secure sums need a whole number colluding, got {colluding!r}.")
@@ -75,7 +75,7 @@ class Terms:
         return min(k + k % 2, len(self.names) - 1)
 
     def neighbours(self, name: str) -> tuple[str, ...]:
-        """With whom this client shares masks."""
+        """Return those with whom this client shares masks."""
         ring = self._ring
         here, n, half = ring.index(name), len(ring), self.degree // 2
         if self.degree == n - 1:
@@ -120,12 +120,12 @@ class FixedPoint:
 
     @staticmethod
     def room(clients: int) -> int:
-        """The most binary digits of 2ᶠ C: N (2^room + ½) < 2⁶³."""
+        """Return the most binary digits of 2ᶠ C: N (2^room + ½) < 2⁶³."""
         return 62 - math.ceil(math.log2(clients))
 
     @classmethod
     def finest(cls, clients: int, exponent: int) -> FixedPoint:
-        """As many digits as there is room for."""
+        """Take as many digits as there is room for."""
         return cls(clients, exponent, cls.room(clients) - exponent)
 
     @property
@@ -134,12 +134,12 @@ class FixedPoint:
         return math.ldexp(self.clients, -self.bits - 1)
 
     def values(self) -> dict[str, int]:
-        """As JSON has it."""
+        """Return it as JSON has it."""
         return {"clients": self.clients, "exponent": self.exponent, "bits": self.bits}
 
     @classmethod
     def of(cls, values: Any) -> FixedPoint:
-        """What `values` made, checked."""
+        """Read and check what `values` made."""
         names = ("clients", "exponent", "bits")
         parts: list[Any] = [values.get(name) for name in names] if isinstance(values, dict) else []
         if not parts or not all(type(part) is int for part in parts):
@@ -147,7 +147,7 @@ class FixedPoint:
         return cls(*parts)
 
     def encode(self, vector: NDArray[Any]) -> Ring:
-        """q, or `OutOfRange`."""
+        """Return q, or raise `OutOfRange`."""
         v: NDArray[np.float64] = np.asarray(vector, dtype=np.float64)
         if (needed := exponent_of(v)) > self.exponent:
             raise OutOfRange(needed)
@@ -155,12 +155,12 @@ class FixedPoint:
         return np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Ring) -> NDArray[np.float64]:
-        """Σ v_i from Σ q_i modulo 2⁶⁴."""
+        """Return Σ v_i from Σ q_i modulo 2⁶⁴."""
         return np.ldexp(total.view(np.int64).astype(np.float64), -self.bits)
 
 
 def exponent_of(vector: NDArray[Any]) -> int:
-    """The least e with |v| ≤ 2ᵉ in every entry; no less than the smallest that is of use."""
+    """Return the least e with |v| ≤ 2ᵉ in every entry; no less than the smallest that is of use."""
     largest = float(max(vector.max(initial=0.0), -vector.min(initial=0.0)))
     if not math.isfinite(largest):
         raise InputError("A vector with a NaN or infinite entry cannot be added securely.")

@@ -218,7 +218,7 @@ class Private:
         return members
 
     def _network(self) -> bytes:
-        """What a network's loss depends on besides x, so that two networks never share noise.
+        """Hash what a network's loss depends on besides x, so that two networks never share noise.
 
         Frozen parameters and buffers are part of it. A loss that is a function cannot be told from another one: its
         noise is new with every binding.
@@ -254,7 +254,7 @@ def _content(array: Any) -> bytes:
 
 
 def _ratio(questions: ReleaseCounts, share: float) -> float:
-    """z_L/z for which losses take that share of Σ n/z²."""
+    """Return z_L/z for which losses take that share of Σ n/z²."""
     losses, gradients = questions.losses + questions.sampled_losses, questions.gradients + questions.sampled_gradients
     return float(np.sqrt(losses * (1 - share) / (share * gradients))) if losses and gradients else 1.0
 

@@ -98,7 +98,7 @@ def _epsilon(made: tuple[tuple[Release, int], ...], delta: float) -> float:
 
 @lru_cache(maxsize=256)
 def _room(budget: float, delta: float) -> float:
-    """The largest Σ n/z² of releases over all records that cost at most ε = `budget`, half of SAFE below it."""
+    """Return the largest Σ n/z² of releases over all records that costs ε ≤ `budget`, half of SAFE below it."""
     return float((accounting().get_sigma_gaussian(budget, delta) * (1 + SAFE) / 2) ** -2)
 
 
@@ -293,14 +293,14 @@ class ReleaseCounts:
 
     @classmethod
     def over(cls, batch_size: int | None, gradients: int = 0, losses: int = 0) -> ReleaseCounts:
-        """So many over samples of b records, or over all records where b is `None`."""
+        """Count so many over samples of b records, or over all records where b is `None`."""
         if batch_size is None:
             return cls(gradients, losses)
         return cls(sampled_gradients=gradients, sampled_losses=losses, batch_size=batch_size)
 
     @classmethod
     def points(cls, n: int, batch_size: int | None = None) -> ReleaseCounts:
-        """Losses and gradients at n points."""
+        """Count losses and gradients at n points."""
         return cls.over(batch_size, n, n)
 
     def __add__(self, other: ReleaseCounts) -> ReleaseCounts:

@@ -69,13 +69,13 @@ class ClippedSums(Protocol):
     """Clipped sums of all clients, in units; `drawn` says which rows of the stack take part, `None` all of them."""
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
-        """Σ_j clip(ℓ_j(x), 0, B) per client."""
+        """Return Σ_j clip(ℓ_j(x), 0, B) per client."""
 
     def gradients(self, at: Tensor, drawn: Tensor | None) -> Tensor:
-        """Σ_j of the clipped gradients, (N, d), at one point for all, (d,), or at every client's own, (N, d)."""
+        """Add up the clipped gradients, (N, d), at one point for all, (d,), or at every client's own, (N, d)."""
 
     def only(self, clients: list[int]) -> ClippedSums:
-        """The same for some of the clients."""
+        """Return the same for some of the clients."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,12 @@ class LinearSums:
         return cls(rows, whole, oracle.loss, oracle.outputs, clips)
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
-        """One product for all clients."""
+        """Return them by one product for all clients."""
         values = bounded(self.loss.value(self._predictions(x), self.rows.y), self.clips[1])
         return self.rows.layout.segment_sum(values if drawn is None else values * drawn)
 
     def gradients(self, at: Tensor, drawn: Tensor | None) -> Tensor:
-        """A_iᵀ (s ∘ r)_i with s_j = min(1, C/(‖a_j‖‖r_j‖)): batched products."""
+        """Return A_iᵀ (s ∘ r)_i with s_j = min(1, C/(‖a_j‖‖r_j‖)): batched products."""
         r = torch.nan_to_num(self.loss.residual(self._predictions(at), self.rows.y), posinf=0.0, neginf=0.0)
         clip, norms = self.clips[0], self.rows.norms
         if clip.bits is None:
@@ -121,11 +121,11 @@ class LinearSums:
         return self.whole.each(parts).mT.flatten(1)
 
     def only(self, clients: list[int]) -> LinearSums:
-        """The rows of some clients."""
+        """Keep the rows of some clients."""
         return replace(self, rows=self.rows.only(clients), whole=self.whole.only(clients))
 
     def _predictions(self, at: Tensor) -> Tensor:
-        """⟨a_j, x⟩, or ⟨a_j, u_i⟩ with every client's own u_i."""
+        """Return ⟨a_j, x⟩, or ⟨a_j, u_i⟩ with every client's own u_i."""
         if at.ndim == 1:
             return self.rows.A @ at.view(-1, self.outputs)
         z, own = at.new_empty(len(self.rows.A), self.outputs), at.view(len(at), -1, self.outputs)
@@ -147,22 +147,22 @@ class ModuleSums:
     clips: tuple[Clip, Clip]  # of gradients and of losses
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
-        """Client by client."""
+        """Add them up client by client."""
         with torch.no_grad():
             return torch.stack([self._sum(self._one, x, part, ()) for part in self._parts(drawn)])
 
     def gradients(self, at: Tensor, drawn: Tensor | None) -> Tensor:
-        """Client by client."""
+        """Add them up client by client."""
         points = at.expand(len(self.oracle.names), at.shape[-1])
         pairs = zip(points, self._parts(drawn), strict=True)
         return torch.stack([self._sum(grad(self._one), u, part, u.shape) for u, part in pairs])
 
     def only(self, clients: list[int]) -> ModuleSums:
-        """The samples of some clients."""
+        """Keep the samples of some clients."""
         return replace(self, oracle=self.oracle.only(clients))
 
     def _parts(self, drawn: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The records of every client, and which of them take part."""
+        """Yield the records of every client, and which of them take part."""
         sizes = self.oracle.rows.sizes
         everyone = torch.ones(sum(sizes), dtype=torch.bool, device=self.oracle.device)
         masks = torch.split(everyone if drawn is None else drawn, sizes)
@@ -176,7 +176,7 @@ class ModuleSums:
     def _sum(
         self, one: Callable[..., Tensor], x: Tensor, part: tuple[Tensor, Tensor, Tensor], shape: tuple[int, ...]
     ) -> Tensor:
-        """Σ_j of what is clipped, over pieces of the records."""
+        """Add up what is clipped, over pieces of the records."""
         bits = self.clips[0 if shape else 1].bits
         total = x.new_zeros(shape, dtype=x.dtype if bits is None else torch.float64)
         for X, y, mask in zip(*(torch.split(t, max(1, TOGETHER // len(x))) for t in part), strict=True):
@@ -192,7 +192,7 @@ class ModuleSums:
             raise InputError(f"The network cannot be differentiated record by record: {reason}.") from None
 
     def _clipped(self, each: Tensor) -> Tensor:
-        """What every record counts, (m,) or (m, d)."""
+        """Return what every record counts, (m,) or (m, d)."""
         if each.ndim == 1:
             return bounded(each, self.clips[1])
         each, clip = torch.where(torch.isfinite(each).all(1, keepdim=True), each, 0), self.clips[0]
@@ -203,12 +203,12 @@ class ModuleSums:
 
 
 def shrink(norms: Tensor, clip: float) -> Tensor:
-    """min(1, C/‖·‖)."""
+    """Return min(1, C/‖·‖)."""
     return torch.ones_like(norms) if clip == float("inf") else (clip / norms).clamp_max(1)
 
 
 def bounded(values: Tensor, clip: Clip) -> Tensor:
-    """clip(ℓ, 0, B), in units."""
+    """Return clip(ℓ, 0, B), in units."""
     values = torch.nan_to_num(values, nan=clip.most, posinf=clip.most).clamp(0, clip.most)
     return values if clip.bits is None else floored(values.double(), 1 / clip.most, clip.bits)
 

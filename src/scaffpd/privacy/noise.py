@@ -146,7 +146,7 @@ def discrete_gaussians(words: Source, sigma: int, size: int) -> NDArray[np.int64
 
 
 def bits_of(sigma: int) -> int:
-    """k, the least for which 4ᵏ ≥ 2 ln 2 · σ²; 2 ln 2 < 1.3863."""
+    """Return k, the least for which 4ᵏ ≥ 2 ln 2 · σ²; 2 ln 2 < 1.3863."""
     k = max(0, sigma.bit_length() - 1)
     while 4**k * 10_000 < 13_863 * sigma**2:
         k += 1

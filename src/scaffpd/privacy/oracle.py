@@ -67,7 +67,7 @@ class PrivatePoint(StackedPoint):
         self.whole = whole
 
     def norms(self) -> Tensor:
-        """‖c_i‖² per client, noise included."""
+        """Return ‖c_i‖² per client, noise included."""
         return self.gradients.square().sum(1)
 
 
@@ -117,11 +117,11 @@ class SharedPoint(PrivatePoint):
         self.oracle = oracle
 
     def shares(self, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
-        """What every client adds to Σ_i w_i c_i: a release of everybody."""
+        """Return what every client adds to Σ_i w_i c_i: a release of everybody."""
         return self.oracle.shared(self.x, weights, terms)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i c_i, added up as secure sums do it."""
+        """Return Σ_i w_i c_i, added up as secure sums do it."""
         return self.shares(weights).total()
 
 
@@ -135,13 +135,13 @@ class SharedStep(StackedDisplacements):
         self.point, self.rates, self.pull = point, rates, pull
 
     def shares(self, weights: Tensor) -> SharedSum:
-        """What every client adds to Σ_i w_i d_i: a release of everybody."""
+        """Return what every client adds to Σ_i w_i d_i: a release of everybody."""
         own = weights * self.rates[:, 0]
         made = self.point.shares(own)
         return made._replace(public=made.public + float(own.sum()) * self.pull)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i, added up as secure sums do it."""
+        """Return Σ_i w_i d_i, added up as secure sums do it."""
         return self.shares(weights).total()
 
 
@@ -175,33 +175,33 @@ class PrivateOracle:
         self.dimension, self.most_rows = self.inner.dimension, self.inner.most_rows
 
     def start(self) -> Tensor:
-        """x⁰ of the model, which depends on no record."""
+        """Return x⁰ of the model, which depends on no record."""
         return self.inner.start()
 
     def contents(self) -> list[Tensor]:
-        """The data."""
+        """Return the data."""
         return self.inner.contents()
 
     def constants(self) -> Constants:
-        """Public numbers only."""
+        """Return public numbers only."""
         if self.known is None:
             raise InputError(NO_SMOOTHNESS)
         return self.known
 
     def only(self, clients: list[int]) -> PrivateOracle:
-        """The same for some of the clients, on the same account."""
+        """Return an oracle of some of the clients, on the same account."""
         members = [self.members[i] for i in clients]
         known = None if self.known is None else self.known.only(clients)
         return replace(self, inner=self.inner.only(clients), sums=self.sums.only(clients), known=known, members=members)
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
-        """L_i: one release."""
+        """Release L_i: one release."""
         questions = self._questions("loss", batch_size, key, x)
         self.account.charge(self._entries(questions, batch_size, losses=True))
         return self._released_losses(questions, x, batch_size)
 
     def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> PrivatePoint:
-        """L_i and c_i: two releases; or L_i alone, where gradients wait for their sum."""
+        """Release L_i and c_i: two releases; or L_i alone, where gradients wait for their sum."""
         if self.colluding is not None:
             self._unsampled(batch_size)
             return SharedPoint(x, self.losses(x, None, key), self)
@@ -214,7 +214,7 @@ class PrivateOracle:
     def local_updates(
         self, x: Tensor, at: PrivatePoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
-        """J local steps of every client: J releases, or J − 1 where the first gradient is known."""
+        """Make J local steps of every client: J releases, or J − 1 where the first gradient is known."""
         if self.colluding is not None:
             return self._shared_step(x, at, correction, plan)
         each, rates = x.new_zeros(len(self.members), len(x)), self._rates(x, plan)
@@ -233,7 +233,7 @@ class PrivateOracle:
         return StackedDisplacements(each)
 
     def _shared_step(self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> StackedDisplacements:
-        """The only step d_i: η_i c where it is corrected by the c_i of this point, else η_i (c_i + c)."""
+        """Make the only step d_i: η_i c where it is corrected by the c_i of this point, else η_i (c_i + c)."""
         self._unsampled(plan.batch_size)
         rates, c = self._rates(x, plan), torch.zeros_like(x) if correction is None else correction
         if plan.steps > 1 or (at is not None and not (isinstance(at, SharedPoint) and same_point(at.x, x))):
@@ -247,7 +247,7 @@ class PrivateOracle:
             raise InputError(SHARED)
 
     def shared(self, x: Tensor, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
-        """Σ_i w_i c_i, to which every client adds its share of the noise: a release of each of them.
+        """Return Σ_i w_i c_i, to which every client adds its share of the noise: a release of each of them.
 
         `terms` describe the sum where these are not all of its clients.
         """
@@ -277,13 +277,13 @@ class PrivateOracle:
         return SharedSum(parts, most, clip.unit * s, self.l2 * float(w.sum()) * x)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """f_i(x) and accuracy without noise: the experimenter's view, no part of what clients release."""
+        """Return f_i(x) and accuracy without noise: the experimenter's view, no part of what clients release."""
         return self.inner.scores(x)
 
     def _questions(
         self, kind: str, batch_size: int | None, key: tuple[int, ...], *about: Any, own: Tensor | None = None
     ) -> list[PrivateQuestion]:
-        """One for every client; without a batch size nothing is drawn by the key."""
+        """Make a question for every client; without a batch size nothing is drawn by the key."""
         named = None if batch_size is None else tuple(int(k) for k in key)
         common = digest(kind, batch_size, named, *about)
         contents = [common] * len(self.members) if own is None else [digest(common, row) for row in own]
@@ -299,20 +299,20 @@ class PrivateOracle:
         return entries
 
     def _shares(self, batch_size: int | None) -> list[float]:
-        """q_i."""
+        """Return q_i."""
         return [1.0 if batch_size is None else min(1.0, batch_size / member.samples) for member in self.members]
 
     def _drawn(
         self, questions: list[PrivateQuestion], batch_size: int | None, like: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Which rows take part, and what their sums are divided by."""
+        """Return which rows take part, and what their sums are divided by."""
         shares, sizes = self._shares(batch_size), [member.samples for member in self.members]
         whole = min(shares) == 1
         rows = None if whole else torch.from_numpy(drawn(questions, sizes, shares)).to(like.device)
         return rows, torch.tensor(shares, dtype=torch.float64).to(like) * torch.tensor(sizes).to(like)
 
     def _released(self, questions: list[PrivateQuestion], at: Tensor, batch_size: int | None) -> Tensor:
-        """The gradients of all clients at x, or at every client's own u_i."""
+        """Release the gradients of all clients at x, or at every client's own u_i."""
         rows, count = self._drawn(questions, batch_size, at)
         noise = [member.noise for member in self.members]
         total = self._noised(questions, self.sums.gradients(at, rows), noise, self.clips[0])
@@ -335,7 +335,7 @@ class PrivateOracle:
         return (sums.long() + torch.from_numpy(noise).to(sums.device)).double() * clip.unit
 
     def _rates(self, x: Tensor, plan: LocalPlan) -> Tensor:
-        """η_i, (N, 1)."""
+        """Return η_i, (N, 1)."""
         if plan.rate is not None:
             return x.new_full((len(self.members), 1), plan.rate)
         return torch.from_numpy(plan.scale / self.constants().expected_smoothness(plan.batch_size)).to(x)[:, None]

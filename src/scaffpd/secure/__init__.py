@@ -61,7 +61,7 @@ class SecureSums:
     def sum(
         self, kind: str, held: Any, weights: dict[str, float], length: int, first: int | None = None
     ) -> NDArray[np.float64]:
-        """Σ w_i v_i over the clients that have a weight; `kind` names what is summed, for its number format.
+        """Return Σ w_i v_i over the clients that have a weight; `kind` names what is summed, for its number format.
 
         `first` is the size that the first of them is expected to have; where it is not given, clients are asked.
         """
@@ -132,13 +132,13 @@ class MaskedSums:
     hides: bool = field(default=True, init=False)
 
     def shown(self, question: Question, reply: Reply) -> Reply:
-        """Numbers, with losses as coarse as the quantum; none where losses are hidden, but for scores."""
+        """Show numbers, with losses as coarse as the quantum; none where losses are hidden, but for scores."""
         if self.silent and question.scalars and not isinstance(question, Scores):
             raise InputError('Losses are hidden: use fair(...), MinimaxSums, or losses="clear".')
         return coarse(question, reply, self.quantum)
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
-        """Σ_i w_i v_i, masked."""
+        """Return Σ_i w_i v_i, masked."""
         if vectors.shares is not None:
             return self._shared(part, vectors, asked, weights)
         own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
@@ -165,7 +165,7 @@ class MaskedSums:
         return cast(Tensor, shared.total(torch.from_numpy(total[:-1])))
 
     def error(self, length: int, weights: Vector) -> float:
-        """√d times the most that an entry of the last sum is off, per unit of weight."""
+        """Return √d times the most that an entry of the last sum is off, per unit of weight."""
         worst = 0.0 if self.sums.last is None else self.sums.last.error
         return float(length**0.5 * worst / (np.abs(weights).sum() or 1.0))
 
