@@ -12,8 +12,9 @@ import pytest
 from forked import command
 from scaffpd import algorithms, cli, data, objectives
 from scaffpd.cli import typer_ext
+from scaffpd.cli.compare import _methods
 from scaffpd.comparison import problem
-from scaffpd.comparison.setting import choose_methods, zoo
+from scaffpd.comparison.setting import zoo
 from scaffpd.deploy import local
 from scaffpd.features import backbones, extract, layers
 
@@ -40,7 +41,7 @@ def offered(monkeypatch, capsys):
         ("scaffpd de", {"demo", "deploy"}),
         ("scaffpd do", {"doctor"}),
         ("scaffpd compare d", {"digits"}),
-        ("scaffpd compare --methods FedAvg,S", {"FedAvg,SCAFFOLD", "FedAvg,Scaff-PD", "FedAvg,Subspace-saddle"}),
+        ("scaffpd compare --methods FedAvg,S", {"FedAvg,SampledSubspaceSaddle", "FedAvg,ScaffPD", "FedAvg,Scaffold", "FedAvg,SubspaceSaddle"}),
         ("scaffpd compare --cl", {"--client", "--clients"}),
         ("scaffpd silo c", {"check", "consent"}),
         ("scaffpd features cifar10 --backbone r", {"resnet18-layer3"}),
@@ -105,7 +106,10 @@ def test_the_names_are_those_of_their_homes():
 
 
 def test_every_method_is_completed_and_understood():
-    methods = zoo(objectives.Average())
-    names = [name for name in typer_ext.METHODS if name != "all"]
-    assert not any(" " in name for name in names)
-    assert [list(choose_methods(methods, [name])) for name in names] == [[label] for label in methods]
+    methods, names = zoo(objectives.Average()), ("all", *typer_ext.ALGORITHMS)
+    for name in names:
+        label = getattr(algorithms.ALGORITHMS.get(name), "published", "") or name
+        found = _methods(name, 0.1, 10, None)
+        assert name == "all" or label in found
+        assert list(found) == list(methods) if name == "all" else len(found) == 1
+    assert all(type(method).__name__ in names for method in methods.values())

@@ -338,3 +338,11 @@ def test_methods_are_compared_on_a_table_as_it_is_trained_on(tmp_path):
     assert problem.model.l2 == pytest.approx(0.3 * d / n, rel=0.05)
     with pytest.raises(InputError, match="held-out rows"):
         problem_of(asked(file, data_test=0.0), range(1))
+
+
+def test_the_average_model_is_certified_where_the_method_asked_for_is_not(tmp_path):
+    asked = {"data": {"source": "hospitals"}, "algorithm": {"kind": "FedAvg"}, "training": {"rounds": 30}}
+    config = RunConfig.of(asked, "hospitals")
+    (average, fed_avg), _ = run(config, tmp_path / "run")
+    assert average.result.status is sp.Status.CONVERGED and average.result.certificate <= 1e-6
+    assert average.result.rounds < 30 and fed_avg.result.rounds == 30 and np.isinf(fed_avg.result.certificate)

@@ -31,7 +31,7 @@ def compare(
     ] = "digits",
     *,
     methods: Annotated[
-        str, option("All, or names such as FedAvg,AFL,module:Class.", typer_ext.METHODS, several=True)
+        str, option("All, or names such as FedAvg,AFL,module:Class.", ("all", *typer_ext.ALGORITHMS), several=True)
     ] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of every run.")] = 100,
     local_steps: Annotated[int, typer.Option(min=1, help="Local steps a round, of methods that have them.")] = 10,
@@ -122,6 +122,7 @@ def _problem(what: str, clients: int | None, alpha: float | None, seeds: int, op
 
 
 def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -> dict[str, Algorithm]:
+    from scaffpd.algorithms import ALGORITHMS
     from scaffpd.comparison.setting import choose_methods, zoo
     from scaffpd.config.reading import algorithm_kind
     from scaffpd.objectives import ChiSquare
@@ -132,10 +133,11 @@ def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -
     wanted = listed(names)
     if not wanted:
         raise InputError("compare needs --methods such as FedAvg,Scaff-PD, or all.")
-    for name in (name for name in wanted if ":" in name):
+    apart = [name for name in wanted if ":" in name or (name in ALGORITHMS and not ALGORITHMS[name].published)]
+    for name in apart:
         found = algorithm_kind(name, Path.cwd())
         own |= found.usual(*settings) if isinstance(found, type) else {name: found}
-    ours = [name for name in wanted if ":" not in name]
+    ours = [name for name in wanted if name not in apart]
     return (methods if [name.lower() for name in ours] == ["all"] else choose_methods(methods, ours)) | own
 
 

@@ -115,17 +115,9 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
-METHODS = (  # without blanks, which a shell would have to quote
-    *("all", "FedAvg", "FedProx", "FedNova", "FedAvgM", "FedAdam", "FedYogi", "SCAFFOLD", "FedDyn", "ProxSkip"),
-    *("AFL", "AFL+local-steps", "DRFA", "q-FFL", "Δ-FL", "GDA", "Extragradient", "APD", "Quasi-Newton-minimax"),
-    *("Minimax-Newton", "Scaff-PD", "Subspace-saddle"),
-)
-ALGORITHMS = (
-    *("FedAvg", "FedProx", "FedNova", "FedAvgM", "FedAdam", "FedYogi", "Scaffold", "FedDyn", "ProxSkip", "AFL"),
-    *("DRFA", "QFFL", "DeltaFL", "GradientDescentAscent", "Extragradient", "AcceleratedPrimalDual"),
-    *("MinimaxGradient", "QuasiNewtonMinimax", "MinimaxNewton", "ScaffPD", "SubspaceSaddle"),
-    *("SampledSubspaceSaddle", "MinimaxSums", "Fair"),
-)
+# the names in its `__all__`, read and not imported: completion does not wait for PyTorch
+_NAMES = Path(__file__).parents[1].joinpath("algorithms", "__init__.py").read_text(encoding="utf-8")
+ALGORITHMS = tuple(re.findall(r'^    "(?!ALGORITHMS|Algorithm")([A-Z]\w*)",$', _NAMES, re.M))
 OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")
 ENGINES = ("flare", "flower")
 IMAGES = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}  # and their loaders

@@ -166,11 +166,12 @@ class Watcher(Protocol):
 
 def carry_out(config: RunConfig, prepared: Prepared, cohort: Cohort, folder: Path, watcher: Watcher) -> list[Trained]:
     """Train the one or two models that the settings ask for; the last may have been interrupted."""
-    models, tol = [], config.training.tol or None
+    models = []
     if config.privacy is not None:
         secret = None if config.privacy.seed is not None else noise_secret(folder)
         cohort = prepared.cohort(config, private(config, prepared, secret))
     for name, role, algorithm in contestants(config):
+        tol = config.training.tol or (TOL if role == "before" and _alone_certified(algorithm, config, cohort) else None)
         watcher.begin(name, cohort.names, config.training.rounds, tol)
         models.append(
             train_model(
@@ -420,8 +421,21 @@ def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
         if tol is not None:
             raise InputError("tol needs a certificate, and with noise there is none: leave it out.")
         return config.with_tol(0.0)
-    reason = config.method.uncertified(config.method.init(cohort, config.training.seed, None))
+    reason = _uncertified(config.method, config, cohort)
     if reason is not None and tol is not None:
         raise InputError(f"tol needs a certificate, and there is none: {reason} Leave it out.")
     found = TOL if tol is None else tol
     return config.with_tol(0.0 if reason is not None else found)
+
+
+def _uncertified(algorithm: Any, config: RunConfig, cohort: Cohort) -> str | None:
+    """Say why a method has no certificate on these clients."""
+    reason: str | None = algorithm.uncertified(algorithm.init(cohort, config.training.seed, None))
+    return reason
+
+
+def _alone_certified(baseline: Any, config: RunConfig, cohort: Cohort) -> bool:
+    """Return whether the average model has a certificate and the model that was asked for has none."""
+    if config.privacy is not None or _uncertified(config.method, config, cohort) is None:
+        return False
+    return _uncertified(baseline, config, cohort) is None
