@@ -386,6 +386,14 @@ def test_other_settings_in_the_same_folder_are_refused(comparison, folder, chang
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+def test_a_folder_of_an_earlier_version_says_so(comparison, folder, tmp_path):
+    note = json.loads((folder / "about.json").read_text())
+    note["versions"]["scaffpd"], note["setting"]["rounds"] = "0.1.0", 6
+    (tmp_path / "about.json").write_text(json.dumps(note))
+    with pytest.raises(InputError, match=r"other rounds, written by scaffpd 0\.1\.0, whose comparisons do not go on in"):
+        sp.compare(METHODS, PROBLEM, **SETTING, processes=1, out=tmp_path)
+
+
 def test_folders_that_cannot_be_used(tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "mine").mkdir()

@@ -163,6 +163,10 @@ LINES = [
     ("data --data nowhere", f"There is no data folder 'nowhere': {MISSING}"),
     ("data --data file", f"There is no data folder 'file': {MISSING}"),
     (
+        "demo --rho 0.3",
+        "scaffpd demo --rho is now scaffpd train hospitals --objective ChiSquare --strength 0.3 --l2 0.03 --splits 20.",
+    ),
+    (
         "reproduce cifar100 --small",
         "scaffpd reproduce is now python -m experiments.reproduce, with the same",
     ),

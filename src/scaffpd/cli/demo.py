@@ -11,6 +11,7 @@ from rich.console import Console
 
 from scaffpd.cli.screens import section
 from scaffpd.cli.typer_ext import Quiet, prepare
+from scaffpd.errors import InputError
 
 AIR = (
     "Beijing air quality (UCI): twelve stations predict the fine dust of a day from its weather. Eight have three "
@@ -25,6 +26,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Chooses new stations and days.")] = 0,
     splits: Annotated[int, typer.Option(min=2, help="How many draws to average over.")] = 8,
     quiet: Quiet = False,
+    rho: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Twelve stations, four of them new: alone, one model for all, or models of their own, in less than a minute.
 
@@ -32,6 +34,9 @@ def demo(
         scaffpd demo
         scaffpd demo --splits 2 --seed 1 --out other-stations
     """
+    if rho is not None:
+        moved = f"scaffpd train hospitals --objective ChiSquare --strength {rho:g} --l2 0.03 --splits 20"
+        raise InputError(f"scaffpd demo --rho is now {moved}.")
     prepare(out)
     console = Console(quiet=quiet, highlight=False)
     section(console, None, AIR.format(splits=splits))

@@ -74,12 +74,14 @@ class Journal:
 
 def _compare(folder: Path, about: dict[str, Any]) -> None:
     try:
-        there = json.loads((folder / ABOUT).read_text(encoding="utf-8"))["setting"]
+        note = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        there, ours, theirs = note["setting"], versions()["scaffpd"], note["versions"]["scaffpd"]
         other = [name for name in about if there.get(name) != json.loads(json.dumps(about[name]))]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise InputError(f"{str(folder / ABOUT)!r} is not of a comparison; use another folder.") from None
     if other:
-        raise InputError(f"{str(folder)!r} has a comparison with other {' and '.join(other)}; use another folder.")
+        by = "" if theirs == ours else f", written by scaffpd {theirs}, whose comparisons do not go on in {ours}"
+        raise InputError(f"{str(folder)!r} has a comparison with other {' and '.join(other)}{by}; use another folder.")
 
 
 def versions() -> dict[str, str]:
