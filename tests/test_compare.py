@@ -390,7 +390,7 @@ def test_a_folder_of_an_earlier_version_says_so(comparison, folder, tmp_path):
     note = json.loads((folder / "about.json").read_text())
     note["versions"]["scaffpd"], note["setting"]["rounds"] = "0.1.0", 6
     (tmp_path / "about.json").write_text(json.dumps(note))
-    with pytest.raises(InputError, match=r"other rounds, written by scaffpd 0\.1\.0, whose comparisons do not go on in"):
+    with pytest.raises(InputError, match=r"other rounds, written by scaffpd 0\.1\.0, whose comparisons do not go on"):
         sp.compare(METHODS, PROBLEM, **SETTING, processes=1, out=tmp_path)
 
 

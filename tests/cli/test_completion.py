@@ -41,7 +41,7 @@ def offered(monkeypatch, capsys):
         ("scaffpd de", {"demo", "deploy"}),
         ("scaffpd do", {"doctor"}),
         ("scaffpd compare d", {"digits"}),
-        ("scaffpd compare --methods FedAvg,S", {"FedAvg,SampledSubspaceSaddle", "FedAvg,ScaffPD", "FedAvg,Scaffold", "FedAvg,SubspaceSaddle"}),
+        ("scaffpd compare --methods AFL,Sc", {"AFL,ScaffPD", "AFL,Scaffold"}),
         ("scaffpd compare --cl", {"--client", "--clients"}),
         ("scaffpd silo c", {"check", "consent"}),
         ("scaffpd features cifar10 --backbone r", {"resnet18-layer3"}),
