@@ -51,7 +51,7 @@ class StationStudy:
     game: Coalition = field(repr=False)  # who gains from whom on the first draw
 
     def gain(self, model: str, over: str, new: bool) -> RelativeGain:
-        """By how much a model's loss is lower for the new stations, or the others: the mean over draws.
+        """Return how much lower a model's loss is for the new stations, or the others: the mean over draws.
 
         The interval's reach is √(r² + s²): r that of Student's t over draws, s the root mean square of those over
         weeks of the test year, which all draws share.
@@ -65,7 +65,7 @@ class StationStudy:
         return RelativeGain(mean, mean - reach, mean + reach)
 
     def cost(self, model: str) -> float:
-        """The most that joining costs a station, as a share of its loss alone: the mean over draws."""
+        """Return the most that joining costs a station, as a share of its loss alone: the mean over draws."""
         k = self.found[0].models.index(model)
         return float(np.mean([max((one.loss[k] / one.loss[1]).max() - 1, 0.0) for one in self.found]))
 
@@ -113,7 +113,7 @@ class StationStudy:
 
 
 def _among(one: Joining, new: bool, _: Vector) -> Vector:
-    """Weights of the new stations, or of the others."""
+    """Return weights of the new stations, or of the others."""
     chosen = np.array([(trained <= DAYS) == new for trained, _ in one.rows], dtype=float)
     weights: Vector = chosen / chosen.sum()
     return weights

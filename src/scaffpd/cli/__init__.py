@@ -112,7 +112,7 @@ def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "scaf
 
 
 def main() -> None:
-    """The entry point of the `scaffpd` script."""
+    """Run the `scaffpd` script."""
     try:
         code = run(sys.argv[1:])
     except Exception:  # not the user's mistake, so shown whole
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def complain(sentence: str, code: int) -> int:
-    """Say it in red on standard error; returns the exit code."""
+    """Print a sentence in red on standard error, and return the exit code."""
     one = " ".join(sentence.split())
     with suppress(OSError):  # standard error may be gone; the exit code still tells
         typer.secho(one if one.endswith((".", "?", "!")) else f"{one}.", fg="red", err=True)
@@ -129,7 +129,7 @@ def complain(sentence: str, code: int) -> int:
 
 
 def of_the_machine(error: OSError) -> str | None:
-    """A sentence where a disk is full or gone, or a file closed to us; None for errors that tell of a bug."""
+    """Return a sentence on a full disk or a closed file; `None` for errors that tell of a bug."""
     if error.errno not in (*FULL, *_CLOSED):
         return None
     where = f" {str(error.filename)!r}" if error.filename else ""
@@ -137,14 +137,14 @@ def of_the_machine(error: OSError) -> str | None:
 
 
 def report_bug() -> int:
-    """The traceback of what nobody expected, and where to take it."""
+    """Print the traceback of a bug, and say where to report it."""
     with suppress(OSError, AttributeError):
         traceback.print_exc()
     return complain(BUG, FAILED)
 
 
 def flushed(code: int) -> int:
-    """`code`, once everything is out; whoever read our output may have gone (`| head -1`), which is no trouble."""
+    """Flush the output and return the exit code. A closed pipe (`| head -1`) is not an error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -157,12 +157,12 @@ def flushed(code: int) -> int:
 
 
 def _forget_output() -> None:
-    """Nothing more is written, also not by the interpreter on its way out."""
+    """Discard all further output, that of the exiting interpreter included."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def sentence(error: click.ClickException) -> str:
-    """What click refuses, said as we say it; its own words where we have none."""
+    """Return one sentence for a mistake that click refuses; click's own where we have none."""
     if isinstance(error, click.NoSuchOption):
         return _no_such_option(error)
     if isinstance(error, click.MissingParameter):
@@ -173,7 +173,7 @@ def sentence(error: click.ClickException) -> str:
 
 
 def _no_such_option(error: click.NoSuchOption) -> str:
-    """A sentence on an option that is not there, with the nearest one that is."""
+    """Name the nearest option to one that does not exist."""
     command = error.ctx.command if error.ctx is not None else None
     known = [name for parameter in (command.params if command else []) for name in parameter.opts]
     dashed = [name for name in known if name.startswith("--")]
@@ -182,7 +182,7 @@ def _no_such_option(error: click.NoSuchOption) -> str:
 
 
 def _missing(error: click.MissingParameter) -> str:
-    """The command, what it lacks, and what that is."""
+    """Name the command, the argument that it lacks, and what that is."""
     path = error.ctx.command_path if error.ctx is not None else "scaffpd"
     if error.param is None:
         return error.format_message()
@@ -194,7 +194,7 @@ def _missing(error: click.MissingParameter) -> str:
 
 
 def _wrong_value(error: click.BadParameter) -> str:
-    """The option, what it needs, and what it got."""
+    """Name the option, what it needs, and what it got."""
     given, needs = _GIVEN.match(error.message), _needs(getattr(error.param, "type", None))
     if error.param is None or given is None or needs is None:
         return error.format_message()

@@ -243,7 +243,7 @@ def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted:
 
 
 def _meta(folder: Path) -> dict[str, Any]:
-    """What the table says about itself."""
+    """Read what a table of features says about itself."""
     import json
 
     try:

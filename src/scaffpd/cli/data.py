@@ -68,7 +68,7 @@ EMBEDDED = (
 
 
 def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
-    """What is found of all that a data folder can have; a folder that is named and not there is refused."""
+    """List what a data folder can have, and what is found of it; refuse a folder that does not exist."""
     from scaffpd.data.folder import data_root
     from scaffpd.data.image_loaders import CIFAR10, CIFAR100, TINY
 
@@ -90,7 +90,7 @@ def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
 
 
 def _looked(root: Path | None, look: Callable[[Path, DatasetEntry], DatasetEntry], blank: DatasetEntry) -> DatasetEntry:
-    """What is there, or what is wrong with it."""
+    """Return what is there, or what is wrong with it."""
     if root is None:
         return blank
     try:
@@ -243,7 +243,7 @@ def init(
 
 
 def _guessed(columns: Sequence[DataColumn], client: str | None, target: str | None) -> tuple[str, str]:
-    """The columns that were named, else the first one that could name clients, and the last other one."""
+    """Return the columns that were named, else the first that could name clients, and the last other one."""
     from scaffpd.errors import unknown
 
     names = [column.name for column in columns]
@@ -259,7 +259,7 @@ def _guessed(columns: Sequence[DataColumn], client: str | None, target: str | No
 
 
 def _holds(column: DataColumn) -> str:
-    """One column in a line."""
+    """Describe a column in a line."""
     from scaffpd.tabular.columns import CATEGORY, NUMBER
 
     gaps = int(column.missing.sum())
@@ -274,7 +274,7 @@ def _holds(column: DataColumn) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As TOML writes a text."""
+    """Write a text as TOML does."""
     import tomli_w
 
     return tomli_w.dumps({"x": text}).removeprefix("x = ").rstrip("\n")

@@ -297,7 +297,7 @@ def _positive(seconds: float) -> None:
 
 
 def _server(file: FederationFile, out: Path) -> Server:
-    """The server's address, and a word where only this machine can reach it."""
+    """Return the server's address, and warn where only this machine can reach it."""
     from scaffpd.deploy.local import checked_folder
 
     checked_folder(out)

@@ -68,7 +68,7 @@ def doctor(
 
 
 def findings() -> dict[str, Any]:
-    """All that there is to say, ready for JSON."""
+    """Collect what there is to say, ready for JSON."""
     from scaffpd.system import environment
 
     checked, folder = self_check(), os.environ.get("SCAFFPD_DATA") or None
@@ -107,7 +107,7 @@ def self_check() -> dict[str, str]:
 
 
 def _difference(algorithm: Any) -> str:
-    """What is not as it should be; nothing where all is well."""
+    """Return what is not as it should be; an empty text where all is well."""
     import numpy as np
 
     from scaffpd.cohort import Cohort
@@ -351,7 +351,7 @@ def _wheel(file: Path) -> Wheel:
 
 
 def _required(about: Message) -> list[str]:
-    """Names of all that a package may require."""
+    """Return the names of all packages that a package may require."""
     found = (REQUIREMENT.match(line) for line in about.get_all("Requires-Dist", []))
     return [_normal(match["name"]) for match in found if match is not None]
 

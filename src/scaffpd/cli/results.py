@@ -98,7 +98,7 @@ def as_values(*folders: Path) -> dict[str, Any]:
 
 
 def _runs(run: ReportData, width: int) -> Table:
-    """A row per run: mean, worst fifth and worst."""
+    """Make a table with a row per run: mean, worst fifth and worst."""
     from scaffpd.report.data import measured
 
     table = plain_table("run", "mean", "worst fifth", "worst", "served worst", gap=1)
@@ -112,7 +112,7 @@ def _runs(run: ReportData, width: int) -> Table:
 
 
 def _clients(run: ReportData, width: int) -> Table:
-    """A row per client, the one that gains most first."""
+    """Make a table with a row per client, the one that gains most first."""
     from scaffpd.report.data import change, measured
     from scaffpd.report.verdict import uncertain
 
@@ -143,7 +143,7 @@ def _clients(run: ReportData, width: int) -> Table:
 
 
 def _joining(found: JoiningReport, word: str, width: int) -> Table:
-    """A row per client: its held-out loss under every model, and whether joining pays.
+    """Make a table with a row per client: its held-out loss under every model, and whether joining pays.
 
     Where long names would be cut, the constant answer is left to joining.csv.
     """
@@ -167,7 +167,7 @@ def _joining(found: JoiningReport, word: str, width: int) -> Table:
 
 
 def _points(run: ReportData, path: dict[str, Any]) -> Table:
-    """A row per point of a path, the suggested one marked."""
+    """Make a table with a row per point of a path, the suggested one in bold."""
     from scaffpd.report.data import measured
 
     table = plain_table("point", "mean", "worst 20 %", "rounds", "certified gap")
@@ -281,7 +281,7 @@ HEADS = (  # what the terminal shows of the scores
 
 
 def _scores(by: str, rows: list[dict[str, Any]]) -> Table:
-    """A row per group, all rows together last."""
+    """Make a table with a row per group, all rows together last."""
     from scaffpd.report.predictions import COLUMNS, written
 
     shown = [name for name in HEADS if name in rows[0]]

@@ -155,7 +155,7 @@ class RoundsScreen:
         return f"{self.model} round {self.line['round']}".strip()
 
     def _done(self) -> float:
-        """How much of the way is behind: of the certificate's on a logarithmic scale, or of the rounds."""
+        """Return the share of the way that is done: in the logarithm of the certificate, or in rounds."""
         share, gap = self.line["round"] / self.rounds, self.line["certificate"]
         if self.tol is not None and gap and self.tol < self.first < math.inf:
             share = max(share, math.log(self.first / gap) / math.log(self.first / self.tol))
@@ -175,7 +175,7 @@ class RoundsScreen:
         return f"loss: mean {sum(losses.values()) / len(losses):.4f}, worst {losses[worst]:.4f} ({worst})"
 
     def _clients(self) -> Table:
-        """A row per client in their order where they are few, else of those that count most."""
+        """Make a table with a row per client, of many those that count most."""
         table = Table(
             "", "loss", "weight λ", "", "", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
         )

@@ -69,7 +69,7 @@ class Group(WithExamples, TyperGroup):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that the first word names, or a sentence with the nearest one."""
+        """Return the command that the first word names, or refuse it with the nearest one."""
         word = args[0]
         if self.get_command(ctx, word) is None and not word.startswith("-"):
             shown = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
@@ -107,7 +107,7 @@ def add(to: typer.Typer, function: Callable[..., None], name: str | None = None,
 
 
 def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
-    """A docstring without its examples, each paragraph on one line for any width of screen; and the examples."""
+    """Split a docstring into prose, each paragraph on one line for any width of screen, and examples."""
     found = _EXAMPLES.search(text)
     prose = text if found is None else text[: found.start()]
     lines = () if found is None else tuple(line.strip() for line in found["lines"].strip().splitlines())

@@ -108,7 +108,7 @@ TRIAL = ("fold", "folds", "seed")  # of an agreement by which strengths are chos
 
 
 def linear(model: Mapping[str, Any]) -> Linear:
-    """The linear model that an agreement describes."""
+    """Make the linear model that an agreement describes."""
     for name in model:
         if name not in (*LINEAR, *TRIAL, "kind"):
             raise unknown("model setting", name, LINEAR)
@@ -116,14 +116,14 @@ def linear(model: Mapping[str, Any]) -> Linear:
 
 
 def own_model(model: Mapping[str, Any], x: NDArray[Any], X: NDArray[np.float64], y: NDArray[Any]) -> NDArray[Any]:
-    """The model of a client with these rows: its own where the agreement has a strength, or else the shared one."""
+    """Return the model of a client with these rows: its own where the agreement has a strength, else the shared one."""
     if "strength" not in model:
         return x
     return personalise(x, X, y, Personal(linear(model), model["strength"]))
 
 
 def model_bytes(x: NDArray[Any], setup: Setup, clients: Sequence[str] = ()) -> bytes:
-    """Parameters in a safetensors file, with what they expect of a row and, after a shared model, whose they are."""
+    """Write parameters as safetensors, with what they expect of a row and, after a shared model, whose they are."""
     tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
     more = {"clients": json.dumps(list(clients))} if clients else {}
     return save_tensors(tensors, {"setup": json.dumps(setup.values()), **more})

@@ -255,7 +255,7 @@ def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
 
 
 def with_strength(objective: dict[str, Any] | None) -> dict[str, Any] | None:
-    """[objective] with the usual strength where it has none."""
+    """Return [objective] with the usual strength where it has none."""
     name, value = objectives.USUAL.get(str((objective or {}).get("kind")), ("", 0.0))
     return objective if objective is None or not name else {**objective, name: objective.get(name, value)}
 
@@ -314,7 +314,7 @@ def _named(folder: Path, entry: str) -> Any:
 
 @contextmanager
 def _searching(folder: Path, entry: str) -> Iterator[None]:
-    """Search the folder first; modules from there are forgotten afterwards, as other silos have their own."""
+    """Search a folder first, and forget its modules afterwards: other silos have their own."""
     top, path = entry.partition(":")[0].partition(".")[0], str(folder)
     own = _holds(folder, top)
     taken = {name: m for name, m in sys.modules.items() if own and (name == top or name.startswith(f"{top}."))}

@@ -112,7 +112,7 @@ class ModelSettings(LinearSettings):
     @model_validator(mode="before")
     @classmethod
     def _network_has_no_regulariser(cls, given: Any) -> Any:
-        """Where nothing is said."""
+        """Give a network l2 = 0 where its table says nothing."""
         return {"l2": 0.0, **given} if isinstance(given, dict) and "network" in given else given
 
     @model_validator(mode="after")
@@ -299,7 +299,7 @@ def _usual(table: Any, **usual: Any) -> Any:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """From the run's folder where both lie below here, so that they can move together; in full elsewhere."""
+    """Write a path from the run's folder where both lie below here, so that they can move together; else in full."""
     here, place = Path.cwd().resolve(), path.resolve()
     if place.is_relative_to(here) and folder.resolve().is_relative_to(here):
         return Path(os.path.relpath(place, folder.resolve())).as_posix()

@@ -175,7 +175,7 @@ class PrivacyRules(SettingsTable):
     @model_validator(mode="before")
     @classmethod
     def _budgets_are_kept(cls, given: Any) -> Any:
-        """A budget that plain answers would not count is none."""
+        """Require noise where there is a budget: plain answers would not count against it."""
         return {"required": "epsilon" in given, **given} if isinstance(given, dict) else given
 
     @model_validator(mode="after")

@@ -286,12 +286,12 @@ def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) 
 
 
 def clients(groups: Sequence[str]) -> tuple[str, ...]:
-    """The values that become clients: known ones, with enough people to train on."""
+    """Return the values that become clients: known ones, with enough people to train on."""
     return tuple(sorted(g for g, number in Counter(groups).items() if g != "?" and number >= FEWEST))
 
 
 def read(file: Path) -> list[dict[str, str]]:
-    """The rows of one file by column, or a sentence on what is wrong with it."""
+    """Read the rows of one file by column, or refuse it with one sentence."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as text:
             rows = list(csv.DictReader(text, skipinitialspace=True))

@@ -29,7 +29,7 @@ def reading(place: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
-    """The folder that `folder` or else SCAFFPD_DATA names, or a sentence on how to name it."""
+    """Return the folder that `folder`, or else SCAFFPD_DATA, names; refuse one that does not exist."""
     root = folder or os.environ.get("SCAFFPD_DATA")
     if not root:
         raise InputError(f"{name} is not part of the package: name its folder by --data, folder= or SCAFFPD_DATA.")
@@ -43,7 +43,7 @@ def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
 
 
 def data_folder(folder: str | os.PathLike[str] | None, name: str) -> Path:
-    """The folder of one dataset, or a sentence on how to name it."""
+    """Return the folder of one dataset, or refuse it with one sentence."""
     root = data_root(folder, name)
     place = root / name
     with reading(place):
@@ -57,12 +57,12 @@ THREADS = 16  # beyond, memory is the limit
 
 
 def checksum(piece: NDArray[Any]) -> str:
-    """SHA-256 (hexadecimal) of the bytes of some rows."""
+    """Return the SHA-256 (hexadecimal) of the bytes of some rows."""
     return hashlib.sha256(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data).hexdigest()
 
 
 def checksums(values: NDArray[Any], starts: Iterable[int], size: int) -> Generator[str, None, None]:
-    """Those of values[k : k + size] for k in `starts`, in order."""
+    """Yield the checksums of values[k : k + size] for k in `starts`, in order."""
     threads = ThreadPoolExecutor(min(THREADS, cores()))
     try:
         yield from threads.map(lambda k: checksum(values[k : k + size]), starts)
@@ -82,12 +82,12 @@ class Files:
 
     @staticmethod
     def between(root: Path, place: Path) -> Files:
-        """With the checksums of `root`, of `place` and of the folders on the way."""
+        """Read the checksums of `root`, of `place` and of the folders on the way."""
         way = [place, *(folder for folder in place.parents if folder.is_relative_to(root))]
         return Files({name: value for folder in dict.fromkeys([root, *way]) for name, value in _listed(folder)})
 
     def read(self, file: Path) -> bytes:
-        """The content of `file`, checked."""
+        """Return the content of a file, checked."""
         try:
             content = file.read_bytes()
         except FileNotFoundError:
@@ -104,7 +104,7 @@ class Files:
         return content
 
     def lines(self, file: Path) -> list[str]:
-        """The lines of a text file that are not blank."""
+        """Return the lines of a text file that are not blank."""
         try:
             text = self.read(file).decode("utf-8")
         except UnicodeDecodeError:
@@ -113,7 +113,7 @@ class Files:
 
 
 def _listed(folder: Path) -> Iterable[tuple[str, str]]:
-    """(absolute path, checksum) of every line of the folder's list, as `sha256sum` writes it."""
+    """Yield (absolute path, checksum) for every line of a folder's list, as `sha256sum` writes it."""
     file = folder / LIST
     if not file.is_file():
         return

@@ -53,7 +53,7 @@ def heart_disease(test_fraction: float = 0.3, seed: int = 0) -> Silos:
 
 
 def read(hospital: str) -> Client:
-    """The 13 raw columns of one hospital, NaN where missing, and the labels diagnosis > 0."""
+    """Read the 13 raw columns of one hospital, NaN where missing, and the labels diagnosis > 0."""
     file = resources.files("scaffpd.data") / "files" / "heart_disease" / f"processed.{hospital}.data"
     rows = csv.reader(file.read_text(encoding="ascii").splitlines())
     table = np.array([[float("nan" if cell == "?" else cell) for cell in row] for row in rows])
@@ -72,7 +72,7 @@ def prepare(train: Sequence[Client], test: Sequence[Client] | None = None) -> Si
 
 
 def fill_values(train: Sequence[Matrix]) -> list[Matrix]:
-    """Per hospital, what replaces a missing value of each raw column."""
+    """Return, per hospital, what replaces a missing value of each raw column."""
     fills = np.empty((len(train), len(COLUMNS)))
     for j, name in enumerate(COLUMNS):
         observed = [raw[~np.isnan(raw[:, j]), j] for raw in train]
@@ -83,7 +83,7 @@ def fill_values(train: Sequence[Matrix]) -> list[Matrix]:
 
 
 def encode(raw: Matrix, fill: Matrix) -> Matrix:
-    """Filled numbers and yes/no columns, a column per category, and indicators of what was missing."""
+    """Fill numbers and yes/no columns, make a column per category, and add indicators of what was missing."""
     missing = np.isnan(raw)
     filled = np.where(missing, fill, raw)
     columns = []
@@ -95,7 +95,7 @@ def encode(raw: Matrix, fill: Matrix) -> Matrix:
 
 
 def encoded_names() -> tuple[str, ...]:
-    """Names of the columns that `encode` makes, in its order."""
+    """Name the columns that `encode` makes, in its order."""
     names: list[str] = []
     for name in COLUMNS:
         names += [f"{name}={value}" for value in CATEGORIES[name]] if name in CATEGORIES else [name]
@@ -103,13 +103,13 @@ def encoded_names() -> tuple[str, ...]:
 
 
 def _most_frequent(values: Matrix) -> float:
-    """The most frequent value, the smallest of several."""
+    """Return the most frequent value, the smallest of several."""
     distinct, counts = np.unique(values, return_counts=True)
     return float(distinct[counts.argmax()])
 
 
 def _aggregate(observed: Sequence[Matrix], number: bool) -> float:
-    """What the hospitals' sums say of a column: Σ x / Σ n, or the most frequent value of the added counts."""
+    """Fill a column by the hospitals' sums: Σ x / Σ n, or the most frequent value of the added counts."""
     n = sum(map(len, observed))
     if n == 0:
         return 0.0

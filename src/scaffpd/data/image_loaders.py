@@ -81,7 +81,7 @@ def load_images(which: Published, folder: Folder, more: Sequence[Layout] = ()) -
 
 
 def located(which: Published, root: Path, layouts: Sequence[tuple[Callable[[Path], bool], T]]) -> tuple[Path, T]:
-    """Where the first layout is that any place in `root` has, and what reads it."""
+    """Return where the first layout is that any place in `root` has, and what reads it."""
     groups = (_inside(root, which.folders), [root])
     found = [(place, read) for group in groups for there, read in layouts for place in group if there(place)]
     if not found:
@@ -90,7 +90,7 @@ def located(which: Published, root: Path, layouts: Sequence[tuple[Callable[[Path
 
 
 def _inside(root: Path, names: tuple[str, ...]) -> list[Path]:
-    """Folders of the usual names in `root` and those in them, the deepest first; all of them can be listed."""
+    """Return the folders of the usual names in `root` and in each other, the deepest first."""
     outer = _named(root, names)
     inner = [inner for place in outer for inner in _named(place, names)]
     for place in inner:
@@ -104,7 +104,7 @@ def _named(place: Path, names: tuple[str, ...]) -> list[Path]:
 
 
 def _share(which: Published, raw: Raw) -> str:
-    """How much of what was published is there."""
+    """Say how much of what was published is there."""
     found = (len(raw.train), len(raw.test))
     full = (which.train * which.classes, which.test * which.classes)
     if found == full:
@@ -127,7 +127,7 @@ class Counts:
 
 
 def inspect(which: Published, root: Path) -> Counts:
-    """What the loader would read, or the sentence with which it would refuse."""
+    """Count what the loader would read, or refuse as it would."""
     with reading(root):
         place, layout = located(which, root, [(one.there, one) for one in LAYOUTS[which.name]])
         counts = Counts(*layout.count(place, Files.between(root, place), which), place)

@@ -83,7 +83,7 @@ class Images:
         return running.hexdigest()
 
     def subset(self, train_per_class: int, test_per_class: int, seed: int = 0) -> Images:
-        """As many random images of every class as asked for, in their old order.
+        """Draw so many images of every class at random, and keep their order.
 
         Args:
             train_per_class: number of training images of each class.
@@ -100,7 +100,7 @@ class Images:
 
 
 def _some(images: Images, pictures: Pictures, number: int, part: str, random: np.random.Generator) -> Pictures:
-    """`number` pictures of every class, drawn without replacement."""
+    """Draw `number` pictures of every class, without replacement."""
     chosen: list[Any] = []
     for label, name in enumerate(images.classes):
         rows = np.flatnonzero(pictures.y == label)
@@ -122,7 +122,7 @@ class Raw:
 
 
 def decoded(content: bytes, what: str) -> Pixels:
-    """The pixels (h, w, 3) of an image file of any format that Pillow reads; `what` names it in a sentence."""
+    """Return the pixels (h, w, 3) of an image in any format that Pillow reads; a refusal calls it `what`."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -135,14 +135,14 @@ def decoded(content: bytes, what: str) -> Pixels:
 
 
 def sized(pixels: Pixels, side: int, what: str) -> Pixels:
-    """`pixels`, or a sentence where they are not side × side."""
+    """Return the pixels, or refuse them where they are not side × side."""
     if pixels.shape[:2] != (side, side):
         raise InputError(f"{what} has {pixels.shape[1]}×{pixels.shape[0]} pixels, expected {side}×{side}.")
     return pixels
 
 
 def whole_labels(values: object, number: int, what: str) -> Labels:
-    """Labels as int64, or a sentence unless there are `number` whole ones."""
+    """Return labels as int64, or refuse them unless there are `number` whole ones."""
     labels: NDArray[np.generic] = np.asarray(values)
     if labels.shape != (number,) or (number and labels.dtype.kind not in "iu"):
         got = f"{labels.dtype} of shape {labels.shape}"
@@ -151,7 +151,7 @@ def whole_labels(values: object, number: int, what: str) -> Labels:
 
 
 def short(wnids: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
-    """The first of a class's words; with its WordNet number where two classes share it.
+    """Name classes by the first of their words; with the WordNet number where two share it.
 
     "goldfish, Carassius auratus" is goldfish; a class without words goes by its number.
     """
@@ -187,12 +187,12 @@ class PickledBatches:
     names: str
 
     def there(self, place: Path) -> bool:
-        """Whether this looks like such a folder; one file "train" or "test" may be anybody's."""
+        """Return whether this looks like such a folder; one file "train" or "test" may be anybody's."""
         parts = [(place / name).is_file() for name in (self.train[0], self.test)]
         return (place / self.meta).is_file() or (any if len(self.train) > 1 else all)(parts)
 
     def read(self, place: Path, files: Files) -> Raw:
-        """All of it."""
+        """Read all images and labels."""
         meta = place / self.meta
         classes = _entry(_unpickled(files, meta), self.names, meta)
         if not isinstance(classes, list):
@@ -204,7 +204,7 @@ class PickledBatches:
         return Raw(joined, test, words, f"The python batches in {place.name!r}")
 
     def count(self, place: Path, files: Files, which: Published) -> tuple[int, int, int]:
-        """Images to train on and to test on, and classes: those published, if the files are large enough for them."""
+        """Count images to train on, to test on, and classes: those published, if files are large enough for them."""
         train, test = which.train * which.classes, which.test * which.classes
         for name, number in [*((name, train // len(self.train)) for name in self.train), (self.test, test)]:
             file = place / name
@@ -216,7 +216,7 @@ class PickledBatches:
 
 
 def _batch(files: Files, file: Path, key: str) -> Pictures:
-    """A batch stores each image as a row: 1,024 red values, 1,024 green ones, 1,024 blue ones."""
+    """Read a batch, which stores each image as a row: 1,024 red values, 1,024 green ones, 1,024 blue ones."""
     batch = _unpickled(files, file)
     data = _entry(batch, "data", file)
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] != (3 * SIDE * SIDE,):
@@ -246,14 +246,14 @@ def _unpickled(files: Files, file: Path) -> dict[str, Any]:
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes for older readers."""
+    """Return bytes as Python 3 writes them for older readers."""
     if encoding not in ("latin1", "latin-1"):
         raise InputError(f"encodes text as {encoding!r}, which no CIFAR file does; download it again.")
     return text.encode("latin1")
 
 
 def _dtype(name: str, align: object = False, copy: object = True) -> np.dtype[Any]:
-    """A dtype by name; the published files say 0 and 1 where NumPy now wants False and True."""
+    """Return a dtype by name; the published files say 0 and 1 where NumPy now wants False and True."""
     return np.dtype(name)
 
 
@@ -268,7 +268,7 @@ class _Arrays(pickle.Unpickler):
     """An unpickler of arrays, lists, dictionaries, text and numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What the pickle asks for by name, or a refusal: anything else could run code."""
+        """Return what the pickle asks for by name, or refuse it: anything else could run code."""
         known = f"{module}.{name}".replace("numpy._core.", "core.").replace("numpy.core.", "core.")
         if known not in _ALLOWED:
             raise InputError(f"asks for {module}.{name}, which no CIFAR file needs; download it again.")
@@ -286,22 +286,22 @@ class ClassFolders:
         self.side = side
 
     def there(self, place: Path) -> bool:
-        """Whether there is a folder `train` with folders in it."""
+        """Return whether there is a folder `train` with folders in it."""
         return bool(_folders(place / "train"))
 
     def listed(self, place: Path, files: Files) -> tuple[Labelled, Labelled, tuple[str, ...], str]:
-        """Files to train on and to test on with their labels, the classes, and words on the layout."""
+        """List files to train on and to test on with their labels, the classes, and words on the layout."""
         classes = _folders(place / "train")
         train, test = (_by_class(place / part, classes) for part in ("train", "test"))
         return train, test, tuple(classes), f"Class folders of image files in {place.name!r}"
 
     def read(self, place: Path, files: Files) -> Raw:
-        """All of it."""
+        """Read all images and labels."""
         train, test, classes, words = self.listed(place, files)
         return Raw(_pictures(files, train, self.side), _pictures(files, test, self.side), classes, words)
 
     def count(self, place: Path, files: Files, which: Published) -> tuple[int, int, int]:
-        """Images to train on and to test on, and classes, without opening an image."""
+        """Count images to train on, to test on, and classes, without opening an image."""
         train, test, classes, _ = self.listed(place, files)
         return len(train), len(test), len(classes)
 
@@ -313,7 +313,7 @@ class TinyFolders(ClassFolders):
     """
 
     def listed(self, place: Path, files: Files) -> tuple[Labelled, Labelled, tuple[str, ...], str]:
-        """The same of this layout."""
+        """List the same of this layout."""
         known = place / "wnids.txt"
         wnids = sorted(line.strip() for line in files.lines(known)) if known.is_file() else _folders(place / "train")
         notes = place / "val" / "val_annotations.txt"
@@ -326,14 +326,14 @@ class TinyFolders(ClassFolders):
 
 
 def _words(files: Files, file: Path, wnids: Sequence[str]) -> tuple[str, ...]:
-    """Names by words.txt (number, tab, words), or the numbers where there is no such file."""
+    """Name classes by words.txt (number, tab, words), or by their numbers where there is no such file."""
     lines = files.lines(file) if file.is_file() else []
     words = dict(line.split("\t", 1) for line in lines if "\t" in line)
     return short(wnids, [words.get(wnid, wnid) for wnid in wnids])
 
 
 def _annotated(files: Files, notes: Path, wnids: Sequence[str]) -> Labelled:
-    """(file, label) of each line `name<tab>wnid<tab>…`."""
+    """Return (file, label) for each line `name<tab>wnid<tab>…`."""
     number = {wnid: label for label, wnid in enumerate(wnids)}
     found = []
     for line in files.lines(notes):
@@ -345,7 +345,7 @@ def _annotated(files: Files, notes: Path, wnids: Sequence[str]) -> Labelled:
 
 
 def _by_class(part: Path, classes: Sequence[str]) -> Labelled:
-    """(file, label) of the images of each class's folder, or of a folder `images` in it."""
+    """Return (file, label) for the images in each class's folder, or in a folder `images` in it."""
     if not part.is_dir():
         raise InputError(f"There is no folder {str(part)!r}: expected one with a folder of images per class.")
     found = {*_folders(part)} - {"images"}

@@ -15,7 +15,7 @@ Indices = NDArray[np.int64]
 
 
 def label_array(owner: str, name: str, values: ArrayLike) -> NDArray[Any]:
-    """`values` as a vector with at least one entry, or a sentence; None and masked entries are kept as None."""
+    """Return values as a vector with at least one entry, or refuse them; None and masked entries stay None."""
     try:
         labels = np.asarray(values)
         if isinstance(values, np.ma.MaskedArray):
@@ -30,7 +30,7 @@ def label_array(owner: str, name: str, values: ArrayLike) -> NDArray[Any]:
 
 
 def whole_labels(owner: str, name: str, values: ArrayLike, what: str = "label") -> NDArray[Any]:
-    """`values` as a vector without missing entries that can be sorted, or a sentence."""
+    """Return values as a vector without missing entries that can be sorted, or refuse them."""
     labels = label_array(owner, name, values)
     for i in np.flatnonzero(_missing(labels))[:1]:
         raise InputError(f"{owner} needs a {what} for every sample, but sample {i} has none.")
@@ -43,7 +43,7 @@ def whole_labels(owner: str, name: str, values: ArrayLike, what: str = "label") 
 
 
 def sample_count(owner: str, X: Any) -> int:
-    """How many samples `X` has, without a copy of them; refused where it is no array of samples."""
+    """Count the samples in `X` without a copy of them; refuse what is no array of samples."""
     try:
         shape = tuple(X.shape) if hasattr(X, "shape") else np.asarray(X).shape
     except (TypeError, ValueError):
@@ -58,7 +58,7 @@ def _all_text(values: Any) -> bool:
 
 
 def _missing(labels: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which entries are None, NaN, or no date."""
+    """Return which entries are None, NaN, or no date."""
     if labels.dtype.kind == "O":
         return np.array([is_missing(value) for value in labels.tolist()], dtype=bool)
     if labels.dtype.kind in "fcmM":
@@ -67,7 +67,7 @@ def _missing(labels: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is None, NaN, NaT or pandas.NA."""
+    """Return whether a value is None, NaN, NaT or pandas.NA."""
     try:
         return value is None or bool(value != value)
     except TypeError:  # pandas.NA is neither
@@ -77,7 +77,7 @@ def is_missing(value: Any) -> bool:
 
 
 def client_rows(owner: str, parts: Sequence[ArrayLike], samples: int | None = None) -> list[Indices]:
-    """The row numbers of each client, or a sentence that names the first client whose rows cannot be."""
+    """Return the row numbers of each client, or refuse the first client whose rows cannot be."""
     if not len(parts):
         raise InputError(f"{owner} needs the row numbers of at least one client, got none.")
     checked = []
@@ -96,7 +96,7 @@ def client_rows(owner: str, parts: Sequence[ArrayLike], samples: int | None = No
 
 
 def share(owner: str, name: str, value: float) -> float:
-    """`value` as a float in [0, 1], or a sentence."""
+    """Return a value as a float in [0, 1], or refuse it."""
     number = real(owner, name, value)
     if not 0 <= number <= 1:
         raise InputError(f"{owner} needs 0 <= {name} <= 1, got {value!r}.")
@@ -104,7 +104,7 @@ def share(owner: str, name: str, value: float) -> float:
 
 
 def natural(groups: ArrayLike, minimum: int = 1) -> tuple[tuple[str, ...], list[Indices]]:
-    """One client per distinct value of `groups`: a hospital, a writer, an occupation.
+    """Make one client per distinct value of `groups`: a hospital, a writer, an occupation.
 
     Args:
         groups: for each sample the client it comes from, of any type that can be sorted.
@@ -128,7 +128,7 @@ _DRAWS = 10_000
 def dirichlet(
     X: ArrayLike, y: ArrayLike, clients: int, alpha: float, seed: int = 0, minimum: int = 2, *, balanced: bool = False
 ) -> list[Indices]:
-    r"""Label-skew partition: client i gets the share q_{k,i} of label k, with q_k ~ Dirichlet(α, …, α).
+    r"""Skew labels: client i gets the share q_{k,i} of label k, with q_k ~ Dirichlet(α, …, α).
 
     Small α gives every client few labels, large α gives all of them the same mixture. Shares are drawn again
     until every client has at least `minimum` samples; every sample goes to exactly one client.
@@ -181,7 +181,7 @@ def dirichlet(
 
 
 def shards(y: ArrayLike, clients: int, shards_per_client: int = 2, seed: int = 0) -> list[Indices]:
-    """Label-skew partition of McMahan et al. (2017): sort by label, cut into shards, deal them at random.
+    """Skew labels as McMahan et al. (2017): sort by label, cut into shards, deal them at random.
 
     The samples, sorted by label and in their old order within a label, are cut into clients · shards_per_client shards
     whose sizes differ by at most one; each client gets `shards_per_client` of them. So few clients see more labels than
@@ -209,7 +209,7 @@ def shards(y: ArrayLike, clients: int, shards_per_client: int = 2, seed: int = 0
 def _cuts(
     shares: NDArray[np.float64], sizes: NDArray[np.int64], alpha: float, random: np.random.Generator, balanced: bool
 ) -> NDArray[np.int64]:
-    """Per label, where to cut its samples: at the cumulative shares.
+    """Return where to cut the samples of each label: at the cumulative shares.
 
     If `balanced`, label after label, with shares only for clients that have fewer than n/N samples so far.
     """
@@ -230,7 +230,7 @@ def _cuts(
 def quantity_skew(
     n_or_y: int | ArrayLike, clients: int, alpha: float, seed: int = 0, minimum: int = 2
 ) -> list[Indices]:
-    """Sizes m_i = minimum + q_i · (n − N · minimum) with q ~ Dirichlet(α, …, α); samples, thus labels, at random.
+    """Skew sizes: m_i = minimum + q_i · (n − N · minimum), q ~ Dirichlet(α, …, α); samples, thus labels, at random.
 
     Small α gives a few clients nearly everything, large α gives all of them the same. Sizes are rounded such that they
     add up to n; every sample goes to exactly one client.
@@ -262,7 +262,7 @@ def quantity_skew(
 def thinned(
     parts: Sequence[ArrayLike], clients: float = 0.3, samples: float = 0.7, seed: int = 0, minimum: int = 1
 ) -> list[Indices]:
-    """A random share of the clients loses a share of its samples: imbalance on top of any partition.
+    """Take a share of their samples from a random share of clients: imbalance on top of any partition.
 
     Of N clients, round(clients · N) are drawn, and each of them loses round(samples · m_i) of its m_i samples at
     random, or as many as leave it `minimum`; one that has no more than `minimum` loses none. Halves round to the even

@@ -18,14 +18,14 @@ from scaffpd.errors import InputError, real
 
 
 def checked_seed(owner: str, seed: Any) -> int:
-    """`seed` as an int, or refuse it unless it is a whole number of at least zero."""
+    """Return a seed as an int, or refuse it unless it is a whole number of at least zero."""
     if isinstance(seed, (bool, np.bool_)) or not hasattr(seed, "__index__") or np.ndim(seed) or int(seed) < 0:
         raise InputError(f"{owner} needs a whole number seed >= 0, got {seed!r}.")
     return int(seed)
 
 
 def generator(owner: str, seed: Any) -> np.random.Generator:
-    """Random numbers that the seed fixes."""
+    """Return a generator of random numbers that the seed fixes."""
     return np.random.default_rng(checked_seed(owner, seed))
 
 
@@ -72,7 +72,7 @@ def standardised(
 
 
 def held_out(y: Labels, fraction: float, random: np.random.Generator) -> NDArray[np.bool_]:
-    """Which rows of one client to hold out: round(fraction · count) of every label, and at least one row."""
+    """Choose the rows of one client to hold out: round(fraction · count) of every label, and at least one row."""
     chosen = np.zeros(len(y), dtype=bool)
     if fraction == 0:
         return chosen
@@ -98,7 +98,7 @@ def checked_fraction(owner: str, fraction: float, name: str = "test_fraction") -
 
 
 def standardiser(parts: Sequence[Matrix], weights: Sequence[Matrix] | None = None) -> tuple[Matrix, Matrix]:
-    """Mean and standard deviation of every column over all clients, from the clients' sums only.
+    """Return mean and standard deviation of every column over all clients, from the clients' sums only.
 
     mean = Σ_i Σx / Σ_i n_i,  variance = Σ_i Σ(x − mean)² / Σ_i n_i (two exchanges, so that nothing cancels).
     Rows count by their weights, if they have any. Constant columns get deviation one.

@@ -66,7 +66,7 @@ class Table:
         return f"Table of {rows} × {columns} in {self.values.dtype}, scale {self.scale:.3g}; clients take .rows(…)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Other processes map the same file instead of being sent its contents."""
+        """Let other processes map the same file instead of sending them its contents."""
         place = _file(self.values)
         if place is not None:
             return _mapped, (place[0], self.values.dtype.str, self.values.shape, place[1], self.scale, self.key)
@@ -99,7 +99,7 @@ class Table:
                 raise _gone(file, "it has been cut off")
 
     def rows(self, numbers: ArrayLike) -> Selection:
-        """Some of the samples: by whole numbers from 0 on, or by a mask with True or False for each."""
+        """Choose samples by whole numbers from 0 on, or by a mask with True or False for each."""
         refusal = f"A table of {len(self)} rows takes row numbers from 0 to {len(self) - 1} or a mask of that length"
         chosen = _positions(numbers, len(self), refusal)
         if len(chosen) and chosen.min() < 0:
@@ -136,7 +136,7 @@ class Selection:
         return (self[k] for k in range(len(self)))
 
     def __getitem__(self, chosen: Any) -> Selection:
-        """The same for some of the rows: a slice, a mask or positions, where -1 is the last."""
+        """Choose some of the rows by a slice, a mask or positions, where -1 is the last."""
         refusal = f"A selection of {len(self)} rows takes a slice, a mask of that length or positions in it"
         if isinstance(chosen, tuple):
             raise InputError(f"{refusal}; its columns cannot be chosen, so take np.asarray(selection)[rows, columns].")
@@ -149,20 +149,20 @@ class Selection:
         return Selection(self.table, self.numbers[_positions(positions, len(self), refusal)])
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """A copy of the features, scale included: float64 unless another format is asked for."""
+        """Return a copy of the features, scale included: float64 unless another format is asked for."""
         self.table.check()
         values = self.table.values[self.numbers].astype(dtype or np.float64)
         return values if self.table.scale == 1 else values * values.dtype.type(self.table.scale)
 
     def pieces(self) -> list[NDArray[np.int64]]:
-        """The row numbers cut so that the stored values of a piece fit into `PIECE` bytes."""
+        """Cut the row numbers so that the stored values of a piece fit into `PIECE` bytes."""
         row = self.table.values.itemsize * self.shape[1]
         size = max(1, PIECE // max(1, row))
         return [self.numbers[k : k + size] for k in range(0, len(self), size)]
 
 
 def _positions(given: Any, length: int, refusal: str) -> NDArray[np.int64]:
-    """A mask or whole numbers from -length to length - 1 as numbers, or the refusal."""
+    """Return a mask, or whole numbers from -length to length - 1, as numbers; refuse anything else."""
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError):
@@ -181,7 +181,7 @@ def _positions(given: Any, length: int, refusal: str) -> NDArray[np.int64]:
 
 
 def _file(values: Any) -> tuple[str, int] | None:
-    """File and offset of which an array is the whole map, row by row and unchanged; None for all others."""
+    """Return file and offset of which an array is the whole map, row by row and unchanged; `None` for all others."""
     whole = isinstance(values, np.memmap) and isinstance(values.base, mmap)
     if not whole or values.filename is None or values.mode == "c" or not values.flags.c_contiguous:
         return None

@@ -135,7 +135,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         return self._finish()
 
     def _class_shares(self, labels: NDArray[np.intp], shares: Array | None) -> Array | None:
-        """The weights of rows, times those of their classes."""
+        """Return the weights of rows, times those of their classes."""
         if self.class_weight is None:
             return shares
         rows = np.ones(len(labels)) if shares is None else shares
@@ -184,7 +184,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         return made
 
     def _calibrated(self, scores: Array, labels: NDArray[np.intp], shares: Array | None) -> list[Any]:
-        """One function of the score for every class, or for the second one of two."""
+        """Fit one function of the score for every class, or for the second one of two."""
         columns = [labels == 1] if scores.shape[1] == 1 else [labels == k for k in range(scores.shape[1])]
         made = []
         for z, hit in zip(scores.T, columns, strict=True):
@@ -195,19 +195,19 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         return made
 
     def decision_function(self, X: Any) -> Array:
-        """Log-odds of the second class for two classes, else one score per class."""
+        """Return the log-odds of the second class for two classes, else one score per class."""
         z = self._linear(X)
         return z[:, 0] if z.shape[1] == 1 else z
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable class of every row."""
+        """Return the most probable class of every row."""
         if not getattr(self, "calibrators_", None):
             return self._labels(self._linear(X))
         labels: NDArray[Any] = self.classes_[self.predict_proba(X).argmax(axis=1)]
         return labels
 
     def predict_proba(self, X: Any, clients: Any = None) -> Array:
-        """The probability of every class, in the order of `classes_`; with `calibrate`, of every row's client."""
+        """Return the probability of each class, in the order of `classes_`; with `calibrate`, by every row's client."""
         z = self._linear(X)
         if not self.calibrators_:
             p: Array = np.column_stack([expit(-z), expit(z)]) if z.shape[1] == 1 else softmax(z, axis=1)
@@ -222,12 +222,12 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         return out
 
     def predict_log_proba(self, X: Any) -> Array:
-        """Its logarithm."""
+        """Return the logarithm of `predict_proba`."""
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
     def score(self, X: Any, y: ArrayLike, sample_weight: Any = None, clients: Any = None) -> float:
-        """Accuracy over all rows; given `clients`, the mean over the fifth of them that is served worst."""
+        """Return the accuracy over all rows; given `clients`, the mean over the fifth of them that is served worst."""
         if clients is None:
             return float(super().score(X, y, sample_weight))
         return self._worst_fifth(X, y, sample_weight, clients)
@@ -293,17 +293,17 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         return mean
 
     def __sklearn_tags__(self) -> Any:
-        """Noise may hide what there is to learn, most of all from few rows."""
+        """Expect poor scores with `epsilon`: noise may hide what there is to learn, most of all from few rows."""
         tags = super().__sklearn_tags__()
         tags.regressor_tags.poor_score = self.epsilon is not None
         return tags
 
     def predict(self, X: Any) -> Array:
-        """The expected target of every row."""
+        """Return the expected target of every row."""
         return self._mean(self._linear(X))
 
     def score(self, X: Any, y: ArrayLike, sample_weight: Any = None, clients: Any = None) -> float:
-        """R² over all rows; given `clients`, the mean over the fifth of them that is served worst."""
+        """Return R² over all rows; given `clients`, the mean over the fifth of them that is served worst."""
         if clients is None:
             return float(super().score(X, y, sample_weight))
         return self._worst_fifth(X, y, sample_weight, clients)

@@ -51,21 +51,21 @@ class Grouping(NamedTuple):
         return [str(client) for client in self.clients.tolist()]
 
     def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """One part of `values` per client, its rows in their order."""
+        """Split `values` by client, rows in their order."""
         ends = np.cumsum(np.bincount(self.owner, minlength=len(self.clients)))
         return np.split(values[np.argsort(self.owner, kind="stable")], ends[:-1])
 
     def means(self, values: NDArray[Any], weights: Array | None = None) -> NDArray[np.float64]:
-        """The (weighted) mean of one number per row, over every client's rows."""
+        """Return the (weighted) mean of one number per row, over every client's rows."""
         parts = self.split(np.ones(len(values)) if weights is None else weights)
         return np.array([np.average(part, weights=w) for part, w in zip(self.split(values), parts, strict=True)])
 
     def only(self, rows: NDArray[np.bool_]) -> Grouping:
-        """The same clients with some of their rows."""
+        """Return the same clients with some of their rows."""
         return Grouping(self.clients, self.owner[rows])
 
     def mapping(self, values: Iterable[float]) -> dict[Any, float]:
-        """Client → its number."""
+        """Return client → its number."""
         return {client: float(value) for client, value in zip(self.clients.tolist(), values, strict=True)}
 
 
@@ -91,7 +91,7 @@ def grouping(clients: Any, rows: int) -> Grouping:
 
 
 def _values(clients: Any) -> list[Any]:
-    """The entries as plain Python values: NumPy would make the name 'nan' of a missing one among names."""
+    """Return plain Python values: NumPy would make the name 'nan' of a missing one among names."""
     if isinstance(clients, str | bytes):
         raise InputError(f"clients must have one value per row, got {clients!r}: pass the column itself.")
     array = clients if isinstance(clients, np.ndarray) else getattr(clients, "to_numpy", lambda: None)()
@@ -127,7 +127,7 @@ class Scale:
 
     @classmethod
     def of(cls, parts: Sequence[Array], centred: bool, what: str, weights: Sequence[Array] | None = None) -> Scale:
-        """Mean and deviation over all clients; a model without an intercept leaves the mean where it is."""
+        """Compute mean and deviation over all clients; a model without an intercept leaves the mean where it is."""
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = standardiser(parts, weights)
         wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(deviation)))
@@ -137,17 +137,17 @@ class Scale:
 
     @classmethod
     def none(cls, columns: int) -> Scale:
-        """Everything as it is."""
+        """Leave everything as it is."""
         return cls(np.zeros(columns), np.ones(columns))
 
     def __call__(self, values: Array) -> Array:
-        """Values in units of their deviation."""
+        """Return values in units of their deviation."""
         scaled: Array = (values - self.mean) / self.deviation
         return scaled
 
 
 def in_units(weights: Array, intercept: Array, inputs: Scale, outputs: Scale) -> tuple[Array, Array]:
-    """Weights (features × outputs) and intercepts of a model of scaled values, for values as they were."""
+    """Return weights (features × outputs) and intercepts for values as they were, from those for scaled values."""
     W = weights / inputs.deviation[:, None] * outputs.deviation
     return W, intercept * outputs.deviation + outputs.mean - inputs.mean @ W
 
@@ -183,7 +183,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     choice_: Choice | None = field(init=False)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The parameters; `deep` adds those of the objective, as in `objective__alpha`."""
+        """Return the parameters; `deep` adds those of the objective, as in `objective__alpha`."""
         params: dict[str, Any] = super().get_params(deep)
         if deep and self.objective is not None:
             with suppress(InputError):  # what is no objective is refused by `fit`
@@ -204,7 +204,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return self
 
     def __sklearn_tags__(self) -> Any:
-        """Sparse rows are taken, and made dense client by client."""
+        """Accept sparse rows, and make them dense client by client."""
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
@@ -262,7 +262,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return in_units(weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs)
 
     def _joining(self, pairs: list[Any], model: Linear, group: Grouping, outputs: Scale) -> Joining | None:
-        """What joining brings every client, on a share of its rows kept aside for that; `None` where none is."""
+        """Measure what joining brings every client on rows kept aside for that; `None` where none are."""
         share = checked_fraction(type(self).__name__, self.held_out, "held_out")
         if share == 0:
             return None
@@ -277,7 +277,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return joining(train, test, model, goal, names=group.names, unit=float(outputs.deviation[0]))
 
     def _apart(self, pairs: list[Any], group: Grouping, share: float) -> tuple[list[Any], list[Any]]:
-        """The rows of every client but for a share of them, and that share."""
+        """Split the rows of every client into a share and the rest; return the rest first."""
         random, parts = np.random.default_rng(_seed(self.random_state)), []
         for name, (X, y) in zip(group.names, pairs, strict=True):
             if len(y) <= FOLDS:
@@ -288,7 +288,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return [part[0] for part in parts], [part[1] for part in parts]
 
     def _choice(self, pairs: list[Any], model: Linear, group: Grouping) -> Choice | None:
-        """l2 and the strength of the objective by folds of these rows; `None` where they are given."""
+        """Choose l2 and the strength of the objective by folds of these rows; `None` where they are given."""
         if self.choose is None:
             return None
         if self.epsilon is not None:
@@ -339,20 +339,20 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return self
 
     def score_by_client(self, X: Any, y: ArrayLike, clients: Any = None) -> dict[Any, float]:
-        """Client → accuracy on its rows; of numbers, 1 − (its mean squared error)/(variance of all y)."""
+        """Return client → accuracy on its rows; of numbers, 1 − (its mean squared error)/(variance of all y)."""
         found = self.predict(X)
         scores: dict[Any, float] = self._scores(np.asarray(y), found, grouping(clients, len(found)))
         return scores
 
     def _worst_fifth(self, X: Any, y: ArrayLike, sample_weight: Any, clients: Any) -> float:
-        """The mean score over the ⌈N/5⌉ clients that are served worst; rows of one client count alike."""
+        """Return the mean score over the ⌈N/5⌉ clients that are served worst; rows of one client count alike."""
         if sample_weight is not None:
             raise InputError("score takes sample_weight or clients, not both: rows of one client count alike.")
         scores = sorted(self.score_by_client(X, y, clients).values())
         return float(np.mean(scores[: a_fifth(len(scores))]))
 
     def _linear(self, X: Any) -> Array:
-        """⟨a_j, x⟩ plus the intercept, for new rows."""
+        """Return ⟨a_j, x⟩ plus the intercept, for new rows."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
         z: Array = X @ self.coef_.T + self.intercept_
@@ -389,7 +389,7 @@ def row_weights(sample_weight: Any, X: Any, group: Grouping) -> Array | None:
 
 
 def _arguments(objective: Objective) -> dict[str, Any]:
-    """What an objective was made with, by name."""
+    """Return the arguments that an objective was made with, by name."""
     names = [name for name in inspect.signature(type(objective).__init__).parameters if name != "self"]
     return {name: getattr(objective, name) for name in names}
 
@@ -414,7 +414,7 @@ def owners(estimator: Any, clients: Any, rows: int) -> Grouping:
 
 
 def _seed(random_state: Any) -> int:
-    """A whole number is the seed itself; anything else draws one."""
+    """Return a whole number as it is, and draw a seed from anything else."""
     if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool):
         return int(random_state)
     return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))

@@ -34,7 +34,7 @@ FILTER_FROM = 12  # clients: a shorter table needs no filter
 
 
 def available() -> str | None:
-    """`None`, or the sentence on why no report can be made."""
+    """Return the sentence on why no report can be made; `None` where it can."""
     try:
         needed(*JINJA)
         needed(*VEGA)  # draws the figures, and brings the JavaScript that does so on the page
@@ -105,7 +105,7 @@ def pictures(run: Any, form: str, only: str | None = None) -> dict[str, bytes]:
 
 @cache
 def library() -> str:
-    """Vega, Vega-Lite and Vega-Embed in one script; making it takes seconds, so it is kept in the user's cache."""
+    """Return Vega, Vega-Lite and Vega-Embed in one script, from the user's cache: making it takes seconds."""
     convert = needed(*VEGA)
     place = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "scaffpd"
     kept = place / f"vega-{convert.__version__}.js"
@@ -152,7 +152,7 @@ def page(run: ReportData, library: str) -> str:
 
 
 def _template() -> Any:
-    """The page's template; values are escaped unless the template says otherwise."""
+    """Load the page's template; values are escaped unless the template says otherwise."""
     jinja2 = needed(*JINJA)
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(packaged), autoescape=True, trim_blocks=True, lstrip_blocks=True,
@@ -185,7 +185,7 @@ def _places(run: ReportData) -> list[int]:
 
 
 def _data(run: ReportData, drawn: tuple[vega.Figure, ...]) -> dict[str, Any]:
-    """What the page's script needs."""
+    """Collect what the page's script needs."""
     found = _places(run)
     kept = ("name", "alt", "views", "focus", "heavy")
     return {
@@ -201,7 +201,7 @@ def _data(run: ReportData, drawn: tuple[vega.Figure, ...]) -> dict[str, Any]:
 
 
 def _tiles(run: ReportData) -> list[dict[str, str]]:
-    """The numbers beneath the verdict: a name, a value, perhaps an older one and a change, and what it is about."""
+    """List the numbers beneath the verdict: name, value, perhaps an older one and a change, and what it is about."""
     if not run.overall:
         return []
     tiles: list[dict[str, str]] = []
@@ -228,14 +228,14 @@ def _tiles(run: ReportData) -> list[dict[str, str]]:
 
 
 def _tone(run: ReportData, moved: float, written: str) -> str:
-    """The colour of a change: none where it is written as zero."""
+    """Return the colour of a change: none where it is written as zero."""
     if not written.startswith(("+", "−")):
         return ""
     return "gain" if run.sign * moved > 0 else "loss"
 
 
 def _clients(run: ReportData) -> list[dict[str, Any]]:
-    """The rows of the table of clients: values, changes (with * where clear of noise) and the colours of changes."""
+    """Make the rows of the table of clients: values, changes (with * where clear of noise) and their colours."""
     named = {name: {s.client: s for s in run.scores[name]} for name in run.names if name in run.scores}
     gains = run.gains(*run.pair) if run.pair else {}
     weigher, rows = named[run.role("after") or next(iter(run.scores))], []
@@ -251,7 +251,7 @@ def _clients(run: ReportData) -> list[dict[str, Any]]:
 
 
 def _value(run: ReportData, score: Score | None) -> tuple[float | None, str]:
-    """A value to sort by, and as it is shown: with its standard deviation where there is one."""
+    """Return a value to sort by, and how it is shown: with its standard deviation where there is one."""
     value = score.value if score else None
     shown = measured(value, run.measure)
     if score is None or score.deviation is None:
@@ -262,7 +262,7 @@ def _value(run: ReportData, score: Score | None) -> tuple[float | None, str]:
 
 
 def _runs(run: ReportData) -> dict[str, Any]:
-    """The table of runs: how each ended and what it cost, without columns that are empty throughout."""
+    """Make the table of models: how each run ended and what it cost, without empty columns."""
 
     def total(which: str) -> Callable[[ModelSummary], str]:
         return lambda m: measured(getattr(run.overall.get(m.name), which, None), run.measure)

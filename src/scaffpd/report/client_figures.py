@@ -22,7 +22,7 @@ def clients(run: ReportData) -> Figure | None:
 
 
 def _values(run: ReportData) -> dict[str, dict[str, float]]:
-    """Values by model and client, as shown."""
+    """Return values by model and client, as shown."""
     return {
         name: {s.client: v for s in scores if (v := vega.scaled(run, s.value)) is not None}
         for name, scores in run.scores.items()
@@ -73,7 +73,7 @@ def _points(run: ReportData) -> Rows:
 
 
 def _pairs(run: ReportData) -> Rows:
-    """Every client before and after; a change is drawn quietly where a test calls it noise."""
+    """Return every client before and after; a change is quiet where a test calls it noise."""
     if not run.pair:
         return []
     (before, after), clear = (_values(run)[name] for name in run.pair), run.tested
@@ -254,7 +254,7 @@ def _model_rows(run: ReportData) -> Rows:
 
 
 def _domains(run: ReportData, rows: Rows) -> tuple[list[float], list[float]]:
-    """Two axes of the same length in points, so that a gain on one looks as large as a loss on the other."""
+    """Return two axes of the same length in points, so that a gain on one looks as large as a loss on the other."""
     ends = [(min(row[name] for row in rows), max(row[name] for row in rows)) for name in ("mean", "worst_20")]
     least = 1.0 if run.upwards else 0.01 * max(abs(high) for _, high in ends)
     half = 0.65 * max(least, *(high - low for low, high in ends))

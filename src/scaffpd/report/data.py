@@ -59,7 +59,7 @@ class PrivacyStatement:
         return f"{self.pair} {self.scope}{least}."
 
     def cautions(self, rows: Mapping[str, int | None]) -> tuple[str, ...]:
-        """What the promise does not cover, given the number of training rows of each client."""
+        """List what the promise does not cover, given the number of training rows of each client."""
         many = [(name, n) for name, n in rows.items() if n and self.delta * n >= 1]
         doubt = [
             f"δ = {self.delta:g} is no less than one over the {n} rows of {name}: one of them may be given away."
@@ -162,7 +162,7 @@ class JoiningReport:
         return found
 
     def gain(self, client: str) -> tuple[float, str]:
-        """By which share the shown model's loss is below that alone, and whether that pays."""
+        """Return the share by which the shown model's loss is below that alone, and whether that pays."""
         row = self.rows[client][self.shown]
         return float(row.get("gain_over_alone") or 0.0), str(row.get("pays") or "")
 
@@ -223,15 +223,15 @@ class CoalitionReport:
         return "share of everything that is saved" if self.saved > 0 else "loss"
 
     def share(self, value: float) -> float:
-        """A part of what is saved; the value itself where nothing is."""
+        """Return a part of what is saved; the value itself where nothing is."""
         return value / self.saved if self.saved > 0 else value
 
     def effect(self, client: str, other: str) -> float:
-        """By which share the client's loss rises when the other leaves."""
+        """Return the share by which a client's loss rises when another leaves."""
         return self.effects[client].get(other, 0.0) / max(self.rows[client]["together"], 1e-300)
 
     def missed(self, client: str) -> float:
-        """By how much the others' losses rise together when a client leaves."""
+        """Return how much the others' losses rise together when a client leaves."""
         return sum(row.get(client, 0.0) for name, row in self.effects.items() if name != client)
 
 
@@ -295,13 +295,13 @@ class ReportData:
         return f"worst-served {self.word if a_fifth(len(self.clients)) <= 1 else f'fifth of {plural(self.word)}'}"
 
     def moved(self, before: str, after: str) -> tuple[str, str]:
-        """How the worst-served fifth and the mean change from one model to another, as they are written."""
+        """Write how the worst-served fifth and the mean change from one model to another."""
         ends = [(getattr(self.overall[before], it), getattr(self.overall[after], it)) for it in ("worst_20", "mean")]
         fifth, mean = (f"{measured(a, self.measure)} → {measured(b, self.measure)}" for a, b in ends)
         return fifth, mean
 
     def role(self, role: str) -> str | None:
-        """The name of the model with this role that has scores."""
+        """Return the name of the model with this role that has scores."""
         return next((m.name for m in self.models if m.role == role and m.name in self.overall), None)
 
     @property
@@ -316,7 +316,7 @@ class ReportData:
         return {s.client: s.clear for s in self.scores[self.pair[1]] if s.clear is not None} if self.pair else {}
 
     def gains(self, before: str, after: str) -> dict[str, float]:
-        """By how much the second model serves every client better that both have scores of."""
+        """Return how much better the second model serves every client that both have scores of."""
         old, new = ({s.client: s.value for s in self.scores[name] if s.value is not None} for name in (before, after))
         return {client: self.sign * (new[client] - old[client]) for client in old if client in new}
 
@@ -339,7 +339,7 @@ def overall(scores: Sequence[Score], upwards: bool) -> Overall | None:
 
 
 def plain(value: float | None) -> str:
-    """Three or four digits, whatever the size."""
+    """Write a number with three or four digits, whatever its size."""
     if value is None:
         return NOTHING
     size = abs(value)
@@ -351,21 +351,21 @@ def plain(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A whole number, or one decimal where it is a mean."""
+    """Write a whole number, or one decimal where it is a mean."""
     if value is None:
         return NOTHING
     return f"{value:,.0f}".replace(",", "\u202f") if value == int(value) else plain(value)
 
 
 def measured(value: float | None, measure: str) -> str:
-    """A value of a measure: percent for accuracies."""
+    """Write a value of a measure: percent for accuracies."""
     if value is None:
         return NOTHING
     return f"{100 * value:.1f}\u00a0%" if measure == "accuracy" else plain(value)
 
 
 def change(value: float | None, measure: str) -> str:
-    """A difference with its sign: points for accuracies."""
+    """Write a difference with its sign: points for accuracies."""
     if value is None:
         return NOTHING
     scaled = (100 * value if measure == "accuracy" else value) * (1 + 1e-9)  # ties go away from zero, whoever adds up
@@ -376,7 +376,7 @@ def change(value: float | None, measure: str) -> str:
 
 
 def small(value: float | None) -> str:
-    """A certificate: two digits and a power of ten."""
+    """Write a certificate: two digits and a power of ten."""
     if value is None:
         return NOTHING
     mantissa, power = f"{value:.1e}".split("e")
@@ -385,10 +385,10 @@ def small(value: float | None) -> str:
 
 
 def brief(name: str, most: int = 48) -> str:
-    """A name that does not take over the sentence it is in."""
+    """Shorten a name that would take over the sentence it is in."""
     return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"
 
 
 def capital(sentence: str) -> str:
-    """A sentence with its first letter as a capital."""
+    """Return a sentence with its first letter as a capital."""
     return sentence[:1].upper() + sentence[1:]

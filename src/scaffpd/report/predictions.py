@@ -51,11 +51,11 @@ class PredictionReport:
         return tuple(dict.fromkeys(by for _, by, _ in self.scores if by != "client"))
 
     def of(self, model: str, by: str = "client") -> dict[str, Row]:
-        """The rows of a model by client or group, without that of all rows."""
+        """Return the rows of a model by client or group, without that of all rows."""
         return {group: row for (m, b, group), row in self.scores.items() if (m, b) == (model, by) and group != EVERYONE}
 
     def total(self, model: str) -> Row:
-        """All held-out rows under a model."""
+        """Return the row for all held-out rows under a model."""
         return self.scores[model, "client", EVERYONE]
 
 
@@ -71,7 +71,7 @@ def read_predictions(folder: Path, labels: Sequence[str]) -> PredictionReport | 
 
 
 def written(name: str, value: Any) -> str:
-    """A score as it is shown."""
+    """Write a score as it is shown."""
     if value is None:
         return NOTHING
     if name == "rows":
@@ -82,21 +82,21 @@ def written(name: str, value: Any) -> str:
 
 
 def table(rows: Mapping[Any, Row], names: Sequence[str]) -> dict[str, Any]:
-    """Heads and cells of rows, without columns that none of them has."""
+    """Return heads and cells of rows, without columns that none of them has."""
     shown = [name for name in COLUMNS if name in names and any(row.get(name) is not None for row in rows.values())]
     cells = {key: [(row.get(name), written(name, row.get(name))) for name in shown] for key, row in rows.items()}
     return {"heads": [COLUMNS[name] for name in shown], "rows": cells}
 
 
 def main_model(run: ReportData) -> str:
-    """The model that a reader is told to use, where it is scored; else the one that the run is about."""
+    """Return the model that a reader is advised to use, where it is scored; else the one that the run is about."""
     assert run.predictions is not None
     wanted = (run.joining.shown if run.joining else None, run.role("after"))
     return next((name for name in wanted if name in run.predictions.models), run.predictions.models[-1])
 
 
 def shown_models(run: ReportData) -> list[str]:
-    """Average, fair and personal, and the main model recalibrated; of a path, its first point and the main one."""
+    """Return average, fair, personal, and the main model recalibrated; of a path, its first point and the main one."""
     assert run.predictions is not None
     main = main_model(run)
     wanted = (*ORDER, *run.shown, main, f"{main}{RECALIBRATED}")
@@ -104,7 +104,7 @@ def shown_models(run: ReportData) -> list[str]:
 
 
 def in_short(run: ReportData) -> str:
-    """The scores over all held-out rows in one line, from average to the main model; empty where there are none."""
+    """Write the scores over all held-out rows in one line, from average to the main model; empty without scores."""
     found = run.predictions
     if found is None:
         return ""
@@ -145,7 +145,7 @@ def drift(run: ReportData) -> str:
 
 
 def _expected(run: ReportData, name: str) -> str:
-    """What a model expects, what is true, and whether the difference is clear of noise."""
+    """Say what a model expects, what is true, and whether the difference is clear of noise."""
     found = run.predictions
     assert found is not None
     row = found.total(name)
@@ -179,7 +179,7 @@ def sentences(run: ReportData) -> tuple[str, ...]:
 
 
 def _off(run: ReportData, name: str) -> str:
-    """For which clients a model is clearly off."""
+    """Say for which clients a model is clearly off."""
     assert run.predictions is not None
     rows = run.predictions.of(name)
     off = {client: (_gap(row) or (0.0,))[0] for client, row in rows.items() if _clear(row)}
@@ -192,7 +192,7 @@ def _off(run: ReportData, name: str) -> str:
 
 
 def _group(run: ReportData, name: str, by: str) -> str:
-    """The groups that a model picks, misses or gets wrong least and most."""
+    """Name the groups that a model picks, misses or gets wrong least and most."""
     assert run.predictions is not None
     rows = {group: row for group, row in run.predictions.of(name, by).items() if row["rows"] >= FEW}
     words = {"selection_rate": "picks", "false_positive_rate": "raises false alarms at",
@@ -210,7 +210,7 @@ def _group(run: ReportData, name: str, by: str) -> str:
 
 
 def tables(run: ReportData) -> dict[str, Any]:
-    """The tables of the page: all rows by model, every client by model, and every column of groups."""
+    """Make the tables of the page: all rows by model, every client by model, and every column of groups."""
     found = run.predictions
     if found is None:
         return {}
@@ -305,7 +305,7 @@ def coefficients(run: ReportData) -> Figure | None:
 
 
 def shifted(run: ReportData) -> str:
-    """The columns that matter most, and where the fair model leaves the average one most."""
+    """Name the columns that matter most, and where the fair model differs most from the average one."""
     found = run.predictions
     pair = [name for name in ORDER[:2] if found and found.coefficients and name in found.coefficients[0]]
     if found is None or len(pair) < 2:

@@ -53,12 +53,12 @@ def read(folder: Path) -> ReportData:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether the folder has a file that a run, a comparison or a deployed run writes."""
+    """Return whether the folder has a file that a run, a comparison or a deployed run writes."""
     return any((folder / mark).is_file() for mark in MARKS)
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """The runs in a folder, those written first first."""
+    """Return the runs in a folder, in the order in which they were written."""
     found = {file.parent: file.stat().st_mtime for mark in MARKS for file in folder.glob(f"*/{mark}")}
     return sorted(found, key=lambda place: (found[place], place))
 
@@ -355,7 +355,7 @@ def _deployed_model(
 
 
 def _pairs(*found: tuple[str, Any]) -> Pairs:
-    """Settings to show, without those that are missing."""
+    """Return settings to show, without those that are missing."""
     return tuple((name, str(value)) for name, value in found if value not in (None, ""))
 
 
@@ -365,7 +365,7 @@ def _counts(path: Path, counts: Sequence[str], *texts: str) -> list[Row]:
 
 
 def _scores(rows: Iterable[Row], column: str, names: Sequence[str]) -> dict[str, tuple[Score, ...]]:
-    """Scores by model; several rows of a client (one per seed) become their mean and standard deviation."""
+    """Return scores by model; several rows of a client (one per seed) become their mean and standard deviation."""
     groups: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         groups.setdefault(row["model"], {}).setdefault(row["client"], []).append(row)
@@ -426,7 +426,7 @@ def _rounds(path: Path, measure: str, model: str | None = None) -> tuple[Round, 
 
 
 def _of_clients(row: Row, start: str) -> dict[str, float]:
-    """The columns loss[NAME] or weight[NAME] by client, without empty cells."""
+    """Return the columns loss[NAME] or weight[NAME] by client, without empty cells."""
     found = {name[len(start) : -1]: number(row, name) for name in row if name.startswith(start) and name[-1] == "]"}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -455,7 +455,7 @@ def _range(value: Any) -> str:
 
 
 def _spent(stated: Any, rows: Iterable[Row]) -> PrivacyStatement | None:
-    """What the silos of a deployed run state that it has cost."""
+    """Read what a deployed run has cost, by its silos' own statements."""
     epsilon, delta = (number(stated, name) if isinstance(stated, dict) else None for name in ("epsilon", "delta"))
     if epsilon is None or delta is None:
         return None

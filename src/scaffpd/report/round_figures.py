@@ -72,7 +72,7 @@ def losses(run: ReportData) -> Figure | None:
 
 
 def _powers(values: list[float]) -> list[float]:
-    """Powers of ten around some numbers, seven at most."""
+    """Return powers of ten around some numbers, seven at most."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     step = max(1, math.ceil((high - low) / 6))
     return [float(f"1e{power}") for power in range(low, max(high, low + 1) + step, step)]

@@ -146,7 +146,7 @@ def _scored(one: OneRun) -> str:
 
 
 def _paired(runs: Sequence[OneRun]) -> Paired | None:
-    """Losses of single rows, where all runs have held out the same; `None` elsewhere."""
+    """Read losses of single rows, where all runs have held out the same; `None` elsewhere."""
     losses, wrong, counts, rows = [], [], None, set()
     for one in runs:
         try:
@@ -173,7 +173,7 @@ def _flat(values: Mapping[str, Any], start: str = "") -> list[tuple[str, str]]:
 
 
 def _differences(runs: Sequence[OneRun]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The settings that are not the same in all runs, with that of each."""
+    """Return the settings that are not the same in all runs, with that of each."""
     known = [one.settings for one in runs]
     names = dict.fromkeys(name for own in known for name in own)
     found = [(name, tuple(own.get(name, NOTHING) for own in known)) for name in names]

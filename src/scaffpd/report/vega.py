@@ -34,19 +34,19 @@ COLOURS = ("paper", "card", "ink", "soft", "line", "rest", "gain", "loss", "acce
 
 
 def look(place: int) -> tuple[int, str, list[int]]:
-    """Colour, shape and dash of the model in this place: 0 is before, 1 after, then all others, no two alike."""
+    """Return colour, shape and dash of the model in this place: 0 is before, 1 after, then all others, no two alike."""
     lap = place // len(SHAPES)
     return place % len(SHAPES), SHAPES[(place + lap) % len(SHAPES)], DASHES[(place + 2 * lap) % len(DASHES)]
 
 
 def places(roles: list[str]) -> list[int]:
-    """Every model's place, by its role."""
+    """Return every model's place, by its role."""
     others = iter(range(2 if any(roles) else 0, len(roles) + 2))
     return [{"before": 0, "after": 1}.get(role, -1) if role else next(others) for role in roles]
 
 
 def css() -> str:
-    """The colours as custom properties: light, and dark by the system's wish or the reader's."""
+    """Write the colours as custom properties: light, and dark by the system's setting or the reader's."""
     light, dark = (
         " ".join(f"--{name}: {palette[name]};" for name in COLOURS)
         + " "
@@ -62,7 +62,7 @@ def css() -> str:
 
 
 def config(palette: Palette, model_places: list[int]) -> dict[str, Any]:
-    """Vega-Lite's configuration for a theme: quiet axes, and the colours of models in their order."""
+    """Make Vega-Lite's configuration for a theme: quiet axes, and the colours of models in their order."""
     series = palette["series"]
     words = {"labelColor": palette["soft"], "titleColor": palette["soft"], "labelFont": FONT, "titleFont": FONT}
     return {
@@ -152,14 +152,14 @@ def drawn(
 
 
 def colour(run: ReportData) -> Spec:
-    """Colour (or shape) by model; the legend names the models that are shown."""
+    """Give marks colours (or shapes) by model; the legend names the models that are shown."""
     legend = {"values": {"expr": "shown"}, "title": None, "columns": columns(run.names), "symbolStrokeWidth": 0}
     shown = legend if len(run.models) > 1 else None
     return {"field": "model", "type": "nominal", "scale": {"domain": list(run.names)}, "legend": shown}
 
 
 def looks(field: str, names: Sequence[str]) -> Spec:
-    """A colour and a shape for every name, in one legend."""
+    """Give every name a colour and a shape, in one legend."""
     legend = {"title": None, "symbolStrokeWidth": 0, "symbolOpacity": 1, "columns": columns(names)}
     start: Spec = {"field": field, "type": "nominal", "legend": legend}
     ranges = {"fill": "ordinal", "shape": list(SHAPES[: len(names)])}
@@ -167,7 +167,7 @@ def looks(field: str, names: Sequence[str]) -> Spec:
 
 
 def columns(names: Sequence[str]) -> Spec:
-    """Columns of a legend, as the width of each; `settled`, or the page, turns that into a number of columns."""
+    """Give the width of a legend's columns; `settled`, or the page, turns it into a number of columns."""
     return {"room": 40 + 7 * min(max(map(len, names), default=1), 24)}
 
 
@@ -181,32 +181,32 @@ def settled(spec: Any, width: int) -> Any:
 
 
 def dashes(run: ReportData) -> list[Spec]:
-    """Dash by model; not by a scale, because the legend of shapes would draw dashes around them."""
+    """Give lines dashes by model; not by a scale, because the legend of shapes would draw dashes around them."""
     found = [look(place)[2] for place in places([m.role for m in run.models])]
     return [{"name": "order", "value": list(run.names)}, {"name": "dashes", "value": found}]
 
 
 def quantity(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Spec:
-    """A channel of numbers, with its axis."""
+    """Make a channel of numbers, with its axis."""
     look = {"tickCount": 6, **axis}
     return {"field": field, "type": "quantitative", "title": title, "scale": scale or {}, "axis": look}
 
 
 def across(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Spec:
-    """A horizontal channel of numbers: as many ticks as fit, and no grid."""
+    """Make a horizontal channel of numbers: as many ticks as fit, and no grid."""
     room = {"expr": "clamp(width / 75, 3, 8)"}
     return quantity(field, title, scale, **{"grid": False, "tickCount": room, **axis})
 
 
 def which(lines: Sequence[str]) -> Spec:
-    """Two lines per model: the first dashed, the second solid."""
+    """Draw two lines per model: the first dashed, the second solid."""
     legend = {"title": None, "symbolType": "stroke", "symbolStrokeWidth": 2, "orient": "bottom"}
     scale = {"domain": list(lines), "range": [[4, 3], [1, 0]]}
     return {"field": "which", "type": "nominal", "scale": scale, "legend": legend}
 
 
 def named(clients: Sequence[str], **axis: Any) -> Spec:
-    """A vertical channel with one row per client, in this order."""
+    """Make a vertical channel with one row per client, in this order."""
     room = {"expr": "clamp(width / 3, 90, 220)"}
     look = {"labelLimit": room, "grid": True, "gridDash": [1, 3], "labelFontSize": 13, **axis}
     domain = {"domain": list(clients)}
@@ -221,7 +221,7 @@ def value_axis(run: ReportData) -> str:
 
 
 def value_format(run: ReportData) -> str:
-    """The number format of a value, for d3."""
+    """Return the number format of a value, for d3."""
     return ".1f" if run.upwards else ",.4~r"
 
 
@@ -245,7 +245,7 @@ def thinned(numbers: Sequence[int], most: int = MOST_ROUNDS) -> set[int]:
 
 
 def tips(**lines: str | tuple[str, str]) -> list[Spec]:
-    """A tooltip: by field a title, or a title and the format of its numbers."""
+    """Make a tooltip: by field a title, or a title and the format of its numbers."""
     found: list[Spec] = []
     for field, said in lines.items():
         title, form = (said, "") if isinstance(said, str) else said
@@ -256,7 +256,7 @@ def tips(**lines: str | tuple[str, str]) -> list[Spec]:
 
 
 def layer(mark: str, encoding: Spec, where: str = "", table: str = "", **look: Any) -> Spec:
-    """Marks of one kind: of the rows `where` an expression holds, of a `table` where a figure has several.
+    """Draw marks of one kind: of the rows `where` an expression holds, of a `table` where a figure has several.
 
     One mark, where all its channels are constant.
     """
@@ -267,12 +267,12 @@ def layer(mark: str, encoding: Spec, where: str = "", table: str = "", **look: A
 
 
 def dots(encoding: Spec, size: int = 80, where: str = "", table: str = "") -> Spec:
-    """Points with the colours and shapes of `looks`."""
+    """Draw points with the colours and shapes of `looks`."""
     return layer("point", encoding, where, table, size=size, opacity=1, strokeWidth=0)
 
 
 def changes(table: str, y: Spec, x: Spec, when: str = "true") -> list[Spec]:
-    """Lines from before to after, and the change in words to the right of the chart; gains, losses and noise apart."""
+    """Draw lines from before to after, and write the change to their right; gains, losses and noise apart."""
     layers: list[Spec] = []
     ends = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
     words = {"y": y, "text": {"field": "change"}}

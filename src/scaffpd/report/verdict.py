@@ -91,7 +91,7 @@ def verdict(run: ReportData) -> tuple[str, ...]:
 
 
 def optimised(run: ReportData) -> Difference | None:
-    """What was optimised, the loss of the worst-served fifth on training rows; `None` where it is not known."""
+    """Return what was optimised, the loss of the worst-served fifth on training rows; `None` where it is not known."""
     if not run.pair or run.kind not in ("train", "path", "runs") or run.privacy is not None:
         return None  # losses of private clients are known with noise alone
     worst = []
@@ -208,12 +208,12 @@ def cautions(run: ReportData) -> tuple[str, ...]:
 
 
 def uncertain(run: ReportData, score: Score) -> bool:
-    """Whether a client has too few held-out rows for its number to mean much."""
+    """Return whether a client has too few held-out rows for its number to mean much."""
     return run.split == "test" and score.test_rows is not None and score.test_rows < FEW
 
 
 def _main_scores(run: ReportData) -> tuple[Score, ...]:
-    """The scores of the model after; of the first that has some where there is none."""
+    """Return the scores of the model after; of the first that has some where there is none."""
     model = run.role("after") or next((name for name in run.names if name in run.scores), None)
     return run.scores[model] if model else ()
 
@@ -270,7 +270,7 @@ def _noise(run: ReportData) -> str:
 
 
 def _chance(run: ReportData) -> str:
-    """McNemar's test cannot tell a net change of fewer than four rows from chance, whichever rows changed sides."""
+    """Warn of a net change of fewer than four rows: McNemar's test cannot tell it from chance."""
     if not run.pair or run.kind == "compare" or not run.upwards or run.split != "test":
         return ""
     before, after = run.pair

@@ -75,7 +75,7 @@ def _value(cell: str) -> Any:
 
 
 def number(row: Mapping[str, Any], name: str) -> float | None:
-    """A finite number of a row, or `None`."""
+    """Return a finite number of a row, or `None`."""
     value = row.get(name)
     if value is None or value == "":
         return None
@@ -87,7 +87,7 @@ def number(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def whole(row: Mapping[str, Any], name: str) -> int | None:
-    """A whole number of a row, or `None`."""
+    """Return a whole number of a row, or `None`."""
     found = number(row, name)
     return None if found is None else int(found)
 
@@ -95,6 +95,6 @@ def whole(row: Mapping[str, Any], name: str) -> int | None:
 def megabytes(
     row: Mapping[str, Any], up: str = "bytes_up", down: str = "bytes_down", unit: float = 1e6
 ) -> float | None:
-    """What was sent up and down, in units of 10⁶ bytes."""
+    """Return what was sent up and down, in units of 10⁶ bytes."""
     sent = (number(row, up), number(row, down))
     return None if sent[0] is None or sent[1] is None else (sent[0] + sent[1]) / unit

@@ -113,7 +113,7 @@ class RunFolder:
             yield
 
     def fits(self, kind: str, config: RunConfig) -> bool:
-        """Whether the folder is empty or holds the same run, made for more or fewer rounds."""
+        """Return whether the folder is empty or holds the same run, made for more or fewer rounds."""
         text = self._text()
         return not text or (self.kind() == kind and _lasting(text) == _lasting(self._settings(kind, config)))
 
@@ -163,12 +163,12 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def environment_file() -> dict[str, str]:
-    """Versions and machine, by file name."""
+    """Return versions and machine as text, by file name."""
     return {"environment.json": json.dumps(environment(), indent=1) + "\n"}
 
 
 def _lasting(text: str) -> dict[str, Any] | None:
-    """The settings that make a run what it is; `None` where they cannot be read."""
+    """Return the settings that make a run what it is; `None` where they cannot be read."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
@@ -179,7 +179,7 @@ def _lasting(text: str) -> dict[str, Any] | None:
 
 
 def title(config: RunConfig, prepared: Prepared) -> str:
-    """The run in a few words."""
+    """Name the run in a few words."""
     by = f" by {prepared.word}" if config.data.file else ""
     return f"{config.name}: {len(prepared.names)} {'client' if by else prepared.word}s{by}"
 
@@ -189,7 +189,7 @@ def tables(
     path: Mapping[str, Any] | None = None, verdict: Sequence[str] | None = None, remarks: Sequence[str] = (),
     joining: Joining | str = "", coalition: Coalition | None = None,
 ) -> dict[str, str]:  # fmt: skip
-    """The summary and the tables of a run, by file name."""
+    """Make the summary and the tables of a run, by file name."""
     told = {} if verdict is None else {"sentence": verdict[0], "details": " ".join(verdict[1:])}
     remarks = [*prepared.remarks, *remarks, *([joining] if isinstance(joining, str) and joining else [])]
     summary = {
@@ -219,7 +219,7 @@ def tables(
 
 
 def _ended(one: Trained) -> dict[str, Any]:
-    """How a model was trained and how that ended."""
+    """Describe how a model was trained and how that ended."""
     result = one.result
     return {
         "name": one.name, "role": one.role, "objective": None if one.objective is None else repr(one.objective),
@@ -232,7 +232,7 @@ def _ended(one: Trained) -> dict[str, Any]:
 
 
 def _privacy(models: Sequence[Trained]) -> dict[str, Any] | None:
-    """What all models together have cost the clients' records; `None` where nothing was private."""
+    """State what all models together have cost the clients' records; `None` where nothing was private."""
     private, spent = models[-1].private, models[-1].result.privacy
     if private is None or spent is None:
         return None
@@ -260,7 +260,7 @@ def _round_rows(models: Sequence[Trained], measure: str) -> Rows:
 
 
 def client_rows(models: Sequence[Trained], measure: str) -> Rows:
-    """A row for every model and client."""
+    """Make a row for every model and client."""
     rows = []
     for one in models:
         for i, name in enumerate(one.result.names):

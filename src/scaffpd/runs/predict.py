@@ -175,7 +175,7 @@ def _unseen(
 
 
 def _truth(table: OpenTable, target: Any, labels: tuple[Any, ...], decimal: str | None) -> list[Any] | None:
-    """The target of every row, as the model calls its labels; `None` where the table has no such column."""
+    """Return the target of every row, as the model calls its labels; `None` where the table has no such column."""
     if not isinstance(target, str) or target not in table.names:
         return None
     texts = bool(labels) and isinstance(labels[0], str)

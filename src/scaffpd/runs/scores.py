@@ -138,7 +138,7 @@ def _average(values: Iterable[float | None]) -> float | None:
 
 
 def _auc(y: NDArray[Any], p: Matrix) -> float | None:
-    """The chance that a row of this label has the higher probability: U/(n₁ n₀), ties count half."""
+    """Return the chance that a row of this label has the higher probability: U/(n₁ n₀), ties count half."""
     ones = int(y.sum())
     if not 0 < ones < len(y):
         return None
@@ -195,7 +195,7 @@ def _answers(prepared: Prepared, z: Matrix) -> tuple[NDArray[Any], Matrix | None
 
 
 def _score_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> Iterable[dict[str, Any]]:
-    """A row for every model and client, and for every value of every column of groups; all rows last."""
+    """Yield a row for every model and client, and for every value of every column of groups; all rows last."""
     y = np.concatenate([_truth(prepared, i) for i in range(len(prepared.names))])
     owner = np.repeat(np.array(prepared.names, dtype=object), [len(own) for _, own in prepared.test])
     cuts = {"client": owner} | {by: np.concatenate(parts) for by, parts in prepared.groups.items()}
@@ -221,7 +221,7 @@ def by_group(
 
 
 def _bin_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> Iterable[dict[str, Any]]:
-    """Reliability of every model's probabilities, over all rows and client by client."""
+    """Yield the reliability of every model's probabilities, over all rows and client by client."""
     for name, own in outputs.items():
         pairs = []
         for i, z in enumerate(own):
@@ -235,7 +235,7 @@ def _bin_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> It
 
 
 def coefficient_rows(prepared: Prepared, parameters: Mapping[str, Sequence[Any]]) -> Rows:
-    """A row for every encoded column (and label, of more than two): what one deviation of it adds to the output.
+    """Make a row for every encoded column (and label, of more than two): what one deviation adds to the output.
 
     That is the coefficient times the column's standard deviation over training rows; for numbers in units of the
     target, for labels in log-odds (in the outputs of least squares). Personal models have their least and largest.
@@ -261,7 +261,7 @@ def coefficient_rows(prepared: Prepared, parameters: Mapping[str, Sequence[Any]]
 
 
 def _single_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> bytes:
-    """Losses of single rows (and 1 for a wrong label) by model, and what tells these rows from others."""
+    """Write losses of single rows (and 1 for a wrong label) by model, and what tells these rows from others."""
     losses: dict[str, Any] = {}
     for name, own in outputs.items():
         parts = [answered(prepared.model, z, np.asarray(y)) for z, (_, y) in zip(own, prepared.test, strict=True)]

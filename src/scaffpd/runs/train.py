@@ -158,10 +158,10 @@ class Watcher(Protocol):
     """What is called while models are trained, such as a screen."""
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
-        """Called before a model is trained."""
+        """Begin with a model that is about to be trained."""
 
     def show(self, info: RoundInfo) -> None:
-        """Called after every round."""
+        """Show a round that is done."""
 
 
 def carry_out(config: RunConfig, prepared: Prepared, cohort: Cohort, folder: Path, watcher: Watcher) -> list[Trained]:
@@ -231,7 +231,7 @@ def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) 
 def joining_of(
     config: RunConfig, prepared: Prepared, models: Sequence[Trained], choice: Choice | None = None
 ) -> Joining | str:
-    """What joining brings every client on its held-out rows; or why that is not known, empty where nobody asks."""
+    """Measure what joining brings every client on held-out rows; or say why not, empty where nobody asks."""
     splits, model = splits_of(config, prepared), prepared.model
     if not splits or not prepared.test or models[-1].result.status is Status.INTERRUPTED:
         return ""
@@ -255,7 +255,7 @@ def joining_of(
 
 
 def splits_of(config: RunConfig, prepared: Prepared) -> int:
-    """How many random splits there are: as many as asked for, else 5 of a small table and 1 of others."""
+    """Return the number of random splits: as many as asked for, else 5 of a small table and 1 of others."""
     if config.training.splits is not None:
         return config.training.splits
     numbers = sum(X.shape[0] * X.shape[1] for X, _ in [*prepared.train, *prepared.test])
@@ -276,7 +276,7 @@ def check_asked(config: RunConfig, prepared: Prepared) -> None:
 
 
 def coalition_of(config: RunConfig, prepared: Prepared, found: Joining | str) -> Coalition | None:
-    """What every client brings and gets: where it is asked for, or where there are few clients and small tables."""
+    """Measure what every client brings and gets: where it is asked for, or where clients are few and tables small."""
     asked = config.training.coalition
     if not isinstance(found, Joining):
         return None
@@ -340,7 +340,7 @@ class Choosing:
     budget: int = BUDGET
 
     def choice(self, config: RunConfig, prepared: Prepared) -> Choice:
-        """What folds of the training rows choose."""
+        """Choose by folds of the training rows."""
         rows = Folds.of(prepared.train, prepared.model, prepared.names, FOLDS, config.training.seed)
         rows = replace(rows, device=config.training.device)
         kinds = "strength" in config.left_out and type(config.goal).__name__ in SYMBOLS
@@ -353,7 +353,7 @@ class Choosing:
 
 
 def choosable(config: RunConfig, prepared: Prepared) -> bool:
-    """Whether folds choose strengths without being asked: of a table that is not too large, with rows for folds."""
+    """Return whether folds choose strengths unasked: of a table that is not too large, with rows for folds."""
     numbers = sum(X.shape[0] * X.shape[1] for X, _ in prepared.train)
     able = isinstance(prepared.model, Linear) and config.privacy is None and bool(config.data.file)
     rows = min(len(y) for _, y in prepared.train)
@@ -361,7 +361,7 @@ def choosable(config: RunConfig, prepared: Prepared) -> bool:
 
 
 def _goal(config: RunConfig, choice: Choice) -> dict[str, Any] | None:
-    """[objective] with the chosen strength."""
+    """Return [objective] with the chosen strength."""
     name = PARAMETERS.get(type(choice.objective).__name__)
     if "strength" not in config.left_out or name is None:
         return config.objective

@@ -172,13 +172,13 @@ def _scales(column: Json) -> list[tuple[float, float]]:
 
 
 def mean_of(totals: Mapping[str, Any], schema: Json | None = None) -> Matrix:
-    """The mean of every encoded column, from the silos' n and Σx; zero where nobody has a value."""
+    """Return the mean of every encoded column, from the silos' n and Σx; zero where nobody has a value."""
     n, sums = _added(totals, "sum", None if schema is None else width(schema))
     return np.divide(sums, n, out=np.zeros_like(sums), where=n > 0)
 
 
 def deviation_of(totals: Mapping[str, Any], mean: Matrix) -> Matrix:
-    """The standard deviation of every encoded column, from n and Σ(x − mean)²; one where it is constant."""
+    """Return the standard deviation of every encoded column, from n and Σ(x − mean)²; one where it is constant."""
     n, squares = _added(totals, "squares", len(mean))
     deviation = np.sqrt(np.divide(squares, n, out=np.zeros_like(squares), where=n > 0))
     constant = deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))
@@ -186,12 +186,12 @@ def deviation_of(totals: Mapping[str, Any], mean: Matrix) -> Matrix:
 
 
 def spread_of(totals: Mapping[str, Any], deviation: Matrix) -> dict[str, float]:
-    """Σ ‖a‖² over every silo's standardised rows, from its Σ(x − mean)²."""
+    """Return Σ ‖a‖² over every silo's standardised rows, from its Σ(x − mean)²."""
     return {silo: float((np.asarray(own["squares"]) / deviation**2).sum()) for silo, own in totals.items()}
 
 
 def longest_square(schema: Json) -> float:
-    """The largest ‖a‖² of a row whose columns all have a declared range; infinite where they have none.
+    """Return the largest ‖a‖² of a row whose columns all have a declared range; infinite where they have none.
 
     A number is at most two units from the middle of its range, and one category of a column is a one.
     """
@@ -203,7 +203,7 @@ def longest_square(schema: Json) -> float:
 
 
 def _added(totals: Mapping[str, Any], what: str, length: int | None) -> tuple[Matrix, Matrix]:
-    """Sums over silos, in the order of their names so that whoever answers first changes nothing."""
+    """Add sums over silos in the order of their names, so that whoever answers first changes nothing."""
     if not totals:
         raise InputError("Sums of at least one silo are needed.")
     counts, sums = [], []
@@ -239,7 +239,7 @@ def _unusable(silo: str, why: str) -> InputError:
 
 
 def agree(descriptions: Mapping[str, Any], standardise: bool = True, ranges: Mapping[str, Any] | None = None) -> Json:
-    """The schema that all silos can follow, or a sentence that names the silo and the column that cannot.
+    """Return the schema that all silos can follow, or refuse it by the silo and the column that cannot.
 
     Args:
         descriptions: what `Dataset.describe` returned at every silo; the first one fixes the order of columns.
@@ -302,7 +302,7 @@ def _same_task(silos: dict[str, Json]) -> str:
 
 
 def _odd(silos: dict[str, Json], key: str) -> tuple[str, str | None]:
-    """The first silo, and one whose entry differs from the first one's."""
+    """Return the first silo, and one whose entry differs from the first one's."""
     first = next(iter(silos))
     return first, next((name for name, about in silos.items() if about[key] != silos[first][key]), None)
 
@@ -360,7 +360,7 @@ def _lacking(silo: str, name: str, other: str, spare: set[str]) -> InputError:
 
 
 def _merged(name: str, columns: dict[str, Json]) -> Json:
-    """One column of the schema: a silo without a single value goes along with the others."""
+    """Merge one column of all silos: a silo without a single value goes along with the others."""
     kinds = {silo: column["kind"] for silo, column in columns.items() if column["kind"] != UNKNOWN}
     if len(set(kinds.values())) == 2:
         number = next(silo for silo, kind in kinds.items() if kind == NUMBER)
@@ -382,6 +382,6 @@ def _merged(name: str, columns: dict[str, Json]) -> Json:
 
 
 def _order(category: str) -> tuple[bool, int, str]:
-    """Whole numbers by size, then texts."""
+    """Order whole numbers by size, then texts."""
     whole = category.removeprefix("-").isdecimal() and len(category) < 16
     return not whole, int(category) if whole else 0, category

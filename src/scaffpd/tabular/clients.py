@@ -219,7 +219,7 @@ def _features(source: TableFile, columns: list[DataColumn], remarks: list[str]) 
 
 
 def _useless(column: DataColumn) -> str | None:
-    """Why a column is nothing to learn from, if so."""
+    """Say why a column is nothing to learn from; `None` where it is."""
     there = column.values[~column.missing]
     distinct = np.unique(there)
     if column.kind == DATE and len(distinct):
@@ -234,7 +234,7 @@ def _useless(column: DataColumn) -> str | None:
 
 
 def _names_rows(name: str, there: NDArray[Any], distinct: NDArray[Any]) -> bool:
-    """Whether whole numbers are identifiers: one after the other, called so, too long, or all equally long."""
+    """Return whether whole numbers are identifiers: consecutive, named so, too long, or all equally long."""
     if np.any(distinct != np.round(distinct)) or len(there) <= MANY:
         return False
     if np.abs(distinct).max() > 2**53:  # no whole number of this size is exact, so none was measured

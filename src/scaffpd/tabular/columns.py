@@ -42,12 +42,12 @@ class DataColumn:
         return np.asarray(self.values < 0) if self.kind == CATEGORY else np.isnan(self.values)
 
     def counts(self, rows: Mask) -> NDArray[np.int64]:
-        """How many of the chosen rows have each category."""
+        """Count how many of the chosen rows have each category."""
         codes = self.values[rows & ~self.missing].astype(np.int64)
         return np.bincount(codes, minlength=len(self.categories)).astype(np.int64)
 
     def take(self, rows: Mask) -> DataColumn:
-        """Some of the rows."""
+        """Return some of the rows."""
         return replace(self, values=self.values[rows])
 
 
@@ -71,13 +71,13 @@ class FeatureTable:
         return sum(c.values.nbytes for c in self.columns) + (0 if self.block is None else self.block.nbytes)
 
     def take(self, rows: Mask) -> FeatureTable:
-        """Some of the rows."""
+        """Return some of the rows."""
         columns = tuple(c.take(rows) for c in self.columns)
         return FeatureTable(int(rows.sum()), columns, None if self.block is None else self.block[rows], self.shape)
 
 
 def spelt(value: object) -> str:
-    """A category's name: 1, 1.0 and "1.0" are all "1", so that silos that store them differently agree."""
+    """Name a category: 1, 1.0 and "1.0" are all "1", so that silos that store them differently agree."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value))
     if isinstance(value, int | np.integer):
@@ -90,12 +90,12 @@ def spelt(value: object) -> str:
 
 
 def is_missing(cell: str) -> bool:
-    """Whether a cell of text stands for no value."""
+    """Return whether a cell of text stands for no value."""
     return cell.strip().lower() in MISSING
 
 
 def categorical(name: str, distinct: Sequence[object], codes: NDArray[Any], note: str = "") -> DataColumn:
-    """A column of categories whose cells are distinct[codes]."""
+    """Make a column of categories whose cells are distinct[codes]."""
     spelled = [None if cell is None or cell != cell else spelt(cell) for cell in distinct]
     names = sorted({cell for cell in spelled if cell is not None and not is_missing(cell)})
     place = {cell: k for k, cell in enumerate(names)}
@@ -104,7 +104,7 @@ def categorical(name: str, distinct: Sequence[object], codes: NDArray[Any], note
 
 
 def numeric(name: str, values: Matrix, where: str) -> DataColumn:
-    """A column of numbers; infinite ones are refused."""
+    """Make a column of numbers; refuse infinite ones."""
     if np.isinf(values).any():
         raise InputError(
             f"{where} has an infinite value in column {name!r} (row {int(np.isinf(values).argmax()) + 1})."
@@ -113,7 +113,7 @@ def numeric(name: str, values: Matrix, where: str) -> DataColumn:
 
 
 def dated(name: str, days: Matrix, example: str) -> DataColumn:
-    """A column of dates, as days since 1970. It is nothing to learn from; what can be made of it has other names."""
+    """Make a column of dates, as days since 1970: nothing to learn from; what can be made of it has other names."""
     return DataColumn(name, DATE, days, note=f"holds dates such as {example!r}")
 
 
@@ -180,7 +180,7 @@ def column(owner: str, name: str, parts: Parts, categories: Sequence[str] = ()) 
 
 
 def _values(owner: str, what: str, given: Any) -> NDArray[Any]:
-    """One column as float64 with NaN, or as an array of texts and `None`."""
+    """Return one column as float64 with NaN, or as an array of texts and `None`."""
     objects: NDArray[Any]
     if hasattr(given, "isna") and hasattr(given, "to_numpy"):  # a pandas series, whatever it keeps its values in
         objects = np.array(given.astype(object), dtype=object)

@@ -204,14 +204,14 @@ def _described(column: DataColumn, train: Mask, rarest: int) -> Json:
 
 
 def named_categories(column: DataColumn, train: Mask, rarest: int) -> list[str]:
-    """The categories that others may hear of."""
+    """Return the categories that others may hear of."""
     pairs = zip(column.categories, column.counts(train), strict=True)
     frequent = [name for name, count in pairs if count >= max(rarest, 1) and 1 <= len(name) <= agree.LONGEST]
     return frequent if len(frequent) <= agree.MOST_CATEGORIES else []
 
 
 def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:
-    """Encoded rows without gaps, in units of the deviation."""
+    """Return encoded rows without gaps, in units of the deviation."""
     X = np.where(np.isnan(X), centre, X)
     return X if scale is None else (X - centre) / scale
 
@@ -262,7 +262,7 @@ def with_expansion(schema: Json, kind: str | None) -> Json:
 
 
 def _numbers(schema: Json) -> list[int]:
-    """Where the columns of numbers are among the encoded ones."""
+    """Return where the columns of numbers are among the encoded ones."""
     found, place = [], 0
     for column in schema["columns"]:
         if column["kind"] == NUMBER:
@@ -280,7 +280,7 @@ def _bent(z: Matrix) -> Matrix:
 
 
 def _splines(z: Matrix) -> Matrix:
-    """What natural splines add to 1 and z, in units of its deviation for z ~ N(0, 1)."""
+    """Return what natural splines add to 1 and z, in units of its deviation for z ~ N(0, 1)."""
     mean, slope, scale = _normal()
     found: Matrix = (_bent(z) - mean - z[:, None] * slope) / scale
     return found
@@ -304,7 +304,7 @@ def _directions(d: int) -> tuple[Matrix, Matrix]:
 
 
 def filled(data: ClientRows, schema: Json, rows: Mask, apart: bool = False) -> Matrix:
-    """Encoded rows, not yet scaled; NaN is left only in columns of which this silo has no training value.
+    """Encode rows, not yet scaled; NaN is left only in columns of which this silo has no training value.
 
     Every missing value stays NaN where rows are to be `apart`.
     """
@@ -323,7 +323,7 @@ def _within(X: Matrix, agreed: Json) -> Matrix:
 
 
 def _encoded(data: ClientRows, column: DataColumn | None, agreed: Json, rows: Mask, apart: bool) -> Matrix:
-    """One agreed column of some rows."""
+    """Encode one agreed column of some rows."""
     train = ~data.held
     if column is None:
         raise InputError(f"Silo {data.name!r} has no column {agreed['name']!r}, which the agreement names.")
@@ -341,7 +341,7 @@ def _encoded(data: ClientRows, column: DataColumn | None, agreed: Json, rows: Ma
 
 
 def _one_hot(column: DataColumn, agreed: Json, known: set[str], train: Mask | None, rows: Mask) -> Matrix:
-    """A column of zeros and ones per agreed category; the most frequent one of `train` where it is missing.
+    """Make a column of zeros and ones per agreed category; the most frequent one of `train` where it is missing.
 
     What is not `known` is "other", and none of the categories where the agreement has no "other". In training rows that
     is what this silo does not name itself, whoever else names it: a sum must not tell who is rare.
@@ -357,7 +357,7 @@ def _one_hot(column: DataColumn, agreed: Json, known: set[str], train: Mask | No
 
 
 def _filled_block(values: NDArray[Any], train: Mask, rows: Mask, apart: bool) -> Matrix:
-    """Numbers with each column's own median over training rows where they are missing; left out, where `apart`."""
+    """Fill missing numbers by their column's median over training rows; leave them missing where `apart`."""
     chosen: Matrix = values[rows].astype(np.float64)
     for j in np.flatnonzero(np.isnan(chosen).any(0) & (not apart)):
         median = _median(values[train, j])
@@ -377,7 +377,7 @@ def _commonest(column: DataColumn, train: Mask) -> int | None:
 
 
 def fills(data: ClientRows) -> dict[str, float | str]:
-    """By column, what stands in for missing values here: of training rows the median, or the most frequent category."""
+    """Return by column what stands in for missing values: median or most frequent category of training rows."""
     found: dict[str, float | str] = {}
     for column in data.table.columns:
         if column.kind == CATEGORY:

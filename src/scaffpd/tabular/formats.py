@@ -41,14 +41,14 @@ FILE = "file"  # the column that says which file of a folder a row is from
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file, by its name, or a folder, by what is in it, holds a table."""
+    """Return whether a file, by its name, or a folder, by what is in it, holds a table."""
     if path.is_dir():
         return any(is_table(file) for file in path.iterdir() if file.is_file())
     return bool(_kind(path))
 
 
 def _kind(path: Path) -> str:
-    """The ending that says what a file holds, without that of its packing; empty where it is no table."""
+    """Return the ending that says what a file holds, without that of its packing; empty where it is no table."""
     name = path.name.lower()
     for ending in PACKED:
         name = name.removesuffix(ending)

@@ -170,7 +170,7 @@ class _Columns:
         return (None if plain else self._written(name, distinct, codes)) or self._texts(name, distinct, codes)
 
     def _written(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn | None:
-        """Numbers in other clothes, or dates; `None` where some cell is neither."""
+        """Read amounts, hours, true and false, or dates; `None` where some cell is none of these."""
         cells = ["" if is_missing(cell) else cell.strip() for cell in distinct]
         example = next((cell for cell in cells if cell), "")
         if not example:
@@ -188,7 +188,7 @@ class _Columns:
         return None if days is None else dated(name, np.array(days)[codes], example)
 
     def _unclear(self, cells: Sequence[str]) -> bool:
-        """Whether 1,500 could be one and a half as well."""
+        """Return whether 1,500 could be one and a half as well."""
         return len(self.decimals) == 2 and any(DECIMAL_COMMA.fullmatch(cell) for cell in cells)
 
     def _texts(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn:
@@ -206,7 +206,7 @@ class _Columns:
         return categorical(name, distinct, codes, note)
 
     def _typed(self, name: str, cells: Any, chosen: bool) -> DataColumn:
-        """A column that says itself what it holds."""
+        """Make a column that says itself what it holds."""
         from pyarrow import string, types
 
         kind, file = cells.type, repr(self.table.path.name)
@@ -246,7 +246,7 @@ class _Columns:
             )
 
     def _place(self, row: int) -> str:
-        """Where a row that is kept ends in the file."""
+        """Say where a row that is kept ends in the file."""
         return self.table.place(int(np.flatnonzero(self.kept)[row]))
 
 
@@ -254,7 +254,7 @@ class _Columns:
 
 
 def _all(read: Callable[[str], float | None], cells: Sequence[str]) -> list[float] | None:
-    """What `read` makes of all cells, NaN of empty ones; `None` where it can read one of them not."""
+    """Read all cells, NaN of empty ones; `None` where one cannot be read."""
     found: list[float] = []
     for cell in cells:
         value = read(cell) if cell else math.nan
@@ -265,7 +265,7 @@ def _all(read: Callable[[str], float | None], cells: Sequence[str]) -> list[floa
 
 
 def _number(cell: str, decimal: str) -> float | None:
-    """A cell of text as a number, NaN where it stands for no value, or `None`."""
+    """Return a cell of text as a number, NaN where it stands for no value, or `None`."""
     if is_missing(cell):
         return math.nan
     if "_" in cell or (decimal == "," and "." in cell):
@@ -292,7 +292,7 @@ def _amounts(decimal: str) -> Callable[[str], float | None]:
 
 
 def _hours(cell: str) -> float | None:
-    """A time of day as hours."""
+    """Return a time of day as hours."""
     found = CLOCK.fullmatch(cell)
     return int(found[1]) + int(found[2]) / 60 + int(found[3] or 0) / 3600 if found else None
 
@@ -325,14 +325,14 @@ def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
 
 
 def _distinct(cells: Any) -> tuple[list[Any], NDArray[Any]]:
-    """The different cells, empty texts where there is none, and for each row the place of its own among them."""
+    """Return the different cells, empty texts where there is none, and for each row the place of its own among them."""
     encoded = cells.combine_chunks().dictionary_encode(null_encoding="encode")
     distinct = ["" if cell is None else cell for cell in encoded.dictionary.to_pylist()]
     return distinct, np.frombuffer(encoded.indices.buffers()[1], np.int32, len(encoded))
 
 
 def _present(cells: Any) -> Mask:
-    """Which cells hold a value."""
+    """Return which cells hold a value."""
     distinct, codes = _distinct(cells)
     there = np.array([cell == cell and not is_missing(str(cell)) for cell in distinct], dtype=bool)
     return np.asarray(there[codes])
