@@ -119,11 +119,11 @@ def _adult(root: Path, blank: DatasetEntry) -> DatasetEntry:
 def _images(which: Published, root: Path, blank: DatasetEntry) -> DatasetEntry:
     from scaffpd.data.image_loaders import inspect as inspect_images
 
-    found = inspect_images(which, root)
-    share = "" if found.train == which.train * which.classes else "a subset"
+    train, test, place = inspect_images(which, root)
+    share = "" if train == which.train * which.classes else "a subset"
     return replace(
-        blank, state="found", rows=found.train, test_rows=found.test, columns=3 * which.side**2,
-        clients="by label skew", classes=found.classes, where=str(found.place), note=share,
+        blank, state="found", rows=train, test_rows=test, columns=3 * which.side**2, clients=SKEW,
+        classes=which.classes, where=str(place), note=share,
     )  # fmt: skip
 
 

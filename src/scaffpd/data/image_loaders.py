@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -116,23 +115,13 @@ def _share(which: Published, raw: Raw) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What was found, and where."""
-
-    train: int
-    test: int
-    classes: int
-    place: Path
-
-
-def inspect(which: Published, root: Path) -> Counts:
-    """Count what the loader would read, or refuse as it would."""
+def inspect(which: Published, root: Path) -> tuple[int, int, Path]:
+    """Count images to train on and to test on, and say where they are; refuse them as the loader would."""
     with reading(root):
         place, layout = located(which, root, [(one.there, one) for one in LAYOUTS[which.name]])
-        counts = Counts(*layout.count(place, Files.between(root, place), which), place)
-    _check_classes(which, counts.classes, place)
-    return counts
+        train, test, classes = layout.count(place, Files.between(root, place), which)
+    _check_classes(which, classes, place)
+    return train, test, place
 
 
 def _check_classes(which: Published, found: int, place: Path) -> None:

@@ -20,10 +20,9 @@ from sklearn.base import ClassifierMixin, RegressorMixin, clone
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 
 from scaffpd.data.silos import enough_rows, fold_numbers
-from scaffpd.estimators.base import Array, FairFederated, Grouping, check_columns, dense, grouping, owners, row_weights
+from scaffpd.estimators.base import Array, FairFederated, Grouping, grouping, row_weights
 from scaffpd.folds import FOLDS
 from scaffpd.models.losses import loss_named
 
@@ -113,11 +112,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         `clients` says who owns each row (`None`: all are one client's), `sample_weight` what it counts for among the
         rows of its client.
         """
-        check_columns(X)
-        X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr")
+        X, y, group, weights_of_rows = self._rows(X, y, clients, sample_weight)
         check_classification_targets(y)
-        X, group = dense(X), owners(self, clients, X.shape[0])
-        weights_of_rows = row_weights(sample_weight, X, group)
         self.classes_, labels = np.unique(y, return_inverse=True)
         k = len(self.classes_)
         if k < 2:
@@ -275,11 +271,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         """
         if self.loss not in REGRESSIONS:
             raise unknown("loss", self.loss, REGRESSIONS)
-        check_columns(X)
-        X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", y_numeric=True)
+        X, y, group, shares = self._rows(X, y, clients, sample_weight, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
-        X, group = dense(X), owners(self, clients, X.shape[0])
-        shares = row_weights(sample_weight, X, group)
         if shares is not None:
             there = shares > 0
             X, y, shares, group = X[there], y[there], shares[there], group.only(there)

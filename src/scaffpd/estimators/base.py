@@ -209,6 +209,15 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = True
         return tags
 
+    def _rows(
+        self, X: Any, y: Any, clients: Any, sample_weight: Any, **checks: Any
+    ) -> tuple[Array, NDArray[Any], Grouping, Array | None]:
+        """Check what `fit` is given; return dense rows, targets, who owns which row, and the weights of rows."""
+        check_columns(X)
+        X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", **checks)
+        X, group = X.toarray() if hasattr(X, "toarray") else X, owners(self, clients, X.shape[0])
+        return X, y, group, row_weights(sample_weight, X, group)
+
     def _train(
         self, X: Array, y: NDArray[Any], group: Grouping, loss: str, classes: int | None, row_weights: Array | None
     ) -> tuple[Array, Array]:
@@ -394,12 +403,6 @@ def _arguments(objective: Objective) -> dict[str, Any]:
     return {name: getattr(objective, name) for name in names}
 
 
-def dense(X: Any) -> Array:
-    """Return rows as an array, sparse ones filled up."""
-    made: Array = X.toarray() if hasattr(X, "toarray") else X
-    return made
-
-
 def owners(estimator: Any, clients: Any, rows: int) -> Grouping:
     """Return who owns which row; warn where nobody says so."""
     if clients is None:
@@ -408,7 +411,7 @@ def owners(estimator: Any, clients: Any, rows: int) -> Grouping:
             "average one: pass clients=, one name per row. In cross_val_score and searches groups= does not reach fit: "
             "turn on sklearn.set_config(enable_metadata_routing=True) and pass params={'clients': ...}.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return grouping(clients, rows)
 

@@ -30,7 +30,7 @@ from scaffpd.tabular.encode import (
     target,
     with_expansion,
 )
-from scaffpd.tabular.formats import Stacked, open_table
+from scaffpd.tabular.formats import open_table, stacked
 from scaffpd.tabular.read import date_part, date_parts, read_columns
 
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
@@ -151,7 +151,7 @@ def _read(source: TableFile) -> _Rows:
             raise InputError(f"Column {name!r} is the {what}, so it cannot be one to learn from.")
     table = open_table(source.file, source.separator, source.more_files)
     if source.test_file is not None:
-        table = Stacked(source.file, [table, open_table(source.test_file, source.separator)], ["train", "test"], PART)
+        table = stacked(source.file, [table, open_table(source.test_file, source.separator)], ["train", "test"], PART)
     parts = [PART] if source.test_file is not None else []
     extra = [source.split_by] if source.split_by and source.split_by not in needed else []
     needed |= dict.fromkeys(extra, "split")

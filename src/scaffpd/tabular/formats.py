@@ -12,18 +12,16 @@ import io
 import json
 import zipfile
 import zlib
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, several
 from scaffpd.tabular.columns import MISSING
@@ -56,30 +54,17 @@ def _kind(path: Path) -> str:
     return found or (TEXT[0] if path.name.lower().endswith(".zip") else "")
 
 
-@dataclass
-class OpenTable(ABC):
+@dataclass(frozen=True)
+class OpenTable:
     """A table that can be asked for the cells of its columns."""
 
     path: Path
-    texts = False  # whether cells are texts that may stand for numbers
-
-    @property
-    @abstractmethod
-    def names(self) -> list[str]:
-        """The names of all columns."""
-
-    @property
-    def remarks(self) -> list[str]:
-        """How the file was read, where that had to be found out."""
-        return []
-
-    @abstractmethod
-    def cells(self, names: Sequence[str]) -> list[Any]:
-        """Return these columns as arrays of pyarrow."""
-
-    def place(self, row: int) -> str:
-        """Say where a row is."""
-        return f"row {row + 1}"
+    names: list[str]  # of all columns
+    cells: Callable[[Sequence[str]], list[Any]] = field(repr=False)  # these columns as arrays of pyarrow
+    place: Callable[[int], str] = field(default=lambda row: f"row {row + 1}", repr=False)  # where a row is, in words
+    texts: bool = False  # whether cells are texts that may stand for numbers
+    separator: str = ","  # between the columns of a CSV file
+    remarks: tuple[str, ...] = ()  # how the file was read, where that had to be found out
 
 
 def open_table(path: Path, separator: str | None = None, more: Sequence[Path] = ()) -> OpenTable:
@@ -96,24 +81,26 @@ def open_table(path: Path, separator: str | None = None, more: Sequence[Path] = 
         files = sorted(file for file in path.iterdir() if file.is_file() and _kind(file))
         if not files:
             raise InputError(f"The folder {path.name!r} holds no table ({ACCEPTED}).")
-        return _stacked(path, files, separator)
+        return _several(path, files, separator)
     if more:
-        return _stacked(path, [path, *more], separator)
+        return _several(path, [path, *more], separator)
     kind = _kind(path)
     if not kind:
         raise InputError(f"{path.name!r} is no table that can be read: save it as {ACCEPTED}.")
     with _reading(path) as arrow:
         data = _unpacked(path)
         if kind in TEXT:
-            found: OpenTable = TextTable(path, *_utf8(path, data), separator)
+            text = CsvText(path, *_utf8(path, data), separator)
+            found = OpenTable(path, text.names, text.cells, text.place, True, text.separator, text.remarks)
         else:
             read = _parquet if kind in PARQUET else _lines if kind in LINES else _excel
-            found = TypedTable(path, read(path, data, arrow))
+            table = read(path, data, arrow)
+            found = OpenTable(path, list(table.column_names), lambda names: [table.column(name) for name in names])
     _check_names(found)
     return found
 
 
-def _stacked(path: Path, files: Sequence[Path], separator: str | None) -> Stacked:
+def _several(path: Path, files: Sequence[Path], separator: str | None) -> OpenTable:
     """Open several files as one table with a column `file`: their names, as far as these tell them apart."""
     for file in files:
         if file.is_dir():
@@ -122,7 +109,10 @@ def _stacked(path: Path, files: Sequence[Path], separator: str | None) -> Stacke
             raise InputError(f"There is no file {str(file)!r}.")
     for labels in ([f.name.split(".")[0] for f in files], [f.name for f in files], [str(f) for f in files]):
         if len(set(labels)) == len(labels):
-            return Stacked(path, [open_table(file, separator) for file in files], labels)
+            found = stacked(path, [open_table(file, separator) for file in files], labels)
+            named = f": {', '.join(labels[:6])}{' and others' if len(labels) > 6 else ''}"
+            where = f" in {path.name!r}" if path.is_dir() else named
+            return replace(found, remarks=(f"{several(len(files), 'file')}{where}.", *found.remarks))
     again = next(file for file in files if list(files).count(file) > 1)
     raise InputError(f"{again.name!r} is named twice.")
 
@@ -190,13 +180,13 @@ def _utf8(path: Path, data: bytes) -> tuple[bytes, str]:
 
 
 @dataclass
-class TextTable(OpenTable):
+class CsvText:
     """A CSV file: texts between separators."""
 
+    path: Path
     data: bytes = field(repr=False)  # in UTF-8
     encoding: str
     given: str | None  # the separator, where it is given
-    texts = True
 
     def __post_init__(self) -> None:
         body = self.data.lstrip(b"\r\n")
@@ -231,12 +221,12 @@ class TextTable(OpenTable):
         return [cell.strip() for cell in first[1]]
 
     @property
-    def remarks(self) -> list[str]:
+    def remarks(self) -> tuple[str, ...]:
         """How the file was read, where that had to be found out."""
         usual = {".tsv": "\t"}.get(_kind(self.path), ",")
         found = [] if self.separator == usual or self.given else [f"{SEPARATORS[self.separator]} between columns"]
         found = ([] if self.encoding == "UTF-8" else [f"{self.encoding} text"]) + found
-        return [f"{self.path.name!r} is read as {' with '.join(found)}."] if found else []
+        return (f"{self.path.name!r} is read as {' with '.join(found)}.",) if found else ()
 
     def place(self, row: int) -> str:
         """Say where a row is."""
@@ -299,22 +289,6 @@ class TextTable(OpenTable):
             yield line, row
 
 
-@dataclass
-class TypedTable(OpenTable):
-    """A file that says of each column whether it holds numbers or texts."""
-
-    table: Any = field(repr=False)  # of pyarrow
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all columns."""
-        return list(self.table.column_names)
-
-    def cells(self, names: Sequence[str]) -> list[Any]:
-        """Return these columns as arrays of pyarrow."""
-        return [self.table.column(name) for name in names]
-
-
 def _parquet(path: Path, data: bytes, arrow: Any) -> Any:
     """Read all but the columns that pandas has written as the index."""
     from pyarrow import parquet
@@ -371,71 +345,44 @@ def _typed(arrow: Any, columns: dict[str, list[Any]]) -> Any:
     return arrow.table(made)
 
 
-@dataclass
-class Stacked(OpenTable):
-    """Several tables with the same columns, one below the other, and a column that tells them apart."""
+def stacked(path: Path, tables: Sequence[OpenTable], labels: Sequence[str], column: str = FILE) -> OpenTable:
+    """Put tables with the same columns below each other; a new column tells them apart by their labels."""
+    first, *others = tables
+    for other in others:
+        if other.texts != first.texts:
+            raise InputError(f"{first.path.name!r} and {other.path.name!r} are of two formats: save both in one.")
+        odd = sorted(set(first.names) ^ set(other.names))
+        if odd:
+            having, lacking = (first, other) if odd[0] in first.names else (other, first)
+            raise InputError(f"{lacking.path.name!r} has no column {odd[0]!r}, which {having.path.name!r} has.")
+    made, ends = column not in first.names, np.zeros(len(tables), dtype=np.int64)
 
-    tables: list[OpenTable] = field(repr=False)
-    labels: list[str]  # one for each table
-    column: str = FILE  # the column of labels, unless the tables have one of this name
-
-    def __post_init__(self) -> None:
-        first, *others = self.tables
-        self.texts = first.texts
-        for other in others:
-            if other.texts != self.texts:
-                raise InputError(f"{first.path.name!r} and {other.path.name!r} are of two formats: save both in one.")
-            odd = sorted(set(first.names) ^ set(other.names))
-            if odd:
-                having, lacking = (first, other) if odd[0] in first.names else (other, first)
-                raise InputError(f"{lacking.path.name!r} has no column {odd[0]!r}, which {having.path.name!r} has.")
-
-    @property
-    def separator(self) -> str:
-        """Between columns; a comma where any table has it."""
-        marks = [getattr(table, "separator", ",") for table in self.tables]
-        return "," if "," in marks else str(marks[0])
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all columns."""
-        own = self.tables[0].names
-        return own if self.column in own else [*own, self.column]
-
-    @property
-    def remarks(self) -> list[str]:
-        """How the file was read, where that had to be found out."""
-        folder = [f"{several(len(self.tables), 'file')} in {self.path.name!r}."] if self.path.is_dir() else []
-        if self.column == FILE and not folder:
-            more = " and others" if len(self.labels) > 6 else ""
-            folder = [f"{several(len(self.tables), 'file')}: {', '.join(self.labels[:6])}{more}."]
-        return [*folder, *self.tables[0].remarks]
-
-    def cells(self, names: Sequence[str]) -> list[Any]:
-        """Return these columns as arrays of pyarrow."""
+    def cells(names: Sequence[str]) -> list[Any]:
         import pyarrow
 
-        made = self.column not in self.tables[0].names
-        asked = [name for name in names if not (made and name == self.column)]
-        parts = [table.cells(asked or table.names[:1]) for table in self.tables]
+        asked = [name for name in names if not (made and name == column)]
+        parts = [table.cells(asked or table.names[:1]) for table in tables]
         sizes = [len(part[0]) for part in parts]
-        found = {name: self._joined(pyarrow, name, [part[k] for part in parts]) for k, name in enumerate(asked)}
+        ends[:] = np.cumsum(sizes)
+        found = {name: _joined(pyarrow, path, name, [part[k] for part in parts]) for k, name in enumerate(asked)}
         if made:
-            labels = np.repeat(self.labels, sizes).tolist()
-            found[self.column] = pyarrow.chunked_array([pyarrow.array(labels, pyarrow.string())])
-        self.ends: NDArray[Any] = np.cumsum(sizes)
+            texts = pyarrow.array(np.repeat(labels, sizes).tolist(), pyarrow.string())
+            found[column] = pyarrow.chunked_array([texts])
         return [found[name] for name in names]
 
-    def place(self, row: int) -> str:
-        """Say where a row is."""
-        k = int(np.searchsorted(self.ends, row, side="right"))
-        before = int(self.ends[k - 1]) if k else 0
-        return f"{self.tables[k].place(row - before)} of {self.tables[k].path.name!r}"
+    def place(row: int) -> str:
+        k = int(np.searchsorted(ends, row, side="right"))
+        return f"{tables[k].place(row - (int(ends[k - 1]) if k else 0))} of {tables[k].path.name!r}"
 
-    def _joined(self, arrow: Any, name: str, parts: Sequence[Any]) -> Any:
-        tables = [arrow.table({"": part}) for part in parts]
-        try:
-            return arrow.concat_tables(tables, promote_options="permissive").column(0)
-        except arrow.ArrowException:
-            kinds = " and ".join(dict.fromkeys(str(part.type) for part in parts))
-            raise InputError(f"Column {name!r} holds {kinds} in different files of {self.path.name!r}.") from None
+    names = [*first.names, column] if made else first.names
+    commas = "," in [table.separator for table in tables]
+    return OpenTable(path, names, cells, place, first.texts, "," if commas else first.separator, first.remarks)
+
+
+def _joined(arrow: Any, path: Path, name: str, parts: Sequence[Any]) -> Any:
+    tables = [arrow.table({"": part}) for part in parts]
+    try:
+        return arrow.concat_tables(tables, promote_options="permissive").column(0)
+    except arrow.ArrowException:
+        kinds = " and ".join(dict.fromkeys(str(part.type) for part in parts))
+        raise InputError(f"Column {name!r} holds {kinds} in different files of {path.name!r}.") from None

@@ -18,17 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, shortened, unknown
-from scaffpd.tabular.columns import (
-    CATEGORY,
-    DATE,
-    DataColumn,
-    Mask,
-    Matrix,
-    categorical,
-    dated,
-    is_missing,
-    numeric,
-)
+from scaffpd.tabular.columns import CATEGORY, DATE, DataColumn, Mask, Matrix, categorical, dated, is_missing, numeric
 from scaffpd.tabular.formats import OpenTable
 
 DECIMALS = (".", ",")
@@ -139,7 +129,7 @@ class _Columns:
     def __init__(self, table: OpenTable, decimal: str | None, kept: Mask) -> None:
         self.table, self.kept = table, kept
         # between commas, "3,5" may as well be two values
-        commas = getattr(table, "separator", ",") == ","
+        commas = table.separator == ","
         self.decimals = (decimal,) if decimal else (".",) if commas else DECIMALS
         self.marks: dict[str, str] = {}  # the decimal mark, and a column that shows it
 
