@@ -113,32 +113,25 @@ def _runs(run: ReportData, width: int) -> Table:
 
 def _clients(run: ReportData, width: int) -> Table:
     """Make a table with a row per client, the one that gains most first."""
-    from scaffpd.report.data import change, measured
-    from scaffpd.report.verdict import uncertain
+    from scaffpd.report import client_rows
 
-    roles = {model.role: model.name for model in run.models}
-    after = roles.get("after") or roles.get("before") or run.names[-1]
-    before = roles.get("before", after)
-    old, new = ({score.client: score for score in run.scores[name]} for name in (before, after))
-    gain = dict.fromkeys(new, 0.0) | run.gains(before, after)
-    two, what = before != after, f"{'held-out ' if run.split == 'test' else 'training '}{run.measure}"
-    scores = [f"{what}\n{before}", f"\n{after}", "\nchange"] if two else [what]
-    lines = "\n" if two else ""
+    names = run.pair or [run.role("after") or run.role("before") or run.names[-1]]
+    what = f"{'held-out' if run.split == 'test' else 'training'} {run.measure}"
+    scores = [f"{what}\n{names[0]}", f"\n{names[-1]}", "\nchange"] if run.pair else [what]
     heads = ["trained on,\nheld out", *scores, "weight\nλ"]
-    rows: list[list[str | Text]] = []
-    table = plain_table(f"{lines}{run.word}", *heads, gap=0 if width < WIDEST else 2)
-    order = sorted(gain, key=lambda n: (-gain[n], run.sign * (new[n].value or 0.0)))
-    for name in order:
-        score = new[name]
-        cells: list[str | Text] = [measured(score.value, run.measure)]
-        if two:
-            moved = f"{change(run.sign * gain[name], run.measure)}{'*' if score.clear else ''}"
-            same = abs(gain[name]) < 5e-4 or score.clear is False
-            style = "dim" if same else "green" if gain[name] > 0 else "red"
-            cells = [measured(old[name].value, run.measure), *cells, Text(moved, style=style)]
-        few = " †" if uncertain(run, score) else ""
-        rows.append([f"{name}{few}", f"{score.train_rows}, {score.test_rows}", *cells, f"{score.weight:.3f}"])
-    fill(table, rows, width, "clients.csv")
+    table = plain_table("\n" * bool(run.pair) + run.word, *heads, gap=0 if width < WIDEST else 2)
+    rows: list[tuple[float, list[str | Text]]] = []
+    for row in client_rows(run):
+        score, values, (moved, told, tone) = row["score"], dict(row["values"]), row["gain"]
+        found = [values[run.names.index(name)] for name in names]
+        cells: list[str | Text] = [shown for _, shown in found]
+        if run.pair:
+            cells.append(Text(told, style={"gain": "green", "loss": "red"}.get(tone, "dim")))
+        first = f"{score.client}{' †' if row['few'] else ''}"
+        better = (moved or 0.0) if run.pair else -(found[0][0] or 0.0)
+        line = [first, f"{score.train_rows}, {score.test_rows}", *cells, f"{score.weight:.3f}"]
+        rows.append((-run.sign * better, line))
+    fill(table, [line for _, line in sorted(rows, key=lambda row: row[0])], width, "clients.csv")
     return table
 
 

@@ -134,7 +134,7 @@ def page(run: ReportData, library: str) -> str:
         cautions=verdict.cautions(run),
         figures=drawn,
         marks={name: (colour, vega.PATHS[shape]) for name, (colour, shape, _) in looks.items()},
-        clients=_clients(run) if run.scores else (),
+        clients=client_rows(run) if run.scores else (),
         predicted=predictions.tables(run),
         said=(*predictions.sentences(run), predictions.shifted(run)),
         runs=_runs(run),
@@ -234,7 +234,7 @@ def _tone(run: ReportData, moved: float, written: str) -> str:
     return "gain" if run.sign * moved > 0 else "loss"
 
 
-def _clients(run: ReportData) -> list[dict[str, Any]]:
+def client_rows(run: ReportData) -> list[dict[str, Any]]:
     """Make the rows of the table of clients: values, changes (with * where clear of noise) and their colours."""
     named = {name: {s.client: s for s in run.scores[name]} for name in run.names if name in run.scores}
     gains = run.gains(*run.pair) if run.pair else {}
@@ -279,4 +279,4 @@ def _runs(run: ReportData) -> dict[str, Any]:
     return {"columns": kept, "message": messages.pop() if len(messages) == 1 < len(run.models) else ""}
 
 
-__all__ = ["available", "write", "write_figures", "write_picture"]
+__all__ = ["available", "client_rows", "write", "write_figures", "write_picture"]

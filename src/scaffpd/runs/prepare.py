@@ -57,6 +57,7 @@ class Prepared:
     held: str = ""  # tells these held-out rows from others
     # what stands in for missing values, by client and column
     fills: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict, repr=False)
+    features: tuple[str, ...] = ()  # names of columns where the rows are no table; empty where they have none
 
     @property
     def measure(self) -> str:
@@ -68,7 +69,7 @@ class Prepared:
         """The names of the encoded columns; numbers where the data has none."""
         if self.schema is not None:
             return tuple(expanded_names(dict(self.schema)))
-        return tuple(map(str, range(self.train[0][0].shape[1])))
+        return self.features or tuple(map(str, range(self.train[0][0].shape[1])))
 
     @property
     def split(self) -> str:
@@ -204,41 +205,40 @@ def _from_source(config: RunConfig) -> Prepared:
         raise unknown("data set", name, NAMES)
     made = problem(name, data.clients, data.alpha, data.test)
     silos = made.silos(data.seed)
-    task = CLASSIFICATION if silos.train[0][1].dtype.kind in "iu" else REGRESSION
-    classes = silos.classes if task == CLASSIFICATION else 0
-    labels = tuple(map(str, range(classes)))
     rows = sum(len(y) for _, y in [*silos.train, *silos.test])
     about = f"{made.name}: {rows} rows, {len(silos.features)} columns"
-    word = "hospital" if name == "hospitals" else "client"
-    held = _digest(part for pair in silos.test for part in pair)
-    made_of = (silos.names, silos.train, silos.test, _model(config, task, classes), task, labels, about, word)
-    return Prepared(*made_of, held=held)
+    return _of_silos(config, silos, about, "hospital" if name == "hospitals" else "client")
 
 
 def _from_entry(config: RunConfig) -> Prepared:
     entry = config.data.entry or ""
-    given = load(config.code, entry)
-    if isinstance(given, Silos):
-        given = tuple(dict(zip(given.names, part, strict=True)) for part in (given.train, given.test) if part)
-    parts = given if isinstance(given, tuple) else (given,)
-    if not 1 <= len(parts) <= 2 or not all(isinstance(part, Mapping) and part for part in parts):
-        raise InputError(f"The entry {entry!r} must return {WANTED}.")
-    names = tuple(map(str, parts[0]))
-    train = list(parts[0].values())
-    if len(parts) == 2 and list(map(str, parts[1])) != list(names):
-        raise InputError(f"The entry {entry!r} must return held-out rows of the same clients, in the same order.")
-    test = list(parts[1].values()) if len(parts) == 2 else []
+    silos = load(config.code, entry)
+    if not isinstance(silos, Silos):
+        parts = silos if isinstance(silos, tuple) else (silos,)
+        if not 1 <= len(parts) <= 2 or not all(isinstance(part, Mapping) and part for part in parts):
+            raise InputError(f"The entry {entry!r} must return {WANTED}.")
+        names, *others = (tuple(map(str, part)) for part in parts)
+        if others and others[0] != names:
+            raise InputError(f"The entry {entry!r} must return held-out rows of the same clients, in the same order.")
+        train, test = (list(part.values()) for part in (*parts, {})[:2])
+        silos = Silos(names, train, test, ())
+    return _of_silos(config, silos)
+
+
+def _of_silos(config: RunConfig, silos: Silos, about: str = "", word: str = "client") -> Prepared:
+    """Tell labels from numbers by their type; an entry's own are numbers, too, where the loss is for numbers."""
     try:
-        targets = np.concatenate([np.asarray(y).ravel() for _, y in train])
+        targets = np.concatenate([np.asarray(y).ravel() for _, y in [*silos.train, *silos.test]])
+        about = about or f"{config.data.entry}: {sum(len(y) for _, y in silos.train)} rows to train on"
     except (TypeError, ValueError):
-        raise InputError(f"The entry {entry!r} must return {WANTED}.") from None
-    whole = config.model.loss not in ("squared", "poisson") and targets.dtype.kind in "iub"
-    task = CLASSIFICATION if whole else REGRESSION
-    classes = int(targets.max()) + 1 if whole else 0
-    about = f"{entry}: {len(targets)} rows to train on"
-    labels = tuple(map(str, range(classes)))
-    held = _digest(np.asarray(part) for pair in test for part in pair)
-    return Prepared(names, train, test, _model(config, task, classes), task, labels, about, held=held)
+        raise InputError(f"The entry {config.data.entry!r} must return {WANTED}.") from None
+    numbers = config.data.entry is not None and config.model.loss in ("squared", "poisson")
+    task = CLASSIFICATION if targets.dtype.kind in "iub" and not numbers else REGRESSION
+    classes = int(targets.max()) + 1 if task == CLASSIFICATION else 0
+    return Prepared(
+        silos.names, silos.train, silos.test, _model(config, task, classes), task, tuple(map(str, range(classes))),
+        about, word, held=_digest(np.asarray(part) for pair in silos.test for part in pair), features=silos.features,
+    )  # fmt: skip
 
 
 def _model(config: RunConfig, task: str, classes: int) -> Any:
