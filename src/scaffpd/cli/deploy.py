@@ -225,10 +225,8 @@ def status(
     run = DeployedRun(place)
     if serve is not None:
         serve_pages(run_pages(run), host, serve)
-    elif as_json:
-        typer_ext.print_json(run.status())
     else:
-        _show_status(run.status())
+        typer_ext.tell(run.status(), _show_status, as_json)
 
 
 def run_pages(run: DeployedRun) -> dict[str, Callable[[], str]]:

@@ -25,7 +25,7 @@ from rich.text import Text
 
 import scaffpd
 from scaffpd.cli.screens import facts, say
-from scaffpd.cli.typer_ext import FAILED, checked, listed, option, print_json
+from scaffpd.cli.typer_ext import FAILED, checked, listed, option, tell
 from scaffpd.errors import InputError, several
 from scaffpd.runs import read_text
 from scaffpd.system import format_bytes, make_folder, write_file
@@ -59,10 +59,7 @@ def doctor(
         scaffpd doctor --json
     """
     found = findings()
-    if as_json:
-        print_json(found)
-    else:
-        _show(found)
+    tell(found, _show, as_json)
     if not found["works"]:
         raise typer.Exit(FAILED)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from scaffpd.cli.deploy import AsJson, Host, Serve, serve_pages
 from scaffpd.cli.results import write_predictions
 from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
-from scaffpd.cli.typer_ext import group, print_json, write_template
+from scaffpd.cli.typer_ext import group, tell, write_template
 from scaffpd.errors import InputError, several
 
 if TYPE_CHECKING:
@@ -54,10 +54,7 @@ def check(file: SiloToml, as_json: AsJson = False) -> None:
     settings = _settings(file)
     data = Dataset.read(settings)
     found = site_overview(settings, data)
-    if as_json:
-        print_json(found)
-    else:
-        show_check(found)
+    tell(found, show_check, as_json)
     data.check(settings.limits)
 
 
@@ -87,10 +84,7 @@ def audit(
     from scaffpd.deploy.silo import disclosure
 
     found = disclosure.audit(_settings(file).limits.audit, noted)
-    if as_json:
-        print_json(found)
-    else:
-        show_audit(found)
+    tell(found, show_audit, as_json)
     if not found["whole"]:
         raise InputError(found["broken"])
 
@@ -129,10 +123,7 @@ def consent(
             raise InputError(f"{until!r} is not a date such as 2027-12-31.") from None
         decide(settings.consent.file, matching[0], bool(grant), _account(), last)
         known = [own for own in requests(settings) if own["request"] == matching[0]]
-    if as_json:
-        print_json(known)
-    else:
-        show_requests(known)
+    tell(known, show_requests, as_json)
 
 
 def _account() -> str:
@@ -158,13 +149,8 @@ def status(file: SiloToml, serve: Serve = None, host: Host = "127.0.0.1", as_jso
     settings = _settings(file)
     if serve is not None:
         serve_pages(silo_pages(settings), host, serve)
-    elif as_json:
-        print_json(silo_status(settings))
     else:
-        now = silo_status(settings)
-        console = Console(highlight=False)
-        console.print(f"Silo {now['silo']}", style="bold", markup=False)
-        facts(console, now["words"])
+        tell(silo_status(settings), show_status, as_json)
 
 
 def silo_pages(settings: Any) -> dict[str, Callable[[], str]]:
@@ -243,6 +229,13 @@ def show_check(found: dict[str, Any]) -> None:
         if found[part]:
             console.print(f"\n{title}", style="bold yellow" if part == "warnings" else "bold")
             bullets(console, found[part])
+
+
+def show_status(now: dict[str, Any]) -> None:
+    """Show what a silo is doing."""
+    console = Console(highlight=False)
+    console.print(f"Silo {now['silo']}", style="bold", markup=False)
+    facts(console, now["words"])
 
 
 def show_audit(found: dict[str, Any]) -> None:

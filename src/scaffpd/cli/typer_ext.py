@@ -209,6 +209,11 @@ def write_template(name: str, out: Path, then: str, /, **values: object) -> None
     typer.echo(f"Written to {out}. {then} {out}")
 
 
+def tell(value: Any, show: Callable[[Any], None], as_json: bool) -> None:
+    """Print a value as JSON, or show it to people."""
+    print_json(value) if as_json else show(value)
+
+
 def print_json(value: Any) -> None:
     """Print one value; infinite numbers and NaN become null, letters that the output cannot write are escaped."""
     plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") != "utf8"
