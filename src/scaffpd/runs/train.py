@@ -16,6 +16,7 @@ from scaffpd.algorithms import Fair
 from scaffpd.choosing import ROUNDS, WORST, Choice, search, short
 from scaffpd.coalitions import Coalition, coalition
 from scaffpd.cohort import Cohort
+from scaffpd.config.model_file import answers
 from scaffpd.config.run import RunConfig
 from scaffpd.data import Silos
 from scaffpd.errors import InputError, several
@@ -68,14 +69,11 @@ def clear(prepared: Prepared, before: NDArray[Any], after: NDArray[Any]) -> tupl
     model = prepared.model
     if prepared.task != CLASSIFICATION or not prepared.test or not isinstance(model, Linear):
         return None
-    return tuple(disagree(_right(model, before, *pair), _right(model, after, *pair)) for pair in prepared.test)
-
-
-def _right(model: Linear, x: NDArray[Any], X: Any, y: Any) -> NDArray[np.bool_]:
-    """Tell which rows the model x gets right."""
-    z = model.outputs(x, np.asarray(X, dtype=np.float64))
-    found: NDArray[np.bool_] = (z[:, 0] > 0 if model.loss == "logistic" else z.argmax(1)) == np.asarray(y)
-    return found
+    right = [
+        [answers(model, model.outputs(x, np.asarray(X, dtype=np.float64)), True)[0] == y for x in (before, after)]
+        for X, y in prepared.test
+    ]
+    return tuple(disagree(*pair) for pair in right)
 
 
 @dataclass(frozen=True)
