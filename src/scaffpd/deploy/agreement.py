@@ -29,9 +29,9 @@ from scaffpd.privacy import Private
 from scaffpd.tabular.agree import PREPARED, agree, declared_scale, deviation_of, longest_square, mean_of, spread_of
 from scaffpd.tabular.encode import expanded_names, with_expansion
 
-TOGETHER = "all silos"  # whose sums are known, where those of each are masked
-GOOD_ENOUGH = 1e-4  # a proven gap: models that folds tell apart differ by much more
-SPARE = 2  # rounds that may be begun anew when a silo leaves
+TOGETHER = "all silos"  # the name under which masked sums are kept
+GOOD_ENOUGH = 1e-4  # the certified gap to stop at: models that folds tell apart differ by much more
+SPARE = 2  # how often a trial may restart when a silo leaves
 FACTS = {
     "dimension": PositiveInt, "samples": PositiveInt, "tested": NonNegativeInt, "convex": bool, "quadratic": bool,
     "dtype": Literal["float32", "float64"], "start": str,
@@ -42,54 +42,54 @@ Ask = Callable[[SiloRequest], dict[str, Message]]
 
 @dataclass(frozen=True)
 class Facts:
-    """What the members said when they took the agreement."""
+    """What the members reported when they accepted the agreement."""
 
     constants: Constants  # of their losses
     start: Array = field(repr=False)  # x⁰
-    probes: Vector  # f_i at one arbitrary point: it tells one table from another
+    probes: Vector  # f_i at one arbitrary point, which identifies the data
     tested: NDArray[np.int64]  # how many rows each has held out
     squares: Vector | None = None  # bounds on the mean ‖a‖² of their rows; `None` where the agreement gives none
 
 
 @dataclass(frozen=True)
 class SiloTrials:
-    """Silos that train without a fold of their rows, by an agreement for every fold and every set of strengths."""
+    """Train silos without a fold of their rows; every fold and every set of strengths has its own agreement."""
 
     setup: Setup  # the agreement on columns
     file: FederationFile  # the coordinator's settings
-    federation: Callable[[Setup], Federation]  # gives silos an agreement, and returns them
+    federation: Callable[[Setup], Federation]  # sends an agreement to the silos and returns them as a federation
 
     @property
     def folds(self) -> int:
-        """K."""
+        """Number of folds K."""
         assert self.file.choosing is not None
         return self.file.choosing.folds
 
     @property
     def model(self) -> Linear:
-        """The model without strengths."""
+        """Linear model without strengths."""
         return linear(self.setup.model)
 
     def scale(self) -> float:
-        """Columns that are standardised have a mean square of one; others are taken as if they had."""
+        """Mean square of a column: one once standardised, and assumed to be one otherwise."""
         return 1.0
 
     def clients(self, fold: int, l2: float, kappa: float) -> Federation:
-        """The silos without a fold."""
+        """Return the silos without a fold."""
         strength = None if math.isinf(kappa) else kappa
         trial = {"fold": fold, "folds": self.folds, "seed": self.file.seed}
         return self.federation(self.setup.with_model(l2=l2, strength=strength, **trial))
 
     def method(self, goal: Objective) -> Any:
-        """The run's own method."""
+        """Return the run's own method."""
         return replace(self.file.algorithm, objective=goal)
 
     def tolerance(self, clients: Federation, l2: float) -> float | None:
-        """A rough one, where the method proves anything."""
+        """Return a rough tolerance; `None` if the method certifies nothing."""
         return GOOD_ENOUGH if self.file.tol is not None and l2 > 0 else None
 
     def choice(self) -> Choice:
-        """Choose; an objective that the file gives no strength for is tried with several."""
+        """Choose the strengths by folds; try several of the objective if the file gives none."""
         about, goal = self.file.choosing, self.file.algorithm.objective
         assert about is not None
         kind = type(goal).__name__
@@ -99,7 +99,7 @@ class SiloTrials:
 
 
 class Unanswered(Exception):
-    """A silo went away while the agreement was made."""
+    """A silo did not answer while the agreement was made."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"Silo {name!r} did not answer: {plain(reason).rstrip('.')}.")
@@ -111,7 +111,7 @@ class Unusable(Unanswered):
 
 
 class Refusal(InputError):
-    """A silo does not take the agreement, and says why; `waits` where a person there has to agree first."""
+    """A silo refuses the agreement and says why; `waits` if a person there has to consent first."""
 
     def __init__(self, name: str, sentence: str, waits: bool = False) -> None:
         super().__init__(f"Silo {name!r} refuses{' for now' * waits}: {sentence}")
@@ -119,7 +119,7 @@ class Refusal(InputError):
 
 
 def negotiate(session: Session, members: Sequence[str], file: FederationFile) -> Setup:
-    """Agree on columns, categories, labels, means and deviations; sums over columns are masked where all sums are."""
+    """Agree on columns, categories, labels, means and deviations; mask the sums over columns under [secure]."""
     ask, algorithm = _asker(session, members, file.policy.timeout), kind_of(file.algorithm)
     described: dict[str, Any] = {
         n: reply.values.get("description") for n, reply in ask(SiloRequest("describe")).items()
@@ -128,15 +128,15 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
     schema = with_expansion(schema, file.features.get("expand"))
     prepared = schema["task"] == PREPARED
     noise: dict[str, Any] = {}
-    if file.privacy:  # for the silo with the fewest rows: its minibatches show the most of a row
+    if file.privacy:  # for the silo with the fewest rows, whose minibatches reveal most about a row
         rows = [int(silo["train"]) for silo in described.values()]
         noise = propose_noise(file, min(rows), 1 if prepared else len(expanded_names(schema)))
-        if "colluding" in noise:  # so that all count in units that leave room for the sum
+        if "colluding" in noise:  # so that the units leave room for the sum
             noise["together"] = max(rows) * len(file.silos)
     if prepared:
         return Setup(algorithm, file.model, schema, np.zeros(0), np.zeros(0), "", file.secure, noise)
     scale, numbers = declared_scale(schema), str(file.features.get("numbers", ""))
-    if scale is None:  # else no row has a part in it, and nothing has to be asked
+    if scale is None:  # declared ranges need no sums
         totals = _totals(ask, members, file)
         about = {"schema": schema, "private": bool(file.privacy)}
         mean = mean_of(totals(SiloRequest("totals", about)), schema)
@@ -147,10 +147,10 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
 
 
 def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, Any]:
-    """Find the noise for the run's method and rounds, for a silo of so many rows.
+    """Find the noise for the run's method and rounds, for a silo of `rows` rows.
 
-    A silo counts by itself, and stops at its own ε: this only makes the run come out there. Rows are shortened to √d,
-    their usual length once columns are standardised, where nothing else is said.
+    A silo keeps its own ledger and stops at its own ε; this only makes the run end there. By default rows are shortened
+    to √d, their usual length once columns are standardised.
     """
     about = dict(file.privacy)
     share = about.pop("loss_share")
@@ -167,16 +167,16 @@ def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, An
 
 
 def _totals(ask: Ask, members: Sequence[str], file: FederationFile) -> Callable[[SiloRequest], Any]:
-    """Totals of every silo; or, where they are masked, of all of them together."""
+    """Return a function that asks for the totals of every silo; for those of all together if they are masked."""
     if not file.secure:
         return lambda request: {name: reply.arrays for name, reply in ask(request).items()}
-    from scaffpd.deploy.secure import secure_totals  # needs a package that plain sums do not
+    from scaffpd.deploy.secure import secure_totals  # needs the optional package cryptography
 
     return secure_totals(ask, members, file)
 
 
 def _completed(model: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model with the number of classes that the silos have together."""
+    """Return the model with the number of classes over all silos."""
     labels = schema.get("labels")
     classes = len(labels) if isinstance(labels, list) else 0
     if model.get("loss") == "logistic" and classes not in (0, 2):
@@ -186,7 +186,7 @@ def _completed(model: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str,
 
 
 def settle(session: Session, members: Sequence[str], setup: Setup, timeout: float) -> Facts:
-    """Give every member the agreement, and return what they say about their losses with it."""
+    """Send the agreement to every member and return what they report about their losses."""
     session.setup, first = setup, members[0]
     replies = _asker(session, members, timeout)(SiloRequest("setup", {"setup": setup.values()}))
     read = {name: _facts(name, replies[name]) for name in members}
@@ -215,8 +215,8 @@ def settle(session: Session, members: Sequence[str], setup: Setup, timeout: floa
 def row_squares(session: Session, members: Sequence[str], setup: Setup, samples: NDArray[np.int64]) -> Vector:
     """Bound the mean ‖a‖² of every silo's rows, intercept included; infinite where nothing is agreed.
 
-    By declared ranges, or else by its own sums over columns, which it told before it knew of any question. Where sums
-    are masked those of all silos bound each.
+    The bound comes from declared ranges, or else from the silo's sums over columns, which it sent before any question.
+    Masked sums bound every silo by the sum over all of them.
     """
     schema, most = setup.schema, np.full(len(members), np.inf)
     if setup.model.get("kind", "linear") != "linear" or schema.get("expand", "") not in ("", "rff"):
@@ -244,7 +244,7 @@ def _facts(name: str, reply: Message) -> dict[str, Any]:
 
 
 def _asker(session: Session, members: Sequence[str], timeout: float) -> Ask:
-    """Put questions that everybody has to answer: before training nothing can stand in for a silo."""
+    """Return a function that asks all members and fails if one does not answer."""
 
     def ask(request: SiloRequest) -> dict[str, Message]:
         answers = {}

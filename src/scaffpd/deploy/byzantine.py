@@ -1,4 +1,4 @@
-r"""Tests of silos' answers: their format, their size beside the others', and whether they can all be true.
+r"""Test silos' answers: their format, their size compared with the others', and their consistency.
 
 **Values and gradients.** Answers (x_i, f_i, g_i) are those of some μ-strongly convex, L-smooth function if and only if
 for all pairs (Taylor, Hendrickx and Glineur 2017, "Smooth strongly convex interpolation and exact worst-case
@@ -6,35 +6,33 @@ performance of first-order methods", Theorem 4), with h = f − (μ/2)‖·‖²
 
     f_i ≥ f_j + ⟨g_j, x_i − x_j⟩ + (μ/2)‖x_i − x_j‖² + ‖g_i − g_j − μ(x_i − x_j)‖² / (2(L − μ)).
 
-L and μ are what the silo said when the agreement was made. No test of pairs is stronger: answers that pass it are the
-truth about some such function. An answer without a gradient has to lie between the bounds of those that have one,
+L and μ are what the silo reported with the agreement. No test of pairs is stronger: answers that pass it belong to some
+such function. An answer without a gradient has to lie between the bounds of those that have one,
 
     f_j + ⟨g_j, x − x_j⟩ + (μ/2)‖x − x_j‖² ≤ f(x) ≤ f_j + ⟨g_j, x − x_j⟩ + (L/2)‖x − x_j‖²,
 
 and a linear model's losses are never negative: with l2 known, h = f − (l2/2)‖·‖² ≥ 0 and ‖∇h‖² ≤ 2(L − l2) h.
 
-**Anchors.** Any function passes these tests if it is multiplied by a number: a liar's a·f_i + b moves λ, and the model.
-So losses are held against what they are for any rows. At x = 0 logistic loss is log 2 and softmax loss log K; with the
+**Anchors.** A multiple of an honest function passes these tests as well: a·f_i + b shifts λ, and with it the model. So
+losses are compared with values that hold for any rows. At x = 0 logistic loss is log 2 and softmax loss log K; with the
 agreed bound T_i on the mean ‖a‖² of a silo's rows (its sums over columns, or declared ranges), h = f_i − (l2/2)‖·‖² has
 
     h(0) = ℓ(0),    ‖∇h(0)‖ ≤ |ℓ'(0)| √T_i,    ‖∇h‖ ≤ max |ℓ'| √T_i,    |h(x) − ℓ(0)| ≤ max |ℓ'| √T_i ‖x‖,
     L_i ≤ curvature·T_i + l2.
 
-Nobody is asked for f_i(0): it is an answer that all later ones have to be consistent with.
+f_i(0) is never asked for; it acts as an earlier answer with which all later ones have to be consistent.
 
-**Sizes.** An answer of silo i is absurd where it is more than `outlier` times as large as the median, over the others
-j, of what j has answered or could have: ‖c_j‖ and its usual size √(2 L_j f_j) at a point that nobody has chosen (a
-gradient of a smooth loss f ≥ 0 is never larger). So others who are at their optimum accuse nobody.
+**Sizes.** An answer of silo i is an outlier if it is more than `outlier` times as large as the median over the others
+j of the larger of ‖c_j‖ and √(2 L_j f_j) at a fixed arbitrary point (the gradient of a smooth loss f ≥ 0 never exceeds
+that). So silos at their own optimum, whose gradients vanish, do not make an honest silo an outlier.
 
 **Updates.** Corrected local steps on a convex f_i with η L_i ≤ 1 are gradient steps on h = f_i − ⟨c_i − c, ·⟩ from
-∇h(x) = c. Such steps are not expansive and each lowers h by at least (η/2)‖∇h‖², so that J of them have
+∇h(x) = c. Such steps are nonexpansive and each lowers h by at least (η/2)‖∇h‖², so J of them satisfy
 
-    ‖d_i‖ ≤ J η ‖c‖,    ⟨c, d_i⟩ ≥ (μ_i/2)‖d_i‖² + ‖d_i‖²/(2 J η):
+    ‖d_i‖ ≤ J η ‖c‖,    ⟨c, d_i⟩ ≥ (μ_i/2)‖d_i‖² + ‖d_i‖²/(2 J η).
 
-an update is no longer than that, and never points the wrong way.
-
-Tests of convexity are for convex losses and answers over all samples, neither masked nor noisy, of one model for all;
-that of an absurd size is for every answer.
+The tests of convexity apply to a shared model with convex losses, and to answers over all samples that are neither
+masked nor noisy; the test of sizes applies to every answer.
 """
 
 from __future__ import annotations
@@ -67,15 +65,15 @@ from scaffpd.federation.questions import (
 from scaffpd.models.losses import loss_named
 
 Shapes = Mapping[str, tuple[int, ...]]
-HUGE = np.float64(1e100)  # from here on products of two numbers overflow sooner or later, and nothing can be compared
-SCALARS = "scalars"  # float64 whatever the model's numbers are; the first is a loss or a size, and finite
+HUGE = np.float64(1e100)  # larger numbers are refused: products of two would overflow
+SCALARS = "scalars"  # always float64; the first is a loss or a size, and finite
 
 
 def troubles(answers: Mapping[str, Message], shapes: Shapes, wide: Collection[str], like: Tensor) -> dict[str, str]:
-    """Why some silos' answers cannot be used: parts that are not `wide` (float64) have the format of x.
+    """Return why some silos' answers cannot be used; parts that are not `wide` (float64) need the format of x.
 
-    Numbers that are not finite are a silo's fault as long as others have finite ones; where nobody has, the run is
-    diverging, and the training loop will say so.
+    Numbers that are not finite are a silo's fault if others have finite ones; if nobody has, the run is diverging, and
+    the training loop reports that.
     """
     malformed = {name: why for name, answer in answers.items() if (why := _malformed(answer, shapes, wide, like))}
     infinite = {name: why for name, answer in answers.items() if name not in malformed and (why := _infinite(answer))}
@@ -96,7 +94,7 @@ def _malformed(answer: Message, shapes: Shapes, wide: Collection[str], like: Ten
 
 
 def _infinite(answer: Message) -> str | None:
-    """Bounds on rounding may be infinite and an accuracy unknown: only the first scalar has to be a number."""
+    """Name the part that is not finite; of scalars only the first has to be, since rounding bounds may be infinite."""
     for name, array in answer.arrays.items():
         if not np.all(np.abs(array[:1] if name == SCALARS else array) <= HUGE):
             return f"its {name!r} has an entry that is NaN, infinite or beyond {HUGE:g}"
@@ -104,7 +102,7 @@ def _infinite(answer: Message) -> str | None:
 
 
 KEPT = 8  # answers of a silo that a new one is compared with
-LARGER = 1.05  # L_i is found by a silo in its own number format, by power iteration where it is large
+LARGER = 1.05  # tolerance for L_i, which a silo computes in its own number format, by power iteration if it is large
 EPSILON = float(np.finfo(np.float64).eps)
 
 
@@ -113,24 +111,24 @@ class Claim(NamedTuple):
 
     x: Vector  # where it was asked
     loss: float  # f(x)
-    gradient: Vector | None  # ∇f(x), where it has told it
-    loose: float  # how far off rounding may have put the loss
-    slack: float  # and, in norm, the gradient
+    gradient: Vector | None  # ∇f(x), if it was asked for
+    loose: float  # bound on the rounding error of the loss
+    slack: float  # bound on that of the gradient, in norm
     size: float  # ‖∇f(x)‖
 
 
 @dataclass(frozen=True)
 class LossAnchor:
-    """What a silo's loss without its regulariser is, whatever its rows are."""
+    """Data-independent bounds on a silo's unregularised loss h."""
 
     loss: float | None  # h(0); `None` where it depends on the targets
     start: float  # a bound on ‖∇h(0)‖
     slope: float  # a bound on ‖∇h‖ everywhere
     bend: float  # a bound on L_i − l2
-    exact: bool = True  # whether h(0) is that, or at most that (of models that are each silo's own)
+    exact: bool = True  # whether h(0) equals `loss`; for personal models it is at most `loss`
 
     def off(self, distance: float, rest: float, loose: float) -> str | None:
-        """Why h(x) cannot be `rest` at this distance from zero, where it may be off by `loose`."""
+        """Say why h(x) cannot be `rest` ± `loose` at this distance from zero."""
         if self.loss is None:
             return None
         far = self.slope * distance if distance else 0.0
@@ -143,7 +141,7 @@ class LossAnchor:
 
 
 def anchors(facts: Facts, setup: Setup | None) -> list[LossAnchor | None]:
-    """Return what every silo's loss has to be; `None` for networks, silos' own cohorts and noisy answers."""
+    """Return every silo's anchor; `None` for networks, silos' own cohorts and noisy answers."""
     n = len(facts.probes)
     if setup is None or setup.model.get("kind", "linear") != "linear" or facts.constants.noisy:
         return [None] * n
@@ -161,26 +159,26 @@ def anchors(facts: Facts, setup: Setup | None) -> list[LossAnchor | None]:
 
 @dataclass(frozen=True)
 class Shape:
-    """What is known of a silo's loss before the first round."""
+    """Constants of a silo's loss, known before the first round."""
 
-    smoothness: float  # L, as the silo has said
+    smoothness: float  # L, as the silo reported it
     strong_convexity: float  # μ, likewise
     samples: int  # n, likewise
     dimension: int  # d
     epsilon: float  # of the model's number format
     l2: float | None  # the regulariser of a linear model, whose loss is not negative; `None` for any other convex loss
-    anchor: LossAnchor | None = None  # what the loss is whatever the rows are
+    anchor: LossAnchor | None = None  # data-independent bounds
 
     @property
     def steepness(self) -> float:
-        """L with what its own computation may have been off."""
+        """L with the tolerance for its own computation."""
         return LARGER * self.smoothness
 
     def rounding(self, x: Vector, loss: float) -> tuple[float, float]:
-        """Bounds on the errors of f(x) and ∇f(x) by the number format alone, whatever the silo says about them.
+        """Bound the rounding errors of f(x) and ∇f(x) by the number format, without trusting the silo.
 
-        The clients' own bounds (see `LinearPoint.rounding`) with what the coordinator knows: curvature·mean ‖a‖² ≤ T =
-        min(d, n) L, curvature·mean ‖y‖² ≤ Y = 4f + 2T‖x‖² + ¼ and mean ‖r‖² ≤ 2 curvature f, for ℓ ≥ 0 is smooth.
+        These are the clients' own bounds (see `LinearPoint.rounding`) in known terms: curvature·mean ‖a‖² ≤ T =
+        min(d, n) L, curvature·mean ‖y‖² ≤ Y = 4f + 2T‖x‖² + ¼ and mean ‖r‖² ≤ 2 curvature f, as ℓ ≥ 0 is smooth.
         """
         f, size = max(loss, 0.0), float(np.linalg.norm(x))
         share = 4 * self.epsilon * (self.samples**0.5 + self.dimension**0.5)
@@ -192,14 +190,14 @@ class Shape:
     def claim(
         self, x: Vector, loss: float, gradient: Vector | None = None, told: tuple[float, float] = (np.inf, np.inf)
     ) -> Claim:
-        """An answer, with the bounds on rounding that the silo has told, as far as those are credible."""
+        """Return an answer with the silo's own rounding bounds, as far as those are credible."""
         most, size = self.rounding(x, loss), 0.0 if gradient is None else float(np.linalg.norm(gradient))
         loose, slack = (2 * min(bound, max(said, 0.0)) for bound, said in zip(most, told, strict=True))
         return Claim(x, loss, gradient, loose, slack, size)
 
 
 def contradicts_itself(shape: Shape, new: Claim) -> str | None:
-    """Why one answer cannot be true, by itself: f − (l2/2)‖·‖² is negative, or too small for its gradient."""
+    """Say why one answer is impossible by itself: f − (l2/2)‖·‖² is negative, or too small for its gradient."""
     if shape.l2 is None:
         return None
     square = float(new.x @ new.x)
@@ -223,7 +221,7 @@ def contradicts_itself(shape: Shape, new: Claim) -> str | None:
 
 
 def contradict_each_other(shape: Shape, one: Claim, two: Claim) -> str | None:
-    """Why two answers cannot both be true; in both directions."""
+    """Say why two answers cannot both be true, tested in both directions."""
     way = one.x - two.x
     square = float(way @ way)
     slopes = [0.0 if claim.gradient is None else float(claim.gradient @ way) for claim in (one, two)]
@@ -244,7 +242,7 @@ def contradict_each_other(shape: Shape, one: Claim, two: Claim) -> str | None:
 
 
 def _bent(shape: Shape, one: Claim, two: Claim, along: float, square: float) -> tuple[float, float]:
-    """‖g_i − g_j − μ(x_i − x_j)‖²/(2(L − μ)) and what rounding may add to it; nothing without both gradients."""
+    """Return ‖g_i − g_j − μ(x_i − x_j)‖²/(2(L − μ)) and its rounding bound; zero without both gradients."""
     if one.gradient is None or two.gradient is None:
         return 0.0, 0.0
     apart, mu = one.gradient - two.gradient, shape.strong_convexity
@@ -255,7 +253,7 @@ def _bent(shape: Shape, one: Claim, two: Claim, along: float, square: float) -> 
 
 
 def _arithmetic(shape: Shape, claim: Claim, square: float) -> float:
-    """What the sums of the test itself may be off, for a way of that squared length."""
+    """Bound the rounding errors of the test's own sums; `square` is the squared distance of the points."""
     terms = abs(claim.loss) + claim.size * square**0.5 + shape.steepness * square
     return float(16 * EPSILON * len(claim.x) ** 0.5 * terms)
 
@@ -265,9 +263,9 @@ def _beside(there: Claim, error: float) -> str:
 
 
 class Consistency:
-    """One silo's last answers over all samples, beside its loss at an arbitrary point, told with the agreement.
+    """One silo's last answers over all samples, with the loss at an arbitrary point that came with the agreement.
 
-    A new answer is compared with `kept` of either sort, with a gradient and without.
+    A new answer is compared with the last `kept` with a gradient and the last `kept` without.
     """
 
     def __init__(self, shape: Shape, probe: Claim, kept: int = KEPT) -> None:
@@ -278,7 +276,7 @@ class Consistency:
             self._known.append(Claim(np.zeros_like(probe.x), shape.anchor.loss, None, 0.0, 0.0, 0.0))
 
     def trouble(self, new: Claim) -> str | None:
-        """Say why the answer contradicts itself or earlier ones; `None`, and it is remembered, where it does not."""
+        """Say why the answer contradicts itself or earlier ones; otherwise store it and return `None`."""
         earlier = (*self._known, *self._points, *self._values)
         found = contradicts_itself(self.shape, new)
         found = found or next(filter(None, (contradict_each_other(self.shape, new, old) for old in earlier)), None)
@@ -287,19 +285,19 @@ class Consistency:
         return found
 
     def slack(self, x: Vector) -> float:
-        """How far off rounding may put a gradient near x."""
+        """Bound the rounding error of a gradient near x."""
         last = self._points[-1] if self._points else self._probe
         return 4 * self.shape.rounding(x, last.loss)[1]
 
 
-FEWEST = 3  # silos that it takes for a median of the others
-ROOM = 1.05  # what rounding may add to a bound that holds exactly, over many steps
+FEWEST = 3  # fewest silos for a median of the others
+ROOM = 1.05  # tolerance for rounding over many steps
 
 Sizes = Mapping[int, float]
 
 
 def absurd(sizes: Sizes, usual: Sizes, outlier: float) -> dict[int, float]:
-    """Who is more than `outlier` times as large as the median of the others, and that median."""
+    """Return the outliers, each with the median of the others that it exceeds `outlier` times."""
     if len(sizes) < FEWEST:
         return {}
     found = {}
@@ -311,13 +309,13 @@ def absurd(sizes: Sizes, usual: Sizes, outlier: float) -> dict[int, float]:
 
 
 def usual_gradients(constants: Constants, probes: Vector) -> Vector:
-    """√(2 max_j L_ij f_i) at the agreement's arbitrary point."""
+    """Return √(2 max_j L_ij f_i) at the agreement's arbitrary point, a bound on ‖c_i‖ there."""
     sizes: Vector = np.sqrt(2 * np.maximum(constants.steepest, constants.smoothness) * np.maximum(probes, 0.0))
     return sizes
 
 
 def influence_shares(facts: Facts, most: float) -> Vector:
-    """s_i = min(1, `most`·(median of the others' sizes)/size_i), for the usual size √(2 L_i f_i) of a gradient."""
+    """Return s_i = min(1, `most`·(median of the others' sizes)/size_i), where a size is √(2 L_i f_i)."""
     sizes: Vector = np.sqrt(2 * facts.constants.smoothness * np.maximum(facts.probes, 0.0))
     others = [float(np.median(np.delete(sizes, i))) if len(sizes) > 1 else size for i, size in enumerate(sizes)]
     return np.array(
@@ -326,7 +324,7 @@ def influence_shares(facts: Facts, most: float) -> Vector:
 
 
 def rates(constants: Constants, plan: LocalPlan) -> Vector:
-    """η_i of a plan."""
+    """Return η_i of a plan."""
     L = constants.expected_smoothness(plan.batch_size)
     if plan.rate is not None:
         return np.full(len(L), plan.rate)
@@ -334,8 +332,8 @@ def rates(constants: Constants, plan: LocalPlan) -> Vector:
 
 
 def usual_updates(constants: Constants, usual: Vector, plan: LocalPlan, correction: float) -> Vector:
-    """J η_i (usual ‖c_i‖ + ‖c‖); more where local steps are so long that they diverge."""
-    eta = rates(constants, plan)  # J is the largest, where clients differ in it
+    """Return J η_i (usual ‖c_i‖ + ‖c‖), or more if local steps are so long that they diverge."""
+    eta = rates(constants, plan)  # J is the largest if clients differ in it
     steep = float(np.max(eta * constants.expected_smoothness(plan.batch_size), initial=0.0)) - 1
     with np.errstate(over="ignore"):
         growth = np.float64(max(steep, 1.0)) ** plan.steps
@@ -344,7 +342,7 @@ def usual_updates(constants: Constants, usual: Vector, plan: LocalPlan, correcti
 
 
 def wrong_update(shape: Shape, d: Vector, c: Vector, rate: float, steps: int, error: float) -> str | None:
-    """Why d cannot be the outcome of corrected local steps; `error` is that of a gradient, by rounding."""
+    """Say why d cannot come from corrected local steps; `error` bounds a gradient's rounding error."""
     size, length, reach = float(np.linalg.norm(d)), float(np.linalg.norm(c)), rate * steps
     most = ROOM * reach * (length + error)
     if size > most:
@@ -357,7 +355,7 @@ def wrong_update(shape: Shape, d: Vector, c: Vector, rate: float, steps: int, er
 
 
 def wrong_proximal(d: Vector, c: Vector, pull: float, metric: Vector, l2: float, error: float) -> str | None:
-    """Why d cannot come near (∇²f_i + βD)⁻¹c: accelerated steps stay within (1 + √2)‖c‖_{D⁻¹}/m, m = β + l2/max D."""
+    """Say why d cannot approximate (∇²f_i + βD)⁻¹c: steps stay within (1 + √2)‖c‖_{D⁻¹}/m, m = β + l2/max D."""
     bend = pull + l2 / float(metric.max())
     size = float(np.sqrt(np.sum(metric * d**2)))
     length = float(np.sqrt(np.sum(c**2 / metric))) + error / float(metric.min()) ** 0.5
@@ -367,7 +365,7 @@ def wrong_proximal(d: Vector, c: Vector, pull: float, metric: Vector, l2: float,
 
 
 def wrong_curvature(shape: Shape, Q: NDArray[np.float64], V: NDArray[np.float64]) -> str | None:
-    """Why Q cannot be VᵀHV for μI ⪯ H ⪯ LI."""
+    """Say why Q cannot be VᵀHV for μI ⪯ H ⪯ LI."""
     gram = V.T @ V
     if float(np.abs(Q).max()) > (most := 2 * shape.steepness * float(np.trace(gram))):
         return f"its curvature has entries above {most:.6g}, which its L_i allows (curvature)"
@@ -383,7 +381,7 @@ def wrong_curvature(shape: Shape, Q: NDArray[np.float64], V: NDArray[np.float64]
 
 
 def wrong_diagonal(shape: Shape, diagonal: Vector) -> str | None:
-    """Why it cannot be diag H for μI ⪯ H ⪯ LI."""
+    """Say why it cannot be diag H for μI ⪯ H ⪯ LI."""
     room = 64 * shape.epsilon * (shape.samples**0.5 + shape.dimension**0.5) * shape.steepness
     low, high = float(diagonal.min()), float(diagonal.max())
     if low < shape.strong_convexity - room or high > shape.steepness + room:
@@ -395,14 +393,14 @@ def wrong_diagonal(shape: Shape, diagonal: Vector) -> str | None:
 Got = Mapping[int, Mapping[str, Array]]
 Verdicts = dict[int, str]
 Doubles = Mapping[str, NDArray[np.float64]]
-NUMBERS = 2e7  # of all answers that are kept, about; a few of every silo's always are
-quiet = np.errstate(over="ignore", invalid="ignore")  # what overflows is larger than any bound
-COARSE = 0.25  # of the loss at zero: by so much a silo's own quantum may round losses where vectors are masked
-STEADY = 1.0001  # times 1/L_i may local steps be, to be gradient steps that descend
+NUMBERS = 2e7  # about how many numbers of earlier answers are stored; a few answers of every silo always are
+quiet = np.errstate(over="ignore", invalid="ignore")  # an overflow exceeds any bound
+COARSE = 0.25  # share of the loss at zero by which a silo's own quantum may round losses if vectors are masked
+STEADY = 1.0001  # local steps up to this multiple of 1/L_i count as descent steps
 
 
 def too_large(what: str, sizes: Sizes, usual: Sizes, outlier: float) -> Verdicts:
-    """Accuse those who are absurd beside the others; `what` says what has the size."""
+    """Accuse the outliers; `what` names the quantity in the sentence."""
     return {
         i: f"its {what} {sizes[i]:.3g}, and the median of the others' {median:.3g} (absurd size)"
         for i, median in absurd(sizes, usual, outlier).items()
@@ -410,15 +408,15 @@ def too_large(what: str, sizes: Sizes, usual: Sizes, outlier: float) -> Verdicts
 
 
 def absurd_facts(facts: Facts, outlier: float, setup: Setup | None = None) -> Verdicts:
-    """Accuse those who have said something absurd when the agreement was made.
+    """Accuse silos whose reports with the agreement are outliers or impossible.
 
-    L_i and f_i go with the squares of features and targets, gradients and `outlier` with the features themselves.
+    L_i and f_i scale with the squares of features and targets, so they may be `outlier`² times larger.
     """
     return _absurd_beside_others(facts, outlier) | _absurd_for_any_rows(facts, setup)
 
 
 def _absurd_for_any_rows(facts: Facts, setup: Setup | None) -> Verdicts:
-    """L_i, and the loss at the agreement's point, beside what rows as agreed can give."""
+    """Accuse silos whose L_i, or loss at the agreement's point, no rows within the agreed bounds can give."""
     found, point = Verdicts(), probe_point(facts)
     distance, l2 = float(np.linalg.norm(point)), 0.0 if setup is None else float(setup.model.get("l2", 0.0))
     told = zip(anchors(facts, setup), facts.constants.smoothness, facts.probes, strict=True)
@@ -433,7 +431,7 @@ def _absurd_for_any_rows(facts: Facts, setup: Setup | None) -> Verdicts:
 
 
 def probe_point(facts: Facts) -> NDArray[np.float64]:
-    """The arbitrary point at which silos tell their loss when the agreement is made."""
+    """Return the arbitrary point at which silos report their loss with the agreement."""
     d = len(facts.start)
     point = (np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).astype(facts.start.dtype)
     return np.asarray(point, dtype=np.float64)
@@ -451,9 +449,9 @@ def _absurd_beside_others(facts: Facts, outlier: float) -> Verdicts:
 
 
 class Judge:
-    """Compares every answer with what the members of a segment have said so far.
+    """Compare every answer with the earlier ones of a segment's members.
 
-    An answer may be `outlier` times larger than the others'.
+    An answer may be up to `outlier` times larger than the others'.
     """
 
     def __init__(self, facts: Facts, setup: Setup | None, outlier: float) -> None:
@@ -466,7 +464,7 @@ class Judge:
 
     @quiet
     def verdicts(self, question: Question, got: Got) -> Verdicts:
-        """Who has answered this question with something that cannot be true; questions without a test accuse nobody."""
+        """Return the silos whose answers to this question cannot be true; none if the question has no test."""
         if isinstance(question, GradientsAt):
             return self._gradients(question, got)
         if isinstance(question, Losses):
@@ -480,7 +478,7 @@ class Judge:
         return {}
 
     def _gradients(self, question: GradientsAt, got: Got) -> Verdicts:
-        """L_i and c_i."""
+        """Test L_i and c_i."""
 
         def test(known: Consistency, i: int, parts: Doubles) -> str | None:
             loss, *told = map(float, parts["scalars"])
@@ -492,7 +490,7 @@ class Judge:
 
     @quiet
     def losses(self, x: Tensor, batch_size: int | None, got: Got) -> Verdicts:
-        """L_i alone, as `Losses` asks for it or `Scores` on the training rows."""
+        """Test L_i alone, as `Losses` asks for it or `Scores` on the training rows."""
         found, point = self._absurd_losses(got), _double(x)
         if batch_size is not None:
             return found
@@ -503,7 +501,7 @@ class Judge:
         return self._judged(got, found | self._off(point, got), test)
 
     def _off(self, x: Vector, got: Got) -> Verdicts:
-        """Losses that no rows give, of those without a history: masked sums, and models of silos' own."""
+        """Test losses against anchors alone, for silos without a history: masked sums and personal models."""
         found, square = Verdicts(), float(x @ x)
         for i in got.keys() - self.histories.keys():
             anchor, loss = self.anchors[i], float(got[i]["scalars"][0])
@@ -514,7 +512,7 @@ class Judge:
         return found
 
     def _updates(self, question: LocalSteps, got: Got) -> Verdicts:
-        """d_i; it is bounded where steps started from a c_i = ∇f_i(x) over all samples."""
+        """Test d_i; it is bounded if the steps started from c_i = ∇f_i(x) over all samples."""
         at, plan, correction = question.at, question.plan, question.correction
         c = np.zeros(1) if correction is None else _double(correction)
         usual, found = usual_updates(self.known, self.usual, plan, float(np.linalg.norm(c))), Verdicts()
@@ -536,7 +534,7 @@ class Judge:
     def _second_order(
         question: ProximalSteps | Curvature | Diagonal, known: Consistency, i: int, parts: Doubles
     ) -> str | None:
-        """d_i of a local model that was solved, VᵀH_iV or diag H_i."""
+        """Test d_i of proximal steps, VᵀH_iV or diag H_i."""
         if isinstance(question, Diagonal):
             return wrong_diagonal(known.shape, parts["diagonal"])
         if isinstance(question, Curvature):
@@ -546,7 +544,7 @@ class Judge:
         return wrong_proximal(parts["d"], c, plan.pull, D, known.shape.l2 or 0.0, slack)
 
     def _judged(self, got: Got, found: Verdicts, test: Callable[[Consistency, int, Doubles], str | None]) -> Verdicts:
-        """Test the answers that are finite and not absurd, where losses are convex."""
+        """Apply a test to the answers that are finite and no outliers, if losses are convex."""
         for i, parts in got.items():
             if i in self.histories and i not in found and all(_finite(name, array) for name, array in parts.items()):
                 doubles = {name: np.asarray(array, dtype=np.float64) for name, array in parts.items()}
@@ -560,7 +558,7 @@ class Judge:
         return too_large(what, sizes, dict(enumerate(usual.tolist())), self.outlier)
 
     def _absurd_losses(self, got: Got) -> Verdicts:
-        if self.known.noisy:  # noise may have left hardly anything of somebody's loss
+        if self.known.noisy:  # noise may leave hardly anything of a loss
             return {}
         losses = {i: abs(float(parts["scalars"][0])) for i, parts in got.items()}
         finite = {i: size for i, size in losses.items() if np.isfinite(size)}
@@ -568,7 +566,7 @@ class Judge:
 
 
 def _histories(facts: Facts, setup: Setup | None, known_of: list[LossAnchor | None]) -> dict[int, Consistency]:
-    """An empty history for everybody, but for the loss at the agreement's arbitrary point."""
+    """Return a history per silo that holds only the loss at the agreement's arbitrary point."""
     known, d, point = facts.constants, len(facts.start), probe_point(facts)
     l2 = None if setup is None or setup.model.get("kind", "linear") != "linear" else float(linear(setup.model).l2)
     kept = int(np.clip(NUMBERS / (d * len(known.samples)), 2, KEPT))

@@ -1,9 +1,8 @@
-r"""`coordinate`: a whole run over any transport, from the first greeting to the model on disk.
+r"""`coordinate`: carry out a whole run over any transport, from the first greeting to the model on disk.
 
-A run is made of segments, each with the same members throughout; the training loop drives every segment as it drives a
-cohort, and writes its state after every round. A coordinator that was killed resumes from the segment's last round and
-gives the same numbers. When a silo is dropped, quarantined or comes back, a new segment starts from the x that was
-reached, before any answer that was not believed.
+A run consists of segments, each with fixed members. The training loop drives a segment like a cohort and writes its
+state after every round, so a coordinator that was killed resumes from the last round with the same numbers. When a silo
+is dropped, quarantined or comes back, a new segment starts from the last x before any rejected answer.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from scaffpd.system import RunLog
 from scaffpd.training import Result, RoundInfo, Status, train
 
 PAUSED, FAILED = "paused", "failed"
-PULL = 100.0  # κ of personal models, where nothing else is said
-PAUSE_SECONDS = 1.0  # between two looks at who is there
+PULL = 100.0  # default κ of personal models
+PAUSE_SECONDS = 1.0  # between two checks for silos
 JOINED, DROPPED = "Silo {!r} is part of the objective again.", "Silo {!r} is left out from here on."
 
 
@@ -50,12 +49,12 @@ JOINED, DROPPED = "Silo {!r} is part of the objective again.", "Silo {!r} is lef
 class Outcome:
     """How a run ended, or why it waits."""
 
-    status: str  # one of the training loop's, "paused" or "failed"
-    final: bool  # whether there is nothing left to do but to put something right ("failed") and resume
+    status: str  # a status of the training loop, "paused" or "failed"
+    final: bool  # whether the run has ended; after "failed" it resumes once the cause is mended
     sentence: str  # the same in words
     members: tuple[str, ...] = ()  # the silos that the result is about
     rounds: int = 0  # rounds made
-    certificate: float | None = None  # the proven gap; `None` where nothing is proven
+    certificate: float | None = None  # the certified gap; `None` if nothing is certified
     privacy: Mapping[str, float] | None = None  # the largest ε of a silo, and δ; `None` where there is no noise
 
     @classmethod
@@ -68,7 +67,7 @@ class Outcome:
 
 
 def coordinate(path: Path, transport: Transport) -> Outcome:
-    """Carry out the federation of a federation.toml, or resume it; the run's folder has the result."""
+    """Run the federation of a federation.toml, or resume it; write the result to the run's folder."""
     file = FederationFile.read(path)
     folder = DeployedRun(file.folder)
     folder.log = RunLog(file.log)
@@ -88,11 +87,11 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
 
 
 def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
-    """Return the outcome of a run that needs nothing more; otherwise `None`, and remove its outcome.
+    """Return the outcome of a finished run; otherwise remove its outcome and return `None`.
 
-    A run goes on after a failure, and where more rounds or another tolerance are asked for. A folder is for one
-    federation. One of another minor version goes on with a new state; where its method or objective reads otherwise, as
-    settings may be called otherwise now, its outcome is no answer to what is asked for, and an event says so.
+    A run continues after a failure, and if more rounds or another tolerance are asked for. A folder is for one
+    federation. A run of another minor version continues with a new state. If its method or objective reads differently
+    there, as settings may have new names, its outcome does not count, and an event says so.
     """
     about, version, goal = file.identity(), series(), "algorithm or objective"
     settings: dict[str, Any] = {"about": about, "rounds": file.rounds, "tol": file.tol, "version": version}
@@ -117,7 +116,7 @@ def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
 
 
 def _rescued(folder: DeployedRun) -> int:
-    """After a failure, write the model of the last finished round, for a budget may be spent on it; which round."""
+    """Write the model of the last finished round after a failure, and return that round."""
     try:
         setup, segments = folder.setup(), folder.segments()
         x = None if not segments else folder.reached(segments[-1])[0]
@@ -125,25 +124,25 @@ def _rescued(folder: DeployedRun) -> int:
             return 0
         folder.write_model(x, setup)
         return folder.rounds()
-    except InputError:  # a file of the folder cannot be read, which is why the run has failed
+    except InputError:  # the run has failed because a file of the folder cannot be read
         return 0
 
 
 def _fewest(file: FederationFile) -> int:
-    """Return how many silos it takes to have all of the weight, where an objective caps that of each."""
+    """Return the fewest silos that can hold all weight under the objective's cap."""
     objective, silos = getattr(file.algorithm, "objective", None), len(file.silos)
     if file.policy.influence is not None:
         if objective is None:
             raise InputError("[faults] has influence, which needs a method with an objective.")
-        objective.limited(np.ones(silos))  # or a sentence that it bounds no weights
+        objective.limited(np.ones(silos))  # raises an error if it bounds no weights
     if not isinstance(objective, ChiSquare) or objective.cap is None:
         return 1
-    objective.weights(silos)  # or a sentence that even all of them are too few
+    objective.weights(silos)  # raises an error if even all silos are too few
     return min(silos, int(np.ceil(1 / objective.cap - 1e-9)))
 
 
 class Changed(Exception):
-    """A silo's data are not those that the run began with."""
+    """A silo's data have changed since the run began."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"Silo {name!r} has other data than the run began with: put them back, or use a new folder.")
@@ -151,7 +150,7 @@ class Changed(Exception):
 
 
 class Coordination:
-    """One run, as its coordinator carries it out."""
+    """One run at the coordinator."""
 
     def __init__(self, file: FederationFile, folder: DeployedRun, transport: Transport) -> None:
         self.file, self.folder, self.policy = file, folder, file.policy
@@ -160,9 +159,9 @@ class Coordination:
         self.fewest = max(self.policy.quorum, _fewest(file))
         self.absences: Counter[str] = Counter()
         self.strikes: Counter[str] = Counter()
-        self.unread: dict[str, str] = {}  # why silos whose answers cannot be read have no part
-        self.waited: set[str] = set()  # silos at which a person has to agree first
-        self.changed: set[str] = set()  # silos with other data than the run began with
+        self.unread: dict[str, str] = {}  # silos with unreadable answers, and why
+        self.waited: set[str] = set()  # silos that wait for a person's consent
+        self.changed: set[str] = set()  # silos whose data have changed
 
     def run(self) -> Outcome:
         """Train segments until one of them ends the run."""
@@ -192,7 +191,7 @@ class Coordination:
             members = outcome
 
     def _too_few(self, members: Sequence[str]) -> str | None:
-        """Say why a run cannot start, or go on, with these silos; `None` where it can."""
+        """Say why a run cannot start or continue with these silos; `None` if it can."""
         away = [name for name in self.file.silos if name not in members]
         if away and self.policy.missing == PAUSE:
             fate = "quarantined" if away[0] in self.session.barred else "not there"
@@ -205,12 +204,12 @@ class Coordination:
         return None
 
     def _bar(self, members: Sequence[str], found: Quarantined) -> list[str]:
-        """Ask nothing more of quarantined silos, and return the remaining members."""
+        """Drop the quarantined silos and return the remaining members."""
         self.session.barred |= {*found.names}
         return [name for name in members if name not in self.session.barred]
 
     def _gather(self) -> list[str]:
-        """Wait until everybody is there, or for as long as the policy says."""
+        """Wait for all silos, at most as long as the policy says, and return those that are there."""
         deadline, here = time.monotonic() + self.policy.start_timeout, list[str]()
         awaited = {*self.file.silos} - self.session.barred
         while len(here) < len(awaited):
@@ -228,7 +227,7 @@ class Coordination:
         return self._in_order({*here})
 
     def _agreement(self, members: Sequence[str]) -> Setup:
-        """Return the run's one agreement, made by those who were there first."""
+        """Return the run's one agreement; the first members make it."""
         setup = self.folder.setup()
         if setup is None:
             setup = negotiate(self.session, members, self.file)
@@ -240,7 +239,7 @@ class Coordination:
         return setup
 
     def _strengthened(self, members: Sequence[str], setup: Setup) -> Setup:
-        """Return the agreement with the strengths that folds have chosen, once for the whole run."""
+        """Return the agreement with strengths chosen by folds, once for the whole run."""
         if self.file.choosing is None:
             return setup
         chosen = self.folder.read("choice.json")
@@ -267,13 +266,13 @@ class Coordination:
         return strengthened
 
     def _settled(self, members: Sequence[str], setup: Setup) -> Federation:
-        """Give the members an agreement of their own, and return them; nobody may be away meanwhile."""
+        """Send the members a separate agreement and return them; all have to be there."""
         facts = settle(self.session, members, setup, self.policy.timeout)
         strict = self.policy.model_copy(update={"quorum": len(members)})
         return self._federation(Remote(Membership(self.session, members, strict, self.folder.event), facts))
 
     def _same_data(self, members: Sequence[str]) -> None:
-        """Remember what every silo says of its losses by this agreement; refuse one that said something else before."""
+        """Store what every silo reports about its losses; refuse one whose report has changed."""
         before = self.folder.read("constants.json") or {}
         now = {name: self.session.constants[name].tolist() for name in members}
         told = {name: before.get(name, now[name]) for name in members}  # version 0.1 had no number of rows
@@ -283,7 +282,7 @@ class Coordination:
         self.folder.write("constants.json", before | now)
 
     def _consent_awaited(self, trouble: Refusal) -> bool:
-        """Wait a little for a person at a silo to agree to the run; return whether there is time for that."""
+        """Wait a little for a person's consent at a silo; return whether there is time for that."""
         if trouble.name not in self.waited:
             self.waited.add(trouble.name)
             self.folder.event(SiloEvent(self.folder.rounds(), trouble.name, "waits", str(trouble)))
@@ -291,7 +290,7 @@ class Coordination:
         return time.monotonic() - self.started < self.policy.start_timeout
 
     def _without(self, members: Sequence[str], trouble: Unanswered | Refusal | Changed) -> list[str]:
-        """Leave out a silo that does not take the agreement; the first agreement has no exceptions."""
+        """Leave out a silo that refuses the agreement; the first agreement needs all members."""
         if isinstance(trouble, Refusal) and not self.folder.segments():
             raise trouble
         self.absences[trouble.name] += 1
@@ -301,7 +300,7 @@ class Coordination:
         return [name for name in members if name != trouble.name]
 
     def _segment(self, members: Sequence[str]) -> Segment:
-        """Return the last segment, if it had these members, their answers and this version; or begin a new one."""
+        """Return the last segment if members, reports and version are unchanged; otherwise begin a new one."""
         segments = self.folder.segments()
         last = segments[-1] if segments else Segment(-1, tuple(members), 0)
         same = segments and last.members == tuple(members)
@@ -318,7 +317,7 @@ class Coordination:
         return segment
 
     def _train(self, segment: Segment, setup: Setup, facts: Facts) -> Outcome | list[str]:
-        """Train one segment, and return the run's outcome or the members of the next segment."""
+        """Train one segment; return the run's outcome or the members of the next segment."""
         dropped = [name for name in self.file.silos if name not in {*segment.members} | self.session.barred]
         membership = Membership(
             self.session, segment.members, self.policy, self.folder.event, dropped, self.absences, self.strikes
@@ -357,7 +356,7 @@ class Coordination:
             membership.finish_round(segment.before + info.rounds)
 
         algorithm, members = file.algorithm, len(segment.members)
-        if (getattr(algorithm, "clients_per_round", None) or 0) > members:  # no more of them can be drawn
+        if (getattr(algorithm, "clients_per_round", None) or 0) > members:  # cannot draw more than there are
             algorithm = replace(algorithm, clients_per_round=members)
         if self.policy.influence is not None and members >= FEWEST:
             shares = influence_shares(federation.channel.facts, self.policy.influence)
@@ -369,15 +368,15 @@ class Coordination:
         )  # fmt: skip
 
     def _federation(self, remote: Remote) -> Federation:
-        """Return the silos, with masked vectors where the federation has [secure]."""
+        """Return the silos as a federation, with masked vectors under [secure]."""
         if not self.file.secure:
             return remote
-        from scaffpd.secure import SecureAggregation  # needs a package that plain sums do not
+        from scaffpd.secure import SecureAggregation  # needs the optional package cryptography
 
         return SecureAggregation(remote, **self.file.secure)
 
     def _wait(self, membership: Membership) -> list[str]:
-        """Give the absent and the dropped time to come back, and return who is there then."""
+        """Wait for absent silos and return those that are there."""
         deadline, there = time.monotonic() + self.policy.start_timeout, {*membership.present}
         while self._too_few(self._in_order(there)) is not None and time.monotonic() < deadline:
             there |= {*membership.welcome()}
@@ -385,7 +384,7 @@ class Coordination:
         return self._in_order(there)
 
     def _finish(self, segment: Segment, setup: Setup, remote: RemoteChannel, result: Result) -> Outcome:
-        """Write the result, and say how the run ended."""
+        """Write the result and return the outcome."""
         remote.membership.ending = True
         spent = self._spent(remote) if self.file.privacy else {}
         self.folder.write_table("clients.csv", self._rows(segment, remote, result, spent))
@@ -401,7 +400,7 @@ class Coordination:
         return Outcome(str(result.status), final, sentence, segment.members, whole.rounds, proven, worst)
 
     def _joining(self, members: Sequence[str], setup: Setup, result: Result) -> str:
-        """Train what the run has not, ask silos how they do alone and together, and return a sentence on it."""
+        """Train the models still missing, ask silos to score them and their own, and return a sentence on the gains."""
         kappa = float(setup.model.get("strength", PULL))
         try:
             question = self._compared(members, setup, result, kappa)
@@ -424,7 +423,7 @@ class Coordination:
         return f" {found.sentence}{quiet}"
 
     def _compared(self, members: Sequence[str], setup: Setup, result: Result, kappa: float) -> JoiningScores:
-        """One average and one fair model, and a shared one for personal models: the run has trained one of them."""
+        """Train an average, a fair and a shared model for personal ones; reuse the run's own."""
         algorithm, x = self.file.algorithm, {}
         own = "personal" if "strength" in setup.model else "fair"
         goals = {"average": Average(prior=algorithm.objective.prior), "fair": algorithm.objective}
@@ -450,7 +449,7 @@ class Coordination:
     def _rows(
         self, segment: Segment, remote: RemoteChannel, result: Result, spent: Mapping[str, Mapping[str, float]]
     ) -> list[dict[str, Any]]:
-        """Return the table of silos: scores, or, where they are private, the last noisy loss and its cost."""
+        """Return the table of silos: scores, or under privacy the last noisy loss and the ε spent."""
         splits = ("train", "test") if remote.facts.tested.any() else ("train",)
         asked = () if self.file.privacy else splits
         tables = {split: self._scores(remote, result, split) for split in asked}
@@ -468,13 +467,13 @@ class Coordination:
         return rows
 
     def _scores(self, remote: RemoteChannel, result: Result, split: str) -> list[list[float]]:
-        """Return every silo's loss, accuracy and number of rows, as far as they are known."""
+        """Return every silo's loss, accuracy and number of rows; NaN if unknown."""
         question = Scores(torch.from_numpy(result.x).to(remote.like), split)
         numbers = remote.scores(question, complete=False).numbers
         return torch.stack([numbers[name]() for name in question.scalars], 1).tolist()
 
     def _missing(self, segment: Segment, remote: RemoteChannel) -> str:
-        """Say which silos are not in the result, or not fully."""
+        """Say which silos are missing from the result, or partly missing."""
         gone = {*self.file.silos} - {*segment.members}
         sorts = ((gone - self.session.barred, "dropped"), (gone & self.session.barred, "quarantined"))
         fates = [f"{', '.join(self._in_order(who))} had been {what}" for who, what in sorts if who]
@@ -501,7 +500,7 @@ class Coordination:
 
 
 def _privately(worst: Mapping[str, float] | None) -> str:
-    """Say what the run has cost."""
+    """Say what ε and δ the run has cost."""
     if worst is None:
         return " No silo said what this has cost."
     pair = f"(ε, δ) = ({worst['epsilon']:.2f}, {worst['delta']:g})"

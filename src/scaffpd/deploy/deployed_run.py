@@ -1,10 +1,10 @@
-"""The folder of a deployed run: enough to resume from the last round, and the tables that a reader wants.
+"""The folder of a deployed run: the state to resume from, and the tables of the result.
 
 setup.json        the agreement: columns, categories, labels, means, deviations, model
-constants.json    what every silo said of its losses when it took the agreement
+constants.json    what every silo reported about its losses with the agreement
 segments.json     who took part in which part of the run
 segment-0.npz     that part's checkpoint, written after every round
-progress.jsonl    a line per round, for whoever watches
+progress.jsonl    a line per round, for `scaffpd deploy status`
 events.csv        who went away, came back, was dropped or quarantined
 choice.json       l2, κ and the objective's strength as folds have chosen them, with [choosing]
 joining.csv, joining.json    what joining brings every silo that tells, with training.joining
@@ -33,8 +33,8 @@ from scaffpd.history import SCALARS, History
 from scaffpd.system import RunLog, atomic_write, csv_text, lock_folder, make_folder, write_file
 from scaffpd.trackers import prometheus
 
-MODEL = "deployed"  # what the tables call the one model of a deployed run
-GLANCE = 2.0  # seconds to wait for a lock that somebody may hold for a moment, to see whether it is free
+MODEL = "deployed"  # the model's name in the tables
+GLANCE = 2.0  # seconds to wait for a lock before it counts as held
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class DeployedRun:
         self.path, self.log = make_folder(path), RunLog(None)
 
     def busy(self) -> bool:
-        """Tell whether a coordinator is at work here."""
+        """Return whether a coordinator is running on this folder."""
         try:
             with lock_folder(self.path, ""):
                 return False
@@ -69,7 +69,7 @@ class DeployedRun:
             yield
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Read one of the JSON files, or return `None` where there is none."""
+        """Read one of the JSON files; return `None` if it is missing."""
         path = self.path / name
         if not path.exists():
             return None
@@ -86,7 +86,7 @@ class DeployedRun:
         write_file(self.path / name, json.dumps(value, indent=1) + "\n")
 
     def final(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Return whether the run has ended."""
         return bool((self.read("outcome.json") or {}).get("final"))
 
     def seen(self) -> int:
@@ -97,57 +97,57 @@ class DeployedRun:
             return 0
 
     def rounds(self) -> int:
-        """Return the rounds made so far, in all parts."""
+        """Return the rounds made so far, in all segments."""
         segments = self.segments()
         return segments[-1].before + self.reached(segments[-1])[1] if segments else 0
 
     def setup(self) -> Setup | None:
-        """Return the agreement of this run, if it was made: a run that is resumed uses the same one."""
+        """Return the agreement of this run, or `None` before it was made."""
         values = self.read("setup.json")
         return None if values is None else Setup.of(values)
 
     def segments(self) -> list[Segment]:
-        """Return all parts so far."""
+        """Return all segments so far."""
         read = self.read("segments.json")
         return [Segment(s["number"], tuple(s["members"]), s["before"]) for s in read["segments"]] if read else []
 
     def begin(self, segment: Segment, x: Array | None) -> None:
-        """Begin a new part at x (at the federation's own start where it is `None`)."""
+        """Begin a new segment at x, or at the federation's own start if it is `None`."""
         if x is not None:
             with atomic_write(self.path / f"start-{segment.number}.npy") as file:
                 np.save(file, x)
         self.write("segments.json", {"segments": [asdict(s) for s in (*self.segments(), segment)]})
 
     def start(self, segment: Segment) -> Array | None:
-        """Return the point at which a part starts."""
+        """Return the point at which a segment starts."""
         path = self.path / f"start-{segment.number}.npy"
         return np.load(path, allow_pickle=False) if path.exists() else None
 
     def checkpoint(self, segment: Segment) -> Path:
-        """Return the file of a part's state."""
+        """Return the file of a segment's state."""
         return self.path / f"segment-{segment.number}.npz"
 
     def reached(self, segment: Segment) -> tuple[Array | None, int]:
-        """Return x and the number of rounds that a part has reached."""
+        """Return x and the number of rounds that a segment has reached."""
         arrays, _ = self._state(segment, "state.x", "state.rounds")
         return (arrays["state.x"], int(arrays["state.rounds"])) if arrays else (self.start(segment), 0)
 
     def _state(self, segment: Segment, *only: str) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return arrays, all or `only` some, and the notes of a part's checkpoint; none where there is none yet."""
+        """Return arrays, all or `only` some, and notes of a segment's checkpoint; empty before the first one."""
         path = self.checkpoint(segment)
         return disk.read(path, only or None) if path.exists() else ({}, {})
 
     def foreign(self, segment: Segment) -> bool:
-        """Whether another minor version has written a part's state, which may differ from ours."""
+        """Return whether another minor version has written a segment's state."""
         arrays, about = self._state(segment, "state.rounds")
         return bool(arrays) and about.get("version") != disk.series()
 
     def stood_in(self, segment: Segment) -> bool:
-        """Whether a lower bound has stood in for an absent silo in a part."""
+        """Return whether a lower bound has replaced an absent silo in a segment."""
         return bool(np.any(self._state(segment, "history.absent")[0].get("history.absent", 0)))
 
     def progress(self, line: Mapping[str, Any]) -> None:
-        """Append a line for whoever watches."""
+        """Append a line to progress.jsonl."""
         if "round" in line:
             write_file(self.path / "round", str(line["round"]))
             gap = "nothing is certified" if line["certificate"] is None else f"certified gap {line['certificate']:.2e}"
@@ -156,7 +156,7 @@ class DeployedRun:
             file.write(json.dumps(line) + "\n")
 
     def status(self) -> dict[str, Any]:
-        """Return how the run goes, for whoever asks while it does: the last round, who is away, what happened last."""
+        """Return the status of a run: the last round, absent silos and the last events."""
         path = self.path / "progress.jsonl"
         lines = [json.loads(line) for line in _whole_lines(path)]
         events = [line["event"] for line in lines if "event" in line]
@@ -176,7 +176,7 @@ class DeployedRun:
         }  # fmt: skip
 
     def event(self, event: SiloEvent) -> None:
-        """Append an event, to the table and for whoever watches."""
+        """Append an event to events.csv and progress.jsonl."""
         path, row = self.path / "events.csv", asdict(event)
         new = not path.exists()
         with path.open("a", newline="", encoding="utf-8") as file:
@@ -185,7 +185,7 @@ class DeployedRun:
         self.log.note("warning", event.sentence, event.silo, event.round)
 
     def quarantined(self) -> set[str]:
-        """Return the silos that are quarantined in this run: for good, whoever coordinates it."""
+        """Return the silos that are quarantined for the rest of this run."""
         path = self.path / "events.csv"
         if not path.exists():
             return set()
@@ -193,7 +193,7 @@ class DeployedRun:
             return {row["silo"] for row in csv.DictReader(file) if row.get("what") == QUARANTINED}
 
     def write_rounds(self, silos: Sequence[str]) -> None:
-        """Write the table of all rounds of all parts; a silo that was no member has empty cells."""
+        """Write the table of all rounds; a silo that was not a member has empty cells."""
         columns = ["model", "segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
         rows: list[dict[str, Any]] = []
         for segment in self.segments():
@@ -210,17 +210,17 @@ class DeployedRun:
         write_file(self.path / name, csv_text(rows))
 
     def write_model(self, x: Array, setup: Setup) -> None:
-        """Write the parameters, with what they expect of a row."""
+        """Write the parameters with the agreement: columns, categories and scale."""
         write_file(self.path / "model.safetensors", model_bytes(x, setup))
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """Return a file's lines, but for one that is still being written."""
+    """Return a file's lines without an unfinished last one."""
     return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
 
 
 def run_metrics(status: Mapping[str, Any]) -> str:
-    """Return the status of a run for Prometheus."""
+    """Return the status of a run in Prometheus's format."""
     silos = status["members"]
     return prometheus("scaffpd", {
         "running": float(status["state"] == "running"), "round": status["round"],

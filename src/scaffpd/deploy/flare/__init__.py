@@ -1,1 +1,1 @@
-"""NVIDIA FLARE carries the questions: its Collab API, its provisioning, its mutual TLS."""
+"""Run on NVIDIA FLARE: its Collab API, its provisioning, its mutual TLS."""

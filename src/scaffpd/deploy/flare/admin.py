@@ -1,8 +1,8 @@
-"""An administrator's session with FLARE, the job as an administrator sees it, and a run supervised by one.
+"""Open an administrator's session with FLARE, submit the job, and supervise the run.
 
-FLARE's session starts threads that it never ends, writes to the console and cannot be used again once the server was
-away. So it gets a process of its own (this module, run as a script), which is spoken to in lines of JSON, killed and
-started again. What FLARE does when a site, a job or the server is lost is in docs/deploy/what-happens-when.md.
+FLARE's session starts threads that it never ends, writes to the console and is useless once the server was down. So it
+runs in its own process (this module as a script), which reads and writes lines of JSON and can be killed and restarted.
+docs/deploy/what-happens-when.md says what FLARE does when a site, a job or the server is lost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from scaffpd.deploy.coordinate import Outcome
 
 PATIENCE = 300.0  # seconds for the server to come up
-OVER = ("FINISHED", "ABANDONED", "LOST")  # FLARE's statuses that begin so, and ours for a job that nobody runs any more
+OVER = ("FINISHED", "ABANDONED", "LOST")  # how final statuses begin; LOST is ours, for a job that died with its server
 
 
 class LostError(Exception):
@@ -35,9 +35,9 @@ class LostError(Exception):
 
 
 class AdminSession:
-    """An administrator of a federation, by the startup kit that FLARE made for him (the folder that holds `startup`).
+    """An administrator of a federation, with FLARE's startup kit (the folder that holds `startup`).
 
-    FLARE's own messages go to `log`; `environment` is added to the process's; a reply is waited for `patience` seconds.
+    FLARE's own messages go to `log`; `environment` extends the process's; a reply may take `patience` seconds.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class AdminSession:
         self._lock = threading.Lock()
 
     def call(self, *request: str) -> Any:
-        """Return the result of one command; raise `LostError` when the server cannot be asked."""
+        """Return the result of one command; raise `LostError` if the server does not answer."""
         with self._lock:
             try:
                 reply = json.loads(self._exchange(json.dumps(request).encode() + b"\n"))
@@ -72,7 +72,7 @@ class AdminSession:
             self._kill()
 
     def _exchange(self, line: bytes) -> bytes:
-        """Send a line and return the reply's; an empty one when there is none in time."""
+        """Send a line and return the reply's; return an empty one if there is none in time."""
         if self._process is None or self._process.poll() is not None:
             self._kill()
             self._start()
@@ -102,7 +102,7 @@ class AdminSession:
 
 
 class FlareJob:
-    """The federation's job on a FLARE server, by its folder; it is handed in as often as need be."""
+    """The federation's job on a FLARE server; it can be submitted again."""
 
     def __init__(self, session: AdminSession, folder: Path) -> None:
         self.session, self.folder = session, folder.resolve()
@@ -115,14 +115,14 @@ class FlareJob:
         return bool(going)
 
     def submit(self) -> None:
-        """Hand in the job."""
+        """Submit the job."""
         try:
             self.current = str(self.session.call("submit", str(self.folder)))
         except LostError as problem:
             raise InputError(f"FLARE did not take the job: {problem}") from problem
 
     def running(self) -> bool:
-        """Tell whether the job that was handed in last has not ended; also true while the server does not answer."""
+        """Return whether the last submitted job is running; true while the server does not answer."""
         return self.current is not None and not self._ask("", "status", self.current).startswith(OVER)
 
     def abort(self) -> None:
@@ -131,11 +131,11 @@ class FlareJob:
             self._ask(None, "abort", self.current)
 
     def connected(self) -> set[str]:
-        """Return the sites that the server takes for connected; none while it does not answer."""
+        """Return the sites that the server lists as connected; none while it does not answer."""
         return set(self._ask([], "sites"))
 
     def outside(self) -> set[str]:
-        """Return the connected sites that have no part in the running job."""
+        """Return the connected sites outside the running job."""
         return set(self._ask([], "outside", self.current)) if self.current else set()
 
     def _ask(self, lost: Any, *request: str) -> Any:
@@ -149,9 +149,9 @@ def resume(
     kit: Path, job: Path, file: FederationFile, seconds: float, say: Callable[[str], object],
     look: Callable[[], object],
 ) -> Outcome:  # fmt: skip
-    """Supervise a run as the administrator to whom the startup kit belongs, on the machine with the run's folder.
+    """Supervise a run as the startup kit's administrator, on the machine with the run's folder.
 
-    A job that is still running there is taken over; otherwise it is handed in.
+    Take over a job that is still running; otherwise submit it.
     """
     from scaffpd.deploy.supervise import ended_before, supervise  # loads torch: not in the session's process
 
@@ -165,7 +165,7 @@ def resume(
 
 
 def _adopted(deployed: FlareJob, deadline: float, say: Callable[[str], object]) -> bool:
-    """Return whether the job is running already, as soon as the server is up."""
+    """Wait for the server and return whether the job is running already."""
     said = False
     while True:
         try:
@@ -179,13 +179,13 @@ def _adopted(deployed: FlareJob, deadline: float, say: Callable[[str], object]) 
         time.sleep(1.0)
 
 
-# --- what the session's own process does
+# --- the session's own process
 
 
 def serve(kit: Path) -> None:
-    """Answer requests from standard input on standard output until it is closed."""
+    """Answer requests from standard input on standard output until the input is closed."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever FLARE prints goes to the log
+    os.dup2(2, 1)  # FLARE's prints go to the log
     session: Any = None
     for line in sys.stdin:
         command, *arguments = json.loads(line)
@@ -204,7 +204,7 @@ def serve(kit: Path) -> None:
 
 
 def connect(kit: Path) -> Any:
-    """Open a session as the user to whom the startup kit belongs."""
+    """Open a session as the startup kit's user."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
@@ -212,7 +212,7 @@ def connect(kit: Path) -> Any:
 
 
 def outside(session: Any, job: str) -> list[str]:
-    """Return the connected sites that have no process for the job: FLARE lets nobody into a running one."""
+    """Return the connected sites without a process for the job; FLARE admits no site to a running job."""
     rows = session.get_client_job_status() or []
     inside = {row["client_name"] for row in rows if row.get("job_id") == job}
     return sorted({str(row["client_name"]) for row in rows} - inside)
@@ -226,9 +226,9 @@ def unfinished(session: Any, name: str) -> list[str]:
 
 
 def status(session: Any, job: str) -> str:
-    """Return FLARE's status of a job, or LOST where the server has begun after the job and has no process for it.
+    """Return FLARE's status of a job, or LOST if the server was restarted and has no process for it.
 
-    FLARE's store says RUNNING for ever of the job of a server that died, and neither aborts nor deletes it.
+    FLARE lists the job of a server that died as RUNNING for ever, and neither aborts nor deletes it.
     """
     said = str(session.get_job_status(job))
     if not said.startswith(("DISPATCHED", "RUNNING")):

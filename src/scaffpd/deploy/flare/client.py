@@ -1,7 +1,7 @@
 """Run at a site on FLARE: one published method, bytes in, bytes out.
 
 The class is part of the installed package and its job carries no code: a site runs only what its operator installed.
-Where the silo's file is comes from the site alone, never from the job.
+The site alone says where the silo's file is, never the job.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from scaffpd.deploy.silo.silo import Silo
 
 VARIABLE = "SCAFFPD_SILO"
-# A reply that starts like this is the site's refusal, not an answer. FLARE would send a raised exception's traceback
-# to the server; a refusal takes along nothing but its sentence.
+# A reply that starts like this is the site's refusal. FLARE would send the traceback of an exception to the server; a
+# refusal holds only its sentence.
 REFUSAL = b"\x00scaffpd refuses\x00"
 
 log = logging.getLogger(__name__)
 
 
 class SiloClient:
-    """The object that FLARE keeps at a site for as long as a job runs (startup kits name its path: leave it here)."""
+    """The object that FLARE runs at a site during a job (startup kits name its path: leave it here)."""
 
     def __init__(self) -> None:
         self._silo: Silo | None = None
@@ -70,9 +70,9 @@ def silo_file(root: Path, site: str) -> Path:
 
 
 def open_silo(site: str, file: Path, kit: Path) -> Silo:
-    """Open the silo of a file, unless it is meant for another site than the one that FLARE has let in.
+    """Open the silo of a file; refuse if its name is not that of FLARE's certificate.
 
-    Other silos know it by the certificate of its startup kit.
+    The certificate of its startup kit proves its name to other silos.
     """
     from scaffpd.deploy.silo.silo import Silo
 

@@ -1,6 +1,6 @@
-"""FLARE on this machine: a server and one process tree per silo on loopback, with FLARE's own mutual TLS.
+"""Run FLARE on this machine: a server and one process tree per silo on loopback, with FLARE's mutual TLS.
 
-The modules that the startup kits' scripts start are started directly: the scripts would start them again for ever.
+The modules are started directly, since the startup kits' scripts would restart them for ever.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from scaffpd.errors import InputError
 HOST, NAME, SERVER, ADMIN = "localhost", "scaffpd", "server", "admin"
 BEAT = 2  # seconds between a site's heartbeats; FLARE counts them in twos
 DEAD_AFTER = 8.0  # seconds without one
-PATIENCE = 60.0  # seconds for server and sites to find each other
+PATIENCE = 60.0  # seconds for server and sites to connect
 TOGETHER = {"secure_train": "true", "org": "scaffpd", "config_folder": "config"}
-# How long FLARE waits for this and that, where it does not read it from the kit.
+# Timeouts that FLARE does not read from the kit.
 QUICK = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "5",
     "NVFLARE_END_RUN_READINESS_TIMEOUT": "1",
@@ -34,7 +34,7 @@ QUICK = {
 
 
 def command(kit: Path, options: Mapping[str, str]) -> list[str]:
-    """Return the module that a kit's scripts would start, and its arguments: the server's, or with `uid` a site's."""
+    """Return the module and arguments that a kit's scripts start: the server's, or with `uid` a site's."""
     part = "client" if "uid" in options else "server"
     settings = [f"{key}={value}" for key, value in (TOGETHER | dict(options)).items()]
     module = f"nvflare.private.fed.app.{part}.{part}_train"
@@ -42,7 +42,7 @@ def command(kit: Path, options: Mapping[str, str]) -> list[str]:
 
 
 def serve(kit: Path, options: Mapping[str, str], file: Path, variable: str) -> int:
-    """Run a server or a site from its kit until it ends; whatever ends us takes all of its processes along."""
+    """Run a server or a site from its kit until it ends; all its processes end with this one."""
     processes = Processes()
     try:
         processes.start(SERVER, command(kit, options), None, os.environ | {variable: str(file.resolve())}, kit)
@@ -52,7 +52,7 @@ def serve(kit: Path, options: Mapping[str, str], file: Path, variable: str) -> i
 
 
 class FlareEngine(FlareJob, LocalEngine):
-    """FLARE's server and sites, and their administrator, who hands in the job."""
+    """FLARE's server and sites, and the administrator who submits the job."""
 
     def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> None:
         if not tls:
@@ -66,7 +66,7 @@ class FlareEngine(FlareJob, LocalEngine):
 
     @cached_property
     def session(self) -> AdminSession:  # type: ignore[override]
-        """The administrator's, for the engine's own use."""
+        """The administrator's session."""
         return AdminSession(self.kit(self._project.admin), self.log(ADMIN), self.processes.environment(ADMIN))
 
     # --- up and down
@@ -74,7 +74,7 @@ class FlareEngine(FlareJob, LocalEngine):
     def start(self) -> None:
         """Provision, start everything, and wait until all silos are connected."""
         self.work.mkdir(parents=True, exist_ok=True)
-        for old in ("kits", "job", "store"):  # of an earlier start
+        for old in ("kits", "job", "store"):  # left by an earlier start
             shutil.rmtree(self.work / old, ignore_errors=True)
         write_project(self._project, self.work)
         provision(self.work)
@@ -88,7 +88,7 @@ class FlareEngine(FlareJob, LocalEngine):
             raise
 
     def stop(self) -> None:
-        """End the session, and everything else."""
+        """End the session and all processes."""
         if (session := vars(self).pop("session", None)) is not None:
             session.close()
         self.current = None
@@ -112,20 +112,20 @@ class FlareEngine(FlareJob, LocalEngine):
     def _start(self, role: str, kit: Path, options: Mapping[str, str], extra: Mapping[str, Path]) -> None:
         if self.processes.pids(role):
             raise InputError(f"{role!r} is running already: stop it first.")
-        self.processes.kill(role)  # forget what has ended by itself
+        self.processes.kill(role)  # forget processes that have ended
         environment = os.environ | QUICK | {key: str(path) for key, path in extra.items()}
         self.processes.start(role, command(kit, options), self.log(role), environment, kit)
 
     def connected(self) -> set[str]:
-        """Return the silos that the server takes for connected and that have a process; none when it is down."""
+        """Return the connected silos that have a process; none if the server is down."""
         if not self.processes.alive(SERVER):
             return set()
         return super().connected() & {name for name in self.silos if self.processes.alive(name)}
 
     def outside(self) -> set[str]:
-        """Return the connected silos that have no part in the running job."""
+        """Return the connected silos outside the running job."""
         return super().outside() & self.connected()
 
     def running(self) -> bool:
-        """Tell whether the job that was handed in last is still going; not so when the server is down."""
+        """Return whether the last submitted job is running; false if the server is down."""
         return self.processes.alive(SERVER) and super().running()

@@ -1,4 +1,4 @@
-"""Write what a deployment on FLARE consists of: the job, the rules of every site, the project file and the commands.
+"""Write a deployment on FLARE: the job, the rules of every site, the project file and the commands.
 
 The job names installed classes and carries neither code nor data. FLARE's own provisioner makes certificates and
 startup kits; nothing here touches a key.
@@ -30,7 +30,7 @@ SITE_CLASSES = ("scaffpd.deploy.flare.client.SiloClient", "nvflare.collab.runtim
 
 
 def recipe(name: str, quorum: int = 1, federation: str = "") -> CollabRecipe:
-    """Return FLARE's recipe of the job; `federation` is federation.toml, if not where the server expects it."""
+    """Return FLARE's recipe of the job; `federation` is federation.toml if it is not in the server's `local`."""
     built = CollabRecipe(job_name=name, server=Coordinator(federation), client=SiloClient(), min_clients=quorum)
     built.add_server_config({"server": {"task_request_interval": 0.5}})
     built.add_client_config({"task_check_interval": 0.5, "get_task_timeout": 10.0})
@@ -40,8 +40,8 @@ def recipe(name: str, quorum: int = 1, federation: str = "") -> CollabRecipe:
 def write_job(name: str, folder: Path, quorum: int = 1, federation: str = "") -> Path:
     """Write the job under `folder` and return its own folder.
 
-    FLARE would send along the source of our classes. It is told not to: then the job needs no right to bring its own
-    code, and every site decides by its list of allowed classes.
+    FLARE would send the source of our classes with it. Without that the job needs no right to bring its own code, and
+    every site decides by its list of allowed classes.
     """
     built = recipe(name, quorum, federation)
     built._job.set_app_packages(["scaffpd"])  # installed at every site
@@ -55,7 +55,7 @@ def write_job(name: str, folder: Path, quorum: int = 1, federation: str = "") ->
 
 
 EVERYDAY = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
-# What a site or the server grants to the roles of FLARE's users: no code from outside, no shell commands.
+# Rights of FLARE's users at a site or the server: no code from outside, no shell commands.
 RIGHTS = {
     "format_version": "1.0",
     "permissions": {
@@ -68,13 +68,13 @@ RIGHTS = {
 
 
 class SiteRules(Builder):  # type: ignore[misc]
-    """Tell FLARE's provisioner what a server and a site may run; project.yml names it after StaticFileBuilder.
+    """Restrict what a server and a site may run; project.yml names this after StaticFileBuilder.
 
-    FLARE's default lets a project's administrator bring any code to every site and streams the sites' error logs to the
-    server. Here a site runs two installed classes and nothing else, and sends no logs.
+    FLARE's default lets an administrator send any code to every site and streams the sites' error logs to the server.
+    Here a site runs only two installed classes and sends no logs.
 
     Args:
-        dead_after: seconds without a heartbeat after which the server takes a site for dead.
+        dead_after: seconds without a heartbeat after which the server counts a site as dead.
         schedule_every: least seconds between two attempts to start a job.
         patience: seconds that a site waits for the server's reply to a heartbeat.
         store: absolute path of a folder on the server for submitted jobs; FLARE's own choice if empty.
@@ -119,7 +119,7 @@ class SiteRules(Builder):  # type: ignore[misc]
     def _site(self, resources: dict[str, Any]) -> None:
         resources["class_allow_list"] = list(SITE_CLASSES)
         resources["allow_log_streaming"] = False
-        # A heartbeat that a dead server never answers holds up the next one, and with it the way back.
+        # A heartbeat that a dead server never answers delays the next one, and so the reconnection.
         resources["client"] |= {"maint_msg_timeout": self.patience}
         resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
 
@@ -130,7 +130,7 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z
 
 @dataclass(frozen=True)
 class FlareProject:
-    """A federation as FLARE's provisioner has to know it."""
+    """A federation as FLARE's provisioner describes it."""
 
     name: str  # of the federation; also of the job
     silos: Sequence[str]  # the sites' names, the same as in their silo files
@@ -179,10 +179,10 @@ KIT, ADMINISTRATOR, JOB, COORDINATOR = "kit", "admin", "job", "coordinator"  # w
 
 
 def provision(folder: Path) -> None:
-    """Let FLARE make certificates and startup kits of the project.yml in a folder."""
+    """Make certificates and startup kits with FLARE from the project.yml in a folder."""
     kits = folder / "kits"
     kits.mkdir(mode=0o700, exist_ok=True)
-    kits.chmod(0o700)  # before there are keys in it, the one of the root among them
+    kits.chmod(0o700)  # before any key, among them the root's, is written to it
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     (folder / "provision.log").write_text(done.stdout + done.stderr, encoding="utf-8")
@@ -191,10 +191,10 @@ def provision(folder: Path) -> None:
 
 
 def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
-    """Provision, and give the coordinator and every silo a folder of its own; return where these are.
+    """Provision, write one folder for the coordinator and one per silo, and return where they are.
 
-    A silo's has its startup kit, to which its operator adds silo.toml; the coordinator's has the server's and the
-    administrator's, the job and federation.toml.
+    A silo's folder holds its startup kit, to which its operator adds silo.toml. The coordinator's holds the kits of the
+    server and the administrator, the job and federation.toml.
     """
     parts = out / "parts"
     if parts.exists():
@@ -215,7 +215,7 @@ def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
 
 
 class FlareFiles(NamedTuple):
-    """FLARE's project.yml, the job's folder, and the commands in order; in those of silos NAME is the silo's name."""
+    """FLARE's project.yml, the job's folder, and the commands in order; NAME stands for a silo's name."""
 
     project: Path
     job: Path

@@ -1,7 +1,7 @@
-"""Run at the server on FLARE: the coordinator, over a `Transport` made of Collab calls.
+"""Run the coordinator at FLARE's server, over a `Transport` of Collab calls.
 
-Every site gets its own bytes in its own thread with its own timeout: FLARE's group call would send all of them the
-same, and one dead site would hold up the others.
+Every site is called in its own thread with its own timeout: FLARE's group call would send the same bytes to all, and a
+dead site would delay the others.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from scaffpd.deploy.messages import Failure
 from scaffpd.errors import InputError
 
 VARIABLE = "SCAFFPD_FEDERATION"
-GRACE = 2.0  # seconds that FLARE gets for its own timeout before it is not waited for any more
-LOOK, LOOKS = 1.0, 2  # seconds between two looks for a connection, and how many have to find none
+GRACE = 2.0  # seconds that FLARE gets for its own timeout
+LOOK, LOOKS = 1.0, 2  # seconds between two checks of a connection, and how many have to fail
 NET_CHANNEL, PING = "_net_manager", "echo"  # what every process of FLARE answers
 CLOSED = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
 
 
 class CollabTransport:
-    """Sites that take part in the running job, each by FLARE's stand-in for it; `aborted` tells when to end."""
+    """Sites of the running job, each by FLARE's proxy for it; `aborted` says when to end."""
 
     named = True  # a site's name is in its certificate
 
@@ -41,11 +41,11 @@ class CollabTransport:
         self._aborted = aborted
 
     def sites(self) -> tuple[str, ...]:
-        """Return the sites of this job; FLARE lets nobody in later."""
+        """Return the sites of this job; FLARE admits none later."""
         return tuple(sorted(self._proxies))
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
-        """Ask the named sites side by side; those that are not named are not waited for."""
+        """Ask the named sites in parallel."""
         arrived: queue.SimpleQueue[tuple[str, bytes | Failure | RunAborted]] = queue.SimpleQueue()
         for site, question in questions.items():
             task = (site, question, timeout, arrived)
@@ -67,11 +67,11 @@ class CollabTransport:
             if site in waiting:
                 answers[site] = reply
                 waiting.discard(site)
-        waiting.clear()  # nobody is watched any more
+        waiting.clear()  # stop watching
         return answers
 
     def _watch(self, waiting: set[str], deadline: float, arrived: queue.SimpleQueue[Any]) -> None:
-        """Look whether a connection still leads to the sites that are waited for: a dead one needs no timeout."""
+        """Check the connections to sites that have not answered: a lost one needs no timeout."""
         seen = Counter[str]()
         while waiting and time.monotonic() < deadline:
             time.sleep(LOOK)
@@ -81,10 +81,10 @@ class CollabTransport:
                     arrived.put((site, Failure("No connection leads to the site any more.")))
 
     def _cut_off(self, site: str) -> bool:
-        """Tell whether FLARE has no connection to a site.
+        """Return whether FLARE has lost its connection to a site.
 
-        Its server returns a ping to a closed connection at once; a question, which goes by FLARE's stream, gets lost in
-        silence. A ping that is late tells nothing: the site may be busy.
+        FLARE fails a ping over a closed connection at once, while a question gets lost silently. A late ping proves
+        nothing: the site may be busy.
         """
         try:
             backend = self._proxies[site].backend
@@ -93,7 +93,7 @@ class CollabTransport:
                 NET_CHANNEL, PING, backend.target_fqcn, ping, timeout=LOOK, optional=True
             )
             return reply.get_header(MessageHeaderKey.RETURN_CODE) in CLOSED
-        except Exception:  # FLARE's own affairs: without them a site has its whole timeout
+        except Exception:  # without FLARE's ping a site has its whole timeout
             return False
 
     def _deliver(self, site: str, question: bytes, timeout: float, arrived: queue.SimpleQueue[Any]) -> None:
@@ -101,7 +101,7 @@ class CollabTransport:
             arrived.put((site, self._one(site, question, timeout)))
         except RunAborted as end:
             arrived.put((site, end))
-        except Exception as problem:  # whatever FLARE raises, the others' replies must not be lost
+        except Exception as problem:  # one failing site must not lose the others' replies
             arrived.put((site, Failure(f"{type(problem).__name__}: {problem}")))
 
     def _one(self, site: str, question: bytes, timeout: float) -> bytes | Failure:
@@ -123,16 +123,16 @@ class Coordinator:
     """The object that FLARE runs at the server (startup kits name its path: leave it here).
 
     Args:
-        federation: path of federation.toml on the server; if empty, `SCAFFPD_FEDERATION` or the server's own folder
-            `local` say where it is.
+        federation: path of federation.toml on the server; if empty, it is looked for in `SCAFFPD_FEDERATION` and in the
+            server's folder `local`.
     """
 
     def __init__(self, federation: str = "") -> None:
-        self.federation = federation  # FLARE writes constructor arguments down from attributes of the same name
+        self.federation = federation  # FLARE saves constructor arguments from attributes of the same name
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:
-        """Coordinate until the run has ended, is paused or is aborted."""
+        """Coordinate until the run ends, pauses or is aborted."""
         from scaffpd.deploy.coordinate import coordinate
 
         proxies = {str(proxy.name): proxy for proxy in collab.clients}
@@ -142,7 +142,7 @@ class Coordinator:
 
 
 def federation_file(named: str, root: Path) -> Path:
-    """Find federation.toml: the job names it, or the environment, or it is in the server's folder `local`."""
+    """Find federation.toml: named by the job or the environment, or in the server's folder `local`."""
     file = Path(named or os.environ.get(VARIABLE) or root / "local" / "federation.toml")
     if not file.is_file():
         raise InputError(f"There is no federation file {str(file)!r}: put it there, or name it in {VARIABLE}.")
