@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from scaffpd import cli
+from scaffpd.cli.train import requested
+from scaffpd.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +88,24 @@ def test_a_path_is_drawn_and_suggests_its_knee(here, capsys):
     assert "4 models in " in found.out
     assert "times as many." in found.out
     assert (here / "runs" / "patients-path" / "report.html").exists()
+
+
+@pytest.mark.parametrize("folder", ["./hospitals", "hospitals/", "Hospitals/."])
+def test_a_known_name_means_the_data_set_and_a_path_the_folder_of_that_name(here, folder):
+    (here / folder).mkdir()
+    for name in ("north", "south"):
+        (here / folder / f"{name}.csv").write_text("age,ill\n1,0\n2,1\n3,0\n")
+    asked = {"client": "file", "target": "ill"}
+    plain = folder.strip("./")
+    assert requested(plain, {}).data.source == requested("heart_disease", {}).data.source == "hospitals"
+    read = requested(folder, asked).data
+    assert read.source is None
+    assert Path(read.file) == here / plain
+    for options, sentence in ((asked, "leave --client out"), ({"more_files": ["a.csv"]}, "name it alone")):
+        with pytest.raises(InputError, match=f"{sentence}, or write ./{plain} for the folder here"):
+            requested(plain, options)
+    with pytest.raises(InputError, match="'digits' is a data set of its own: name it alone[.]"):
+        requested("digits", {"more_files": ["a.csv"]})
 
 
 def test_a_path_does_not_take_the_folder_of_a_run(here, capsys):

@@ -109,7 +109,7 @@ def _problem(what: str, clients: int | None, alpha: float | None, seeds: int, op
     if name in typer_ext.PROBLEMS:
         from scaffpd.comparison.problem import TEST_FRACTION, problem
 
-        refuse_columns(name, options)
+        refuse_columns(what, options)
         if "l2" in options:
             raise InputError(f"{name!r} brings its own model: leave --l2 out.")
         return problem(name, clients, alpha, with_test(options).get("test", TEST_FRACTION))

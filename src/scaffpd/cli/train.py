@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +30,8 @@ SHARES = {"test": "from 0 to below 1", "delta": "between 0 and 1"}
 What = Annotated[
     list[str],
     typer.Argument(
-        help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), several, a folder, or hospitals, digits, breast-cancer."
+        help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), several, a folder, or hospitals, digits, breast-cancer; "
+        "a folder that has the name of a data set: ./digits."
     ),
 ]
 METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own."
@@ -304,8 +306,7 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
     if counts := options.get("task") == COUNTS:
         options["task"] = "regression"
     _check_numbers(options)
-    what = known_name(what)
-    file, is_file = Path(what), what.lower().endswith(".toml")
+    known, file, is_file = known_name(what), Path(what), what.lower().endswith(".toml")
     changes = {
         table: {name: options[given] for name, given in names.items() if given in options}
         for table, names in TABLES.items()
@@ -322,8 +323,11 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
     given = {table: new for table, new in changes.items() if new}
     if is_file:
         return RunConfig.read(file, given)
-    if is_table(file):
-        source: dict[str, Any] = {"file": str(file.absolute())}
+    source: dict[str, Any] = {"source": known}
+    if known in PROBLEMS:
+        refuse_columns(what, options)
+    elif is_table(file):
+        source = {"file": str(file.absolute())}
         if more := options.get("more_files"):
             if strange := [name for name in more if not is_table(Path(name))]:
                 raise _neither(strange[0])
@@ -332,25 +336,26 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
         _check_columns(file, options | changes["data"], command)
     elif "more_files" in options:
         raise InputError(f"{what!r} is no table; several files are trained on only where all of them are tables.")
-    elif what in PROBLEMS:
-        refuse_columns(what, options)
-        source = {"source": what}
     else:
         raise _neither(what)
-    return RunConfig.of(given | {"data": source | changes["data"]}, file.name)
+    return RunConfig.of(given | {"data": source | changes["data"]}, known if known in PROBLEMS else file.name)
 
 
 def known_name(what: str) -> str:
-    """Return how a data set is called that is known by name; anything else as it is."""
+    """Return how a data set is called that is known by name, before any folder of that name; else `what` as it is."""
     plain = what.lower().replace("_", "-").replace("heart-disease", "hospitals")
     return plain if plain in PROBLEMS else what
 
 
-def refuse_columns(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse options on the reading of a table for a data set that is known by name."""
+def refuse_columns(what: str, options: Mapping[str, Any]) -> None:
+    """Refuse options on the reading of tables for a data set that is known by name."""
+    path = f", or write {os.path.join('.', what)} for the folder here" if Path(what).is_dir() else ""
+    if "more_files" in options:
+        raise InputError(f"{what!r} is a data set of its own: name it alone{path}.")
     for given in OF_TABLE:
         if options.get(given) is not None:
-            raise InputError(f"{name!r} brings its own clients and columns: leave --{given.replace('_', '-')} out.")
+            option = given.replace("_", "-")
+            raise InputError(f"{what!r} brings its own clients and columns: leave --{option} out{path}.")
 
 
 def with_test(options: Mapping[str, Any]) -> dict[str, Any]:
