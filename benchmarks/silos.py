@@ -33,8 +33,8 @@ import scaffpd as sp  # noqa: E402
 from scaffpd.config.federation import FederationFile  # noqa: E402
 from scaffpd.deploy.coordinate import coordinate  # noqa: E402
 from scaffpd.deploy.deployed_run import DeployedRun  # noqa: E402
-from scaffpd.deploy.membership import Membership  # noqa: E402
 from scaffpd.deploy.messages import Failure, InProcess, decode  # noqa: E402
+from scaffpd.deploy.session import Membership  # noqa: E402
 from scaffpd.deploy.silo.silo import Silo  # noqa: E402
 from scaffpd.federation import Constants, Federation  # noqa: E402
 from scaffpd.federation.questions import GradientsAt, LocalSteps, ProximalSteps, Reply, Vectors  # noqa: E402

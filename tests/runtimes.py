@@ -9,10 +9,9 @@ import scaffpd as sp
 from scaffpd.config.federation import FaultPolicy
 from scaffpd.config.model_file import Setup
 from scaffpd.deploy.agreement import settle
-from scaffpd.deploy.membership import Membership
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.remote import Remote
-from scaffpd.deploy.session import Session
+from scaffpd.deploy.session import Membership, Session
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.tabular.agree import PREPARED, VERSION
 

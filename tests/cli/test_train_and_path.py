@@ -104,7 +104,7 @@ def test_a_known_name_means_the_data_set_and_a_path_the_folder_of_that_name(here
     for options, sentence in ((asked, "leave --client out"), ({"more_files": ["a.csv"]}, "name it alone")):
         with pytest.raises(InputError, match=f"{sentence}, or write ./{plain} for the folder here"):
             requested(plain, options)
-    with pytest.raises(InputError, match="'digits' is a data set of its own: name it alone[.]"):
+    with pytest.raises(InputError, match=r"'digits' is a data set of its own: name it alone[.]"):
         requested("digits", {"more_files": ["a.csv"]})
 
 

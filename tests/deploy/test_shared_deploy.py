@@ -13,10 +13,9 @@ from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.agreement import negotiate, settle
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.membership import Membership
 from scaffpd.deploy.messages import InProcess, Message, decode
 from scaffpd.deploy.remote import Remote
-from scaffpd.deploy.session import Session, SiloRequest
+from scaffpd.deploy.session import Membership, Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import GradientsAt
 from scaffpd.privacy.accountant import Release, epsilon

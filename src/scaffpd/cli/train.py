@@ -30,8 +30,8 @@ SHARES = {"test": "from 0 to below 1", "delta": "between 0 and 1"}
 What = Annotated[
     list[str],
     typer.Argument(
-        help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), several, a folder, or hospitals, digits, breast-cancer; "
-        "a folder that has the name of a data set: ./digits."
+        help="CONFIG.toml, a table (CSV, Excel, JSON, Parquet), several, a folder, or hospitals, digits, breast-cancer "
+        "(for folders of such names, ./digits)."
     ),
 ]
 METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own."

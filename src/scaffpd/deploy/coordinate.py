@@ -25,10 +25,20 @@ from scaffpd.config.model_file import Setup
 from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, Unusable, negotiate, settle
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
-from scaffpd.deploy.membership import STRIKES, Lost, Membership, Paused, Quarantined, Returned, SiloEvent, accuse
 from scaffpd.deploy.messages import GARBAGE, SPENT, Failure, Message, Transport
 from scaffpd.deploy.remote import Remote, RemoteChannel
-from scaffpd.deploy.session import Session, SiloRequest
+from scaffpd.deploy.session import (
+    STRIKES,
+    Lost,
+    Membership,
+    Paused,
+    Quarantined,
+    Returned,
+    Session,
+    SiloEvent,
+    SiloRequest,
+    accuse,
+)
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import Federation

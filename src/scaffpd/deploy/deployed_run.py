@@ -26,8 +26,8 @@ import numpy as np
 
 from scaffpd import history as disk
 from scaffpd.config.model_file import Setup, model_bytes
-from scaffpd.deploy.membership import QUARANTINED, SiloEvent
 from scaffpd.deploy.messages import Array
+from scaffpd.deploy.session import QUARANTINED, SiloEvent
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
 from scaffpd.system import RunLog, atomic_write, csv_text, lock_folder, make_folder, write_file

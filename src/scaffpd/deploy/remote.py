@@ -1,7 +1,7 @@
 r"""`Remote`: silos behind a transport as a `Federation`. Algorithms and the training loop cannot tell it from a cohort.
 
 A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. Scalars such as ⟨c_i, v⟩ are made of
-the c_i that are here. A silo that does not answer has a row as well, by the rule of `membership`.
+the c_i that are here. A silo that does not answer has a row as well, by the rule of `session`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from torch import Tensor
 
 from scaffpd.deploy.agreement import Facts
 from scaffpd.deploy.byzantine import Judge, Verdicts, rates, troubles
-from scaffpd.deploy.membership import Lost, Membership, accuse
 from scaffpd.deploy.messages import Array
-from scaffpd.deploy.session import SiloRequest
+from scaffpd.deploy.session import Lost, Membership, SiloRequest, accuse
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.federation.questions import (

@@ -28,10 +28,9 @@ from scaffpd.config.model_file import linear
 from scaffpd.deploy import messages
 from scaffpd.deploy.agreement import TOGETHER, Facts, Unusable
 from scaffpd.deploy.byzantine import Shapes, too_large, troubles
-from scaffpd.deploy.membership import Lost, Membership
 from scaffpd.deploy.messages import SCALE, Array, Message, plain
 from scaffpd.deploy.remote import RemoteChannel, itself
-from scaffpd.deploy.session import SiloRequest
+from scaffpd.deploy.session import Lost, Membership, SiloRequest
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import GradientsAt, Losses, Question, Reply, Scores, Vectors
 from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps

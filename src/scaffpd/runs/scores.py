@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize
-from scipy.special import expit, logsumexp
-from scipy.stats import norm, rankdata
+from scipy.special import expit, logsumexp, ndtri
 
 from scaffpd.algorithms import Fair
 from scaffpd.cohort import Cohort
@@ -39,7 +37,7 @@ MOST_POINTS = 3  # models of a path that bins and single rows are kept of
 Scores = dict[str, Any]
 Rows = list[dict[str, Any]]
 Matrix = NDArray[np.float64]
-Z = float(norm.ppf((1 + CONFIDENCE) / 2))
+Z = float(ndtri((1 + CONFIDENCE) / 2))
 
 
 def label_scores(y: NDArray[Any], guess: NDArray[Any], shares: Matrix) -> Scores:
@@ -139,10 +137,9 @@ def _average(values: Iterable[float | None]) -> float | None:
 
 def _auc(y: NDArray[Any], p: Matrix) -> float | None:
     """Return the chance that a row of this label has the higher probability: U/(n₁ n₀), ties count half."""
-    ones = int(y.sum())
-    if not 0 < ones < len(y):
-        return None
-    return float((rankdata(p)[y].sum() - ones * (ones + 1) / 2) / (ones * (len(y) - ones)))
+    ours, others = p[y], np.sort(p[~y])
+    below = np.searchsorted(others, ours, "left") + np.searchsorted(others, ours, "right")  # twice as many as lower
+    return float(below.sum() / 2 / (len(ours) * len(others))) if len(ours) and len(others) else None
 
 
 @dataclass(frozen=True)
@@ -321,6 +318,8 @@ def slope_and_intercept(z: Matrix, y: NDArray[Any]) -> list[float]:
     Normal priors with deviation 1 hold b at 1 and a at 0, so that few rows change little, and one label alone is no
     reason for certainty: min Σ_j ℓ(b z_j + a, y_j) + ((b − 1)² + ‖a‖²)/2.
     """
+    from scipy.optimize import minimize  # slow to import
+
     one = z.shape[1] == 1
 
     def value(v: Matrix) -> tuple[float, Matrix]:
