@@ -45,9 +45,7 @@ def named(name: str) -> Objective:
     return kind(**{strength: value}) if strength else kind()
 
 
-WEIGHED = {
-    kind.__name__: kind for kind in (Average, Agnostic, ChiSquare, CVaR, Tilted)
-}  # clients find their own weights
+WEIGHED = (Average, Agnostic, ChiSquare, CVaR, Tilted)  # clients can find their own weights
 
 
 def to_values(objective: Objective) -> dict[str, Any]:
@@ -63,7 +61,8 @@ def to_values(objective: Objective) -> dict[str, Any]:
 def from_values(values: dict[str, Any]) -> Objective:
     """Read what `to_values` wrote; refuse anything else."""
     given = dict(values)
-    kind, offset = WEIGHED.get(str(given.pop("kind", ""))), given.pop("offset", None)
+    kinds, offset = {kind.__name__: kind for kind in WEIGHED}, given.pop("offset", None)
+    kind = kinds.get(str(given.pop("kind", "")))
     try:
         if kind is None:
             raise InputError("It has no kind.")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.privacy.accountant import Account, ReleaseCounts, Spent, solved
 from scaffpd.privacy.mechanism import LARGEST_NOISE, Clip, ClippedSums, LinearSums, ModuleSums
 from scaffpd.privacy.noise import client_key, digest, secret_bytes
-from scaffpd.privacy.oracle import PrivateClient, PrivateOracle
+
+if TYPE_CHECKING:
+    from scaffpd.privacy.oracle import PrivateClient
 
 __all__ = ["Private", "Spent"]
 
@@ -183,6 +185,8 @@ class Private:
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data; held-out rows are the experimenter's and bound without privacy."""
+        from scaffpd.privacy.oracle import PrivateOracle  # algorithms count releases; few runs have private clients
+
         if self._open or like is not None:
             return self.model.oracle(data, like.inner if isinstance(like, PrivateOracle) else like)
         data = replace(data, features=[np.asarray(x) for x in data.features])
@@ -209,6 +213,8 @@ class Private:
         return free and not np.any(np.asarray(self.noise)) and not np.any(np.asarray(self.loss_noise))
 
     def _members(self, data: ClientData) -> list[PrivateClient]:
+        from scaffpd.privacy.oracle import PrivateClient
+
         n, secret, network = len(data.names), secret_bytes(self.secret), self._network()
         z, z_L = (spread(name, getattr(self, name), n) for name in ("noise", "loss_noise"))
         members = []
