@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd import history as disk
+import scaffpd.history as disk
 from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.algorithms.base import RunState
 from scaffpd.errors import ExposedError, InputError, count, positive

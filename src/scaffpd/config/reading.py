@@ -29,7 +29,8 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from scaffpd import objectives, steps
+import scaffpd.objectives as objectives
+import scaffpd.steps as steps
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.errors import InputError, shortened, unknown
 from scaffpd.objectives import Excess, Objective

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd import history as disk
+import scaffpd.history as disk
 from scaffpd.config.model_file import Setup, model_bytes
 from scaffpd.deploy.messages import Array
 from scaffpd.deploy.session import QUARANTINED, SiloEvent

@@ -17,8 +17,8 @@ from scaffpd.models.envelope import NO_DIAGONAL, Anchor, PersonalPoint, put
 from scaffpd.models.glm import steepness
 from scaffpd.models.layout import PaddedBlock, StackedSamples, product
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import SAFE, gamma, norm_above, parallel_map
-from scaffpd.models.quadratic import Compressed, regularised
+from scaffpd.models.numerics import SAFE, gamma, norm_above, parallel_map, regularised
+from scaffpd.models.quadratic import Compressed
 
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved together

@@ -1,4 +1,4 @@
-r"""Tools of the numerics: one thread per piece of work, CUDA graphs, minibatch draws, largest eigenvalues.
+r"""Tools of the numerics: one thread per piece of work, CUDA graphs, minibatch draws, linear algebra with error bounds.
 
 PyTorch synchronises all cores after every operation. If an operation takes a few microseconds that takes longer than
 the work, so `parallel_map` gives each core its own work, with PyTorch on a single thread.
@@ -380,6 +380,19 @@ def power_iteration(
             break
         v = w / value
     return 1.02 * value
+
+
+def regularised(R: Tensor, e: Tensor, raises: bool = False) -> Callable[[Tensor], Tensor]:
+    """Return B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, (n, d, k), by Cholesky in the smaller of rows and features.
+
+    R is (n, m, d), e the diagonal of E, (n or 1, d, 1). (RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹.
+    """
+    if R.shape[1] >= R.shape[2]:  # if x is not finite, neither is the result, unless it `raises`
+        L = torch.linalg.cholesky_ex(R.mT @ R + torch.diag_embed(e[..., 0]), check_errors=raises)[0]
+        return lambda B: torch.cholesky_solve(B, L)
+    inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
+    L = torch.linalg.cholesky_ex(inside, check_errors=raises)[0]
+    return lambda B: (B - R.mT @ torch.cholesky_solve(R @ (B / e), L)) / e
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from scaffpd.models.numerics import (
     gram,
     norm_above,
     parallel_map,
+    regularised,
     squared,
     triangle_of,
 )
@@ -411,16 +412,3 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
 
         parallel_map(work, at.rows.blocks, c.device)
         return StackedDisplacements(each.flatten(1))
-
-
-def regularised(R: Tensor, e: Tensor, raises: bool = False) -> Callable[[Tensor], Tensor]:
-    """Return B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, (n, d, k), by Cholesky in the smaller of rows and features.
-
-    R is (n, m, d), e the diagonal of E, (n or 1, d, 1). (RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹.
-    """
-    if R.shape[1] >= R.shape[2]:  # if x is not finite, neither is the result, unless it `raises`
-        L = torch.linalg.cholesky_ex(R.mT @ R + torch.diag_embed(e[..., 0]), check_errors=raises)[0]
-        return lambda B: torch.cholesky_solve(B, L)
-    inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
-    L = torch.linalg.cholesky_ex(inside, check_errors=raises)[0]
-    return lambda B: (B - R.mT @ torch.cholesky_solve(R @ (B / e), L)) / e
