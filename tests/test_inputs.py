@@ -243,7 +243,7 @@ OBJECTIVES = {
     "a string for b": (lambda: sp.Nash(b="high"), "Nash needs numbers in b"),
     "negative prior": (lambda: sp.ChiSquare(0.1, prior=[0.5, -0.5]), "prior weights that are positive"),
     "a prior of strings": (lambda: sp.Average(prior=["a", "b"]), "Average needs numbers in prior"),
-    "a prior with two axes": (lambda: sp.Agnostic(prior=[[1, 2]]), "one weight per client"),
+    "a prior with two axes": (lambda: sp.Agnostic(prior=[[1, 2]]), "one number per client in prior"),
     "a prior for three": (
         lambda: train(sp.ScaffPD(sp.ChiSquare(0.1, prior=[1, 2, 3]))), "prior for 3 clients, but there are 2"
     ),

@@ -153,12 +153,12 @@ def test_lists_and_integers_are_welcome(kind: str) -> None:
         (lambda: Nash([[1.0]]), "Nash needs one number per client in b, got an array of shape (1, 1)."),
         (
             lambda: Average([1.0, 0.0]),
-            "Average needs prior weights that are positive and finite, got [1.0, 0.0].",
+            "Average needs prior weights that are positive, got [1.0, 0.0].",
         ),
         (lambda: CVaR(0.5, "abc"), "CVaR needs numbers in prior, got 'abc'."),
         (
             lambda: Tilted(0.5, []),
-            "Tilted needs a prior with one weight per client, got an array of shape (0,).",
+            "Tilted needs one number per client in prior, got an array of shape (0,).",
         ),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -349,7 +348,7 @@ def known_name(what: str) -> str:
 
 def refuse_columns(what: str, options: Mapping[str, Any]) -> None:
     """Refuse options on the reading of tables for a data set that is known by name."""
-    path = f", or write {os.path.join('.', what)} for the folder here" if Path(what).is_dir() else ""
+    path = f", or write ./{what} for the folder here" if Path(what).is_dir() else ""
     if "more_files" in options:
         raise InputError(f"{what!r} is a data set of its own: name it alone{path}.")
     for given in OF_TABLE:

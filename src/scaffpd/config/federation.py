@@ -22,6 +22,7 @@ from scaffpd.tabular.agree import EXPANSIONS
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 DROP, PAUSE = "drop", "pause"
+STRIKES = 3  # answers that cannot be used, failures or refusals, after which a silo is not asked again
 CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
 BY, WORST, FOLDS = ("mean", "worst fifth"), "worst fifth", 3
 LIST = "a list of numbers such as [0.1, 0.01]"

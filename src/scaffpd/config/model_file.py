@@ -29,11 +29,7 @@ SETUP = {
     "deviation": list[FiniteFloat], "numbers": Literal["", *FORMATS], "secure": dict[str, Any],
     "privacy": dict[str, Any],
 }  # fmt: skip
-
-
-@cache
-def _type(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+reader_of = cache(TypeAdapter)
 
 
 def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[str, Any]:
@@ -41,7 +37,7 @@ def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[st
     read = {}
     for name, kind in kinds.items():
         try:
-            read[name] = _type(kind).validate_python(values.get(name), strict=True)
+            read[name] = reader_of(kind).validate_python(values.get(name), strict=True)
         except (ValidationError, AttributeError):
             raise InputError(f"{sentence.rstrip('.')} ({name}).") from None
     return read

@@ -26,7 +26,3 @@ def __getattr__(name: str) -> Any:
     from scaffpd.data import image_loaders, images
 
     return getattr(images if hasattr(images, name) else image_loaders, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

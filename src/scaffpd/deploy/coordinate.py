@@ -20,25 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from scaffpd.config.federation import PAUSE, FederationFile
+from scaffpd.config.federation import PAUSE, STRIKES, FederationFile
 from scaffpd.config.model_file import Setup
 from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, Unusable, negotiate, settle
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
 from scaffpd.deploy.messages import GARBAGE, SPENT, Failure, Message, Transport
 from scaffpd.deploy.remote import Remote, RemoteChannel
-from scaffpd.deploy.session import (
-    STRIKES,
-    Lost,
-    Membership,
-    Paused,
-    Quarantined,
-    Returned,
-    Session,
-    SiloEvent,
-    SiloRequest,
-    accuse,
-)
+from scaffpd.deploy.session import Lost, Membership, Paused, Quarantined, Returned, Session, SiloEvent, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import Federation
@@ -184,7 +173,7 @@ class Coordination:
                 facts = settle(self.session, members, setup, self.policy.timeout)
                 self._same_data(members)
                 absurd = absurd_facts(facts, self.policy.outlier, setup)
-                accuse({members[i]: why for i, why in absurd.items()}, self.folder.rounds(), self.folder.event)
+                Quarantined.accuse(members, absurd, self.folder.rounds(), self.folder.event)
             except (Unanswered, Refusal, Changed) as trouble:
                 if isinstance(trouble, Refusal) and trouble.waits:
                     if not self._consent_awaited(trouble):

@@ -246,6 +246,7 @@ WEIGHING: dict[str, Any] = {
     "objective": dict[str, Any], "levels": list[FiniteFloat], "delta": FiniteFloat, "centre": NonNegativeInt,
     "mass": FiniteFloat, "name": NonNegativeInt,
 }  # fmt: skip
+types_of = cache(get_type_hints)  # the types of a question's fields
 DIRECTIONS = 256  # most columns of a matrix: with d of them the whole Hessian would leave
 
 
@@ -287,12 +288,6 @@ def own_steps(values: Mapping[str, Any], silo: str) -> Mapping[str, Any]:
     return {**values, "plan": {**rest, "steps": plan["each"][silo]}}
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    """The types of a question's fields."""
-    return get_type_hints(kind)
-
-
 class WrittenQuestion(NamedTuple):
     """A question as a message has it: its values, its vectors by their roles, and matrices."""
 
@@ -304,7 +299,7 @@ class WrittenQuestion(NamedTuple):
         """Read what `question_parts` wrote; `point` has the points that clients have answered at, by their roles."""
         if kind is GradientsAt:
             return point("x")
-        hints = _hints(kind)
+        hints = types_of(kind)
         return kind(**{item.name: self._field(item, hints[item.name], point) for item in fields(kind)})
 
     def _field(self, item: Field[Any], hint: Any, point: Callable[[str], GradientsAt]) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor
 from scaffpd.deploy.agreement import Facts
 from scaffpd.deploy.byzantine import Judge, Verdicts, rates, troubles
 from scaffpd.deploy.messages import Array
-from scaffpd.deploy.session import Lost, Membership, SiloRequest, accuse
+from scaffpd.deploy.session import Lost, Membership, Quarantined, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.federation.questions import (
@@ -261,7 +261,7 @@ class RemoteChannel:
 
     def accuse(self, verdicts: Verdicts) -> None:
         """Answers that give a silo away are not used, nor is the silo any more."""
-        accuse({self.names[i]: why for i, why in verdicts.items()}, self.membership.round, self.membership.record)
+        Quarantined.accuse(self.names, verdicts, self.membership.round, self.membership.record)
 
 
 def itself(stack: Tensor) -> Tensor:

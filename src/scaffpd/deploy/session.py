@@ -28,21 +28,10 @@ from weakref import ref
 import numpy as np
 from torch import Tensor
 
-from scaffpd.config.federation import PAUSE, FaultPolicy
+from scaffpd.config.federation import PAUSE, STRIKES, FaultPolicy
 from scaffpd.config.model_file import Setup
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import (
-    GARBAGE,
-    REFUSED,
-    REMEMBERED,
-    Array,
-    Failure,
-    Message,
-    Transport,
-    VectorCache,
-    decode,
-    plain,
-)
+from scaffpd.deploy.messages import GARBAGE, REFUSED, REMEMBERED, Array, Failure, Message, Transport, VectorCache, plain
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic
 from scaffpd.federation.questions import QUESTIONS, Question
@@ -50,7 +39,6 @@ from scaffpd.federation.questions import QUESTIONS, Question
 Replies = dict[str, Message | Failure]  # answers, or why there is none
 LACKS = Failure("it lacks what it was just sent")  # a silo that was started anew
 QUARANTINED = "quarantined"
-STRIKES = 3  # answers that cannot be used, failures or refusals, after which a silo is not asked again
 LARGEST_REPLY = 64 * 2**20  # bytes before training: descriptions of columns and categories
 
 
@@ -91,7 +79,7 @@ class Session:
     # Σ ‖a‖² over the standardised rows of every silo, or of all silos, as sums over columns have it
     spread: dict[str, float] = field(default_factory=dict)
     _sent: dict[str, VectorCache] = field(default_factory=dict)
-    # the vectors that were named last, with the versions that PyTorch counts up when it changes them
+    # vectors that have names, at the versions that PyTorch counts up when it changes them
     _names: deque[tuple[ref[Tensor], int | None, str]] = field(default_factory=partial(deque, maxlen=REMEMBERED))
     _prefix: str = field(default_factory=partial(secrets.token_hex, 8))
 
@@ -192,7 +180,7 @@ class Session:
             return reply
         self.wire.add(up=len(reply))
         try:
-            message = decode(reply, self.largest)
+            message = messages.decode(reply, self.largest)
         except messages.WireError as error:
             return Failure(f"an unreadable answer: {error}", GARBAGE)
         unread = message.kind == "refused" and message.values.get("question") is None  # not even its number
@@ -244,13 +232,15 @@ class Returned(MembershipChange):
 class Quarantined(MembershipChange):
     """Silos have given answers that cannot be true; nothing that they say is used any more."""
 
-
-def accuse(verdicts: Mapping[str, str], number: int, record: Callable[[SiloEvent], None]) -> None:
-    """Write down who has given itself away in that round, by which test and which numbers; and end the segment."""
-    for name, why in verdicts.items():
-        record(SiloEvent(number, name, QUARANTINED, f"Silo {name!r} is quarantined: {why}."))
-    if verdicts:
-        raise Quarantined(list(verdicts))
+    @classmethod
+    def accuse(
+        cls, names: Sequence[str], verdicts: Mapping[int, str], number: int, record: Callable[[SiloEvent], None]
+    ) -> None:
+        """Write down who has given itself away in that round, by which test and which numbers; and end the segment."""
+        for i, why in verdicts.items():
+            record(SiloEvent(number, names[i], QUARANTINED, f"Silo {names[i]!r} is quarantined: {why}."))
+        if verdicts:
+            raise cls([names[i] for i in verdicts])
 
 
 @dataclass(eq=False)

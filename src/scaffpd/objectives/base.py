@@ -251,14 +251,9 @@ def _short(value: Any) -> str:
 
 
 def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
-    try:
-        p = np.asarray(prior, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise InputError(f"{owner} needs numbers in prior, got {prior!r}.") from None
-    if p.ndim != 1 or p.size == 0:
-        raise InputError(f"{owner} needs a prior with one weight per client, got an array of shape {p.shape}.")
-    if not np.all(np.isfinite(p)) or np.any(p <= 0):
-        raise InputError(f"{owner} needs prior weights that are positive and finite, got {p.tolist()}.")
+    p = finite_vector(owner, "prior", prior)
+    if np.any(p <= 0):
+        raise InputError(f"{owner} needs prior weights that are positive, got {p.tolist()}.")
     if p.min() < 1e-50 * p.max():
         raise InputError(f"{owner} needs prior weights within a factor 1e50 of each other, got {p.tolist()}.")
     normalised: Vector = p / p.max()

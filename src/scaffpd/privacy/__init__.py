@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.privacy.accountant import Account, ReleaseCounts, Spent, solved
 from scaffpd.privacy.mechanism import LARGEST_NOISE, Clip, ClippedSums, LinearSums, ModuleSums
 from scaffpd.privacy.noise import client_key, digest, secret_bytes
-
-if TYPE_CHECKING:
-    from scaffpd.privacy.oracle import PrivateClient
 
 __all__ = ["Private", "Spent"]
 
@@ -185,26 +182,26 @@ class Private:
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data; held-out rows are the experimenter's and bound without privacy."""
-        from scaffpd.privacy.oracle import PrivateOracle  # algorithms count releases; few runs have private clients
+        from scaffpd.privacy.oracle import PrivateClient, PrivateOracle  # few runs have private clients
 
         if self._open or like is not None:
             return self.model.oracle(data, like.inner if isinstance(like, PrivateOracle) else like)
         data = replace(data, features=[np.asarray(x) for x in data.features])
         inner, names = self.model.oracle(data), data.names
         account = Account(names, float(self.delta), self.budget)
-        members = self._members(data)
+        members = [PrivateClient(i, *about) for i, about in enumerate(self._members(data))]
         z, z_L = (max(z) for z in zip(*[m[3:] for m in members], strict=True))
-        rows = sum(m.samples for m in members)
-        most = self.together or max(m.samples for m in members) * (1 if self.colluding is None else len(members))
-        if self.together is not None and rows > self.together:
-            raise InputError(f"These clients have {rows} records, more than the {self.together} agreed on.")
+        sizes = [m.samples for m in members]
+        most = self.together or max(sizes) * (1 if self.colluding is None else len(members))
+        if self.together is not None and sum(sizes) > self.together:
+            raise InputError(f"These clients have {sum(sizes)} records, more than the {self.together} agreed on.")
         few = self.together is None and (self.colluding or 0) >= len(members)
         if self.colluding is not None and (z == 0 or few):
             raise InputError(f"Private shares noise > 0 among more than colluding={self.colluding} clients.")
         clips = Clip.of(float(self.clip), z, most), Clip.of(float(self.loss_clip), z_L, most)
         sums, l2 = self._sums(inner, clips), float(self.model.l2)
-        largest = self.together or max(m.samples for m in members)
-        return PrivateOracle(inner, sums, clips, l2, self._public(members), members, account, self.colluding, largest)
+        largest = self.together or max(sizes)
+        return PrivateOracle(inner, sums, clips, l2, self._public(sizes), members, account, self.colluding, largest)
 
     @property
     def _open(self) -> bool:
@@ -212,16 +209,12 @@ class Private:
         free = self.clip == self.loss_clip == float("inf") and self.radius is None
         return free and not np.any(np.asarray(self.noise)) and not np.any(np.asarray(self.loss_noise))
 
-    def _members(self, data: ClientData) -> list[PrivateClient]:
-        from scaffpd.privacy.oracle import PrivateClient
-
+    def _members(self, data: ClientData) -> Iterator[tuple[bytes, int, float, float]]:
+        """Every client's key, number of records, z and z_L."""
         n, secret, network = len(data.names), secret_bytes(self.secret), self._network()
         z, z_L = (spread(name, getattr(self, name), n) for name in ("noise", "loss_noise"))
-        members = []
         for i, (name, X, y) in enumerate(zip(data.names, data.features, data.labels, strict=True)):
-            key = client_key(secret, name, repr(self), network, _content(X), _content(y))
-            members.append(PrivateClient(i, key, len(X), z[i], z_L[i]))
-        return members
+            yield client_key(secret, name, repr(self), network, _content(X), _content(y)), len(X), z[i], z_L[i]
 
     def _network(self) -> bytes:
         """Hash what a network's loss depends on besides x, so that two networks never share noise.
@@ -241,7 +234,7 @@ class Private:
         assert isinstance(inner, ModuleOracle)
         return ModuleSums(inner, clips)
 
-    def _public(self, members: list[PrivateClient]) -> Constants | None:
+    def _public(self, samples: Sequence[int]) -> Constants | None:
         """Return constants on which no record has an influence."""
         linear = isinstance(self.model, Linear)
         L = self.smoothness
@@ -249,9 +242,9 @@ class Private:
             L = loss_named(str(self.model.loss)).curvature * self.radius**2 + self.model.l2
         if L is None:
             return None
-        n = len(members)
-        mu, samples = np.full(n, float(self.model.l2) if linear else 0.0), np.array([m.samples for m in members])
-        return Constants(np.full(n, float(L)), mu, linear, np.full(n, float(L)), samples, noisy=True)
+        n = len(samples)
+        mu = np.full(n, float(self.model.l2) if linear else 0.0)
+        return Constants(np.full(n, float(L)), mu, linear, np.full(n, float(L)), np.array(samples), noisy=True)
 
 
 def _content(array: Any) -> bytes:
