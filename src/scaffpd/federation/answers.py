@@ -1,4 +1,4 @@
-"""What a server has of its clients' answers: constants, numbers of each, vectors that it may add up; and their cost."""
+"""The server's view of its clients' answers: constants, numbers per client, vectors to add up, and their cost."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Constants:
-    """What is known of the clients' losses before the first round (N scalars each).
+    """Constants of the clients' losses, known before the first round (N scalars each).
 
     Attributes:
-        smoothness: L_i, the Lipschitz constant of ∇f_i (an estimate where the loss is not convex).
-        strong_convexity: μ_i with f_i μ_i-strongly convex; 0 where there is none.
+        smoothness: L_i, the Lipschitz constant of ∇f_i (an estimate if the loss is not convex).
+        strong_convexity: μ_i with f_i μ_i-strongly convex; 0 if it is not.
         convex: whether every f_i is convex.
         steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
-        samples: n_i, how many samples a client has.
+        samples: n_i, the number of samples of a client.
         quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
         noisy: whether clients clip their answers and add noise to them, for privacy.
-        first_order: whether clients answer no questions about curvature, for their vectors are masked.
+        first_order: whether clients refuse questions about curvature, because their vectors are masked.
         corrects: whether local steps can be corrected; Adam's cannot.
     """
 
@@ -57,12 +57,12 @@ class Constants:
     corrects: bool = field(default=True, metadata={"transient": True})
 
     def only(self, clients: list[int]) -> Constants:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         names = ("smoothness", "strong_convexity", "steepest", "samples")
         return replace(self, **{name: getattr(self, name)[clients] for name in names})
 
     def expected_smoothness(self, batch_size: int | None) -> Vector:
-        """L_i + (max_j L_ij − L_i)/b: how steep the mean of b random samples is (all samples: L_i itself)."""
+        """Return L_i + (max_j L_ij − L_i)/b, the smoothness of the mean of b random samples (all samples: L_i)."""
         if batch_size is None:
             return self.smoothness
         mixed = self.smoothness + np.maximum(self.steepest - self.smoothness, 0) / batch_size
@@ -84,7 +84,7 @@ class Traffic:
         self.bytes_down += down
 
     def snapshot(self) -> Traffic:
-        """A copy that later traffic does not change."""
+        """Return a copy that later traffic does not change."""
         return replace(self)
 
     def restore(self, earlier: Traffic) -> None:
@@ -93,7 +93,7 @@ class Traffic:
 
 
 class Restriction(NamedTuple):
-    """The clients' losses at one point to second order, seen in the span of V = [v_1 … v_k].
+    """Second-order expansion of the clients' losses at one point, restricted to the span of V = [v_1 … v_k].
 
     Clients compute with tensors, the server with arrays.
 
@@ -110,12 +110,12 @@ class Restriction(NamedTuple):
 
 @dataclass(frozen=True)
 class ClientScores:
-    """How one model does on every client.
+    """Scores of one model on every client.
 
     Attributes:
         names: the clients.
         loss: f_i(x) on the chosen split, regulariser included.
-        accuracy: share of right labels; NaN for regression.
+        accuracy: share of correct labels; NaN for regression.
         counts: number of samples.
     """
 
@@ -127,12 +127,12 @@ class ClientScores:
 
 @dataclass(frozen=True)
 class ClientSelection:
-    """Some clients.
+    """Selected clients.
 
     Attributes:
         chosen: their numbers, in the order of their answers.
-        names: of all clients.
-        like: a tensor of the format of x.
+        names: names of all clients.
+        like: a tensor in the format of x.
         everyone: whether these are all clients, in order.
     """
 
@@ -143,7 +143,7 @@ class ClientSelection:
 
     @cached_property
     def index(self) -> slice | NDArray[np.int64]:
-        """The same numbers, for NumPy."""
+        """Numbers of the clients, for NumPy."""
         return slice(None) if self.everyone else np.array(self.chosen)
 
     def scattered(self, values: Tensor) -> Vector:
@@ -155,7 +155,7 @@ class ClientSelection:
         return out
 
     def checked(self, weights: Vector) -> Vector:
-        """One weight a client; who was not asked must have none."""
+        """Check the weights, one per client: zero for clients that were not asked."""
         w = np.asarray(weights, dtype=np.float64)
         outside = not self.everyone and np.count_nonzero(w) != np.count_nonzero(w[self.index])
         if w.shape != (len(self.names),) or outside:
@@ -164,7 +164,7 @@ class ClientSelection:
 
 
 class Answers:
-    """What some clients have answered to one question; their vectors stay with them.
+    """Answers of some clients to one question; their vectors stay with them.
 
     Attributes:
         main: the vector that `sum` adds up.
@@ -177,22 +177,22 @@ class Answers:
         self.chosen = asked.chosen
 
     def numbers(self, name: str) -> Vector:
-        """One number, or row, of every client; NaN for those that were not asked."""
+        """Return one number, or row, of every client; NaN for clients that were not asked."""
         return self.asked.scattered(self.reply.numbers[name]())
 
     def sum(self, weights: Vector) -> Tensor:
-        """Σ_i w_i v_i; clients that have no v_i must have weight zero."""
+        """Return Σ_i w_i v_i; clients without a v_i must have weight zero."""
         return self.added(self.main, weights)
 
     def added(self, part: str, weights: Vector) -> Tensor:
-        """Σ_i w_i v_i of any part of the answer."""
+        """Return Σ_i w_i v_i of any part of the answer."""
         if part not in self.reply.vectors:
             known = ", ".join(self.reply.vectors) or "none"
             raise InputError(f"The answers have no vectors {part!r} to add up (they have {known}).")
         return self.federation.sums.sum(part, self.reply.vectors[part], self.asked, self.asked.checked(weights))
 
     def each(self) -> Tensor:
-        """The v_i themselves, (n, …), in the order of the clients that were asked: for servers that may see them."""
+        """Return the v_i themselves, (n, …), in the order of the clients asked: for servers that may see them."""
         if self.federation.sums.hides:
             _hidden()
         return self.reply.vectors[self.main].each()
@@ -203,7 +203,7 @@ def _hidden() -> NoReturn:
 
 
 class Gradients(Answers):
-    """The clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself.
+    """Clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself.
 
     Attributes:
         losses: L_i = f_i(x); NaN for clients that were not asked.
@@ -220,17 +220,17 @@ class Gradients(Answers):
 
     @property
     def x(self) -> Tensor:
-        """Where they were asked."""
+        """Point of the question."""
         x: Tensor = self.question.x
         return x
 
     @property
     def rounding(self) -> tuple[Vector, Vector]:
-        """Bounds on the errors of L_i and, in norm, of c_i; what the format of a sum adds is everybody's part of it."""
+        """Bound the errors of L_i and, in norm, of c_i, with each client's share of the rounding of a sum."""
         return self.numbers("loss_error"), self.numbers("gradient_error") + self._error
 
     def sum(self, weights: Vector) -> Tensor:
-        """Σ_i w_i c_i; a masked sum is not asked for twice."""
+        """Return Σ_i w_i c_i; a masked sum is asked for only once."""
         if not self.federation.sums.hides:
             return super().sum(weights)
         name = np.asarray(weights, dtype=np.float64).tobytes()
@@ -240,18 +240,18 @@ class Gradients(Answers):
         return self._sums[name]
 
     def project(self, direction: Tensor) -> Vector:
-        """⟨c_i, v⟩ per client, for a direction v that the clients can form from what they were sent."""
+        """Return ⟨c_i, v⟩ per client, for a direction v that clients can form from earlier messages."""
         if not self.federation.sums.projections:
             _hidden()
         return self._ask(Project(self.question, direction)).numbers("slope")
 
     def norms(self) -> Vector:
-        """‖c_i‖² per client: one exchange, a scalar up."""
+        """Return ‖c_i‖² per client: one exchange, a scalar up."""
         self.federation.count(exchanges=1, up=len(self.chosen))
         return self.asked.scattered(self.reply.vectors["c"].norms())
 
     def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
-        """Slopes and curvature along the columns of V, of which the last sum is the only one that clients lack."""
+        """Return slopes and curvature along the columns of V; clients lack only the last sum among them."""
         if not self.federation.sums.projections:
             raise InputError(
                 "This method has every client show the server its gradient along several directions, which secure "
@@ -262,18 +262,18 @@ class Gradients(Answers):
         return Restriction(seen.numbers("slopes"), (Q + Q.T) / 2, seen.numbers("size"))
 
     def diagonal(self, weights: Vector) -> Tensor:
-        """Σ_i w_i diag ∇²f_i(x); the sum goes down to everyone."""
+        """Return Σ_i w_i diag ∇²f_i(x); the sum is sent to all clients."""
         self.federation.count(down=len(self.x) * len(self.chosen))
         return self._ask(Diagonal(self.question)).added("diagonal", weights)
 
     def diagonals(self) -> Tensor:
-        """Every client's diag ∇²f_i(x), (n, d): like the next one, for servers that may see single vectors."""
+        """Return every client's diag ∇²f_i(x), (n, d): for servers that may see single vectors."""
         if self.federation.sums.hides:
             _hidden()
         return self._ask(Diagonal(self.question)).reply.vectors["diagonal"].each()
 
     def hessians(self) -> Tensor:
-        """Every client's ∇²f_i(x), (n, d, d), in float64: the matrices that `restriction` adds up, with V = I."""
+        """Return every client's ∇²f_i(x), (n, d, d), in float64, the matrices that `restriction` adds up for V = I."""
         if self.federation.sums.hides:
             _hidden()
         whole = torch.eye(len(self.x)).to(self.x)
@@ -285,17 +285,17 @@ class Gradients(Answers):
 
 
 class Updates(Answers):
-    """The clients' local work d_i = x − u_{i,J} = η_i J Δu_i."""
+    """Clients' local work d_i = x − u_{i,J} = η_i J Δu_i."""
 
     main = "d"
 
     def norms(self) -> Vector:
-        """‖d_i‖² per client: scalars that go up with d_i."""
+        """Return ‖d_i‖² per client: scalars that go up with d_i."""
         self.federation.count(up=len(self.chosen))
         return self.asked.scattered(self.reply.vectors["d"].norms())
 
     def snapshot(self, weights: Vector) -> Tensor:
-        """Σ_i w_i (x − u_{i,t'}) for the plan's snapshot t'."""
+        """Return Σ_i w_i (x − u_{i,t'}) for the plan's snapshot t'."""
         if "snapshot" not in self.reply.vectors:
             raise InputError("There is no snapshot: the plan asked for none.")
         return self.added("snapshot", weights)
@@ -303,13 +303,13 @@ class Updates(Answers):
 
 @dataclass(frozen=True)
 class Memory:
-    """Vectors that clients keep from round to round, such as the control variates of SCAFFOLD.
+    """Vectors that clients store from round to round, such as the control variates of SCAFFOLD.
 
-    A value like any other: `plus` returns a new one, so that a state can be kept, compared and taken back.
+    It is immutable: `plus` returns a new one, so that a state can be stored, compared and restored.
 
     Attributes:
         vectors: v_i, (N, d).
-        federation: whose clients keep them.
+        federation: federation of the clients.
     """
 
     vectors: Tensor = field(repr=False)
@@ -321,21 +321,21 @@ class Memory:
         return self.federation.sums.sum("memory", held, asked, asked.checked(weights))
 
     def plus(self, scale: float, vectors: Answers | Memory | Tensor, clients: Clients = None) -> Memory:
-        """v_i + scale·w_i for the given clients (all by default); a single tensor is the same w for everyone."""
+        """Return v_i + scale·w_i for the given clients (all by default); a single tensor is the same w for all."""
         rows, added = self._rows(vectors, clients)
         changed = self.vectors.clone()
         changed[rows] += scale * added
         return replace(self, vectors=changed)
 
     def replaced(self, vectors: Answers | Memory, clients: Clients = None) -> Memory:
-        """w_i in the place of v_i for the given clients."""
+        """Replace v_i by w_i for the given clients."""
         rows, new = self._rows(vectors, clients)
         changed = self.vectors.clone()
         changed[rows] = new
         return replace(self, vectors=changed)
 
     def _rows(self, vectors: Answers | Memory | Tensor, clients: Clients) -> tuple[list[int] | slice, Tensor]:
-        """Whose vectors change, and what every client has of its own to change them by."""
+        """Return the clients whose vectors change, and the change of each."""
         chosen = None if clients is None else self.federation.selection(clients).chosen
         if isinstance(vectors, Tensor):
             return slice(None) if chosen is None else chosen, vectors
@@ -350,7 +350,7 @@ class Memory:
         return chosen, each[[place[i] for i in chosen]]
 
 
-BUCKETS = 32  # of a sketch
+BUCKETS = 32  # buckets of a sketch
 
 
 class Sketch:

@@ -1,10 +1,10 @@
-r"""What a server may ask of its clients: one class a question, with its arithmetic, its cost and what it shows.
+r"""Questions of a server to its clients: one class per question, with its arithmetic, its cost and what it reveals.
 
-A question is a value: vectors, plain numbers and plans. It says how clients answer it (`answer`, for all clients of an
-oracle at once), which parts of the answer are numbers that every client shows, which are vectors (`vectors`; where sums
+A question is a value: vectors, plain numbers and plans. It defines how clients answer (`answer`, for all clients of an
+oracle at once), which parts of the answer are numbers that every client reveals, which are vectors (`vectors`; if sums
 are masked they leave a client only in a sum), and what it costs. The same class answers in a cohort and at a silo, and
-writes and reads its own messages (`deploy/messages.py`). A class of your own with a `kind` of its own is a question
-like those here: docs/extending.md adds one.
+writes and reads its own messages (`deploy/messages.py`). Your own class with its own `kind` is a question like those
+here: docs/extending.md adds one.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from torch import Tensor
 from scaffpd.errors import InputError, unknown
 
 Vector = NDArray[np.float64]
-Clients = Sequence[int] | NDArray[np.int64] | None  # which clients a question goes to; `None` is all of them
+Clients = Sequence[int] | NDArray[np.int64] | None  # clients that a question goes to; `None`: all
 Key = tuple[int, ...]
 
 
 def same_point(a: Tensor, b: Tensor) -> bool:
-    """Whether two points are one."""
+    """Return whether two points are equal."""
     return a is b or torch.equal(a, b)
 
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """What every client does between two exchanges: J steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u = x.
+    """Local work between two exchanges: J steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u = x.
 
     Algorithm 2 of the paper has μ = 0; without c_i and c these are the plain local steps of FedAvg.
 
@@ -45,7 +45,7 @@ class LocalPlan:
         batch_size: samples per local gradient; `None` for all of them.
         key: seeds the choice of minibatches: the same key, the same batches.
         prox: μ, the pull back to x (FedProx).
-        snapshot: t', a step whose iterate is handed up as well (DRFA).
+        snapshot: t', a step whose iterate is sent up as well (DRFA).
         each: J_i of the clients that are asked, in their order (FedNova); `steps` is the largest of them.
     """
 
@@ -77,13 +77,13 @@ class LocalPlan:
 
 @dataclass(frozen=True)
 class ProximalPlan:
-    """A local model to be solved: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩, in place of a number of local steps.
+    """Local model to solve: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩, in place of a number of local steps.
 
     Attributes:
         pull: β.
         metric: D, the diagonal of a matrix.
-        limit: the most local steps where the model is not solved in closed form.
-        steepest: the largest L_i of all who take part. All make the same number of steps, and a client that computes
+        limit: most local steps if the model is not solved in closed form.
+        steepest: the largest L_i of all participants. All take the same number of steps, and a client that computes
             by itself does not know the others.
     """
 
@@ -95,18 +95,18 @@ class ProximalPlan:
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """A handle on one vector per client, v_i, each where it was made.
+    """Handle on one vector per client, v_i, each where it was computed.
 
     Attributes:
         sum: Σ_i w_i v_i, for the weights of these clients.
         each: the v_i themselves, (n, …).
-        squares: ‖v_i‖² per client, where that takes less than the v_i.
-        shape: of a v_i, where it is not that of x.
-        shares: w → what every client adds to the sum, where it is to hide what they add (`SharedSum` of `privacy`).
-        fine: whether `sum` takes weights in double precision, whatever the format of x.
-        own: each client's vector without its weight, and that weight, where clients have weighted their vectors
-            themselves: what a client goes by when it decides whether a sum would show too much of it.
-        padded: whether the size of a vector is to be hidden, but for a power of 256.
+        squares: ‖v_i‖² per client, if cheaper than the v_i.
+        shape: shape of a v_i, if it is not that of x.
+        shares: w → each client's addend of the sum, if the sum has to hide them (`SharedSum` of `privacy`).
+        fine: whether `sum` takes weights in double precision, for any format of x.
+        own: each client's vector without its weight, and that weight, if clients have weighted their vectors
+            themselves: a client uses it to decide whether a sum would reveal too much.
+        padded: whether to hide the size of a vector up to a factor of 256.
     """
 
     sum: Callable[[Tensor], Tensor]
@@ -120,7 +120,7 @@ class Vectors:
 
     @classmethod
     def of(cls, made: Any, squares: Callable[[], Tensor] | None = None) -> Vectors:
-        """A handle on what clients have made."""
+        """Make a handle on the clients' vectors."""
         fine = getattr(made, "fine", None) is not None
         return cls(made.sum, made.each, squares, shares=getattr(made, "shares", None), fine=fine)
 
@@ -131,11 +131,11 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Reply:
-    """What some clients answer.
+    """Answers of some clients.
 
     Attributes:
-        numbers: of every client, (n, …), by their names, computed when they are called.
-        vectors: handles on what stays with the clients until a sum asks for it.
+        numbers: numbers of every client, (n, …), by name, computed when called.
+        vectors: handles on vectors that stay with the clients until a sum asks for them.
     """
 
     numbers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
@@ -149,13 +149,13 @@ QUESTIONS: dict[str, type[Question]] = {}
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """One question to all clients at once.
+    """Question to all clients at once.
 
     Attributes:
         kind: its name in messages and in `Algorithm.questions`.
-        scalars: the numbers that every client shows, by name.
-        vectors: parts of the answer that leave a client only in a sum, where sums are masked.
-        loss: which of the scalars is a loss, or a change of one; it leaves as coarse as a silo's file says.
+        scalars: the numbers that every client reveals, by name.
+        vectors: parts of the answer that leave a client only in a sum, if sums are masked.
+        loss: the scalar that is a loss, or a change of one; it is rounded as a silo's file asks.
     """
 
     kind: ClassVar[str] = ""
@@ -171,7 +171,7 @@ class Question:
         QUESTIONS[cls.kind] = cls
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """The parts of one client's answer besides `scalars`, and their shapes; x has length d."""
+        """Return the shapes of the parts of one client's answer besides `scalars`; x has length d."""
         return dict.fromkeys(self.vectors, (d,))
 
     def answer(self, clients: Any) -> Reply:
@@ -180,16 +180,16 @@ class Question:
 
     @property
     def sent(self) -> Tensor | None:
-        """The point that goes down with the question, to clients that have not just been sent it: x, if it has one."""
+        """Return x, if the question has one; it is sent to clients that do not have it yet."""
         x = getattr(self, "x", None)
         return x if isinstance(x, Tensor) else None
 
     def down(self, d: int) -> int:
-        """How many numbers go down to a client besides that point."""
+        """Return how many numbers go down to a client besides that point."""
         return 0
 
     def up(self, d: int, masked: bool = False) -> int:
-        """How many numbers come up from a client; masked vectors are counted with their sums."""
+        """Return how many numbers come up from a client; masked vectors are counted with their sums."""
         hidden = self.vectors if masked else ()
         parts = [math.prod(shape) for part, shape in self.shapes(d).items() if part not in hidden]
         return len(self.scalars) + sum(parts)
@@ -197,7 +197,7 @@ class Question:
 
 @dataclass(frozen=True, eq=False)
 class Losses(Question):
-    """L_i = f_i(x), over all samples or over a seeded minibatch."""
+    """Losses L_i = f_i(x), over all samples or over a seeded minibatch."""
 
     kind = "losses"
     scalars: ClassVar[tuple[str, ...]] = ("loss",)
@@ -208,21 +208,21 @@ class Losses(Question):
     key: Key = (0,)
 
     def answer(self, clients: Any) -> Reply:
-        """L_i."""
+        """Return L_i."""
         losses = clients.oracle.losses(self.x, self.batch_size, self.key)
         return Reply({"loss": lambda: losses})
 
 
 @dataclass(frozen=True, eq=False)
 class GradientsAt(Losses):
-    """L_i, c_i = ∇f_i(x), and bounds on their rounding errors."""
+    """Losses L_i, gradients c_i = ∇f_i(x), and bounds on their rounding errors."""
 
     kind = "gradients"
     scalars = ("loss", "loss_error", "gradient_error")
     vectors = ("c",)
 
     def answer(self, clients: Any) -> Reply:
-        """Everything at x; rounding is bounded when somebody asks for it."""
+        """Evaluate at x; bound rounding only on request."""
         point = clients.point(self)
         rounding = cache(point.rounding)
         numbers = {"loss": lambda: point.losses, "loss_error": lambda: rounding()[0]}
@@ -231,10 +231,10 @@ class GradientsAt(Losses):
 
 @dataclass(frozen=True, eq=False)
 class LocalSteps(Question):
-    """d_i = x − u_{i,J} after J local steps from x, and the same at the plan's snapshot.
+    """Local steps: d_i = x − u_{i,J} after J of them from x, and the same at the plan's snapshot.
 
     Attributes:
-        at: where c_i was answered, or the c_i that clients keep, (n, d); `None` leaves c_i out.
+        at: the point at which c_i was answered, or the clients' stored c_i, (n, d); `None` leaves c_i out.
         correction: c; `None` leaves it out.
     """
 
@@ -247,20 +247,20 @@ class LocalSteps(Question):
     plan: LocalPlan
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """The vectors d_i, and the snapshot where there is one."""
+        """Return the shapes of d_i, and of the snapshot if there is one."""
         return dict.fromkeys(self.vectors[: 1 if self.plan.snapshot is None else 2], (d,))
 
     @property
     def sent(self) -> Tensor | None:
-        """The point x, unless clients have just answered there."""
+        """Return x, unless clients have just answered there."""
         return None if isinstance(self.at, GradientsAt) and same_point(self.at.x, self.x) else self.x
 
     def down(self, d: int) -> int:
-        """The correction."""
+        """Count the correction."""
         return 0 if self.correction is None else d
 
     def answer(self, clients: Any) -> Reply:
-        """All local steps; the snapshot's are the first t' of them once more, with the same minibatches."""
+        """Take all local steps; repeat the first t' for the snapshot, with the same minibatches."""
         held = clients.point(self.at) if isinstance(self.at, GradientsAt) else self.at
 
         def work(steps: int) -> Any:
@@ -273,7 +273,7 @@ class LocalSteps(Question):
 
 @dataclass(frozen=True, eq=False)
 class ProximalSteps(Question):
-    """d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩ with H_i = ∇²f_i where clients have answered."""
+    """Proximal steps: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩ with H_i = ∇²f_i at the answered point."""
 
     kind = "proximal_steps"
     vectors = ("d",)
@@ -283,18 +283,18 @@ class ProximalSteps(Question):
     plan: ProximalPlan
 
     def down(self, d: int) -> int:
-        """The correction and β."""
+        """Count the correction and β."""
         return d + 1
 
     def answer(self, clients: Any) -> Reply:
-        """All local models, solved."""
+        """Solve all local models."""
         done = clients.oracle.proximal_steps(clients.point(self.at), self.correction, self.plan)
         return Reply({}, {"d": Vectors(done.sum, done.each)})
 
 
 @dataclass(frozen=True, eq=False)
 class Curvature(Question):
-    """The losses to second order in the span of V = [v_1 … v_k]: Vᵀc_i, ‖c_i‖² in the metric D⁻¹, and VᵀH_iV."""
+    """Losses to second order in the span of V = [v_1 … v_k]: Vᵀc_i, ‖c_i‖² in the metric D⁻¹, and VᵀH_iV."""
 
     kind = "curvature"
     scalars = ("size",)
@@ -305,21 +305,21 @@ class Curvature(Question):
     metric: Tensor
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Slopes along the k columns, and a k × k matrix."""
+        """Return the shapes of the slopes along k columns, and of a k × k matrix."""
         k = self.V.shape[1]
         return {"slopes": (k,), "curvature": (k, k)}
 
     def down(self, d: int) -> int:
-        """One vector: of the columns of V the last sum is the only one that clients lack."""
+        """Count one vector: clients lack only the last column of V."""
         return d
 
     def up(self, d: int, masked: bool = False) -> int:
-        """Half of a symmetric matrix will do."""
+        """Count half of each symmetric matrix."""
         k = self.V.shape[1]
         return k + 1 + (0 if masked else k * (k + 1) // 2)
 
     def answer(self, clients: Any) -> Reply:
-        """All of it in one pass over the data, which the sum of curvatures makes where it comes first."""
+        """Answer in one pass over the data, which the sum of curvatures makes if it comes first."""
         point, seen = clients.point(self.at), list[Any]()
 
         def curvature(weights: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ class Curvature(Question):
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(Question):
-    """The diagonal of ∇²f_i where clients have answered."""
+    """Diagonal of ∇²f_i at the answered point."""
 
     kind = "diagonal"
     vectors = ("diagonal",)
@@ -344,14 +344,14 @@ class Diagonal(Question):
     at: GradientsAt
 
     def answer(self, clients: Any) -> Reply:
-        """The diagonals, or their weighted sum."""
+        """Return the diagonals, or their weighted sum."""
         point = clients.point(self.at)
         return Reply({}, {"diagonal": Vectors(point.diagonal, point.diagonals)})
 
 
 @dataclass(frozen=True, eq=False)
 class Project(Question):
-    """⟨c_i, v⟩ for a direction v that clients can form from what they were sent."""
+    """Projections ⟨c_i, v⟩ for a direction v that clients can form from earlier messages."""
 
     kind = "project"
     scalars = ("slope",)
@@ -361,21 +361,21 @@ class Project(Question):
     direction: Tensor
 
     def answer(self, clients: Any) -> Reply:
-        """One number a client."""
+        """Return one number per client."""
         slopes = clients.point(self.at).project(self.direction)
         return Reply({"slope": lambda: slopes})
 
 
 @dataclass(frozen=True, eq=False)
 class Optima(Question):
-    """min_u f_i(u), which every client solves for by itself."""
+    """Optima min_u f_i(u), which every client solves by itself."""
 
     kind = "optima"
     scalars = ("lowest",)
     loss = "lowest"
 
     def answer(self, clients: Any) -> Reply:
-        """One number a client."""
+        """Return one number per client."""
         return Reply({"lowest": clients.lowest})
 
 
@@ -384,7 +384,7 @@ class Scores(Question):
     """Loss, accuracy and number of samples of x on the "train" or "test" rows, for the logs: not counted.
 
     Attributes:
-        accuracy: whether the accuracy is asked for; it is NaN otherwise. Silos show few of them.
+        accuracy: whether to compute the accuracy; else it is NaN. Silos reveal few of them.
     """
 
     kind = "evaluate"
@@ -401,7 +401,7 @@ class Scores(Question):
             raise unknown("split", self.split, SPLITS)
 
     def answer(self, clients: Any) -> Reply:
-        """Three numbers a client."""
+        """Return three numbers per client."""
         loss, right, count = clients.scores(self.x, self.split)
         parts = zip(self.scalars, (loss, right if self.accuracy else right * np.nan, count), strict=True)
         found = {name: torch.from_numpy(np.asarray(part, dtype=np.float64)) for name, part in parts}
@@ -410,7 +410,7 @@ class Scores(Question):
 
 @dataclass(frozen=True, eq=False)
 class HeldOutLoss(Question):
-    """The mean loss on rows that a client leaves out of training, without the regulariser: what `choose` goes by."""
+    """Mean loss on rows that a client leaves out of training, without the regulariser, for `choose`."""
 
     kind = "held_out_loss"
     scalars: ClassVar[tuple[str, ...]] = ("loss",)
@@ -420,7 +420,7 @@ class HeldOutLoss(Question):
     l2: float
 
     def answer(self, clients: Any) -> Reply:
-        """f_i(u_i) − (l2/2)‖u_i‖² on held-out rows, with u_i = x where there is one model for all."""
+        """Return f_i(u_i) − (l2/2)‖u_i‖² on held-out rows, with u_i = x if there is one model for all."""
         own = clients.own(self.x)
         models = self.x[None] if own is None else own
         regulariser = self.l2 / 2 * models.double().square().sum(1).cpu()
@@ -430,7 +430,7 @@ class HeldOutLoss(Question):
 
 @dataclass(frozen=True, eq=False)
 class JoiningScores(Question):
-    """How a silo does on its held-out rows: with a constant answer, alone, and with three models of the run.
+    """Scores of a silo on its held-out rows: of a constant, of its own model, and of three models of the run.
 
     Means of losses and of errors (wrong labels, or the root mean squared error), and their covariances over rows.
     """
@@ -445,9 +445,9 @@ class JoiningScores(Question):
     seed: int
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Of losses, then of errors."""
+        """Return the shapes for losses, then for errors."""
         return {"means": (2, COMPARED), "covariances": (2, COMPARED, COMPARED)}
 
     def answer(self, clients: Any) -> Reply:
-        """A silo answers from its rows (`deploy/silo/silo.py`)."""
+        """Refuse: only a silo answers, from its rows (`deploy/silo/silo.py`)."""
         raise InputError("Clients in this process are compared by sp.joining(...).")

@@ -1,4 +1,4 @@
-r"""Questions whose clients weigh themselves, for `MinimaxSums`: what leaves a client leaves in a sum, even its loss."""
+r"""Questions whose clients compute their own weights, for `MinimaxSums`: even losses leave a client only in sums."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from scaffpd.federation.questions import GradientsAt, LocalPlan, Question, Reply
 
 @dataclass(frozen=True, eq=False)
 class Weighing:
-    """How clients find their own weights from their own losses, by thresholds that are the same for all.
+    """Rule by which clients compute their own weights from their own losses, with thresholds common to all.
 
     Attributes:
-        objective: what it is done for; it has a `separable` form.
+        objective: the objective, which has a `separable` form.
         levels: the thresholds ν.
-        delta: δ, the price of leaving the centre.
-        centre: the number under which clients keep the centre; 0 is the prior.
-        mass: Σ of the weights that they keep under that number; the centre is those over it.
-        name: the number under which to keep these weights; 0 to forget them.
+        delta: δ, the penalty on leaving the centre.
+        centre: the number under which clients store the centre; 0 is the prior.
+        mass: Σ of the weights that they store under that number; the centre is those over it.
+        name: the number under which to store these weights; 0 to forget them.
     """
 
     objective: Any
@@ -39,11 +39,11 @@ SUMMARY = 6  # numbers that go with λ_i c_i: see `Response`
 
 @dataclass(frozen=True, eq=False)
 class WeighedQuestion(Question):
-    """A question whose clients weigh themselves: nothing of a single client leaves, not even its loss.
+    """Question whose clients compute their own weights: nothing of a single client leaves, not even its loss.
 
     Attributes:
-        at: where.
-        weighing: how.
+        at: the point x.
+        weighing: the rule for the weights.
     """
 
     kind = "weighed"
@@ -53,21 +53,21 @@ class WeighedQuestion(Question):
 
     @property
     def sent(self) -> Tensor | None:
-        """The point x."""
+        """Return the point x."""
         return self.at.x
 
     def down(self, d: int) -> int:
-        """Thresholds, δ and the centre's mass."""
+        """Count thresholds, δ and the centre's mass."""
         return len(self.weighing.levels) + 2
 
     def losses(self, clients: Any) -> tuple[Any, Any, Vector, Vector]:
-        """The point, the objective's form, L_i, and the centre."""
+        """Return the point, the objective's form, L_i, and the centre."""
         point, form, about = clients.point(self.at), clients.form(self.weighing.objective), self.weighing
         centre = clients.centre(about.centre) / about.mass if about.centre else form.prior
         return point, form, point.losses.double().cpu().numpy(), centre
 
     def weights(self, clients: Any) -> Vector:
-        """λ_i at the first threshold."""
+        """Return λ_i at the first threshold."""
         _, form, losses, centre = self.losses(clients)
         weights: Vector = form.weights(losses, self.weighing.levels[0], self.weighing.delta, centre)
         return weights
@@ -75,17 +75,17 @@ class WeighedQuestion(Question):
 
 @dataclass(frozen=True, eq=False)
 class Thresholds(WeighedQuestion):
-    """p_i L_i, p_i L_i², and for every ν λ_i(ν) and max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)²: for sums."""
+    """For sums: p_i L_i, p_i L_i², and for every ν λ_i(ν) and max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)²."""
 
     kind = "thresholds"
     vectors = ("masses",)
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Two numbers, and two for every threshold."""
+        """Return the shape: two numbers, and two for every threshold."""
         return {"masses": (2 + 2 * len(self.weighing.levels),)}
 
     def answer(self, clients: Any) -> Reply:
-        """All of it from L_i."""
+        """Compute all numbers from L_i."""
         _, form, losses, centre = self.losses(clients)
         rows = [form.prior * losses, form.prior * losses**2]
         for nu in self.weighing.levels:
@@ -95,9 +95,9 @@ class Thresholds(WeighedQuestion):
 
 @dataclass(frozen=True, eq=False)
 class Response(WeighedQuestion):
-    """λ_i c_i, and with it what a certificate is made of: for sums.
+    """For sums: λ_i c_i and the terms of a certificate.
 
-    The numbers are λ_i; λ_i (L_i − b_i), from below; what ψ is made of (`Separable.moment`); ψ_i*(L_i − ν), from above;
+    The numbers are λ_i; λ_i (L_i − b_i), from below; the moment of ψ (`Separable.moment`); ψ_i*(L_i − ν), from above;
     λ_i μ_i; and λ_i times the bound on the rounding error of c_i.
     """
 
@@ -105,11 +105,11 @@ class Response(WeighedQuestion):
     vectors = ("weighted",)
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """A vector and the numbers."""
+        """Return the shapes of a vector and the numbers."""
         return {"weighted": (d + SUMMARY,)}
 
     def answer(self, clients: Any) -> Reply:
-        """λ_i is kept where it has a name."""
+        """Answer, and store λ_i if it has a name."""
         point, form, losses, centre = self.losses(clients)
         about, nu = self.weighing, self.weighing.levels[0]
         weights = form.weights(losses, nu, about.delta, centre)
@@ -134,7 +134,7 @@ class Response(WeighedQuestion):
 
 @dataclass(frozen=True, eq=False)
 class WeighedSteps(WeighedQuestion):
-    """λ_i d_i with d_i = x − u_{i,J} after J local steps from x: for sums."""
+    """For sums: λ_i d_i with d_i = x − u_{i,J} after J local steps from x."""
 
     kind = "weighed_steps"
     vectors = ("weighted_d",)
@@ -144,14 +144,14 @@ class WeighedSteps(WeighedQuestion):
 
     @property
     def sent(self) -> None:
-        """Clients have answered at x."""
+        """Return `None`: clients have answered at x."""
 
     def down(self, d: int) -> int:
-        """The correction too."""
+        """Count the correction too."""
         return d + super().down(d)
 
     def answer(self, clients: Any) -> Reply:
-        """The local steps that `LocalSteps` asks for, weighted."""
+        """Take the local steps of `LocalSteps`, weighted."""
         made, point = self.weights(clients), clients.point(self.at)
         done = clients.oracle.local_updates(self.at.x, point, self.correction, self.plan)
         weights = torch.from_numpy(made).to(self.at.x)
@@ -164,6 +164,6 @@ class WeighedSteps(WeighedQuestion):
 
 
 def _stacked(rows: NDArray[np.float64]) -> Vectors:
-    """Numbers of every client, (n, k), that leave in sums only."""
+    """Wrap numbers of every client, (n, k), that leave in sums only."""
     table = torch.from_numpy(rows)
     return Vectors(lambda w: w.double().cpu() @ table, lambda: table, shape=rows.shape[1:], fine=True, padded=True)

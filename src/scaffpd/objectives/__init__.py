@@ -1,6 +1,6 @@
 """Fair objectives, each a set Λ of client weights and a penalty ψ on them.
 
-| objective | Λ | ψ(λ) | what x minimises |
+| objective | Λ | ψ(λ) | x minimises |
 |---|---|---|---|
 | `Average` | {p} | 0 | Σ p_i f_i |
 | `Agnostic` | simplex | 0 | max_i f_i |
@@ -9,7 +9,7 @@
 | `CVaR(alpha)` | simplex, λ_i ≤ p_i/α | 0 | mean of the worst share α |
 | `Tilted(rho)` | simplex | ρ Σ λ_i log(λ_i/p_i) | ρ log Σ p_i exp(f_i/ρ) |
 | `QFair(q)` | λ ≥ 0 | Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q} | Σ p_i f_i^{q+1}/(q+1) |
-| `Excess(objective, b)` | that of the objective | ψ(λ) + ⟨b, λ⟩ | the same of f_i − b_i |
+| `Excess(objective, b)` | that of the objective | ψ(λ) + ⟨b, λ⟩ | the same for f_i − b_i |
 | `Nash(b)` | λ > 0 | Σ λ_i b_i − p_i − p_i log(λ_i/p_i) | −Σ p_i log(b_i − f_i) |
 """
 
@@ -27,14 +27,14 @@ from scaffpd.objectives.nash import Nash
 from scaffpd.objectives.q_fair import QFair
 from scaffpd.objectives.tilted import Tilted
 
-USUAL = {  # the argument of each objective, and its value where none is given
+USUAL = {  # the argument of each objective, and its default value
     "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
     "QFair": ("q", 1.0),
 }  # fmt: skip
 
 
 def named(name: str) -> Objective:
-    """Return an objective by its name, however it is spelt ("cvar", "chi-square"), with its usual strength."""
+    """Return an objective by its name in any spelling ("cvar", "chi-square"), with its default strength."""
     kinds: dict[str, type[Objective]] = {
         kind.__name__.lower(): kind for kind in (Average, Agnostic, ChiSquare, ChiSquareBall, CVaR, Tilted, QFair)
     }
@@ -49,7 +49,7 @@ WEIGHED = (Average, Agnostic, ChiSquare, CVaR, Tilted)  # clients can find their
 
 
 def to_values(objective: Objective) -> dict[str, Any]:
-    """Write an objective by which clients find their own weights, as JSON has it."""
+    """Write an objective that has separable weights as JSON values."""
     inner = getattr(objective, "objective", objective)
     values = {name: value for name, value in vars(inner).items() if value is not None}
     if inner is not objective:
@@ -59,7 +59,7 @@ def to_values(objective: Objective) -> dict[str, Any]:
 
 
 def from_values(values: dict[str, Any]) -> Objective:
-    """Read what `to_values` wrote; refuse anything else."""
+    """Read the values of `to_values`; refuse anything else."""
     given = dict(values)
     kinds, offset = {kind.__name__: kind for kind in WEIGHED}, given.pop("offset", None)
     kind = kinds.get(str(given.pop("kind", "")))
@@ -69,7 +69,7 @@ def from_values(values: dict[str, Any]) -> Objective:
         made = kind(**given)
         return made if offset is None else Excess(made, offset)
     except (TypeError, ValueError, InputError):
-        raise InputError("The objective by which weights are to be found cannot be read.") from None
+        raise InputError("The objective for the weights cannot be read.") from None
 
 
 __all__ = [

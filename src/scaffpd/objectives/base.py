@@ -1,10 +1,10 @@
-r"""What an objective is: a set Λ of client weights and a penalty ψ on them.
+r"""Base class of objectives: a set Λ of client weights and a penalty ψ on them.
 
 Every fair objective here is one choice of (Λ, ψ) in
 
     min_x max_{λ∈Λ}  Σ_i λ_i f_i(x) − ψ(λ),
 
-so an algorithm needs only three things of it: the penalty ψ(λ), the proximal step
+so an algorithm needs only three things: the penalty ψ(λ), the proximal step
 
     prox_σ(s, l) = argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + ‖λ − l‖² / (2σ),
 
@@ -32,20 +32,20 @@ Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 Scale = float | Vector  # one σ, or one for each client
 
-DEPENDENT = 1e-12  # a normal with less than this outside the span of the others is one of them, but for rounding
+DEPENDENT = 1e-12  # normals with a smaller remainder are linearly dependent, but for rounding
 
 
-EPSILON = float(np.finfo(np.float64).eps)  # twice what one operation may be off, relative to its result
+EPSILON = float(np.finfo(np.float64).eps)  # twice the relative error of one operation
 LEAST = 1e-300  # more than all underflows of a sum of fewer than 10^7 terms together
 
 
 def roundings(n: int) -> int:
-    """How many operations a term of `total` goes through: twice √n, for any order of additions within a block."""
+    """Return how many operations a term of `total` goes through: twice √n, for any order of additions in a block."""
     return n if n <= 64 else 2 * math.isqrt(n) + 4
 
 
 def total(terms: Vector) -> float:
-    """Σ t_i, in about √n blocks of √n terms."""
+    """Return Σ t_i, in about √n blocks of √n terms."""
     if (n := len(terms)) <= 64:
         return float(terms.sum())
     width = math.isqrt(n)
@@ -54,7 +54,7 @@ def total(terms: Vector) -> float:
 
 
 def above(terms: Vector, sizes: Vector | None = None, more: float = 8) -> float:
-    """A number that Σ t_i does not exceed, for terms that are known up to `more`·ε of their sizes, |t_i| if not given.
+    """Bound Σ t_i from above, for terms that are known up to `more`·ε of their sizes, |t_i| if not given.
 
     Worst case: |computed − exact| ≤ k u Σ |t_i| for a sum in which no term takes part in more than k additions
     (Higham 2002, section 4.2). ε = 2u leaves room for the rounding of the bound itself.
@@ -64,7 +64,7 @@ def above(terms: Vector, sizes: Vector | None = None, more: float = 8) -> float:
 
 
 def inner(a: Vector, b: Vector) -> float:
-    """⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same wherever in memory a and b lie."""
+    """Return ⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same for any memory layout."""
     return float(np.add.reduce(a * b))
 
 
@@ -74,7 +74,7 @@ class ProxStep:
 
     Attributes:
         weights: λ.
-        slope: d, between 0 and σ: how λ_i follows s_i alone; zero where λ_i stays at a bound.
+        slope: d, between 0 and σ: the derivative of λ_i by s_i alone; zero if λ_i stays at a bound.
         normals: N, one row for each constraint that ties the weights together, such as Σ λ_i = 1.
     """
 
@@ -83,12 +83,12 @@ class ProxStep:
     normals: Matrix
 
     def factors(self) -> tuple[Vector, Matrix]:
-        """D^½ and Q, QQᵀ = I, with  ∂λ/∂s = D^½ (I − QᵀQ) D^½."""
+        """Return D^½ and Q, QQᵀ = I, with  ∂λ/∂s = D^½ (I − QᵀQ) D^½."""
         root = np.sqrt(self.slope)
         rows: list[Vector] = []
         for row in self.normals * root:
             size = float(np.sqrt(row @ row))
-            for other in 2 * rows:  # twice, to make up for rounding
+            for other in 2 * rows:  # twice, to correct rounding
                 row = row - other * (other @ row)
             left = float(np.sqrt(row @ row))
             if left > DEPENDENT * size:
@@ -118,7 +118,7 @@ class Objective(ABC):
         self.prior = None if prior is None else _checked_prior(type(self).__name__, prior)
 
     def weights(self, n: int) -> Vector:
-        """The prior p for `n` clients, which is not to be changed."""
+        """Return the prior p for `n` clients, read-only."""
         if self.prior is None:
             return _uniform(n)
         if len(self.prior) != n:
@@ -126,19 +126,19 @@ class Objective(ABC):
         return self.prior
 
     def value(self, weights: ArrayLike) -> float:
-        """ψ(λ); +∞ where ψ is not defined. Whether λ lies in Λ is `contains`' question."""
+        """Return ψ(λ); +∞ if ψ is not defined. `contains` checks whether λ lies in Λ."""
         return self._value(read_vector(self, "weights", weights))
 
     def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Whether λ ∈ Λ up to `tolerance`."""
+        """Return whether λ ∈ Λ up to `tolerance`."""
         return self._contains(read_vector(self, "weights", weights), tolerance)
 
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741 - the paper's letter
-        """argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each client."""
+        """Return argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each client."""
         return self._prox(*read_step(self, s, l, sigma))
 
     def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
-        """prox_σ(s, l) and its derivative in s, an element of the generalised Jacobian."""
+        """Return prox_σ(s, l) and its derivative in s, an element of the generalised Jacobian."""
         return self._prox_step(*read_step(self, s, l, sigma))
 
     def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> NDArray[np.float64]:  # noqa: E741
@@ -146,14 +146,14 @@ class Objective(ABC):
         return self.prox_step(s, l, sigma).jacobian()
 
     def maximizer(self, losses: ArrayLike) -> Vector:
-        """argmax_{λ∈Λ} ⟨L, λ⟩ − ψ(λ) (one of them where there are several)."""
+        """Return argmax_{λ∈Λ} ⟨L, λ⟩ − ψ(λ) (one of them if there are several)."""
         return self._maximizer(read_vector(self, "losses", losses))
 
     def support(self, losses: ArrayLike) -> float:
-        """max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the losses."""
+        """Return max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the losses."""
         return self._support(read_vector(self, "losses", losses))
 
-    # What an objective defines: the same for vectors of finite numbers that have been checked, one for each client.
+    # Methods that an objective defines: the same for vectors of finite numbers, already checked, one for each client.
 
     def _value(self, weights: Vector) -> float:
         return 0.0
@@ -171,53 +171,53 @@ class Objective(ABC):
     def _maximizer(self, losses: Vector) -> Vector: ...
 
     def _support(self, losses: Vector) -> float:
-        """⟨L, λ⟩ − ψ(λ) at the maximizer, where λ sums to one."""
+        """Return ⟨L, λ⟩ − ψ(λ) at the maximizer, if λ sums to one."""
         weights, worst = self._maximizer(losses), losses.max()
         return float(worst + (inner(losses - worst, weights) - self._value(weights)))
 
-    # What a certificate needs: the same numbers with their rounding errors, for p/Σp in place of p and, on the simplex,
-    # λ/Σλ in place of λ. An objective that does not say better is taken at its word, up to a few last digits.
+    # Bounds for a certificate: the same numbers with their rounding errors, for p/Σp in place of p and, on the simplex,
+    # λ/Σλ in place of λ. An objective without better bounds is assumed exact up to a few last digits.
 
     def _ceiling(self, losses: Vector) -> float:
-        """A number that support(L) does not exceed."""
+        """Bound support(L) from above."""
         value, weights = self._support(losses), self._maximizer(losses)
         size = total(np.abs(losses) * weights) + abs(self._value(weights)) + abs(value)
         return value + EPSILON * (2 * roundings(len(losses)) + 16) * size + LEAST
 
     def _cost(self, weights: Vector) -> float:
-        """A number that ψ(λ) does not exceed."""
+        """Bound ψ(λ) from above."""
         value = self._value(weights)
         return value + EPSILON * (2 * roundings(len(weights)) + 16) * abs(value)
 
     def _stretch(self, weights: Vector) -> float:
-        """η ≥ 0 such that no loss f ≥ 0 has ⟨λ, f⟩ > (1 + η) max_{l∈Λ} ⟨l, f⟩: rounding leaves λ a little outside Λ."""
+        """Return η ≥ 0 with ⟨λ, f⟩ ≤ (1 + η) max_{l∈Λ} ⟨l, f⟩ for every f ≥ 0: rounding leaves λ a little outside Λ."""
         return 0.0
 
     def _origin(self) -> float:
-        """How far below zero the losses that the objective sees may be."""
+        """Bound how far below zero the losses in the objective may be."""
         return 0.0
 
     def strong_convexity(self, n: int) -> float:
-        """μ_λ: the modulus of strong convexity of ψ on all of Λ, 0 where there is none."""
+        """Return μ_λ, the modulus of strong convexity of ψ on all of Λ; 0 if there is none."""
         return 0.0
 
     def curvature(self, weights: ArrayLike) -> float:
-        """The smallest curvature of ψ at λ itself (at least `strong_convexity`)."""
+        """Return the smallest curvature of ψ at λ itself (at least `strong_convexity`)."""
         return self.strong_convexity(len(np.asarray(weights)))
 
     def separable(self, n: int) -> Any:
-        """The `Separable` form, by which `n` clients find their weights from a common threshold; `None` without one."""
+        """Return the `Separable` form, by which `n` clients find their weights from one threshold; else `None`."""
         return None
 
     def start(self, losses: ArrayLike) -> Vector:
-        """λ⁰ for a run whose first losses are `losses`: the prior, unless Λ is not the simplex."""
+        """Return λ⁰ for a run whose first losses are `losses`: the prior, unless Λ is not the simplex."""
         return self.weights(len(np.asarray(losses))).copy()
 
     def limited(self, shares: ArrayLike) -> Objective:
-        """Return the same objective with the largest weight of client i times s_i ≤ 1, where weights have a bound.
+        """Multiply the largest weight of client i by s_i ≤ 1, if weights have a bound.
 
-        With s_i one over the size of ∇f_i this bounds the influence λ_i‖∇f_i‖ and not λ_i alone. It is a convex problem
-        like the one before, with a certificate; to clip the vectors λ_i∇f_i themselves would be the gradient of none.
+        With s_i one over the size of ∇f_i this bounds the influence λ_i‖∇f_i‖ and not λ_i alone. The problem is still
+        convex, with a certificate; clipped vectors λ_i∇f_i would not be the gradient of any function.
         """
         raise InputError(
             f"{type(self).__name__} has no bound on weights that could limit a client's influence: use Average, CVaR, "
@@ -225,7 +225,7 @@ class Objective(ABC):
         )
 
     def _reweighed(self, shares: ArrayLike) -> Objective:
-        """Return the same with the prior p_i s_i, brought back to sum to one."""
+        """Return the objective with the prior p_i s_i, normalised."""
         other = copy.copy(self)
         s = finite_vector(type(self).__name__, "shares", shares)
         other.prior = _checked_prior(type(self).__name__, self.weights(len(s)) * s)
@@ -261,11 +261,11 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
     return normalised
 
 
-LARGEST = 1e50  # a loss beyond it means divergence, and products of several such numbers would overflow
+LARGEST = 1e50  # larger losses mean divergence, and products of several of them would overflow
 
 
 def read_scale(owner: str, name: str, value: float) -> float:
-    """`value` as a positive number of a size with which floating-point numbers can still be multiplied."""
+    """Check that `value` is a positive number small enough to be multiplied without overflow."""
     number = positive(owner, name, value)
     if not 1.0 / LARGEST <= number <= LARGEST:
         raise InputError(f"{owner} needs {name} between {1.0 / LARGEST:g} and {LARGEST:g}, got {value!r}.")
@@ -273,7 +273,7 @@ def read_scale(owner: str, name: str, value: float) -> float:
 
 
 def read_scales(owner: str, name: str, values: Any, n: int) -> Scale:
-    """One such number for all, or one for each of `n` clients."""
+    """Check one such number for all, or one for each of `n` clients."""
     if np.ndim(values) == 0:
         return read_scale(owner, name, values)
     vector = finite_vector(owner, name, values)
@@ -288,7 +288,7 @@ def read_scales(owner: str, name: str, values: Any, n: int) -> Scale:
 
 
 def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.inf) -> Vector:
-    """`values` as a float64 vector with one finite number per client, none beyond ±`largest`."""
+    """Convert `values` to a float64 vector with one finite number per client, none beyond ±`largest`."""
     try:
         vector = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
@@ -304,14 +304,14 @@ def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.
 
 
 def read_vector(objective: Objective, name: str, values: ArrayLike) -> Vector:
-    """λ ("weights") or L ("losses"): one finite number for every client that the prior knows."""
+    """Check λ ("weights") or L ("losses"): one finite number for every client of the prior."""
     vector = finite_vector(type(objective).__name__, name, values, LARGEST if name == "losses" else np.inf)
     objective.weights(len(vector))
     return vector
 
 
 def read_step(objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike) -> tuple[Vector, Vector, Scale]:
-    """The three arguments s, l and σ of a proximal step, checked against each other."""
+    """Check the three arguments s, l and σ of a proximal step against each other."""
     owner = type(objective).__name__
     slope, anchor = finite_vector(owner, "s", s, LARGEST), finite_vector(owner, "l", old)
     if len(slope) != len(anchor):

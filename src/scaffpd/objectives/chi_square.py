@@ -1,4 +1,4 @@
-"""The χ² penalty: weights may leave the prior at a price; and its ends, where the worst client or the prior decides."""
+"""The χ² penalty on leaving the prior, and its limits: the worst client alone, and the prior alone."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class ChiSquare(Objective):
     The penalised χ² divergence of distributionally robust optimisation (Levy, Carmon, Duchi and Sidford
     2020, "Large-scale methods for distributionally robust optimization"; Duchi and Namkoong 2021,
     "Learning models with uniform performance via distributionally robust optimization"). Its optimum
-    guarantees the best trade between mean and spread: while no weight reaches zero, x minimises exactly
+    guarantees the best trade-off between mean and spread: while no weight reaches zero, x minimises exactly
     Σ p_i f_i + Var_p(f)/(2ρ). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`; with a cap κ, ρ → 0 is the mean of
     the 1/κ largest losses, and no client can move the model by more than its share κ of the gradient.
 
     Args:
-        rho: the price ρ > 0 of leaving the prior, in units of the loss.
+        rho: the penalty ρ > 0 on leaving the prior, in units of the loss.
         prior: reference weights p, 1/N each if not given.
         cap: κ, the largest weight of a client, between 1/N and 1; no cap if not given.
     """
@@ -51,7 +51,7 @@ class ChiSquare(Objective):
         super().__init__(prior)
 
     def limited(self, shares: ArrayLike) -> Objective:
-        """Return the same with the caps κ s_i."""
+        """Return the objective with the caps κ s_i."""
         if self.cap is None:
             return super().limited(shares)
         other = copy.copy(self)
@@ -59,7 +59,7 @@ class ChiSquare(Objective):
         return other
 
     def caps(self, n: int) -> Vector | None:
-        """κ_i of every client; all of them grow where they would leave less than all of the weight."""
+        """Return κ_i of every client; scale them up if they sum to less than one."""
         if self.cap is None or self.shares is None:
             return None if self.cap is None else np.full(n, self.cap)
         if len(self.shares) != n:
@@ -68,13 +68,13 @@ class ChiSquare(Objective):
         return np.minimum(caps / min(1.0, float(caps.sum()) * (1 - 1e-12)), 1.0)
 
     def weights(self, n: int) -> Vector:
-        """The prior p for `n` clients; fewer than 1/κ cannot have the weight of all."""
+        """Return the prior p for `n` clients; refuse fewer than 1/κ of them."""
         if self.cap is not None and n * self.cap < 1.0 - 4.0 * EPSILON * n:
             raise InputError(f"ChiSquare has cap={self.cap:g}, but {n} clients need at least {1 / n:g} (1/{n}).")
         return super().weights(n)
 
     def start(self, losses: ArrayLike) -> Vector:
-        """λ⁰: the prior, or what is nearest to it below the cap."""
+        """Return λ⁰: the prior, or the nearest weights below the cap."""
         prior = super().start(losses)
         caps = self.caps(len(prior))
         return prior if caps is None or np.all(prior <= caps) else self._maximizer(np.zeros(len(prior)))
@@ -85,23 +85,23 @@ class ChiSquare(Objective):
         return float(0.5 * self.rho * np.add.reduce((weights - p) ** 2 / p))
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Whether λ lies in the simplex and below the cap."""
+        """Return whether λ lies in the simplex and below the cap."""
         caps = self.caps(len(weights))
         return in_simplex(weights, tolerance) and (caps is None or bool(np.all(weights <= caps + tolerance)))
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
+        """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
         return self._projected(s, old / sigma, self._rate(len(s), sigma))
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """λ_i = min(p_i [(L_i − ν)/ρ]₊, κ) with ν such that Σ λ_i = 1."""
+        """Return λ_i = min(p_i [(L_i − ν)/ρ]₊, κ) with ν such that Σ λ_i = 1."""
         return self._projected(losses, 0.0, self.weights(len(losses)) / self.rho)
 
     def _ceiling(self, losses: Vector) -> float:
         return dual_above(losses, self._maximizer(losses), self.weights(len(losses)), self.rho, self.caps(len(losses)))
 
     def _cost(self, weights: Vector) -> float:
-        """ψ(λ), and what it changes by where λ is brought back below the cap."""
+        """Bound ψ(λ), including its change if λ is moved back below the cap."""
         p, caps = self.weights(len(weights)), self.caps(len(weights))
         moved = 0.0 if caps is None else 2.0 * self._stretch(weights) * (float(np.max(caps / p)) + 1.0)
         return self.rho * (0.5 * distance_above(weights, p) + moved)
@@ -111,7 +111,7 @@ class ChiSquare(Objective):
         return 0.0 if caps is None else share_above(weights, caps)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """d_i on the clients strictly between zero and the cap, zero elsewhere."""
+        """Return the step: d_i on the clients strictly between zero and the cap, zero elsewhere."""
         rate = self._rate(len(s), sigma)
         weights = self._projected(s, old / sigma, rate)
         caps = self.caps(len(s))
@@ -119,7 +119,7 @@ class ChiSquare(Objective):
         return simplex_step(weights, rate * free)
 
     def separable(self, n: int) -> Separable:
-        """q_i = ρ/p_i, and the cap."""
+        """Return the form with q_i = ρ/p_i, and the cap."""
         p = self.weights(n)
         return Separable.of(p, price=self.rho / p, high=1.0 if self.cap is None else self.cap)
 
@@ -135,9 +135,9 @@ class ChiSquare(Objective):
     def _projected(self, s: Vector, pull: Vector | float, w: Vector) -> Vector:
         """λ_i = min(w_i [s_i + pull_i − ν]₊, κ) with Σ λ_i = 1.
 
-        With a cap ν may lie far below the largest s_i. So it is found twice, the second time measured from the s_i that
-        is nearest to it: then s_i − ν keeps its digits where λ_i is neither zero nor κ. Where that was not the right
-        one, the next nearest are tried.
+        With a cap ν may lie far below the largest s_i. So it is computed twice, the second time relative to the s_i
+        nearest to it: then s_i − ν keeps its digits if λ_i is neither zero nor κ. If that was not the right one,
+        the next nearest are tried.
         """
         if (caps := self.caps(len(s))) is None:
             return project_weighted(s - s.max() + pull, w)
@@ -154,15 +154,15 @@ class ChiSquare(Objective):
 
     @staticmethod
     def _measured(s: Vector, pull: Vector | float, w: Vector, caps: Vector, origin: float) -> tuple[Vector, float]:
-        """The same with s measured from one of them, and how far the weights at that ν are from summing to one.
+        """Compute λ with s relative to one of its entries, and the error of the sum of the weights at that ν.
 
-        What is far from the origin is at zero, or at κ, whatever ν is there.
+        Entries far from the origin are at zero, or at κ, for any ν near it.
         """
         far = 8.0 * (float(np.max(caps / w)) + float(np.max(np.abs(pull))))
         u = np.clip(s - origin + pull, -far, far)
         weights, level = project_capped(u, caps, w)
         wrong = abs(float(np.clip(w * (u - level), 0.0, caps).sum()) - 1.0)
-        return weights, wrong if abs(level) <= far / 4 else wrong + 1.0  # a ν out there belongs to another origin
+        return weights, wrong if abs(level) <= far / 4 else wrong + 1.0  # a ν that far away belongs to another origin
 
 
 class Agnostic(Objective):
@@ -170,32 +170,32 @@ class Agnostic(Objective):
 
     "Agnostic federated learning" (Mohri, Sivek and Suresh 2019). Its optimum guarantees the smallest
     possible worst loss, and with it the best bound on the loss under every mixture of the clients that
-    may turn up later. The prior does not enter Λ: it is the start λ⁰, and shares out ties.
+    may turn up later. The prior does not enter Λ: it is the start λ⁰, and breaks ties.
     """
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Whether λ lies in the simplex."""
+        """Return whether λ lies in the simplex."""
         return in_simplex(weights, tolerance)
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the projection of l + σs."""
+        """Return λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the projection of l + σs."""
         return project_weighted(s - s.max() + old / sigma, sigma * np.ones(len(s)))
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """All weight on the clients with the largest loss, shared in proportion to the prior."""
+        """Put all weight on the clients with the largest loss, in proportion to the prior."""
         return normalised(np.where(losses == losses.max(), self.weights(len(losses)), 0.0))
 
     def _ceiling(self, losses: Vector) -> float:
-        """max_i L_i, which no rounding touches."""
+        """Return max_i L_i, which has no rounding error."""
         return float(losses.max())
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """d_i = σ_i on the clients with weight, zero elsewhere."""
+        """Return the step: d_i = σ_i on the clients with weight, zero elsewhere."""
         weights = self._prox(s, old, sigma)
         return simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))
 
     def separable(self, n: int) -> Separable:
-        """ψ_i = 0."""
+        """Return the form with ψ_i = 0."""
         return Separable.of(self.weights(n))
 
 
@@ -207,15 +207,15 @@ class Average(Objective):
     """
 
     def limited(self, shares: ArrayLike) -> Objective:
-        """Return the same with the prior p_i s_i."""
+        """Return the objective with the prior p_i s_i."""
         return self._reweighed(shares)
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Whether λ = p up to `tolerance`."""
+        """Return whether λ = p up to `tolerance`."""
         return bool(np.max(np.abs(weights - self.weights(len(weights)))) <= tolerance)
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """The prior p."""
+        """Return the prior p."""
         return self.weights(len(losses)).copy()
 
     def _ceiling(self, losses: Vector) -> float:
@@ -225,10 +225,10 @@ class Average(Objective):
         return share_above(weights, self.weights(len(weights)))
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """The prior p, which never moves: there is no other weight to choose."""
+        """Return the prior p, which never moves."""
         return ProxStep(self.weights(len(s)).copy(), np.zeros(len(s)), np.empty((0, len(s))))
 
     def separable(self, n: int) -> Separable:
-        """No choice: low_i = high_i = p_i."""
+        """Return the form without a choice: low_i = high_i = p_i."""
         p = self.weights(n)
         return Separable.of(p, low=p, high=p)

@@ -1,4 +1,4 @@
-"""The χ² ball: weights may leave the prior, but only so far."""
+"""The χ² ball: weights within a distance of the prior."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class ChiSquareBall(Objective):
         super().__init__(prior)
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Whether λ lies in the simplex and in the ball."""
+        """Return whether λ lies in the simplex and in the ball."""
         near = _distance(weights, self.weights(len(weights))) <= self.delta + tolerance
         return near and in_simplex(weights, tolerance)
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """λ_i = p_i [1 + t(L_i − ν)]₊ with the largest t that keeps λ in the ball."""
+        """Return λ_i = p_i [1 + t(L_i − ν)]₊ with the largest t that keeps λ in the ball."""
         return _farthest(losses, self.weights(len(losses)), self.delta)[0]
 
     def _ceiling(self, losses: Vector) -> float:
-        """The dual of the ball: its multiplier κ = 1/t takes the place of ρ, and costs κδ/2."""
+        """Bound the support by the dual of the ball: its multiplier κ = 1/t takes the place of ρ, and adds κδ/2."""
         p, top = self.weights(len(losses)), float(losses.max())
         weights, t = _farthest(losses, p, self.delta)
         if not 0.0 < t < np.inf:
@@ -62,9 +62,9 @@ class ChiSquareBall(Objective):
         return max(float(np.sqrt(far)) * (1.0 + 4.0 * EPSILON) - 1.0, 0.0)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """λ_i = [s_i + l_i/σ_i − ν]₊/(1/σ_i + κ/p_i), with κ = 0 inside the ball.
+        """Return λ_i = [s_i + l_i/σ_i − ν]₊/(1/σ_i + κ/p_i), with κ = 0 inside the ball.
 
-        d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p ties them as well.
+        d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p is a second constraint.
         """
         weights, kappa = self._project(s, old, sigma)
         p, (top, share) = self.weights(len(s)), relative(sigma, len(s))
@@ -72,7 +72,7 @@ class ChiSquareBall(Objective):
         return ProxStep(weights, slope, np.stack([np.ones(len(p)), weights / p] if kappa > 0.0 else [np.ones(len(p))]))
 
     def _project(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, float]:
-        """λ of the proximal step and the multiplier κ of the ball, times max_i σ_i."""
+        """Return λ of the proximal step and the multiplier κ of the ball, times max_i σ_i."""
         p, (top, share) = self.weights(len(s)), relative(sigma, len(s))
         z = old / share + top * (s - s.max())
         weights = project_weighted(z, share)
@@ -90,7 +90,7 @@ def _distance(weights: Vector, p: Vector) -> float:
 
 
 def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
-    r"""Where the path λ(t) = p [1 + t(x − ν_t)]₊ leaves the ball, and t there (∞ if it never does).
+    r"""Return where the path λ(t) = p [1 + t(x − ν_t)]₊ leaves the ball, and t there (∞ if it never does).
 
     While the k largest x have weight, λ_i = p_i (1/P + t(x_i − m)) and the distance is 1/P − 1 + t²V,
     where P, m and V are their total prior, weighted mean and weighted sum of squares about it. The k-th
@@ -116,12 +116,12 @@ def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
 
 
 def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vector, float]:
-    r"""λ and κ > 0 with λ_i = [z_i − ν]₊/(1/q_i + κ/p_i), Σ λ_i = 1 and Σ (λ_i − p_i)²/p_i = δ, for any p and q.
+    r"""Return λ and κ > 0 with λ_i = [z_i − ν]₊/(1/q_i + κ/p_i), Σ λ_i = 1 and Σ (λ_i − p_i)²/p_i = δ, for any p and q.
 
-    Newton's method on 1/√distance, which is nearly linear in κ (as in trust-region methods), kept in a
+    Use Newton's method on 1/√distance, which is nearly linear in κ (as in trust-region methods), within a
     bracket. Its upper end κ√δ ≤ √Var_p(z − p/q) is the variational inequality of λ, tested with p.
     """
-    order = np.argsort(-z)  # the order of z alone decides who has weight, so one sort serves every κ
+    order = np.argsort(-z)  # the order of z alone decides which clients have weight, so one sort serves every κ
     y, w, q = z[order], p[order], share[order]
     away = y - w / q
     low, high = 0.0, float(np.sqrt(inner(w, (away - inner(w, away)) ** 2) / delta))
@@ -141,7 +141,7 @@ def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vecto
 
 
 def _path(y: Vector, w: Vector, q: Vector, kappa: float) -> tuple[Vector, float]:
-    """λ(κ) − p for sorted z (the difference keeps its digits in a small ball), and d distance/dκ."""
+    """Return λ(κ) − p for sorted z (the difference keeps its digits in a small ball), and d distance/dκ."""
     rate = w * q / (w + kappa * q)
     nu = (np.cumsum(rate * y) - 1.0) / np.cumsum(rate)
     k = int(np.flatnonzero(y > nu)[-1]) + 1

@@ -42,21 +42,21 @@ class CVaR(Objective):
         super().__init__(prior)
 
     def limited(self, shares: ArrayLike) -> Objective:
-        """Return the same with the prior p_i s_i: no client has more than s_i p_i/α of the weight, up to Σ p_i s_i."""
+        """Return the objective with the prior p_i s_i: client i has at most s_i p_i/α of the weight, over Σ p_i s_i."""
         return self._reweighed(shares)
 
     def caps(self, n: int) -> Vector:
-        """The largest weight of every client: p_i/α, and never above one."""
+        """Return the largest weight of every client: p_i/α, and at most one."""
         return np.minimum(self.weights(n) / self.alpha, 1.0)
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Whether λ lies in the simplex and below its caps."""
+        """Return whether λ lies in the simplex and below its caps."""
         return in_simplex(weights, tolerance) and bool(np.all(weights <= self.caps(len(weights)) + tolerance))
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
+        """Return λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
         caps, (top, share) = self.caps(len(s)), relative(sigma, len(s))
-        # Measured from the quantile, ν stays of the size of l however large σs is, and keeps its digits. With unequal
+        # Relative to the quantile, ν stays of the size of l for any size of σs, and keeps its digits. With unequal
         # steps it may lie elsewhere, at one of the nearest s_i: the one from which the weights sum to one.
         origin = self._quantile(s)
         weights, level = project_capped(old / share + top * (s - origin), caps, share)
@@ -68,14 +68,14 @@ class CVaR(Objective):
         return min(found, key=lambda weights: abs(float(weights.sum()) - 1.0))
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """Fill the largest losses up to their caps; the next, or those that tie, share the rest by prior."""
+        """Fill the largest losses up to their caps; the next, or tied ones, share the rest by prior."""
         p, quantile = self.weights(len(losses)), self._quantile(losses)
         weights = np.where(losses > quantile, p / self.alpha, 0.0)
         last = np.where(losses == quantile, p, 0.0)
         return normalised(weights + last * (max(1.0 - weights.sum(), 0.0) / last.sum()))
 
     def _ceiling(self, losses: Vector) -> float:
-        """ν + Σ (p_i/α) [L_i − ν]₊ for ν the quantile; by weak duality, any ν would do."""
+        """Return ν + Σ (p_i/α) [L_i − ν]₊ for ν the quantile; by weak duality, any ν is valid."""
         nu = self._quantile(losses)
         terms = self.weights(len(losses)) / self.alpha * np.maximum(losses - nu, 0.0)
         return above(np.append(terms, nu), more=roundings(len(losses)) + 8)
@@ -84,17 +84,17 @@ class CVaR(Objective):
         return share_above(weights, self.weights(len(weights)) / self.alpha)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """d_i = σ_i on the clients strictly between zero and their cap, zero elsewhere."""
+        """Return the step: d_i = σ_i on the clients strictly between zero and their cap, zero elsewhere."""
         weights = self._prox(s, old, sigma)
         free = (weights > 0.0) & (weights < self.caps(len(weights)))
         return simplex_step(weights, np.where(free, sigma, 0.0))
 
     def separable(self, n: int) -> Separable:
-        """high_i = p_i/α."""
+        """Return the form with high_i = p_i/α."""
         return Separable.of(self.weights(n), high=self.weights(n) / self.alpha)
 
     def _quantile(self, losses: Vector) -> float:
-        """The loss down to which the clients, worst first, have prior weight α."""
+        """Return the loss at which the clients, worst first, reach prior weight α."""
         order = np.argsort(-losses)
         mass = np.cumsum(self.weights(len(losses))[order])
         last = min(int(np.searchsorted(mass, self.alpha)), len(losses) - 1)

@@ -1,4 +1,4 @@
-"""Excess losses: an objective of what clients lose beyond a level of their own, or of what they lose on other rows."""
+"""Excess losses: an objective of the clients' losses above their own levels, or of their losses on other rows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ TURNS, IDLE, LEAST_SHARE = 60, 12, 0.05
 class Excess(Objective):
     r"""Any objective on f_i(x) − b_i in the place of f_i(x): ψ_b(λ) = ψ(λ) + ⟨b, λ⟩ on the same Λ.
 
-    A loss has a part that no model removes, such as the noise of labels. Weighed by raw losses, the noisiest client has
-    the weight; weighed by the excess over what it could have by itself, the one that a common model serves worst has.
+    A loss has a part that no model removes, such as the noise of labels. By raw losses, the noisiest client gets the
+    weight; by the excess over its own optimum, the client that a common model serves worst gets it.
     `Excess(Agnostic(), "own")` is minimax regret (Agarwal and Zhang 2022, "Minimax regret optimization for robust
     machine learning under distribution shift"; Mo, Xu and Xue 2024).
 
     Args:
         objective: (Λ, ψ), such as `CVaR(0.2)`.
         offset: b, one number per client or one for all; or "own", each client's own optimum min_u f_i(u), which the
-            clients solve for by themselves when `train` begins (N numbers go up); or "held-out", by which λ answers the
-            losses h_i on rows kept aside (`Cohort(..., test=...)`, no test rows any more), see `equilibrium`.
+            clients compute when `train` begins (N numbers go up); or "held-out": λ maximises over the
+            losses h_i on held-out rows (`Cohort(..., test=...)`, no longer test rows), see `equilibrium`.
     """
 
     def __init__(self, objective: Objective, offset: float | ArrayLike | str) -> None:
@@ -44,27 +44,27 @@ class Excess(Objective):
 
     @property
     def simplex(self) -> bool:  # type: ignore[override]
-        """As the objective's."""
+        """Same as the wrapped objective."""
         return self.objective.simplex
 
     @property
     def prior(self) -> Vector | None:  # type: ignore[override]
-        """As the objective's."""
+        """Same as the wrapped objective."""
         return self.objective.prior
 
     @property
     def by_held_out(self) -> bool:
-        """Whether λ answers losses on rows kept aside."""
+        """Return whether λ maximises over losses on held-out rows."""
         return isinstance(self.offset, str) and self.offset == HELD_OUT
 
     def settled(self, federation: Any) -> Excess:
-        """The same with numbers, for which clients are asked where the offset is their own optimum."""
+        """Return the objective with numbers; ask clients for their own optima if the offset is "own"."""
         if not isinstance(self.offset, str):
             return self
         return Excess(self.objective, federation.optima())
 
     def levels(self, n: int) -> Vector:
-        """The levels b for `n` clients."""
+        """Return the levels b for `n` clients."""
         if isinstance(self.offset, str):
             raise InputError(f"offset={self.offset!r} has no numbers before `train` has asked the clients for them.")
         b = np.asarray(self.offset)
@@ -73,7 +73,7 @@ class Excess(Objective):
         return np.broadcast_to(b, n)
 
     def weights(self, n: int) -> Vector:
-        """The prior p for `n` clients."""
+        """Return the prior p for `n` clients."""
         self.levels(n)
         return self.objective.weights(n)
 
@@ -114,20 +114,20 @@ class Excess(Objective):
         return self.objective._origin() + 2.0 * float(np.abs(self.levels(np.size(self.offset))).max())
 
     def separable(self, n: int) -> Any:
-        """That of the objective, with offset b."""
+        """Return the objective's form, with offset b."""
         found = self.objective.separable(n)
         return None if found is None else replace(found, offset=self.levels(n))
 
     def strong_convexity(self, n: int) -> float:
-        """As the objective's: ⟨b, λ⟩ is linear."""
+        """Same as the wrapped objective: ⟨b, λ⟩ is linear."""
         return self.objective.strong_convexity(n)
 
     def curvature(self, weights: ArrayLike) -> float:
-        """As the objective's."""
+        """Same as the wrapped objective."""
         return self.objective.curvature(weights)
 
     def start(self, losses: ArrayLike) -> Vector:
-        """λ⁰ for the excess losses."""
+        """Return λ⁰ for the excess losses."""
         found = np.asarray(losses)
         return self.objective.start(found - self.levels(len(found)))
 
@@ -140,25 +140,25 @@ class Excess(Objective):
 def equilibrium(
     objective: Objective, clients: int, solve: Callable[[Excess], tuple[Any, Vector, Vector, Vector]], tol: float
 ) -> tuple[Any, float, int]:
-    r"""Let λ answer losses h_i(x) on rows kept aside, while x minimises Σ λ_i f_i over training rows.
+    r"""Let λ maximise over losses h_i(x) on held-out rows, while x minimises Σ λ_i f_i over training rows.
 
-    The two players see different losses, so there is no saddle point, but an equilibrium: one at which the levels are
+    The two players have different losses, so there is no saddle point, but an equilibrium, at which the levels are
     b = f(x) − h(x), for then λ maximises ⟨f(x) − b, λ⟩ − ψ(λ) = ⟨h(x), λ⟩ − ψ(λ). For given levels x and λ are those
-    of a convex problem, with its certificate, which bounds what another x could take off Σ λ_i f_i; the levels follow,
+    of a convex problem, with its certificate, which bounds how much another x could lower Σ λ_i f_i; the levels follow,
 
-        b ← b + s (f(x) − h(x) − b),      s = 1, or less where the last turn was too long,
+        b ← b + s (f(x) − h(x) − b),      s = 1, or less if the last step was too long,
 
-    until no other λ would gain more than `tol`: support(h) − ⟨h, λ⟩ + ψ(λ), or a dozen turns gain nothing. Where h = f
+    until no other λ would gain more than `tol`: support(h) − ⟨h, λ⟩ + ψ(λ), or twelve steps gain nothing. If h = f
     nothing changes: b = 0.
 
     Args:
         objective: (Λ, ψ).
         clients: N.
         solve: from the objective with levels, a model, λ, f(x) and h(x).
-        tol: what λ may still gain.
+        tol: largest remaining gain of λ.
 
     Returns:
-        The best model, what λ could gain there, and how often `solve` was called.
+        The best model, the remaining gain of λ there, and the number of calls of `solve`.
     """
     best: tuple[Any, float] = (None, np.inf)
     levels, share, last, turns, found = np.zeros(clients), 1.0, np.inf, 0, 0

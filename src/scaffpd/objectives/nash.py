@@ -1,4 +1,4 @@
-"""Nash bargaining: every client must gain over what it has without the federation."""
+"""Nash bargaining: every client must gain over its loss without the federation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Nash(Objective):
     raises the gains b_i − f_i by a positive percentage on (prior-weighted) average.
 
     Args:
-        b: the loss that each client has without taking part: one number for all, or one per client.
+        b: the loss of each client without taking part: one number for all, or one per client.
         prior: bargaining power p, 1/N each if not given.
     """
 
@@ -46,7 +46,7 @@ class Nash(Objective):
         super().__init__(prior)
 
     def levels(self, n: int) -> Vector:
-        """The levels b for `n` clients."""
+        """Return the levels b for `n` clients."""
         if isinstance(self.b, float):
             return np.full(n, self.b)
         if len(self.b) != n:
@@ -54,28 +54,28 @@ class Nash(Objective):
         return self.b
 
     def _value(self, weights: Vector) -> float:
-        """Σ λ_i b_i − p_i − p_i log(λ_i/p_i); +∞ unless every weight is positive."""
+        """Return Σ λ_i b_i − p_i − p_i log(λ_i/p_i); +∞ unless every weight is positive."""
         p, b = self.weights(len(weights)), self.levels(len(weights))
         if weights.min() <= 0.0:
             return float("inf")
         return float(np.sum(weights * b - p - p * np.log(weights / p)))
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Whether every weight is positive; Λ is open, so there is no tolerance to give."""
+        """Return whether every weight is positive; Λ is open, so there is no tolerance."""
         return bool(weights.min() > 0.0)
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """λ_i = p_i/(b_i − L_i); losses that are not below b are refused, because there is no maximum."""
+        """Return λ_i = p_i/(b_i − L_i); refuse losses that are not below b, because there is no maximum."""
         self.check(losses, range(len(losses)))
         return self.weights(len(losses)) / (self.levels(len(losses)) - losses)
 
     def _support(self, losses: Vector) -> float:
-        """−Σ p_i log(b_i − L_i); +∞ if a loss is not below b."""
+        """Return −Σ p_i log(b_i − L_i); +∞ if a loss is not below b."""
         gain = self.levels(len(losses)) - losses
         return float("inf") if gain.min() <= 0.0 else -inner(self.weights(len(losses)), np.log(gain))
 
     def _ceiling(self, losses: Vector) -> float:
-        """The same with every gain rounded down."""
+        """Bound the support with every gain rounded down."""
         gain = np.nextafter(self.levels(len(losses)) - losses, -np.inf)
         if gain.min() <= 0.0:
             return float("inf")
@@ -92,7 +92,7 @@ class Nash(Objective):
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """λ_i = (k_i + √(k_i² + 4σp_i))/2 with k = l − σ(b − s), and d_i = 1/(p_i/λ_i² + 1/σ) = σλ_i/√(k_i² + 4σp_i).
 
-        Where k < 0 the other form of the root avoids cancellation.
+        If k < 0 the other form of the root avoids cancellation.
         """
         p, k = self.weights(len(s)), old + sigma * (s - self.levels(len(s)))
         root = np.hypot(k, 2.0 * np.sqrt(sigma * p))
@@ -106,7 +106,7 @@ class Nash(Objective):
             return float(np.min(self.weights(len(weights)) / weights**2))
 
     def start(self, losses: ArrayLike) -> Vector:
-        """The maximizer for gains b_i − L_i raised to a thousandth of the largest."""
+        """Return the maximizer for gains b_i − L_i raised to a thousandth of the largest."""
         losses = read_vector(self, "losses", losses)
         gain = self.levels(len(losses)) - losses
         if gain.max() <= 0.0:

@@ -1,4 +1,4 @@
-"""q-fair federated learning: losses count with a power."""
+"""q-fair federated learning: powers of the losses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class QFair(Objective):
         super().__init__(prior)
 
     def _value(self, weights: Vector) -> float:
-        """Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q}; +∞ if a weight is negative."""
+        """Return Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q}; +∞ if a weight is negative."""
         p, q = self.weights(len(weights)), self.q
         if weights.min() < 0.0:
             return float("inf")
@@ -52,7 +52,7 @@ class QFair(Objective):
             return float(q / (q + 1.0) * inner(p, (weights / p) ** ((q + 1.0) / q)))
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Whether λ ≥ 0."""
+        """Return whether λ ≥ 0."""
         return bool(weights.min() >= -tolerance)
 
     def _maximizer(self, losses: Vector) -> Vector:
@@ -75,7 +75,7 @@ class QFair(Objective):
         return self._powers_above(weights / p, (q + 1.0) / q) * (q / (q + 1.0)) * (1.0 + 4.0 * EPSILON)
 
     def _powers_above(self, base: Vector, e: float) -> float:
-        """Σ p_i b_iᵉ from above; rounding of e and b by ε puts bᵉ off by the share ε e(1 + |log b|)."""
+        """Return Σ p_i b_iᵉ from above; rounding of e and b by ε changes bᵉ by the share ε e(1 + |log b|)."""
         p = self.weights(len(base))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             terms = p * base**e
@@ -84,7 +84,7 @@ class QFair(Objective):
             return above(terms, more=roundings(len(p)) + 8) + EPSILON * amplified
 
     def strong_convexity(self, n: int) -> float:
-        """1/max_i p_i for q = 1, where ψ is quadratic; zero otherwise."""
+        """Return 1/max_i p_i for q = 1, where ψ is quadratic; zero otherwise."""
         return float(1.0 / self.weights(n).max()) if self.q == 1.0 else 0.0
 
     def curvature(self, weights: ArrayLike) -> float:
@@ -95,19 +95,19 @@ class QFair(Objective):
             return float(np.min((np.maximum(weights, 0.0) / p) ** (1.0 / self.q - 1.0) / (self.q * p)))
 
     def start(self, losses: ArrayLike) -> Vector:
-        """The maximizer for losses raised to a thousandth of the largest (to one if none is positive)."""
+        """Return the maximizer for losses raised to a thousandth of the largest (to one if none is positive)."""
         losses = read_vector(self, "losses", losses)
         top = float(losses.max())
         raised = np.maximum(losses, 1e-3 * top) if top > 0.0 else np.ones(len(losses))
         return np.clip(self._maximizer(raised), TINY, HUGE)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ; zero where the right side is negative.
+        """Return λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ; zero if the right side is negative.
 
-        d_i = 1/(ψ''(λ_i) + 1/σ), zero where λ_i = 0. With y = log v and t = s + l/σ the equation is
+        d_i = 1/(ψ''(λ_i) + 1/σ), zero if λ_i = 0. With y = log v and t = s + l/σ the equation is
         log(e^{y/q} + e^{y + log(p/σ)}) = log t: convex in y, with a slope between 1 and 1/q. Dropping one term leaves
         an error of at most log 2, so Newton's method, which descends from the smaller of the two single-term solutions,
-        needs a handful of steps for any σ. Where the power is the smaller term, λ = l + σ(s − v^{1/q}) has all digits,
+        needs a handful of steps for any σ. If the power is the smaller term, λ = l + σ(s − v^{1/q}) has all digits,
         while e^y has lost those of y.
         """
         p, q = self.weights(len(s)), self.q

@@ -1,7 +1,7 @@
 r"""Exact projections on the probability simplex Δ = {λ ≥ 0, Σ λ_i = 1}, weighted and capped, by a sort or a few passes.
 
 The last rounding error is corrected in λ itself rather than in the multiplier ν, so that weights sum to
-one up to a few units in the last place however large the arguments are.
+one up to a few units in the last place for arguments of any size.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from scaffpd.objectives.base import EPSILON as EPSILON
 from scaffpd.objectives.base import LEAST, ProxStep, Vector, above, roundings
 from scaffpd.objectives.base import inner as inner
 
-UNEQUAL = 1e3  # rates in a projection, from which on a second pass pays
+UNEQUAL = 1e3  # ratio of rates in a projection above which a second pass is worth it
 
 
 def in_simplex(weights: Vector, tolerance: float) -> bool:
-    """Whether λ ∈ Δ up to `tolerance` in every entry and in the sum."""
+    """Return whether λ ∈ Δ up to `tolerance` in every entry and in the sum."""
     return bool(weights.min() >= -tolerance and abs(weights.sum() - 1.0) <= tolerance)
 
 
@@ -32,16 +32,16 @@ def normalised(weights: Vector) -> Vector:
 
 
 def corrected(weights: Vector, slope: Vector, size: float) -> Vector:
-    """Take the rounding error Σ λ_i − 1 back from the clients in proportion to `slope` (of sum `size`), −∂λ_i/∂ν."""
+    """Subtract the rounding error Σ λ_i − 1 from the clients in proportion to `slope` (of sum `size`), −∂λ_i/∂ν."""
     error = (np.add.reduce(weights) - 1.0) / size
     return normalised(np.maximum(weights - slope * error, 0.0))
 
 
 def project_weighted(b: Vector, w: Vector) -> Vector:
-    r"""argmin_{λ∈Δ} Σ_i λ_i²/(2w_i) − b_i λ_i  for w > 0, which is λ_i = w_i [b_i − ν]₊.
+    r"""Return argmin_{λ∈Δ} Σ_i λ_i²/(2w_i) − b_i λ_i  for w > 0, which is λ_i = w_i [b_i − ν]₊.
 
     Let S hold all active clients. Those with b_i ≤ ν_S = (Σ_{i∈S} w_i b_i − 1) / Σ_{i∈S} w_i are not active, and
-    leaving them out raises ν_S, until nobody is left out (Michelot 1986): a few passes (at most N) in place of a sort.
+    leaving them out raises ν_S, until none is left out (Michelot 1986): a few passes (at most N) in place of a sort.
     """
     given, top, left = b, np.maximum.reduce(b), len(b)
     b = b - top  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
@@ -52,13 +52,13 @@ def project_weighted(b: Vector, w: Vector) -> Vector:
         size = float(np.add.reduce(slope))
         level = (inner(slope, b) - 1.0) / size
     if -level * size > UNEQUAL and -level * np.maximum.reduce(slope) > UNEQUAL:
-        # measured from the largest entry, the others have lost too many digits
+        # relative to the largest entry, the others have lost too many digits
         return project_weighted_from(given - (top + level), w)
     return corrected(slope * np.maximum(b - level, 0.0), slope, size)
 
 
 def project_weighted_from(b: Vector, w: Vector) -> Vector:
-    """The same for b that is measured from a value close to ν, by Newton's method on Σ w_i [b_i − ν]₊ = 1."""
+    """Project b that is relative to a value close to ν, by Newton's method on Σ w_i [b_i − ν]₊ = 1."""
     for _ in range(20):
         slope = np.where(b > 0.0, w, 0.0)
         size = float(slope.sum())
@@ -70,21 +70,21 @@ def project_weighted_from(b: Vector, w: Vector) -> Vector:
 
 
 def relative(sigma: float | Vector, n: int) -> tuple[float, Vector]:
-    """σ̄ = max_i σ_i and σ_i/σ̄ for `n` clients."""
+    """Return σ̄ = max_i σ_i and σ_i/σ̄ for `n` clients."""
     top = float(np.max(sigma))
     return top, sigma / top * np.ones(n)
 
 
 def measured(z: Vector, share: Vector) -> Vector:
-    """Differences to the largest entry of the clients with long steps, which are those whose digits matter."""
+    """Return differences to the largest entry of the clients with long steps, whose digits matter."""
     shifted: Vector = z - z[share >= 0.5].max()
     return shifted
 
 
 def project_capped(z: Vector, caps: Vector, w: Vector) -> tuple[Vector, float]:
-    r"""argmin_λ Σ λ_i²/(2w_i) − z_i λ_i  s.t. 0 ≤ λ ≤ caps, Σ λ_i = 1, which is λ_i = clip(w_i(z_i − ν), 0, caps_i).
+    r"""Return argmin_λ Σ λ_i²/(2w_i) − z_i λ_i  s.t. 0 ≤ λ ≤ caps, Σ λ_i = 1: λ_i = clip(w_i(z_i − ν), 0, caps_i).
 
-    And ν. For Σ caps ≥ 1; else the caps, scaled up, and no ν to speak of.
+    Return ν too. If Σ caps < 1, return the caps, scaled up; then ν has no meaning.
 
     The mass Σ clip(w(z − ν), 0, caps) falls with ν and bends only at z_i and z_i − caps_i/w_i: bisect over these
     2N sorted points (each evaluation is O(N) and free of cancellation), then solve the linear piece.
@@ -108,29 +108,29 @@ def project_capped(z: Vector, caps: Vector, w: Vector) -> tuple[Vector, float]:
 
 
 def simplex_step(weights: Vector, slope: Vector) -> ProxStep:
-    """The step to λ_i = h_i(s_i − ν) with Σ λ_i = 1, of slope d_i = h_i'."""
+    """Return the step to λ_i = h_i(s_i − ν) with Σ λ_i = 1, of slope d_i = h_i'."""
     return ProxStep(weights, slope, np.ones((1, len(weights))))
 
 
 def share_above(weights: Vector, caps: Vector) -> float:
-    """By what share λ/Σλ may exceed its caps, which are known up to a few roundings of the prior."""
+    """Bound the share by which λ/Σλ may exceed its caps, which are known up to a few roundings of the prior."""
     ratio = float(np.max(weights / (caps * weights.sum())))
     return max(ratio * (1.0 + EPSILON * (2 * roundings(len(weights)) + 8)) - 1.0, 0.0)
 
 
 def distance_above(weights: Vector, p: Vector) -> float:
-    """A number that Σ (λ_i − p_i)²/p_i does not exceed, both normalised."""
+    """Bound Σ (λ_i − p_i)²/p_i from above, both normalised."""
     weights = weights / weights.sum()
     away = np.abs(weights - p) + EPSILON * (roundings(len(p)) + 4) * (weights + p)
     return above(away**2 / p)
 
 
 def dual_above(losses: Vector, weights: Vector, p: Vector, rho: float, caps: Vector | None = None) -> float:
-    r"""A number that max_{λ∈Δ, λ ≤ κ} ⟨L, λ⟩ − (ρ/2) Σ (λ_i − p_i)²/p_i does not exceed, by weak duality: for every ν
+    r"""Bound max_{λ∈Δ, λ ≤ κ} ⟨L, λ⟩ − (ρ/2) Σ (λ_i − p_i)²/p_i from above, by weak duality: for every ν
 
         ν + Σ_i max_{0≤l≤κ} (L_i − ν) l − (ρ/2)(l − p_i)²/p_i
 
-    is one, and the ν of the maximizer, here `weights`, the smallest. No accuracy of ν or of the weights is needed.
+    is a bound, and the ν of the maximizer, here `weights`, gives the smallest. ν and the weights need no accuracy.
     """
     most = np.full(len(p), np.inf) if caps is None else caps
     free, full = (weights > 0.0) & (weights < most), weights >= most
@@ -153,11 +153,11 @@ def dual_above(losses: Vector, weights: Vector, p: Vector, rho: float, caps: Vec
 
 @dataclass(frozen=True)
 class Separable:
-    r"""An objective whose clients can find their own weights: ψ(λ) = Σ ψ_i(λ_i) on Σ λ_i = 1, low_i ≤ λ_i ≤ high_i.
+    r"""Objective whose clients can find their own weights: ψ(λ) = Σ ψ_i(λ_i) on Σ λ_i = 1, low_i ≤ λ_i ≤ high_i.
 
         ψ_i(l) = (q_i/2)(l − p_i)² + b_i l,    or, with a tilt ρ > 0,    ρ (l log(l/p_i) − l + p_i) + b_i l.
 
-    Given one threshold ν for all, and the price δ of leaving a centre m, client i knows
+    Given one threshold ν for all, and the penalty δ on leaving a centre m, client i knows
 
         λ_i(ν) = argmax_{low_i ≤ l ≤ high_i} (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)²
 
@@ -167,8 +167,8 @@ class Separable:
     Attributes:
         price: q_i.
         prior: p_i.
-        low: the least weight of a client.
-        high: the largest.
+        low: the smallest weight of a client.
+        high: the largest weight of a client.
         offset: b_i.
         tilt: ρ, or 0.
         capped: whether weights that are scaled up may leave Λ.
@@ -184,22 +184,22 @@ class Separable:
 
     @classmethod
     def of(cls, prior: Vector, price: Any = 0.0, low: Any = 0.0, high: Any = 1.0, tilt: float = 0.0) -> Separable:
-        """Make one; numbers are the same for all clients. No weight on the simplex exceeds one."""
+        """Construct one; numbers are the same for all clients. No weight on the simplex exceeds one."""
         price, low, high, offset = (np.broadcast_to(v, prior.shape) for v in (price, low, high, 0.0))
         return cls(price, prior, low, np.minimum(high, 1.0), offset, tilt, bool(np.any(high < 1.0)))
 
     @property
     def curved(self) -> bool:
-        """Whether ψ itself makes λ follow the losses smoothly, so that no centre is needed."""
+        """Return whether ψ itself makes λ a smooth function of the losses, so that no centre is needed."""
         return self.tilt > 0 or bool(np.all((self.price > 0) | (self.low == self.high)))
 
     def only(self, chosen: Any) -> Separable:
-        """The same for some of the clients."""
+        """Select some of the clients."""
         price, prior, low = self.price[chosen], self.prior[chosen], self.low[chosen]
         return Separable(price, prior, low, self.high[chosen], self.offset[chosen], self.tilt, self.capped)
 
     def weights(self, losses: Vector, nu: float, delta: float, centre: Vector) -> Vector:
-        """λ_i(ν)."""
+        """Return λ_i(ν)."""
         t = losses - self.offset - nu
         if self.tilt > 0:
             return np.minimum(self.prior * np.exp(np.minimum(t / self.tilt, 700.0)), self.high)
@@ -210,26 +210,26 @@ class Separable:
         return np.clip(free, self.low, self.high)
 
     def conjugate(self, losses: Vector, nu: float, delta: float, centre: Vector) -> Vector:
-        """max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)², from above."""
+        """Return max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)², from above."""
         t, best = losses - self.offset - nu, self.weights(losses, nu, delta, centre)
         gained, paid = t * best, self._penalty(best) + 0.5 * delta * (best - centre) ** 2
         size = np.abs(gained) + np.abs(paid) + (np.abs(losses) + np.abs(self.offset) + abs(nu)) * best
         return gained - paid + 32 * EPSILON * size + LEAST
 
     def _penalty(self, weights: Vector) -> Vector:
-        """ψ_i(λ_i) without the offset."""
+        """Return ψ_i(λ_i) without the offset."""
         if self.tilt > 0:
             entropy: Vector = self.tilt * (xlogy(weights, weights / self.prior) - weights + self.prior)
             return entropy
         return 0.5 * self.price * (weights - self.prior) ** 2
 
     def moment(self, weights: Vector) -> Vector:
-        """What ψ(λ/S) is made of, whatever S is: λ_i log(λ_i/p_i), or q_i λ_i²."""
+        """Return the terms of ψ(λ/S) for any S: λ_i log(λ_i/p_i), or q_i λ_i²."""
         moment: Vector = xlogy(weights, weights / self.prior) if self.tilt > 0 else self.price * weights**2
         return moment
 
     def cost(self, moment: float, mass: float) -> float:
-        """ψ(λ/S) from above, for S = Σ λ_i, from Σ of the moments; the offset is taken off the losses instead."""
+        """Bound ψ(λ/S) from above, for S = Σ λ_i, from Σ of the moments; the offset is subtracted from the losses."""
         if self.tilt > 0:
             terms = [moment / mass, -math.log(mass)]
             return self.tilt * (sum(terms) + 16 * EPSILON * sum(map(abs, terms)))

@@ -31,18 +31,18 @@ from scaffpd.objectives.simplex import (
     simplex_step,
 )
 
-BLOCK = 8192  # clients at a time, so that what is computed on the way stays in the processor's cache
+BLOCK = 8192  # clients at a time, so that temporary arrays stay in the processor's cache
 
 
 class Tilted(Objective):
     r"""Λ = the simplex, ψ(λ) = ρ Σ_i λ_i log(λ_i/p_i):  min_x ρ log Σ p_i exp(f_i(x)/ρ).
 
     "Tilted empirical risk minimization" with tilt t = 1/ρ (Li, Beirami, Sanjabi and Smith 2021). Its optimum
-    guarantees a bound for everybody: no client's loss exceeds the objective's value, which is the smallest
+    guarantees a bound for every client: no client's loss exceeds the objective's value, which is the smallest
     possible, by more than ρ log(1/p_i). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`.
 
     Args:
-        rho: the price ρ > 0 of leaving the prior, in units of the loss.
+        rho: the penalty ρ > 0 on leaving the prior, in units of the loss.
         prior: reference weights p, 1/N each if not given.
     """
 
@@ -51,10 +51,10 @@ class Tilted(Objective):
         super().__init__(prior)
 
     def _value(self, weights: Vector) -> float:
-        """ρ Σ λ_i log(λ_i/p_i), with 0 log 0 = 0; +∞ if a weight is negative.
+        """Return ρ Σ λ_i log(λ_i/p_i), with 0 log 0 = 0; +∞ if a weight is negative.
 
-        Summed as λ_i log(λ_i/p_i) − λ_i + p_i, the same on the simplex: no term is negative, and none cancels
-        where λ is close to p.
+        The sum is over λ_i log(λ_i/p_i) − λ_i + p_i, the same on the simplex: no term is negative, and none cancels
+        if λ is close to p.
         """
         if weights.min() < 0.0:
             return float("inf")
@@ -62,18 +62,18 @@ class Tilted(Objective):
         return float(self.rho * np.sum(self.weights(len(weights)) * (entropy - change)))
 
     def _terms(self, weights: Vector) -> tuple[Vector, Vector]:
-        """(λ_i/p_i) log(λ_i/p_i), and (λ_i − p_i)/p_i."""
+        """Return (λ_i/p_i) log(λ_i/p_i), and (λ_i − p_i)/p_i."""
         p = self.weights(len(weights))
         ratio, change = weights / p, (weights - p) / p
         close = xlog1py(ratio, np.maximum(change, -0.5))
         return np.where(np.abs(change) < 0.5, close, xlogy(ratio, ratio)), change
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Whether λ lies in the simplex."""
+        """Return whether λ lies in the simplex."""
         return in_simplex(weights, tolerance)
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """λ_i + k_i log(λ_i/p_i) = l_i + σ_i(s_i − ν) with k_i = σ_iρ.
+        """Solve λ_i + k_i log(λ_i/p_i) = l_i + σ_i(s_i − ν) with k_i = σ_iρ.
 
         So λ_i = k_i ω(x_i − n) with Wright's omega function ω, x = s/ρ + l/k + log(p/k), and n from Σ λ_i = 1.
         """
@@ -85,19 +85,19 @@ class Tilted(Objective):
         return corrected(weights, slope, float(slope.sum()))
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """λ_i ∝ p_i exp(L_i/ρ)."""
+        """Return λ_i ∝ p_i exp(L_i/ρ)."""
         return normalised(self.weights(len(losses)) * np.exp((losses - losses.max()) / self.rho))
 
     def _support(self, losses: Vector) -> float:
         """ρ log Σ p_i exp(L_i/ρ)."""
         p, worst = self.weights(len(losses)), losses.max()
         tilt = (losses - worst) / self.rho
-        excess = inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits where ρ is large
+        excess = inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits for large ρ
         logarithm = np.log1p(excess) if excess > -0.5 else np.log(inner(p, np.exp(tilt)))
         return float(worst + self.rho * logarithm)
 
     def _ceiling(self, losses: Vector) -> float:
-        """The same with every sum from above; (L_i − max L)/ρ = t is known up to ε|t|."""
+        """Bound the support, with every sum from above; (L_i − max L)/ρ = t is known up to ε|t|."""
         p, worst, k = self.weights(len(losses)), float(losses.max()), 2 * roundings(len(losses)) + 16
         tilt = (losses - worst) / self.rho
         excess = inner(p, np.expm1(tilt))
@@ -109,7 +109,7 @@ class Tilted(Objective):
         return worst + self.rho * logarithm + 8.0 * EPSILON * (abs(worst) + self.rho * abs(logarithm)) + LEAST
 
     def _cost(self, weights: Vector) -> float:
-        """ρ Σ (λ_i log(λ_i/p_i) − λ_i + p_i)/Σλ_i, which is not below the same with λ/Σλ and p/Σp."""
+        """Bound ψ by ρ Σ (λ_i log(λ_i/p_i) − λ_i + p_i)/Σλ_i, which is not below the same with λ/Σλ and p/Σp."""
         p, parts = self.weights(len(weights)), self._terms(weights)
         terms, sizes = p * (parts[0] - parts[1]), p * (np.abs(parts[0]) + np.abs(parts[1]))
         k = 2 * roundings(len(p)) + 16
@@ -122,11 +122,11 @@ class Tilted(Objective):
         return simplex_step(weights, steps * (weights / (weights + steps * self.rho)))
 
     def separable(self, n: int) -> Separable:
-        """λ_i(ν) = p_i exp((L_i − ν)/ρ)."""
+        """Return the form with λ_i(ν) = p_i exp((L_i − ν)/ρ)."""
         return Separable.of(self.weights(n), tilt=self.rho)
 
     def strong_convexity(self, n: int) -> float:
-        """ρ, because ψ'' = ρ/λ_i and λ_i ≤ 1 on the simplex."""
+        """Return ρ, because ψ'' = ρ/λ_i and λ_i ≤ 1 on the simplex."""
         return self.rho
 
     def curvature(self, weights: ArrayLike) -> float:
@@ -135,10 +135,10 @@ class Tilted(Objective):
 
 
 def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:
-    """ω(x − n) with n such that Σ q_i ω(x_i − n) is `total` up to half the digits.
+    """Return ω(x − n) with n such that Σ q_i ω(x_i − n) is `total` up to half the digits.
 
     n lies between the values at which the largest term alone, or N terms like it, would make up the
-    total. Newton's method on log Σ q ω(x − n) is exact where ω is an exponential (large σρ). Where it leaves
+    total. Newton's method on log Σ q ω(x − n) is exact if ω is an exponential (large σρ). If it leaves
     the bracket, Newton's method on Σ q ω(x − n) itself, a convex function, climbs from the left.
     """
     alone, equal = total / q, total / q / len(x)
@@ -153,7 +153,7 @@ def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:
         low, high = (n, high) if mass >= total else (low, n)
         step = mass * np.log(mass / total) / slope
         if abs(step) <= max(1e-8, 4.0 * EPSILON * abs(n)):
-            break  # the caller's correction of Σ λ is one more Newton step, and it is quadratic
+            break  # the caller's correction of Σ λ is one more Newton step, with quadratic convergence
         if not low < n + step < high:
             step = (mass - total) / slope if mass >= total else low - n
         n = n + step
@@ -163,9 +163,9 @@ def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:
 
 
 def _omega(x: Vector) -> Vector:
-    """Wright's omega function, ω + log ω = x, to eight digits.
+    """Compute Wright's omega function, ω + log ω = x, to eight digits.
 
-    Winitzki's formula (2 %) and one fourth-order step of Fritsch, Shafer and Crowley: several times as fast
+    Use Winitzki's formula (2 %) and one fourth-order step of Fritsch, Shafer and Crowley: several times as fast
     as `scipy.special.wrightomega`, which would take most of a server's time.
     """
     a = np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))

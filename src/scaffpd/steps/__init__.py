@@ -1,4 +1,4 @@
-"""Step rules for primal-dual methods: chosen by hand, by the paper's theory, or by nobody at all."""
+"""Step rules for primal-dual methods: fixed, from the paper's theory, or adaptive."""
 
 from scaffpd.steps.auto import Auto
 from scaffpd.steps.base import Fixed, Schedule, StepRule, Theory

@@ -1,34 +1,34 @@
-r"""Steps that need nothing from the user.
+r"""Adaptive steps without parameters.
 
-Clients take η_i = 1/L_i; the server keeps a factor e on d and a dual/primal ratio γ, with σ = γ e. After a round it
+Clients take η_i = 1/L_i; the server has a factor e on d and a dual/primal ratio γ, with σ = γ e. After a round it
 knows, at no cost,
 
-    D = e⟨c, d⟩                        what the step promised,
-    B = ⟨λ⁺, L⁺ − L⟩ + D               what curvature took back (∝ e²),
-    X = σ‖q‖² / (2κ),  q = L⁺ − L      what the moving weights may take back (∝ e³; q is centred on the simplex, where
+    D = e⟨c, d⟩                        the predicted decrease,
+    B = ⟨λ⁺, L⁺ − L⟩ + D               the loss by curvature (∝ e²),
+    X = σ‖q‖² / (2κ),  q = L⁺ − L      the possible loss by moving weights (∝ e³; q is centred on the simplex, where
                                        only differences between clients count).
 
-*Primal step.* Accelerated primal-dual theory, in the metric that makes ‖x⁺ − x‖² equal D, asks for B + X ≤ D/2; the
+*Primal step.* Accelerated primal-dual theory, in the metric that makes ‖x⁺ − x‖² equal D, needs B + X ≤ D/2; the
 longest such step along the direction just tried is
 
     ê = ⟨c, d⟩ / (b + √(b² + 2 a ⟨c, d⟩)),    b = B/e²,  a = X/e³.
 
 For fixed weights ê is the exact line search, and using it for the *next* direction, as done here, is the step of
-Barzilai and Borwein (1988), which is far faster than monotone descent but needs room: a step is taken while
-B + X ≤ 2D. Should the objective find no new best value for `PATIENCE` rounds, the rule falls back for good to what
-theory asks for (B + X ≤ D/2, and 0.8 ê).
+Barzilai and Borwein (1988), which is far faster than monotone descent but needs tolerance: a step is taken while
+B + X ≤ 2D. If the objective finds no new best value for `PATIENCE` rounds, the rule falls back for good to the
+condition of the theory (B + X ≤ D/2, and 0.8 ê).
 
 *Balance.* With the coupling K² ≈ ‖q‖²/(e D), a dual step of length 1/K² from λ⁺ would gain
 
     g_λ = max_λ ⟨λ − λ⁺, L⁺⟩ − ψ(λ) + ψ(λ⁺) − (K²/2)‖λ − λ⁺‖²,
 
-while the primal step gains about g_x = ⟨c, d⟩/2. γ moves so that the two keep pace, ever more slowly.
+while the primal step gains about g_x = ⟨c, d⟩/2. γ moves to balance the two, ever more slowly.
 
 *Noise.* With minibatches in the local steps (losses and c_i are full), ⟨c, d⟩, b and a are averaged over rounds, so
-that ê tends to E⟨c, d⟩ / E⟨d, H d⟩: the step dies out as noise takes over. Steps need not descend then, only not leap,
-and σ = γ stays as it is.
+that ê tends to E⟨c, d⟩ / E⟨d, H d⟩: the step decays as noise dominates. Then steps need not descend, only not leap,
+and σ = γ does not change.
 
-*Networks.* Losses that are not convex have rules of their own, those of `nonconvex.py`.
+*Networks.* Losses that are not convex have their own rules, in `nonconvex.py`.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ PATIENCE = 50
 GROWTH, DROP = 1.5, 0.15
 BALANCE, COOLING, SATURATED = 0.3, 20.0, 1.5
 NOISY_MEMORY, LEAP = 0.9, 0.5
-LEAST_STEP = 1e-90  # its cube is still a number
+LEAST_STEP = 1e-90  # its cube does not underflow
 
 
 @dataclass(frozen=True)
 class AutoState:
-    """e, γ and what they are steered by.
+    """e, γ and the quantities that control them.
 
     Attributes:
         step: e.
-        gamma: γ = σ/e; 0 until the first step has shown the coupling.
+        gamma: γ = σ/e; 0 until the first step has measured the coupling.
         previous_sigma: σ of the last dual step, for the extrapolation.
         coupling: K², a slowly forgetting maximum.
         imbalance: smoothed log(g_λ/g_x).
@@ -67,8 +67,8 @@ class AutoState:
         best: the best value of the objective so far.
         since: steps taken since then.
         strict: whether the rule has fallen back to B + X ≤ D/2.
-        local_scale: factor on 1/L_i; below one only where local steps blew up.
-        memory: how much of the past enters the three averages below; 0 without noise.
+        local_scale: factor on 1/L_i; below one only if local steps diverged.
+        memory: weight of the past in the three averages below; 0 without noise.
         slope: averaged ⟨c, d⟩.
         b: averaged b.
         a: averaged a.
@@ -92,7 +92,7 @@ class AutoState:
 
     @property
     def sigma(self) -> float:
-        """σ = γ e; under noise, where e dies out, σ = γ."""
+        """σ = γ e; under noise, where e decays, σ = γ."""
         sigma = self.gamma * (self.step if self.memory == 0 else 1.0)
         return float(np.clip(sigma, 1 / LARGEST, LARGEST)) if self.gamma > 0 else 0.0
 
@@ -114,7 +114,7 @@ class Auto:
             raise InputError(f"Auto needs extrapolation between 0 and 1, got {self.extrapolation!r}.")
 
     def start(self, problem: StepProblem) -> AutoState | NonconvexState:
-        """One full local step first, without moving λ: it shows how strongly x and λ are coupled."""
+        """Begin with one full local step at fixed λ, which measures how strongly x and λ are coupled."""
         if not problem.exact:
             raise InputError(
                 "Auto judges steps by full losses: use full_gradients=True, or Fixed(...) or Theory(...) steps."
@@ -124,7 +124,7 @@ class Auto:
         return AutoState(memory=NOISY_MEMORY if problem.stochastic else 0.0)
 
     def rates(self, state: AutoState | NonconvexState) -> Rates:
-        """σ = γ e, θ, e and the clients' share of 1/L_i."""
+        """Return σ = γ e, θ, e and the clients' factor on 1/L_i."""
         if isinstance(state, NonconvexState):
             return Nonconvex().rates(state)
         sigma = state.sigma
@@ -132,7 +132,7 @@ class Auto:
         return Rates(sigma=sigma, theta=self.extrapolation * theta, step=state.step, local_scale=state.local_scale)
 
     def judge(self, state: AutoState | NonconvexState, trial: Trial) -> tuple[AutoState | NonconvexState, bool]:
-        """Compare what the step promised with what came of it."""
+        """Compare the predicted decrease of the step with the actual one."""
         if isinstance(state, NonconvexState):
             return Nonconvex().judge(state, trial)
         if not np.isfinite(trial.slope):
@@ -155,7 +155,7 @@ class Auto:
         return self._accepted(state, trial, value, change, ideal), True
 
     def _accepted(self, state: AutoState, trial: Trial, value: float, change: Vector, ideal: float) -> AutoState:
-        # The step's squared length in the metric of D: what was promised, or what curvature shows where that is more.
+        # The step's squared length in the metric of D: the predicted one, or that from curvature if it is larger.
         energy = max(state.step * trial.slope, 2 * state.b * state.step**2)
         seen = float(change @ change) / (state.step * energy) if energy > 0 else 0.0
         coupling = max(seen, 0.9 * state.coupling)
@@ -182,7 +182,7 @@ class Auto:
             return first_ratio(trial, coupling), 0.0
         if state.memory > 0:
             return state.gamma, state.imbalance
-        if coupling == 0:  # x does not feel λ: let λ go
+        if coupling == 0:  # x does not depend on λ: let λ go
             return min(4 * state.gamma, LARGEST), state.imbalance
         gain, rounding = dual_gain(trial, coupling)
         pull = float(np.log(gain / max(0.5 * state.slope, 1e-300))) if gain > rounding else 0.0
@@ -192,7 +192,7 @@ class Auto:
 
 
 def averaged(state: AutoState, slope: float, b: float, a: float) -> AutoState:
-    """⟨c, d⟩, b and a with a share `memory` of their past (none at the first round)."""
+    """Average ⟨c, d⟩, b and a, with a share `memory` of their past (none at the first round)."""
     keep = state.memory if state.b > 0 else 0.0
     new = 1 - keep
     return replace(
@@ -201,7 +201,7 @@ def averaged(state: AutoState, slope: float, b: float, a: float) -> AutoState:
 
 
 def longest_step(slope: float, b: float, a: float, otherwise: float) -> float:
-    """ê: the root of b e + a e² = slope/2; `otherwise` where nothing was learnt."""
+    """Return ê, the root of b e + a e² = slope/2; `otherwise` if nothing was learnt."""
     if slope <= 0:
         return otherwise / 2 if slope < 0 else otherwise
     root = b + np.sqrt(b * b + 2 * a * slope) if b > 0 or a > 0 else 0.0
@@ -209,7 +209,7 @@ def longest_step(slope: float, b: float, a: float, otherwise: float) -> float:
 
 
 def first_ratio(trial: Trial, coupling: float) -> float:
-    """γ at first: σ‖q‖² just small against D, or up to ten times that where ψ itself is curved enough to hold λ."""
+    """Return the first γ: σ‖q‖² just small against D, or up to ten times that if ψ is curved enough to hold λ."""
     ratio = 0.45 / (coupling * trial.step**2) if coupling > 0 else 1.0
     curvature = trial.objective.curvature(trial.weights)
     floor = min(1e-3 / curvature, 10 * ratio) if 0 < curvature < np.inf else 0.0
@@ -217,7 +217,7 @@ def first_ratio(trial: Trial, coupling: float) -> float:
 
 
 def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
-    """g_λ of a proximal step of length 1/K², and the rounding error in it."""
+    """Return g_λ of a proximal step of length 1/K², and its rounding error."""
     objective, weights = trial.objective, trial.weights
     losses = trial.after - weights @ trial.after / weights.sum() if objective.simplex else trial.after
     better = objective._prox(losses, weights, float(np.clip(1 / coupling, 1 / LARGEST, LARGEST)))
@@ -228,8 +228,8 @@ def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
 
 
 def curvature_and_change(trial: Trial, expected: float = 0.0) -> tuple[float, Vector]:
-    """B and q. Where B is lost in the rounding of the losses, it comes from the gradients along the step (trapezoid
-    rule), or from their sums where those are all there is; without them, from the last curvature.
+    """Return B and q. If B is lost in the rounding of the losses, compute it from the gradients along the step
+    (trapezoid rule) or from their sums; without them, from the last curvature.
     """
 
     def centred(v: Vector) -> Vector:

@@ -1,4 +1,4 @@
-r"""What a step rule is: it sets the paper's {τ_r, σ_r, θ_r, η_ℓ} before a round and looks at the outcome after it.
+r"""Interface of step rules: a rule sets the paper's {τ_r, σ_r, θ_r, η_ℓ} before a round and sees the outcome after it.
 
 One round of Scaff-PD, in the form that all rules share (S = Σ λ_i, which is 1 on the simplex):
 
@@ -16,18 +16,18 @@ SC-SC (ψ μ_λ-strongly convex; appendix B.2, "How to set parameters"), with ω
     τ = (4/μ_x)(1 − θ)/θ,   σ = (1/μ_λ)(1 − θ)/θ.
 
 (The appendix' quadratic inequality for ω has its root with 8 in place of 16; the formula as printed is larger, hence
-safe, and kept.)
+safe, and is used.)
 
 SC-C (ψ merely convex; Condition 4.1):
 
     σ_r = γ_r τ_r,   θ_r = σ_{r−1}/σ_r,   γ_{r+1} = γ_r (1 + μ τ_r),   τ_{r+1} = τ_r √(γ_r/γ_{r+1}),
 
-with μ = μ_x/4 as the appendix' remark asks, started so that (1 − δ)/τ_0 ≥ 12 L_xx + 2 L_λx² σ_0/c_α with both terms
+with μ = μ_x/4 as in the appendix' remark, started so that (1 − δ)/τ_0 ≥ 12 L_xx + 2 L_λx² σ_0/c_α with both terms
 equal (δ = 0.1, c_α = 0.9).
 
-In both, η_ℓ = τ_r/(J η_g) with the η_g ≥ 1 that keeps the drift below what the proof allows,
-36 τ² L_xx/η_g² + 2 τ³ L_xx²/η_g² ≤ τ/16. The conditions are those of exact gradients: with minibatches the paper asks
-for smaller steps still (1/(1 − θ) above ζ²/(μ_x ε)), which nobody can compute beforehand.
+In both, η_ℓ = τ_r/(J η_g) with the η_g ≥ 1 that keeps the drift within the proof's bound,
+36 τ² L_xx/η_g² + 2 τ³ L_xx²/η_g² ≤ τ/16. The conditions are those of exact gradients: with minibatches the paper
+needs smaller steps still (1/(1 − θ) above ζ²/(μ_x ε)), which cannot be computed beforehand.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from scaffpd.objectives.base import LARGEST, Objective
 
 @dataclass(frozen=True)
 class Schedule:
-    r"""A factor on η_ℓ in round r = 1, 2, …: warm-up, half a cosine and steps down, each where it is asked for.
+    r"""Factor on η_ℓ in round r = 1, 2, …: optional warm-up, half a cosine and steps down.
 
         warm-up    r/(warmup + 1) up to round `warmup`
         cosine     last + (1 − last)(1 + cos πt)/2,  t = (r − 1 − warmup)/(rounds − warmup) in [0, 1]
         steps      drop^k with k rounds of `at` before r
 
     Args:
-        rounds: where the cosine ends; `None` for none.
+        rounds: last round of the cosine; `None` for none.
         warmup: rounds of growing rates.
         last: the cosine's last factor, in (0, 1].
         at: rounds after which the rate drops.
@@ -87,7 +87,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class StepProblem:
-    """What a rule may know before the first round.
+    """Data of the problem before the first round.
 
     Attributes:
         objective: (Λ, ψ).
@@ -110,17 +110,17 @@ class StepProblem:
 
 @dataclass(frozen=True)
 class Rates:
-    """The numbers of one round.
+    """Numbers of one round.
 
     Attributes:
         sigma: σ of the dual step; 0 keeps λ as it is.
         theta: θ of the extrapolation.
         step: the factor on d; `None` derives it from `tau`.
-        tau: the paper's τ, where `step` is `None`.
+        tau: the paper's τ, if `step` is `None`.
         local_rate: η_ℓ; `None` lets each client take `local_scale`/L_i.
         local_scale: see `local_rate`.
-        correction: of local steps: "gradients" c_i = ∇f_i(x) as in the paper, "variates" that clients renew from their
-            local steps (SCAFFOLD's option II), or "none", FedAvg's.
+        correction: correction of local steps: "gradients" c_i = ∇f_i(x) as in the paper, "variates" that clients
+            update from their local steps (SCAFFOLD's option II), or "none", FedAvg's.
     """
 
     sigma: float
@@ -132,7 +132,7 @@ class Rates:
     correction: str = "gradients"
 
     def primal(self, total: float, local_steps: int) -> float:
-        """The factor on d = Σ (λ_i/S) d_i for S = `total`."""
+        """Return the factor on d = Σ (λ_i/S) d_i for S = `total`."""
         if self.step is not None:
             return self.step
         assert self.tau is not None
@@ -152,8 +152,8 @@ class Trial:
         step: the factor on d.
         slope: ⟨c, d⟩.
         precision: the machine epsilon of the losses' number format.
-        secants: ⟨c_i, x⁺ − x⟩ at x and at x⁺ per client; asking costs 2N scalars. `None` where sums hide them.
-        bend: ½ Σ_i λ⁺_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩ from two sums instead; `None` where masks do not bear a second one.
+        secants: ⟨c_i, x⁺ − x⟩ at x and at x⁺ per client; asking costs 2N scalars. `None` if sums hide them.
+        bend: ½ Σ_i λ⁺_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩ from two sums instead; `None` if masks allow only one sum.
     """
 
     objective: Objective
@@ -167,27 +167,27 @@ class Trial:
     bend: Callable[[], float] | None = None
 
     def value(self) -> float:
-        """The objective at x⁺; +∞ where losses are no numbers, or so large that the run diverges."""
+        """Objective at x⁺; +∞ if losses are not finite, or so large that the run diverges."""
         sane = bool(np.all(np.abs(self.after) < LARGEST / 4))
         return self.objective._support(self.after) if sane else np.inf
 
 
 class StepRule(Protocol):
-    """A rule: a pure state machine of plain numbers."""
+    """Step rule: a pure state machine of plain numbers."""
 
     def start(self, problem: StepProblem) -> Any:
-        """The rule's state before the first round."""
+        """Return the rule's state before the first round."""
 
     def rates(self, state: Any) -> Rates:
-        """What the next round uses."""
+        """Return the numbers of the next round."""
 
     def judge(self, state: Any, trial: Trial) -> tuple[Any, bool]:
-        """The next state, and whether x⁺ is taken."""
+        """Return the next state, and whether x⁺ is taken."""
 
 
 @dataclass(frozen=True)
 class FixedState:
-    """Nothing changes."""
+    """Empty state."""
 
 
 @dataclass(frozen=True)
@@ -213,15 +213,15 @@ class Fixed:
             raise InputError(f"Fixed needs theta between 0 and 1, got {self.theta!r}.")
 
     def start(self, problem: StepProblem) -> FixedState:
-        """No state."""
+        """Return the empty state."""
         return FixedState()
 
     def rates(self, state: FixedState) -> Rates:
-        """The same numbers every round."""
+        """Return the same numbers every round."""
         return Rates(sigma=self.sigma, theta=self.theta, tau=self.tau, local_rate=self.local_rate)
 
     def judge(self, state: FixedState, trial: Trial) -> tuple[FixedState, bool]:
-        """Every step is taken."""
+        """Take every step."""
         return state, True
 
 
@@ -230,7 +230,7 @@ CONDITIONS = ("auto", "sc-sc", "sc-c")
 
 @dataclass(frozen=True)
 class TheoryState:
-    """τ_r, σ_r, θ_r; the strong convexity that lets γ_r grow (0 for constant steps); L_xx and J, for η_ℓ."""
+    """State: τ_r, σ_r, θ_r; the strong convexity by which γ_r grows (0 for constant steps); L_xx and J, for η_ℓ."""
 
     tau: float
     sigma: float
@@ -245,7 +245,7 @@ class Theory:
     """Step sizes from the constants of the problem, as proved in the paper (safe and slow).
 
     Args:
-        condition: "sc-sc", "sc-c", or "auto": SC-SC where ψ is strongly convex, SC-C elsewhere.
+        condition: "sc-sc", "sc-c", or "auto": SC-SC if ψ is strongly convex, else SC-C.
         smoothness: L_xx; by default max_i L_i, from the data.
         coupling: L_λx; by default (Σ ‖∇f_i(x⁰)‖²)^½, its value at the start.
         strong_convexity: μ_x; by default min_i μ_i, from the data.
@@ -292,14 +292,14 @@ class Theory:
         return 4 / (mu_x * (omega - 1)), 1 / (mu_dual * (omega - 1)), 1 - 1 / omega
 
     def rates(self, state: TheoryState) -> Rates:
-        """This round's numbers; the larger η_g, the shorter the local steps and the less clients drift."""
+        """Return this round's numbers; a larger η_g means shorter local steps and less drift."""
         pull = state.tau * state.smoothness
         eta_g = max(1.0, float(np.sqrt(16 * (36 * pull + 2 * pull**2))))
         local_rate = state.tau / (state.local_steps * eta_g)
         return Rates(sigma=state.sigma, theta=state.theta, tau=state.tau, local_rate=local_rate)
 
     def judge(self, state: TheoryState, trial: Trial) -> tuple[TheoryState, bool]:
-        """Every step is taken; under SC-C, θ_{r+1} = (1 + μ τ_r)^(−½), τ shrinks by it and σ grows by it."""
+        """Take every step; under SC-C, θ_{r+1} = (1 + μ τ_r)^(−½), τ shrinks by it and σ grows by it."""
         if state.growth == 0:
             return state, True
         theta = (1 + state.growth * state.tau) ** -0.5

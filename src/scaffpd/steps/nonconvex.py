@@ -1,18 +1,18 @@
-r"""Steps for losses that are not convex (networks), which nobody has to choose either.
+r"""Adaptive steps for losses that are not convex (networks).
 
-`Auto`'s rules are those of convex functions: they compare a step with what gradients at its start promise. Of 62
-minibatch steps through a network those gradients promise next to nothing, so that every round looked like a failure and
-the next one was made shorter, until nothing moved. Here rounds are judged by the objective alone:
+`Auto`'s rules are those of convex functions: they compare a step with the decrease that gradients at its start predict.
+For 62 minibatch steps through a network those gradients predict next to nothing, so that every round looked like a
+failure and the next one was made shorter, until nothing moved. Here rounds are judged by the objective alone:
 
-    local steps      η = s/max_i L_i for everyone, as FedAvg has it, and x⁺ = Σ λ_i u_i
+    local steps      η = s/max_i L_i for all clients, as in FedAvg, and x⁺ = Σ λ_i u_i
     weights          λ⁺ = argmin_Λ ψ(λ) − ⟨L, λ⟩ + ‖λ − λ^r‖²/(2σ_r),   σ_r = κ/(N·spread of L(x^r)):
                      without ψ, a client whose loss is one standard deviation above the mean gains κ/N
-    corrections      of minibatch steps: control variates c_i that clients renew from their own steps, SCAFFOLD's option
+    corrections      of minibatch steps: control variates c_i that clients update from their steps, SCAFFOLD's option
                      II, and c = Σ λ_i c_i. The paper's c_i = ∇f_i(x) is the gradient before the first step: a client
-                     fits its own labels within a few steps, g_i(u) vanishes, and what is left of g_i(u) − c_i + c
-                     pushes it away from them. A mean over the steps has the right size. Corrections end where the
-                     value rises with them. Full gradients have the paper's, and every round has to descend
-    s                one; halved after a round that leaps, which is not taken, and where nothing else helps any more
+                     fits its own labels within a few steps, g_i(u) vanishes, and the rest of g_i(u) − c_i + c
+                     pushes it away from them. A mean over the steps has the right size. Corrections end if the
+                     value rises with them. Full gradients use the paper's, and every round has to descend
+    s                one; halved after a round that leaps, which is not taken, and when nothing else helps
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from scaffpd.federation import Vector
 from scaffpd.steps.base import Rates, Schedule, StepProblem, Trial
 
 KAPPA = 0.3
-FLAT = 0.05  # the spread counts as at least this share of the losses
-LEAP = 0.5  # of the value, by which a round may be worse than the best
-BETTER = 1e-3  # of the value, that counts as an improvement
-HURT = 0.2  # of the value, by which a round with corrections may be worse than the best
+FLAT = 0.05  # least spread, as a share of the losses
+LEAP = 0.5  # share of the value by which a round may be worse than the best
+BETTER = 1e-3  # share of the value that counts as an improvement
+HURT = 0.2  # share of the value by which a round with corrections may be worse than the best
 PATIENCE = 5  # rounds without an improvement before something is changed
-SHORTEST, LENGTHEN = 1 / 64, 1.1  # share of 1/max L_i below which nothing is left to try; recovery after a leap
+SHORTEST, LENGTHEN = 1 / 64, 1.1  # share of 1/max L_i below which the rule gives up; recovery after a leap
 
 
 @dataclass(frozen=True)
 class NonconvexState:
-    """What the rates are made of, and what they are steered by.
+    """Rates, and the quantities that control them.
 
     Attributes:
         rate: 1/max_i L_i.
-        local_steps: J; a single local step has no drift, and its gradient is all there is.
+        local_steps: J; a single local step has no drift.
         stochastic: whether local steps use minibatches. If not, every round has to descend.
         scale: halved after a round that is not taken, and longer again with every one that is.
-        cooling: halved where nothing else helps.
-        sigma: σ; 0 before the first round, whose losses say nothing about clients.
-        correction: of local steps, see `Rates`.
+        cooling: halved when nothing else helps.
+        sigma: σ; 0 before the first round, whose losses do not yet distinguish clients.
+        correction: correction of local steps, see `Rates`.
         best: the best value of the objective so far.
-        since: rounds since then, or since something was changed.
-        rounds: made so far, for a schedule.
+        since: rounds since then, or since the last change.
+        rounds: rounds so far, for a schedule.
     """
 
     rate: float
@@ -63,13 +63,13 @@ class NonconvexState:
 
     @property
     def stalled(self) -> bool:
-        """Whether nothing is left to try."""
+        """Return whether nothing is left to try."""
         return self.cooling < SHORTEST
 
 
 @dataclass(frozen=True)
 class Nonconvex:
-    """Steps for Scaff-PD on networks; `Auto` takes them by itself where losses are not known to be convex.
+    """Steps for Scaff-PD on networks; `Auto` uses them if losses are not known to be convex.
 
     Args:
         schedule: a further factor on η in every round.
@@ -78,7 +78,7 @@ class Nonconvex:
     schedule: Schedule | None = None
 
     def start(self, problem: StepProblem) -> NonconvexState:
-        """FedAvg's rate, and λ as it is."""
+        """Start with FedAvg's rate, and λ as it is."""
         steepest = float(problem.constants.smoothness.max())
         rate, value = 1 / steepest if steepest > 0 else 1.0, problem.objective.support(problem.losses)
         correction = "gradients" if problem.local_steps == 1 or not problem.stochastic else "variates"
@@ -87,7 +87,7 @@ class Nonconvex:
         return NonconvexState(rate, problem.local_steps, problem.stochastic, correction=correction, best=value)
 
     def rates(self, state: NonconvexState) -> Rates:
-        """Everyone's rate; the server takes the mean by λ as it is."""
+        """Return one rate for all; the server averages by λ."""
         factor = 1.0 if self.schedule is None else self.schedule(state.rounds + 1)
         local_rate = state.rate * state.scale * state.cooling * factor
         return Rates(state.sigma, 0.0, step=1.0, local_rate=local_rate, correction=state.correction)
