@@ -8,7 +8,7 @@ Hence the duality gap of (x, λ), and with it the excess of x over the optimum, 
 
     gap(x, λ) ≤ [ support(L) − ⟨L, λ⟩ + ψ(λ) ] + ‖Σ λ_i ∇f_i(x)‖² / (2 Σ λ_i μ_i),
 
-and on the simplex ‖x − x*‖² ≤ 2 gap / min_i μ_i. It holds at every x and every λ ∈ Λ, whatever produced them, but only
+and on the simplex ‖x − x*‖² ≤ 2 gap / min_i μ_i. It holds at every x and every λ ∈ Λ, from any method, but only
 for full losses and gradients.
 
 **Rounding.** Clients send L̂_i and Σ λ_i ĉ_i with bounds e_i ≥ |L̂_i − f_i(x)| and ε_i on ‖ĉ_i − ∇f_i(x)‖. As Λ has no
@@ -20,7 +20,7 @@ where a bounds the arithmetic of the server. Theorem: the certificate is at leas
 the data, x and l2 as they are stored, exactly, if
 
 * every addition, multiplication, division, square root and fused multiply-add in double precision errs by at most
-  u = 2⁻⁵³ of its result, or by 2⁻¹⁰²² where that underflows, in whatever order sums are formed;
+  u = 2⁻⁵³ of its result, or by 2⁻¹⁰²² if that underflows, for sums in any order;
 * exp, log, log1p, expm1 and powers err by at most 4 units in the last place;
 * in single precision on a GPU the same holds with u = 2⁻²⁴, and a matrix unit that adds n products of halves errs by
   at most 17n/16 · 2⁻²³ times the sum of their sizes.
@@ -28,7 +28,7 @@ the data, x and l2 as they are stored, exactly, if
 Nothing is assumed about the sizes or the signs of the numbers, about their errors being random, or about the accuracy
 of any iterative method or decomposition: maxima come from weak duality, where every multiplier proves a bound, and
 decompositions are multiplied out again. On the simplex the weights are λ/Σλ and the prior is p/Σp; where rounding has
-left λ outside Λ by a share η, the bound pays η F, for losses that are not negative.
+left λ outside Λ by a share η, the bound grows by η F, for losses that are not negative.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from scaffpd.federation import Constants, Vector
 from scaffpd.objectives.base import EPSILON as EPSILON
 from scaffpd.objectives.base import LARGEST, LEAST, Objective, inner, roundings, total
 
-MOST = 0.1  # share of itself by which λ may be outside Λ
+MOST = 0.1  # largest share of itself by which λ may be outside Λ
 UNDERFLOW = 1.5e-154  # a number whose square underflows
 
 
@@ -54,10 +54,10 @@ class Certificate:
     """A proven bound and its two parts.
 
     Attributes:
-        gap: the duality gap is at most this; +∞ where nothing is proven.
+        gap: upper bound on the duality gap; +∞ if nothing is proven.
         dual: how much another λ ∈ Λ would raise the objective at this x.
         primal: how much another x could lower it at this λ.
-        floor: what rounding alone may contribute; no certificate can be smaller.
+        floor: possible contribution of rounding; no certificate can be smaller.
     """
 
     gap: float
@@ -80,7 +80,7 @@ def certify(
         objective: (Λ, ψ).
         losses: L_i = f_i(x).
         weights: λ.
-        gradient: ‖Σ λ_i ∇f_i(x)‖, see `length`; on a GPU it is waited for at the end.
+        gradient: ‖Σ λ_i ∇f_i(x)‖, see `length`; a GPU is waited for only at the end.
         strong_convexity: μ_i.
         rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x) (its norm).
     """
@@ -94,7 +94,7 @@ def certify(
         return nothing
     dual, floor = _dual(objective, losses, weights, rounding[0])
     size = float(np.abs(losses).max() + rounding[0].max()) + objective._origin()
-    # Squares of quotients, for a square alone may underflow.
+    # Square quotients: a square alone may underflow.
     mass = float(weights.sum()) if objective.simplex else 1.0
     room, wide = (2 * modulus * mass) ** 0.5, 1 + EPSILON * (2 * roundings(len(losses)) + 16)
     g = float(gradient)
@@ -105,7 +105,7 @@ def certify(
 
 
 def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> tuple[float, float]:
-    """support(L) − ⟨L, λ⟩ + ψ(λ), and how much more it may be."""
+    """Return support(L) − ⟨L, λ⟩ + ψ(λ), and a bound on its error."""
     mass = float(weights.sum()) if objective.simplex else 1.0
     # On the simplex a common shift of the losses changes nothing but the rounding: centre them.
     centred = losses - inner(weights, losses) / mass if objective.simplex else losses
@@ -122,7 +122,7 @@ def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> t
 
 
 def length(c: Tensor) -> SupportsFloat:
-    """A number that ‖c‖ does not exceed, whatever the format of c, and however many of its entries have underflowed."""
+    """Bound ‖c‖ from above, for any format of c and any number of entries that have underflowed."""
     least = UNDERFLOW if c.dtype == torch.float64 else torch.finfo(c.dtype).tiny
     norm = c.double().norm()
     size: Tensor | float = norm if c.is_cuda else norm.item()
@@ -130,7 +130,7 @@ def length(c: Tensor) -> SupportsFloat:
 
 
 def no_certificate(exact: bool, constants: Constants, weights: Vector) -> str | None:
-    """Why nothing can be proven, in a sentence; `None` where it can."""
+    """Return why nothing can be proven, in a sentence; `None` if it can."""
     if constants.noisy:
         return "losses and gradients carry noise, for privacy."
     if not constants.convex:

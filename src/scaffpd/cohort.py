@@ -1,4 +1,4 @@
-"""`Cohort`: clients in this process. Simulation is a cohort of N, a real silo answers with a cohort of one."""
+"""`Cohort`: clients in this process. A simulation is a cohort of N, a real silo answers with a cohort of one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scaffpd.models.oracle import ClientData, EvaluatedPoint, Oracle, read_featu
 from scaffpd.models.personal import lowest
 from scaffpd.privacy.accountant import Account
 
-KEPT = 4  # sets of weights that clients keep
+KEPT = 4  # sets of weights that clients store
 
 
 def named_pairs(
@@ -49,7 +49,7 @@ def named_pairs(
 
 
 def in_order(test: Any, names: list[str]) -> list[tuple[Any, Any]]:
-    """Return held-out pairs in the order of the training clients, of whom every one has some."""
+    """Return held-out pairs in the order of the training clients, one for each of them."""
     pairs, given = named_pairs(test, None if isinstance(test, Mapping) else names)
     if set(given) != set(names):
         raise InputError(f"Its clients are {given}, those of the training data {names}.")
@@ -58,7 +58,7 @@ def in_order(test: Any, names: list[str]) -> list[tuple[Any, Any]]:
 
 
 def _unpacked(client: Any) -> Any:
-    """A pair: the two tensors of a `TensorDataset`, or any other `Dataset` and nothing."""
+    """Return a pair: the two tensors of a `TensorDataset`, or any other `Dataset` and `None`."""
     if isinstance(client, TensorDataset) and len(client.tensors) == 2:
         return client.tensors
     return (client, None) if isinstance(client, Dataset) else client
@@ -77,7 +77,7 @@ def _checked_names(names: Any, n: int) -> list[str]:
 
 
 def agreed_columns(names: Sequence[str], features: Sequence[Any], known: list[str] | None) -> list[str] | None:
-    """Return the column names of the clients that have any (data frames), the same in the same order everywhere."""
+    """Return the column names of clients with data frames, which must agree in name and order."""
     for name, X in zip(names, features, strict=True):
         own = [str(column) for column in X.columns] if hasattr(X, "columns") else None
         known = own if known is None else known
@@ -91,7 +91,7 @@ def agreed_columns(names: Sequence[str], features: Sequence[Any], known: list[st
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """Return a device that can be used."""
+    """Return a usable device, or refuse it."""
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
@@ -103,14 +103,14 @@ def checked_device(device: str | torch.device) -> torch.device:
 
 
 class ModelSpec(Protocol):
-    """A description that can be bound to clients' data."""
+    """Description that can be bound to clients' data."""
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to data; held-out data is bound `like` the training data, with an x of the same length."""
 
 
 class Split(NamedTuple):
-    """One bound set of samples."""
+    """Bound samples of one split."""
 
     oracle: Oracle
     counts: NDArray[np.int64]
@@ -119,24 +119,24 @@ class Split(NamedTuple):
 
 
 class LocalChannel:
-    """Clients in this process, whose oracle answers for all of them at once; a `Channel`."""
+    """Channel to clients in this process, whose oracle answers for all of them at once."""
 
     absent, keeps, here = 0, True, True
 
     def __init__(self, names: Sequence[str], about: str, train: Split, test: Split | None) -> None:
         self.names, self.about, self.train, self.test = tuple(names), about, train, test
         self._everyone = list(range(len(self.names)))
-        self._whole: Sequence[int] = self._everyone  # the last list that was found to be everyone's
-        self._some: tuple[list[int], Oracle] = (self._everyone, train.oracle)  # those who were asked last
+        self._whole: Sequence[int] = self._everyone  # the last list that was found to contain all clients
+        self._some: tuple[list[int], Oracle] = (self._everyone, train.oracle)  # the clients that were asked last
         self.points: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]] = WeakKeyDictionary()
         self._constants: Constants | None = None
         self._fingerprint: str | None = None
-        self.place: tuple[int, int] | None = None  # the number of this process' one client among how many
-        self.weights: dict[int, Vector] = {}  # that clients keep
+        self.place: tuple[int, int] | None = None  # number of this process' one client, and the number of clients
+        self.weights: dict[int, Vector] = {}  # stored by the clients
 
     @property
     def work(self) -> float:
-        """How many numbers a pass over the training features reads; infinite where the work is not in those."""
+        """Number of numbers that a pass over the training features reads; infinite if the work is elsewhere."""
         most = self.train.oracle.most_rows
         if most is None:
             return math.inf
@@ -149,7 +149,7 @@ class LocalChannel:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of model, names, number format and all training data as the model sees it."""
+        """Hash of model, names, number format and all training data as the model sees it."""
         if self._fingerprint is None:
             digest = hashlib.sha256(self.about.encode())
             for tensor in self.train.oracle.contents():
@@ -159,26 +159,26 @@ class LocalChannel:
         return self._fingerprint
 
     def constants(self) -> Constants:
-        """L_i, μ_i, max_j L_ij and n_i, computed once."""
+        """Return L_i, μ_i, max_j L_ij and n_i, computed once."""
         if self._constants is None:
             self._constants = self.train.oracle.constants()
         return self._constants
 
     def start(self) -> Tensor:
-        """The default x⁰."""
+        """Return the default x⁰."""
         return self.train.oracle.start()
 
     def masked(self) -> LocalChannel:
-        """The same clients: their vectors are here to be masked."""
+        """Return the same clients: their vectors are here to be masked."""
         return self
 
     def own(self, x: Tensor) -> Tensor | None:
-        """Every client's own model u_i(x), (N, d); `None` where the model is not `Personal`."""
+        """Return every client's own model u_i(x), (N, d); `None` if the model is not `Personal`."""
         oracle = cast(Any, self.train.oracle)
         return oracle.own(x) if hasattr(oracle, "own") else None
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
-        """The answers of the chosen clients."""
+        """Return the answers of the chosen clients."""
         if chosen is self._whole or (len(chosen) == len(self._everyone) and list(chosen) == self._everyone):
             self._whole = chosen
             return question.answer(AnsweringClients(self, self.train.oracle))
@@ -188,37 +188,37 @@ class LocalChannel:
 
 
 class AnsweringClients(NamedTuple):
-    """Some clients of a channel, as questions are put to them: an `Oracle`, and what it has computed before."""
+    """Clients of a channel, as seen by questions: an `Oracle`, and its cached results."""
 
     channel: LocalChannel
     oracle: Oracle
-    chosen: tuple[int, ...] = ()  # empty for everyone
+    chosen: tuple[int, ...] = ()  # empty for all clients
 
     def point(self, at: GradientsAt) -> EvaluatedPoint:
-        """Everything at a point, computed once for these clients, for as long as somebody holds the question."""
+        """Evaluate a point, once for these clients for as long as the question is in use."""
         points = self.channel.points.setdefault(at, {})
         if self.chosen not in points:
             points[self.chosen] = self.oracle.evaluate(at.x, at.batch_size, at.key)
         return points[self.chosen]
 
     def lowest(self) -> Tensor:
-        """min_u f_i(u), which every client solves for by itself."""
+        """Return min_u f_i(u), which every client solves by itself."""
         return lowest(self.oracle)
 
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
-        """Loss, accuracy and number of samples."""
+        """Return loss, accuracy and number of samples."""
         chosen = self.channel.train if split == "train" else self.channel.test
         if chosen is None:
             raise InputError('This cohort has no test data: pass `test=` when you make it, or evaluate on "train".')
         return *chosen.oracle.scores(x), chosen.counts
 
     def own(self, x: Tensor) -> Tensor | None:
-        """u_i(x) of these clients, where the model is `Personal`."""
+        """Return u_i(x) of these clients, if the model is `Personal`."""
         found = self.channel.own(x)
         return found[list(self.chosen)] if found is not None and self.chosen else found
 
     def form(self, objective: Any) -> Any:
-        """The `Separable` form of an objective, for these clients."""
+        """Return the `Separable` form of an objective, for these clients."""
         place, chosen = self.channel.place, list(self.chosen) or slice(None)
         found = objective.separable(len(self.channel.names) if place is None else place[1])
         if found is None:
@@ -226,18 +226,18 @@ class AnsweringClients(NamedTuple):
         return found.only(chosen if place is None else [place[0]])
 
     def moduli(self) -> Vector:
-        """μ_i of these clients."""
+        """Return μ_i of these clients."""
         return self.channel.constants().strong_convexity[list(self.chosen) or slice(None)]
 
     def centre(self, name: int) -> Vector:
-        """The weights that these clients keep under a name."""
+        """Return the weights that these clients store under a name."""
         if name not in self.channel.weights:
             raise InputError("These clients have forgotten the weights that the question is about.")
         kept = self.channel.weights[name] = self.channel.weights.pop(name)
         return kept[list(self.chosen) or slice(None)]
 
     def keep(self, name: int, weights: Vector) -> None:
-        """Keep weights under a name; all but the few that were used last are forgotten."""
+        """Store weights under a name; drop all but the most recently used."""
         kept = self.channel.weights
         kept[name] = weights
         while len(kept) > KEPT:
@@ -249,10 +249,10 @@ class Cohort(Federation):
 
     Args:
         clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs. For networks
-            also a `torch.utils.data.Dataset` per site, whose rows are read when they are needed.
+            also a `torch.utils.data.Dataset` per site, whose rows are read when needed.
         model: `Linear(...)` or `Module(...)`, or one of them `Private(...)` or `Personal(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
-        device: where the data and x live, such as "cpu" or "cuda".
+        device: device of the data and x, such as "cpu" or "cuda".
         dtype: float64 by default for linear models, the network's own for modules.
         test: held-out pairs in the same order (or with the same names), for `evaluate(x, "test")`.
     """
@@ -284,7 +284,7 @@ class Cohort(Federation):
         return self.channel.train.oracle
 
     def personal(self, x: Tensor | NDArray[np.float64]) -> dict[str, Tensor]:
-        """Every client's own model u_i(x) by name, where the model is `Personal`. Nothing is sent."""
+        """Return every client's own model u_i(x) by name, if the model is `Personal`. Nothing is sent."""
         own = self.own_models(x)
         if own is None:
             raise InputError("This model is one for all: clients have models of their own with Personal(model, ...).")
@@ -292,16 +292,16 @@ class Cohort(Federation):
 
     @property
     def tested(self) -> bool:
-        """Whether there are held-out rows."""
+        """Return whether there are held-out rows."""
         return self.channel.test is not None
 
     @property
     def doubles(self) -> bool:
-        """Whether `exact` works."""
+        """Return whether `exact` works."""
         return hasattr(self._oracle, "double")
 
     def exact(self) -> Cohort:
-        """The same clients on the same stored data, computed with in double precision; their test rows stay behind."""
+        """Return the same clients on the same stored data, in double precision, without test rows."""
         if not self.doubles:
             raise InputError("Only clients whose features are rows of a table can change to double precision.")
         other, old = copy.copy(self), self.channel
@@ -339,7 +339,7 @@ def _streamed(
     model: ModelSpec, names: list[str], sources: list[Any], device: torch.device, dtype: torch.dtype | None,
     like: Split | None,
 ) -> Split:  # fmt: skip
-    """Bind a network to clients that are `Dataset`s, whose rows are read when they are needed."""
+    """Bind a network to clients that are `Dataset`s, whose rows are read when needed."""
     for name, source in zip(names, sources, strict=True):
         if not isinstance(source, Dataset) or not hasattr(source, "__len__"):
             raise InputError(f"Client {name!r} must be a Dataset with a length, as another client is one.")

@@ -1,8 +1,8 @@
-"""A study on real data: twelve air-quality stations, four of them new, with and without the others.
+"""A study on real data: twelve air-quality stations, four of them new, with and without joint training.
 
-Beijing's stations predict the dust of a day from its weather, tested on the following year. Four of them are new and
-have forty days. They train alone, with one average or fair model, and with personal, fair models, on several draws of
-which stations are new and which days they have.
+Beijing's stations predict the fine dust of a day from its weather, tested on the following year. Four of them are new
+and have forty days. They train alone, with one average or fair model, and with personal, fair models, on several draws
+of the new stations and their days.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from scaffpd.training import Status
 
 L2, TOL, MOST_ROUNDS = 0.03, 1e-8, 2000
 STATIONS, NEW, DAYS, DRAWS, WEEK = 12, 4, 40, 8, 7
-ORDERS = 8  # of joining, for Shapley values
+ORDERS = 8  # orders of joining, for Shapley values
 FAIRLY = CVaR(alpha=0.2)  # the worst fifth of the stations
 
 
 @dataclass(frozen=True)
 class StationStudy:
-    """Twelve stations, four of them new, on several draws of which ones and which days."""
+    """Twelve stations, four of them new, on several draws of the new stations and their days."""
 
     problem: Prepared  # stations and model on the first draw
     seeds: tuple[int, ...]  # one per draw
     found: tuple[Joining, ...] = field(repr=False)  # draw by draw
     models: tuple[Trained, ...] = field(repr=False)  # average and fair on the first draw
-    game: Coalition = field(repr=False)  # who gains from whom on the first draw
+    game: Coalition = field(repr=False)  # mutual gains on the first draw
 
     def gain(self, model: str, over: str, new: bool) -> RelativeGain:
         """Return how much lower a model's loss is for the new stations, or the others: the mean over draws.
 
-        The interval's reach is √(r² + s²): r that of Student's t over draws, s the root mean square of those over
+        The interval's half-width is √(r² + s²): r that of Student's t over draws, s the root mean square of those over
         weeks of the test year, which all draws share.
         """
         gains = [one.gain(model, over, partial(_among, one, new)) for one in self.found]
@@ -71,12 +71,12 @@ class StationStudy:
 
     @property
     def recommendation(self) -> str:
-        """What most draws recommend."""
+        """Return the recommendation of most draws."""
         return Counter(one.recommendation for one in self.found).most_common(1)[0][0]
 
     @property
     def verdict(self) -> tuple[str, str]:
-        """Who gains what, with the interval; and what one model for all costs."""
+        """Describe the gains with their intervals, and the cost of one model for all."""
         new, old = (self.gain(PERSONAL, ALONE, which) for which in (True, False))
         average = self.gain(AVERAGE, ALONE, True)
         costs = {model: f"{100 * self.cost(model):.0f} %" for model in (AVERAGE, FAIR, PERSONAL)}
@@ -93,7 +93,7 @@ class StationStudy:
 
     @property
     def answers(self) -> dict[str, str]:
-        """Who gains, how much, and whom it costs, over all draws; the first draw says the rest."""
+        """Describe who gains, how much, and whom it costs, over all draws; the rest is from the first draw."""
         groups = {f"the {NEW} new stations": True, f"the {STATIONS - NEW} others": False}
         gains = {who: self.gain(PERSONAL, ALONE, new) for who, new in groups.items()}
         clear = [who for who, gain in gains.items() if gain.pays == YES]
@@ -122,7 +122,7 @@ def _among(one: Joining, new: bool, _: Vector) -> Vector:
 def stations(
     seed: int = 0, draws: int = DRAWS, progress: Callable[[int], None] | None = None, orders: int = ORDERS
 ) -> StationStudy:
-    """Train alone, average, fair and personal models on so many draws of new stations; on the first one, groups too."""
+    """Train alone, average, fair and personal models on `draws` draws of new stations; on the first one, groups too."""
     if draws < 2:
         raise InputError(f"stations needs at least two draws, got {draws}.")
     seeds = tuple(range(seed * draws, (seed + 1) * draws))
@@ -162,7 +162,7 @@ def _stations(seed: int) -> Prepared:
 
 
 def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path]:
-    """Write the folder of the first draw's run with the words of all draws, and the losses of every draw."""
+    """Write the run folder of the first draw with the sentences of all draws, and the losses of every draw."""
     files = tables(
         "demo", "Twelve stations, four of them new", command, study.problem, study.models, verdict=study.verdict,
         joining=study.found[0], coalition=study.game,

@@ -1,4 +1,4 @@
-"""The one exception that a user's mistake raises: a single sentence that says what is wrong and what would work."""
+"""The exception for users' mistakes: a single sentence that says what is wrong and what would work."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Something that the caller handed over cannot work; the message is one sentence meant to be read."""
+    """Invalid input from the caller; the message is one sentence for the user."""
 
 
 class ExposedError(InputError):
-    """A secure sum would show a client's own vector, beside those that there have been."""
+    """A secure sum that, with earlier ones, would reveal a client's own vector."""
 
 
 def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
-    """An `InputError` for a misspelt name, with the nearest right one; capitals do not count."""
+    """Return an `InputError` for a misspelt name, with the nearest valid one, ignoring case."""
     options = list(known)
     lowered = {name.lower(): name for name in reversed(options)}
     near = get_close_matches(str(given).lower(), list(lowered), n=1)
@@ -26,12 +26,12 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
 
 
 def not_installed(package: str, extra: str) -> InputError:
-    """An `InputError` for a package of one of our extras."""
+    """Return an `InputError` for a missing package of one of our extras."""
     return InputError(f"{package} is not installed: pip install 'scaffpd[{extra}]'.")
 
 
 def needed(module: str, package: str, extra: str) -> Any:
-    """Import a module of one of our extras, or refuse where its package is not installed."""
+    """Import a module of one of our extras, or refuse if its package is not installed."""
     try:
         return import_module(module)
     except ImportError:
@@ -47,7 +47,7 @@ def positive(owner: str, name: str, value: Any) -> float:
 
 
 def real(owner: str, name: str, value: Any) -> float:
-    """Return `value` as a float, or refuse what is not a number."""
+    """Return `value` as a float, or refuse it if it is not a number."""
     refusal = InputError(f"{owner} needs a number for {name}, got {value!r}.")
     if isinstance(value, (str, bytes)):
         raise refusal
@@ -68,18 +68,18 @@ def count(owner: str, name: str, value: Any) -> int:
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """A value as it looks in Python, cut off where it is long."""
+    """Return a value as Python prints it, cut off if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def several(count: int, word: str) -> str:
-    """'1 client', '3 clients', '2 counties'."""
+    """Format a count and a noun: '1 client', '3 clients', '2 counties'."""
     return f"{count} {word if count == 1 else plural(word)}"
 
 
 def plural(word: str) -> str:
-    """The plural of an English noun, as far as a column's name is one."""
+    """Return the plural of an English noun, such as a column's name."""
     if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
         return f"{word[:-1]}ies"
     return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"

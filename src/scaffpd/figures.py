@@ -1,4 +1,4 @@
-"""The style of all figures, and the picture of a partition: which client has how many samples of which class."""
+"""The style of all figures, and the picture of a partition: the number of samples per client and class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scaffpd.errors import InputError, needed
 
 INK, QUIET, RULE = "#222222", "#6b6b6b", "#d9d9d9"
-# Okabe and Ito's colours, which every kind of eye can tell apart
+# Okabe and Ito's colours, which people with any colour vision can tell apart
 BLUE, ORANGE, GREEN, PINK, RED, SKY, BLACK = (
     *("#0072b2", "#e69f00", "#009e73", "#cc79a7"),
     *("#d55e00", "#56b4e9", "#222222"),
@@ -23,9 +23,9 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left", "axes.titlepad": 14, "axes.titlesize": 11, "axes.titleweight": "bold",
     "xtick.color": QUIET, "xtick.labelsize": 9, "ytick.color": QUIET, "ytick.labelsize": 9,
 }  # fmt: skip
-NAMED = 30  # classes: more names than that do not fit side by side
-WRITTEN = 15  # classes: more columns than that are too narrow for numbers
-SHOWN = 60  # clients: more rows than that are not named
+NAMED = 30  # classes: more names do not fit side by side
+WRITTEN = 15  # classes: more columns are too narrow for numbers
+SHOWN = 60  # clients: more rows are not named
 SMALL = 8.5
 
 
@@ -34,12 +34,12 @@ def partition_picture(
 ) -> Any:
     """Draw a map of clients × classes, darker where a client has more samples of a class, and the clients' sizes.
 
-    Colour grows with the square root of the number, so that few samples are seen next to many; white is none.
+    Colour grows with the square root of the number, so that few samples are visible next to many; white is none.
 
     Args:
         parts: the row numbers of each client.
         y: the labels of all rows.
-        classes: names of the labels 0, 1, …; without them the labels that occur name themselves.
+        classes: names of the labels 0, 1, …; without them the labels themselves.
         title: by default the numbers of samples, clients and classes.
 
     Returns:
@@ -94,7 +94,7 @@ def _counts(
 
 
 def _map(axes: Any, counts: NDArray[np.int64], names: Sequence[str]) -> None:
-    """Draw the map: numbers in it where there is room, or else a bar of its colours above it."""
+    """Draw the map: with numbers if they fit, or else with a colour bar above it."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     clients, K = counts.shape

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its history, one row a round with the starting point as row 0, and its checkpoint.
+"""Results of a run: its history, one row a round with the starting point as row 0, and its checkpoint.
 
 A checkpoint is written atomically and read without executing anything (NumPy's npz, no pickle).
 """
@@ -30,10 +30,10 @@ SCALARS = {
     "round": np.int64, "certificate": np.float64, "accepted": np.bool_, "exchanges": np.int64,
     "bytes_up": np.int64, "bytes_down": np.int64, "absent": np.int64, "seconds": np.float64,
 }  # fmt: skip
-MANY = 10_000  # clients, beyond which a history keeps their spread unless it is asked for all of them
+MANY = 10_000  # clients, above which a history stores quantiles by default
 LEVELS = {"min": 0.0, "5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95, "max": 1.0}
 SPREAD = tuple(f"{kind} {part}" for kind in ("loss", "weight") for part in (*LEVELS, "mean"))
-FORMAT = 1  # of checkpoints
+FORMAT = 1  # version of checkpoints
 Arrays = dict[str, NDArray[Any]]
 State = TypeVar("State")
 
@@ -43,8 +43,8 @@ class History:
 
     `history["certificate"]` is a column as an array; `history.losses` and `history.weights` are (rows × clients).
     Without `every_client`, a row has the quantiles, extremes and mean of losses and weights instead, such as
-    `history["loss max"]`, and single clients are known for the first and the last row only (`first_losses`,
-    `last_losses`). Losses that were not looked up after a round are NaN.
+    `history["loss max"]`, and single clients are available for the first and the last row only (`first_losses`,
+    `last_losses`). Losses that were not computed after a round are NaN.
     """
 
     def __init__(self, names: Sequence[str], every_client: bool = True) -> None:
@@ -54,7 +54,7 @@ class History:
         self._spread: list[Vector] = []
 
     def append(self, state: Any, traffic: Traffic, seconds: float, absent: int = 0) -> None:
-        """Add the row of a finished round; `absent` clients stood in it with earlier answers."""
+        """Add the row of a finished round; for `absent` clients, earlier answers were used."""
         row = {
             "round": state.rounds, "certificate": state.certificate, "accepted": state.accepted,
             "exchanges": traffic.exchanges, "bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down,
@@ -65,7 +65,7 @@ class History:
             self._scalars[name].append(value)
         self._keep(n, state.losses, state.weights)
         if not self.every_client and n > 2:
-            self._clients.pop(n - 2)  # the row before stays, for an interrupted round is taken back
+            self._clients.pop(n - 2)  # the row before stays, for an interrupted round is undone
 
     def _keep(self, row: int, losses: Vector, weights: Vector) -> None:
         self._clients[row] = losses, weights
@@ -73,7 +73,7 @@ class History:
             self._spread[row:] = [np.concatenate([_spread(losses), _spread(weights)])]
 
     def look_up(self, losses: Vector) -> None:
-        """Put losses in the last row."""
+        """Set the losses of the last row."""
         self._keep(len(self) - 1, losses, self._clients[len(self) - 1][1])
 
     def truncate(self, rows: int) -> None:
@@ -120,7 +120,7 @@ class History:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of all columns, as in the CSV."""
+        """Names of all columns, as in the CSV."""
         if not self.every_client:
             return (*SCALARS, *SPREAD)
         losses, weights = (f"loss[{n}]" for n in self.names), (f"weight[{n}]" for n in self.names)
@@ -149,7 +149,7 @@ class History:
         return pandas.DataFrame(self.table())
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the table; floats are written so that they read back exactly."""
+        """Write the table as CSV; floats read back exactly."""
         with open(path, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(self.columns)
@@ -166,7 +166,7 @@ class History:
     def unpack(cls, names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> History:
         """Read the table that `pack` wrote."""
         history, rows = cls(names, "history.spread" not in arrays), len(arrays["history.round"])
-        nobody = np.zeros(rows, dtype=np.int64)  # what files without that column mean
+        nobody = np.zeros(rows, dtype=np.int64)  # default of files without that column
         arrays = {"history.absent": nobody, "history.spread": np.empty((0, 0)), **arrays}
         history._scalars = {name: arrays[f"history.{name}"].tolist() for name in SCALARS}
         history._spread = list(arrays["history.spread"])
@@ -186,10 +186,10 @@ def _spread(values: Vector) -> Vector:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run is kept and how often it is written.
+    """File of a run, and how often to write it.
 
     Args:
-        path: the file; a run that finds it there goes on from it.
+        path: the file; a run continues from it if it exists.
         every: rounds between two writes.
     """
 
@@ -202,7 +202,7 @@ class Checkpoint:
             raise InputError(f"The checkpoint's folder {str(Path(self.path).parent)!r} does not exist.")
 
     def exists(self) -> bool:
-        """Whether there is something to resume."""
+        """Return whether there is something to resume."""
         return Path(self.path).exists()
 
 
@@ -248,7 +248,7 @@ def series() -> str:
 
 
 def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -> None:
-    """Write all of it or nothing."""
+    """Write the checkpoint atomically."""
     text = np.array(json.dumps({"format": FORMAT, "version": series(), **about}))
     with atomic_write(Path(path)) as file:
         np.savez(file, about=text, **arrays)  # type: ignore[arg-type]

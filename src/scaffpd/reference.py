@@ -1,7 +1,7 @@
-r"""A slow, dense and independent solver of the minimax problem, to hold every fast method against.
+r"""A slow, dense and independent solver of the minimax problem, the reference for all fast methods.
 
 It finds the saddle point of  Σ λ_i f_i(x) − ψ(λ)  over x ∈ R^d and λ ∈ Λ by second-order steps on all the
-data at once, in NumPy float64, and shares nothing with the models that clients run. With g = Σ λ_i ∇f_i(x),
+data at once, in NumPy float64, and shares no code with the clients' models. With g = Σ λ_i ∇f_i(x),
 G the N×d matrix of client gradients and P = ∂prox_σ/∂s:
 
 1. proximal point in λ (Rockafellar, 1976): each step minimises the smooth function
@@ -33,13 +33,13 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @dataclass(frozen=True)
 class Reference:
-    """The solution of min_x max_{λ∈Λ} Σ λ_i f_i(x) − ψ(λ).
+    """Solution of min_x max_{λ∈Λ} Σ λ_i f_i(x) − ψ(λ).
 
     Attributes:
         x: the minimiser, flat; a (d, k) matrix of coefficients is stored row by row.
         weights: λ*, a maximiser (not always the only one).
         value: max_{λ∈Λ} ⟨f(x), λ⟩ − ψ(λ).
-        gap: a proven bound on `value` minus the optimum, never reported below what rounding allows.
+        gap: a proven bound on `value` minus the optimum, at least its rounding error.
     """
 
     x: Array
@@ -78,7 +78,7 @@ def _one_thread() -> AbstractContextManager[object]:
 def _solve(problem: _ReferenceProblem, objective: Objective) -> Reference:
     """Make proximal steps with growing σ, each followed by an attempt to finish with Newton's method."""
     point = _start(problem, objective)
-    if not point.G.any():  # zero is everybody's optimum
+    if not point.G.any():  # zero is optimal for all clients
         return Reference(point.x, point.weights, point.support, _EPS * abs(point.support))
     best, sigma = point, 1.0
     for _ in range(40):
@@ -121,7 +121,7 @@ _LINKS: dict[str, Link] = {"squared": _squared, "logistic": _logistic, "softmax"
 
 
 class _ReferenceProblem:
-    """f_i(x) = (1/m_i) Σ_j link(Wᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape (d, k)."""
+    """Losses f_i(x) = (1/m_i) Σ_j link(Wᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape (d, k)."""
 
     def __init__(self, clients: Sequence[tuple[Any, Any]], loss: str, l2: float, intercept: bool) -> None:
         if loss not in _LINKS:
@@ -136,7 +136,7 @@ class _ReferenceProblem:
         self.A, self.Y = np.vstack(X), np.vstack(Y)
         self.shape = (self.A.shape[1], self.Y.shape[1])
         self.dimension = self.shape[0] * self.shape[1]
-        # the gradients at zero: what rounding errors are relative to, where all gradients vanish together
+        # gradients at zero: the scale of rounding errors if all gradients vanish together
         self.sizes = np.linalg.norm(self.gradients(np.zeros(self.dimension)), axis=1)
 
     def losses(self, x: Array) -> Array:
@@ -204,27 +204,27 @@ def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
 
 
 class _Point:
-    """A pair (x, λ) with everything that is known there."""
+    """Pair (x, λ) with its cached quantities."""
 
     def __init__(self, problem: _ReferenceProblem, objective: Objective, x: Array, weights: Array) -> None:
         self.problem, self.objective, self.x, self.weights = problem, objective, x, weights
         self.losses, self.G = problem.losses(x), problem.gradients(x)
         self.gradient = weights @ self.G
-        # σ in these units weighs losses against weights evenly, whatever either is measured in
+        # σ in these units weighs losses against weights evenly, in any units of either
         self.unit = float(weights.sum() / (np.abs(self.losses).max() or 1.0))
         self.support = objective.support(self.losses)
         self.scale = float(weights @ np.abs(self.losses) + abs(objective.value(weights)))
 
     @property
     def residual(self) -> float:
-        """How far g = 0 and λ = prox_σ(f(x), λ) are from true, relative to the size of what is added up."""
+        """Residual of g = 0 and λ = prox_σ(f(x), λ), relative to the size of the terms."""
         dual = np.abs(self.weights - self.objective.prox(self.losses, self.weights, self.unit)).max()
         primal = np.linalg.norm(self.gradient)
         return float(max(dual / self.weights.max(), primal / (self.weights @ self.problem.sizes)))
 
     @property
     def gap(self) -> float:
-        """support(f) − (⟨f, λ⟩ − ψ(λ)) + ‖g‖² / (2μ Σ λ_i), the difference at least its rounding error."""
+        """Return support(f) − (⟨f, λ⟩ − ψ(λ)) + ‖g‖² / (2μ Σ λ_i), the difference at least its rounding error."""
         if not np.isfinite(self.support):
             return float("inf")
         shift = float(self.weights @ self.losses) if self.objective.simplex else 0.0
@@ -243,7 +243,7 @@ class _Point:
 
 
 def _start(problem: _ReferenceProblem, objective: Objective) -> _Point:
-    """Start from x = 0 with the prior, or off the simplex with the best weights where there are any."""
+    """Start from x = 0 with the prior, or off the simplex with the best weights if there are any."""
     x = np.zeros(problem.dimension)
     losses = problem.losses(x)
     if objective.simplex or not np.isfinite(objective.support(losses)):

@@ -2,7 +2,7 @@ r"""A small saddle problem, solved to a proven accuracy.
 
     max_{λ∈Λ}  ⟨a, λ⟩ − ψ(λ) − ½‖Eλ‖² − ½ Σ w_i² (λ_i − l_i)²
 
-for an r×N matrix E, with weights that w holds back near l. For any z ∈ R^r and λ ∈ Λ, with v = a + Eᵀz − w² ∘ (λ − l),
+for an r×N matrix E, with weights held near l by w. For any z ∈ R^r and λ ∈ Λ, with v = a + Eᵀz − w² ∘ (λ − l),
 
     gap(z, λ) = [support(v) − ⟨v, λ⟩ + ψ(λ)] + ½‖z + Eλ‖²
 
@@ -10,20 +10,20 @@ bounds how far λ is from the best: two terms that are never negative, so nothin
 nested methods, each with a reason:
 
 * proximal points in λ: λ⁺ = argmax of the same less (π/2)‖λ − k‖² from k = λ, with π → 0, because support alone is not
-  differentiable (π = 0 will do where every w_i > 0, or where ψ bends as strongly as the first π would);
+  differentiable (π = 0 is enough if every w_i > 0, or if ψ is as strongly curved as the first π);
 * a semismooth Newton method with line search for that step's dual,
 
       φ(z) = ½‖z‖² + max_{λ∈Λ} ⟨a + Eᵀz, λ⟩ − ψ(λ) − ½ Σ w_i² (λ_i − l_i)² − (π/2)‖λ − k‖²,
       ∇φ = z + Eλ,    ∂²φ ∋ I + E P Eᵀ,    P = ∂λ/∂(Eᵀz):
 
-  λ is a proximal step with σ_i = 1/(π + w_i²), so that w takes no part in the linear systems, which are r×r.
+  λ is a proximal step with σ_i = 1/(π + w_i²), so that w does not enter the linear systems, which are r×r.
 
 Losses that are quadratic in z, each in its own way (`solve_quadratics`),
 
     min_z max_{λ∈Λ}  Σ λ_i q_i(z) − ψ(λ),    q_i(z) = a_i + ⟨e_i, z⟩ + ½zᵀH_iz,
 
 are solved by a sequence of such problems, with all curvature in B(λ) = Σ λ_i H_i of the last λ: Newton's method for the
-optimality conditions. A step that does not lower max_l ⟨q, l⟩ − ψ(l) is made again with more curvature. Here
+optimality conditions. A step that does not lower max_l ⟨q, l⟩ − ψ(l) is repeated with more curvature. Here
 
     gap(z, λ) = [support(q) − ⟨q, λ⟩ + ψ(λ)] + ½ gᵀB(λ)⁻¹g,    g = Σ λ_i ∇q_i(z).
 """
@@ -52,16 +52,16 @@ STEPS = 40  # Newton steps for quadratic losses
 ROUGH = 1e-3  # accuracy of each of them, as a share of the gap
 MORE, LESS = 4.0, 8.0  # curvature is added, from FIRST_MORE on, and taken away
 FIRST_MORE, NO_MORE = 0.1, 0.01
-TINY, COARSE = 1e-15, 1e-3  # of the trace of B: rounding in double precision, and the most that is added for it
+TINY, COARSE = 1e-15, 1e-3  # share of the trace of B: rounding in double precision, and the most that is added for it
 
 
 @dataclass(frozen=True)
 class Saddle:
-    """A solution and its proof.
+    """Solution with its proof.
 
     Attributes:
         weights: λ.
-        z: the other player's answer.
+        z: the minimising player's answer.
         value: an upper bound on the optimum, by at most `gap`.
         gap: the duality gap of (z, weights).
         iterations: Newton steps.
@@ -79,11 +79,11 @@ def solve_saddle(
 ) -> Saddle:
     """Find the saddle point for losses a and coupling E, from the weights `start`, to a duality gap of `tol`.
 
-    With w, `start` is also the l that weights are held to. The best pair found is returned; where rounding does not
-    allow `tol`, its gap says so.
+    With w, `start` is also the l of the penalty. The best pair found is returned; if rounding does not
+    allow `tol`, its gap is larger.
     """
     objective.weights(len(a))
-    with np.errstate(all="ignore"):  # what overflows is refused by the line search, or shows in the gap
+    with np.errstate(all="ignore"):  # overflows are rejected by the line search, or appear in the gap
         return _solved(objective, a, E, start, tol, np.zeros(len(a)) if w is None else w**2)
 
 
@@ -99,7 +99,7 @@ def solve_quadratics(
 ) -> Saddle:
     """Find the saddle point for losses a_i + ⟨e_i, z⟩ + ½zᵀH_iz, E (r, N) and H (N, r, r), from z = 0 and `start`.
 
-    It is found to a gap of `share` of the decrease from z = 0, or of `least`; or the gap says what was found.
+    Its gap is at most `share` of the decrease from z = 0, or `least`, if rounding allows.
     """
     shift = float(start @ a / start.sum()) if objective.simplex else 0.0
     problem = _Quadratics(objective, a - shift, E, H)
@@ -111,7 +111,7 @@ def solve_quadratics(
 
 @dataclass(frozen=True)
 class _Iterate:
-    """z, λ(z), ψ(λ) and φ: its value, the size of the terms in it, and its gradient."""
+    """z, λ(z), ψ(λ) and φ: its value, the size of its terms, and its gradient."""
 
     z: Vector
     step: ProxStep
@@ -126,7 +126,7 @@ class _Iterate:
 
 
 class _SaddleProblem:
-    """The problem for losses a, coupling E, and weights held to l by w²."""
+    """Saddle problem for losses a, coupling E, and a penalty w² on the distance of weights from l."""
 
     def __init__(self, objective: Objective, a: Vector, E: Matrix, l: Vector, square: Vector) -> None:  # noqa: E741
         self.objective, self.a, self.E, self.l, self.square = objective, a, E, l, square
@@ -143,7 +143,7 @@ class _SaddleProblem:
         for _ in range(OUTER):
             point, used, converged = self._minimise(z, anchor, pi, tol)
             if point is None and anchor is self.l and not self.objective.simplex:
-                anchor, z = np.zeros(len(anchor)), np.zeros(len(z))  # nothing is too large there
+                anchor, z = np.zeros(len(anchor)), np.zeros(len(z))  # no overflow there
                 continue
             if point is None:
                 break
@@ -185,7 +185,7 @@ class _SaddleProblem:
     def _proof(self, point: _Iterate, pi: float) -> tuple[Saddle, float]:
         """Return the gap of (z, λ), and what of it may be rounding; with π = 0, λ is the maximiser of ⟨v, λ⟩ − ψ(λ)."""
         z, weights, v = point.z, point.weights, self._forces(point)
-        v = v - (float(v @ weights) if self.objective.simplex else 0.0)  # a common shift changes but the rounding
+        v = v - (float(v @ weights) if self.objective.simplex else 0.0)  # a common shift changes only the rounding
         if not np.maximum.reduce(np.abs(v)) <= LARGEST:
             return Saddle(weights, z, np.inf, np.inf, 0), 0.0
         away, pulled = weights - self.l, self.E @ weights
@@ -258,7 +258,7 @@ class _SaddleProblem:
         """Return −(I + E P Eᵀ)⁻¹ ∇φ, over the clients whose weights can move."""
         root, Q = point.step.factors()
         G = self.E * root
-        if 2 * np.count_nonzero(root) < len(root):  # else to leave out who stays costs more than it saves
+        if 2 * np.count_nonzero(root) < len(root):  # else leaving fixed clients out costs more than it saves
             free = root > 0
             G, Q = G[:, free], Q[:, free]
         if len(Q):
@@ -281,7 +281,7 @@ class _Place:
 
 
 class _Quadratics:
-    """The problem for losses q_i(z) = a_i + ⟨e_i, z⟩ + ½zᵀH_iz."""
+    """Saddle problem for losses q_i(z) = a_i + ⟨e_i, z⟩ + ½zᵀH_iz."""
 
     def __init__(self, objective: Objective, a: Vector, E: Matrix, H: Matrix) -> None:
         self.objective, self.a, self.E, self.H = objective, a, E, H
@@ -323,7 +323,7 @@ class _Quadratics:
         return _Place(z, losses, slopes, self.objective._support(losses) if sane else np.inf)
 
     def _bend(self, weights: Vector) -> tuple[Matrix, Matrix]:
-        """Return B(λ), with as much more as rounding needs, and its Cholesky factor; remember them for the last λ.
+        """Return B(λ), with a regulariser for rounding, and its Cholesky factor; cache them for the last λ.
 
         Hessians that were summed in single precision need more than double precision does: the share of the trace that
         is added grows until there is a factor.
@@ -355,7 +355,7 @@ class _Quadratics:
     def _below(self, place: _Place, weights: Vector) -> float:
         """Return the minimum over z at λ, which is below the optimum: ⟨q, λ⟩ − ψ(λ) − ½gᵀB(λ)⁻¹g.
 
-        It is −∞ where B(λ) has a direction without curvature that no rounding explains.
+        It is −∞ if B(λ) has a direction without curvature beyond rounding.
         """
         g = weights @ place.slopes
         lower = float(place.losses @ weights) - self.objective._value(weights)
@@ -369,7 +369,7 @@ class _Quadratics:
 
 
 def factor(B: Matrix) -> Matrix:
-    """Return the lower triangle of Cholesky's factor."""
+    """Return the lower Cholesky factor."""
     root: Matrix
     root, failed = lapack.dpotrf(B, lower=1)
     if failed:

@@ -1,12 +1,12 @@
-r"""What the server of the subspace saddle method knows near x: the clients' losses in the span of V, to second order.
+r"""The server's model near x in the subspace saddle method: the clients' losses in the span of V, to second order.
 
 For a step Vα and new weights l ∈ Λ, with g_i = Vᵀc_i and Q = Σ λ_i VᵀH_iV,
 
     m(α, l) = Σ l_i (L_i + g_iᵀα) + ½αᵀ[(1 + δ)Q + δκI]α − ψ(l) − ½ Σ w_i² (l_i − λ_i)².
 
-δ damps a model that has promised too much; κ does so where Q is flat, as in directions that matter only to clients that
-have no weight. The last term stands for what V does not see of the clients' gradients: where a client's c_i lies mostly
-outside V, the model is blind to what a change of its weight would do, and w_i holds the weight back.
+δ damps a model that has predicted too much; κ does so where Q is flat, as in directions that matter only to clients
+without weight. The last term accounts for the clients' gradients outside V: if a client's c_i lies mostly
+outside V, the model cannot predict the effect of a change of its weight, and w_i holds the weight back.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from scaffpd.federation import Vector
 from scaffpd.objectives.base import LARGEST, Objective
 from scaffpd.saddle import HIGHEST, solve_saddle
 
-DEPENDENT = 1e-7  # a column with less than this outside the span of those before it adds nothing but rounding
+DEPENDENT = 1e-7  # columns with a smaller part outside the span of those before are rounding
 BLOCK = 2500  # coordinates
 FLAT = 1e-14  # curvature below this share of the largest is rounding
 
 
 @dataclass(frozen=True)
 class Step:
-    """A saddle point of the model.
+    """Saddle point of the model.
 
     Attributes:
         alpha: α.
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True)
 class SubspaceModel:
-    """The model m of one round.
+    """Model m of one round.
 
     Attributes:
         objective: (Λ, ψ).
@@ -68,8 +68,8 @@ class SubspaceModel:
     def solve(self, damping: float, tol: float) -> Step:
         """Solve min_α max_l m(α, l): with (1 + δ)|Q| + δκI = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ.
 
-        Where losses are not convex Q may have negative eigenvalues, and |Q| has their sizes: as long a step as for a
-        bend upwards, downhill all the same.
+        If losses are not convex Q may have negative eigenvalues, and |Q| has their absolute values: a step as long as
+        for positive curvature, and still a descent step.
         """
         values, vectors = np.linalg.eigh(self.curvature)
         sizes = (1 + damping) * np.abs(values) + damping * self.stiffness
@@ -95,7 +95,7 @@ class SubspaceModel:
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
     """Return V with VᵀDV = I, (d, k), spanning the first `most` columns that are not in the span of earlier ones.
 
-    With D^½ [V, next columns] = QR, which columns these are is seen in the small R alone.
+    With D^½ [V, next columns] = QR, the small R alone shows which columns these are.
     """
     root = metric.sqrt()
     rows, most = root.new_empty(0, len(root)), min(most, len(root))
@@ -123,7 +123,7 @@ def _basis(rows: Tensor) -> Tensor:
 def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return an orthonormal basis, in rows, of the span of the rows, without those in the span of earlier ones.
 
-    The rows are those of a triangle: each adds its own last entry to the span of those before, if that is not nothing.
+    The rows are those of a triangle: each adds its own last entry to the span of those before, unless it is zero.
     """
     last, sizes = np.diagonal(rows), np.sqrt((rows * rows).sum(1))
     if np.all(np.abs(last) > DEPENDENT * sizes):
@@ -134,7 +134,7 @@ def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
         if not 0 < size < np.inf:
             continue
         row = row / size
-        for _ in range(2):  # once more, to make up for rounding
+        for _ in range(2):  # twice, to correct rounding
             row = row - (basis[:k] @ row) @ basis[:k]
             size = float(np.sqrt(row @ row))
             if not size > DEPENDENT:

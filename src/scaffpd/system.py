@@ -1,4 +1,4 @@
-"""The machine under a run: cores, memory, versions, locks, secrets, whole files, logs, and a progress bar."""
+"""The machine of a run: cores, memory, versions, locks, secrets, atomic writes, logs, and a progress bar."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 UMASK = os.umask(0o077)
 os.umask(UMASK)
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE)  # the machine's own troubles
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE)  # errors of the machine
 
 
 def cores() -> int:
@@ -38,16 +38,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-ASSUMED_FREE = 4 * 2**30  # bytes that are taken to be free where the system does not say
+ASSUMED_FREE = 4 * 2**30  # bytes assumed free if the system does not say
 CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # limits of containers, and our own group
-CGROUP_FILES = {  # of limit, use and what the page cache would give back, in versions 2 and 1 of control groups
+CGROUP_FILES = {  # limit, use and reclaimable page cache, in versions 2 and 1 of control groups
     "": ("memory.max", "memory.current", ("inactive_file", "active_file")),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 }
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be had: on a GPU also those that torch holds and does not use, in a container its own."""
+    """Return the free bytes: on a GPU with torch's unused ones, in a container within its limit."""
     if device.type == "cuda":
         import torch
 
@@ -58,7 +58,7 @@ def free_memory(device: torch.device) -> int:
 
 def _of_machine() -> int:
     try:
-        with open("/proc/meminfo", encoding="ascii") as lines:  # what the page cache would give back counts as well
+        with open("/proc/meminfo", encoding="ascii") as lines:  # includes reclaimable page cache
             return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     except (OSError, ValueError, StopIteration):
         pass
@@ -66,7 +66,7 @@ def _of_machine() -> int:
 
 
 def _of_containers() -> Iterator[int]:
-    """Bytes: limit - use + page cache, of every control group around us whose limit is below physical memory."""
+    """Yield limit - use + page cache of every control group around us whose limit is below physical memory."""
     for kind, (limit, use, cached) in CGROUP_FILES.items():
         for folder in _groups(kind):
             most, used = _number(folder / limit), _number(folder / use)
@@ -75,7 +75,7 @@ def _of_containers() -> Iterator[int]:
 
 
 def _groups(kind: str) -> Iterator[Path]:
-    """The folders of this process's own group and of those around it, of one version."""
+    """Yield the folders of this process's own group and of those around it, of one version."""
     root = CGROUPS / kind
     yield root
     try:
@@ -89,7 +89,7 @@ def _groups(kind: str) -> Iterator[Path]:
 
 
 def _number(file: Path) -> int | None:
-    """What a file says; None for "max" and for no file."""
+    """Return the number in a file; None for "max" and for no file."""
     try:
         return int(file.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -113,7 +113,7 @@ def format_bytes(size: float) -> str:
     return f"{size:.3g} TB"
 
 
-PACKAGES = (  # of which a version is noted where it is installed; nothing is imported for it
+PACKAGES = (  # packages whose version is recorded if installed, without importing them
     *("torch", "numpy", "scipy", "scikit-learn", "safetensors", "threadpoolctl", "matplotlib", "pillow"),
     *("vl-convert-python", "rich", "typer", "click", "pandas", "pyarrow", "nvflare", "flwr", "tensorboard"),
     *("mlflow", "mlflow-skinny", "pydantic", "tomli-w", "filelock", "jinja2", "cryptography", "dp-accounting"),
@@ -121,10 +121,10 @@ PACKAGES = (  # of which a version is noted where it is installed; nothing is im
 
 
 def environment() -> dict[str, Any]:
-    """Names and plain values, ready for JSON; packages that are not installed are left out.
+    """Return names and plain values, ready for JSON; packages that are not installed are left out.
 
-    `threads` are those that PyTorch computes with, `cores` those that this process may use, `memory` is the machine's
-    in bytes (None where the system does not say), `gpus` has a name and bytes of memory for each.
+    `threads` are those of PyTorch, `cores` those that this process may use, `memory` is the machine's
+    in bytes (None if the system does not say), `gpus` has a name and bytes of memory for each.
     """
     threads, gpus = _torch()
     return {
@@ -141,13 +141,13 @@ def environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The version of every package in `PACKAGES` that is installed."""
+    """Return the version of every installed package in `PACKAGES`."""
     found = ((name, version(name)) for name in PACKAGES)
     return {name: number for name, number in found if number is not None}
 
 
 def version(package: str) -> str | None:
-    """The version that is installed, without importing anything."""
+    """Return the installed version, without importing anything."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -155,7 +155,7 @@ def version(package: str) -> str | None:
 
 
 def physical_memory() -> int | None:
-    """Bytes of memory of the machine."""
+    """Return the machine's bytes of memory."""
     return _pages("SC_PHYS_PAGES")
 
 
@@ -167,10 +167,10 @@ def _pages(name: str) -> int | None:
 
 
 def _torch() -> tuple[int | None, list[dict[str, Any]]]:
-    """Threads that PyTorch uses and the GPUs that it sees; None and none where it cannot be loaded."""
+    """Return PyTorch's threads and GPUs; None and none if it cannot be loaded."""
     try:
         import torch
-    except (ImportError, OSError):  # not there, or a library that it needs is not
+    except (ImportError, OSError):  # missing, or a library that it needs is
         return None, []
     return torch.get_num_threads(), _gpus()
 
@@ -180,7 +180,7 @@ def _gpus() -> list[dict[str, Any]]:
 
     try:
         found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    except RuntimeError:  # a driver that does not fit
+    except RuntimeError:  # an incompatible driver
         return []
     return [{"name": gpu.name, "memory": int(gpu.total_memory)} for gpu in found]
 
@@ -200,7 +200,7 @@ def lock_folder(folder: Path | None, busy: str, seconds: float = 0.0) -> Iterato
 
 
 def lock_file(path: Path) -> AbstractContextManager[None]:
-    """Hold a lock file; wait for whoever has it."""
+    """Hold a lock file; wait until it is free."""
     return _locked(path, f"Cannot write {str(path)!r}")
 
 
@@ -208,7 +208,7 @@ def lock_file(path: Path) -> AbstractContextManager[None]:
 def _locked(path: Path, refused: str, busy: str | None = None, seconds: float = -1) -> Iterator[None]:
     try:
         from filelock import FileLock, Timeout
-    except ImportError:  # numerics alone are installed
+    except ImportError:  # only the numerics are installed
         yield
         return
     lock = FileLock(path, timeout=seconds)
@@ -228,7 +228,7 @@ SECRET_BYTES = 32
 
 
 def load_or_create(path: Path) -> bytes:
-    """The 32 random bytes of a file, written as hexadecimal digits; a new one where there is none."""
+    """Return the 32 random bytes of a file, written as hexadecimal digits; create it if missing."""
     try:
         if not path.exists():
             _make_secret(path)
@@ -244,7 +244,7 @@ def load_or_create(path: Path) -> bytes:
 
 
 def _make_secret(path: Path) -> None:
-    """A whole file or none, and never over another process's."""
+    """Write a complete file or none, and never over another process's."""
     handle, name = tempfile.mkstemp(dir=path.resolve().parent)  # for its owner only
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
@@ -257,11 +257,11 @@ def _make_secret(path: Path) -> None:
 
 @contextmanager
 def atomic_write(target: Path) -> Iterator[IO[bytes]]:
-    """A temporary file beside the target, flushed to disk, then renamed over it: all of it or nothing."""
+    """Write a temporary file beside the target, flush it to disk, then rename it over the target."""
     handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            os.chmod(name, 0o666 & ~UMASK)  # as any other file of this user
+            os.chmod(name, 0o666 & ~UMASK)  # with this user's usual permissions
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -278,7 +278,7 @@ def atomic_write(target: Path) -> Iterator[IO[bytes]]:
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file, all of it or nothing, or refuse in one sentence; a full disk is nobody's mistake."""
+    """Write a file atomically, or refuse in one sentence; a full disk is not the user's mistake."""
     try:
         with atomic_write(path) as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -307,7 +307,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Write rows with the same keys as CSV; `columns` name them where there may be no rows."""
+    """Write rows with the same keys as CSV; `columns` names them if there may be no rows."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(columns or rows[0]))
     writer.writeheader()
@@ -316,18 +316,18 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
 
 
 def _plain_cell(cell: Any) -> Any:
-    """Keep spreadsheets from taking a text for a formula."""
+    """Keep spreadsheets from reading a text as a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 class _JsonLines(RotatingFileHandler):
-    """A file that only its owner reads; several processes may write to it, each line under a lock."""
+    """Log file that only its owner reads; several processes may write to it, each line under a lock."""
 
     def _open(self) -> Any:
         return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line to the file that is there now: another process may have begun a new one."""
+        """Append a line to the current file: another process may have started a new one."""
         try:
             with lock_file(Path(f"{self.baseFilename}.lock")):
                 super().emit(record)
@@ -337,9 +337,9 @@ class _JsonLines(RotatingFileHandler):
 
 
 class RunLog:
-    """The log of a coordinator or a silo: lines of JSON with time, level, run, round, silo and message.
+    """Log of a coordinator or a silo: lines of JSON with time, level, run, round, silo and message.
 
-    It is given the sentences that the other side gets too, and never an unexpected exception's text, a value or a key.
+    It records the sentences that the other side gets too, and never an unexpected exception's text, a value or a key.
     """
 
     def __init__(self, settings: Any) -> None:
@@ -350,7 +350,7 @@ class RunLog:
             self._handler.setLevel(level)
 
     def note(self, level: str, message: str, silo: str | None = None, number: int | None = None) -> None:
-        """Write a line, if there is a log; `number` is that of the round, where it is known."""
+        """Write a line, if there is a log; `number` is that of the round, if known."""
         if self._handler is None:
             return
         line = {
@@ -363,9 +363,9 @@ class RunLog:
 
 
 class Tally(AbstractContextManager["Tally"]):
-    """A bar of runs, or whatever else is counted; nothing at all where nobody looks or Rich is missing.
+    """Progress bar that counts runs; silent without a terminal or without Rich.
 
-    Where the output is no terminal but a bar was asked for, Rich prints its last state as one plain line.
+    If the output is not a terminal but a bar was requested, Rich prints its last state as one plain line.
     """
 
     def __init__(self, wanted: bool | None, total: int, what: str = "run") -> None:
@@ -382,18 +382,18 @@ class Tally(AbstractContextManager["Tally"]):
             self.bar.stop()
 
     def expect(self, runs: int) -> None:
-        """Add so many to the total."""
+        """Add `runs` to the total."""
         if self.bar is not None:
             self.bar.update(self.task, total=self.bar.tasks[0].total + runs)
 
     def advance(self, text: str, runs: int = 1) -> None:
-        """Redraw after so many more runs, the last of which was of `text`."""
+        """Redraw after `runs` more runs, the last of which was of `text`."""
         if self.bar is not None:
             self.bar.update(self.task, advance=runs, description=text)
 
 
 class Progress(Tally):
-    """A bar of rounds, with the certificate on its way to tol."""
+    """Progress bar of rounds, with the certificate on its way to tol."""
 
     def __init__(self, wanted: bool | None, rounds: int, tol: float | None) -> None:
         super().__init__(wanted, rounds, "round")
@@ -406,7 +406,7 @@ class Progress(Tally):
         state = info.state
         goal = "" if self.tol is None else f" → {self.tol:.0e}"
         text, worst = f"gap ≤ {state.certificate:.1e}{goal}", float(state.losses.max())
-        text += "" if math.isnan(worst) else f"  worst loss {worst:.4g}"  # it was not looked up
+        text += "" if math.isnan(worst) else f"  worst loss {worst:.4g}"  # it was not computed
         self.bar.update(self.task, completed=info.rounds, description=text)
 
 

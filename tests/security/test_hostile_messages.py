@@ -44,7 +44,7 @@ def test_a_silo_that_spoils_real_sums_alone_ends_the_run_in_a_sentence(tmp_path)
 
     outcome = coordinate(path, Changing(places, spoil, 20, always=True))
     assert outcome.status == "failed"
-    assert "Nobody can tell which one" in outcome.sentence
+    assert "Which one cannot be told" in outcome.sentence
     assert not any(event["what"] == "quarantined" for event in events(path))
 
 

@@ -1,4 +1,4 @@
-"""Datasets whose rows live with clients, and ways to cut one dataset into clients."""
+"""Datasets whose rows belong to clients, and ways to cut one dataset into clients."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,11 +1,11 @@
-r"""Data sets of rows: drawn ones, those that scikit-learn carries, and those that come with their silos.
+r"""Tabular data sets: synthetic ones, those of scikit-learn, and those with natural clients.
 
-`synthetic` is the paper's problem (section "Results on Synthetic Datasets"; N=5, d=10, m=100), of clients that differ
-in what they want of x by δ_i, a concept shift:
+`synthetic` is the paper's problem (section "Results on Synthetic Datasets"; N=5, d=10, m=100), of clients whose
+optimal x differ by δ_i, a concept shift:
 
     a_i^j ~ N(0, I),   x̂ ~ N(0, c² I),   δ_i ~ N(0, σ² I),   y_i^j = ⟨a_i^j, x̂ + δ_i⟩
 
-Its μ is no part of the data: it is the model's `l2`. `diabetes`, `breast_cancer` and `digits` are scikit-learn's, cut
+Its μ is not part of the data: it is the model's `l2`. `diabetes`, `breast_cancer` and `digits` are scikit-learn's, cut
 into clients by a column or by label skew. `beijing_air` is part of the package (`files/beijing_air/README.md` names its
 source and licence: CC BY 4.0, DOI 10.24432/C5RK5G). For the others put `adult/adult.data.csv.gz` and
 `adult/adult.test.csv.gz` (the UCI files with a header row, gzipped), or `school/school.mat`, into a folder and name it
@@ -45,8 +45,8 @@ def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silo
 
     Args:
         by: "age" (clients "to 29", "30 to 39", …, "60 and more") or "sex" (clients "1" and "2", as the file codes it);
-            that column is no feature then.
-        test_fraction: share of each client's rows held out, of both labels alike.
+            that column is not a feature then.
+        test_fraction: share of each client's rows held out, stratified by label.
         seed: the same seed, the same split.
     """
     if by not in ("age", "sex"):
@@ -132,12 +132,12 @@ def synthetic(
     Args:
         N: number of clients.
         d: number of features.
-        m: samples per client; less than d makes every client rank-deficient, and no Hessian is like another.
+        m: samples per client; less than d makes every client rank-deficient, and all Hessians different.
         c: standard deviation of the common truth x̂.
         sigma: standard deviation of each client's own shift δ_i.
         seed: the same seed, the same data.
-        scaling: after y is made, column k is multiplied by 10^u_k with u_k uniform on (−scaling, scaling);
-            the Hessians' condition number grows to about 10^(4·scaling), and one gradient step is worth little.
+        scaling: after y is computed, column k is multiplied by 10^u_k with u_k uniform on (−scaling, scaling);
+            the Hessians' condition number grows to about 10^(4·scaling), and one gradient step gains little.
         sizes: m_i per client, in place of `m`.
     """
     rows = _sizes(count("synthetic", "N", N), m, sizes)
@@ -172,7 +172,7 @@ STATIONS, TEST_YEAR = 12, "2016-03-01"  # three years before that day to train o
 
 
 def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
-    r"""12 air-quality stations in Beijing, a row per day: how much fine dust (PM2.5) does the weather of the day make?
+    r"""12 air-quality stations in Beijing, a row per day: predict fine dust (PM2.5) from the weather of the day.
 
     The target is log(1 + PM2.5 in µg/m³) less its mean over the training rows. Train on 2013-03-01 to 2016-02-29
     (about 1,090 days a station), test on the following year. 15 columns, standardised by the training rows: nine of the
@@ -183,8 +183,8 @@ def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
     10.24432/C5RK5G, CC BY 4.0.
 
     Args:
-        new: how many stations are new and have few days to train on; `seed` draws which ones.
-        days: how many days a new station has, drawn from the three years.
+        new: number of new stations with few days to train on; `seed` draws which ones.
+        days: number of days of a new station, drawn from the three years.
         seed: the same seed, the same stations and days.
     """
     random, few = generator("beijing_air", seed), count("beijing_air", "days", days)
@@ -224,7 +224,7 @@ def _daily() -> tuple[Any, Any, Matrix, Matrix]:
 
 
 def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[str] | None = None) -> Silos:
-    """139 schools in London, 15,362 students: the score in an exam from 27 columns about student and school.
+    """139 schools in London, 15,362 students: predict an exam score from 27 columns about student and school.
 
     Score and columns are standardised by the training rows. The file is that of the Inner London Education Authority
     as papers on multi-task learning use it (MALSAR): `X` and `Y`, a cell of (n_i, 28) and (n_i, 1) per school; its
@@ -233,7 +233,7 @@ def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[
     Args:
         test_fraction: share of each school's students held out.
         seed: the same seed, the same split.
-        folder: where `school/school.mat` is; by default what SCAFFPD_DATA names.
+        folder: where `school/school.mat` is; by default SCAFFPD_DATA.
     """
     fraction, random = checked_fraction("school", test_fraction), generator("school", seed)
     from scipy.io import loadmat  # half a second
@@ -260,7 +260,7 @@ def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[
 
 NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
 CATEGORIES = ("workclass", "marital-status", "occupation", "relationship", "race", "sex")
-GROUPS = (*CATEGORIES, "native-country")  # the country is no feature: most values are rare
+GROUPS = (*CATEGORIES, "native-country")  # the country is not a feature: most values are rare
 TARGET = "classification"
 FEWEST = 100  # rows of a client: the armed forces have nine
 
@@ -269,9 +269,9 @@ def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) 
     """32,561 people to train on and 16,281 to test on; label 1: more than 50,000 dollars; columns standardised.
 
     Args:
-        by: the column whose values are the clients; it is no feature then. Unknown values and those with fewer than
+        by: the column whose values are the clients; it is not a feature then. Unknown values and those with fewer than
             100 people to train on are left out: by "native-country", eight countries remain.
-        folder: where the data is; by default what SCAFFPD_DATA names.
+        folder: where the data is; by default SCAFFPD_DATA.
     """
     if by not in GROUPS:
         raise unknown("column", by, GROUPS)

@@ -1,4 +1,4 @@
-"""Files that are not part of the package: where they lie, and whether they are what their checksums say."""
+"""Files that are not part of the package: their folders and checksums."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scaffpd.system import cores
 
 @contextmanager
 def reading(place: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what the system refuses in here, such as a folder without permission, into a sentence that names it."""
+    """Turn a system error in here, such as a folder without permission, into a sentence that names it."""
     try:
         yield
     except OSError as error:
@@ -53,7 +53,7 @@ def data_folder(folder: str | os.PathLike[str] | None, name: str) -> Path:
     return place
 
 
-THREADS = 16  # beyond, memory is the limit
+THREADS = 16  # with more, memory is the limit
 
 
 def checksum(piece: NDArray[Any]) -> str:
@@ -76,7 +76,7 @@ _LINE = re.compile(r"([0-9a-fA-F]{64}) [ *](.+)")
 
 @dataclass(frozen=True)
 class Files:
-    """Reads files; those that a `SHA256SUMS` names are refused where their content is another."""
+    """Reader of files that refuses a file whose `SHA256SUMS` entry differs."""
 
     sums: dict[str, str]  # the checksum of each file that has one, by absolute path
 

@@ -1,15 +1,15 @@
-r"""UCI Heart Disease: four hospitals that differ in patients, in habits of measuring and in how many are ill.
+r"""UCI Heart Disease: four hospitals that differ in patients, in habits of measuring and in the share of ill patients.
 
 The data is part of the package (`files/heart_disease/README.md` names its donors and licence: CC BY 4.0, DOI
-10.24432/C52P4X). The preparation is one that hospitals could carry out without showing each other a row:
+10.24432/C52P4X). The preparation is one that hospitals could carry out without sharing a row:
 
 - a missing value is replaced by the hospital's own median (numbers) or most frequent value (yes/no and
   categories) among its own training rows;
-- only where a hospital has no value of a column, by what all hospitals' sums say: Σ x / Σ n for numbers, the
+- only if a hospital has no value of a column, by the hospitals' sums: Σ x / Σ n for numbers, the
   most frequent value of the added counts for the rest;
 - columns are standardised by the training rows' sums (see `scaffpd.data.silos.standardiser`).
 
-A serum cholesterol or a blood pressure of zero is nobody's measurement: both count as missing. All of
+A serum cholesterol or a blood pressure of zero is not a measurement: both count as missing. All of
 Switzerland's cholesterol is of this kind.
 """
 
@@ -39,7 +39,7 @@ def heart_disease(test_fraction: float = 0.3, seed: int = 0) -> Silos:
     """Predict heart disease (label 1: diagnosis > 0) at four hospitals; 28 standardised columns made of 13.
 
     Args:
-        test_fraction: share of each hospital's rows held out, of ill and well patients alike.
+        test_fraction: share of each hospital's rows held out, stratified by label.
         seed: the same seed, the same split.
     """
     fraction = checked_fraction("heart_disease", test_fraction)
@@ -65,7 +65,7 @@ def read(hospital: str) -> Client:
 
 
 def prepare(train: Sequence[Client], test: Sequence[Client] | None = None) -> Silos:
-    """Fill, encode and standardise raw rows; everything that is learnt is learnt from `train`."""
+    """Fill, encode and standardise raw rows; all statistics come from `train`."""
     fills, parts = fill_values([raw for raw, _ in train]), [train] if test is None else [train, test]
     encoded = [[(encode(raw, fill), y) for (raw, y), fill in zip(part, fills, strict=True)] for part in parts]
     return standardised(HOSPITALS[: len(train)], encoded, encoded_names())

@@ -1,9 +1,9 @@
-"""Find, count and load CIFAR-10, CIFAR-100 and Tiny-ImageNet, from whichever layout of files lies in the data folder.
+"""Find, count and load CIFAR-10, CIFAR-100 and Tiny-ImageNet, from any known layout of files in the data folder.
 
-Nothing is downloaded. The data root is `folder`, or what the environment variable SCAFFPD_DATA names; the dataset may
-lie in it, or in a folder with the dataset's usual name one or two levels down (upper or lower case, with or without
-hyphens). Where several layouts lie there, the first of each loader's list is read. Files that a `SHA256SUMS` in the
-data root or in the dataset's folder names are checked against it.
+Nothing is downloaded. The data root is `folder`, or the environment variable SCAFFPD_DATA; the dataset may be
+in it, or in a folder with the dataset's usual name one or two levels down (upper or lower case, with or without
+hyphens). If there are several layouts, the first of each loader's list is read. Files in a `SHA256SUMS` of the
+data root or of the dataset's folder are checked against it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ TINY = Published(
 
 
 def cifar10(folder: Folder = None) -> Images:
-    """CIFAR-10: 32×32 pixels, ten classes; 50,000 images to train on and 10,000 to test on where all are there.
+    """CIFAR-10: 32×32 pixels, ten classes; 50,000 images to train on and 10,000 to test on if complete.
 
-    Read are, in this order: the python batches (`cifar-10-batches-py`), class folders (`cifar10/train/<class>/*.png`
+    Layouts, in this order: the python batches (`cifar-10-batches-py`), class folders (`cifar10/train/<class>/*.png`
     and `cifar10/test/<class>/*.png`, or jpg).
     """
     return load_images(CIFAR10, folder)
@@ -55,7 +55,7 @@ def cifar10(folder: Folder = None) -> Images:
 def cifar100(folder: Folder = None) -> Images:
     """CIFAR-100: 32×32 pixels, a hundred fine classes; 50,000 images to train on and 10,000 to test on.
 
-    Read are, in this order: the python files (`cifar-100-python`), class folders as for `cifar10`.
+    Layouts, in this order: the python files (`cifar-100-python`), class folders as for `cifar10`.
     """
     return load_images(CIFAR100, folder)
 
@@ -63,14 +63,14 @@ def cifar100(folder: Folder = None) -> Images:
 def tiny_imagenet(folder: Folder = None) -> Images:
     """Tiny-ImageNet: 64×64 pixels, 200 classes; 100,000 images to train on, the 10,000 for validation to test on.
 
-    Read is the published layout (`tiny-imagenet-200`, its `val` as published or sorted into class folders). Classes are
+    The layout is the published one (`tiny-imagenet-200`, `val` as published or sorted into class folders). Classes are
     sorted by WordNet number.
     """
     return load_images(TINY, folder)
 
 
 def load_images(which: Published, folder: Folder, more: Sequence[Layout] = ()) -> Images:
-    """Read the first layout that any place has, after ours those of `more`, and check it against what was published."""
+    """Read the first layout found, ours before those of `more`, and check it against the published numbers."""
     root = data_root(folder, which.name)
     with reading(root):
         place, read = located(which, root, [*((one.there, one.read) for one in LAYOUTS[which.name]), *more])

@@ -1,4 +1,4 @@
-"""Images with labels, and the layouts of files in which people keep them."""
+"""Images with labels, and their usual file layouts."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ class Images:
     """A classification problem whose samples are images.
 
     Attributes:
-        name: of the dataset, such as "CIFAR-10".
+        name: name of the dataset, such as "CIFAR-10".
         train: the images to train on.
-        test: those held out by the dataset's authors.
-        classes: what the labels 0, 1, … mean.
+        test: images held out by the dataset's authors.
+        classes: names of the labels 0, 1, ….
         source: one sentence on the files that were read.
     """
 
@@ -74,7 +74,7 @@ class Images:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 (hexadecimal) over shapes, pixels, labels and the number of classes: other content, other digest."""
+        """SHA-256 (hexadecimal) over shapes, pixels, labels and the number of classes."""
         running = hashlib.sha256(f"{len(self.classes)} classes".encode())
         for pictures in (self.train, self.test):
             running.update(f"; {pictures.x.shape}".encode())
@@ -113,7 +113,7 @@ def _some(images: Images, pictures: Pictures, number: int, part: str, random: np
 
 @dataclass(frozen=True)
 class Raw:
-    """Both parts, the names of the classes and words on the layout."""
+    """Both parts, the names of the classes and a description of the layout."""
 
     train: Pictures
     test: Pictures
@@ -153,7 +153,7 @@ def whole_labels(values: object, number: int, what: str) -> Labels:
 def short(wnids: Sequence[str], words: Sequence[str]) -> tuple[str, ...]:
     """Name classes by the first of their words; with the WordNet number where two share it.
 
-    "goldfish, Carassius auratus" is goldfish; a class without words goes by its number.
+    "goldfish, Carassius auratus" is goldfish; a class without words has its number.
     """
     first = [text.split(",")[0].strip() or wnid for wnid, text in zip(wnids, words, strict=True)]
     often = Counter(first)
@@ -165,7 +165,7 @@ SIDE = 32  # of CIFAR's images
 
 @dataclass(frozen=True)
 class Published:
-    """What the authors published: classes, pixels a side, images a class, and names of its folders."""
+    """Published properties of a dataset: classes, pixels a side, images a class, and names of its folders."""
 
     name: str
     classes: int
@@ -257,7 +257,7 @@ def _dtype(name: str, align: object = False, copy: object = True) -> np.dtype[An
     return np.dtype(name)
 
 
-_ALLOWED: dict[str, Any] = {  # all that a pickled array needs, whichever NumPy wrote it
+_ALLOWED: dict[str, Any] = {  # all that a pickled array needs, from any version of NumPy
     "numpy.ndarray": np.ndarray, "numpy.dtype": _dtype, "_codecs.encode": _latin1,
     "core.multiarray._reconstruct": np.zeros(1).__reduce__()[0],
     "core.numeric._frombuffer": np.zeros(1).__reduce_ex__(5)[0],
@@ -265,7 +265,7 @@ _ALLOWED: dict[str, Any] = {  # all that a pickled array needs, whichever NumPy 
 
 
 class _Arrays(pickle.Unpickler):
-    """An unpickler of arrays, lists, dictionaries, text and numbers."""
+    """Unpickler of arrays, lists, dictionaries, text and numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what the pickle asks for by name, or refuse it: anything else could run code."""
@@ -280,7 +280,7 @@ Labelled = list[tuple[Path, int]]
 
 
 class ClassFolders:
-    """train/<class>/* and test/<class>/*; labels count the sorted names of the classes."""
+    """Layout train/<class>/* and test/<class>/*; labels count the sorted names of the classes."""
 
     def __init__(self, side: int) -> None:
         self.side = side
@@ -307,7 +307,7 @@ class ClassFolders:
 
 
 class TinyFolders(ClassFolders):
-    """train/<wnid>/images/*, and val/ with annotations or sorted into folders; labels count the sorted WordNet numbers.
+    """Layout train/<wnid>/images/*, and val/ with annotations or sorted into folders; labels count the sorted numbers.
 
     The test images are published without labels, so the validation images serve as test images.
     """

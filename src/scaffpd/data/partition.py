@@ -1,4 +1,4 @@
-"""Ways to cut one dataset into clients: by labels, by sizes, by a column, and test rows to go with them."""
+"""Ways to cut one dataset into clients: by labels, by sizes, by a column, and matching test rows."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def natural(groups: ArrayLike, minimum: int = 1) -> tuple[tuple[str, ...], list[
 
     Args:
         groups: for each sample the client it comes from, of any type that can be sorted.
-        minimum: values with fewer samples are left out, and their samples belong to nobody.
+        minimum: values with fewer samples are left out, and their samples belong to no client.
 
     Returns:
         The values as text, ascending, and the row numbers of each, ascending.
@@ -133,13 +133,13 @@ def dirichlet(
     Small α gives every client few labels, large α gives all of them the same mixture. Shares are drawn again
     until every client has at least `minimum` samples; every sample goes to exactly one client.
 
-    With `balanced`, labels are dealt one after the other, and a client that is full gets no more, as the published code
-    of Li et al. (2022, NIID-Bench) has it. With m_{k,i} the samples of labels 1, …, k - 1 that client i got, of n
+    With `balanced`, labels are dealt one after the other, and a client that is full gets no more, as in the published
+    code of Li et al. (2022, NIID-Bench). With m_{k,i} the samples of labels 1, …, k - 1 that client i got, of n
     samples and N clients in all, the shares of label k are
 
         p_{k,i} = q_{k,i} · [m_{k,i} < n/N] / Σ_j q_{k,j} · [m_{k,j} < n/N].
 
-    So no client ever has more than n/N samples and those of one label. Where all q_{k,j} of clients that are not full
+    So no client ever has more than n/N samples and those of one label. If all q_{k,j} of clients that are not full
     have been rounded to zero, p_k ~ Dirichlet(α, …, α) among these clients, which is its distribution in any case.
 
     Args:
@@ -184,8 +184,8 @@ def shards(y: ArrayLike, clients: int, shards_per_client: int = 2, seed: int = 0
     """Skew labels as McMahan et al. (2017): sort by label, cut into shards, deal them at random.
 
     The samples, sorted by label and in their old order within a label, are cut into clients · shards_per_client shards
-    whose sizes differ by at most one; each client gets `shards_per_client` of them. So few clients see more labels than
-    they have shards; every sample goes to exactly one client.
+    whose sizes differ by at most one; each client gets `shards_per_client` of them. Few clients have more labels than
+    shards; every sample goes to exactly one client.
 
     Args:
         y: the labels, of any type that can be sorted.
@@ -211,7 +211,7 @@ def _cuts(
 ) -> NDArray[np.int64]:
     """Return where to cut the samples of each label: at the cumulative shares.
 
-    If `balanced`, label after label, with shares only for clients that have fewer than n/N samples so far.
+    If `balanced`, go label by label, with shares only for clients that have fewer than n/N samples so far.
     """
     if not balanced:
         return np.rint(np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]).astype(np.int64)
@@ -265,7 +265,7 @@ def thinned(
     """Take a share of their samples from a random share of clients: imbalance on top of any partition.
 
     Of N clients, round(clients · N) are drawn, and each of them loses round(samples · m_i) of its m_i samples at
-    random, or as many as leave it `minimum`; one that has no more than `minimum` loses none. Halves round to the even
+    random, or as many as leave it `minimum`; one that has at most `minimum` loses none. Halves round to the even
     number.
 
     Args:
@@ -293,7 +293,7 @@ def thinned(
 def like_training(
     parts: Sequence[ArrayLike], y_train: ArrayLike, y_test: ArrayLike, seed: int = 0, limit: int | None = None
 ) -> list[Indices]:
-    r"""Test rows of each client: as many as there are in the class proportions of its training rows.
+    r"""Draw test rows of each client in the class proportions of its training rows, as many as possible.
 
     With p_ik the share of class k among client i's training rows and t_k the number of test rows of that class,
     client i gets n_i = ⌊min_k t_k / p_ik⌋ rows, at most `limit`; the n_i · p_ik are rounded down, and the rows still
@@ -328,7 +328,7 @@ def like_training(
 
 
 def _numbers(own: Indices, available: Indices, limit: int | None, client: int) -> Indices:
-    """Test rows per class, in whole numbers throughout: p_ik = own_k / m."""
+    """Return test rows per class, in whole numbers throughout: p_ik = own_k / m."""
     m = int(own.sum())
     if not m:
         raise InputError(f"like_training found no test row of any class that client {client} trains on.")

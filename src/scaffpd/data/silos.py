@@ -1,7 +1,7 @@
-"""What every data set of rows returns, and what they share: seeds, splitting rows and scaling columns.
+"""The return type of every tabular data set, and shared code: seeds, splitting rows and scaling columns.
 
-Columns are scaled as a federation could scale them: each client gives its n, Σ x and Σ (x − mean)² per
-column, the sums are added, and nobody sees anybody else's rows.
+Columns are scaled as a federation could scale them: each client sends its n, Σ x and Σ (x − mean)² per
+column, the sums are added, and no client sees another's rows.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Client = tuple[NDArray[np.float64], NDArray[Any]]
 
 @dataclass(frozen=True)
 class Silos:
-    """A problem whose rows live with N clients.
+    """Problem whose rows belong to N clients.
 
     Attributes:
         names: the clients.
         train: per client (X, y) with X of shape (m_i, d) and y: integer labels counted from zero,
-            or numbers where the target is one.
-        test: the same for rows held out; an empty list where nothing was held out.
+            or numbers for regression.
+        test: the same for held-out rows; an empty list without any.
         features: the names of the d columns.
     """
 
@@ -53,7 +53,7 @@ class Silos:
 
     @property
     def classes(self) -> int:
-        """The number of different labels (the largest one, plus one)."""
+        """Number of different labels (the largest one, plus one)."""
         return 1 + max(int(y.max()) for _, y in [*self.train, *self.test] if len(y))
 
 
@@ -117,9 +117,9 @@ def standardiser(parts: Sequence[Matrix], weights: Sequence[Matrix] | None = Non
 
 
 def fold_numbers(name: str, y: Any, folds: int, seed: int) -> NDArray[np.int64]:
-    """Give every row the number of a fold; folds have the same size, and labels are spread evenly over them.
+    """Assign every row to a fold; folds have the same size, and labels are spread evenly over them.
 
-    They depend on the client's name and on nothing that others have, so that it can cut them where it is.
+    The folds depend only on the client's name and rows, so that it can cut them locally.
     """
     random = np.random.default_rng([seed, crc32(name.encode())])
     labels, number = np.asarray(y), np.empty(len(y), dtype=np.int64)
@@ -131,7 +131,7 @@ def fold_numbers(name: str, y: Any, folds: int, seed: int) -> NDArray[np.int64]:
 
 
 def enough_rows(who: str, rows: int, folds: int) -> None:
-    """Refuse a client that cannot have a row in every fold."""
+    """Refuse a client that has too few rows for the folds."""
     if rows < folds:
         advice = f"give folds={rows}" if rows >= 2 else "leave it out"
         raise InputError(f"{who} has {rows} row{'' if rows == 1 else 's'}, too few for {folds} folds: {advice}.")

@@ -1,9 +1,9 @@
-r"""A matrix of features that is stored once, and clients that hold numbers of its rows.
+r"""A matrix of features that is stored once, and clients that refer to its rows by number.
 
 Features of images are large (60,000 × 50,000 numbers are 6 GB in half precision), and a comparison cuts the same rows
 into many different sets of clients. So a client's X may be a `Selection`: row numbers into a `Table`, which itself may
-be mapped from disk. A model that can work on a single copy on its device asks for rows in pieces (`Selection.pieces`);
-everything else sees an array (`np.asarray(selection)`).
+be mapped from disk. A model that can work on a single copy on its device reads rows in pieces (`Selection.pieces`);
+all others see an array (`np.asarray(selection)`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Table:
 
     Attributes:
         values: (samples, features) in float16, float32 or float64, in memory or mapped from disk.
-        scale: what they are multiplied by; half precision holds numbers around one best.
-        key: tells this content from any other, so that nobody has to read it all to find out.
+        scale: factor on the values; half precision holds numbers around one best.
+        key: identifies this content, so that it need not be read to be compared.
     """
 
     values: NDArray[Any] = field(repr=False)
@@ -74,7 +74,7 @@ class Table:
 
     @cached_property
     def identity(self) -> Identity:
-        """(key, scale, dtype, shape), equal for equal tables only: hash this instead of the values.
+        """Return (key, scale, dtype, shape), equal for equal tables only: hash this instead of the values.
 
         Without a key, "sha256:" and the SHA-256 over those of pieces of the values take its place; they are read once.
         """
@@ -87,7 +87,7 @@ class Table:
         return key, self.scale, self.values.dtype.name, self.values.shape
 
     def check(self) -> None:
-        """Refuse to read from a file that is no longer there or has been cut off, which would end the process."""
+        """Refuse a file that has vanished or been cut off: reading it would kill the process."""
         place = _file(self.values)
         if place is not None:
             file, offset = place
@@ -109,7 +109,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Some rows of a table, not copied before somebody asks for them as an array."""
+    """Rows of a table, copied only when used as an array."""
 
     table: Table
     numbers: NDArray[np.int64] = field(repr=False)
@@ -126,7 +126,7 @@ class Selection:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The format of storage."""
+        """Format of storage."""
         return self.table.values.dtype
 
     def __len__(self) -> int:

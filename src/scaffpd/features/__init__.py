@@ -1,4 +1,4 @@
-"""Images as rows of numbers for linear models: gradients or features of a network that is not trained any further."""
+"""Images as rows of numbers for linear models: gradients or features of a frozen network."""
 
 from scaffpd.features.backbones import BACKBONES, Backbone, EfficientNetLite0, ResNet18Trunk, backbone, trunk
 from scaffpd.features.extract import features

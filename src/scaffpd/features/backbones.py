@@ -2,7 +2,7 @@ r"""Networks that turn images into features: two with ImageNet weights on disk, 
 
 h(x) = features of the last layer but one,    x: normalised images (B, 3, size, size)
 
-The attributes of the two networks are named as the keys of their weight files are.
+The attributes of the two networks are named like the keys of their weight files.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ class EfficientNetLite0(nn.Module):
         self._fc = nn.Linear(WIDTH, CLASSES)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W), normalised, to features (B, 1280)."""
+        """Map images (B, 3, H, W), normalised, to features (B, 1280)."""
         x = functional.relu6(self._bn0(_same(self._conv_stem, x)))
         for block in self._blocks:
             x = block(x)
         return functional.relu6(self._bn1(self._conv_head(x))).mean((2, 3))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of the 1,000 classes of ImageNet."""
+        """Return logits of the 1,000 classes of ImageNet."""
         logits: Tensor = self._fc(self.forward_features(x))
         return logits
 
 
 class InvertedBottleneck(nn.Module):
-    """Expand by 1 × 1, convolve every channel by itself, project by 1 × 1; plus the input where shapes agree."""
+    """Expand by 1 × 1, convolve every channel by itself, project by 1 × 1; add the input if shapes agree."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class InvertedBottleneck(nn.Module):
         return "Block"  # its name in the digests of cached tables
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) to (B, out, ⌈H / stride⌉, ⌈W / stride⌉)."""
+        """Map (B, channels, H, W) to (B, out, ⌈H / stride⌉, ⌈W / stride⌉)."""
         y = functional.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
         y = functional.relu6(self._bn1(_same(self._depthwise_conv, y)))
         y = self._bn2(self._project_conv(y))
@@ -100,7 +100,7 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 def _same(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """⌈n / stride⌉ positions a side; the odd one of the zeros goes behind, as in TensorFlow."""
+    """Convolve to ⌈n / stride⌉ positions a side; an odd zero is padded at the end, as in TensorFlow."""
     if conv.stride != (1, 1):
         sides = zip(x.shape[2:], conv.kernel_size, conv.stride, strict=True)
         total = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in sides]
@@ -121,14 +121,14 @@ class ResNet18Trunk(nn.Module):
         self.layer3 = nn.Sequential(Residual(128, 256, 2), Residual(256, 256, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, H, W), normalised, to features (B, 256)."""
+        """Map images (B, 3, H, W), normalised, to features (B, 256)."""
         x = functional.max_pool2d(functional.relu(self.conv1(x)), 3, 2, 1)
         features: Tensor = self.layer3(self.layer2(self.layer1(x)))
         return features.mean((2, 3))
 
 
 class Residual(nn.Module):
-    """relu(conv2(relu(conv1(x))) + x), x convolved by 1 × 1 where shapes differ."""
+    """Residual block relu(conv2(relu(conv1(x))) + x), x convolved by 1 × 1 if shapes differ."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Residual(nn.Module):
         self.shrinks = channels != out
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) to (B, out, H / stride, W / stride)."""
+        """Map (B, channels, H, W) to (B, out, H / stride, W / stride)."""
         y = self.conv2(functional.relu(self.conv1(x)))
         return functional.relu(y + (self.downsample(x) if self.shrinks else x))
 
@@ -199,14 +199,14 @@ SMALLEST = 8  # pixels a side
 
 
 class Trunk(nn.Module):
-    """A network up to its features: forward(x) = function(module, x)."""
+    """Network up to its features: forward(x) = function(module, x)."""
 
     def __init__(self, module: nn.Module, function: Features) -> None:
         super().__init__()
         self.module, self.function = module, function
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalised images to features (B, dim)."""
+        """Map normalised images to features (B, dim)."""
         return self.function(self.module, x)
 
 
@@ -221,7 +221,7 @@ def trunk(module: nn.Module, features: str | Features | None = None) -> Trunk:
                 f"Backbone layer {name!r} is a batch norm without running statistics, so that features would "
                 "depend on an image's neighbours: set track_running_stats=True."
             )
-        if getattr(part, "inplace", False) is True:  # would overwrite what derivatives need
+        if getattr(part, "inplace", False) is True:  # would overwrite values that derivatives need
             part.inplace = False
     if isinstance(features, str):
         _behead(own, features)
@@ -230,14 +230,14 @@ def trunk(module: nn.Module, features: str | Features | None = None) -> Trunk:
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
-    """A network in evaluation mode, and what its input looks like.
+    """Network in evaluation mode, with the format of its input.
 
     Attributes:
-        name: what it is called in tables and cache folders.
+        name: name in tables and cache folders.
         trunk: normalised images (B, 3, size, size) ↦ features (B, dim).
         size: pixels a side to which images are resized.
         mean, std: per channel, of images in [0, 1]; the input is (x - mean) / std.
-        digest: of the architecture and the weights.
+        digest: hash of the architecture and the weights.
     """
 
     name: str
@@ -258,16 +258,16 @@ class Backbone:
         mean: Sequence[float] = IMAGENET[0],
         std: Sequence[float] = IMAGENET[1],
     ) -> Backbone:
-        """Make a backbone of a copy of any network, in evaluation mode and without gradients.
+        """Make a backbone from a copy of any network, in evaluation mode and without gradients.
 
         Args:
             module: maps normalised images (B, 3, size, size) to outputs.
-            features: the name of the head ("fc", "classifier.1"), which is taken away; or a function (module, x) →
-                (B, dim); or None where the module's output already is (B, dim).
+            features: the name of the head ("fc", "classifier.1"), which is removed; or a function (module, x) →
+                (B, dim); or None if the module's output already is (B, dim).
             name: by default that of the class.
             size: pixels a side.
             mean: per channel, of images in [0, 1].
-            std: likewise.
+            std: per channel, likewise.
         """
         if count("Backbone.of", "size", size) < SMALLEST:
             raise InputError(f"Backbone.of needs a size of at least {SMALLEST} pixels, got {size}.")
@@ -283,22 +283,22 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return next(self.trunk.parameters()).device
 
     def to(self, device: str | torch.device) -> Backbone:
-        """The same on another device."""
+        """Return a copy on another device."""
         return replace(self, trunk=copy.deepcopy(self.trunk).to(device))
 
     def features(self, x: Tensor) -> Tensor:
-        """h(x), (B, dim), of normalised images."""
+        """Return h(x), (B, dim), of normalised images."""
         features: Tensor = self.trunk(x)
         return features
 
     def preprocess(self, images: Tensor) -> Tensor:
         """Turn uint8 (B, h, w, 3) into normalised float (B, 3, size, size), on the same device.
 
-        Bilinear, corners not aligned; smoothed first (antialias) only where an image shrinks.
+        Resizing is bilinear, corners not aligned; smoothed first (antialias) only if an image shrinks.
         """
         x = images.permute(0, 3, 1, 2).float().contiguous()
         if tuple(x.shape[2:]) != (self.size, self.size):
@@ -311,7 +311,7 @@ class Backbone:
 def backbone(
     name: str = "efficientnet-lite0", folder: str | os.PathLike[str] | None = None, size: int = 224
 ) -> Backbone:
-    """Load a network with ImageNet weights from `folder` (or the folder that SCAFFPD_DATA names)."""
+    """Load a network with ImageNet weights from `folder` (or the folder in SCAFFPD_DATA)."""
     if name == "efficientnet-lite0":
         network = load_weights(EfficientNetLite0(), "efficientnet_lite0_imagenet.npz", folder)
         return Backbone.of(network, _efficientnet, name=name, size=size, mean=LITE[0], std=LITE[1])

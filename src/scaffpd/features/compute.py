@@ -1,15 +1,15 @@
 r"""Compute a table of features: columns of mean zero and deviation one, in one pass over the images.
 
 Gradients of different layers differ by orders of magnitude, more than half precision can hold. So a few training
-images fix a provisional mean m⁰ and deviation s⁰ of every coordinate, what is stored is z = (g - m⁰) / s⁰, and the sums
+images fix a provisional mean m⁰ and deviation s⁰ of every coordinate, z = (g - m⁰) / s⁰ is stored, and the sums
 of z and z² over *all* training rows, in double precision, give the exact correction
 
     z ← (z - m¹) / s¹,    m¹ = mean z,    s¹² = mean z² - m¹²,
 
-which is applied in place when the last row is there. Two kinds of coordinates would be blown up by their own deviation
-s⁰ s¹: those that are constant on the training rows, and those that hardly ever move (a unit that one training image
-touches barely, and a test image fully, lies millions of deviations out). So no deviation is taken for smaller than a
-hundredth of the median of its parameter's coordinates, and that median is the deviation of a constant one. All other
+which is applied in place after the last row. Two kinds of coordinates would be blown up by their own deviation
+s⁰ s¹: those that are constant on the training rows, and those that hardly ever vary (a unit that one training image
+activates barely, and a test image fully, lies millions of deviations out). So a deviation is at least a hundredth
+of the median of its parameter's coordinates, and that median is the deviation of a constant one. All other
 columns have mean zero and deviation one on the training rows to the precision of storage. The same floor applies to
 s⁰, which keeps z within half precision.
 """
@@ -39,12 +39,12 @@ from scaffpd.features.store import STATE, FeatureStore, State, corrupt
 from scaffpd.system import Tally
 
 FLOOR = 1 / 100
-STILL = 1e-7  # a deviation below this share of the largest |z| is rounding
+STILL = 1e-7  # deviations below this share of the largest |z| are rounding
 
 
 @dataclass
 class ColumnMoments:
-    """Σ z, Σ z², max |z| of every column, and how many rows; double precision."""
+    """Column sums Σ z, Σ z², max |z|, and the number of rows; double precision."""
 
     first: Tensor
     second: Tensor
@@ -80,7 +80,7 @@ def scales(sums: ColumnMoments, groups: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def correction(sums: ColumnMoments, mean: Tensor, deviation: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """m¹ and s¹ from the sums of all z; where g = m⁰ + s⁰ z varies by no more than rounding, it is constant."""
+    """Compute m¹ and s¹ from the sums of all z; treat g = m⁰ + s⁰ z as constant if it varies by rounding only."""
     m, s = sums.moments()
     size = mean.abs() + deviation * sums.largest
     exact = torch.where(s * deviation > 10 * STILL * size, s * deviation, torch.zeros_like(s))
@@ -90,7 +90,7 @@ def correction(sums: ColumnMoments, mean: Tensor, deviation: Tensor, groups: Ten
 def floored(deviation: Tensor, groups: Tensor) -> Tensor:
     """Raise deviations to FLOOR times the median positive one of their group, those of constants to that median.
 
-    A group without any positive deviation takes the median of all; one, where there is none at all.
+    A group without any positive deviation takes the median of all; one, if there is none at all.
     """
     moving = deviation > 0
     overall = deviation[moving].median() if moving.any() else deviation.new_ones(())
@@ -107,7 +107,7 @@ UNDER_WAY = 2  # chunks that may wait to be written
 
 
 class Writer(AbstractContextManager["Writer"]):
-    """Write chunks of rows in order, in a thread where they come from a GPU."""
+    """Write chunks of rows in order, in a thread if they come from a GPU."""
 
     def __init__(self, values: NDArray[Any], device: torch.device) -> None:
         self.values, self.thread = values, ThreadPoolExecutor(1) if device.type == "cuda" else None
@@ -141,13 +141,13 @@ class Writer(AbstractContextManager["Writer"]):
 
 
 SAMPLE = 256  # training images that fix the provisional mean and deviation
-COMMIT = 20.0  # seconds between notes of how far it is
+COMMIT = 20.0  # seconds between two saved states
 PROBED = 2  # images on which the network is tried out
 NAMES = ("mean", "deviation", "first", "second", "largest")
 
 
 class Extraction:
-    """The computation of one table."""
+    """Computation of one table."""
 
     def __init__(
         self, images: Any, backbone: Backbone, folder: Path | None, fields: dict[str, Any],
@@ -198,7 +198,7 @@ class Extraction:
         return torch.cat([part.to(self.device, non_blocking=True) for part in some])
 
     def _raw(self, numbers: NDArray[np.int64]) -> Tensor:
-        """Compute g of some images; where memory runs out, of fewer at a time from now on."""
+        """Compute g of some images; if memory runs out, use smaller batches from now on."""
         try:
             return self.map(self.backbone.preprocess(self._upload(numbers)))
         except torch.OutOfMemoryError:
@@ -219,7 +219,7 @@ class Extraction:
         self.mean, self.deviation = scales(few, self.map.groups)
 
     def _fill(self, values: NDArray[Any], done: int, bar: Tally, started: float) -> None:
-        """Write z = (g - m⁰) / s⁰ of every image that is not there yet."""
+        """Write z = (g - m⁰) / s⁰ of every image that is still missing."""
         kind, first, noted, begin = getattr(torch, self.fields["dtype"]), done, time.monotonic(), done
         flags = torch.zeros(2, dtype=torch.bool, device=self.device)
         with Writer(values, self.device) as writer:
@@ -276,7 +276,7 @@ class Extraction:
         return bool(complete) and all(c.shape == (self.columns,) and c.dtype == np.float64 for c in columns)
 
     def _correct(self, values: NDArray[Any], sums: list[str]) -> tuple[Tensor, Tensor, list[str]]:
-        """Replace z by (z - m¹) / s¹, piece by piece, where there is no checksum yet."""
+        """Replace z by (z - m¹) / s¹, piece by piece, in pieces without a checksum."""
         m, s = correction(self.sums, self.mean, self.deviation, self.map.groups)
         sums, shift, factor = list(sums), m.float(), (1 / s).float()
         for start in self.store.pieces[len(sums) :]:

@@ -1,6 +1,6 @@
 r"""Features of many images as one table, computed once and cached on disk.
 
-    a_j = z_j / √d,    z_j: gradients (kind "entk") or last features (kind "penultimate") of image j, standardised with
+    a_j = z_j / √d,    z_j: gradients (kind "entk") or last features (kind "penultimate") of image j, standardised by
                        mean and deviation of the training rows (see `compute`), so that ‖a_j‖ is about one
 
 Rows are the training images, then the test images. The folder's name is a hash of everything on which the values
@@ -30,11 +30,11 @@ from scaffpd.system import lock_folder, make_folder
 
 KINDS = ("entk", "penultimate")
 DTYPES = ("float16", "float32")
-FORMAT = 1  # of what is stored; another number makes old caches unknown
+FORMAT = 1  # version of the stored format; another number invalidates old caches
 
 
 def pictures(images: Any) -> Any:
-    """Check that images have pictures as `train.x` and `test.x`; an array is taken for training images."""
+    """Check that images have pictures as `train.x` and `test.x`; treat an array as training images."""
     if isinstance(images, np.ndarray):
         sha = hashlib.sha256(f"{images.shape} {images.dtype}".encode())
         sha.update(np.ascontiguousarray(images).tobytes())
@@ -46,12 +46,12 @@ def pictures(images: Any) -> Any:
             found = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
             raise InputError(f"Images need uint8 of shape (n, height, width, 3) for {part}, got {found}.")
     if len(images.train.x) == 0:
-        raise InputError("Features need at least one training image: their mean and deviation are taken of those.")
+        raise InputError("Features need at least one training image: their mean and deviation come from those.")
     return images
 
 
 def place(device: str | torch.device) -> torch.device:
-    """Return the device; "auto" is a GPU where there is one."""
+    """Return the device; "auto" is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -64,7 +64,7 @@ def place(device: str | torch.device) -> torch.device:
 
 
 def about(images: Any, backbone: Backbone, **chosen: Any) -> tuple[dict[str, Any], str]:
-    """Return everything on which the values depend, and a hash of it."""
+    """Return all that the values depend on, and a hash of it."""
     if chosen["kind"] == "penultimate":
         chosen |= {"coordinates": None, "seed": 0}  # neither matters
     fields = {
@@ -92,23 +92,23 @@ def features(
     progress: bool | None = None,
     verify: bool | None = None,
 ) -> Table:
-    """Return the table of features, from the cache where it is complete, else computed (from where it stopped).
+    """Return the table of features: from the cache if complete, else computed (resuming where it stopped).
 
     Args:
         images: has `train.x`, `test.x` (uint8, n × h × w × 3), `name` and `digest`; or an array of training images.
         backbone: the network.
         kind: "entk" or "penultimate".
-        coordinates: how many of the gradient's are kept.
-        seed: of the random head, the coordinates and the provisional sample.
+        coordinates: number of the gradient's coordinates to keep.
+        seed: seed of the random head, the coordinates and the provisional sample.
         chunk: images at a time, or as many as fit into `memory` if those are fewer.
-        memory: bytes, or "4GB"; None: a share of what is free.
+        memory: bytes, or "4GB"; None: a share of the free memory.
         device: "auto", "cpu", "cuda".
         dtype: "float16" or "float32", of storage.
         precision: "float32", "tf32" or "bfloat16", of the network on a GPU.
         cache: folder; None keeps the table in memory.
-        progress: a bar on standard error; None where a person looks.
+        progress: a bar on standard error; None: only on a terminal.
         verify: compare a cached table with its checksums: always (True), never (False), or only if the file of values
-            has changed (by size and time) since that was done last (None). It hashes 0.3 to 1.5 GB/s on each core.
+            has changed (by size and time) since the last check (None). It hashes 0.3 to 1.5 GB/s on each core.
     """
     if not isinstance(backbone, Backbone):
         raise InputError(

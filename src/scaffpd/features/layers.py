@@ -1,6 +1,6 @@
 r"""A network's layers: forward passes, and derivatives of single samples with respect to a few weights of one layer.
 
-Where a layer has the input x and the scalar output of the network has the derivative δ with respect to the layer's
+If a layer has the input x and the scalar output of the network has the derivative δ with respect to the layer's
 output, sample b's derivative is
 
     convolution   ∂/∂W[o, i, k] = Σ_p δ[b, o, p] x̃[b, i, p · stride + k · dilation]   (x̃: padded; i within o's group)
@@ -8,8 +8,8 @@ output, sample b's derivative is
     norms         ∂/∂γ[c]       = Σ_p δ[b, c, p] x̂[b, c, p]                          (x̂: before γ and β)
     any bias      ∂/∂β[c]       = Σ_p δ[b, c, p]
 
-Only the coordinates that are asked for are computed, by picking their channels (cost: coordinates × positions); where
-so many of a layer are wanted that one product of matrices is cheaper, all of it is computed and picked from.
+Only the requested coordinates are computed, by picking their channels (cost: coordinates × positions); if so many of
+a layer are wanted that one matrix product is cheaper, all of it is computed and picked from.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from scaffpd.models.numerics import tensor_cores
 
 Rule = Callable[[Tensor, Tensor], Tensor]  # (δ, x) -> (B, coordinates)
 
-MOVES = 8  # numbers that are read and written for each one that is picked, multiplied and summed
-PACE = {"cpu": 16, "cuda": 40}  # multiplications in a product of matrices in the time of one such move
-NEAR = {"cpu": 2**18, "cuda": 2**28}  # numbers: what fits into a processor's cache; 1 GiB on a GPU
+MOVES = 8  # numbers read and written for each one that is picked, multiplied and summed
+PACE = {"cpu": 16, "cuda": 40}  # multiplications in a matrix product in the time of one such move
+NEAR = {"cpu": 2**18, "cuda": 2**28}  # numbers that fit into a processor's cache; 1 GiB on a GPU
 
 
 @dataclass(frozen=True)
 class CoordinateRule:
-    """How to compute some coordinates of one parameter."""
+    """Rule that computes some coordinates of one parameter."""
 
     rule: Rule  # (δ, x) ↦ the derivatives (B, coordinates)
     work: int  # numbers of temporary storage per sample
 
     def write(self, delta: Tensor, x: Tensor, rows: Tensor) -> None:
-        """Write the derivatives into `rows`, so many samples at a time that temporary storage stays in the cache."""
+        """Write the derivatives into `rows`, in batches whose temporary storage stays in the cache."""
         step = max(1, NEAR.get(x.device.type, NEAR["cpu"]) // max(self.work, 1))
         for k in range(0, len(x), step):
             rows[k : k + step] = self.rule(delta[k : k + step], x[k : k + step])
 
 
 def flat(x: Tensor) -> Tensor:
-    """(B, C, *) to (B, C, P)."""
+    """Reshape (B, C, *) to (B, C, P)."""
     return x.flatten(2) if x.ndim > 2 else x.unsqueeze(2)
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """Σ_p a[b, s, p] b[b, s, p], at least in single precision."""
+    """Return Σ_p a[b, s, p] b[b, s, p], at least in single precision."""
     return (a * b).sum(-1, dtype=wide(a.dtype))
 
 
 def wide(kind: torch.dtype) -> torch.dtype:
-    """Return the format in which sums are taken: at least single precision."""
+    """Return the format of sums: at least single precision."""
     return torch.promote_types(kind, torch.float32)
 
 
@@ -76,7 +76,7 @@ def full_is_cheaper(wanted: int, size: int, moved: int, places: int, device: tor
 
 
 def conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> CoordinateRule | None:
-    """Return the rule for some weights of a convolution; None where the padding is not a number of zeros."""
+    """Return the rule for some weights of a convolution; None if the padding is not a number of zeros."""
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
     places, pointwise = plane(y), layer.kernel_size == (1, 1) and layer.padding == (0, 0)
@@ -114,14 +114,14 @@ def _full_conv(layer: Any, numbers: Tensor, pointwise: bool) -> Rule:
 
 
 def _channels(layer: Any, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output channel, the input channel and the place in the kernel of every coordinate."""
+    """Return the output channel, the input channel and the position in the kernel of every coordinate."""
     places, each = math.prod(layer.kernel_size), layer.in_channels // layer.groups
     o, i = numbers // (each * places), numbers // places % each
     return o, o // (layer.out_channels // layer.groups) * each + i, numbers % places
 
 
 def _picked_conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> Rule:
-    """One long list of numbers into a padded sample: of every coordinate, where each position finds its input."""
+    """Build one long index into a padded sample: for every coordinate, the input of each position."""
     o, i, k = _channels(layer, numbers)
     (high, wide), (below, beside) = layer.padding, layer.dilation
     rows, columns = x.shape[2] + 2 * high, x.shape[3] + 2 * wide
@@ -158,7 +158,7 @@ def rule_for(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> Co
 
 
 def _picked(layer: Any, t: Tensor, channels: Tensor) -> Tensor:
-    """Some channels of (B, …), as (B, channels, positions); linear layers and layer norms have their channels last."""
+    """Return channels of (B, …) as (B, channels, positions); linear layers and layer norms have channels last."""
     if isinstance(layer, nn.Linear | nn.LayerNorm):
         size = layer.out_features if isinstance(layer, nn.Linear) else math.prod(layer.normalized_shape)
         return t.reshape(len(t), -1, size).index_select(2, channels).mT
@@ -166,7 +166,7 @@ def _picked(layer: Any, t: Tensor, channels: Tensor) -> Tensor:
 
 
 def _norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
-    """The rule for γ; a batch norm's x̂ is in the format of its statistics, and of the channels that are wanted."""
+    """Return the rule for γ; a batch norm's x̂ is in the format of its statistics, for the wanted channels only."""
     batch = isinstance(layer, nn.modules.batchnorm._BatchNorm)
     if batch:
         mean = layer.running_mean.index_select(0, channels)[:, None]
@@ -207,12 +207,12 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 def mixed(device: torch.device, precision: str) -> torch.autocast:
-    """Run forward passes in bfloat16 where that was asked for."""
+    """Run forward passes in bfloat16 if requested."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
 def dimension(trunk: nn.Module, example: Tensor) -> int:
-    """Return the number of features that the network makes of one image."""
+    """Return the number of features of one image."""
     try:
         with torch.no_grad():
             h = trunk(example[:1])
@@ -226,7 +226,7 @@ def dimension(trunk: nn.Module, example: Tensor) -> int:
 
 
 def watch(trunk: nn.Module, x: Tensor) -> tuple[dict[str, list[tuple[Tensor, Tensor]]], int]:
-    """Return (input, output) of every call of every layer without parts, and the bytes of all their outputs."""
+    """Return (input, output) of every call of every leaf layer, and the bytes of all their outputs."""
     seen: dict[str, list[tuple[Tensor, Tensor]]] = {}
     total = 0
 
@@ -257,7 +257,7 @@ def parameters_of(trunk: nn.Module) -> dict[str, Tensor]:
 
 
 def owners_of(trunk: nn.Module) -> dict[str, list[tuple[str, str]]]:
-    """Return the layers that have each parameter, and their names for it; several where it is shared."""
+    """Return the layers that have each parameter, and their names for it; several if it is shared."""
     owners: dict[str, list[tuple[str, str]]] = {}
     same = {id(p): name for name, p in trunk.named_parameters()}
     for layer, module in trunk.named_modules():
@@ -267,7 +267,7 @@ def owners_of(trunk: nn.Module) -> dict[str, list[tuple[str, str]]]:
 
 
 class Penultimate:
-    """x ↦ h(x), with the interface of `Entk`."""
+    """Last features x ↦ h(x), with the interface of `Entk`."""
 
     def __init__(self, trunk: nn.Module, example: Tensor, precision: str) -> None:
         self.trunk, self.device, self.precision = trunk, example.device, precision
@@ -276,7 +276,7 @@ class Penultimate:
         self.method = "forward"
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(B, dim) in single precision."""
+        """Return features (B, dim) in single precision."""
         with torch.no_grad(), tensor_cores(self.device, self.precision != "float32"):
             with mixed(self.device, self.precision):
                 h: Tensor = self.trunk(x)
@@ -284,10 +284,10 @@ class Penultimate:
 
     @property
     def groups(self) -> Tensor:
-        """All of one kind."""
+        """One group for all columns."""
         return torch.zeros(self.coordinates, dtype=torch.int64, device=self.device)
 
     @property
     def room(self) -> int:
-        """Bytes that one sample needs: nothing is kept, but one after the other, maps of all layers come and go."""
+        """Bytes that one sample needs: only one layer's maps are in memory at a time."""
         return 48 * self.coordinates + self.bytes

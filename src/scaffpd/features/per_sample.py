@@ -6,7 +6,7 @@ The network's head is replaced by one random number
 
 and a sample's representation is ∂s/∂(θ, w) at a random subset of coordinates that is drawn once: rows of the
 empirical neural tangent kernel's feature map. In evaluation mode samples do not mix, so one backward pass of Σ_b s(x_b)
-gives every layer's δ for all samples; `layers` turns δ and the layer's input into the few derivatives that are kept.
+gives every layer's δ for all samples; `layers` turns δ and the layer's input into the few derivatives that are used.
 The parameters themselves need no gradient, and no whole gradient is ever stored.
 
 A network whose parameters are not all used by known layers, once each, is differentiated by `torch.func` instead. In
@@ -40,12 +40,12 @@ from scaffpd.features.layers import (
 from scaffpd.models.numerics import tensor_cores
 
 AGREE = 1e-3  # largest difference, relative to the largest entry of a parameter's gradient
-FAINT = 1e-6  # relative to the largest entry of all: below, rounding is all there is
+FAINT = 1e-6  # relative to the largest entry of all: smaller ones are rounding
 
 
 @dataclass(frozen=True)
 class ParameterCoordinates:
-    """Coordinates of one parameter: which of its numbers, and where they lie in a row of the result."""
+    """Coordinates of one parameter: their positions in it, and in a row of the result."""
 
     name: str  # of the parameter; "" is w, the random head
     numbers: Tensor  # positions in the flattened parameter, on the device
@@ -55,7 +55,7 @@ class ParameterCoordinates:
 def split_by_parameter(
     chosen: NDArray[np.int64], sizes: dict[str, int], device: torch.device
 ) -> list[ParameterCoordinates]:
-    """Split the chosen coordinates by parameter, leaving out parameters without any."""
+    """Split the chosen coordinates by parameter, without empty ones."""
     starts = np.concatenate([[0], np.cumsum(list(sizes.values()))])
     cuts = np.searchsorted(chosen, starts).tolist()
     return [
@@ -66,7 +66,7 @@ def split_by_parameter(
 
 
 def agree(found: Tensor, reference: Tensor, parts: list[ParameterCoordinates]) -> bool:
-    """Return whether the derivatives with respect to parameters are the same but for rounding."""
+    """Return whether two derivatives with respect to parameters agree up to rounding."""
     found, reference = found.cpu(), reference.cpu()
     floor = FAINT * float(reference.abs().max())
     for part in parts:
@@ -82,7 +82,7 @@ MOST = 2**28  # bytes of whole gradients at a time
 
 
 def one_by_one(trunk: nn.Module, parameters: Parameters, w: Tensor, x: Tensor) -> list[Parameters]:
-    """∂⟨w, h(x_b)⟩/∂θ for one sample b after the other; what the features do not depend on is left out."""
+    """Return ∂⟨w, h(x_b)⟩/∂θ for one sample b after the other; leave out parameters without influence."""
     rows = []
     for b in range(len(x)):
         leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
@@ -94,7 +94,7 @@ def one_by_one(trunk: nn.Module, parameters: Parameters, w: Tensor, x: Tensor) -
 
 
 def at_once(trunk: nn.Module, parameters: Parameters, w: Tensor, x: Tensor) -> Parameters:
-    """The same for all samples of a few at a time, by `torch.func`: every parameter's gradients (B, …)."""
+    """Return every parameter's gradients (B, …), a few samples at a time, by `torch.func`."""
 
     def score(values: Parameters, image: Tensor) -> Tensor:
         features: Tensor = functional_call(trunk, values, (image[None],))
@@ -105,28 +105,28 @@ def at_once(trunk: nn.Module, parameters: Parameters, w: Tensor, x: Tensor) -> P
 
 
 METHODS = ("layers", "vmap", "loop")
-TRIED = 2  # samples on which a way is compared with plain differentiation
+TRIED = 2  # samples for comparing a method with plain differentiation
 
 
 class UncoveredError(Exception):
-    """This network cannot be differentiated layer by layer; the message says why."""
+    """Network that cannot be differentiated layer by layer; the message says why."""
 
 
 class Entk:
-    """x (B, 3, H, W) ↦ ∂⟨w, h(x_b)⟩/∂(θ, w) at chosen coordinates, (B, coordinates), at least in float32.
+    """Map x (B, 3, H, W) to ∂⟨w, h(x_b)⟩/∂(θ, w) at chosen coordinates, (B, coordinates), at least in float32.
 
     Args:
         trunk: the network in evaluation mode, images ↦ features (B, dim).
-        example: a few normalised images of the size that will come, on the device.
-        coordinates: how many are kept; all, where the network has no more. Ascending, in the order of
+        example: a few normalised images of the final size, on the device.
+        coordinates: number to keep; all, if the network has no more. Ascending, in the order of
             `named_parameters()` of the parameters that the features depend on, then w.
-        seed: of w and of the choice.
+        seed: seed of w and of the choice.
         precision: "float32", or on a GPU "tf32" (products rounded to 10 bits) or "bfloat16" (forward pass, δ and
             products in bfloat16, sums in float32).
         method: "layers", "vmap" or "loop"; None takes the first of them that is right for this network.
 
     Attributes:
-        method: the way taken; `why` says what was wrong with the ways before it.
+        method: the method used; `why` lists the reasons against those before it.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Entk:
             self._settle(torch.stack([self._pick(row) for row in reference]), method)
 
     def _pick(self, gradients: dict[str, Tensor]) -> Tensor:
-        """Pick the chosen coordinates of one sample's whole gradients; w's, which is h(x), are left zero."""
+        """Pick the chosen coordinates of one sample's whole gradients; leave those of w, which are h(x), at zero."""
         row = torch.zeros(self.coordinates, dtype=self.dtype, device=self.device)
         for span in self.spans:
             if span.name:
@@ -170,7 +170,7 @@ class Entk:
         return row
 
     def _settle(self, reference: Tensor, method: str | None) -> None:
-        """Take the first way that agrees with plain differentiation."""
+        """Choose the first method that agrees with plain differentiation."""
         self.why: list[str] = []
         self.parts: dict[str, dict[str, tuple[CoordinateRule, slice]]] = {}
         for self.method in METHODS if method is None else (method,):
@@ -225,13 +225,13 @@ class Entk:
         return rows
 
     def _attach(self, layer: str, kept: dict[str, Tensor], rows: Tensor) -> RemovableHandle:
-        """Keep the layer's input; once δ is there, write the derivatives into their columns and forget the input."""
+        """Save the layer's input; when δ arrives, write the derivatives into their columns and free the input."""
 
         def forward(module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> None:
             kept[layer] = given[0].detach()
             version = given[0]._version
             if not y.requires_grad:
-                y.requires_grad_()  # the first layer that is asked for: what comes before needs no graph
+                y.requires_grad_()  # the first layer of interest: earlier layers need no graph
 
             def backward(delta: Tensor) -> None:
                 x = kept.pop(layer)
@@ -245,7 +245,7 @@ class Entk:
         return self.trunk.get_submodule(layer).register_forward_hook(forward)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The chosen derivatives of every sample, (B, coordinates)."""
+        """Return the chosen derivatives of every sample, (B, coordinates)."""
         with tensor_cores(self.device, self.precision != "float32"):
             return self._compute(x, self.precision)
 
@@ -278,7 +278,7 @@ class Entk:
 
     @property
     def room(self) -> int:
-        """Estimate from above the bytes that one sample needs while it is computed."""
+        """Upper estimate of the bytes that one sample needs while it is computed."""
         rows = 48 * self.coordinates
         if self.method != "layers":
             return rows + 8 * self.total + 4 * watch(self.trunk, self.example)[1]

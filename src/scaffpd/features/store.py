@@ -1,10 +1,10 @@
 """A table on disk that is written row by row, survives interruptions and detects damage.
 
 <folder>/values.npy          the rows
-<folder>/state.npz           how far it is; only while it is being written
+<folder>/state.npz           progress; only while it is being written
 <folder>/piece-K-SHA.npy     a copy of the piece from row K on that is being corrected in place, and its checksum
 <folder>/normalisation.npz   mean and deviation by which raw values were standardised
-<folder>/meta.json           written last: what the rows are, and checksums of pieces
+<folder>/meta.json           written last: description of the rows, and checksums of pieces
 <folder>/verified.json       size and time of values.npy when all pieces last had their checksums
 """
 
@@ -26,14 +26,14 @@ from scaffpd.data.folder import checksum, checksums
 from scaffpd.errors import InputError, real
 from scaffpd.system import atomic_write, format_bytes, free_memory, write_file
 
-SHARE = {"cpu": 0.25, "cuda": 0.6}  # of what is free, for one chunk
-LARGEST = {"cpu": 64, "cuda": 1024}  # samples: beyond, nothing gets faster
+SHARE = {"cpu": 0.25, "cuda": 0.6}  # share of free memory for one chunk
+LARGEST = {"cpu": 64, "cuda": 1024}  # samples: larger chunks are not faster
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 UNITS |= {f"{unit}I": 1024**k for k, unit in enumerate("KMGT", start=1)}
 
 
 def parse_memory(memory: int | float | str | None) -> int | None:
-    """Return bytes: of a number, or of "4GB" or "512MiB"."""
+    """Return bytes, from a number, or from "4GB" or "512MiB"."""
     if memory is None:
         return None
     if isinstance(memory, str):
@@ -47,7 +47,7 @@ def parse_memory(memory: int | float | str | None) -> int | None:
 
 
 def chunk(each: int, memory: int | None, device: torch.device, wanted: int | None = None) -> int:
-    """Return samples at a time, if each needs so many bytes: `wanted`, or fewer where `memory` was given as well."""
+    """Return samples at a time, if each needs `each` bytes: `wanted`, or fewer if `memory` was given as well."""
     if wanted is not None and memory is None:
         return wanted
     budget = int(SHARE.get(device.type, 0.25) * free_memory(device)) if memory is None else memory
@@ -61,13 +61,13 @@ def chunk(each: int, memory: int | None, device: torch.device, wanted: int | Non
 
 
 def check_table(where: Path | None, rows: int, columns: int, itemsize: int, there: int = 0, piece: int = 0) -> None:
-    """Refuse a table that does not fit on the disk (or without a folder, into memory), `there` bytes being there.
+    """Refuse a table that does not fit on the disk (or without a folder, into memory), with `there` bytes written.
 
-    On disk, a copy of the rows that are being corrected takes room as well: at least one row, at most `piece` bytes.
+    On disk, a copy of the rows that are being corrected needs space as well: at least one row, at most `piece` bytes.
     """
 
     def need_with(itemsize: int) -> int:
-        """Bytes of all rows and of the largest piece."""
+        """Count the bytes of all rows and of the largest piece."""
         row = columns * itemsize
         return row * (rows + (min(rows, max(1, piece // row)) if piece else 0))
 
@@ -96,17 +96,17 @@ State = dict[str, NDArray[Any]]
 
 
 def corrupt(folder: Path, why: str) -> InputError:
-    """Say which folder to delete."""
+    """Return an error that names the folder to delete."""
     return InputError(f"The cached features in {str(folder)!r} are damaged ({why}): delete that folder and run again.")
 
 
 def unreadable(folder: Path, error: OSError) -> InputError:
-    """Repeat what the system said."""
+    """Return an error with the system's message."""
     return InputError(f"The cached features in {str(folder)!r} cannot be read: {error.strerror or error}.")
 
 
 def finished(folder: Path | None, about: dict[str, Any], rows: int) -> tuple[FeatureStore, dict[str, Any]] | None:
-    """Return a complete table and what meta.json says about it; None where there is none yet."""
+    """Return a complete table and the contents of meta.json; None if there is none yet."""
     if folder is None:
         return None
     try:
@@ -135,7 +135,7 @@ class FeatureStore:
         self.pieces = range(0, rows, self.piece)
 
     def create(self) -> tuple[NDArray[Any], State | None]:
-        """Return the values to write to, and the state in which an earlier run left them."""
+        """Return the values to write to, and the state of an earlier run."""
         if not self.stored:
             check_table(None, *self.shape, self.dtype.itemsize)
             return np.empty(self.shape, self.dtype), None
@@ -144,7 +144,7 @@ class FeatureStore:
         check_table(self.folder, *self.shape, self.dtype.itemsize, there, PIECE)
         if path.exists() and (self.folder / STATE).exists():
             return self.open("r+"), self._state()
-        self._clear()  # what an earlier run has left belongs to other rows
+        self._clear()  # leftovers of an earlier run belong to other rows
         values = np.lib.format.open_memmap(path, "w+", self.dtype, self.shape)
         if hasattr(os, "posix_fallocate"):
             with path.open("r+b") as file:
@@ -159,7 +159,7 @@ class FeatureStore:
         return [path for name in names for path in self.folder.glob(name)]
 
     def _clear(self) -> None:
-        """Remove everything that only an unfinished run needs."""
+        """Remove the files that only an unfinished run needs."""
         if self.stored:
             drafts = (*self.folder.glob("draft-*"), *self.folder.glob(".*.*"))
             for path in (self.folder / STATE, self.folder / VERIFIED, *self._copies(), *drafts):
@@ -181,11 +181,11 @@ class FeatureStore:
         try:
             with (self.folder / STATE).open("rb") as file, np.load(file, allow_pickle=False) as state:
                 return {name: state[name] for name in state.files}
-        except Exception:  # whatever a damaged archive makes NumPy and zipfile raise
+        except Exception:  # a damaged archive can make NumPy and zipfile raise anything
             raise corrupt(self.folder, f"{STATE} cannot be read") from None
 
     def commit(self, values: NDArray[Any], **state: NDArray[Any]) -> None:
-        """Flush the rows to disk, then note that they are there."""
+        """Flush the rows to disk, then record them."""
         if self.stored:
             if isinstance(values, np.memmap):
                 values.flush()
@@ -193,7 +193,7 @@ class FeatureStore:
                 np.savez(file, **state)  # type: ignore[arg-type]
 
     def replace(self, values: NDArray[Any], start: int, piece: NDArray[Any]) -> None:
-        """Overwrite rows so that an interruption leaves either the old ones or a copy of the new ones on disk."""
+        """Overwrite rows such that an interruption leaves either the old ones or a copy of the new ones on disk."""
         if self.stored:
             with atomic_write(self.folder / f"piece-{start}-{checksum(piece)}.npy") as file:
                 np.save(file, piece)
@@ -210,7 +210,7 @@ class FeatureStore:
             whole = piece.shape == shape and piece.dtype == self.dtype and checksum(piece) == copies[0].stem[-64:]
         except PermissionError as error:
             raise unreadable(self.folder, error) from None
-        except Exception:  # whatever a damaged file makes NumPy raise
+        except Exception:  # a damaged file can make NumPy raise anything
             whole = False
         if not whole:
             raise corrupt(self.folder, f"the copy of rows from {start} on does not have its checksum")
@@ -218,14 +218,14 @@ class FeatureStore:
         return True
 
     def forget(self, start: int) -> None:
-        """Remove the copy of a piece whose checksum has been noted."""
+        """Remove the copy of a piece whose checksum has been recorded."""
         for copy in self._copies(start):
             copy.unlink(missing_ok=True)
 
     def finish(
         self, values: NDArray[Any], meta: dict[str, Any], sums: list[str], fresh: bool = False, **normalisation: Any
     ) -> None:
-        """Write meta.json, after which the table is only read; `fresh`: all sums are of what was written just now."""
+        """Write meta.json, after which the table is read-only; `fresh`: all sums are of rows written just now."""
         if not self.stored:
             return
         if isinstance(values, np.memmap):
@@ -239,9 +239,9 @@ class FeatureStore:
             self._note(self._stamp())
 
     def verify(self, values: NDArray[Any], sums: list[str], again: bool = True) -> None:
-        """Compare every piece with its checksum; with `again` False only if values.npy changed since it was last done.
+        """Compare every piece with its checksum; with `again` False only if values.npy has changed since the last time.
 
-        Changes are seen by size and time of change of values.npy, which `verified.json` has; a disk that loses bits by
+        Changes are detected by size and time of change of values.npy, from `verified.json`; a disk that loses bits by
         itself changes neither. All values are read, on all cores (see `scaffpd.data.folder`).
         """
         stamp = self._stamp()
@@ -259,7 +259,7 @@ class FeatureStore:
         return {"size": about.st_size, "mtime_ns": about.st_mtime_ns}
 
     def _noted(self) -> Any:
-        """Return what `_stamp` was when all pieces had their checksums; None where that is not known."""
+        """Return `_stamp` of the last successful verification; None if unknown."""
         try:
             return json.loads((self.folder / VERIFIED).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -271,7 +271,7 @@ class FeatureStore:
 
 
 def _allocated(path: Path) -> int:
-    """Return the bytes that a file takes on disk; 0 where that is not known."""
+    """Return the bytes that a file takes on disk; 0 if unknown."""
     try:
         return 512 * path.stat().st_blocks
     except (AttributeError, FileNotFoundError):

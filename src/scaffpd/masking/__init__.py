@@ -1,25 +1,25 @@
 r"""Secure aggregation: a server learns Σ_i w_i v_i and no single v_i (after Bonawitz et al., 2017; Bell et al., 2020).
 
-terms     who takes part in a sum, who shares masks with whom, and the number format
-keys      identities of clients, what two of them agree on, and key streams
+terms     the clients of a sum, which of them share masks, and the number format
+keys      identities of clients, shared secrets of two of them, and key streams
 
-Here is a client's part in a sum: one answer, hidden under streams that cancel in the sum of all.
+This file has a client's part in a sum: one answer, hidden under streams that cancel in the sum of all.
 
     y_i = q_i + Σ_{j>i} stream(k_ij, h) − Σ_{j<i} stream(k_ij, h)   (mod 2⁶⁴)
 
-over its neighbours j, with k_ij the secret of the two (`keys`) and h a digest of the whole question: where it is asked,
-about what, with which weights, in which number format and over which clients. So
+over its neighbours j, with k_ij the secret of the two (`keys`) and h a digest of the whole question: the run, the
+vector, the weights, the number format and the clients. So
 
     Σ_i y_i = Σ_i q_i
 
-if everybody was asked the same and has answered. A server that tells two clients different things, or leaves somebody
-out, is left with noise, whatever it does: there is nothing else that a client would give away. A client that does not
-answer leaves the sum closed for good; it has to be begun anew.
+if all were asked the same and have answered. A server that sends two clients different questions, or leaves a client
+out, gets only noise: clients reveal nothing else. A client that does not
+answer leaves the sum closed for good; it has to be started again.
 
-This is the protocol of Bonawitz et al. (2017) without what it needs to open the sum over those who are left: no shares
+This is the protocol of Bonawitz et al. (2017) without recovery from dropouts: no shares
 of keys, hence no second mask, no second exchange, and no round in which clients compare lists.
 
-Nothing here knows of models or networks: bytes and arrays go in, bytes and arrays come out.
+This package has no models or networks: bytes and arrays go in, bytes and arrays come out.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from scaffpd.masking.terms import Accused, FixedPoint, Forgotten, Ring, Terms
 
 __all__ = ["Card", "FixedPoint", "Identity", "Incomplete", "Party", "Terms"]
 
-MOST_CARDS = 4096  # of clients that meet
+MOST_CARDS = 4096  # clients in a sum
 
 
 @dataclass(eq=False, repr=False)
 class Party:
-    """One client."""
+    """One client of secure sums."""
 
     identity: Identity  # its keys
     # fingerprints of all others' keys, by their names; with any of them, every other card is refused
     pins: Mapping[str, str] = field(default_factory=dict)
-    authority: Authority | None = None  # checks the signatures on cards; `None` where cards are not signed
-    least: int = 1  # the smallest number of colluding clients that this client wants to be safe from
-    roster: Collection[str] = ()  # the clients that may take part; empty for anybody
+    authority: Authority | None = None  # checks the signatures on cards; `None` if cards are not signed
+    least: int = 1  # the smallest number of colluding clients that this client accepts
+    roster: Collection[str] = ()  # the clients that may take part; empty for any client
     _cards: dict[str, Card] = field(default_factory=dict, init=False)
     _agreed: dict[str, bytes] = field(default_factory=dict, init=False)
 
@@ -64,13 +64,13 @@ class Party:
 
     @property
     def known(self) -> Collection[str]:
-        """The others that this client has met."""
+        """Names of the other clients that this client has met."""
         return self._cards.keys()
 
     def meet(self, cards: Sequence[Card]) -> None:
-        """Take the others' cards; a name keeps its long-term key for as long as this client lives."""
+        """Accept the others' cards; a name keeps its long-term key for the lifetime of this client."""
         if len({*self._cards, *(card.name for card in cards)}) > MOST_CARDS:
-            raise InputError(f"Secure sums are made by {MOST_CARDS} clients at most.")
+            raise InputError(f"Secure sums take {MOST_CARDS} clients at most.")
         for card in cards:
             if card.name == self.name:
                 if card.key != self.identity.card.key:
@@ -82,7 +82,7 @@ class Party:
             self._cards[card.name] = card
 
     def _check(self, card: Card) -> None:
-        """Refuse a card that is not the one that its name should have."""
+        """Refuse a card that does not match its name."""
         if self._cards.get(card.name, card).key != card.key:
             raise Accused(card.name, f"{card.name!r} shows another key than before.")
         if self.roster and card.name not in self.roster:
@@ -100,7 +100,7 @@ class Party:
     def mask(self, terms: Terms, asked: bytes, numbers: FixedPoint, vector: Any) -> Ring:
         """Return y_i for the vector; `asked` stands for everything that this client was asked.
 
-        A vector out of range is refused before anything happens.
+        A vector out of range is refused first.
         """
         if self.name not in terms.names or numbers.clients < len(terms.names):
             raise InputError("This sum is not for this client, or its numbers are for fewer clients.")
@@ -121,7 +121,7 @@ class Party:
         if other not in self._agreed:
             try:
                 self._agreed[other] = self.identity.agreed(self._cards[other])
-            except ValueError:  # of small order: everybody would know the secret
+            except ValueError:  # of small order: the secret would be public
                 raise Accused(other, f"The key of {other!r} cannot be used.") from None
         return self._agreed[other]
 
@@ -130,10 +130,10 @@ class Party:
         return {"once": self.identity.secret(), "cards": [card.values() for card in self._cards.values()]}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Go on from what `kept` returned."""
+        """Continue from the state of `kept`."""
         self.identity = self.identity.resumed(kept["once"])
         self._cards, self._agreed = {card.name: card for card in map(Card.of, kept["cards"])}, {}
 
 
 class Incomplete(InputError):
-    """A client has left a sum: it stays closed for good."""
+    """A client has left a sum, which stays closed for good."""

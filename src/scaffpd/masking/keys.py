@@ -1,14 +1,14 @@
-r"""Identities of clients, what two of them agree on, and the key streams derived from it.
+r"""Identities of clients, shared secrets of two of them, and the key streams derived from these.
 
-A client is known to the others by a long-term X25519 key, shown on a card, which the server carries around. A client
-that trusts the server to pass on what it was given needs no more; one that does not pins the others' keys by their
-fingerprints, told by telephone, or has cards signed with certificates of an authority that the server does not own.
+The others know a client by a long-term X25519 key on a card, which the server passes on. A client that trusts the
+server to pass cards on unchanged needs no more; one that does not pins the others' keys by their
+fingerprints, compared by telephone, or has cards signed with certificates of an authority that the server does not own.
 
-A card also shows a key that is as old as the process (`once`). The secret of two clients is made of both agreements,
+A card also has a key for the lifetime of the process (`once`). The secret of two clients combines both agreements,
 
     k_ij = HKDF(X25519(a_i, A_j) ‖ X25519(e_i, E_j)),
 
-so that nobody without a long-term key can take somebody's place, and a long-term key that is stolen later opens no
+so that impersonating a client takes its long-term key, and a long-term key that is stolen later opens no
 sum of an earlier process. Keys are derived by HKDF-SHA256, streams are those of ChaCha20, both of `cryptography`.
 """
 
@@ -38,22 +38,22 @@ from scaffpd.system import load_or_create
 
 @dataclass(frozen=True)
 class Card:
-    """What a client shows of itself."""
+    """Public card of a client."""
 
     name: str  # the client
     key: bytes  # its public key, 32 bytes
     once: bytes  # the public key of its process, 32 bytes
-    certificate: bytes = b""  # of the deployment, PEM; empty where there is none
+    certificate: bytes = b""  # of the deployment, PEM; empty if there is none
     signature: bytes = b""  # of name and keys, with the certificate's own key
 
     @property
     def fingerprint(self) -> str:
-        """A short name for the key, to be compared by people and written down as a pin."""
+        """Short name of the key, for people to compare and to write down as a pin."""
         return hashlib.sha256(self.key).hexdigest()
 
     @property
     def signed(self) -> bytes:
-        """What the signature is about."""
+        """Bytes that the signature covers."""
         return b"scaffpd card\0" + self.name.encode() + b"\0" + self.key + self.once
 
     def values(self) -> dict[str, str]:
@@ -79,7 +79,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Authority:
-    """The deployment's root certificate: whom it has let in, and under which name."""
+    """Root certificate of the deployment, which vouches for the sites and their names."""
 
     root: x509.Certificate
 
@@ -92,7 +92,7 @@ class Authority:
             raise InputError(f"The authority's certificate {str(path)!r} cannot be read.") from None
 
     def check(self, card: Card) -> None:
-        """Whether the card is of the site that the authority knows by this name."""
+        """Check that the card belongs to the site that the authority knows by this name."""
         try:
             certificate = x509.load_pem_x509_certificate(card.certificate)
             certificate.verify_directly_issued_by(self.root)
@@ -108,7 +108,7 @@ class Authority:
 
 
 class Identity:
-    """A client's own long-term private key, and that of its process (`once`); new ones by default.
+    """Private keys of a client: a long-term one, and one for its process (`once`); new ones by default.
 
     With a certificate of the deployment and its private key, both PEM, the card is signed.
     """
@@ -174,7 +174,7 @@ def _verify(key: Any, signature: bytes, message: bytes) -> None:
         raise InvalidSignature
 
 
-BLOCK = 2**14  # numbers at a time: what is added to them is still in the cache
+BLOCK = 2**14  # numbers at a time, to stay in the cache
 _ZEROS = bytes(8 * BLOCK)
 
 

@@ -1,13 +1,13 @@
-r"""The terms of a sum: who takes part, who shares masks with whom, and the number format.
+r"""The terms of a sum: its clients, which of them share masks, and the number format.
 
-Clients stand on a ring, in an order that their names shuffle, and every client shares masks with the k nearest (a
-Harary graph; with all others where k ≥ N − 1). With t colluding clients, k ≥ t + 1 is enough, whoever they are: the
-graph stays connected when any t of its clients are taken out, so that the masks of the others hide everything but the
+Clients form a ring, in an order shuffled by their names, and every client shares masks with the k nearest (a
+Harary graph; with all others if k ≥ N − 1). With any t colluding clients, k ≥ t + 1 is enough: the
+graph stays connected without them, so that the masks of the others hide everything but the
 sum over all of them.
 
 Numbers are whole numbers modulo 2⁶⁴: q = round(2ᶠ v) for |v| ≤ C, and Σ_i q_i / 2ᶠ for the sum. Of N clients,
 |Σ q_i| ≤ N (2ᶠ C + ½) < 2⁶³ by the choice of f, so that no sum can wrap around; a larger |v| is refused before it is
-encoded. The sum is off by at most N 2⁻ᶠ⁻¹ in every entry.
+encoded. The error of the sum is at most N 2⁻ᶠ⁻¹ in every entry.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError
 
 FEWEST = 3  # with two clients, each knows the other's vector from the sum
-MOST = 10  # of those who collude, unless more is asked for: 12 neighbours
+MOST = 10  # colluding clients by default: 12 neighbours
 
 
 class Accused(InputError):
-    """What another client has shown is not its own, or cannot be used; `name` is whose it is."""
+    """Client `name` sent a key that is not its own or is unusable."""
 
     def __init__(self, name: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -38,15 +38,15 @@ class Accused(InputError):
 
 
 class Forgotten(InputError):
-    """A client has lost what it knew of the others: it was started anew."""
+    """A client was restarted and has lost the others' keys."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Who takes part in a sum."""
+    """Clients of a sum."""
 
     names: tuple[str, ...]  # the clients
-    colluding: int  # t, how many of them may show the server all that they know
+    colluding: int  # t, how many of them may reveal all that they know to the server
 
     def __post_init__(self) -> None:
         n, t = len(self.names), self.colluding
@@ -70,7 +70,7 @@ class Terms:
 
     @cached_property
     def degree(self) -> int:
-        """k, how many neighbours everybody has."""
+        """k, the number of neighbours of each client."""
         k = self.colluding + 1
         return min(k + k % 2, len(self.names) - 1)
 
@@ -84,17 +84,17 @@ class Terms:
 
     @cached_property
     def digest(self) -> bytes:
-        """A name for all of it: every key of the sum depends on it."""
+        """Digest of the terms; every key of the sum depends on it."""
         return hashlib.sha256(json.dumps([*self.names, self.colluding]).encode()).digest()
 
 
 Ring = NDArray[np.uint64]
-SMALLEST = -900  # exponent of the smallest clip: 2ᶠ stays a number
+SMALLEST = -900  # exponent of the smallest clip: 2ᶠ does not overflow
 LARGEST = 900
 
 
 class OutOfRange(InputError):
-    """A vector has an entry beyond the clip; `exponent` would be enough for it."""
+    """A vector has an entry beyond the clip; `exponent` would be enough."""
 
     def __init__(self, exponent: int) -> None:
         super().__init__(f"A vector has entries up to 2^{exponent}, more than the clip of this sum.")
@@ -103,9 +103,9 @@ class OutOfRange(InputError):
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """A number format."""
+    """Fixed-point number format."""
 
-    clients: int  # N, how many terms a sum has
+    clients: int  # N, the number of terms of a sum
     exponent: int  # of the clip, C = 2ᵉ
     bits: int  # f
 
@@ -130,7 +130,7 @@ class FixedPoint:
 
     @property
     def error(self) -> float:
-        """N 2⁻ᶠ⁻¹, the most that an entry of a sum can be off."""
+        """N 2⁻ᶠ⁻¹, the largest error of an entry of a sum."""
         return math.ldexp(self.clients, -self.bits - 1)
 
     def values(self) -> dict[str, int]:

@@ -57,7 +57,7 @@ class ChiSquareBall(Objective):
         return min(top, (dual_above(losses, weights, p, 1.0 / t) + room) + 4.0 * EPSILON * (abs(top) + room))
 
     def _stretch(self, weights: Vector) -> float:
-        """How much farther from the prior than √δ: (1 − t)λ + tp, which is within, has at least 1 − t of ⟨λ, f⟩."""
+        """Return the distance from the prior in excess of √δ: (1 − t)λ + tp is within, with ≥ 1 − t of ⟨λ, f⟩."""
         far = distance_above(weights, self.weights(len(weights))) / self.delta
         return max(float(np.sqrt(far)) * (1.0 + 4.0 * EPSILON) - 1.0, 0.0)
 

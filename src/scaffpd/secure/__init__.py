@@ -1,15 +1,15 @@
 r"""`SecureAggregation`: a federation whose server learns weighted sums of its clients' vectors, and no single one.
 
 A round of Scaff-PD needs Σ λ_i c_i and Σ λ_i d_i; λ_i goes to client i, which scales its own vector. The server sees
-losses L_i, weights λ_i and a few scalars. docs/secure-aggregation.md says against whom this helps, and what it does
+losses L_i, weights λ_i and a few scalars. docs/secure-aggregation.md describes the threat model, and what it does
 not hide.
 
-`parties` has clients with keys of their own, and what each of them checks before it answers. Here is one secure sum
-Σ_i w_i v_i, which is one exchange. The clip 2ᵉ follows the vectors: with its y_i a client says which e would have
-been enough for it, and the next sum of the same kind leaves `HEADROOM` binary digits above the largest. Whose vector
-is larger than that says so instead of sending it; then the sum stays closed, and is begun anew. So it is where all
-vectors have become so much smaller that more than `WASTE` digits would be lost. Of 64 binary digits log₂ N and those
-are lost: with N ≤ 64 clients a sum is off by less than 10⁻¹² of its largest term.
+`parties` has clients with their own keys, and the checks of each before it answers. This file has one secure sum
+Σ_i w_i v_i, which is one exchange. The clip 2ᵉ follows the vectors: with its y_i a client sends the e that would
+have been enough, and the next sum of the same kind leaves `HEADROOM` binary digits above the largest. A client with a
+larger vector reports that instead of sending it; then the sum stays closed, and is started again. The same happens if
+all vectors have shrunk so much that more than `WASTE` digits would be lost. Of 64 binary digits log₂ N and those
+are lost: with N ≤ 64 clients the error of a sum is less than 10⁻¹² of its largest term.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from scaffpd.secure.parties import (
 
 CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
 HEADROOM, WASTE = 3, 10
-DIGITS = 2**24  # by so much a masked vector may change where floating point rounds differently
+DIGITS = 2**24  # largest change of a masked vector if floating point rounds differently
 ATTEMPTS = 4
 SMALL = 16  # bytes: a size, a number format
 
 
 @dataclass(eq=False)
 class SecureSums:
-    """The secure sums of a run."""
+    """Secure sums of a run."""
 
     parties: Parties  # the clients
-    colluding: int | None  # t; `None` for a third of those who take part
-    count: Callable[[int, int, int], None]  # is told exchanges, bytes up and bytes down
-    record: Callable[[str, str, Any], None] | None = None  # is handed every masked vector that the server receives
+    colluding: int | None  # t; `None` for a third of the clients
+    count: Callable[[int, int, int], None]  # called with exchanges, bytes up and bytes down
+    record: Callable[[str, str, Any], None] | None = None  # called with every masked vector that the server receives
     last: FixedPoint | None = field(default=None, init=False)  # the format of the last sum
     _exponents: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
 
@@ -63,7 +63,7 @@ class SecureSums:
     ) -> NDArray[np.float64]:
         """Return Σ w_i v_i over the clients that have a weight; `kind` names what is summed, for its number format.
 
-        `first` is the size that the first of them is expected to have; where it is not given, clients are asked.
+        `first` is the expected size of the first of them; if it is not given, clients are asked.
         """
         key, n = (kind, len(weights)), len(weights)
         weighting = Weighting(Terms.usual(tuple(weights), self.colluding), np.array([*weights.values()]))
@@ -77,7 +77,7 @@ class SecureSums:
             if set(replies) != set(weights):
                 raise Incomplete(f"{n - len(replies)} clients have left a secure sum: it stays closed.")
             largest = max(reply.exponent for reply in replies.values())
-            if exponent is None or largest > SMALLEST:  # nothing is known of vectors that are zero
+            if exponent is None or largest > SMALLEST:  # vectors that are zero have no size
                 self._exponents[key] = min(largest + HEADROOM, LARGEST)
             if numbers is not None and _fits(numbers, largest, replies):
                 self.last = numbers
@@ -86,7 +86,7 @@ class SecureSums:
         raise InputError(f"The vectors of a secure sum grow from one question to the next: {kind!r} has no clip.")
 
     def _opened(self, kind: str, numbers: FixedPoint, replies: dict[str, MaskedReply]) -> NDArray[np.float64] | None:
-        """Add up what came; `None` where the sum is larger than all of its terms: somebody's masks were false."""
+        """Add up the replies; return `None` if the sum exceeds all of its terms: some client's masks were false."""
         total: Any = np.zeros(1, dtype=np.uint64)
         for name, reply in replies.items():
             if self.record is not None:
@@ -97,25 +97,25 @@ class SecureSums:
         return found if np.all(np.abs(found) <= most) else None
 
     def _spoilt(self, request: SumRequest, length: int, replies: dict[str, MaskedReply]) -> NoReturn:
-        """Ask the same once more, where that tells who it was: the same question has the same masked vector."""
+        """Ask the same question again to find the client, which has to send the same masked vector."""
         if hasattr(self.parties, "spoilt"):
             again = self.parties.mask(request, length)
             self.parties.spoilt([name for name in replies if not _same(replies[name].vector, again[name].vector)])
         raise InputError(
-            "A secure sum is larger than all of its terms: one of the clients has masked another question, or has sent "
-            "what is no masked vector. Nobody can tell which one: that would take everybody's vectors."
+            "A secure sum is larger than all of its terms: one of the clients has masked another question, or sent "
+            "no masked vector. Which one cannot be told without all the vectors."
         )
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two masked vectors are one, but for the last digits of what is under the mask."""
+    """Return whether two masked vectors are equal, up to the last digits under the mask."""
     if one is None or other is None:
         return False
     return bool(np.all(np.abs((one - other).view(np.int64)) < DIGITS))
 
 
 def _fits(numbers: FixedPoint, largest: int, replies: dict[str, MaskedReply]) -> bool:
-    """Whether everybody's vector is there, and not far below the clip."""
+    """Return whether all vectors arrived, and are not far below the clip."""
     fine = largest == SMALLEST or numbers.exponent - largest <= WASTE
     return fine and all(reply.vector is not None for reply in replies.values())
 
@@ -124,10 +124,10 @@ def _fits(numbers: FixedPoint, largest: int, replies: dict[str, MaskedReply]) ->
 class MaskedSums:
     """Sums of masked vectors; a `Summer`."""
 
-    sums: SecureSums  # the protocol by which they are made
-    quantum: float  # losses leave as multiples of it; 0 where clients elsewhere see to that themselves
-    projections: bool  # whether clients show their gradients along directions that the server chooses
-    twice: bool  # whether clients let the same vectors into sums with two different weights
+    sums: SecureSums  # the protocol
+    quantum: float  # losses are rounded to multiples of it; 0 if deployed clients round them
+    projections: bool  # whether clients reveal their gradients along directions that the server chooses
+    twice: bool  # whether clients allow sums of the same vectors with two different weights
     silent: bool = False  # whether losses stay with their clients too
     hides: bool = field(default=True, init=False)
 
@@ -149,13 +149,13 @@ class MaskedSums:
         return found if vectors.padded and vectors.fine else found.to(asked.like)
 
     def _shared(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
-        """Add up what clients have weighted and noised themselves.
+        """Add up vectors that clients have weighted and noised themselves.
 
-        One more entry, the same for everybody and as large as any may be, keeps the size of a vector from being told.
+        One more entry, the same for all clients and as large as possible, hides the size of a vector.
         """
         assert vectors.shares is not None
         shared = vectors.shares(torch.from_numpy(np.array(weights[asked.index])))
-        if isinstance(shared.parts, Vectors):  # clients elsewhere, which do all of this themselves
+        if isinstance(shared.parts, Vectors):  # deployed clients, which do all of this themselves
             own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
             total = self.sums.sum(part, shared.parts, own, len(asked.like) + 1)
             return cast(Tensor, shared.total(torch.from_numpy(total[:-1])))
@@ -171,21 +171,21 @@ class MaskedSums:
 
 
 class SecureAggregation(Federation):
-    """Clients that mask every vector.
+    """Federation of clients that mask every vector.
 
     Args:
-        federation: a `Cohort`, whose clients then have keys of their own, in this process; or a deployed federation,
-            whose silos do the same where they are.
-        colluding: t, how many clients may show the server all that they know without harm to the others; by default a
-            third of those who take part (10 at most).
-        share: the largest share of a sum, as Σ|w_i| counts it, that a single client's vector may have; beyond it the
+        federation: a `Cohort`, whose clients then have their own keys, in this process; or a deployed federation,
+            whose silos have theirs.
+        colluding: t, how many clients may reveal all that they know to the server without harm to others; by default
+            a third of the clients (10 at most).
+        share: the largest share of a sum, by Σ|w_i|, that a single client's vector may have; beyond it the
             client refuses, for the sum would nearly be its vector.
         quantum: losses are rounded to multiples of it before they leave a client; certificates allow for it.
-        projections: whether clients may show their gradients along directions that the server chooses: the subspace
+        projections: whether clients may reveal their gradients along directions that the server chooses: the subspace
             saddle method needs that.
-        losses: "clear", or "hidden": then clients find their own weights, and nothing of a single client is shown
-            before the end of a run. `fair` takes `MinimaxSums` there; other methods need the losses.
-        record: is handed everything that the server receives of a vector, as (kind, client, array), for tests.
+        losses: "clear", or "hidden": then clients find their own weights, and reveal nothing of a single client
+            before the end of a run. `fair` uses `MinimaxSums` then; other methods need the losses.
+        record: called with everything that the server receives of a vector, as (kind, client, array), for tests.
     """
 
     def __init__(

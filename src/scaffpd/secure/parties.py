@@ -1,15 +1,15 @@
-r"""Clients that mask their vectors, and what each of them checks before it answers.
+r"""Clients that mask their vectors, and the checks of each before it answers.
 
-A client scales its vector by its own weight, encodes it and masks it; what leaves it is a `MaskedReply`. Everything
-else that leaves is a scalar. It is told everybody's weights: its masks are made from them.
+A client scales its vector by its own weight, encodes it and masks it; the result is a `MaskedReply`. It sends only
+scalars besides. It receives the weights of all clients: its masks depend on them.
 
-What one sum hides, two of nearly the same vectors may show: Σ over all and Σ over all but one give that one's vector.
+Two sums of nearly the same vectors can reveal what one hides: Σ over all and Σ over all but one give that one's vector.
 Two sums with weights λ and λ' of vectors v and v' give a client's own to within about ‖v − v'‖/‖λ − λ'‖₁. So two sums
-count as two weightings of one vector where
+count as two weightings of one vector if
 
     ‖v/‖v‖ ∓ v'/‖v'‖‖ < ‖λ − λ'‖₁ / SHARPNESS    (Σ|λ_j| = 1),
 
-and a client lets one vector into `WEIGHTINGS` of them at most, fewer than N − t, and over the same clients only. It
+and a client allows at most `WEIGHTINGS` sums of one vector, fewer than N − t, and over the same clients only. It
 remembers a vector as a `Sketch`, whose distances are those of the vectors to within a third.
 """
 
@@ -33,9 +33,9 @@ from scaffpd.masking import FixedPoint, Identity, Party, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST, Ring, exponent_of
 
 REMEMBERED = 256  # sums that a client in this process remembers
-SHARPNESS = 1000.0  # two sums of one vector show it to a thousandth of its length at best
-STEP = 8  # of exponents that clients tell, where the size of a vector is hidden
-WEIGHTINGS = 2  # of one vector: λ, and equal weights, which set a dual rate, or the last λ, which shows curvature
+SHARPNESS = 1000.0  # two sums of one vector reveal it to a thousandth of its length at best
+STEP = 8  # step of the exponents that clients send, if the size of a vector is hidden
+WEIGHTINGS = 2  # of one vector: λ, and equal weights, which set a dual rate, or the last λ, which measures curvature
 
 
 def weightings(terms: Terms) -> int:
@@ -45,7 +45,7 @@ def weightings(terms: Terms) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Weighting:
-    """The weights w_j of everybody in a sum, in the order of its terms."""
+    """Weights w_j of all clients in a sum, in the order of its terms."""
 
     terms: Terms
     values: Vector
@@ -75,7 +75,7 @@ class Weighting:
 
 
 class SumRecord(NamedTuple):
-    """A sum that a client's vector was in: its length, its sketch at norm one, the members and their λ."""
+    """Sum with a client's vector: its length, its sketch at norm one, the members and their λ."""
 
     length: int
     sketch: Vector
@@ -92,16 +92,16 @@ class SumRecord(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class DisclosureGuard:
-    """Remembers in which sums a client's vectors have been, and refuses those that would show one."""
+    """Memory of the sums with a client's vectors; it refuses those that would reveal one."""
 
-    changing: bool = False  # whether the same vector may be in sums of other clients; those who leave show theirs by it
+    changing: bool = False  # whether the same vector may be in sums of other clients; leaving clients reveal theirs
     counted: bool = True  # whether the number of different sums is limited
     sketch: Sketch = field(default_factory=Sketch)
     most: int = REMEMBERED  # how many sums are remembered
     _known: list[SumRecord] = field(default_factory=list, init=False)
 
     def check(self, vector: NDArray[np.float64], weight: float, weighting: Weighting) -> SumRecord | None:
-        """Let the vector into a sum, or refuse. Return what there is to remember; nothing where it adds nothing."""
+        """Allow the vector in a sum, or refuse. Return the record to remember; `None` if it adds nothing."""
         size = float(np.linalg.norm(vector))
         if weight == 0 or size == 0:
             return None
@@ -131,41 +131,41 @@ class DisclosureGuard:
         return [known[k] for k in close if record.apart(known[k]) > max(SHARPNESS * apart[k], 1e-9)]
 
     def remember(self, record: SumRecord | None) -> None:
-        """Remember a sum that the vector is in from now on."""
+        """Remember a sum with the vector."""
         if record is not None:
             self._known = [*self._known[1 - self.most :], record]
 
 
 @dataclass(frozen=True)
 class MaskedReply:
-    """What a client answers to a question for its masked vector."""
+    """Client's answer to a question for its masked vector."""
 
     exponent: int  # e, with |w_i v_i| ≤ 2ᵉ
-    vector: Ring | None  # y_i; `None` where the clip of the question is smaller than that, or where it has none
+    vector: Ring | None  # y_i; `None` if the clip of the question is smaller than that, or not given
 
 
 @dataclass(frozen=True)
 class SumRequest:
-    """A sum that is asked for."""
+    """Requested sum."""
 
-    held: Any  # which vector of every client; the channel knows what it means
-    weights: Weighting  # w_i, of everybody
+    held: Any  # vector of every client, as the channel identifies it
+    weights: Weighting  # w_i of all clients
     numbers: FixedPoint | None  # the format; `None` asks for the sizes of vectors alone
 
 
 class Parties(Protocol):
-    """Clients that mask what they send, here or elsewhere."""
+    """Clients that mask their vectors, here or elsewhere."""
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Return everybody's masked vector, of those who answer; or its size, where there is no number format."""
 
 
 class TooLarge(InputError):
-    """A sum would nearly be a client's own vector."""
+    """Sum that would nearly be a client's own vector."""
 
 
 class Bare(NamedTuple):
-    """A vector that a client has weighted itself, and the weight; all weights together are one, or `mass` if less."""
+    """Vector that a client has weighted itself, and the weight; all weights sum to one, or to `mass` if less."""
 
     vector: NDArray[np.float64]
     weight: float
@@ -188,11 +188,11 @@ def padded(vector: Any) -> NDArray[np.float64]:
 
 
 class GuardedParty(NamedTuple):
-    """A client in secure sums."""
+    """Client in secure sums."""
 
     party: Party  # its keys
-    guard: DisclosureGuard  # the sums that its vectors have been in
-    share: float  # the largest share of a sum that it agrees to
+    guard: DisclosureGuard  # the sums with its vectors
+    share: float  # the largest share of a sum that it accepts
 
     def answer(
         self, weights: Weighting, numbers: FixedPoint | None, vector: Any, asked: bytes, bare: Bare | None = None
@@ -222,7 +222,7 @@ def _exponent(vector: NDArray[np.float64], weight: float) -> int:
 
 
 def coarse(question: Question, reply: Reply, quantum: float) -> Reply:
-    """Round losses, and changes of losses, to the quantum, in float64; the bound on their errors allows for it."""
+    """Round losses, and changes of losses, to the quantum, in float64; the bound on their errors includes it."""
     if quantum == 0 or not question.loss:
         return reply
     exact, numbers = reply.numbers, dict(reply.numbers)
@@ -233,7 +233,7 @@ def coarse(question: Question, reply: Reply, quantum: float) -> Reply:
 
 
 class LocalParties:
-    """Clients in this process, each with an identity of its own, none with another's secrets: see `GuardedParty`."""
+    """Clients in this process, each with its own identity and secrets: see `GuardedParty`."""
 
     def __init__(self, names: Sequence[str], share: float, counted: bool) -> None:
         guard = partial(DisclosureGuard, counted=counted, sketch=Sketch())
