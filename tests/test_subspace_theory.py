@@ -117,7 +117,7 @@ def test_a_round_in_all_of_space_is_a_newton_step_for_the_optimality_conditions(
         p, far = best.x - x.numpy(), best.weights - weights
         bent = 0.5 * np.einsum("j,ijk,k->i", p, H, p)
         rest = np.hypot(np.linalg.norm(np.einsum("i,ijk,k->j", far, H, p)), np.linalg.norm(bent - bent.mean()))
-        x, weights = x + x.new_tensor(step.alpha), step.weights
+        x, weights = x + x.new_tensor(step.z), step.weights
         error = np.hypot(np.linalg.norm(x.numpy() - best.x), np.linalg.norm(weights - best.weights))
         assert modulus * error <= rest + 1e-6
     assert error < 1e-5
@@ -136,7 +136,7 @@ def test_weights_can_cycle_for_ever_where_psi_is_flat_and_nothing_holds_them(n):
         assert np.allclose(weights[r % n] @ B, axes[r % n])  # c, which is in V
         model = SubspaceModel(sp.Agnostic(), np.zeros(n), B @ V, np.eye(n - 1), weights[r % n], np.zeros(n))
         step = model.solve(0.0, 1e-13)
-        assert np.abs(step.alpha).max() < 1e-6
+        assert np.abs(step.z).max() < 1e-6
         assert np.abs(step.weights - weights[(r + 1) % n]).max() < 1e-5
     whole = SubspaceModel(sp.Agnostic(), np.zeros(n), B, np.eye(n), weights[0], np.zeros(n)).solve(0.0, 1e-13)
     assert whole.value == pytest.approx(-1 / (2 * n))

@@ -112,7 +112,7 @@ def student(freedom: float) -> float:
 
 
 def disagree(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
-    """Tell whether two models differ by more than chance in which rows they get right.
+    """Return whether two models differ by more than chance in which rows they get right.
 
     Of the rows that exactly one of the two gets right, either should have half if nothing had changed (McNemar's test,
     exact: a binomial with probability ½).

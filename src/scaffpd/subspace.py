@@ -11,7 +11,7 @@ outside V, the model cannot predict the effect of a change of its weight, and w_
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -21,26 +21,11 @@ from torch import Tensor
 
 from scaffpd.federation import Vector
 from scaffpd.objectives.base import LARGEST, Objective
-from scaffpd.saddle import HIGHEST, solve_saddle
+from scaffpd.saddle import HIGHEST, Saddle, solve_saddle
 
 DEPENDENT = 1e-7  # columns with a smaller part outside the span of those before are rounding
 BLOCK = 2500  # coordinates
 FLAT = 1e-14  # curvature below this share of the largest is rounding
-
-
-@dataclass(frozen=True)
-class Step:
-    """Saddle point of the model.
-
-    Attributes:
-        alpha: α.
-        weights: l.
-        value: m(α, l).
-    """
-
-    alpha: Vector
-    weights: Vector
-    value: float
 
 
 @dataclass(frozen=True)
@@ -65,8 +50,8 @@ class SubspaceModel:
     w: Vector
     stiffness: float = 0.0
 
-    def solve(self, damping: float, tol: float) -> Step:
-        """Solve min_α max_l m(α, l): with (1 + δ)|Q| + δκI = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ.
+    def solve(self, damping: float, tol: float) -> Saddle:
+        """Solve min_α max_l m(α, l): with (1 + δ)|Q| + δκI = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ, and z = α.
 
         If losses are not convex Q may have negative eigenvalues, and |Q| has their absolute values: a step as long as
         for positive curvature, and still a descent step.
@@ -75,7 +60,7 @@ class SubspaceModel:
         sizes = (1 + damping) * np.abs(values) + damping * self.stiffness
         R = vectors / np.sqrt(np.maximum(sizes, FLAT * sizes.max(initial=1e-300)))
         found = solve_saddle(self.objective, self.losses, (self.slopes @ R).T, self.weights, tol, self.w)
-        return Step(R @ found.z, found.weights, found.value)
+        return replace(found, z=R @ found.z)
 
     def predicted(self, alpha: Vector) -> Vector:
         """Return what the model takes the losses at Vα to be, without damping: L_i + g_iᵀα + ½αᵀQα."""

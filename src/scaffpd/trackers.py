@@ -19,12 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
-
 from scaffpd.errors import InputError, count, needed
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.history import History
-from scaffpd.metrics import a_fifth
+from scaffpd.metrics import Summary
 from scaffpd.training import RoundInfo
 
 LONGEST = 120
@@ -102,15 +100,14 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         return _finite(values | self._by_client("loss", losses) | self._by_client("weight", weights))
 
     def _held_out(self, scores: ClientScores) -> dict[str, float]:
-        values = {"held-out loss/worst": float(scores.loss.max()), "held-out loss/mean": float(scores.loss.mean())}
+        found = Summary.of(scores)
+        values = {"held-out loss/worst": found.loss.worst, "held-out loss/mean": found.loss.mean}
         values |= self._by_client("held-out loss", scores.loss)
-        if not np.isnan(scores.accuracy).all():
-            upwards = np.sort(scores.accuracy)
-            values |= {
-                "held-out accuracy/worst": float(upwards[0]),
-                "held-out accuracy/worst 20 percent": float(upwards[: a_fifth(len(upwards))].mean()),
-                "held-out accuracy/mean": float(upwards.mean()),
-            } | self._by_client("held-out accuracy", scores.accuracy)
+        if found.accuracy is not None:
+            own = found.accuracy
+            values |= {"held-out accuracy/worst": own.worst, "held-out accuracy/mean": own.mean}
+            values |= {"held-out accuracy/worst 20 percent": own.worst_20}
+            values |= self._by_client("held-out accuracy", scores.accuracy)
         return _finite(values)
 
     def _by_client(self, what: str, values: Vector) -> dict[str, float]:

@@ -422,8 +422,6 @@ def _check(algorithm: Any, federation: Any, rounds: int, tol: float | None, seed
         raise InputError(f"train needs a whole number seed >= 0, got {seed!r}.")
     if not isinstance(callbacks, Sequence):
         raise InputError(f"train needs a list of callbacks, got {callbacks!r}.")
-    if callable(callbacks):
-        raise InputError("train needs a list of callbacks: write callbacks=[...].")
     for callback in callbacks:
         if not callable(callback):
             raise InputError(f"train needs callables in callbacks, got {callback!r}.")

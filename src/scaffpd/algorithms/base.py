@@ -186,7 +186,7 @@ class Algorithm:
 
     @classmethod
     def needs_objective(cls) -> bool:
-        """Whether it has to be given an objective; others have one of their own."""
+        """Return whether it has to be given an objective; others have one of their own."""
         objective = inspect.signature(cls).parameters.get("objective")
         return objective is not None and objective.default is inspect.Parameter.empty
 

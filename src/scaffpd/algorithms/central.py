@@ -26,7 +26,7 @@ depend on S; on the simplex S = 1.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -48,9 +48,6 @@ class CentralState(MinimaxState):
     server_rate: float
     dual_rate: float
     at: Gradients = field(repr=False, metadata={"transient": True})
-
-
-State = TypeVar("State", bound=CentralState)
 
 
 @dataclass(frozen=True)
@@ -93,7 +90,7 @@ class CentralMethod(MinimaxMethod):
         tau = self.server_rate or 1 / (2 * steepest(constants.smoothness))
         return tau, self.dual_rate or safe_dual_rate(self.objective, at, tau)
 
-    def _moved(self, federation: Federation, state: State, x: Tensor, weights: Vector) -> State:
+    def _moved(self, federation: Federation, state: CentralState, x: Tensor, weights: Vector) -> CentralState:
         at = federation.gradients(x)
         state = replace(state, x=x, weights=weights, losses=at.losses, at=at, rounds=state.rounds + 1)
         return self._certified(state, at)

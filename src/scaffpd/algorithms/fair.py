@@ -178,7 +178,7 @@ class Fair(MinimaxMethod):
 
 
 def _open(federation: Federation) -> bool:
-    """Whether the server may look at single vectors: no mask hides them, and clients are in this process.
+    """Return whether the server may look at single vectors: no mask hides them, and clients are in this process.
 
     A silo that takes part in `Fair` has agreed to sums of vectors; `MinimaxNewton` has to be asked for by its name.
     """

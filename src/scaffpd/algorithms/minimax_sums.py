@@ -367,7 +367,7 @@ def _gain(form: Any, nu: float, bound: float, gained: float, moment: float, mass
 
 
 def able(objective: Objective) -> bool:
-    """Whether clients can find their own weights for this objective, whatever their number."""
+    """Return whether clients can find their own weights for this objective, whatever their number."""
     prior = objective.prior
     base = getattr(objective, "objective", objective)
     cap = getattr(base, "cap", None)

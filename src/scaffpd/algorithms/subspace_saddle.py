@@ -41,8 +41,8 @@ from scaffpd.algorithms.base import (
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Gradients, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.base import LARGEST
-from scaffpd.saddle import solve_saddle
-from scaffpd.subspace import Step, SubspaceModel, orthonormal
+from scaffpd.saddle import Saddle, solve_saddle
+from scaffpd.subspace import SubspaceModel, orthonormal
 
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
 FIRST = 1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
@@ -207,15 +207,15 @@ class SubspaceSaddle(MinimaxMethod):
         tol, state = self._accuracy(state), replace(state, rounds=state.rounds + 1)
         model = replace(around.model, losses=state.losses + state.bends)
         step = model.solve(state.damping, tol)
-        x = state.x + around.V @ torch.from_numpy(step.alpha).to(around.V)
-        at = federation.gradients(x, coefficients_sent=len(step.alpha) + len(state.weights))
+        x = state.x + around.V @ torch.from_numpy(step.z).to(around.V)
+        at = federation.gradients(x, coefficients_sent=len(step.z) + len(state.weights))
         promised, gained, finite = around.merit - step.value, -np.inf, bool(np.all(np.abs(at.losses) < LARGEST / 4))
         if finite:
             gained = around.merit - model.merit(at.losses, tol)
         least = first_damping(step, promised, state.size)
         if not gained >= 0.1 * promised - 2 * tol:
             if finite and state.accepted and not model.w.any():
-                bends = at.losses - model.predicted(step.alpha)
+                bends = at.losses - model.predicted(step.z)
                 bent = replace(model, losses=state.losses + bends).solve(state.damping, tol)
                 if around.merit - bent.value > 0.1 * promised:
                     return replace(state, accepted=False, around=around, bends=bends)
@@ -308,7 +308,7 @@ class SubspaceSaddle(MinimaxMethod):
         return wanted or len(state.centre) > 0
 
     def _flat(self, state: SubspaceSaddleState) -> bool:
-        """Whether ψ does not bend."""
+        """Return whether ψ does not bend."""
         return self.objective.simplex and self.objective.strong_convexity(len(state.weights)) == 0
 
     def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
@@ -359,6 +359,6 @@ def damped(damping: float, gained: float, promised: float, least: float) -> floa
     return max(2 * damping, 0.25) if gained < 0.25 * promised else damping
 
 
-def first_damping(step: Step, promised: float, size: float) -> float:
+def first_damping(step: Saddle, promised: float, size: float) -> float:
     """Return the first δ after a rejected trial: ½, or what takes back half of its promise, δκ‖α‖² = promise."""
-    return min(0.5, max(promised, 0.0) / max(STIFF * size * float(step.alpha @ step.alpha), 1e-300))
+    return min(0.5, max(promised, 0.0) / max(STIFF * size * float(step.z @ step.z), 1e-300))

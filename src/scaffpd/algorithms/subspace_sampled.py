@@ -47,7 +47,7 @@ from scaffpd.algorithms.subspace_saddle import (
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, Memory, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.base import LARGEST
-from scaffpd.subspace import Step
+from scaffpd.saddle import Saddle
 
 GROWTH = 0.3  # of the damping, for each round of noise
 NOISE = 0.5  # ν from which a round is one
@@ -202,8 +202,8 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         around = self._steady(around, state, here, tol)
         damping = max(here.damping, GROWTH * here.noisy)
         step = around.model.solve(damping, tol)
-        y = here.iterate + around.V @ torch.from_numpy(step.alpha).to(around.V)
-        answers = self._answers(federation, here, y, at.mask, coefficients_sent=len(step.alpha) + len(step.weights))
+        y = here.iterate + around.V @ torch.from_numpy(step.z).to(around.V)
+        answers = self._answers(federation, here, y, at.mask, coefficients_sent=len(step.z) + len(step.weights))
         there = replace(at, at=answers, last=here.losses)
         promised, gained = around.merit - step.value, -np.inf
         if np.all(np.abs(there.losses) < LARGEST / 4):
@@ -233,7 +233,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         ), at  # fmt: skip
 
     def _noise(self, state: SampledState, c: Tensor, mask: Mask) -> bool:
-        """Whether ν > ½, where there are minibatches at all; only clients that are there bring new noise."""
+        """Return whether ν > ½, where there are minibatches at all; only clients that are there bring new noise."""
         if self.batch_size is None or not np.any(state.constants.samples > self.batch_size):
             return False
         change, size = (c - state.direction).square().sum(), c.square().sum() + state.direction.square().sum()
@@ -285,7 +285,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         here: SampledState,
         there: PartialAnswers,
         around: Neighbourhood,
-        step: Step,
+        step: Saddle,
         y: Tensor,
         promised: float,
         damping: float,

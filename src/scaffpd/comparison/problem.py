@@ -103,7 +103,7 @@ def fingerprint(problem: Problem, cohort: Cohort, seed: int) -> str:
 
 
 def _takes_seed(function: Callable[..., Any]) -> bool:
-    """Whether there is a parameter of that name; others take the seed as their only argument."""
+    """Return whether there is a parameter of that name; others take the seed as their only argument."""
     try:
         return "seed" in inspect.signature(function).parameters
     except (TypeError, ValueError):

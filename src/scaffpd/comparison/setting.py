@@ -39,20 +39,14 @@ Factors = dict[str, float]
 RHO, TAIL = "rho", "tail"  # of an objective; of Δ-FL, where more than all clients is none
 
 
-def rates(method: Any) -> tuple[str, ...]:
-    """Return the rates that may be tuned."""
-    return tuple(getattr(type(method), "knobs", ()))
-
-
 def strengths(method: Any) -> tuple[str, ...]:
     """Return the settings that say how fair a method is (or how strongly it pulls)."""
-    own = tuple(getattr(type(method), "strengths", ()))
-    return (*own, RHO) if hasattr(getattr(method, "objective", None), RHO) else own
+    return (*method.strengths, RHO) if hasattr(getattr(method, "objective", None), RHO) else method.strengths
 
 
 def grid(method: Any, budget: int, strong: bool = False) -> list[Factors]:
     """Return at most `budget` configurations, as factors on the settings as they are, which come first."""
-    signs = dict.fromkeys(rates(method), 1) | (dict.fromkeys(strengths(method), -1) if strong else {})
+    signs = dict.fromkeys(method.knobs, 1) | (dict.fromkeys(strengths(method), -1) if strong else {})
     if not signs:
         return [{}]
     reach = next(r for r in itertools.count() if (2 * r + 1) ** len(signs) >= budget)
@@ -101,9 +95,8 @@ def configured(method: Any, factors: Mapping[str, float], federation: Federation
 
 def check_tunable(label: str, method: Any) -> None:
     """Refuse a method that names knobs which nobody could turn."""
-    names = rates(method)
-    fields = is_dataclass(method) and all(hasattr(method, name) for name in names)
-    if names and not (fields and hasattr(method, "automatic")):
+    known = all(hasattr(method, name) for name in method.knobs)
+    if method.knobs and not (known and is_dataclass(method)):
         raise InputError(f"The method {label!r} has knobs: make it a dataclass with these fields and automatic().")
 
 

@@ -61,13 +61,6 @@ def client_rows(run: Run) -> Iterator[Row]:
         yield dict(zip(CLIENT_COLUMNS, cells, strict=True))
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Write a header and rows; floats read back exactly, and what is missing or not a number is an empty cell."""
-    tables = (dict(zip(columns, row, strict=True)) for row in rows)
-    write_file(path, csv_text([{k: value for k, value in row.items() if value == value} for row in tables], columns))
-    return path
-
-
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
     """Return the lines of a table whose first `words` columns are set flush left and the others flush right."""
     rule = "|" + "---|" * words + "---:|" * (len(header) - words)
@@ -76,7 +69,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], words: 
 
 
 def rank_sentence(comparison: Comparison, line: MethodSummary) -> str:
-    """Whether a method's worst 20 % is the best, or within one standard deviation of the best."""
+    """Return whether a method's worst 20 % is the best, or within one standard deviation of the best."""
     what = f"worst-20 % test {'accuracy' if comparison.classification else 'loss'}"
     ranked = [other for other in comparison.table if not other.failures]
     if line.failures:
@@ -349,7 +342,8 @@ class Comparison:
         tables = {"runs": self.rows, "clients": self.client_rows, "table": [self._table_row(row) for row in self.table]}
         for name, rows in tables.items():
             columns = list(rows[0]) if rows else CLIENT_COLUMNS  # every method may have failed
-            write_csv(place / f"{name}.csv", columns, (list(row.values()) for row in rows))
+            known = [{k: cell for k, cell in row.items() if cell == cell} for row in rows]  # NaN is an empty cell
+            write_file(place / f"{name}.csv", csv_text(known, columns))
 
     def _table_row(self, line: MethodSummary) -> Row:
         row: Row = {"method": line.method, "seeds": line.seeds, "failures": line.failures}

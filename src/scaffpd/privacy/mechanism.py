@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -65,22 +64,12 @@ class Clip:
         return math.ceil(noise * SPARE * 2.0 ** (self.bits or 0))
 
 
-class ClippedSums(Protocol):
-    """Clipped sums of all clients, in units; `drawn` says which rows of the stack take part, `None` all of them."""
-
-    def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
-        """Return Σ_j clip(ℓ_j(x), 0, B) per client."""
-
-    def gradients(self, at: Tensor, drawn: Tensor | None) -> Tensor:
-        """Add up the clipped gradients, (N, d), at one point for all, (d,), or at every client's own, (N, d)."""
-
-    def only(self, clients: list[int]) -> ClippedSums:
-        """Return the same for some of the clients."""
-
-
 @dataclass(frozen=True)
 class LinearSums:
-    """Linear models: ∇ℓ_j = a_j ⊗ r_j has the norm ‖a_j‖‖r_j‖, so that clipping scales residuals."""
+    """Linear models: ∇ℓ_j = a_j ⊗ r_j has the norm ‖a_j‖‖r_j‖, so that clipping scales residuals.
+
+    Sums are those of all clients, in units; `drawn` says which rows of the stack take part, `None` all of them.
+    """
 
     rows: StackedSamples  # the samples, each with the weight 1
     whole: StackedSamples  # the same with ⌊2ᵃ a_j/‖a_j‖⌋ in the place of a_j, where sums are counted in units
@@ -103,12 +92,12 @@ class LinearSums:
         return cls(rows, whole, oracle.loss, oracle.outputs, clips)
 
     def losses(self, x: Tensor, drawn: Tensor | None) -> Tensor:
-        """Return them by one product for all clients."""
+        """Return Σ_j clip(ℓ_j(x), 0, B) per client, by one product for all."""
         values = bounded(self.loss.value(self._predictions(x), self.rows.y), self.clips[1])
         return self.rows.layout.segment_sum(values if drawn is None else values * drawn)
 
     def gradients(self, at: Tensor, drawn: Tensor | None) -> Tensor:
-        """Return A_iᵀ (s ∘ r)_i with s_j = min(1, C/(‖a_j‖‖r_j‖)): batched products."""
+        """Return A_iᵀ (s ∘ r)_i, (N, d), s_j = min(1, C/(‖a_j‖‖r_j‖)), at one x for all or every client's own u_i."""
         r = torch.nan_to_num(self.loss.residual(self._predictions(at), self.rows.y), posinf=0.0, neginf=0.0)
         clip, norms = self.clips[0], self.rows.norms
         if clip.bits is None:
@@ -137,7 +126,7 @@ class LinearSums:
 
 @dataclass(frozen=True)
 class ModuleSums:
-    """Networks: the gradients of single records by vectorised differentiation, some records at a time.
+    """Networks: the same sums from gradients of single records, by vectorised differentiation, some at a time.
 
     Which records are computed together does not depend on the sample that is drawn: a network rounds differently in
     other company. So a sample costs as much as all records, but for pieces of which no record is drawn.
@@ -200,6 +189,9 @@ class ModuleSums:
             return shrink(each.norm(dim=1), clip.most)[:, None] * each
         each = each.double()
         return floored(each, (1 / each.norm(dim=1)).clamp_max(1 / clip.most), clip.bits)
+
+
+ClippedSums = LinearSums | ModuleSums
 
 
 def shrink(norms: Tensor, clip: float) -> Tensor:
