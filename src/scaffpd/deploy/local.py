@@ -1,9 +1,9 @@
-"""Deploy a federation as real processes on this machine: bring them up, watch them, and leave nothing but results.
+"""Deploy a federation as real processes on this machine: start them, supervise them, and keep only the results.
 
-federation.toml, NAME/silo.toml, NAME/patients.csv    what was deployed (the hospitals, where nothing else is given)
-deployment.json                                       how, so that it can be resumed
+federation.toml, NAME/silo.toml, NAME/patients.csv    what was deployed (by default the hospitals)
+deployment.json                                       how, to resume it
 run/                                                  the coordinator's folder, see `deployed_run`
-engine/                                               what the engine writes; removed at the end
+engine/                                               the engine's own files; removed at the end
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.supervise import ended_before, supervise
 from scaffpd.errors import InputError, not_installed, unknown
 
-if TYPE_CHECKING:  # engines need a package that the rest does without
+if TYPE_CHECKING:  # engines need an optional package
     from scaffpd.deploy.processes import LocalEngine
 
 ENGINES = {"flare": "FlareEngine", "flower": "FlowerEngine"}
 
 
 def engine_named(kind: str, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> LocalEngine:
-    """Return an engine by its name, or refuse where it is not installed."""
+    """Return an engine by its name, or refuse if it is not installed."""
     if kind not in ENGINES:
         raise unknown("engine", kind, ENGINES)
     made: LocalEngine = getattr(engine_module(kind, "local"), ENGINES[kind])(federation, silos, work, tls)
@@ -43,7 +43,7 @@ def engine_named(kind: str, federation: Path, silos: Mapping[str, Path], work: P
 
 
 def engine_module(kind: str, name: str) -> Any:
-    """Import a module of an engine, or refuse where the engine is not installed."""
+    """Import a module of an engine, or refuse if the engine is not installed."""
     try:
         return import_module(f"scaffpd.deploy.{kind}.{name}")
     except ModuleNotFoundError as error:
@@ -85,7 +85,7 @@ LEAST = 40  # patients of a silo
 def write_hospitals(folder: Path, silos: int = 4) -> tuple[Path, dict[str, Path]]:
     """Write the hospitals of the heart-disease data as silos; return federation.toml and every silo.toml.
 
-    Each silo has a folder with its table and its silo.toml. More than four silos are parts of hospitals: wards, say.
+    Each silo has a folder with its table and its silo.toml. More than four silos are parts (wards) of hospitals.
     """
     places = {}
     for name, (raw, labels) in _wards(silos).items():
@@ -128,7 +128,7 @@ Watch = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True)
 class LocalDeployment:
-    """What is deployed where."""
+    """Files and engine of a local deployment."""
 
     folder: Path  # for everything that is written
     engine: str  # "flare" or "flower"
@@ -150,7 +150,7 @@ class LocalDeployment:
 
     @classmethod
     def of(cls, folder: Path, engine: str, federation: Path, silos: list[Path], tls: bool = True) -> LocalDeployment:
-        """Deploy a federation's own files; its silos are those that it names."""
+        """Deploy a federation's own files; federation.toml names its silos."""
         file, places = FederationFile.read(federation), {SiloFile.read(path).name: path for path in silos}
         for name in file.silos:
             if name not in places:
@@ -186,7 +186,7 @@ class LocalDeployment:
     def run(
         self, watch: Watch, say: Callable[[str], object], seconds: float = float("inf"), keep: bool = False
     ) -> Outcome:
-        """Bring everything up, supervise the run to its end, and take everything down."""
+        """Start everything, supervise the run to its end, and stop everything."""
         file, work = FederationFile.read(self.federation), self.folder / WORK
         if (done := ended_before(file, say)) is not None:
             return done
@@ -218,14 +218,14 @@ def _copied(logs: Mapping[str, Path], folder: Path) -> Path:
 
 
 def checked_folder(folder: Path) -> Path:
-    """Return the folder, or refuse it where it is a file."""
+    """Return the folder, or refuse if it is a file."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{str(folder)!r} is a file: name a folder with --out.")
     return folder
 
 
 class Follower:
-    """Hand on the lines that a file of JSON has got since the last look."""
+    """Pass on the new lines of a file of JSON."""
 
     def __init__(self, path: Path, watch: Watch) -> None:
         self.path, self.watch = path, watch

@@ -1,17 +1,17 @@
-"""Messages between a coordinator and its silos: bytes, vectors by name, plans, the agreement, and their transport.
+"""Messages between a coordinator and its silos, their encoding, and the transport.
 
-A message has a kind, JSON values and plain arrays; nothing in it can execute. Its format is that of safetensors (a
-length, a JSON table of names, types and places, then the raw numbers), which a reader checks as a whole before it looks
-at a single number. Kind and values travel as one more array, of UTF-8 bytes.
+A message has a kind, JSON values and plain arrays; nothing in it can execute. Its format is safetensors (a length, a
+JSON table of names, types and offsets, then the raw numbers), which is validated as a whole before any number is read.
+Kind and values are one more array, of UTF-8 bytes.
 
-A vector that a site has is not sent again. Its name is the session's with a digest of its contents, and both sides
-remember the last `REMEMBERED` vectors that a question used. The coordinator only guesses what a site still has; a site
-that was restarted answers which vectors it lacks, and gets them.
+A vector that a site has is not sent again. It is named by the session and a digest of its contents, and both sides
+cache the last `REMEMBERED` vectors in use. The coordinator only guesses what a site has; a restarted site answers which
+vectors it lacks, and gets them.
 
-An engine brings a `Transport`, which carries bytes to sites and back. Everything else is the same for every engine.
+An engine provides a `Transport`, which carries bytes to sites and back. Everything else is the same for every engine.
 
-An algorithm says which questions it asks, and a silo answers no others: one that has agreed to federated averaging will
-not hand out a gradient. `Scores` (a loss, an accuracy, a count) are part of every run.
+An algorithm declares the questions it asks, and a silo answers no others: one that has agreed to federated averaging
+sends no gradient. `Scores` (a loss, an accuracy, a count) are part of every run.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ from scaffpd.federation.questions import GradientsAt, Question, Reply
 from scaffpd.federation.weighed import Weighing
 from scaffpd.objectives import from_values, to_values
 
-ASKING = ("describe", "totals", "setup")  # questions with which a coordinator says what its run asks for
+ASKING = ("describe", "totals", "setup")  # questions that carry the run's request
 SPENT = "spent"  # (ε, δ) so far
-CARD, MEET = "card", "meet"  # who a silo is, to the other silos; everybody's cards
-SCALE = "scale"  # of a sum to which silos add shares of noise: at least everybody's weight per row
-DRILL, DRILLED = "drill", 8  # about no vector, but so many ones: to see who adds up
-MASKED = "masked"  # the vector that another question is `about`, scaled and masked, or how large it is
-SIZES = "sizes"  # the squared length of such a vector
+CARD, MEET = "card", "meet"  # a silo's public keys for the other silos; the cards of all silos
+SCALE = "scale"  # unit of a sum with shared noise: at least every silo's weight per row
+DRILL, DRILLED = "drill", 8  # a test sum over vectors of so many ones
+MASKED = "masked"  # the vector that answers another question (`about`), scaled and masked, or its size
+SIZES = "sizes"  # the squared norm of such a vector
 SECRET = frozenset({CARD, MEET, MASKED, SIZES})
-BARE, WEIGHT = "bare", "weight"  # a vector and the silo's own weight of it, which never leave
+BARE, WEIGHT = "bare", "weight"  # an unmasked vector and the silo's own weight, which never leave
 
 
-PROTOCOL = 2  # silos and coordinators that differ in this refuse each other; others may differ in their versions
+PROTOCOL = 2  # silos and coordinators need the same protocol; their versions may differ
 VERSION = scaffpd.__version__
 HEADER = "header"
-LONGEST_HEADER = 256 * 2**20  # lists of categories are the longest thing in there
-LONGEST_LIST = 2**16  # bytes in which a message names its arrays
-# A value of JSON takes some eighty bytes of memory: a message takes at most four times its own size, or 40 MB.
+LONGEST_HEADER = 256 * 2**20  # lists of categories are the longest part
+LONGEST_LIST = 2**16  # bytes of the table of arrays
+# A JSON value takes some eighty bytes of memory: a message takes at most four times its own size, or 40 MB.
 ELEMENTS, BYTES_EACH = 500_000, 20
 NUMBERS = ("float32", "float64", "int64")
 
@@ -74,20 +74,20 @@ class Message:
 
 
 class WireError(InputError):
-    """Bytes that are no message."""
+    """Bytes that are not a valid message."""
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message."""
+    """Encode a message."""
     about = {"protocol": PROTOCOL, "version": VERSION, "kind": message.kind, "values": dict(message.values)}
     header = np.frombuffer(json.dumps(about, allow_nan=False).encode(), dtype=np.uint8)
-    # safetensors copies memory as it lies there, so it has to lie there in order
+    # safetensors copies memory as it is, so it has to be contiguous
     arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
     return bytes(save({HEADER: header, **arrays}))
 
 
 def decode(data: bytes, most: int) -> Message:
-    """The message that `data` is; a `WireError` for anything else, and for what is longer than `most` bytes."""
+    """Decode a message; raise `WireError` if it is malformed or longer than `most` bytes."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise WireError(f"A message is bytes, not {type(data).__name__}.")
     if len(data) > most:
@@ -123,12 +123,12 @@ def decode(data: bytes, most: int) -> Message:
 
 
 def plain(text: Any, most: int = 500) -> str:
-    """A text that somebody else has sent, fit for logs, tables and terminals: printable, and not too long."""
+    """Make a received text fit for logs, tables and terminals: printable and at most `most` characters."""
     return "".join(c if c.isprintable() else "?" for c in str(text)[:most])
 
 
 def digest(array: Array) -> str:
-    """A name for the contents of a vector, the same on both sides."""
+    """Return a digest of a vector's contents, the same on both sides."""
     about = f"{array.dtype}{array.shape}".encode()
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16, key=about[:64]).hexdigest()
 
@@ -138,9 +138,9 @@ REMEMBERED = 6  # x, c and D of this round and of the last one
 
 
 def asked_digest(message: Message, vectors: Mapping[str, Array]) -> bytes:
-    """A name for everything that a question says, vectors by their contents; silos that were asked the same have it.
+    """Return a digest of a whole question, vectors by their contents; it is equal for silos asked the same.
 
-    Left out are the question's number, the names of vectors, and arrays that bring a vector along.
+    It leaves out the question's number, the names of vectors, and arrays that deliver a vector.
     """
     named = message.values.get("vectors", {})
     values = {name: value for name, value in message.values.items() if name not in ("question", "vectors")}
@@ -151,7 +151,7 @@ def asked_digest(message: Message, vectors: Mapping[str, Array]) -> bytes:
 
 
 class MissingVectors(Exception):
-    """A question names vectors, `names`, that this site does not have."""
+    """A question uses vectors, `names`, that this site lacks."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class MissingVectors(Exception):
 
 
 class VectorCache:
-    """The vectors that were used last; the coordinator has one for every site, without the vectors."""
+    """Cache of the vectors used last; the coordinator has one per site, of names only."""
 
     def __init__(self) -> None:
         self._held: OrderedDict[str, Array | None] = OrderedDict()
@@ -168,7 +168,7 @@ class VectorCache:
         return name in self._held
 
     def use(self, name: str, array: Array | None = None) -> Array | None:
-        """Take the vector of that name (or put it there) and remember that it was used."""
+        """Return the vector of that name (or store it) and mark it as used."""
         held = self._held.pop(name, None)
         self._held[name] = array if held is None else held
         while len(self._held) > REMEMBERED:
@@ -176,13 +176,13 @@ class VectorCache:
         return self._held[name]
 
     def put(self, arrays: Mapping[str, Array]) -> None:
-        """Take what came with a question."""
+        """Store the vectors that came with a question."""
         for name, array in arrays.items():
             self._held.pop(name, None)
             self.use(name, np.array(array))
 
     def find(self, names: Iterable[str]) -> dict[str, Array]:
-        """The vectors of these names, or `MissingVectors`."""
+        """Return the vectors of these names, or raise `MissingVectors`."""
         wanted = list(names)
         lacking = [name for name in wanted if name not in self._held]
         if lacking:
@@ -190,7 +190,7 @@ class VectorCache:
         return {name: array for name in wanted if (array := self.use(name)) is not None}
 
     def last(self, most: int) -> dict[str, Array]:
-        """The vectors that were used last, the oldest first."""
+        """Return the vectors used last, the oldest first."""
         return {name: array for name, array in list(self._held.items())[-most:] if array is not None}
 
 
@@ -199,10 +199,10 @@ class Failure:
     """No answer from a site."""
 
     reason: str  # what happened, in words
-    # "absent", "refused" by the silo, or "garbage": there was a reply, and it could not be used
+    # "absent", "refused" by the silo, or "garbage" (a reply that could not be used)
     what: str = "absent"
-    failed: bool = False  # whether the silo says that it could not work the question out
-    waits: bool = False  # whether a person there has to agree first
+    failed: bool = False  # whether the silo reports that the question failed there
+    waits: bool = False  # whether a person there has to consent first
 
     def __post_init__(self) -> None:
         if self.what not in ("absent", GARBAGE, REFUSED):
@@ -212,18 +212,18 @@ class Failure:
 class Transport(Protocol):
     """Sites that can be asked.
 
-    An engine that authenticates sites by the names of their silos has an attribute `named = True`: then a silo cannot
-    call itself anything else.
+    An engine that authenticates sites by their silos' names has an attribute `named = True`: a silo cannot then claim
+    another name.
     """
 
     def sites(self) -> tuple[str, ...]:
-        """The sites that are connected now, by the engine's own names for them, sorted."""
+        """Return the connected sites by the engine's own names, sorted."""
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
         """Send every site its own question and wait for all replies, `timeout` seconds at most.
 
-        A site that fails or does not answer in time yields a `Failure`; it never keeps the others' replies back. A
-        reply that comes later than that is thrown away, never taken for the answer to a later question.
+        A site that fails or does not answer in time yields a `Failure` and never delays the others' replies. A late
+        reply is discarded, never taken for the answer to a later question.
         """
 
 
@@ -247,11 +247,11 @@ WEIGHING: dict[str, Any] = {
     "mass": FiniteFloat, "name": NonNegativeInt,
 }  # fmt: skip
 types_of = cache(get_type_hints)  # the types of a question's fields
-DIRECTIONS = 256  # most columns of a matrix: with d of them the whole Hessian would leave
+DIRECTIONS = 256  # most columns of a matrix: d of them would reveal the whole Hessian
 
 
 def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Array]]:
-    """Split a question, field by field, into JSON values, vectors by their roles, and matrices."""
+    """Split a question into JSON values, vectors by their roles, and matrices."""
     values: dict[str, Any] = {}
     vectors: dict[str, Tensor] = {}
     arrays: dict[str, Array] = {}
@@ -262,7 +262,7 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
             values |= {"batch_size": part.batch_size, "key": [int(k) for k in part.key]}
         elif isinstance(part, LocalPlan):
             values[item.name] = asdict(part) | {"key": [int(k) for k in part.key]}
-            values[item.name].pop("each")  # it goes by the silos' names: `own_steps`
+            values[item.name].pop("each")  # sent by silo name, see `own_steps`
         elif isinstance(part, Weighing):
             values[item.name] = {**vars(part), "objective": to_values(part.objective), "levels": list(part.levels)}
         elif isinstance(part, ProximalPlan):
@@ -278,7 +278,7 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
 
 
 def own_steps(values: Mapping[str, Any], silo: str) -> Mapping[str, Any]:
-    """Return a question's values as one silo has to read them: its own number of local steps is the plan's."""
+    """Return a question's values for one silo, with its own number of local steps in the plan."""
     plan = values.get("plan")
     if not isinstance(plan, dict) or "each" not in plan:
         return values
@@ -289,14 +289,14 @@ def own_steps(values: Mapping[str, Any], silo: str) -> Mapping[str, Any]:
 
 
 class WrittenQuestion(NamedTuple):
-    """A question as a message has it: its values, its vectors by their roles, and matrices."""
+    """A question as written in a message: values, vectors by their roles, and matrices."""
 
     values: Mapping[str, Any]
     vectors: Mapping[str, Tensor]
     arrays: Mapping[str, Array]
 
     def read(self, kind: Any, point: Callable[[str], GradientsAt]) -> Any:
-        """Read what `question_parts` wrote; `point` has the points that clients have answered at, by their roles."""
+        """Read what `question_parts` wrote; `point` returns earlier points by their roles."""
         if kind is GradientsAt:
             return point("x")
         hints = types_of(kind)
@@ -326,13 +326,13 @@ class WrittenQuestion(NamedTuple):
         return read_values({name: hint}, self.values, "The question is not complete.")[name]
 
     def vector(self, name: str) -> Tensor:
-        """A vector in its role."""
+        """Return the vector of a role."""
         if name not in self.vectors:
             raise InputError(f"The question does not name its vectors ({name}).")
         return self.vectors[name]
 
     def _matrix(self, name: str) -> Tensor:
-        """A few columns as long as the vectors."""
+        """Return a matrix with few columns, each as long as the vectors."""
         V, like = self.arrays.get(name), next(iter(self.vectors.values()), None)
         if V is None or like is None:
             raise InputError(f"The question has no matrix {name}.")
@@ -341,12 +341,12 @@ class WrittenQuestion(NamedTuple):
         return torch.from_numpy(np.array(V)).to(like)
 
     def batch(self) -> tuple[int | None, Key]:
-        """The size and the key of a minibatch."""
+        """Return the size and the key of a minibatch."""
         batch = read_values(BATCH, {"key": [0], **self.values}, "The question's batch size or key cannot be used.")
         return batch["batch_size"], tuple(batch["key"])
 
     def weighing(self) -> Weighing:
-        """How silos find their own weights."""
+        """Return the rule by which silos find their own weights."""
         sentence = "The question does not say how weights are found."
         read = read_values(WEIGHING, self.values.get("weighing"), sentence)
         if len(read["levels"]) > LEVELS or read["delta"] < 0 or not read["mass"] > 0:
@@ -355,7 +355,7 @@ class WrittenQuestion(NamedTuple):
         return Weighing(objective, tuple(map(float, read.pop("levels"))), **read)
 
     def plan(self) -> LocalPlan:
-        """The plan of local steps."""
+        """Return the plan of local steps."""
         sentence = "The plan of local steps is not complete, or cannot be carried out."
         plan = read_values(PLAN, self.values.get("plan"), sentence)
         if (plan["snapshot"] or 1) > plan["steps"]:
@@ -364,13 +364,13 @@ class WrittenQuestion(NamedTuple):
 
 
 def reply_arrays(question: Question, reply: Reply, like: Tensor) -> dict[str, Array]:
-    """Write one client's answer: vectors in the model's format, everything else in float64.
+    """Write one client's answer: vectors in the model's number format, everything else in float64.
 
-    Vectors whose noise is shared are left out: they are in sums alone.
+    Vectors with shared noise are left out, as they appear in sums only.
     """
     shapes, arrays = question.shapes(len(like)), dict[str, Array]()
     shared = {part for part, vectors in reply.vectors.items() if vectors.shares is not None}
-    for part in (*question.vectors, *shapes):  # slopes come with curvatures
+    for part in (*question.vectors, *shapes):  # slopes accompany curvatures
         if part in shapes.keys() - shared and part not in arrays:
             hidden = part in question.vectors
             found = reply.vectors[part].sum(like.new_ones(1)) if hidden else reply.numbers[part]()[0]
@@ -381,16 +381,16 @@ def reply_arrays(question: Question, reply: Reply, like: Tensor) -> dict[str, Ar
 
 
 class InProcess:
-    """A `Transport` to silos that are objects here."""
+    """A `Transport` to silos in this process."""
 
     def __init__(self, silos: Mapping[str, Any]) -> None:
         self.silos = dict(silos)
 
     def sites(self) -> tuple[str, ...]:
-        """All of them."""
+        """Return all silos."""
         return tuple(sorted(self.silos))
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
-        """One after another; they always answer."""
+        """Ask one after another; silos in this process always answer."""
         gone = Failure("there is no such site")
         return {s: self.silos[s].answer(asked) if s in self.silos else gone for s, asked in questions.items()}

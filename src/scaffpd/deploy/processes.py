@@ -1,8 +1,8 @@
 """Start the processes of an engine, find them by a mark in their environment, and end them.
 
-Engines start processes that start others, in sessions of their own, and a child that has lost its parent is nobody's
-child. The mark stays. Run as a script, this module is the watchdog of one process, which ends with the process that
-started it: whoever is killed takes the engine along.
+Engines start processes that start others, in their own sessions. Orphaned processes cannot be found through their
+parent, but they keep the mark. Run as a script, this module runs one process with a watchdog, which ends it once the
+process that started it has ended.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ MARK = "SCAFFPD_ENGINE_PART"
 
 
 class Processes:
-    """Named parts, each of one or more processes with all that they start."""
+    """Named parts, each of one or more processes and their descendants."""
 
     def __init__(self, mark: str | None = None) -> None:
         self.mark = mark or uuid.uuid4().hex
         self.started: dict[str, list[subprocess.Popen[bytes]]] = {}
 
     def environment(self, part: str) -> dict[str, str]:
-        """Return what a process of this part must have in its environment."""
+        """Return the environment of a process of this part, with the mark."""
         return {MARK: f"{self.mark}:{part}"}
 
     def start(
         self, part: str, command: Sequence[str], log: Path | None, environment: Mapping[str, str],
         folder: Path | None = None,
     ) -> int:  # fmt: skip
-        """Run a Python module or script in a session of its own, its output in `log` or ours; it ends when we end."""
+        """Run a Python module or script in its own session, with output to `log` or ours; it ends with this process."""
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") if log else contextlib.nullcontext() as stream:
@@ -56,12 +56,12 @@ class Processes:
         return process.pid
 
     def alive(self, part: str) -> bool:
-        """Tell whether all that was started for a part is still running."""
+        """Return whether every process started for a part is running."""
         started = self.started.get(part, [])
         return bool(started) and all(process.poll() is None for process in started)
 
     def wait(self, part: str) -> int:
-        """Wait for the process that was started last for a part, and return its exit code."""
+        """Wait for the last process started for a part and return its exit code."""
         return self.started[part][-1].wait()
 
     def members(self, part: str | None = None) -> list[psutil.Process]:
@@ -80,7 +80,7 @@ class Processes:
         return {process.pid for process in self.members(part)}
 
     def kill(self, part: str | None = None, seconds: float = 10.0) -> None:
-        """SIGKILL a part, or all, until nothing of it is left."""
+        """Send SIGKILL to a part, or to all, until no process is left."""
         end = time.monotonic() + seconds
         while members := self.members(part):
             for process in members:
@@ -91,33 +91,33 @@ class Processes:
             time.sleep(0.02)
         for name in [part] if part else list(self.started):
             for started in self.started.pop(name, []):
-                started.kill()  # if it should have lost its mark
+                started.kill()  # in case it has lost its mark
                 started.wait()
 
 
 class SupervisedJob(Protocol):
-    """An engine on this machine, or a job in production."""
+    """A job to be supervised: an engine on this machine, or a job in production."""
 
     def submit(self) -> None:
-        """Hand in the job, or hand it in again."""
+        """Submit the job, also repeatedly."""
 
     def running(self) -> bool:
-        """Tell whether the job that was handed in last is still going."""
+        """Return whether the last submitted job is running."""
 
     def abort(self) -> None:
-        """End the job and leave the processes up."""
+        """End the job and keep the processes running."""
 
     def connected(self) -> set[str]:
         """Return the sites that the server sees now."""
 
     def outside(self) -> set[str]:
-        """Return those of them that have no part in the running job, and can get one only by starting it again."""
+        """Return the connected sites outside the running job, which can join only when it is restarted."""
 
 
 class LocalEngine(SupervisedJob):
-    """A server, and a process (tree) for every silo, on loopback, by federation.toml and every silo.toml.
+    """A server and a process (tree) per silo on loopback, from federation.toml and every silo.toml.
 
-    Engines write into `work`. Each of their parts, the server, the silos and what else there is, has a log.
+    Engines write into `work`. Every part (the server, the silos and others) has a log.
     """
 
     parts: Sequence[str]
@@ -127,10 +127,10 @@ class LocalEngine(SupervisedJob):
         self.silos = {name: path.resolve() for name, path in silos.items()}
 
     def start(self) -> None:
-        """Bring everything up and wait until all silos are connected."""
+        """Start everything and wait until all silos are connected."""
 
     def stop(self) -> None:
-        """Take everything down, whatever state it is in; nothing is lost, since every round has its checkpoint."""
+        """Stop everything in any state; every round has its checkpoint, so nothing is lost."""
         self.processes.kill()
 
     def log(self, part: str) -> Path:
@@ -142,7 +142,7 @@ class LocalEngine(SupervisedJob):
         return {part: self.log(part) for part in self.parts}
 
     def wait(self, missing: Callable[[], Collection[str]], sentence: str, seconds: float) -> None:
-        """Wait until no part is missing, or refuse with a sentence, a part's name and the log that says why."""
+        """Wait until no part is missing; after `seconds` raise an error that names a missing part and its log."""
         end = time.monotonic() + seconds
         while lacking := sorted(missing()):
             if dead := [part for part in self.processes.started if not self.processes.alive(part)]:
@@ -154,14 +154,14 @@ class LocalEngine(SupervisedJob):
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports on loopback that nobody uses now."""
+    """Return free ports on loopback."""
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [int(one.getsockname()[1]) for one in sockets]
 
 
 def end_with(parent: int) -> None:
-    """End this process and its group once it has another parent."""
+    """End this process and its group once its parent has ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os.killpg(os.getpgid(0), signal.SIGKILL)

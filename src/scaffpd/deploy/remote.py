@@ -1,7 +1,7 @@
-r"""`Remote`: silos behind a transport as a `Federation`. Algorithms and the training loop cannot tell it from a cohort.
+r"""`Remote`: silos behind a transport as a `Federation`, used by algorithms and the training loop like a cohort.
 
-A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. Scalars such as ⟨c_i, v⟩ are made of
-the c_i that are here. A silo that does not answer has a row as well, by the rule of `session`.
+A round of Scaff-PD is two exchanges: x down and (L_i, c_i) up; c down and d_i up. Scalars such as ⟨c_i, v⟩ are computed
+here from the c_i. The row of a silo that does not answer follows from the rule of `session`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Rows = dict[int, Parts]
 
 
 class RemoteChannel:
-    """Where silos are; a `Channel`."""
+    """A `Channel` to silos behind a transport."""
 
     work, keeps, here = float("inf"), True, False
     account: Any = None
@@ -54,20 +54,20 @@ class RemoteChannel:
         self.membership, self.facts, self.names = membership, facts, tuple(membership.members)
         self.like = torch.from_numpy(np.array(facts.start))
         self.judge = Judge(facts, membership.session.setup, membership.policy.outlier)
-        self.stood_in = False  # whether anything has stood in for an absent silo so far
-        self._last: dict[int, tuple[Tensor, Parts]] = {}  # where a silo gave its last gradient, and what it said
+        self.stood_in = False  # whether a bound has replaced an absent silo so far
+        self._last: dict[int, tuple[Tensor, Parts]] = {}  # a silo's last gradient: where, and its parts
         self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
-        self._losses: dict[int, float] = {}  # the last ones over all samples
+        self._losses: dict[int, float] = {}  # the last losses over all samples
         self._answers: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], Tensor]] = WeakKeyDictionary()  # c_i
 
     @property
     def absent(self) -> int:
-        """How many members do not answer at present."""
+        """Number of absent members."""
         return len(self.membership.absent)
 
     @property
     def fingerprint(self) -> str:
-        """Of the agreement and of what silos say about their losses: other data has other constants."""
+        """Digest of the agreement and of the silos' constants, which change with their data."""
         known, setup = self.facts.constants, self.membership.session.setup
         numbers = (known.smoothness, known.strong_convexity, known.steepest, known.samples, self.facts.probes)
         words = [f"{value:.6e}" for part in numbers for value in part]
@@ -75,24 +75,24 @@ class RemoteChannel:
         return hashlib.sha256(repr(about).encode()).hexdigest()
 
     def constants(self) -> Constants:
-        """What silos said when the agreement was made."""
+        """Return the constants that silos reported with the agreement."""
         return self.facts.constants
 
     def start(self) -> Tensor:
-        """The default x⁰."""
+        """Return the default x⁰."""
         return self.like
 
     def own(self, x: Tensor) -> None:
-        """Nothing: a silo makes its own model where it is."""
+        """Do nothing: a silo makes its personal model itself."""
 
     def masked(self) -> MaskedRemote:
-        """The same silos with masked vectors; share and quantum are what each silo's own file says."""
-        from scaffpd.deploy.secure import MaskedRemote  # needs a package that plain sums do not
+        """Return the same silos with masked vectors; each silo's own file sets its share and quantum."""
+        from scaffpd.deploy.secure import MaskedRemote  # needs the optional package cryptography
 
         return MaskedRemote(self.membership, self.facts)
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
-        """One exchange; what stands in for silos that do not answer is in their rows."""
+        """Make one exchange, and fill the rows of silos that do not answer."""
         if isinstance(question, Project):
             slopes = self._gradients(question.at, chosen) @ question.direction
             return Reply({"slope": lambda: slopes})
@@ -104,7 +104,7 @@ class RemoteChannel:
         return self._complete(question, chosen, got)
 
     def exchange(self, question: Question, chosen: Sequence[int]) -> Rows:
-        """The checked and judged answers of those who are there, by their numbers."""
+        """Return the checked answers of the silos present, by their numbers."""
         names, shapes = {self.names[i]: i for i in chosen}, question.shapes(len(self.like))
         if question.scalars:
             shapes["scalars"] = (len(question.scalars),)
@@ -116,9 +116,9 @@ class RemoteChannel:
         return got
 
     def request(self, question: Question, chosen: Sequence[int]) -> SiloRequest:
-        """The question as a message: what only the coordinator knows of the others is put into it.
+        """Return the question as a message, with the values that only the coordinator knows.
 
-        A vector that it keeps for a silo is taken off that silo's correction.
+        A vector that the coordinator stores for a silo is subtracted from that silo's correction.
         """
         own: dict[str, dict[str, Tensor]] = {}
         if isinstance(question, LocalSteps) and isinstance(question.at, Tensor):
@@ -135,12 +135,12 @@ class RemoteChannel:
         return request
 
     def _steepness(self, question: ProximalSteps) -> Vector:
-        """L_i, or that of the steepest sample where Hessians are over minibatches."""
+        """Return L_i, or that of the steepest sample for Hessians over minibatches."""
         known = self.facts.constants
         return known.smoothness if question.at.batch_size is None else known.steepest
 
     def _remember(self, question: Losses, got: Rows) -> None:
-        """Keep the last answers, by which a silo is bounded while it is away."""
+        """Store the last answers, which bound a silo's loss while it is absent."""
         for i, parts in got.items():
             if isinstance(question, GradientsAt):
                 self._last[i] = question.x, parts
@@ -148,37 +148,37 @@ class RemoteChannel:
                 self._losses[i] = float(parts["scalars"][0])
 
     def _gradients(self, at: GradientsAt, chosen: Sequence[int]) -> Tensor:
-        """The c_i of these silos, which are here."""
+        """Return the stored c_i of these silos."""
         held = self._answers.get(at, {})
         if tuple(chosen) not in held:
             raise InputError("This question is about gradients that these silos have not been asked for.")
         return held[tuple(chosen)]
 
     def _complete(self, question: Question, chosen: Sequence[int], got: Rows) -> Reply:
-        """The answers of all, with the rule's rows for those who gave none."""
+        """Return the answers of all, with the rule's rows for absent silos."""
         self.stood_in |= len(got) < len(chosen)
         shapes, stand_in = question.shapes(len(self.like)), self._stand_in(question, chosen)
-        if not got and isinstance(question, LocalSteps | ProximalSteps):  # nobody is there: the round makes no step
+        if not got and isinstance(question, LocalSteps | ProximalSteps):  # without any answer the round makes no step
             nothing = {part: np.zeros(shape) for part, shape in shapes.items()}
             return self._reply(question, chosen, [nothing] * len(chosen), [])
         made_up = {i: stand_in(i) for i in chosen if i not in got}
         skipped = [j for j, i in enumerate(chosen) if i in made_up and made_up[i] is None]
         mean: dict[str, Array] = {}
-        if skipped:  # averages leave them out, as if they had not been drawn
+        if skipped:  # left out of averages, as if they had not been drawn
             self._need(chosen if not got else [])
             mean = {part: np.mean([parts[part] for parts in got.values()], axis=0) for part in shapes}
             mean |= {"scalars": np.full(len(question.scalars), np.nan)}
         return self._reply(question, chosen, [got.get(i) or made_up[i] or mean for i in chosen], skipped)
 
     def _reply(self, question: Question, chosen: Sequence[int], rows: Sequence[Parts], skipped: list[int]) -> Reply:
-        """Stack everybody's parts."""
+        """Stack the parts of all silos."""
         numbers: dict[str, Callable[[], Tensor]] = {}
         vectors = {}
         for part in question.shapes(len(self.like)):
             if part in question.vectors:
                 stack = torch.from_numpy(np.stack([row[part] for row in rows])).to(self.like)
                 vectors[part] = Vectors(partial(_mixed, stack, skipped), partial(itself, stack), fine=True)
-        if isinstance(question, Curvature):  # slopes are made of the c_i that are here
+        if isinstance(question, Curvature):  # slopes are computed from the stored c_i
             c = self._gradients(question.at, chosen)
             numbers = {"slopes": lambda: c @ question.V, "size": lambda: (c.square() / question.metric).sum(1)}
         elif question.scalars:
@@ -188,10 +188,10 @@ class RemoteChannel:
             self._answers.setdefault(question, {})[tuple(chosen)] = vectors["c"].each()
         return Reply(numbers, vectors)
 
-    # --- what stands in for silos that do not answer
+    # --- replacements for silos that do not answer
 
     def _stand_in(self, question: Question, chosen: Sequence[int]) -> Callable[[int], Parts | None]:
-        """The rule by which a silo's part is made up; `None` leaves it out of averages."""
+        """Return the rule that replaces a silo's part; a part of `None` is left out of averages."""
         if isinstance(question, GradientsAt):
             return lambda i: self._bound(i, question.x)
         if isinstance(question, Losses):
@@ -204,7 +204,7 @@ class RemoteChannel:
         return lambda i: None
 
     def _frozen(self, question: LocalSteps, chosen: Sequence[int]) -> Callable[[int], Parts]:
-        """d_i = (1 − (1 − η_i μ_i)^J)/μ_i c: what local steps on f̃_i come to."""
+        """Return the rule d_i = (1 − (1 − η_i μ_i)^J)/μ_i c, the result of local steps on f̃_i."""
         eta, mu = rates(self.facts.constants, question.plan), self.facts.constants.strong_convexity
         c, plan = question.correction, question.plan
         assert c is not None
@@ -219,7 +219,7 @@ class RemoteChannel:
         return stand_in
 
     def _bound(self, i: int, x: Tensor) -> Parts:
-        """The gradient and the value of f̃_i at x, from the last answer of a silo that gives none now."""
+        """Return gradient and value of f̃_i at x, from the last answer of an absent silo."""
         self._need([] if i in self._last else [i])
         y, parts = self._last[i]
         mu, way, c = float(self.facts.constants.strong_convexity[i]), x - y, torch.from_numpy(parts["c"])
@@ -227,7 +227,7 @@ class RemoteChannel:
         return {"c": (c + mu * way).numpy(), "scalars": np.array([loss, np.inf, np.inf])}
 
     def _known_loss(self, i: int, x: Tensor) -> float:
-        """The lower bound of a silo's loss where there is one, or else the last loss that it gave."""
+        """Return the lower bound of a silo's loss if there is one, otherwise its last loss."""
         if i in self._last:
             return float(self._bound(i, x)["scalars"][0])
         scored = self._scores.get((i, "train"))
@@ -240,12 +240,12 @@ class RemoteChannel:
         if lacking:
             raise Lost(lacking)
 
-    # --- evaluation, and who is accused
+    # --- evaluation and accusations
 
     def scores(self, question: Scores, complete: bool = True) -> Reply:
-        """Per-silo loss, accuracy and sample counts; the last known ones of a silo that does not answer.
+        """Return loss, accuracy and sample count per silo; of an absent silo the last known ones.
 
-        Where it has never given any, there is no going on without it; or, unless they must be `complete`, NaN.
+        If it has never sent any, return NaN, or with `complete` raise `Lost`.
         """
         split, everyone = question.split, range(len(self.names))
         chosen = [i for i in everyone if split == "train" or self.facts.tested[i]]
@@ -260,17 +260,17 @@ class RemoteChannel:
         return self._reply(question, everyone, rows, [])
 
     def accuse(self, verdicts: Verdicts) -> None:
-        """Answers that give a silo away are not used, nor is the silo any more."""
+        """Quarantine the accused silos and end the segment."""
         Quarantined.accuse(self.names, verdicts, self.membership.round, self.membership.record)
 
 
 def itself(stack: Tensor) -> Tensor:
-    """Numbers that are here already."""
+    """Return numbers that are already here."""
     return stack
 
 
 def _mixed(stack: Tensor, skipped: list[int], weights: Tensor) -> Tensor:
-    """Σ w_i v_i over those who answered, scaled up to the weight of all; rows of the skipped hold the others' mean."""
+    """Return Σ w_i v_i over the silos that answered, rescaled to the weight of all; skipped rows hold their mean."""
     heard = weights.clone()
     heard[skipped] = 0
     there = float(heard.sum())

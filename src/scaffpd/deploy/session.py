@@ -1,18 +1,17 @@
 r"""`Session`, one exchange with silos that sends only what a site lacks, and `Membership`, the rule for absent ones.
 
-While silo i does not answer, a lower bound of its loss stands in for it, made of its last answer (L_i, c_i) at y_i:
+While silo i does not answer, a lower bound from its last answer (L_i, c_i) at y_i replaces its loss,
 
     f̃_i(x) = L_i + ⟨c_i, x − y_i⟩ + (μ_i/2)‖x − y_i‖² ≤ f_i(x),    ∇f̃_i(x) = c_i + μ_i (x − y_i),
 
-in the dual step and in c. (If L_i and c_i stayed as they are, losses would not change as their gradients say, and a
-step rule that compares the two could accept no step.) Local steps on f̃_i give d_i = (1 − (1 − η_i μ_i)^J)/μ_i · c,
-which is J η_i c, a plain gradient step, for small μ_i. Methods without a correction c leave the silo out of their
-average, as if it had not been drawn. Nothing is certified meanwhile, for the loss itself is not known.
+in the dual step and in c. (With L_i and c_i frozen, losses would not change as their gradients predict, and a step rule
+that compares the two could accept no step.) Local steps on f̃_i give d_i = (1 − (1 − η_i μ_i)^J)/μ_i · c, which is J η_i
+c, a plain gradient step, for small μ_i. Methods without a correction c leave the silo out of their average, as if it
+had not been drawn. Meanwhile nothing is certified, as the loss is unknown.
 
-An absent silo is asked after 1, 2, 4, 8 … rounds whether it is back (later from one absence to the next). When it is,
-or when it has been away for more than `max_age` rounds and is dropped, a new segment of the run starts from the x that
-is reached, and its certificate is about those present. Or the run pauses until everybody is back, if that is the
-policy. Below the quorum it always pauses.
+An absent silo is probed after 1, 2, 4, 8 … rounds (later with every further absence). When it is back, or is dropped
+after more than `max_age` rounds, a new segment starts from the current x, and its certificate covers the silos
+present. If the policy says so, the run pauses instead until all are back. Below the quorum it always pauses.
 """
 
 from __future__ import annotations
@@ -201,7 +200,7 @@ class Session:
 
 @dataclass(frozen=True)
 class SiloEvent:
-    """Something that happened to a silo."""
+    """An event of a silo: it left, came back, was dropped or quarantined."""
 
     round: int
     silo: str
@@ -210,11 +209,11 @@ class SiloEvent:
 
 
 class Paused(Exception):
-    """Too few silos are there to go on; the last finished round is what counts."""
+    """Too few silos are left; the run pauses after its last finished round."""
 
 
 class MembershipChange(Exception):
-    """Other silos than before are to be asked from here on."""
+    """The members of the run change; `names` are the silos that cause it."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))
@@ -222,7 +221,7 @@ class MembershipChange(Exception):
 
 
 class Lost(MembershipChange):
-    """Silos are gone for which no earlier answer can stand in, or for longer than the policy allows."""
+    """Silos are absent for longer than the policy allows, or without an answer to replace them by."""
 
 
 class Returned(MembershipChange):
@@ -230,13 +229,13 @@ class Returned(MembershipChange):
 
 
 class Quarantined(MembershipChange):
-    """Silos have given answers that cannot be true; nothing that they say is used any more."""
+    """Silos have given impossible answers and are not asked again."""
 
     @classmethod
     def accuse(
         cls, names: Sequence[str], verdicts: Mapping[int, str], number: int, record: Callable[[SiloEvent], None]
     ) -> None:
-        """Write down who has given itself away in that round, by which test and which numbers; and end the segment."""
+        """Record the accused silos with the failed test and its numbers, and end the segment."""
         for i, why in verdicts.items():
             record(SiloEvent(number, names[i], QUARANTINED, f"Silo {names[i]!r} is quarantined: {why}."))
         if verdicts:
@@ -245,18 +244,18 @@ class Quarantined(MembershipChange):
 
 @dataclass(eq=False)
 class Membership:
-    """The members of a segment, which of them are absent, and for how many rounds they have not answered."""
+    """The members of a segment, and for how many rounds the absent ones have not answered."""
 
     session: Session  # with all silos
-    members: Sequence[str]  # whose losses make up the objective
+    members: Sequence[str]  # silos whose losses make up the objective
     policy: FaultPolicy  # what to do about the absent
     record: Callable[[SiloEvent], None]  # takes every event
-    dropped: Sequence[str] = ()  # silos that are no members, and would be if they were back
-    absences: Counter[str] = field(default_factory=Counter)  # how often each silo went away so far
-    strikes: Counter[str] = field(default_factory=Counter)  # how often its answer could not be used, or was a refusal
+    dropped: Sequence[str] = ()  # former members that may come back
+    absences: Counter[str] = field(default_factory=Counter)  # how often each silo was absent so far
+    strikes: Counter[str] = field(default_factory=Counter)  # how many of its answers were unusable or refusals
     absent: set[str] = field(default_factory=set)
     round: int = 0
-    ending: bool = False  # whether nothing depends on the answers any more but the last tables
+    ending: bool = False  # whether only the final tables still depend on answers
     _welcomed: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -264,7 +263,7 @@ class Membership:
 
     @property
     def present(self) -> list[str]:
-        """Those who answered when they were last asked."""
+        """Members that answered their last question."""
         return [name for name in self.members if name not in self.absent]
 
     def ask(
@@ -273,7 +272,7 @@ class Membership:
         names: Sequence[str],
         check: Callable[[Mapping[str, Message]], Mapping[str, str]] = lambda _: {},
     ) -> dict[str, Message]:
-        """The answers of those among `names` who are present; who gives none, or one that fails `check`, is absent."""
+        """Ask the present silos among `names`; mark those without an answer that passes `check` as absent."""
         asked = [name for name in names if name not in self.absent]
         replies = self.session.exchange(question, asked, self.policy.timeout) if asked else {}
         self._refused(replies)
@@ -288,13 +287,13 @@ class Membership:
         return {name: answer for name, answer in answers.items() if name not in troubles}
 
     def _refused(self, replies: Replies) -> None:
-        """A question that everybody refuses is the coordinator's mistake."""
+        """Raise an error if all silos refuse: the question is the coordinator's mistake."""
         refusals = [reply for reply in replies.values() if isinstance(reply, Failure) and reply.what == REFUSED]
         if len(refusals) == len(replies) >= min(2, len(self.members)):
             raise InputError(f"Silo {next(iter(replies))!r} refuses: {refusals[0].reason}")
 
     def leave(self, name: str, what: str, reason: str, failed: bool = False) -> None:
-        """Count a silo as absent, and write down why; one that fails at every question is not asked for ever."""
+        """Mark a silo as absent, record why, and count a strike unless it was merely absent."""
         self.absent.add(name)
         self.absences[name] += 1
         self.strikes[name] += failed or what != "absent"
@@ -307,7 +306,7 @@ class Membership:
             raise Paused(f"Fewer than {self.policy.quorum} silos answer (there: {left}).")
 
     def finish_round(self, number: int) -> None:
-        """A round is made: the absent grow older, are asked whether they are back, or have been away too long."""
+        """Count a round of absence; probe absent silos, and drop those absent for too long."""
         self.round = number
         away = {*self.absent, *self.dropped}
         self.age = {name: age + 1 if name in away else 0 for name, age in self.age.items()}
@@ -320,19 +319,19 @@ class Membership:
             raise Lost(old)
 
     def _due(self, name: str) -> bool:
-        """Whether to ask if it is back: at ages that are powers of two, the first of them later every time."""
+        """Return whether to probe an absent silo (exponential back-off)."""
         age = self.age[name]
         return age & (age - 1) == 0 and age >= 2 ** (self.absences[name] - 1) and self.strikes[name] < self._patience
 
     @property
     def _patience(self) -> int:
-        """How many useless answers end a silo's part: one where sums are masked, for coming back costs further sums."""
+        """Number of unusable answers that rule a silo out: one if sums are masked, as every return costs sums."""
         setup = self.session.setup
         masked = setup is not None and bool(setup.secure)
         return 1 if masked and self.policy.missing != PAUSE else STRIKES
 
     def welcome(self) -> list[str]:
-        """The absent and dropped who are back; those whose answers could not be used again and again are not."""
+        """Return the absent and dropped silos that are back, except those with too many unusable answers."""
         replies = self.session.greet(self.policy.probe, self.present)
         away = {name for name in {*self.absent, *self.dropped} if self.strikes[name] < self._patience}
         back = [name for name, reply in replies.items() if name in away and isinstance(reply, Message)]

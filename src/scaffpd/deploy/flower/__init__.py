@@ -1,1 +1,1 @@
-"""The Flower engine (`flwr` 1.41): everything that knows Flower is in this folder."""
+"""Run on Flower (`flwr` 1.41)."""

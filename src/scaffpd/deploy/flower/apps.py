@@ -1,12 +1,11 @@
-"""What Flower runs: a `ClientApp` at every site, a `ServerApp` at the coordinator, and bytes in Flower's records.
+"""Flower's apps: a `ClientApp` at every site, a `ServerApp` at the coordinator, and bytes in Flower's records.
 
-Flower starts a process for every message. What a silo has to remember (agreements, vectors, secrets of open sums; no
-rows) is kept in Flower's `Context.state`, which lives in the memory of the SuperNode: a restart loses it, which does no
-harm.
+Flower starts a process for every message. A silo's state (agreements, vectors, secrets of open sums; no rows) is in
+Flower's `Context.state`, in the memory of the SuperNode; a restart loses it without harm.
 
-Flower moves every record of a message as an object of its own, with a call for each at every hop. So a small payload is
+Flower sends every record of a message as a separate object, with a call for each at every hop. So a small payload is
 one `ConfigRecord`: three objects a message. A large one is the buffer of an `Array`, which Flower cuts into pieces of
-5 MB: there is no limit on its size, and equal pieces for several sites (a broadcast x) go to the SuperLink once.
+5 MB: its size is not limited, and equal pieces for several sites (a broadcast x) go to the SuperLink once.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 QUESTION, SETTING, VARIABLE, FEDERATION = "query.scaffpd", "silo", "SCAFFPD_SILO", "federation"
 _RECORD, _KEY, _KIND, _KEPT = "scaffpd", "bytes", "scaffpd.bytes", "scaffpd.kept"
 _SMALL = 2**20  # bytes of a payload that is one record
-_POLL = 0.3  # seconds; a look costs the SuperLink some 15 ms of a core
-_SKEW = 60.0  # seconds that a site's clock may be ahead: it computes from the question's age until when it may reply
+_POLL = 0.3  # seconds; a poll costs the SuperLink some 15 ms of a core
+_SKEW = 60.0  # seconds that a site's clock may be ahead: it computes its deadline from the question's age
 _GONE = {5: "the SuperLink has had no heartbeat from the site"}  # flwr's ErrorCode.NODE_UNAVAILABLE
 
 log = logging.getLogger("scaffpd.silo")
@@ -56,7 +55,7 @@ def unpack(content: RecordDict) -> bytes:
 
 
 def put(records: RecordDict, name: str, data: bytes) -> None:
-    """Keep `data` under a name, in place of what was there."""
+    """Store `data` under a name."""
     if len(data) <= _SMALL:
         records[name] = ConfigRecord({_KEY: data})
     else:
@@ -64,7 +63,7 @@ def put(records: RecordDict, name: str, data: bytes) -> None:
 
 
 def get(records: RecordDict, name: str) -> bytes | None:
-    """Return what is kept under a name, or `None` if there is nothing of our kind."""
+    """Return the data stored under a name, or `None`."""
     record = records.get(name)
     if not isinstance(record, (ArrayRecord, ConfigRecord)) or list(record) != [_KEY]:
         return None
@@ -75,7 +74,7 @@ def get(records: RecordDict, name: str) -> bytes | None:
 
 
 def silo_file(context: Context) -> Path:
-    """Return the silo.toml that the SuperNode's own `--node-config` or environment names, never the coordinator."""
+    """Return the silo.toml named by the SuperNode's own `--node-config` or environment, never by the coordinator."""
     path = context.node_config.get(SETTING) or os.environ.get(VARIABLE)
     if not path:
         raise InputError(
@@ -86,7 +85,7 @@ def silo_file(context: Context) -> Path:
 
 
 def open_silo(path: Path) -> Silo:
-    """Open the silo; it is imported here so that the rest of this module stays light."""
+    """Open the silo, with a late import that keeps this module light."""
     from scaffpd.deploy.silo.silo import Silo
 
     return Silo.open(path)
@@ -94,7 +93,7 @@ def open_silo(path: Path) -> Silo:
 
 @client_app.query("scaffpd")
 def reply(message: Message, context: Context) -> Message:
-    """Answer one question; errors go to the site's log, for Flower would send them to the coordinator."""
+    """Answer one question; write errors to the site's log, since Flower would send them to the coordinator."""
     try:
         silo = open_silo(silo_file(context))
         before = get(context.state, _KEPT)
@@ -109,20 +108,19 @@ def reply(message: Message, context: Context) -> Message:
 
 
 class GridTransport:
-    """Sites over a Flower `Grid`: own loop of push and pull, since `send_and_receive` looks only every three seconds.
+    """Sites over a Flower `Grid`, polled in our own loop, since `send_and_receive` polls every three seconds.
 
-    A site's name is its node id. A reply counts only for the message that it replies to; when the time is up the
-    messages are forgotten, so that a late reply finds nobody who asks for it. Flower drops a question that a site has
-    not fetched a minute later.
+    A site's name is its node id. A reply counts only for its own message; after the timeout messages are forgotten, and
+    late replies are ignored. Flower drops a question that a site has not fetched within a further minute.
     """
 
     def __init__(self, grid: Grid, poll: float = _POLL) -> None:
-        from scaffpd.deploy.messages import Failure  # loads torch, which the app of a site does without
+        from scaffpd.deploy.messages import Failure  # loads torch, which a site's app does not need
 
         self._grid, self._poll, self._failure = grid, poll, Failure
 
     def sites(self) -> tuple[str, ...]:
-        """Return the nodes that the SuperLink holds for online, sorted."""
+        """Return the nodes that the SuperLink lists as online, sorted."""
         return tuple(sorted(str(node) for node in self._grid.get_node_ids()))
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
@@ -146,7 +144,7 @@ class GridTransport:
     def _send(
         self, questions: Mapping[str, bytes], timeout: float, replies: dict[str, bytes | Failure]
     ) -> dict[str, str]:
-        """Push all questions; return {message id: site} for those that are on their way."""
+        """Push all questions; return {message id: site} of those that were sent."""
         online = set(self.sites())
         sites = [site for site in questions if site in online]
         replies.update(dict.fromkeys(set(questions) - online, self._failure("the site is not connected")))
@@ -158,7 +156,7 @@ class GridTransport:
         return taken
 
     def _read(self, message: Message) -> bytes | Failure:
-        """Return the bytes of a reply, or why there are none."""
+        """Return the bytes of a reply, or a `Failure`."""
         if message.has_error():
             error = message.error
             return self._failure(_GONE.get(error.code, f"Flower reports error {error.code}: {error.reason}"))

@@ -1,9 +1,9 @@
-"""A SuperExec that forks: Python, Flower and torch are loaded once and every ClientApp is a fork of that.
+"""A SuperExec that forks: it loads Python, Flower and torch once, and forks for every ClientApp.
 
-`flower-supernode --isolation process` leaves starting ClientApp processes to a SuperExec that the operator runs.
+With `flower-supernode --isolation process` a SuperExec, which the operator runs, starts the ClientApp processes.
 Flower's own (`flower-superexec`) starts a new Python for every message: 2 to 5 seconds of one core. This one is
-Flower's `run_superexec` with another `Executor`, which forks; messages still have a process each. Nothing but modules
-is loaded beforehand: no data, no silo, no threads.
+Flower's `run_superexec` with an `Executor` that forks; every message still has its own process. Only modules are
+loaded before the fork: no data, no silo, no threads.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 
 class ForkExecutor:
-    """Flower's `Executor` protocol, by forks of this process."""
+    """Implement Flower's `Executor` protocol by forks of this process."""
 
     def __init__(self) -> None:
         self._children: set[int] = set()
 
     def get_eligible_capacity(self, supported: set[TaskType], **_: Any) -> tuple[set[TaskType], set[str]]:
-        """Take ClientApps only, any number of them."""
+        """Accept any number of ClientApps and nothing else."""
         return supported & {TaskType.CLIENT_APP}, set()
 
     def wait_for_capacity(self, *_: Any, **__: Any) -> None:
-        """Return at once: there is always room."""
+        """Return at once: the capacity is unlimited."""
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         """Fork a ClientApp."""
@@ -53,17 +53,17 @@ class ForkExecutor:
         self._children = {child for child in self._children if os.waitpid(child, os.WNOHANG)[0] == 0}
 
     def close(self) -> None:
-        """End what is still running."""
+        """End the children that are still running."""
         for child in self._children:
             os.kill(child, signal.SIGKILL)
         self._children.clear()
 
 
 def _be_client_app(spec: ExecutionSpec) -> None:
-    """Run one ClientApp in this process, which is a fork, and end it whatever happens."""
+    """Run one ClientApp in this forked process, then exit in any case."""
     status = 1
     try:
-        registered_exit_handlers.clear()  # the warm process's own: they would end our siblings
+        registered_exit_handlers.clear()  # the parent's handlers would end our siblings
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         root = spec.root_certificates_path
@@ -88,7 +88,7 @@ def _be_client_app(spec: ExecutionSpec) -> None:
 def main() -> None:
     """Serve one SuperNode until it ends; the options are those of `flower-superexec`."""
     for name in ("torch", "scaffpd.deploy.flower.apps", "scaffpd.deploy.silo.silo"):
-        with contextlib.suppress(ImportError):  # what is missing shows when a message comes
+        with contextlib.suppress(ImportError):  # the first message reports what is missing
             importlib.import_module(name)
     executor = ForkExecutor()
     vars(superexec)["get_executor"] = lambda *_, **__: executor

@@ -1,6 +1,6 @@
-"""Flower on one machine: a SuperLink and one SuperNode per silo as real processes, with TLS and node keys.
+"""Run Flower on one machine: a SuperLink and one SuperNode per silo as real processes, with TLS and node keys.
 
-What Flower does when a SuperNode, a ClientApp or the SuperLink is lost is in docs/deploy/what-happens-when.md.
+docs/deploy/what-happens-when.md says what Flower does when a SuperNode, a ClientApp or the SuperLink is lost.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ from scaffpd.deploy.flower.project import write_certificates, write_files, write
 from scaffpd.deploy.processes import LocalEngine, free_ports
 
 SERVER = "server"
-_PATIENCE = 120.0  # seconds for the parts to find each other
-_LOOK = 1.0  # seconds between two questions to the SuperLink whether a run has ended
+_PATIENCE = 120.0  # seconds for the parts to connect
+_LOOK = 1.0  # seconds between two checks whether a run has ended
 _SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
 _SILO_SETTINGS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds until a ClientApp is started
 
 
 class SuperLinkApi:
-    """The control API of a SuperLink, as the `flwr` command uses it; without the CA's certificate in plaintext."""
+    """The control API of a SuperLink, as the `flwr` command uses it; plaintext without a CA certificate."""
 
     def __init__(self, address: str, authority: Path | None) -> None:
         self._address, self._authority = address, authority
 
     def ready(self) -> bool:
-        """Tell whether the SuperLink answers."""
+        """Return whether the SuperLink answers."""
         try:
             self.online()
         except httpx.TransportError:
@@ -66,7 +66,7 @@ class SuperLinkApi:
         return True
 
     def online(self) -> set[int]:
-        """Return the nodes that the SuperLink has heard from of late."""
+        """Return the nodes that are online."""
         with self._client() as client:
             found = client.ListNodes(ListNodesRequest())
         return {node.node_id for node in found.nodes_info if node.status == NodeStatus.ONLINE}
@@ -79,10 +79,10 @@ class SuperLinkApi:
             client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
 
     def release(self, node: int, private_key: Path) -> None:
-        """Say, as the site that holds the key, that its node has ended, so that it may be started again at once.
+        """Report, as the site that holds the key, that its node has ended, so that it can restart at once.
 
-        A SuperNode says so itself unless it was killed; then the SuperLink holds it for online for up to a minute and
-        refuses another one with the same key, which ends with exit code 305.
+        A SuperNode that was killed does not report it: the SuperLink then lists it as online for up to a minute and
+        refuses another one with the same key, which exits with code 305.
         """
         key = load_ssh_private_key(private_key.read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
@@ -109,7 +109,7 @@ class SuperLinkApi:
             client.StopRun(StopRunRequest(run_id=run))
 
     def finished(self, run: int) -> bool:
-        """Tell whether a run has ended, one way or another."""
+        """Return whether a run has ended, with or without success."""
         with self._client() as client:
             runs = client.ListRuns(ListRunsRequest(run_id=run)).run_dict
         return run not in runs or runs[run].status.status == Status.FINISHED
@@ -127,9 +127,9 @@ class SuperLinkApi:
 
 
 class FlowerEngine(LocalEngine):
-    """SuperLink and SuperNodes; each part has a folder of its own with Flower's home in it.
+    """A SuperLink and SuperNodes, each with its own folder for Flower's home.
 
-    Without `tls` they speak in plaintext and nodes are not authenticated.
+    Without `tls` connections are plaintext and nodes are not authenticated.
     """
 
     def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> None:
@@ -167,10 +167,10 @@ class FlowerEngine(LocalEngine):
         self.wait(lambda: [part_of(name) for name in silos - self.connected()], sentence, _PATIENCE)
 
     def start_server(self) -> None:
-        """Start the SuperLink and wait until it answers; SuperNodes that are up find it again by themselves.
+        """Start the SuperLink and wait until it answers; running SuperNodes reconnect by themselves.
 
-        Its database knows the nodes again after a restart. A run that a killed SuperLink has left behind is ended:
-        Flower does not go on with it, `submit` does.
+        Its database keeps the nodes over a restart. A run that a killed SuperLink has left behind is stopped, since
+        Flower does not continue it; `submit` does.
         """
         self.processes.kill(SERVER)
         command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
@@ -202,7 +202,7 @@ class FlowerEngine(LocalEngine):
         self._start(part, [*executor, "--runtime-api-address", f"127.0.0.1:{port}", *authenticated])
 
     def connected(self) -> set[str]:
-        """Return the silos whose processes are alive and whose nodes the SuperLink holds for online."""
+        """Return the silos whose processes are alive and whose nodes are online."""
         try:
             online = self._api.online()
         except httpx.HTTPError:
@@ -210,7 +210,7 @@ class FlowerEngine(LocalEngine):
         return {name for name in self.silos if self.processes.alive(part_of(name)) and self._node(name) in online}
 
     def outside(self) -> set[str]:
-        """Return nobody: a silo that is back is part of the run at once."""
+        """Return an empty set: a silo that is back joins the run at once."""
         return set()
 
     # --- the run
@@ -221,7 +221,7 @@ class FlowerEngine(LocalEngine):
         self._going, self._looked = True, time.monotonic()
 
     def running(self) -> bool:
-        """Tell whether the run that was submitted last is still going."""
+        """Return whether the last submitted run is running."""
         if self._run is None or not self.processes.alive(SERVER):
             return False
         if time.monotonic() - self._looked > _LOOK:
@@ -233,7 +233,7 @@ class FlowerEngine(LocalEngine):
         return self._going
 
     def abort(self) -> None:
-        """End the run; the SuperLink and the SuperNodes stay."""
+        """End the run; the SuperLink and the SuperNodes keep running."""
         if self._run is not None and self.running():
             self._api.stop(self._run)
             self._looked = 0.0
@@ -243,7 +243,7 @@ class FlowerEngine(LocalEngine):
                     process.kill()
 
     def _start(self, part: str, command: list[str]) -> int:
-        """Start a process with Flower's home inside the part's folder and our programs and modules first."""
+        """Start a process with Flower's home in the part's folder and our programs and modules first in its paths."""
         programs = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
         modules = [str(Path(scaffpd.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         own = {

@@ -1,10 +1,10 @@
-"""Write a runnable Flower app, certificates and keys, and the commands that operators type.
+"""Write a runnable Flower app, certificates, keys and the operators' commands.
 
-What Flower 1.41 protects and what it does not: its SuperLink serves three APIs on one port. The fleet API
-(/v1/fleet, for sites) has TLS and, with --enable-supernode-auth, admits only sites whose public key was registered.
-The control API (/v1/control: `flwr run`, `flwr supernode register`) has no authentication at all in the open
-distribution, and the runtime API (/v1/runtime) none before a task is taken. So the SuperLink must listen on loopback
-only, and a proxy in front of it must let nothing but /v1/fleet through; `proxy.conf` is such a proxy for nginx.
+Flower 1.41's SuperLink serves three APIs on one port. The fleet API (/v1/fleet, for sites) has TLS and, with
+--enable-supernode-auth, admits only sites with a registered public key. The control API (/v1/control: `flwr run`,
+`flwr supernode register`) has no authentication at all in the open distribution, and the runtime API (/v1/runtime)
+none before a task is taken. So the SuperLink must listen on loopback only, behind a proxy that lets nothing but
+/v1/fleet through; `proxy.conf` is such a proxy for nginx.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from scaffpd.config.federation import FederationFile
 
 _AUTHORITY = "scaffpd local CA"
-_DAYS = 30  # that a certificate holds
+_DAYS = 30  # validity of a certificate
 
 
 def write_certificates(folder: Path) -> None:
@@ -58,7 +58,7 @@ def _certificate(
     authority: ec.EllipticCurvePrivateKey,
     extensions: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
-    """Sign a certificate for the owner of `key`; `extensions` says which of them are critical."""
+    """Sign a certificate for the owner of `key`; `extensions` marks the critical ones."""
     subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (name, _AUTHORITY))
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
@@ -70,7 +70,7 @@ def _certificate(
 
 
 def write_node_key(folder: Path, name: str) -> None:
-    """Write <name>.key and <name>.pub, as OpenSSH files: what a SuperNode signs its calls with."""
+    """Write <name>.key and <name>.pub as OpenSSH files; a SuperNode signs its calls with them."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(folder / f"{name}.key", _private(key, serialization.PrivateFormat.OpenSSH))
@@ -79,7 +79,7 @@ def write_node_key(folder: Path, name: str) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a secret that only its owner may read, from its first byte on."""
+    """Write a secret to a file that is readable only by its owner from the start."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_bytes(data)
@@ -144,12 +144,12 @@ http {{
 
 
 class Commands(NamedTuple):
-    """What operators type, each in the folder that was written."""
+    """The operators' commands, to be run in the folder that was written."""
 
     server: tuple[str, ...]  # at the coordinator, once: bring up the SuperLink
     admit: dict[str, str]  # at the coordinator, for each silo: register the public key that it sent
     silos: dict[str, tuple[str, ...]]  # at each silo: its key, then its SuperNode
-    run: str  # at the coordinator: start the federation, or go on with it
+    run: str  # at the coordinator: start the federation, or resume it
 
 
 def write_app(federation: FederationFile, out: Path) -> Commands:
@@ -195,7 +195,7 @@ def commands(federation: FederationFile) -> Commands:
 
 
 def _silo(name: str, address: str) -> tuple[str, ...]:
-    """Return what a silo types: it makes its key (and sends the .pub to the coordinator), then starts."""
+    """Return a silo's commands: make its key (and send the .pub to the coordinator), then start."""
     here, secret = "127.0.0.1:9094", "--superexec-auth-secret-file runtime.secret"
     node = (
         f"{_OFFLINE} flower-supernode --superlink {address} --root-certificates ca.pem "
