@@ -144,7 +144,7 @@ class LocalChannel:
 
     @property
     def account(self) -> Account | None:
-        """What private clients have released."""
+        """Account of private clients' releases."""
         return getattr(self.train.oracle, "account", None)
 
     @property

@@ -65,7 +65,7 @@ class StationStudy:
         return RelativeGain(mean, mean - reach, mean + reach)
 
     def cost(self, model: str) -> float:
-        """Return the most that joining costs a station, as a share of its loss alone: the mean over draws."""
+        """Return the largest cost of joining for a station, as a share of its loss alone: the mean over draws."""
         k = self.found[0].models.index(model)
         return float(np.mean([max((one.loss[k] / one.loss[1]).max() - 1, 0.0) for one in self.found]))
 

@@ -32,7 +32,7 @@ SMALL = 8.5
 def partition_picture(
     parts: Sequence[ArrayLike], y: ArrayLike, classes: Sequence[str] | None = None, title: str | None = None
 ) -> Any:
-    """Draw a map of clients × classes, darker where a client has more samples of a class, and the clients' sizes.
+    """Draw a map of clients × classes, darker for more samples, with the clients' sizes beside it.
 
     Colour grows with the square root of the number, so that few samples are visible next to many; white is none.
 

@@ -164,7 +164,7 @@ class History:
 
     @classmethod
     def unpack(cls, names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> History:
-        """Read the table that `pack` wrote."""
+        """Read the arrays of `pack`."""
         history, rows = cls(names, "history.spread" not in arrays), len(arrays["history.round"])
         nobody = np.zeros(rows, dtype=np.int64)  # default of files without that column
         arrays = {"history.absent": nobody, "history.spread": np.empty((0, 0)), **arrays}

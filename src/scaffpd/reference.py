@@ -67,7 +67,7 @@ def reference_optimum(
 
 
 def _one_thread() -> AbstractContextManager[object]:
-    """Limit BLAS to one thread: on small matrices and busy cores more cost a factor of a hundred."""
+    """Limit BLAS to one thread: on small matrices and busy cores, more are a hundred times slower."""
     try:
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
     except ImportError:
@@ -76,7 +76,7 @@ def _one_thread() -> AbstractContextManager[object]:
 
 
 def _solve(problem: _ReferenceProblem, objective: Objective) -> Reference:
-    """Make proximal steps with growing σ, each followed by an attempt to finish with Newton's method."""
+    """Take proximal steps with growing σ, each followed by an attempt to finish with Newton's method."""
     point = _start(problem, objective)
     if not point.G.any():  # zero is optimal for all clients
         return Reference(point.x, point.weights, point.support, _EPS * abs(point.support))
@@ -181,7 +181,7 @@ def _check_shapes(X: list[Array], Y: list[Array]) -> None:
 
 
 def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
-    """Return targets as (m_i, k) matrices: as they are, as 0/1, or one-hot."""
+    """Return targets as (m_i, k) matrices: unchanged, 0/1, or one-hot."""
     if not targets:
         raise InputError("reference_optimum needs at least one client.")
     if any(not np.isfinite(y).all() for y in targets):
@@ -252,7 +252,7 @@ def _start(problem: _ReferenceProblem, objective: Objective) -> _Point:
 
 
 def _refuse_divergence(point: _Point) -> None:
-    """Refuse weights without bound, which prove that there is no solution: proximal steps never move away from one."""
+    """Refuse unbounded weights: proximal steps never move away from a solution, so there is none."""
     if not np.isfinite(point.support) and point.weights @ np.abs(point.losses) > 1e12:
         owner = type(point.objective).__name__
         raise InputError(f"{owner} has no optimum here: no model keeps all losses where the objective is finite.")

@@ -88,7 +88,7 @@ def solve_saddle(
 
 
 def _solved(objective: Objective, a: Vector, E: Matrix, start: Vector, tol: float, square: Vector) -> Saddle:
-    """Solve the problem without a common shift of the losses, which on the simplex changes nothing but the rounding."""
+    """Solve after centring the losses: on the simplex a common shift changes only the rounding."""
     shift = float(start @ a / np.add.reduce(start)) if objective.simplex else 0.0
     found = _SaddleProblem(objective, a - shift, E, start, square).solve(tol)
     return Saddle(found.weights, found.z, found.value + shift, found.gap, found.iterations)
@@ -136,7 +136,7 @@ class _SaddleProblem:
         self.reach = float(np.maximum.reduce(self.squares)) ** 0.5
 
     def solve(self, tol: float) -> Saddle:
-        """Make proximal steps until the gap is at most `tol`, or does not fall any more."""
+        """Take proximal steps until the gap is at most `tol`, or stalls."""
         anchor, steps, stalled, pi = self.l, 0, 0, self._first()
         z = -self.E @ anchor
         best = Saddle(anchor, np.zeros(len(self.E)), np.inf, np.inf, 0)
@@ -160,7 +160,7 @@ class _SaddleProblem:
         return replace(best, iterations=steps)
 
     def _first(self) -> float:
-        """Return the first π, from the most by which weight that moves to one client can change Eᵀz."""
+        """Return the first π, from the largest change of Eᵀz when weight moves to one client."""
         squares = self.squares
         if self.objective.simplex:
             E = self.E - self.E.mean(1, keepdims=True)
@@ -171,7 +171,7 @@ class _SaddleProblem:
         return min(max(FIRST * coupling - self.shared, 0.0 if self.shared > 0 else SMALLEST), HIGHEST)
 
     def _last(self, pi: float, point: _Iterate) -> float:
-        """Return π, no smaller than is of use: below that, weights on the simplex lose their digits."""
+        """Return π, or the smallest useful one: below that, weights on the simplex lose their digits."""
         v = self._forces(point)
         least = float(np.clip(DIGITS * np.ptp(v) if self.objective.simplex else 0.0, SMALLEST, HIGHEST))
         least = 0.0 if self.shared >= least else least
@@ -183,7 +183,7 @@ class _SaddleProblem:
         return v - self.square * (point.weights - self.l) if self.held else v
 
     def _proof(self, point: _Iterate, pi: float) -> tuple[Saddle, float]:
-        """Return the gap of (z, λ), and what of it may be rounding; with π = 0, λ is the maximiser of ⟨v, λ⟩ − ψ(λ)."""
+        """Return the gap of (z, λ), and its possible rounding; with π = 0, λ is the maximiser of ⟨v, λ⟩ − ψ(λ)."""
         z, weights, v = point.z, point.weights, self._forces(point)
         v = v - (float(v @ weights) if self.objective.simplex else 0.0)  # a common shift changes only the rounding
         if not np.maximum.reduce(np.abs(v)) <= LARGEST:
@@ -200,7 +200,7 @@ class _SaddleProblem:
         return Saddle(weights, z, below + gap, gap if math.isfinite(gap) else np.inf, 0), rounding
 
     def _at(self, z: Vector, anchor: Vector, pi: float) -> _Iterate | None:
-        """Return φ at z; `None` where numbers are too large."""
+        """Return φ at z; `None` on overflow."""
         v = self.a + z @ self.E
         s, total = v, np.asarray(min(max(pi, SMALLEST), HIGHEST))
         if self.held:
@@ -219,7 +219,7 @@ class _SaddleProblem:
         return _Iterate(z, step, penalty, gain - penalty - held + 0.5 * square, size, z + self.E @ weights)
 
     def _minimise(self, z: Vector, anchor: Vector, pi: float, tol: float) -> tuple[_Iterate | None, int, bool]:
-        """Minimise φ by Newton's method; return the point, the number of steps, and whether it came to an end."""
+        """Minimise φ by Newton's method; return the point, the number of steps, and whether it converged."""
         point = self._at(z, anchor, pi)
         for used in range(NEWTON):
             if point is None:
@@ -288,7 +288,7 @@ class _Quadratics:
         self.flat, self.known, self.ridge = H.reshape(len(a), -1), (np.empty(0), E, E), TINY
 
     def solve(self, weights: Vector, share: float, least: float) -> Saddle:
-        """Make Newton steps from z = 0, until the lowest F is near enough to the best bound from below."""
+        """Take Newton steps from z = 0, until the lowest F is close enough to the best lower bound."""
         here = lowest = self._at(np.zeros(len(self.E)))
         first, more, used, gap = here.value, 0.0, 0, np.inf
         best, lower = weights, self._below(here, weights)

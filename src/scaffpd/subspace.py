@@ -63,7 +63,7 @@ class SubspaceModel:
         return replace(found, z=R @ found.z)
 
     def predicted(self, alpha: Vector) -> Vector:
-        """Return what the model takes the losses at Vα to be, without damping: L_i + g_iᵀα + ½αᵀQα."""
+        """Predict the losses at Vα, without damping: L_i + g_iᵀα + ½αᵀQα."""
         return np.asarray(self.losses + self.slopes @ alpha + 0.5 * float(alpha @ self.curvature @ alpha))
 
     def merit(self, losses: Vector, tol: float) -> float:
@@ -78,7 +78,7 @@ class SubspaceModel:
 
 
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
-    """Return V with VᵀDV = I, (d, k), spanning the first `most` columns that are not in the span of earlier ones.
+    """Return V with VᵀDV = I, (d, k), spanning the first `most` linearly independent columns.
 
     With D^½ [V, next columns] = QR, the small R alone shows which columns these are.
     """
@@ -106,7 +106,7 @@ def _basis(rows: Tensor) -> Tensor:
 
 
 def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an orthonormal basis, in rows, of the span of the rows, without those in the span of earlier ones.
+    """Return an orthonormal basis, in rows, of the span of the rows, without dependent ones.
 
     The rows are those of a triangle: each adds its own last entry to the span of those before, unless it is zero.
     """

@@ -39,7 +39,7 @@ Regression = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silos:
-    """442 patients, one client per decade of age or per sex; label 1: the disease progressed more than the median.
+    """Load 442 patients, one client per decade of age or per sex; label 1: the disease progressed more than the median.
 
     The label is y > 140.5, the median of all patients a year later. Columns are standardised by the training rows.
 
@@ -66,7 +66,7 @@ def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silo
 def breast_cancer(
     clients: int = 10, alpha: float = 0.1, seed: int = 0, test_fraction: float = 0.0, minimum: int = 2
 ) -> Silos:
-    """Wisconsin breast cancer: 569 biopsies, 30 measurements, label 1 = benign; columns standardised.
+    """Load Wisconsin breast cancer: 569 biopsies, 30 measurements, label 1 = benign; columns standardised.
 
     `clients`, `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
     """
@@ -75,7 +75,7 @@ def breast_cancer(
 
 
 def digits(clients: int = 10, alpha: float = 0.1, seed: int = 0, test_fraction: float = 0.0, minimum: int = 2) -> Silos:
-    """Handwritten digits: 1,797 pictures of 8×8 pixels, ten labels; standardised, then times 2/√64.
+    """Load handwritten digits: 1,797 pictures of 8×8 pixels, ten labels; standardised, then times 2/√64.
 
     The factor makes ‖a‖ ≈ 2 for every picture a, so that the smoothness of a softmax loss is of order one. `clients`,
     `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
@@ -172,7 +172,7 @@ STATIONS, TEST_YEAR = 12, "2016-03-01"  # three years before that day to train o
 
 
 def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
-    r"""12 air-quality stations in Beijing, a row per day: predict fine dust (PM2.5) from the weather of the day.
+    r"""Load 12 air-quality stations in Beijing, a row per day: predict fine dust (PM2.5) from the weather of the day.
 
     The target is log(1 + PM2.5 in µg/m³) less its mean over the training rows. Train on 2013-03-01 to 2016-02-29
     (about 1,090 days a station), test on the following year. 15 columns, standardised by the training rows: nine of the
@@ -224,7 +224,7 @@ def _daily() -> tuple[Any, Any, Matrix, Matrix]:
 
 
 def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[str] | None = None) -> Silos:
-    """139 schools in London, 15,362 students: predict an exam score from 27 columns about student and school.
+    """Load 139 schools in London, 15,362 students: predict an exam score from 27 columns about student and school.
 
     Score and columns are standardised by the training rows. The file is that of the Inner London Education Authority
     as papers on multi-task learning use it (MALSAR): `X` and `Y`, a cell of (n_i, 28) and (n_i, 1) per school; its
@@ -266,7 +266,7 @@ FEWEST = 100  # rows of a client: the armed forces have nine
 
 
 def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) -> Silos:
-    """32,561 people to train on and 16,281 to test on; label 1: more than 50,000 dollars; columns standardised.
+    """Load Adult: 32,561 people to train on and 16,281 to test on; label 1: over 50,000 dollars; columns standardised.
 
     Args:
         by: the column whose values are the clients; it is not a feature then. Unknown values and those with fewer than

@@ -72,7 +72,7 @@ def prepare(train: Sequence[Client], test: Sequence[Client] | None = None) -> Si
 
 
 def fill_values(train: Sequence[Matrix]) -> list[Matrix]:
-    """Return, per hospital, what replaces a missing value of each raw column."""
+    """Return, per hospital, the replacement of a missing value of each raw column."""
     fills = np.empty((len(train), len(COLUMNS)))
     for j, name in enumerate(COLUMNS):
         observed = [raw[~np.isnan(raw[:, j]), j] for raw in train]
@@ -83,7 +83,7 @@ def fill_values(train: Sequence[Matrix]) -> list[Matrix]:
 
 
 def encode(raw: Matrix, fill: Matrix) -> Matrix:
-    """Fill numbers and yes/no columns, make a column per category, and add indicators of what was missing."""
+    """Fill numbers and yes/no columns, make a column per category, and add indicators of missing values."""
     missing = np.isnan(raw)
     filled = np.where(missing, fill, raw)
     columns = []

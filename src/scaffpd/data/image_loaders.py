@@ -44,7 +44,7 @@ TINY = Published(
 
 
 def cifar10(folder: Folder = None) -> Images:
-    """CIFAR-10: 32×32 pixels, ten classes; 50,000 images to train on and 10,000 to test on if complete.
+    """Load CIFAR-10: 32×32 pixels, ten classes; 50,000 images to train on and 10,000 to test on if complete.
 
     Layouts, in this order: the python batches (`cifar-10-batches-py`), class folders (`cifar10/train/<class>/*.png`
     and `cifar10/test/<class>/*.png`, or jpg).
@@ -53,7 +53,7 @@ def cifar10(folder: Folder = None) -> Images:
 
 
 def cifar100(folder: Folder = None) -> Images:
-    """CIFAR-100: 32×32 pixels, a hundred fine classes; 50,000 images to train on and 10,000 to test on.
+    """Load CIFAR-100: 32×32 pixels, a hundred fine classes; 50,000 images to train on and 10,000 to test on.
 
     Layouts, in this order: the python files (`cifar-100-python`), class folders as for `cifar10`.
     """
@@ -61,7 +61,7 @@ def cifar100(folder: Folder = None) -> Images:
 
 
 def tiny_imagenet(folder: Folder = None) -> Images:
-    """Tiny-ImageNet: 64×64 pixels, 200 classes; 100,000 images to train on, the 10,000 for validation to test on.
+    """Load Tiny-ImageNet: 64×64 pixels, 200 classes; 100,000 images to train on, the 10,000 for validation to test on.
 
     The layout is the published one (`tiny-imagenet-200`, `val` as published or sorted into class folders). Classes are
     sorted by WordNet number.
@@ -80,7 +80,7 @@ def load_images(which: Published, folder: Folder, more: Sequence[Layout] = ()) -
 
 
 def located(which: Published, root: Path, layouts: Sequence[tuple[Callable[[Path], bool], T]]) -> tuple[Path, T]:
-    """Return where the first layout is that any place in `root` has, and what reads it."""
+    """Return the folder of the first layout found in `root`, and its reader."""
     groups = (_inside(root, which.folders), [root])
     found = [(place, read) for group in groups for there, read in layouts for place in group if there(place)]
     if not found:
@@ -89,7 +89,7 @@ def located(which: Published, root: Path, layouts: Sequence[tuple[Callable[[Path
 
 
 def _inside(root: Path, names: tuple[str, ...]) -> list[Path]:
-    """Return the folders of the usual names in `root` and in each other, the deepest first."""
+    """List folders of the usual names in `root` and those in them, the deepest first."""
     outer = _named(root, names)
     inner = [inner for place in outer for inner in _named(place, names)]
     for place in inner:
@@ -103,7 +103,7 @@ def _named(place: Path, names: tuple[str, ...]) -> list[Path]:
 
 
 def _share(which: Published, raw: Raw) -> str:
-    """Say how much of what was published is there."""
+    """Describe the share of the published images that is there."""
     found = (len(raw.train), len(raw.test))
     full = (which.train * which.classes, which.test * which.classes)
     if found == full:

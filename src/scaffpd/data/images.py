@@ -83,7 +83,7 @@ class Images:
         return running.hexdigest()
 
     def subset(self, train_per_class: int, test_per_class: int, seed: int = 0) -> Images:
-        """Draw so many images of every class at random, and keep their order.
+        """Draw random images of every class, in their old order.
 
         Args:
             train_per_class: number of training images of each class.
@@ -187,7 +187,7 @@ class PickledBatches:
     names: str
 
     def there(self, place: Path) -> bool:
-        """Return whether this looks like such a folder; one file "train" or "test" may be anybody's."""
+        """Return whether this looks like such a folder; a single file "train" or "test" is not enough."""
         parts = [(place / name).is_file() for name in (self.train[0], self.test)]
         return (place / self.meta).is_file() or (any if len(self.train) > 1 else all)(parts)
 
@@ -204,7 +204,7 @@ class PickledBatches:
         return Raw(joined, test, words, f"The python batches in {place.name!r}")
 
     def count(self, place: Path, files: Files, which: Published) -> tuple[int, int, int]:
-        """Count images to train on, to test on, and classes: those published, if files are large enough for them."""
+        """Count images to train on, to test on, and classes: as published, if the files are large enough."""
         train, test = which.train * which.classes, which.test * which.classes
         for name, number in [*((name, train // len(self.train)) for name in self.train), (self.test, test)]:
             file = place / name
@@ -268,7 +268,7 @@ class _Arrays(pickle.Unpickler):
     """Unpickler of arrays, lists, dictionaries, text and numbers."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what the pickle asks for by name, or refuse it: anything else could run code."""
+        """Return a class that the pickle names, or refuse it: anything else could run code."""
         known = f"{module}.{name}".replace("numpy._core.", "core.").replace("numpy.core.", "core.")
         if known not in _ALLOWED:
             raise InputError(f"asks for {module}.{name}, which no CIFAR file needs; download it again.")
@@ -290,7 +290,7 @@ class ClassFolders:
         return bool(_folders(place / "train"))
 
     def listed(self, place: Path, files: Files) -> tuple[Labelled, Labelled, tuple[str, ...], str]:
-        """List files to train on and to test on with their labels, the classes, and words on the layout."""
+        """List files to train on and to test on with their labels, the classes, and a description of the layout."""
         classes = _folders(place / "train")
         train, test = (_by_class(place / part, classes) for part in ("train", "test"))
         return train, test, tuple(classes), f"Class folders of image files in {place.name!r}"
@@ -313,7 +313,7 @@ class TinyFolders(ClassFolders):
     """
 
     def listed(self, place: Path, files: Files) -> tuple[Labelled, Labelled, tuple[str, ...], str]:
-        """List the same of this layout."""
+        """List files, labels, classes and a description of this layout."""
         known = place / "wnids.txt"
         wnids = sorted(line.strip() for line in files.lines(known)) if known.is_file() else _folders(place / "train")
         notes = place / "val" / "val_annotations.txt"

@@ -43,7 +43,7 @@ def whole_labels(owner: str, name: str, values: ArrayLike, what: str = "label") 
 
 
 def sample_count(owner: str, X: Any) -> int:
-    """Count the samples in `X` without a copy of them; refuse what is no array of samples."""
+    """Count the samples in `X` without a copy of them; refuse anything but an array of samples."""
     try:
         shape = tuple(X.shape) if hasattr(X, "shape") else np.asarray(X).shape
     except (TypeError, ValueError):
@@ -77,7 +77,7 @@ def is_missing(value: Any) -> bool:
 
 
 def client_rows(owner: str, parts: Sequence[ArrayLike], samples: int | None = None) -> list[Indices]:
-    """Return the row numbers of each client, or refuse the first client whose rows cannot be."""
+    """Return the row numbers of each client, or refuse the first client with invalid rows."""
     if not len(parts):
         raise InputError(f"{owner} needs the row numbers of at least one client, got none.")
     checked = []
@@ -230,7 +230,7 @@ def _cuts(
 def quantity_skew(
     n_or_y: int | ArrayLike, clients: int, alpha: float, seed: int = 0, minimum: int = 2
 ) -> list[Indices]:
-    """Skew sizes: m_i = minimum + q_i · (n − N · minimum), q ~ Dirichlet(α, …, α); samples, thus labels, at random.
+    """Skew sizes: m_i = minimum + q_i · (n − N · minimum), q ~ Dirichlet(α, …, α); samples at random.
 
     Small α gives a few clients nearly everything, large α gives all of them the same. Sizes are rounded such that they
     add up to n; every sample goes to exactly one client.

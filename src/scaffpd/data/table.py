@@ -181,7 +181,7 @@ def _positions(given: Any, length: int, refusal: str) -> NDArray[np.int64]:
 
 
 def _file(values: Any) -> tuple[str, int] | None:
-    """Return file and offset of which an array is the whole map, row by row and unchanged; `None` for all others."""
+    """Return file and offset if an array is the whole map of a file, row by row and unchanged; else `None`."""
     whole = isinstance(values, np.memmap) and isinstance(values.base, mmap)
     if not whole or values.filename is None or values.mode == "c" or not values.flags.c_contiguous:
         return None

@@ -316,7 +316,7 @@ class Memory:
     federation: Federation = field(repr=False, metadata={"transient": True})
 
     def sum(self, weights: Vector) -> Tensor:
-        """Σ_i w_i v_i."""
+        """Return Σ_i w_i v_i."""
         asked, held = self.federation.selection(None), Vectors(lambda w: w @ self.vectors, lambda: self.vectors)
         return self.federation.sums.sum("memory", held, asked, asked.checked(weights))
 

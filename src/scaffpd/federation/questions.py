@@ -125,7 +125,7 @@ class Vectors:
         return cls(made.sum, made.each, squares, shares=getattr(made, "shares", None), fine=fine)
 
     def norms(self) -> Tensor:
-        """‖v_i‖² per client."""
+        """Return ‖v_i‖² per client."""
         return self.each().square().sum(1) if self.squares is None else self.squares()
 
 

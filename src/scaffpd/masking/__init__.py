@@ -126,7 +126,7 @@ class Party:
         return self._agreed[other]
 
     def kept(self) -> dict[str, Any]:
-        """Return what another process of this client needs to go on: it holds a secret, and must not leave the site."""
+        """Return the state for another process of this client: it holds a secret, and must not leave the site."""
         return {"once": self.identity.secret(), "cards": [card.values() for card in self._cards.values()]}
 
     def restore(self, kept: Mapping[str, Any]) -> None:

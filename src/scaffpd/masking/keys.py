@@ -57,7 +57,7 @@ class Card:
         return b"scaffpd card\0" + self.name.encode() + b"\0" + self.key + self.once
 
     def values(self) -> dict[str, str]:
-        """Return it as JSON has it."""
+        """Return the card as JSON values."""
         return {
             "name": self.name, "key": self.key.hex(), "once": self.once.hex(),
             "certificate": self.certificate.decode(), "signature": self.signature.hex(),
@@ -65,7 +65,7 @@ class Card:
 
     @classmethod
     def of(cls, values: Any) -> Card:
-        """Read and check what `values` made."""
+        """Read the JSON values of a card, and check them."""
         try:
             keys = bytes.fromhex(values["key"]), bytes.fromhex(values["once"])
             signed = str(values["certificate"]).encode(), bytes.fromhex(values["signature"])
@@ -131,7 +131,7 @@ class Identity:
 
     @classmethod
     def kept(cls, name: str, path: Path, certificate: tuple[bytes, bytes] | None = None) -> Identity:
-        """Load the key of a file that only its owner can read; make one where there is none."""
+        """Load the key of a file that only its owner can read; create it if missing."""
         return cls(name, X25519PrivateKey.from_private_bytes(load_or_create(path)), certificate)
 
     def secret(self) -> str:

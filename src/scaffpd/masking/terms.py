@@ -57,7 +57,7 @@ class Terms:
 
     @classmethod
     def usual(cls, names: Sequence[str], colluding: int | None) -> Terms:
-        """Let a third of the clients collude (10 at most), where nothing else is said."""
+        """Return the terms; by default tolerate min(N/3, 10) colluding clients."""
         n = len(names)
         if colluding is not None and type(colluding) is not int:
             raise InputError(f"Secure sums need a whole number colluding, got {colluding!r}.")
@@ -75,7 +75,7 @@ class Terms:
         return min(k + k % 2, len(self.names) - 1)
 
     def neighbours(self, name: str) -> tuple[str, ...]:
-        """Return those with whom this client shares masks."""
+        """Return the clients with which this client shares masks."""
         ring = self._ring
         here, n, half = ring.index(name), len(ring), self.degree // 2
         if self.degree == n - 1:
@@ -125,7 +125,7 @@ class FixedPoint:
 
     @classmethod
     def finest(cls, clients: int, exponent: int) -> FixedPoint:
-        """Take as many digits as there is room for."""
+        """Return the format with as many digits as fit."""
         return cls(clients, exponent, cls.room(clients) - exponent)
 
     @property
@@ -134,12 +134,12 @@ class FixedPoint:
         return math.ldexp(self.clients, -self.bits - 1)
 
     def values(self) -> dict[str, int]:
-        """Return it as JSON has it."""
+        """Return the format as JSON values."""
         return {"clients": self.clients, "exponent": self.exponent, "bits": self.bits}
 
     @classmethod
     def of(cls, values: Any) -> FixedPoint:
-        """Read and check what `values` made."""
+        """Read the JSON values of a format, and check them."""
         names = ("clients", "exponent", "bits")
         parts: list[Any] = [values.get(name) for name in names] if isinstance(values, dict) else []
         if not parts or not all(type(part) is int for part in parts):
@@ -160,7 +160,7 @@ class FixedPoint:
 
 
 def exponent_of(vector: NDArray[Any]) -> int:
-    """Return the least e with |v| ≤ 2ᵉ in every entry; no less than the smallest that is of use."""
+    """Return the least e with |v| ≤ 2ᵉ in every entry; at least `SMALLEST`."""
     largest = float(max(vector.max(initial=0.0), -vector.min(initial=0.0)))
     if not math.isfinite(largest):
         raise InputError("A vector with a NaN or infinite entry cannot be added securely.")

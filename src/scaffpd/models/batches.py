@@ -45,14 +45,14 @@ class SpanDisplacements:
         self.rows, self.c, self.p, self.R = rows, c, p, R
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i."""
+        """Return Σ_i w_i d_i."""
         common = (weights @ self.p) * self.c
         if self.R is not None:
             common = common + transposed(self.rows.A, self.rows.layout.spread(weights)[:, None] * self.R)
         return common.flatten()
 
     def each(self) -> Tensor:
-        """The d_i themselves, (N, d)."""
+        """Return the d_i themselves, (N, d)."""
         common = self.p[:, None, None] * self.c
         if self.R is not None:
             common = common + self.rows.each(self.R / self.rows.share[:, None]).mT
@@ -66,11 +66,11 @@ class MixedDisplacements:
         self.span, self.who, self.vectors = span, who, vectors
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i."""
+        """Return Σ_i w_i d_i."""
         return self.span.sum(weights) + weights[self.who] @ self.vectors
 
     def each(self) -> Tensor:
-        """The d_i themselves, (N, d)."""
+        """Return the d_i themselves, (N, d)."""
         return self.span.each().index_copy_(0, self.who, self.vectors)
 
 

@@ -104,7 +104,7 @@ class Anchor:
         return both[:, : X.shape[1]] + keep * both[:, X.shape[1] :]
 
     def back(self, rows: StackedSamples, R: Tensor, fine: bool = False) -> Tensor:
-        """Σ_i D_i A_iᵀ R_i, (features, k)."""
+        """Return Σ_i D_i A_iᵀ R_i, (features, k)."""
         scaled = self.keep[rows.layout.owner][:, None] * R
         pulled = rows.products.transposed if fine else partial(transposed, rows.A)
         if self.own is None:
@@ -127,7 +127,7 @@ class PersonalPoint(LinearPoint):
         self.tie = anchor if fine is None else anchor.fine
 
     def shrunk(self) -> Tensor:
-        """A_i D_i x, the predictions of the shrunken shared model."""
+        """Return A_i D_i x, the predictions of the shrunken shared model."""
         if self.fine is not None:
             return self.tie.along(self.fine, self.X.to(self.fine.A.dtype), fine=True)
         if self.X.ndim == 2:
@@ -183,7 +183,7 @@ class PersonalPoint(LinearPoint):
         return out
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i diag H_i."""
+        """Return Σ_i w_i diag H_i."""
         return weights @ self.diagonals()
 
     def diagonals(self) -> Tensor:
@@ -201,16 +201,16 @@ class PersonalPoint(LinearPoint):
         return (self.anchor.factors * self.pulled(residual) + self.anchor.ridges * self.X).flatten(1)
 
     def pulled(self, R: Tensor) -> Tensor:
-        """A_iᵀR_i/m_i of every client, (N, features, k)."""
+        """Return A_iᵀR_i/m_i of every client, (N, features, k)."""
         rows = self.rows if self.fine is None or R.dtype == self.rows.A.dtype else self.fine
         return rows.each(R).mT
 
     def corrections(self) -> Tensor:
-        """v_i = −A_iᵀr_i/(m_i(l2 + γ_i)), (N, personal features, k)."""
+        """Return v_i = −A_iᵀr_i/(m_i(l2 + γ_i)), (N, personal features, k)."""
         return -self.anchor.part(self.pulled(self.residual).mT).mT / self.anchor.stiffness[:, None, None]
 
     def models(self) -> Tensor:
-        """u_i = D_i x + v_i, (N, d)."""
+        """Return u_i = D_i x + v_i, (N, d)."""
         u = (self.anchor.factors * self.X).expand(len(self.anchor.gamma), *self.X.shape[-2:]).clone()
         u[:, slice(None) if self.anchor.own is None else self.anchor.own] += self.corrections()
         return u.flatten(1)
@@ -314,16 +314,16 @@ class SquaredPoint(PersonalPoint):
         return (self.gains if V.dtype == torch.float64 else self.gain) * V
 
     def bend(self, T: Tensor) -> Tensor:
-        """2g T."""
+        """Return 2g T."""
         return 2 * self.gained(T.flatten(1)).view_as(T)
 
     def diagonals(self) -> Tensor:
-        """Every client's diag H_i, (N, d)."""
+        """Return every client's diag H_i, (N, d)."""
         each = self.anchor.keep[:, None, None] ** 2 * self.squares()[..., None] + self.anchor.ridges
         return each.expand(-1, -1, self.outputs).flatten(1)
 
     def squares(self) -> Tensor:
-        """(2/m) Σ_j g_j a_j² of every client, (N, features)."""
+        """Return (2/m) Σ_j g_j a_j² of every client, (N, features)."""
         return replace(self.rows, A=self.rows.A.square()).each(2 * self.gain)[:, 0]
 
 
@@ -372,7 +372,7 @@ class SpectralPoint(SquaredPoint):
         return A.transposed_each(share[:, None] * R, self.rows.layout.lengths)
 
     def squares(self) -> Tensor:
-        """(2/m) Σ_j g_j (UᵀA)_j², some columns at a time."""
+        """Return (2/m) Σ_j g_j (UᵀA)_j², some columns at a time."""
         out, gains = [], torch.split(self.gain, self.rows.layout.lengths)
         for A, U, g in zip(clients(self.rows), self.spectrum.vectors, gains, strict=True):
             pieces = torch.split(A.parts[0], max(1, 2**24 // len(U)), 1)

@@ -87,7 +87,7 @@ class LinearPoint:
         return out.to(self.x.dtype)
 
     def project(self, direction: Tensor) -> Tensor:
-        """⟨c_i, v⟩ per client."""
+        """Return ⟨c_i, v⟩ per client."""
         return self._slopes(direction[:, None], self._along(direction[:, None]))[:, 0]
 
     def _along(self, V: Tensor) -> Tensor:
@@ -96,12 +96,12 @@ class LinearPoint:
         return (self.rows.A @ V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
 
     def _slopes(self, V: Tensor, T: Tensor) -> Tensor:
-        """Vᵀc_i = Σ_j T_jᵀr_j / m_i + l2 Vᵀx, (N, k)."""
+        """Return Vᵀc_i = Σ_j T_jᵀr_j / m_i + l2 Vᵀx, (N, k)."""
         slope = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
         return self.rows.layout.segment_sum(slope) + self.l2 * (self.x @ V)
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
-        """Σ_k s_k c_ik² per client."""
+        """Return Σ_k s_k c_ik² per client."""
         squares = self._vectors(self.residual).square()
         return squares.sum(1) if scale is None else squares @ scale
 
@@ -113,7 +113,7 @@ class LinearPoint:
         return Restriction(self._slopes(V, T), inner + self._ridged(weights, V), self.norms(1 / metric))
 
     def bend(self, T: Tensor) -> Tensor:
-        """∂²ℓ/∂z² T for T (M, k, c)."""
+        """Return ∂²ℓ/∂z² T for T (M, k, c)."""
         return self.loss.bend(self.z, self.rows.y, T)
 
     def _ridged(self, weights: Tensor, V: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class LinearPoint:
         return out
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i diag H_i."""
+        """Return Σ_i w_i diag H_i."""
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
         bends = scale * self.loss.bends(self.z, self.rows.y)
         return (self.rows.A.square().mT @ bends).flatten() + self.l2 * weights.sum()
@@ -264,16 +264,16 @@ class LinearOracle:
         return SampleSpaces(self.loss, self.rows, self.outputs)
 
     def start(self) -> Tensor:
-        """x⁰ = 0."""
+        """Return x⁰ = 0."""
         return self.rows.A.new_zeros(self.dimension)
 
     def contents(self) -> list[Tensor]:
-        """Samples, targets and the clients they belong to."""
+        """Return samples, targets and the clients they belong to."""
         A: Tensor | MappedMatrix = self.rows.A
         return [*(A.contents() if isinstance(A, MappedMatrix) else [A]), self.rows.y, self.rows.layout.sizes]
 
     def constants(self) -> Constants:
-        """L_i = curvature · λ_max(A_iᵀA_i)/m_i + l2 and μ_i = l2."""
+        """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + l2 and μ_i = l2."""
         return self._known(torch.full_like(self.smoothness, self.l2, dtype=torch.float64))
 
     def _known(self, strong_convexity: Tensor) -> Constants:

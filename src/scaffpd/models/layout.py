@@ -335,7 +335,7 @@ class DoubleProducts:
         return out.mT
 
     def norms(self) -> Tensor:
-        """‖a_j‖ per row, from above."""
+        """Return ‖a_j‖ per row, from above."""
         if self.plain and isinstance(self.A, Tensor):
             return norm_above(self.A, 1)
         if isinstance(self.wide, TableMatrix):

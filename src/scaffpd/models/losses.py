@@ -145,12 +145,12 @@ class Squared(Loss):
         return Accuracy(outputs + 8, 0, 8, 0)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """‖z − y‖²."""
+        """Return ‖z − y‖²."""
         squares = (z - y).square_()
         return squares.squeeze(-1) if squares.shape[-1] == 1 else squares.sum(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """2(z − y)."""
+        """Return 2(z − y)."""
         return (z - y).mul_(2)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
@@ -193,11 +193,11 @@ class Logistic(Loss):
         return torch.logaddexp(y * z, z.new_zeros(())).squeeze(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """s/(1 + e^{−s z})."""
+        """Return s/(1 + e^{−s z})."""
         return y * torch.sigmoid(y * z)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """σ(z) σ(−z)."""
+        """Return σ(z) σ(−z)."""
         return torch.sigmoid(z) * torch.sigmoid(-z)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
@@ -302,7 +302,7 @@ class Poisson(Loss):
         return (torch.where(y > 0, y * (y.log() - log_s), 0) + (s - y)).squeeze(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """σ − y σ/s."""
+        """Return σ − y σ/s."""
         return torch.sigmoid(z) - y * self._ratio(z)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
@@ -316,7 +316,7 @@ class Poisson(Loss):
         return None
 
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
-        """μ = log(1 + e^z)."""
+        """Return μ = log(1 + e^z)."""
         return np.logaddexp(z, 0.0)
 
     @staticmethod

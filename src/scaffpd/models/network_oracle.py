@@ -58,7 +58,7 @@ class ModulePoint(StackedPoint):
         self.oracle, self.rows = oracle, rows
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
-        """Σ_k s_k c_ik² per client."""
+        """Return Σ_k s_k c_ik² per client."""
         return torch.stack([c @ (c if scale is None else scale * c) for c in self.gradients])
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
@@ -224,7 +224,7 @@ class ModuleOracle:
             self.function.try_together(x, (X, y, x.new_full((2, few), 1 / few)))
 
     def _room(self) -> int:
-        """Number of numbers that a gradient of one sample needs, about."""
+        """Return about how many numbers a gradient of one sample needs."""
         return self.function.width or self.function.room(self.rows.part(0, 0, 1)[0])
 
     @property

@@ -57,10 +57,10 @@ class Displacements(Protocol):
     """d_i = x − u_{i,J} of all clients after one batch of local steps."""
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i."""
+        """Return Σ_i w_i d_i."""
 
     def each(self) -> Tensor:
-        """The d_i themselves, (N, d)."""
+        """Return the d_i themselves, (N, d)."""
 
 
 class StackedDisplacements:
@@ -70,11 +70,11 @@ class StackedDisplacements:
         self.vectors = vectors
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i."""
+        """Return Σ_i w_i d_i."""
         return weights @ self.vectors
 
     def each(self) -> Tensor:
-        """The d_i themselves."""
+        """Return the d_i themselves."""
         return self.vectors
 
 
@@ -86,7 +86,7 @@ class StackedPoint(StackedDisplacements):
         self.x, self.losses, self.gradients = x, losses, gradients
 
     def project(self, direction: Tensor) -> Tensor:
-        """⟨c_i, v⟩ per client."""
+        """Return ⟨c_i, v⟩ per client."""
         return self.gradients @ direction
 
     def rounding(self) -> tuple[Tensor, Tensor]:

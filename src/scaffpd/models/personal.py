@@ -214,11 +214,11 @@ class Envelopes:
         raise NotImplementedError
 
     def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
-        """F_i(x)."""
+        """Return F_i(x)."""
         return cast(Tensor, self.evaluate(x, batch_size, key).losses)
 
     def own(self, x: Tensor) -> Tensor:
-        """u_i(x), (N, d)."""
+        """Return u_i(x), (N, d)."""
         return cast(Tensor, self.evaluate(x).models())
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
@@ -301,7 +301,7 @@ class RotatedOracle(RotatedSteps, PersonalOracle):
     targets: RotatedTargets | None = None
 
     def rotated(self) -> RotatedTargets:
-        """Every client's rows in its own basis, computed at first use."""
+        """Return every client's rows in its own basis, computed at first use."""
         if self.targets is None:
             self.targets = rotate_targets(cast(QuadraticOracle, self.inner).compressed)
         return self.targets
@@ -407,11 +407,11 @@ class NetworkPoint(StackedPoint):
         self.steps = steps
 
     def models(self) -> Tensor:
-        """u_i, (N, d)."""
+        """Return u_i, (N, d)."""
         return self.x - self.steps
 
     def norms(self) -> Tensor:
-        """‖c_i‖² per client."""
+        """Return ‖c_i‖² per client."""
         return self.gradients.square().sum(1)
 
     def refuse(self, *asked: Any) -> Any:

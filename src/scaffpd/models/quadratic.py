@@ -287,13 +287,13 @@ class QuadraticDisplacements:
         self.gain, self.c = gain, c
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ gain ∘ Ã c)."""
+        """Return Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ gain ∘ Ã c)."""
         rows = self.gain.rows
         along = (rows.A @ self.c).mul_(self.gain.gain[:, None])
         return ((weights @ self.gain.base) * self.c + transposed(rows.A, rows.layout.scaled(along, weights))).flatten()
 
     def each(self) -> Tensor:
-        """The d_i themselves."""
+        """Return the d_i themselves."""
         return self.gain.each(self.c.expand(len(self.gain.base), *self.c.shape)).flatten(1)
 
 
@@ -358,7 +358,7 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         return self.spectrum[0] + self.l2
 
     def constants(self) -> Constants:
-        """L_i and μ_i = λ_min(H_i): l2, and more if a client has at least d independent samples."""
+        """Return L_i and μ_i = λ_min(H_i): l2, and more if a client has at least d independent samples."""
         return self._known(self.spectrum[1] + self.l2)
 
     def only(self, clients: list[int]) -> QuadraticOracle:

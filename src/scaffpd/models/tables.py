@@ -166,11 +166,11 @@ class TableMatrix(ABC):
 
     @abstractmethod
     def __matmul__(self, X: Tensor) -> Tensor:
-        """A X."""
+        """Return A X."""
 
     @abstractmethod
     def transposed(self, V: Tensor) -> Tensor:
-        """AᵀV."""
+        """Return AᵀV."""
 
     @property
     def mT(self) -> Transposed:  # noqa: N802
@@ -199,7 +199,7 @@ class Transposed:
         self.matrix = matrix
 
     def __matmul__(self, V: Tensor) -> Tensor:
-        """AᵀV."""
+        """Return AᵀV."""
         return self.matrix.transposed(V)
 
 
@@ -212,7 +212,7 @@ class StoredMatrix(TableMatrix):
         self.shape = (sum(map(len, self.parts)), self.parts[0].shape[1])
 
     def __matmul__(self, X: Tensor) -> Tensor:
-        """A X."""
+        """Return A X."""
         if self._split(X):
             halves, factor = split_halves(X, self.rough)
             products = [_mm(part, halves, self.rough) for part in self.parts]
@@ -221,7 +221,7 @@ class StoredMatrix(TableMatrix):
         return self.scale * torch.cat([piece @ X for piece in self._pieces()])
 
     def transposed(self, V: Tensor) -> Tensor:
-        """AᵀV."""
+        """Return AᵀV."""
         if self._split(V):
             halves, factor = split_halves(V, self.rough)
             pairs = zip(self.parts, torch.split(halves, [len(part) for part in self.parts]), strict=True)
@@ -284,7 +284,7 @@ class StoredMatrix(TableMatrix):
         return out.mul_(self.scale**2)
 
     def squares(self, V: Tensor) -> Tensor:
-        """(A ∘ A)ᵀV."""
+        """Return (A ∘ A)ᵀV."""
         start, out = 0, V.new_zeros(self.shape[1], V.shape[1])
         for piece in self._pieces():
             out += piece.square().T @ V[start : start + len(piece)]
@@ -292,7 +292,7 @@ class StoredMatrix(TableMatrix):
         return out.mul_(self.scale**2)
 
     def norm(self, dim: int) -> Tensor:
-        """‖a_j‖ per row."""
+        """Return ‖a_j‖ per row."""
         assert dim == 1
         return self.scale * torch.cat([piece.norm(dim=1) for piece in self._pieces()])
 
@@ -390,7 +390,7 @@ class MappedMatrix(TableMatrix):
         return [self._pieces[k::number] for k in range(number)]
 
     def __matmul__(self, X: Tensor) -> Tensor:
-        """A X."""
+        """Return A X."""
         out, inner = self.new_empty(len(self), X.shape[1]), X[: self.columns]
 
         def work(pieces: list[Piece]) -> None:
@@ -471,7 +471,7 @@ class MappedMatrix(TableMatrix):
         return self.take(slice(first, first + size)) if size * self.shape[1] >= HELD else None
 
     def square(self) -> MappedMatrix:
-        """A ∘ A."""
+        """Return A ∘ A."""
         return MappedMatrix(self.tables, self.numbers, self.intercept, self.dtype, 2)
 
     @cached_property

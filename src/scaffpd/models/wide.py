@@ -142,7 +142,7 @@ class WideDisplacements:
         return out
 
     def each(self) -> Tensor:
-        """The d_i themselves."""
+        """Return the d_i themselves."""
         out = spread(self.rows, self.B)
         for factor, vector in self.common:
             out.addcmul_(factor[:, None], vector)
@@ -208,7 +208,7 @@ class WidePoint(LinearPoint):
         return cast(Tensor, self.oracle.sums(self.residual, self.x, weights))
 
     def each(self) -> Tensor:
-        """The c_i themselves, (N, d)."""
+        """Return the c_i themselves, (N, d)."""
         if self.fine is None or self.fine.products.single:
             return self._vectors(self.residual)
         A, share = cast(StoredMatrix, self.rows.products.wide), self.rows.exact[1]
@@ -219,13 +219,13 @@ class WidePoint(LinearPoint):
         return spread(self.rows, self.rows.share[:, None] * residual).add_(self.l2 * self.x)
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Σ_i w_i diag H_i."""
+        """Return Σ_i w_i diag H_i."""
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
         bends = scale * self.loss.bends(self.z, self.rows.y)
         return store(self.rows).squares(bends).flatten() + self.l2 * weights.sum()
 
     def diagonals(self) -> Tensor:
-        """Every client's diag H_i, (N, d)."""
+        """Return every client's diag H_i, (N, d)."""
         bends = torch.split(self.rows.share[:, None] * self.loss.bends(self.z, self.rows.y), self.rows.layout.lengths)
         parts = clients(self.rows)
         return torch.stack([A.squares(b).flatten() for A, b in zip(parts, bends, strict=True)]) + self.l2
@@ -250,7 +250,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return point.z, point.residual, torch.stack([point.losses, *point.rounding()])
 
     def _sums(self, residual: Tensor, x: Tensor, weights: Tensor) -> Tensor:
-        """Σ_i w_i c_i at x."""
+        """Return Σ_i w_i c_i at x."""
         point = object.__new__(WidePoint)
         point.rows = point.fine = self.rows
         point.x, point.l2, point.residual = x, self.l2, residual
@@ -270,7 +270,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return Spectrum(clients(self.rows), self.rows.layout)
 
     def start(self) -> Tensor:
-        """x⁰ = 0."""
+        """Return x⁰ = 0."""
         return torch.zeros(self.dimension, dtype=self.dtype, device=self.device)
 
     def contents(self) -> list[Tensor]:
@@ -291,7 +291,7 @@ class WideOracle(ClosedSteps, LinearOracle):
         return self.loss.curvature * self.rows.layout.segment_max(self.rows.norms.square()) + self.l2
 
     def constants(self) -> Constants:
-        """L_i, and μ_i = l2: a client rarely has as many samples as there are features."""
+        """Return L_i, and μ_i = l2: a client rarely has as many samples as there are features."""
         return self._known(torch.full_like(self.smoothness, self.l2, dtype=torch.float64))
 
     def only(self, clients: list[int]) -> WideOracle:

@@ -96,7 +96,7 @@ class ProxStep:
         return root, np.array(rows).reshape(len(rows), len(root))
 
     def jacobian(self) -> Matrix:
-        """∂λ/∂s: N×N, symmetric and positive semidefinite."""
+        """Return ∂λ/∂s: N×N, symmetric and positive semidefinite."""
         root, Q = self.factors()
         scaled = root * Q
         jacobian: Matrix = np.diag(root**2) - scaled.T @ scaled
@@ -142,7 +142,7 @@ class Objective(ABC):
         return self._prox_step(*read_step(self, s, l, sigma))
 
     def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> NDArray[np.float64]:  # noqa: E741
-        """∂ prox_σ(s, l) / ∂s: N×N, positive semidefinite."""
+        """Return ∂ prox_σ(s, l) / ∂s: N×N, positive semidefinite."""
         return self.prox_step(s, l, sigma).jacobian()
 
     def maximizer(self, losses: ArrayLike) -> Vector:

@@ -80,7 +80,7 @@ class ChiSquare(Objective):
         return prior if caps is None or np.all(prior <= caps) else self._maximizer(np.zeros(len(prior)))
 
     def _value(self, weights: Vector) -> float:
-        """(ρ/2) Σ (λ_i − p_i)²/p_i."""
+        """Return (ρ/2) Σ (λ_i − p_i)²/p_i."""
         p = self.weights(len(weights))
         return float(0.5 * self.rho * np.add.reduce((weights - p) ** 2 / p))
 
@@ -124,16 +124,16 @@ class ChiSquare(Objective):
         return Separable.of(p, price=self.rho / p, high=1.0 if self.cap is None else self.cap)
 
     def strong_convexity(self, n: int) -> float:
-        """ρ / max_i p_i."""
+        """Return ρ / max_i p_i."""
         return float(self.rho / self.weights(n).max())
 
     def _rate(self, n: int, sigma: ArrayLike) -> Vector:
-        """1 / (ρ/p_i + 1/σ_i)."""
+        """Return 1 / (ρ/p_i + 1/σ_i)."""
         p, sigma = self.weights(n), np.asarray(sigma, dtype=np.float64)
         return sigma * (p / (p + sigma * self.rho))
 
     def _projected(self, s: Vector, pull: Vector | float, w: Vector) -> Vector:
-        """λ_i = min(w_i [s_i + pull_i − ν]₊, κ) with Σ λ_i = 1.
+        """Return λ_i = min(w_i [s_i + pull_i − ν]₊, κ) with Σ λ_i = 1.
 
         With a cap ν may lie far below the largest s_i. So it is computed twice, the second time relative to the s_i
         nearest to it: then s_i − ν keeps its digits if λ_i is neither zero nor κ. If that was not the right one,

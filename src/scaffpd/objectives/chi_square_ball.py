@@ -85,7 +85,7 @@ class ChiSquareBall(Objective):
 
 
 def _distance(weights: Vector, p: Vector) -> float:
-    """Σ (λ_i − p_i)²/p_i."""
+    """Return Σ (λ_i − p_i)²/p_i."""
     return float(np.sum((weights - p) ** 2 / p))
 
 

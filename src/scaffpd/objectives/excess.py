@@ -78,14 +78,14 @@ class Excess(Objective):
         return self.objective.weights(n)
 
     def _value(self, weights: Vector) -> float:
-        """ψ(λ) + ⟨b, λ⟩."""
+        """Return ψ(λ) + ⟨b, λ⟩."""
         return self.objective._value(weights) + product(self.levels(len(weights)), weights)
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         return self.objective._contains(weights, tolerance)
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """prox_σ(s − b, l)."""
+        """Return prox_σ(s − b, l)."""
         return self.objective._prox(s - self.levels(len(s)), old, sigma)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
@@ -95,7 +95,7 @@ class Excess(Objective):
         return self.objective._maximizer(losses - self.levels(len(losses)))
 
     def _support(self, losses: Vector) -> float:
-        """support(L − b)."""
+        """Return support(L − b)."""
         return self.objective._support(losses - self.levels(len(losses)))
 
     def _ceiling(self, losses: Vector) -> float:

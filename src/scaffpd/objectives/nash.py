@@ -90,7 +90,7 @@ class Nash(Objective):
         return above(weights * b - p - p * ratio, sizes, 2 * roundings(len(p)) + 8)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """λ_i = (k_i + √(k_i² + 4σp_i))/2 with k = l − σ(b − s), and d_i = 1/(p_i/λ_i² + 1/σ) = σλ_i/√(k_i² + 4σp_i).
+        """Return λ = (k + √(k² + 4σp))/2 with k = l − σ(b − s), and d = 1/(p/λ² + 1/σ) = σλ/√(k² + 4σp).
 
         If k < 0 the other form of the root avoids cancellation.
         """
@@ -100,7 +100,7 @@ class Nash(Objective):
         return ProxStep(weights, sigma * (weights / root), np.empty((0, len(weights))))
 
     def curvature(self, weights: ArrayLike) -> float:
-        """min_i p_i/λ_i²."""
+        """Return min_i p_i/λ_i²."""
         weights = read_vector(self, "weights", weights)
         with np.errstate(divide="ignore", over="ignore"):
             return float(np.min(self.weights(len(weights)) / weights**2))

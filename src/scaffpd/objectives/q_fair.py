@@ -56,12 +56,12 @@ class QFair(Objective):
         return bool(weights.min() >= -tolerance)
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """λ_i = p_i [L_i]₊^q."""
+        """Return λ_i = p_i [L_i]₊^q."""
         with np.errstate(over="ignore"):
             return self.weights(len(losses)) * np.maximum(losses, 0.0) ** self.q
 
     def _support(self, losses: Vector) -> float:
-        """Σ p_i [L_i]₊^{q+1}/(q+1)."""
+        """Return Σ p_i [L_i]₊^{q+1}/(q+1)."""
         with np.errstate(over="ignore"):
             powers = np.maximum(losses, 0.0) ** (self.q + 1.0)
             return inner(self.weights(len(losses)), powers) / (self.q + 1.0)
@@ -88,7 +88,7 @@ class QFair(Objective):
         return float(1.0 / self.weights(n).max()) if self.q == 1.0 else 0.0
 
     def curvature(self, weights: ArrayLike) -> float:
-        """min_i (λ_i/p_i)^{1/q − 1} / (q p_i)."""
+        """Return min_i (λ_i/p_i)^{1/q − 1} / (q p_i)."""
         weights = read_vector(self, "weights", weights)
         p = self.weights(len(weights))
         with np.errstate(over="ignore", divide="ignore"):

@@ -26,7 +26,7 @@ def in_simplex(weights: Vector, tolerance: float) -> bool:
 
 
 def normalised(weights: Vector) -> Vector:
-    """λ / Σ λ_i."""
+    """Return λ / Σ λ_i."""
     shares: Vector = weights / np.add.reduce(weights)
     return shares
 

@@ -89,7 +89,7 @@ class Tilted(Objective):
         return normalised(self.weights(len(losses)) * np.exp((losses - losses.max()) / self.rho))
 
     def _support(self, losses: Vector) -> float:
-        """ρ log Σ p_i exp(L_i/ρ)."""
+        """Return ρ log Σ p_i exp(L_i/ρ)."""
         p, worst = self.weights(len(losses)), losses.max()
         tilt = (losses - worst) / self.rho
         excess = inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits for large ρ
@@ -116,7 +116,7 @@ class Tilted(Objective):
         return self.rho * max(above(terms, sizes), LEAST) * (1.0 + EPSILON * k) / min(float(weights.sum()), 1.0)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """d_i = 1/(ρ/λ_i + 1/σ_i)."""
+        """Return d_i = 1/(ρ/λ_i + 1/σ_i)."""
         weights = self._prox(s, old, sigma)
         steps = np.asarray(sigma, dtype=np.float64)
         return simplex_step(weights, steps * (weights / (weights + steps * self.rho)))
@@ -130,7 +130,7 @@ class Tilted(Objective):
         return self.rho
 
     def curvature(self, weights: ArrayLike) -> float:
-        """ρ / max_i λ_i."""
+        """Return ρ / max_i λ_i."""
         return float(self.rho / read_vector(self, "weights", weights).max())
 
 

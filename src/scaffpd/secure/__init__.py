@@ -61,7 +61,7 @@ class SecureSums:
     def sum(
         self, kind: str, held: Any, weights: dict[str, float], length: int, first: int | None = None
     ) -> NDArray[np.float64]:
-        """Return Σ w_i v_i over the clients that have a weight; `kind` names what is summed, for its number format.
+        """Return Σ w_i v_i over the clients with a weight; `kind` names the vectors, for their number format.
 
         `first` is the expected size of the first of them; if it is not given, clients are asked.
         """
@@ -132,7 +132,7 @@ class MaskedSums:
     hides: bool = field(default=True, init=False)
 
     def shown(self, question: Question, reply: Reply) -> Reply:
-        """Show numbers, with losses as coarse as the quantum; none where losses are hidden, but for scores."""
+        """Return the numbers, with losses rounded to the quantum; none but scores if losses are hidden."""
         if self.silent and question.scalars and not isinstance(question, Scores):
             raise InputError('Losses are hidden: use fair(...), MinimaxSums, or losses="clear".')
         return coarse(question, reply, self.quantum)
@@ -165,7 +165,7 @@ class MaskedSums:
         return cast(Tensor, shared.total(torch.from_numpy(total[:-1])))
 
     def error(self, length: int, weights: Vector) -> float:
-        """Return √d times the most that an entry of the last sum is off, per unit of weight."""
+        """Return √d times the largest error of an entry of the last sum, per unit of weight."""
         worst = 0.0 if self.sums.last is None else self.sums.last.error
         return float(length**0.5 * worst / (np.abs(weights).sum() or 1.0))
 

@@ -157,7 +157,7 @@ class Parties(Protocol):
     """Clients that mask their vectors, here or elsewhere."""
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Return everybody's masked vector, of those who answer; or its size, where there is no number format."""
+        """Collect the masked vectors of the clients that answer; or their sizes, without a number format."""
 
 
 class TooLarge(InputError):
@@ -172,14 +172,14 @@ class Bare(NamedTuple):
     mass: float = 1.0
 
     def among(self, terms: Terms, name: str) -> tuple[NDArray[np.float64], float, Weighting]:
-        """Return what there is to check: the others' weights are not known, but their sum is."""
+        """Return what to check: of the others' weights only the sum is known."""
         rest = max(self.mass - self.weight, 0.0) / (len(terms.names) - 1)
         values = np.where(np.array(terms.names) == name, self.weight, rest)
         return np.asarray(self.vector, dtype=np.float64).ravel(), self.weight, Weighting(terms, values)
 
 
 def padded(vector: Any) -> NDArray[np.float64]:
-    """Append an entry by which a vector's size is known no better than to a power of 2⁸, and not below that.
+    """Append an entry that reveals the norm only up to a factor of 256.
 
     So a client without weight looks like all others.
     """
@@ -197,7 +197,7 @@ class GuardedParty(NamedTuple):
     def answer(
         self, weights: Weighting, numbers: FixedPoint | None, vector: Any, asked: bytes, bare: Bare | None = None
     ) -> MaskedReply:
-        """Return its masked vector; without a number format, or where the vector does not fit it, its size alone.
+        """Return the masked vector; without a number format, or if the vector does not fit it, only its size.
 
         `bare` is the vector without the weight that the client has given it itself.
         """
@@ -215,7 +215,7 @@ class GuardedParty(NamedTuple):
 
 
 def _exponent(vector: NDArray[np.float64], weight: float) -> int:
-    """Return a bound 2ᵉ on |w v| from that of v alone: other weights show nothing more of v."""
+    """Bound |w v| by 2ᵉ from v alone: other weights reveal nothing more of v."""
     if weight == 0 or not np.any(vector):
         return SMALLEST
     return int(np.clip(exponent_of(vector) + math.ceil(math.log2(abs(weight))), SMALLEST, LARGEST))
@@ -243,7 +243,7 @@ class LocalParties:
             member.party.meet(cards)
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Return everybody's masked vector, or its size; every question here is a new one."""
+        """Return the masked vectors, or their sizes; every question here is a new one."""
         asked, names = os.urandom(16), wanted.weights.terms.names
         rows = [vector.detach().cpu().numpy() for vector in wanted.held.each()]
         bare: list[Bare | None] = [None] * len(rows)

@@ -113,6 +113,6 @@ class Nonconvex:
 
 
 def dual_rate(losses: Vector) -> float:
-    """σ = κ/(N·spread)."""
+    """Return σ = κ/(N·spread)."""
     spread = max(float(losses.std()), FLAT * float(np.abs(losses).mean()), 1e-300)
     return KAPPA / (len(losses) * spread)
