@@ -1,12 +1,10 @@
-r"""Secure sums among deployed silos: before training for sums over columns, in training for every vector.
+r"""Secure sums over deployed silos: of columns before training, of every vector during training.
 
-c_i and d_i stay at their silos: the coordinator has no earlier answer that could stand in for an absent silo. A silo
-that does not answer is lost at once: the run waits for it, or, where all agree to that, repeats the round among the
-remaining silos. A sum that somebody has left before its masked vector came can never be opened.
+c_i and d_i stay at their silos, so no earlier answer can replace an absent silo. The run waits for it or, if all silos
+agree to that, repeats the round with the remaining ones. A sum that lacks one masked vector can never be opened.
 
-Columns may be of very different sizes, and a sum has one clip. So every sum over columns is made twice: to a multiple
-of 2⁻ᶠ, and then what is left beyond that, with a clip that is as much smaller; and once more, until every column has
-its digits.
+Columns may have very different scales, but a sum has one clip. So every sum over columns is made first to a multiple of
+2⁻ᶠ, then of the remainder with a clip smaller by as much, and so on until every column has its digits.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from scaffpd.tabular.agree import width
 Checks = Callable[[Mapping[str, Message]], Mapping[str, str]]
 Ask = Callable[[SiloRequest, Sequence[str], Checks], dict[str, Message]]
 WITNESSES = 2
-MASSES = 32  # answers about thresholds that are kept
+MASSES = 32  # stored answers about thresholds
 USELESS = "its part of a secure sum cannot be used"
 CHANGES = "is of another size when the same is asked again (masks)"
 
@@ -54,17 +52,17 @@ CHANGES = "is of another size when the same is asked again (masks)"
 class SiloParties:
     """Silos that mask what they send.
 
-    `ask` puts a question to silos, and returns the answers that are there and pass the checks; `leave` raises what goes
-    on without a silo, where the run may.
+    `ask` asks silos and returns the answers that pass the checks. `leave`, if the run may continue without a silo, ends
+    the segment to do so.
     """
 
     def __init__(self, ask: Ask, leave: Callable[[str, str], NoReturn] | None = None) -> None:
         self._ask, self._leave = ask, leave
 
     def _read(self, request: SiloRequest, names: Sequence[str], read: Callable[[str, Message], Any]) -> dict[str, Any]:
-        """Put a question, and return what `read` makes of every answer; one that it refuses is no answer.
+        """Ask, and return `read` of every answer; an answer that it rejects counts as none.
 
-        What silos say about each other is believed where two say it, and ends the sum.
+        An accusation by two silos is believed and ends the sum.
         """
         parts: dict[str, Any] = {}
 
@@ -89,12 +87,12 @@ class SiloParties:
         return {name: parts[name] for name in replies}
 
     def accused(self, claims: Mapping[str, str]) -> None:
-        """End a sum with silos whose cards several others cannot use."""
+        """End a sum with silos whose cards several others reject."""
         name, sentence = next(iter(claims.items()))
         raise InputError(f"Silo {name!r} cannot be added up with: {sentence}")
 
     def meet(self, names: Sequence[str]) -> None:
-        """Give everybody's cards to everybody; there is no sum where somebody does not take them."""
+        """Send all cards to all silos; raise an error if one rejects them."""
         cards = self._read(SiloRequest(messages.CARD), names, lambda _, reply: reply.values.get("card"))
         for name, card in cards.items():
             if not isinstance(card, dict) or card.get("name") != name:
@@ -102,7 +100,7 @@ class SiloParties:
         self._read(SiloRequest(messages.MEET, {"cards": list(cards.values())}), names, lambda _, reply: reply)
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Ask for everybody's masked vector, or its size. Everybody is told the same, all weights included."""
+        """Ask all silos for their masked vectors, or the sizes; all get the same question with all weights."""
         replies = self._masked(wanted, length)
         for name, reply in replies.items():
             if isinstance(reply, InputError):
@@ -110,25 +108,25 @@ class SiloParties:
         return replies
 
     def _masked(self, wanted: SumRequest, length: int) -> dict[str, Any]:
-        """Return what everybody answers; an error where a silo declines."""
+        """Return all answers; an error object stands for a silo that declines."""
         about: SiloRequest = wanted.held
         names, numbers = wanted.weights.terms.names, wanted.numbers
         request = SiloRequest(messages.MASKED, _said(about, wanted), about.vectors, {}, about.arrays)
         return self._read(request, names, lambda _, reply: _masked(reply, length, numbers))
 
     def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
-        """End a sum that a silo does not want to be in."""
+        """End a sum that a silo declines."""
         raise type(why)(f"Silo {name!r} declines: {why}")
 
     def disputed(self, name: str, why: str, members: int) -> None:
-        """Go on without a silo that alone does not take a card which others take, or end the sum."""
+        """Continue without a silo that alone rejects a card which others accept, or end the sum."""
         if self._leave is not None and members > WITNESSES:
             self._leave(name, why)
         raise InputError(f"Silo {name!r} says that {why}")
 
 
 def _said(about: SiloRequest, wanted: SumRequest) -> dict[str, Any]:
-    """What a question for masked vectors says."""
+    """Return the values of a question for masked vectors."""
     terms, numbers = wanted.weights.terms, wanted.numbers
     return {
         **about.values, "about": about.kind, "names": list(terms.names), "colluding": terms.colluding,
@@ -137,7 +135,7 @@ def _said(about: SiloRequest, wanted: SumRequest) -> dict[str, Any]:
 
 
 def _masked(reply: Message, length: int, numbers: FixedPoint | None = None) -> MaskedReply | InputError:
-    """Read a silo's masked vector; or why it declines. A vector comes if and only if it fits the number format."""
+    """Read a silo's masked vector, or why it declines; a vector comes if and only if it fits the number format."""
     if "declined" in reply.values:
         return (ExposedError if reply.values.get("exposed") is True else InputError)(plain(reply.values["declined"]))
     exponent, vector = reply.values.get("exponent"), reply.arrays.get("masked")
@@ -157,7 +155,7 @@ ATTEMPTS, EXACT = 5, 1e-15
 def secure_totals(
     ask: Callable[[SiloRequest], dict[str, Message]], members: Sequence[str], file: FederationFile
 ) -> Callable[[SiloRequest], Totals]:
-    """Return a function that puts a question for totals, and returns those of all silos together."""
+    """Return a function that asks for totals and returns their sum over all silos."""
 
     def checked(request: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
         replies = ask(request)
@@ -192,20 +190,20 @@ def secure_totals(
 
 
 class MaskedRemote(SiloParties, RemoteChannel):
-    """The silos of a federation, which mask what they send: both a `Channel` and the `Parties` of its sums."""
+    """Silos of a federation with masked vectors: both a `Channel` and the `Parties` of its sums."""
 
     keeps = False
 
     def __init__(self, membership: Membership, facts: Facts) -> None:
         SiloParties.__init__(self, self.put, None if membership.policy.missing == PAUSE else self._without)
         RemoteChannel.__init__(self, membership, facts)
-        self._sizes: tuple[Any, dict[str, int]] = (None, {})  # of the vectors that were asked for last
-        # questions about thresholds, what they said, and the answers: the last ones
+        self._sizes: tuple[Any, dict[str, int]] = (None, {})  # sizes of the vectors asked for last
+        # the last questions about thresholds, their values, and the answers
         self._masses: list[tuple[SiloRequest, dict[str, Any], Any]] = []
         self.meet(self.names)
 
     def put(self, question: SiloRequest, names: Sequence[str], check: Checks) -> dict[str, Message]:
-        """A question that everybody has to answer."""
+        """Ask a question that every silo has to answer."""
         replies = self.membership.ask(question, list(names), check)
         lacking = [name for name in names if name not in replies]
         if lacking:
@@ -213,7 +211,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         return replies
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
-        """The numbers that every silo shows, and handles on vectors, which it makes when their sum is asked for."""
+        """Return every silo's open numbers, and handles on vectors that it computes when their sum is asked for."""
         if isinstance(question, Scores):
             return self.scores(question)
         request, shapes = self.request(question, chosen), question.shapes(len(self.like))
@@ -227,7 +225,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         if question.scalars:
             shapes["scalars"] = (len(question.scalars),)
         table = self._numbers(request, shapes, chosen) if shapes else {}
-        if isinstance(question, Losses):  # an absurd size gives a silo away here as well; there is no more to look at
+        if isinstance(question, Losses):  # only sizes can be tested here
             got = {i: {"scalars": row.numpy()} for i, row in zip(chosen, table["scalars"], strict=True)}
             self.accuse(self.judge.losses(question.x, question.batch_size, got))
         numbers = {part: partial(itself, table[part]) for part in shapes}
@@ -235,7 +233,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         return Reply(numbers, hidden)
 
     def _numbers(self, request: SiloRequest, shapes: Shapes, chosen: Sequence[int]) -> dict[str, Tensor]:
-        """Parts of everybody's answer, stacked."""
+        """Stack the parts of all answers."""
         names = [self.names[i] for i in chosen]
         replies = self.put(request, names, lambda answers: troubles(answers, shapes, shapes, self.like))
         return {part: torch.from_numpy(np.stack([replies[name].arrays[part] for name in names])) for part in shapes}
@@ -243,7 +241,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
     def _handle(
         self, request: SiloRequest, part: str, shape: tuple[int, ...], chosen: Sequence[int], padded: bool
     ) -> SiloVectors:
-        """A part of the answer that stays there; silos tell its length."""
+        """Return a handle on a vector that stays at its silo; silos report its norm."""
         about = replace(request, values={**request.values, "parts": [part]})
         size = replace(about, kind=messages.SIZES, values={**about.values, "about": about.kind})
 
@@ -259,7 +257,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         return {} if setup is None else setup.privacy
 
     def _shared(self, x: Tensor, held: SiloVectors, chosen: Sequence[int], weights: Tensor) -> SharedSum:
-        """A sum to which silos add their shares of the noise; they are told the units of it (see `PrivateOracle`)."""
+        """Return a sum to which silos add shares of the noise, in the units sent to them (see `PrivateOracle`)."""
         setup, noise = self.membership.session.setup, self._noise
         assert setup is not None
         w = weights.numpy()
@@ -269,13 +267,13 @@ class MaskedRemote(SiloParties, RemoteChannel):
         return SharedSum(asked, np.inf, clip.unit * scale, float(linear(setup.model).l2) * float(w.sum()) * x)
 
     def accused(self, claims: Mapping[str, str]) -> None:
-        """A silo whose keys several others cannot use is quarantined."""
+        """Quarantine a silo whose keys several others reject."""
         known = {name: f"{why.rstrip('.')} (masks)" for name, why in claims.items() if name in self.names}
         self.accuse({self.names.index(name): why for name, why in known.items()})
         super().accused(claims)
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Everybody's masked vector; whose size is absurd beside the others' would leave their sum no digits."""
+        """Collect the masked vectors; refuse one so large that the sum would lose its digits."""
         about = self._with_masses(wanted.held.about)
         replies = super().mask(replace(wanted, held=about), length)
         if about.kind == Thresholds.kind and all(reply.vector is not None for reply in replies.values()):
@@ -284,7 +282,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
             self._masses = [*self._masses[1 - MASSES :], (about, _said(about, wanted), rows.view(np.int64))]
         self._check_sizes(wanted, replies)
         weights = dict(zip(wanted.weights.terms.names, wanted.weights.values, strict=True))
-        if SCALE in wanted.held.about.values:  # all of the same, public size
+        if SCALE in wanted.held.about.values:  # all have the same, public size
             return replies
         sizes = {
             self.names.index(name): float(np.ldexp(1.0, reply.exponent)) / abs(weights[name])
@@ -295,17 +293,17 @@ class MaskedRemote(SiloParties, RemoteChannel):
         return replies
 
     def _check_sizes(self, wanted: SumRequest, replies: Mapping[str, MaskedReply]) -> None:
-        """Accuse silos whose vector has another size when the same is asked again, in another number format."""
+        """Accuse silos whose vector changes its size when it is asked for again in another number format."""
         asked, sizes = (wanted.held, wanted.weights), {name: reply.exponent for name, reply in replies.items()}
         before = self._sizes[1] if self._sizes[0] is not None and all(map(is_, self._sizes[0], asked)) else sizes
         self._sizes = asked, sizes
         other = [name for name in sizes if before.get(name, sizes[name]) != sizes[name]]
         self.accuse({self.names.index(name): f"its vector {CHANGES}" for name in other})
 
-    # --- sums that do not come about, where the run may go on without a silo
+    # --- sums that fail, if the run may continue without a silo
 
     def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
-        """Go on without a silo that declines although it has no more weight than others; else the sum is to blame."""
+        """Continue without a silo that declines at an average weight or less; otherwise end the sum."""
         weights = np.abs(wanted.weights.normalised)
         usual = weights[wanted.weights.terms.names.index(name)] <= 1 / len(weights)
         if self._leave is not None and usual and not isinstance(why, ExposedError):
@@ -317,20 +315,20 @@ class MaskedRemote(SiloParties, RemoteChannel):
         raise Lost([name])
 
     def spoilt(self, changed: Sequence[str]) -> None:
-        """Quarantine whoever has spoilt a sum, where that can be found out without anybody's vector.
+        """Quarantine the silo that has spoilt a sum, if it can be found without any silo's vector.
 
-        A silo whose masked vector has changed when the same was asked again gives itself away. So does one without
-        which sums of ones add up, and with which they do not: a silo with false keys, or other software.
+        It is a silo whose masked vector changes when it is asked for again, or one without which sums of ones add up
+        and with which they do not: it has false keys or other software.
         """
         found = dict.fromkeys(changed, "its masked vector is another one when the same is asked again (masks)")
         if not changed and len(self.names) > MASKED_FEWEST and not self._adds_up(self.names):
             fine = [one for one in self.names if self._adds_up([other for other in self.names if other != one])]
             found = dict.fromkeys(fine[:1], "sums of ones add up without it, and with it they do not (masks)")
-            found = found if len(fine) == 1 else {}  # a silo that spoils some of them could mean another
+            found = found if len(fine) == 1 else {}  # a silo that spoils only some sums could frame another
         self.accuse({self.names.index(one): why for one, why in found.items()})
 
     def _adds_up(self, names: Sequence[str]) -> bool:
-        """Whether masked ones of these silos add up."""
+        """Return whether masked ones of these silos add up."""
         numbers, terms = FixedPoint.finest(len(names), 0), Terms.usual(tuple(names), None)
         about = SiloRequest(messages.DRILL, {"once": token_hex(16)})
         wanted = SumRequest(about, Weighting(terms, np.ones(len(names))), numbers)
@@ -341,9 +339,9 @@ class MaskedRemote(SiloParties, RemoteChannel):
         return bool(np.all(numbers.decode(total) == len(names)))
 
     def _with_masses(self, about: SiloRequest) -> SiloRequest:
-        """Show silos everybody's masked answers for thresholds above the one of this question, and what was asked.
+        """Attach all masked answers for the next higher threshold, and their question.
 
-        From these they add up Σ λ_j themselves; those with the lowest such threshold.
+        Silos add them up to Σ λ_j themselves.
         """
         if about.kind not in (Response.kind, WeighedSteps.kind):
             return about
@@ -360,13 +358,13 @@ class MaskedRemote(SiloParties, RemoteChannel):
 
 @dataclass(frozen=True, eq=False)
 class SiloVectors(Vectors):
-    """Vectors that stay at their silos; `about` is the question that each would answer."""
+    """Vectors that stay at their silos; `about` is the question that they answer."""
 
     about: SiloRequest = field(kw_only=True)
 
 
 def _same_weighing(asked: SiloRequest, about: SiloRequest) -> bool:
-    """Whether two questions have weights follow from thresholds in the same way, at the same point."""
+    """Return whether two questions derive weights from thresholds by the same rule at the same point."""
     one, other = ({**request.values["weighing"], "levels": 0, "name": 0} for request in (asked, about))
     return asked.vectors["at"] is about.vectors["at"] and one == other
 

@@ -1,4 +1,4 @@
-r"""`Session`, one exchange with silos that sends only what a site lacks, and `Membership`, the rule for absent ones.
+r"""`Session` exchanges messages with silos and sends only what a site lacks; `Membership` is the rule for absent ones.
 
 While silo i does not answer, a lower bound from its last answer (L_i, c_i) at y_i replaces its loss,
 
@@ -36,7 +36,7 @@ from scaffpd.federation import Traffic
 from scaffpd.federation.questions import QUESTIONS, Question
 
 Replies = dict[str, Message | Failure]  # answers, or why there is none
-LACKS = Failure("it lacks what it was just sent")  # a silo that was started anew
+LACKS = Failure("it lacks what it was just sent")  # a restarted silo
 QUARANTINED = "quarantined"
 LARGEST_REPLY = 64 * 2**20  # bytes before training: descriptions of columns and categories
 
@@ -46,15 +46,15 @@ class SiloRequest:
     """A question to several silos at once."""
 
     kind: str  # see `Question` and `messages`
-    values: Mapping[str, Any] = field(default_factory=dict)  # the same for everybody
-    vectors: Mapping[str, Tensor] = field(default_factory=dict)  # by their role; sent to those who lack them
+    values: Mapping[str, Any] = field(default_factory=dict)  # the same for all silos
+    vectors: Mapping[str, Tensor] = field(default_factory=dict)  # by their role; sent to silos that lack them
     # further vectors, of one silo each, always sent
     own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)  # matrices, always sent
 
     @classmethod
     def of(cls, question: Question, own: Mapping[str, Mapping[str, Tensor]] | None = None) -> SiloRequest:
-        """A question of the waist, in these parts."""
+        """Write a question of the `Federation` interface as a request."""
         values, vectors, arrays = messages.question_parts(question)
         return cls(question.kind, values, vectors, own or {}, arrays)
 
@@ -64,18 +64,18 @@ NamedVectors = dict[str, tuple[str, Array]]  # by their roles: a name and the nu
 
 @dataclass(eq=False, repr=False)
 class Session:
-    """Silos by their names, over a transport that knows sites."""
+    """Silos by name, over a transport that addresses sites."""
 
     transport: Transport
-    wire: Traffic = field(default_factory=Traffic)  # every byte of every message so far, evaluation and set-up included
+    wire: Traffic = field(default_factory=Traffic)  # bytes of all messages so far, including evaluation and set-up
     largest: int = LARGEST_REPLY  # the most bytes of a reply
     sites: dict[str, str] = field(default_factory=dict)
-    asks: Mapping[str, Any] = field(default_factory=dict)  # what the run is, for silos to consent to
-    barred: set[str] = field(default_factory=set)  # silos whose answers are ignored from now on
+    asks: Mapping[str, Any] = field(default_factory=dict)  # the run's request, for silos to consent to
+    barred: set[str] = field(default_factory=set)  # silos whose answers are ignored
     setup: Setup | None = None  # the agreement
-    # what every silo said about its losses when it took the agreement, and how many rows it has
+    # every silo's report about its losses with the agreement, and its number of rows
     constants: dict[str, Array] = field(default_factory=dict)
-    # Σ ‖a‖² over the standardised rows of every silo, or of all silos, as sums over columns have it
+    # Σ ‖a‖² over the standardised rows of every silo, or of all silos, from sums over columns
     spread: dict[str, float] = field(default_factory=dict)
     _sent: dict[str, VectorCache] = field(default_factory=dict)
     # vectors that have names, at the versions that PyTorch counts up when it changes them
@@ -83,7 +83,7 @@ class Session:
     _prefix: str = field(default_factory=partial(secrets.token_hex, 8))
 
     def greet(self, timeout: float, present: Sequence[str] = ()) -> Replies:
-        """Ask every connected site that is none of `present` who it is, and remember who is where."""
+        """Ask every connected site outside `present` for its silo's name, and store the names."""
         known = {self.sites[name] for name in (*present, *self.barred) if name in self.sites}
         sites = {site: site for site in self.transport.sites() if site not in known}
         found: Replies = {}
@@ -102,7 +102,7 @@ class Session:
         return found
 
     def exchange(self, request: SiloRequest, names: Sequence[str], timeout: float) -> Replies:
-        """Ask these silos; send those that lack something the agreement, and ask them again, once."""
+        """Ask these silos; if one lacks something, send it the agreement and ask once more."""
         sites = {name: self.sites[name] for name in names}
         replies = self._ask(request, sites, timeout)
         lacking = {name: sites[name] for name, reply in replies.items() if reply is LACKS}
@@ -116,7 +116,7 @@ class Session:
         return replies
 
     def _same(self, name: str, reply: Message | Failure) -> Message | Failure:
-        """Fail a silo that takes the agreement once more and says something else about its losses than before."""
+        """Fail a silo whose report about its losses differs when it accepts the agreement again."""
         if isinstance(reply, Failure) or name not in self.constants:
             return reply
         rows = reply.values.get("samples")
@@ -125,7 +125,7 @@ class Session:
         return reply if same else Failure("its data are not those that the run began with", GARBAGE)
 
     def _ask(self, request: SiloRequest, sites: Mapping[str, str], timeout: float, anyone: bool = False) -> Replies:
-        """Encode, carry, decode, and check that the answer is to this question and from this silo."""
+        """Encode, send, decode, and check that the answer is for this question and from this silo."""
         if not sites:
             return {}
         number, encoded, out = secrets.token_hex(8), dict[tuple[str, ...], bytes](), {}
@@ -143,7 +143,7 @@ class Session:
         return {n: self._checked(n, carried.get(s, Failure("no answer")), number, anyone) for n, s in sites.items()}
 
     def _named(self, vectors: Mapping[str, Tensor]) -> NamedVectors:
-        """Name vectors by their contents; those of another coordinator, or of an earlier one, are never the same."""
+        """Name vectors by their contents and by this session, so that names of two sessions never collide."""
         return {role: (self._name(vector), vector.detach().numpy()) for role, vector in vectors.items()}
 
     def _name(self, vector: Tensor) -> str:
@@ -182,7 +182,7 @@ class Session:
             message = messages.decode(reply, self.largest)
         except messages.WireError as error:
             return Failure(f"an unreadable answer: {error}", GARBAGE)
-        unread = message.kind == "refused" and message.values.get("question") is None  # not even its number
+        unread = message.kind == "refused" and message.values.get("question") is None  # not even the number
         if message.values.get("question") != number and not unread:
             return Failure("an answer to another question", GARBAGE)
         if not anyone and message.values.get("silo") != name:

@@ -1,4 +1,4 @@
-"""Supervise a run: hand in again a job that ends early, so that the coordinator goes on from its last round."""
+"""Supervise a run: resubmit a job that ends early, so that the coordinator resumes from its last round."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from scaffpd.deploy.coordinate import Outcome, finished
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.errors import InputError
 
-if TYPE_CHECKING:  # engines need a package that the rest does without
+if TYPE_CHECKING:  # engines need an optional package
     from scaffpd.deploy.processes import SupervisedJob
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long to keep trying."""
+    """Limits on the attempts to finish a run."""
 
-    quorum: int = 1  # the job is not handed in with fewer sites
+    quorum: int = 1  # fewest sites to submit the job
     attempts: int = 5  # submissions in a row without a new round in between, before giving up
     waiting: float = 300.0  # seconds with too few sites, before giving up
-    silos: int = 1  # so many are waited for as long before the job is first handed in: FLARE lets nobody in later
-    seconds: float = float("inf")  # for everything
-    every: float = 0.5  # seconds between two looks
-    settle: float = 30.0  # seconds that a job gets before it is ended on behalf of a site that is back
+    silos: int = 1  # sites to wait for before the first submission, since FLARE admits none later
+    seconds: float = float("inf")  # seconds for the whole run
+    every: float = 0.5  # seconds between two checks
+    settle: float = 30.0  # seconds that a job runs before it may be restarted for a site that is back
 
 
 @dataclass(eq=False)
 class Supervisor:
     """Keep a job going until its outcome is final.
 
-    The run's folder has the outcome, and rounds that tell progress from standstill. `say` is called with a sentence
-    about what is done, `look` again and again meanwhile.
+    The run's folder has the outcome and the round counter, which shows progress. `say` gets a sentence about every
+    action; `look` is called repeatedly.
     """
 
     job: SupervisedJob
@@ -49,7 +49,7 @@ class Supervisor:
     _outside: dict[str, int] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Return once the outcome is final; raise an `InputError` when there is no use in going on."""
+        """Return once the outcome is final; raise an `InputError` if the policy's limits are reached."""
         deadline = time.monotonic() + self.policy.seconds
         while not self.folder.final():
             self.look()
@@ -62,12 +62,12 @@ class Supervisor:
             time.sleep(self.policy.every)
 
     def _watch(self) -> None:
-        """Start the job anew for a site that can take part again."""
+        """Restart the job for a site that is back."""
         done = self.folder.seen()
         if self._ending or time.monotonic() - self._submitted < self.policy.settle or done <= self._seen:
             return
-        # A job that is coming to its end has lost its sites already while it still counts as running. So a site is
-        # back only if it is outside the job while the job completes a round.
+        # A job that is ending has lost its sites but still counts as running. So a site is back only if it is outside
+        # the job while the job completes a round.
         self._outside = {site: self._outside.get(site, done) for site in self.job.outside()}
         if ready := sorted(site for site, first in self._outside.items() if done > first):
             self.say(f"{', '.join(ready)} can take part again: the job is started anew from its last round.")
@@ -108,7 +108,7 @@ class Supervisor:
 def supervise(
     job: SupervisedJob, file: FederationFile, seconds: float, say: Callable[[str], object], look: Callable[[], object]
 ) -> Outcome:
-    """Keep the job of a federation going, by the federation's own policy, and return its outcome."""
+    """Supervise the job of a federation by its own policy and return the outcome."""
     folder = DeployedRun(file.folder)
     wait, silos = file.policy.start_timeout, len(file.silos)
     policy = RetryPolicy(quorum=file.policy.quorum, waiting=wait, silos=silos, seconds=seconds)
@@ -118,7 +118,7 @@ def supervise(
 
 
 def ended_before(file: FederationFile, say: Callable[[str], object]) -> Outcome | None:
-    """Return the outcome of a run that is over already, and say so."""
+    """Return the outcome of a run that has already ended, and say so; otherwise `None`."""
     done = finished(file, DeployedRun(file.folder))
     if done is not None:
         say("This run had ended before: nothing was trained.")
@@ -126,7 +126,7 @@ def ended_before(file: FederationFile, say: Callable[[str], object]) -> Outcome 
 
 
 def wait_for(done: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
-    """Wait until something is true; return whether it was in time."""
+    """Wait until `done()` is true; return whether it was in time."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:

@@ -1,1 +1,1 @@
-"""What runs at a site: its data, what it answers, what it writes down, and what its operator gets to see."""
+"""The silo's side: its data, its answers, its records, and what its operator sees."""

@@ -1,4 +1,4 @@
-"""A silo's own table: read, split into training and held-out rows, asked for sums, and predicted from."""
+"""A silo's own table: read it, split it into training and held-out rows, sum its columns, and predict its rows."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
 class Dataset(ClientRows):
     """All rows of a silo that have a target."""
 
-    # an entry's own `Cohort`, ready to answer; then there is nothing to agree on and the rest is empty
+    # an entry's own `Cohort`, which needs no agreement on columns; the other fields are then empty
     cohort: Cohort | None = None
 
     @classmethod
     def read(cls, file: SiloFile) -> Dataset:
-        """Read what a `silo.toml` points to."""
+        """Read the data that a `silo.toml` names."""
         source, owner = file.data, f"Silo {file.name!r}"
         if source.entry is not None:
             given = load(file.path.parent, source.entry)
@@ -59,7 +59,7 @@ class Dataset(ClientRows):
 
     @property
     def rows(self) -> tuple[int, int]:
-        """How many training rows and held-out rows there are."""
+        """Numbers of training rows and held-out rows."""
         if self.cohort is None:
             return super().rows
         x = self.cohort.start()
@@ -70,7 +70,7 @@ class Dataset(ClientRows):
         return int(self.cohort.evaluate(x, "train").counts[0]), test
 
     def check(self, limits: SiloLimits) -> None:
-        """Refuse to take part with too few rows: a sum over them would say too much about each."""
+        """Refuse to take part with too few rows: a sum over few rows reveals too much about each."""
         train, labels = self.rows[0], len(self.target.labels)
         if train < limits.rows:
             rows = f"{train} training row{'s' * (train != 1)}"
@@ -82,7 +82,7 @@ class Dataset(ClientRows):
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return what the others have to know of this silo's columns and labels, and nothing else."""
+        """Return the description of columns and labels that the others need, and nothing else."""
         if self.cohort is None:
             return super().describe()
         train, test = self.rows
@@ -138,7 +138,7 @@ class SitePredictions(NamedTuple):
 
 
 def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
-    """Apply the linear model x to all rows of a silo, or the model of its own that its training rows make of x."""
+    """Predict all rows of a silo with the linear model x, or with its personal model near x."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
         raise InputError("Only linear models predict from tables; a network's own code has to be used for it.")
     ready = data.encoded(dict(setup.schema), setup.mean, setup.deviation, apart=bool(setup.privacy))

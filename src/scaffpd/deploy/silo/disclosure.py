@@ -1,4 +1,4 @@
-"""What a silo's operator gets to see: what would leave, what has left since, and what runs have asked for."""
+"""Show a silo's operator what would leave, what has left, and what runs have asked for."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from scaffpd.tabular.encode import named_categories
 from scaffpd.trackers import prometheus
 
 SHOWN = 30  # names in a list before it is cut off
-NAMED = 5  # so many columns are named in a warning, and then counted
-RECENT = 60.0  # seconds after a question in which a silo counts as answering
-LEFT = {  # what an answer to a question is, in words
+NAMED = 5  # columns that a warning names; more are counted
+RECENT = 60.0  # seconds after a question for which a silo counts as answering
+LEFT = {  # the answers to questions, in words
     "hello": "its name and version", "describe": "names of columns, categories and labels",
     "totals": "sums over columns", "setup": "how curved its loss is, and one loss", "start": "where a model begins",
     "losses": "losses", "gradients": "losses and gradients", "local_updates": "local updates",
@@ -38,7 +38,7 @@ LEFT = {  # what an answer to a question is, in words
 
 
 def site_overview(file: SiloFile, data: Dataset) -> dict[str, Any]:
-    """Return everything that `scaffpd silo check` shows, as JSON has it; nothing of it is sent anywhere."""
+    """Return all that `scaffpd silo check` shows, as JSON values; nothing of it is sent."""
     train, test = data.rows
     width, y = encoded_width(data), data.target.values
     return {
@@ -70,7 +70,7 @@ def site_overview(file: SiloFile, data: Dataset) -> dict[str, Any]:
 
 
 def encoded_width(data: Dataset) -> int:
-    """Return how many columns this silo's own features make; other silos may add categories."""
+    """Return the number of encoded columns of this silo's features; other silos may add categories."""
     if data.table.block is not None:
         return data.table.width
     if data.cohort is not None:
@@ -80,7 +80,7 @@ def encoded_width(data: Dataset) -> int:
 
 
 def _withheld(file: SiloFile, data: Dataset, column: DataColumn) -> int:
-    """Return how many categories of a column are not named to others."""
+    """Return the number of categories of a column whose names do not leave."""
     if column.kind != CATEGORY:
         return 0
     return len(column.categories) - len(named_categories(column, ~data.held, file.limits.rarest))
@@ -98,7 +98,7 @@ def _labels(data: Dataset) -> list[dict[str, Any]]:
 
 
 def warnings(file: SiloFile, data: Dataset, width: int) -> Iterator[str]:
-    """Yield what the operator should look at; the silo can take part nevertheless, unless it has too few rows."""
+    """Yield warnings for the operator; only too few rows keep the silo from taking part."""
     train, limits = data.rows[0], file.limits
     if train < limits.rows:
         yield f"There are {train} training rows, and limits.rows asks for {limits.rows}: this silo would not take part."
@@ -149,7 +149,7 @@ def _about_columns(file: SiloFile, data: Dataset) -> Iterator[str]:
 
 
 def _present(data: Dataset) -> Iterator[tuple[str, Any]]:
-    """Yield every column's name and what its training rows have: numbers, or codes of categories."""
+    """Yield every column's name and training values: numbers, or codes of categories."""
     train = ~data.held
     if data.table.block is not None:
         for j, values in enumerate(data.table.block[train].T):
@@ -167,7 +167,7 @@ def _named(names: list[str]) -> str:
 
 
 def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
-    """Return everything that a coordinator may get, in the order in which it gets it."""
+    """List everything that a coordinator may get, in order."""
     train, test = data.rows
     limits, secure, privacy = file.limits, file.secure, file.privacy
     outputs = " times the number of outputs" if len(data.target.labels) > 2 else ""
@@ -226,7 +226,7 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
 
 
 def _masked(file: SiloFile) -> str:
-    """Return what masks change about that."""
+    """Describe what masks change about that."""
     secure = file.secure
     always = "Every vector leaves masked" if secure.required else "In a federation with [secure], vectors leave masked"
     along = (
@@ -264,7 +264,7 @@ def _agreement(file: SiloFile, data: Dataset, width: int) -> list[str]:
 
 
 def stays(file: SiloFile, data: Dataset) -> list[str]:
-    """Return what nobody else gets to see."""
+    """List what never leaves the silo."""
     lines = [
         "Rows, single values, and labels of single rows.",
         "Predictions for single rows.",
@@ -281,7 +281,7 @@ def stays(file: SiloFile, data: Dataset) -> list[str]:
 
 
 def dishonest(file: SiloFile) -> str:
-    """Return what a coordinator that breaks the rules could still learn (tests/security shows it)."""
+    """Describe what a dishonest coordinator could still learn (tests/security shows it)."""
     limits, secure = file.limits, file.secure
     coarse = f", in multiples of {secure.quantum:g}," if secure.quantum else ""
     losses = (
@@ -314,11 +314,11 @@ def _cut(names: list[str]) -> str:
     return ", ".join(short) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-# --- what has left, and what was asked for
+# --- what has left and what was asked for
 
 
 def audit(file: Path, noted: str = "") -> dict[str, Any]:
-    """Check every link of a silo's log, and add up what has left; `noted` is a link that must be among them."""
+    """Check every link of a silo's log and add up what has left; the link `noted` must be among them."""
     lines, link, broken = list[dict[str, Any]](), "", ""
     try:
         text = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
@@ -369,7 +369,7 @@ def _left(run: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def silo_status(file: SiloFile) -> dict[str, Any]:
-    """Return how a silo does, for whoever asks while a run goes on: when it was last asked, by which run, for what."""
+    """Return the status of a silo: its last question, the run that asked, and what has left."""
     found = audit(file.limits.audit)
     quiet = (datetime.now(UTC) - datetime.fromisoformat(found["to"])).total_seconds() if found["to"] else None
     state = "not asked yet" if quiet is None else "answering" if quiet < RECENT else "quiet"
@@ -393,7 +393,7 @@ def silo_status(file: SiloFile) -> dict[str, Any]:
 
 
 def silo_metrics(found: Mapping[str, Any], now: float) -> str:
-    """Return what the log says for Prometheus."""
+    """Return the status of a silo in Prometheus's format."""
     counts: Counter[tuple[tuple[str, str], ...]] = Counter()
     for run in found["runs"]:
         for row in run["questions"]:
@@ -408,7 +408,7 @@ def silo_metrics(found: Mapping[str, Any], now: float) -> str:
 
 
 def requests(file: SiloFile) -> list[dict[str, Any]]:
-    """Return every request that has come, by the silo's log: what it asks, and what became of it."""
+    """Return every request in the silo's log, with its state."""
     found: dict[str, dict[str, Any]] = {}
     log, decided = file.limits.audit, decisions(file.consent.file)
     try:
@@ -428,7 +428,7 @@ def requests(file: SiloFile) -> list[dict[str, Any]]:
 
 
 def _state(own: Mapping[str, Any], file: SiloFile) -> str:
-    """Say what became of a request."""
+    """Return the state of a request in words."""
     said = own["decision"]
     if said is not None:
         until = f", until {said['until']}" if said["until"] else ""

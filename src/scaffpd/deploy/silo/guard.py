@@ -1,25 +1,24 @@
-r"""What a silo answers: the one place that decides, by what it has answered before and by what its operator agrees to.
+r"""Decide which questions a silo answers, by its earlier answers and its operator's rules.
 
-A coordinator chooses the points x, and answers tell as much as the points let them. So a silo goes by a script:
+A coordinator chooses the points x, and answers at chosen points can reveal rows. So a silo allows only
 
-- agreements on an algorithm that its file allows, `limits.runs` of them; what that algorithm asks, and nothing else;
-- points with ‖x − x⁰‖ ≤ `limits.radius`, on a way no longer than `limits.path`, and `limits.points` of them: far out a
-  loss shows which rows lie on which side of a plane (quadratic losses do not; there x may go anywhere);
-- accuracies at `limits.scores` points: they show as much near as far out;
-- gradients and local work only where the loss has been asked for;
-- where losses are hidden: thresholds, and what silos weigh by them, for sums alone; `LEVELS` questions for thresholds
-  and two for a gradient at one point, for `OBJECTIVES` objectives; scores at `SCORED` points, if `limits.scores` allows
+- `limits.runs` agreements, on algorithms that its file allows, and only the questions of that algorithm;
+- `limits.points` points with ‖x − x⁰‖ ≤ `limits.radius`, on a path no longer than `limits.path`: far out a loss reveals
+  which rows lie on which side of a plane (quadratic losses do not; they have no limit);
+- accuracies at `limits.scores` points, as they reveal as much near as far out;
+- gradients and local work only at points where the loss was asked for;
+- if losses are hidden: thresholds, and vectors weighted by them, for sums alone; at one point `LEVELS` questions for
+  thresholds and two for a gradient, for `OBJECTIVES` objectives; scores at `SCORED` points, if `limits.scores` allows
   as many;
-- where vectors are masked: ‖c_i‖² where a run begins, ‖d_i‖² where the algorithm needs it and of local work without a
-  correction alone, and at one point no more than `CORRECTIONS` corrections.
+- if vectors are masked: ‖c_i‖² only where a run begins, ‖d_i‖² only if the algorithm needs it and without a correction,
+  and at most `CORRECTIONS` corrections at one point.
 
-All this is remembered by agreements, in a file that outlives the process (`limits.answered`).
+All this is recorded per agreement in a file that outlives the process (`limits.answered`).
 
-And it answers nothing of a run to which nobody here has agreed. A coordinator says what its run is with the first
-question and with the agreement (`asks`: model, method, objective, rounds, ε, masks). The name of a request is the
-SHA-256 of that, so another objective, or more rounds, is another request. Decisions are lines of a file that `scaffpd
-silo consent` alone writes: whoever may write that file may grant. The silo reads it before every answer, so that a
-consent that is withdrawn ends its part with the next question.
+A silo answers no run without consent. A coordinator describes its run with the first question and with the agreement
+(`asks`: model, method, objective, rounds, ε, masks). The SHA-256 of that names the request, so another objective, or
+more rounds, is another request. Decisions are lines of a file that only `scaffpd silo consent` writes; write access to
+it is the right to grant. The silo reads it before every answer, so a withdrawal takes effect with the next question.
 """
 
 from __future__ import annotations
@@ -59,43 +58,43 @@ from scaffpd.federation.questions import (
 from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps
 from scaffpd.objectives import to_values
 
-ATTEMPTS = {  # of one process, while silos go away
+ATTEMPTS = {  # per process, to allow for silos that leave
     "schema": 4, "mean": 4, "agreement": 1, "cut into folds": 1, "choice of strengths": 1000, "set of strengths": 1,
 }  # fmt: skip
 WEIGHED = {Thresholds.kind, Response.kind, WeighedSteps.kind}
-BEGINNINGS = 8  # points at which ‖c_i‖² is told: where a run begins, or begins anew without somebody
-LEVELS, RESPONSES, OBJECTIVES, SCORED = 12, 4, 3, 2  # questions at one point; objectives, and points with scores
-CORRECTIONS = 3  # at one point: a run that begins anew there has another
+BEGINNINGS = 8  # points at which ‖c_i‖² may leave: where a run begins, or restarts without a silo
+LEVELS, RESPONSES, OBJECTIVES, SCORED = 12, 4, 3, 2  # questions at one point; objectives; points with scores
+CORRECTIONS = 3  # at one point: a run that restarts there has another one
 ASKS = {
     "federation": str, "silos": list[str], "algorithm": str, "objective": str, "model": dict[str, Any], "rounds": int,
     "secure": dict[str, Any], "epsilon": float | int | None, "delta": float | None,
 }  # fmt: skip
-FREE = ("l2", "strength", "classes", "fold", "folds", "seed")  # settings of a model that silos find out together
+FREE = ("l2", "strength", "classes", "fold", "folds", "seed")  # settings of a model that silos determine together
 LONGEST = 20_000  # characters of a request
-SHOWN = 20  # digits of a request's name in sentences and lists: enough for people, never for a decision
-SLACK = 20  # points beyond two a round: where a run begins, and begins anew
+SHOWN = 20  # digits of a request's name in sentences and lists; decisions use all of them
+SLACK = 20  # points beyond two a round, for starts and restarts
 
 
 class AwaitsConsent(InputError):
-    """Nobody at this site has agreed to the run yet."""
+    """The run still awaits consent at this site."""
 
 
 def request_name(asks: Mapping[str, Any]) -> str:
-    """Return the name of a request: 64 digits, so that nobody can make two requests with one name."""
+    """Return the name of a request, the 64 digits of its SHA-256."""
     return hashlib.sha256(json.dumps(asks, sort_keys=True).encode()).hexdigest()
 
 
 class SiloConsent:
-    """Decides whether one silo takes part in a run at all; `asks` is what the run said that it asks for."""
+    """Decide whether a silo takes part in a run; `asks` is the run's request."""
 
     def __init__(self, file: SiloFile, journal: AnswerJournal) -> None:
         self.rules, self.journal, self._strict = file.consent, journal, file.consent.strict
         self.asks: dict[str, Any] | None = None
 
     def check(self, kind: str, given: Any) -> None:
-        """Refuse a question unless the site has agreed to its run; `given` is what the question says of that."""
+        """Refuse a question unless the site has consented to its run; `given` is the request in the question."""
         if given is not None:
-            self.asks = None  # what is refused here is nobody's request: the log must not have it
+            self.asks = None  # the log must not record a refused question as a request
             asks = read_values(ASKS, given, "What the run asks for is not complete, or cannot be read.")
             if len(json.dumps(asks)) > LONGEST:
                 raise InputError("What the run asks for is too long.")
@@ -105,7 +104,7 @@ class SiloConsent:
         if not self._strict and not self.rules.file.exists():
             return
         if self.asks is None and kind not in ASKING:
-            raise MissingVectors(["setup"])  # a new process of this silo: the agreement comes with it
+            raise MissingVectors(["setup"])  # a new process of this silo, which gets the agreement again
         if self.asks is None:
             raise InputError(
                 "This silo takes part with consent ([consent] in its file), and the coordinator does not say what its "
@@ -115,7 +114,7 @@ class SiloConsent:
         self._decided(request_name(self.asks))
 
     def _within_rules(self, asks: Mapping[str, Any]) -> None:
-        """Refuse what the silo's file rules out, whoever has agreed."""
+        """Refuse requests that the silo's file rules out, even with consent."""
         rules = self.rules
         if rules.expires is not None and _today() > rules.expires:
             raise InputError(f"This silo's consent to all runs ended on {rules.expires}.")
@@ -129,7 +128,7 @@ class SiloConsent:
             raise InputError(f"The run asks for {cost}, and consent.epsilon is {rules.epsilon:g}.")
 
     def _decided(self, name: str) -> None:
-        """Refuse what was withdrawn or has ended; where nobody has decided, go by the policy."""
+        """Refuse a request that was withdrawn or has expired; without a decision apply the policy."""
         said, short = decisions(self.rules.file).get(name), name[:SHOWN]
         if said is not None and not said["granted"]:
             raise InputError(f"Consent to this run ({short}) was withdrawn on {said['time'][:10]}.")
@@ -142,7 +141,7 @@ class SiloConsent:
         )
 
     def _first(self, name: str) -> bool:
-        """Whether a request is the first that has ever come while the policy was "once"."""
+        """Return whether a request is the first one under the policy "once"."""
         with self.journal.turn():
             taken = self.journal.known("", "consent")
             if not taken:
@@ -150,7 +149,7 @@ class SiloConsent:
             return name in taken
 
     def match(self, setup: Setup) -> int | None:
-        """Refuse an agreement on something else than the run has asked for; return the most points that it may ask."""
+        """Refuse an agreement that differs from the request; return the most points that it may use."""
         if self.asks is None or not self._strict:
             return None
         same = {
@@ -165,7 +164,7 @@ class SiloConsent:
 
 
 def _fixed(model: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a model silos do not find out together; one without a kind is linear."""
+    """Return the settings of a model that the request fixes; one without a kind is linear."""
     return {"kind": "linear", **{name: value for name, value in model.items() if name not in FREE}}
 
 
@@ -174,19 +173,19 @@ def _today() -> date:
 
 
 class SiloGuard:
-    """Decides what one silo answers."""
+    """Decide which questions a silo answers."""
 
     def __init__(self, file: SiloFile) -> None:
         self.file, self.limits, self.journal = file, file.limits, AnswerJournal(file.limits.answered)
-        # the attempts at an agreement that this process, or the one whose place it takes, has answered
+        # attempts at an agreement answered by this process and its predecessors
         self.agreed: dict[str, list[str]] = {}
-        self.run = ""  # the name of the run, which is the same for all strengths and folds that it tries
-        self.promised: int | None = None  # the most points of the run that the silo has consented to
+        self.run = ""  # the name of the run, the same for all strengths and folds
+        self.promised: int | None = None  # the most points under the consent
         self._questions: dict[str, frozenset[str]] = {}
 
     @cached_property
     def seed(self) -> int:
-        """The silo's own secret, from which sketches and the rows of minibatches are drawn."""
+        """The silo's secret seed of sketches and minibatches."""
         with self.journal.turn():
             if not self.journal.known("", "seed"):
                 self.journal.note("", "seed", str(secrets.randbits(63)))
@@ -194,15 +193,15 @@ class SiloGuard:
 
     @cached_property
     def sketch(self) -> Sketch:
-        """Makes the sketches by which vectors are known again."""
+        """Sketch that identifies vectors."""
         return Sketch(self.seed)
 
     # --- agreements
 
     def attempt(self, what: str, value: str) -> None:
-        """Allow one agreement a process, a few attempts at it, and `limits.runs` in all.
+        """Allow one agreement per process, a few attempts at it, and `limits.runs` in all.
 
-        Sums by ever other columns, means or models would tell single rows apart.
+        Sums over ever different columns, means or models would reveal single rows.
         """
         name, seen = hashlib.sha256(value.encode()).hexdigest(), self.agreed.setdefault(what, [])
         if name not in seen:
@@ -221,7 +220,7 @@ class SiloGuard:
             self.journal.note("", what, name)
 
     def check_trust(self) -> None:
-        """Refuse secure sums with keys for which only the coordinator vouches, where the file requires such sums."""
+        """Refuse keys that only the coordinator vouches for, if the silo's file requires secure sums."""
         if self.file.secure.required and not self.file.secure.trusted:
             raise InputError(
                 "This silo requires masks, and only the coordinator vouches for the others' keys: its operator has to "
@@ -243,12 +242,12 @@ class SiloGuard:
         if setup.secure.get("projections") and not secure.projections:
             raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
         self.attempt("agreement", setup.columns)
-        free = self.limits.choosing and not setup.privacy  # a ledger is for one model
+        free = self.limits.choosing and not setup.privacy  # a ledger covers one model
         self.attempt("choice of strengths" if free else "set of strengths", setup.digest)
         self.run = setup.columns
 
     def asked_by(self, algorithm: str) -> frozenset[str]:
-        """Return what an algorithm asks; foreign code is looked at only where this silo's own file names it."""
+        """Return the questions of an algorithm; import foreign code only if this silo's own file names it."""
         if algorithm not in self._questions:
             if ":" in algorithm and algorithm not in (self.limits.algorithms or ()):
                 raise InputError(f"This silo does not know {algorithm}: limits.algorithms has to name it.")
@@ -256,10 +255,10 @@ class SiloGuard:
             self._questions[algorithm] = kind.questions | {Scores.kind}
         return self._questions[algorithm]
 
-    # --- questions, as they are written
+    # --- questions as written
 
     def check_kind(self, setup: Setup, kind: str) -> None:
-        """Refuse what the algorithm does not ask."""
+        """Refuse a question that the algorithm does not ask."""
         answered = self.asked_by(setup.algorithm)
         if setup.secure.get("losses") == "hidden":
             if kind not in (answered & WEIGHED) | {Scores.kind, JoiningScores.kind}:
@@ -287,9 +286,9 @@ class SiloGuard:
                 )
 
     def drawn_here(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Draw minibatches from the silo's own secret as well, where it requires masks.
+        """Draw minibatches from the silo's own secret as well if it requires masks.
 
-        A coordinator that knew their rows could solve losses over many of them for every row's own.
+        A coordinator that knew their rows could solve for single rows' losses from many minibatches.
         """
         if not self.file.secure.required:
             return values
@@ -302,10 +301,10 @@ class SiloGuard:
             return key
         return [int.from_bytes(hashlib.sha256(f"{self.seed} {key}".encode()).digest()[:7], "big")]
 
-    # --- questions, as they are meant
+    # --- questions as read
 
     def admit(self, setup: Setup, question: Question, use: str, start: Tensor) -> None:
-        """Let a question be answered, or refuse it; `use` says whether its vector is to be masked, or measured."""
+        """Admit a question or refuse it; `use` says whether its vector is to be masked, or measured."""
         run, hides = self.run, bool(setup.secure)
         with self.journal.turn():
             at = question if isinstance(question, GradientsAt) and use else getattr(question, "at", None)
@@ -320,7 +319,7 @@ class SiloGuard:
             if isinstance(question, GradientsAt):
                 self.journal.note(run, GradientsAt.kind, _name(question))
             self._scored(question, setup.secure.get("losses") == "hidden")
-            if self.file.secure.projections:  # then gradients are shown along any direction
+            if self.file.secure.projections:  # which shows gradients along any direction anyway
                 return
             if use == SIZES:
                 self._measured(setup, question)
@@ -328,7 +327,7 @@ class SiloGuard:
                 self._corrected(question)
 
     def _weighed(self, setup: Setup, question: WeighedQuestion, use: str, start: Tensor) -> None:
-        """Let few thresholds be tried at a point, and few gradients be weighed by them; for sums alone."""
+        """Limit thresholds at a point, and gradients weighted by them; both only for sums."""
         if setup.secure and use != MASKED:
             raise InputError("What silos weigh themselves leaves in sums only.")
         at, about = question.at, question.weighing
@@ -347,7 +346,7 @@ class SiloGuard:
         return None
 
     def _scored(self, question: Question, hidden: bool) -> None:
-        """Let few accuracies leave, also those of models that are compared at the end; few losses, where they hide."""
+        """Limit accuracies, including those of models compared at the end, and losses if they are hidden."""
         if isinstance(question, Scores) and hidden:
             most = min(self.limits.scores, SCORED)
             return self._few("hidden scores", _digest(question.x), most, f"its scores at {most} points")
@@ -361,14 +360,14 @@ class SiloGuard:
         return self._few("scores", name, self.limits.scores, words)
 
     def _few(self, what: str, name: str, most: int, words: str) -> None:
-        """Count something that a run may have a few of."""
+        """Count names of a kind, and refuse more than `most` in a run."""
         known = self.journal.known(self.run, what)
         if name not in known and len(known) >= most:
             raise InputError(f"This silo has told {words}.")
         self.journal.note(self.run, what, name)
 
     def _reach(self, setup: Setup, x: Tensor, start: Tensor, batch: tuple[int | None, Key]) -> None:
-        """Let x go to a point, or refuse one that is too far out, or too many of them."""
+        """Admit a point x, or refuse one too far out or one too many."""
         limits, known = self.limits, self.journal.known(self.run, "point")
         name, way = f"{_digest(x)} {batch}", 0.0
         if name in known:
@@ -391,7 +390,7 @@ class SiloGuard:
         self.journal.note(self.run, "point", name, (way, as_text(here)))
 
     def _measured(self, setup: Setup, question: Question) -> None:
-        """Let the silo tell the length of a vector: of c_i where a run begins, of d_i where the method needs it."""
+        """Admit a vector's norm: of c_i where a run begins, of d_i if the method needs it."""
         if isinstance(question, GradientsAt):
             words = f"the length of its gradient at {BEGINNINGS} points"
             return self._few(f"{SIZES} {setup.digest}", _name(question), BEGINNINGS, words)
@@ -401,7 +400,7 @@ class SiloGuard:
         return None
 
     def _corrected(self, question: LocalSteps) -> None:
-        """Let local steps have a correction together with c_i: without c_i, or by many of them, it would show c_i."""
+        """Admit local steps with a correction and c_i, or neither; many corrections at one point would reveal c_i."""
         at, correction = question.at, question.correction
         if (at is None) != (correction is None) or (isinstance(at, GradientsAt) and not torch.equal(at.x, question.x)):
             raise InputError(

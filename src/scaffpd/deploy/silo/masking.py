@@ -1,16 +1,15 @@
-r"""A silo's part in secure sums: its keys, its rules, and the one gate through which its answers leave.
+r"""A silo's part in secure sums: its keys, its rules, and the one function through which its answers leave.
 
-While vectors are to be masked, an answer leaves with the numbers that its question shows and nothing else: what has
-none is refused, not answered in the clear. The masks of a vector are made from everything that the silo was asked, so
-that a coordinator that asks others something else gets no sum.
+If vectors are masked, only the scalars that a question declares leave in the clear; a question without any is refused.
+The masks of a vector depend on the whole question, so a coordinator that asks silos different things gets no sum.
 
-Where silos weigh their vectors themselves, by a threshold that the coordinator names, one of them could be all of a
-sum: at a high threshold the worst-served silo alone has weight. So the coordinator shows everybody all masked answers
-to its question for Σ λ_j at a few thresholds, and that whole question. They add up to Σ λ_j; a silo finds its own
-answer to that very question among them, and all have to be shown the same, for it is part of the question at hand. Then
-it knows the sum at the next higher threshold, which is no larger than the one at hand, and compares its own weight with
-that. Answers of which one was to another question, or masked with other keys, add up to noise, and show it: everybody's
-last number is a multiple of 2⁸ (see `padded`).
+If silos weight their vectors themselves, by a threshold from the coordinator, one of them could be the whole sum: at a
+high threshold only the worst-served silo has weight. So the coordinator shows all silos the masked answers to its
+question for Σ λ_j at a few thresholds, and that question. A silo finds its own answer to it among them and adds them up
+to Σ λ_j; all silos are shown the same, as this is part of the present question. The sum at the next higher
+threshold is no larger than the present one, so the silo compares its own weight with that. Answers to different
+questions, or masked with other keys, add up to noise, which shows: every silo's last number is a multiple of 2⁸ (see
+`padded`).
 """
 
 from __future__ import annotations
@@ -52,22 +51,22 @@ RELEASED: dict[str, tuple[str, ...]] = {
     messages.MASKED: ("masked",), messages.SIZES: ("scalars",), messages.SPENT: (),
 }  # fmt: skip
 TOTALS = (["n", "sum"], ["n", "squares"])
-PROBE = 3  # the place of a loss among the constants
+PROBE = 3  # the index of the loss among the constants
 REMEMBERED = 20_000  # sums of one run
-MASSES = "masses"  # masked answers about thresholds, as the journal calls them
+MASSES = "masses"  # the journal's name for masked answers about thresholds
 UNSEEN = "The question does not show what everybody has answered for thresholds above its own."
 NAMELESS = "There is nothing to be masked in the answer to {!r}."
 
 
 class JournalledGuard(DisclosureGuard):
-    """A `DisclosureGuard` whose sums are in the silo's journal, where other processes of the silo write theirs."""
+    """A `DisclosureGuard` that keeps its sums in the journal shared by the silo's processes."""
 
     def __init__(self, rules: SecureRules, guard: SiloGuard, run: str) -> None:
         super().__init__(rules.changing, not rules.projections, guard.sketch, REMEMBERED)
         self._journal, self._run, self._loaded = guard.journal, run, 0
 
     def check(self, vector: Array, weight: float, weighting: Weighting) -> SumRecord | None:
-        """Let the vector into a sum, or refuse."""
+        """Admit the vector to a sum, or refuse."""
         known = self._journal.known(self._run, "sum")
         for length, sketch, names, weights in islice(known.values(), self._loaded, None):
             super().remember(SumRecord(length, as_numbers(sketch), tuple(names), as_numbers(weights)))
@@ -75,7 +74,7 @@ class JournalledGuard(DisclosureGuard):
         return super().check(vector, weight, weighting)
 
     def remember(self, record: SumRecord | None) -> None:
-        """Write a sum down, before the vector leaves."""
+        """Record a sum before the vector leaves."""
         if record is not None:
             about = record.length, as_text(record.sketch), record.names, as_text(record.weights)
             self._journal.note(self._run, "sum", hashlib.sha256(repr(about).encode()).hexdigest(), about)
@@ -98,7 +97,7 @@ class SiloMasking:
         self.party = Party(own, rules.pins, authority, rules.colluding, {name, *rules.known} if rules.known else ())
 
     def restore(self, kept: Any) -> None:
-        """Go on from what `Party.kept` returned in another process of this silo."""
+        """Restore what `Party.kept` returned in another process of this silo."""
         try:
             self.party.restore(kept)
         except (KeyError, TypeError, ValueError):
@@ -112,13 +111,13 @@ class SiloMasking:
             if asked.kind in (messages.MASKED, messages.SIZES):
                 return self._hidden(asked, compute, vectors)
             return self._keys(asked.kind, asked.values) if asked.kind in messages.SECRET else compute(asked, "")
-        except Accused as claim:  # an answer: who is meant, and not who says so, has to answer for it
+        except Accused as claim:  # sent as an answer, so that it counts against the accused
             return Message("answer", {"accused": claim.name, "why": str(claim)})
-        except Forgotten:  # secrets do not outlive a process; the others go on, and this silo joins them later
+        except Forgotten:  # secrets end with a process; the others continue, and this silo joins them later
             raise MissingVectors(["secrets"]) from None
 
     def _keys(self, kind: str, values: Mapping[str, Any]) -> Message:
-        """Show this silo's card, or take the others'."""
+        """Return this silo's card, or store the others'."""
         if kind == messages.CARD:
             return Message("answer", {"card": self.party.identity.card.values()})
         cards = values.get("cards")
@@ -128,7 +127,7 @@ class SiloMasking:
     def _hidden(
         self, asked: Message, compute: Callable[[Message, str], Message], vectors: Callable[[Message], dict[str, Array]]
     ) -> Message:
-        """Answer with a vector that another question is about: masked, or no more than its length."""
+        """Answer with the masked vector of another question, or only with its norm."""
         about = str(asked.values.get("about"))
         if about == messages.DRILL and asked.kind == messages.MASKED:
             return self._drill(asked)
@@ -151,10 +150,10 @@ class SiloMasking:
             bare = Bare(found[messages.BARE], float(found[messages.WEIGHT][0]), mass)
         if sums is None:
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
-        if "beyond" in asked.values:  # the digits that a coarser sum has left
+        if "beyond" in asked.values:  # the remainder of a coarser sum
             bits = int(np.clip(number(asked.values, "beyond"), -LARGEST, LARGEST))
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
-        if computed.values.get("shared"):  # the silo has weighted its part itself, before it added noise
+        if computed.values.get("shared"):  # already weighted, before the noise was added
             sums = Weighting(sums.terms, np.ones(len(sums.values)))
         digest = asked_digest(asked, vectors(asked))
         reply = self._masked(asked, sums, vector, digest, bare)
@@ -164,7 +163,7 @@ class SiloMasking:
         return reply
 
     def _mass(self, asked: Message, vectors: Mapping[str, Array], terms: Terms) -> float:
-        """Return a number that Σ λ_j is not below, from everybody's masked answers for thresholds at this point."""
+        """Return a lower bound of Σ λ_j from all silos' masked answers for thresholds at this point."""
         seen, rows, n = asked.values.get("seen", {}), asked.arrays.get("seen"), len(terms.names)
         read = read_values({"weighing": dict[str, Any], "numbers": dict[str, Any]}, seen, UNSEEN)
         levels = read_values({"levels": list[FiniteFloat]}, read["weighing"], UNSEEN)["levels"]
@@ -187,13 +186,13 @@ class SiloMasking:
         return float(np.clip(max(higher) - off, 0, 1))
 
     def _drill(self, asked: Message) -> Message:
-        """Answer with masked ones: nothing is hidden under them, and their masks are used for nothing else."""
+        """Answer with masked ones, under masks used for nothing else."""
         sums, numbers = self._weighting(asked.values, messages.DRILL), FixedPoint.of(asked.values.get("numbers"))
         masked = self.party.mask(sums.terms, asked_digest(asked, {}), numbers, np.ones(messages.DRILLED))
         return Message("answer", {"exponent": 0}, {"masked": masked.view(np.int64)})
 
     def _weighting(self, values: Mapping[str, Any], about: str) -> Weighting:
-        """Read who takes part in a sum, and with which weights."""
+        """Read the members of a sum and their weights."""
         names = names_of(values, "names")
         kinds = {"weights": list[FiniteFloat], "colluding": int}
         read = read_values(kinds, values, "The question does not say who takes part in the sum.")
@@ -211,12 +210,12 @@ class SiloMasking:
         """Answer with the masked vector, or with its size."""
         given = asked.values.get("numbers")
         numbers = None if given is None else FixedPoint.of(given)
-        run = self._guard.run or self.party.identity.card.once.hex()  # before there is one, of this process
+        run = self._guard.run or self.party.identity.card.once.hex()  # or this process, before a run is named
         if run not in self._sums:
             self._sums[run] = GuardedParty(self.party, JournalledGuard(self.rules, self._guard, run), self.rules.share)
         try:
             found = self._sums[run].answer(sums, numbers, vector, digest, bare)
-        except (TooLarge, ExposedError) as refusal:  # an answer: it is about the sum, and not about this silo
+        except (TooLarge, ExposedError) as refusal:  # sent as an answer, as the sum is at fault and not this silo
             return Message("answer", {"declined": str(refusal), "exposed": isinstance(refusal, ExposedError)})
         sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}
         return Message("answer", {"exponent": found.exponent}, sent)
@@ -226,7 +225,7 @@ class SiloMasking:
         return coarse(question, reply, self.rules.quantum)
 
     def released(self, kind: str, message: Message) -> Message:
-        """Return what may leave of an answer: the numbers that its question shows."""
+        """Return the part of an answer that may leave: the scalars that its question declares."""
         asked, allowed = QUESTIONS.get(kind), RELEASED.get(kind)
         if asked is not None and asked.scalars and (kind != Curvature.kind or self.rules.projections):
             allowed = tuple(part for part in message.arrays if part not in asked.vectors)
@@ -242,6 +241,6 @@ class SiloMasking:
 
 
 def _about(values: Mapping[str, Any]) -> list[Any]:
-    """What a question for weights has in common with the one about thresholds: whose rows, and how weights follow."""
+    """Return what a question for weights shares with the one about thresholds: the rows, and the rule for weights."""
     how = {name: value for name, value in values["weighing"].items() if name not in ("levels", "name")}
     return [how, *(values.get(name) for name in ("batch_size", "key", "names", "colluding"))]

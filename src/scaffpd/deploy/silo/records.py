@@ -1,19 +1,18 @@
-r"""What a silo writes down, in files that outlive runs and processes: answers, what has left, decisions, releases.
+r"""A silo's records in files that outlive runs and processes: answers, the audit log, decisions, releases.
 
-Line n of the log (audit.jsonl) says which question came and what left, and has a link: the SHA-256 of the link before
-and of the line. So nobody changes, removes or inserts a line without changing every link after it. That the end was not
-cut off shows by a link that was noted down elsewhere.
+Line n of the log (audit.jsonl) records a question and what left, with a link: the SHA-256 of the previous link and the
+line. So changing, removing or inserting a line changes every later link. A link noted down elsewhere proves that the
+end was not cut off.
 
-Noise comes from a secret that only this silo has, and the ledger of releases is written before an answer leaves. So a
-restarted silo, or a process for every message, neither forgets what was spent nor gives the same answer with other
-noise.
+Noise comes from a secret of this silo, and the ledger of releases is written before an answer leaves. So a restarted
+silo, or a process per message, neither forgets what was spent nor repeats an answer with other noise.
 
-answered.jsonl          what has been answered, by which the silo knows what it still may (`guard`)
+answered.jsonl          the answers so far, which limit further ones (`guard`)
 audit.jsonl             every question and what left, linked
-consents.jsonl          what somebody at the site has decided about runs
+consents.jsonl          the site's decisions about runs
 privacy.key             the secret, readable for its owner only
-privacy-spent-NAME.npz  every release under the agreement of that name, which may cost the ε that is agreed
-privacy-spent.npz       every release under any agreement, which may cost the ε of the silo's own file
+privacy-spent-NAME.npz  every release under the agreement of that name, up to the agreed ε
+privacy-spent.npz       every release under any agreement, up to the ε of the silo's own file
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ LONGEST_LINE, LONGEST_TEXT = 2**20, 2000  # bytes of a line of the log; characte
 
 
 class AnswerJournal:
-    """A file of lines [run, what, name, more] that only grows; other processes of the silo write to it as well."""
+    """An append-only file of lines [run, what, name, more], shared by the silo's processes."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._read, self._held = file, 0, False
@@ -58,7 +57,7 @@ class AnswerJournal:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Keep other processes of this silo out, and read what they have written."""
+        """Lock out other processes of this silo and read their lines."""
         if self._held:
             yield
             return
@@ -84,12 +83,12 @@ class AnswerJournal:
             raise InputError(f"The silo's file of earlier answers, {self._file.name!r}, cannot be read.") from None
 
     def known(self, run: str, what: str) -> dict[str, Any]:
-        """Return what there is of a kind, by its names, the oldest first."""
+        """Return the entries of a kind by name, the oldest first."""
         with self.turn():
             return self._known[run, what]
 
     def note(self, run: str, what: str, name: str, more: Any = None) -> None:
-        """Remember something before an answer leaves."""
+        """Append an entry before an answer leaves."""
         with self.turn():
             if name in self._known[run, what]:
                 return
@@ -102,28 +101,28 @@ class AnswerJournal:
 
 
 def as_text(numbers: Vector) -> str:
-    """Numbers as a line of the journal has them."""
+    """Encode numbers for the journal."""
     return base64.b64encode(np.asarray(numbers, dtype="<f8").tobytes()).decode()
 
 
 def as_numbers(text: str) -> Vector:
-    """What `as_text` made."""
+    """Decode what `as_text` wrote."""
     return np.frombuffer(base64.b64decode(text), dtype="<f8")
 
 
 class AuditLog:
-    """A silo's log of questions and answers; an answer that cannot be written down does not leave."""
+    """A silo's log of questions and answers; an answer that cannot be logged does not leave."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._size, self._number, self._link = file, 0, 0, ""
 
     def note(self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]) -> None:
-        """Append a line: the question, what is about to leave (`size` bytes in all), and what else there is to know."""
+        """Append a line: the question, what is about to leave (`size` bytes), and further facts, `about`."""
         left = {name: list(array.shape) for name, array in reply.arrays.items()}
         told = {name: reply.values[name] for name in ("sentence", "waits", "epsilon", "delta") if name in reply.values}
         told |= {"sentence": told["sentence"][:LONGEST_TEXT]} if "sentence" in told else {}
         try:
-            with lock_file(self._file.with_suffix(".lock")):  # other processes of the silo write to it as well
+            with lock_file(self._file.with_suffix(".lock")):  # shared by the silo's processes
                 self._refresh()
                 line = {
                     "number": self._number + 1, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -132,7 +131,7 @@ class AuditLog:
                 }  # fmt: skip
                 link = line_link(self._link, line)
                 text = json.dumps({**line, "link": link})
-                if len(text) >= LONGEST_LINE:  # no process of this silo could go on after it
+                if len(text) >= LONGEST_LINE:  # no process of this silo could read it back
                     raise InputError(f"A line of the silo's log {self._file.name!r} would be too long.")
                 self._size += append_line(self._file, text)
         except OSError:
@@ -140,7 +139,7 @@ class AuditLog:
         self._number, self._link = line["number"], link
 
     def _refresh(self) -> None:
-        """Go on after the last whole line, whoever has written it; of a line that a crash cut off, nothing has left."""
+        """Continue after the last whole line; the answer to a line that a crash cut off has not left."""
         size = self._file.stat().st_size if self._file.exists() else 0
         if size == self._size:
             return
@@ -161,7 +160,7 @@ def line_link(before: str, line: Mapping[str, Any]) -> str:
 
 
 def decisions(file: Path) -> dict[str, dict[str, Any]]:
-    """Read what was decided last about every request, by its name."""
+    """Return the last decision about every request, by its name."""
     try:
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
         return {str(line["request"]): {"granted": False, "until": "", "by": "", "time": "", **line} for line in lines}
@@ -180,7 +179,7 @@ def decide(file: Path, request: str, granted: bool, by: str, until: date | None 
 
 
 def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> None:
-    """Refuse to share noise where somebody might see this silo's part of it, or where more silos might show theirs."""
+    """Refuse to share noise if this silo's part might be seen, or if the noise bears fewer colluding silos than its file asks for."""
     if (colluding := agreed.get("colluding")) is None:
         return
     if not (rules.required and rules.trusted) or own:
@@ -193,9 +192,9 @@ def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> No
 
 
 def shared_parts(name: str, reply: Reply, values: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
-    """Return what this silo adds to a sum with shared noise: its weighted vector, in units, with its part of the noise.
+    """Return this silo's term of a sum with shared noise: its weighted vector, in units, plus its share of the noise.
 
-    One more entry, the same for everybody and as large as any may be, keeps the size of a vector from being told.
+    One more entry, the same for all silos and as large as any entry may be, hides the vector's size.
     """
     found = {}
     for part, vectors in reply.vectors.items():
@@ -211,7 +210,7 @@ def shared_parts(name: str, reply: Reply, values: Mapping[str, Any]) -> dict[str
 
 
 class PrivacyLedger:
-    """The releases of one silo under one agreement: its own rules, what is agreed (see `Private`) and its digest."""
+    """Ledger of one silo's releases under one agreement, with the silo's rules, the agreed budget and its digest."""
 
     def __init__(self, rules: PrivacyRules, agreed: Mapping[str, Any], digest: str) -> None:
         for name in agreed:
@@ -219,16 +218,16 @@ class PrivacyLedger:
                 raise unknown("privacy setting", name, PRIVACY)
         self.rules, self.agreed = rules, dict(agreed)
         self.file = rules.spent.with_stem(f"{rules.spent.stem}-{digest[:12]}")
-        self._known: dict[Path, tuple[int, ...]] = {}  # files as they were read or written last
+        self._known: dict[Path, tuple[int, ...]] = {}  # identity of files when last read or written
 
     def private(self, model: Any) -> Private:
-        """Return the model with the agreement's noise and ε, and with this silo's secret."""
+        """Return the model with the agreed noise and ε, and with this silo's secret."""
         about = {name: value for name, value in self.agreed.items() if name not in ("epsilon", "delta")}
         epsilon, delta = self._agreed()
         return Private(model, **about, secret=load_or_create(self.rules.secret), budget=epsilon, delta=delta)
 
     def _agreed(self) -> tuple[float, float]:
-        """Return ε and δ of the agreement, or refuse an agreement that this silo's file does not allow."""
+        """Return the agreed ε and δ, or refuse an agreement that this silo's file does not allow."""
         epsilon, delta, own = self.agreed.get("epsilon"), self.agreed.get("delta"), self.rules
         if epsilon is None or delta is None or (own.delta is not None and delta > own.delta):
             raise InputError(f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at most.")
@@ -239,7 +238,7 @@ class PrivacyLedger:
         return float(epsilon), float(delta)
 
     def open(self, cohort: Cohort) -> None:
-        """Hold the cohort to both budgets, also one that the silo's own code has made: no answer may exceed either."""
+        """Bind the cohort to both budgets, even one made by the silo's own code: no answer may exceed either."""
         account = cohort.account
         if account is None:
             raise InputError("The silo's own Cohort is not private: make it of a Private model.")
@@ -251,7 +250,7 @@ class PrivacyLedger:
 
     @contextmanager
     def while_answering(self, cohort: Cohort) -> Iterator[None]:
-        """Begin with what was released before, and write down what is new before it leaves, one process at a time."""
+        """Load earlier releases, and record new ones before they leave; one process at a time."""
         with lock_file(self.rules.spent.with_suffix(".lock")):
             accounts = self._accounts(cohort)
             for file, account in accounts.items():
@@ -265,7 +264,7 @@ class PrivacyLedger:
                         self._write(file, account)
 
     def _accounts(self, cohort: Cohort) -> dict[Path, Account]:
-        """Return the accounts by their files, the one of all agreements first."""
+        """Return the accounts by file, that of all agreements first."""
         account = cohort.account
         if account is None:
             return {}
@@ -274,7 +273,7 @@ class PrivacyLedger:
 
     @staticmethod
     def _state(file: Path) -> tuple[int, ...]:
-        """Tell whether somebody else has written: a file that is replaced is another one."""
+        """Return the file's identity, which changes when another process replaces it."""
         about = file.stat()
         return about.st_ino, about.st_mtime_ns, about.st_size
 

@@ -1,11 +1,11 @@
 r"""`Silo`: check a question against the site's own rules, and answer it.
 
-A silo is a function of its own data and of the question: what it holds of a run (the agreement, the last vectors) is a
-copy of what the coordinator has sent, and it says so when it lacks something. So a restarted silo goes on where another
-process of it was; what is saved at a site is what it has answered (`guard`).
+An answer depends on the silo's data and the question alone. Its state of a run (the agreement, the last vectors) is a
+copy of what the coordinator has sent, and it asks for what it lacks. So a restarted silo continues where its last
+process stopped; the site stores only what it has answered (`guard`).
 
-It reads a question and puts it to its own cohort of one. It answers what `guard` allows, and refuses everything else in
-one sentence; what an answer may show is stated on the question.
+A silo puts a question to its own cohort of one client. It answers what `guard` allows and refuses everything else in
+one sentence; the question's class declares what its answer shows.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("scaffpd.silo")
 MEGABYTE = 2**20
-NAMED = 500  # columns that a line of the log names, by 100 characters at most
-CARRIED = 2  # vectors that another process of the silo is handed: x and c; it asks for what it lacks
-POINTS = 2  # how many points' answers are kept: this round's and, where a step is rejected, the last one's
+NAMED = 500  # columns that a line of the log names, with at most 100 characters each
+CARRIED = 2  # vectors passed to the silo's next process: x and c; it asks for others
+POINTS = 2  # points whose answers are cached: this round's and, after a rejected step, the last one's
 
 
 class Silo:
@@ -68,14 +68,14 @@ class Silo:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], kit: Path | None = None) -> Silo:
-        """Open the silo that a silo.toml describes; its data is read with the first question about it.
+        """Open the silo of a silo.toml; its data is read with the first question about it.
 
-        With an engine's startup kit, other silos know it by the certificate in there.
+        An engine's startup kit has the certificate that proves its name to other silos.
         """
         file = SiloFile.read(Path(path))
         return cls(file if kit is None else file.with_kit(kit))
 
-    # --- made with the first question that needs it
+    # --- made by the first question that needs it
 
     @cached_property
     def data(self) -> Dataset:
@@ -87,14 +87,14 @@ class Silo:
     @cached_property
     def masking(self) -> SiloMasking:
         """The silo's part in secure sums."""
-        from scaffpd.deploy.silo.masking import SiloMasking  # needs a package that plain sums do not
+        from scaffpd.deploy.silo.masking import SiloMasking  # needs the optional package cryptography
 
         masking: SiloMasking = self._local(SiloMasking, self.name, self.file.secure, self.guard)
         return masking
 
     @cached_property
     def ledger(self) -> PrivacyLedger | None:
-        """What the silo has released, under an agreement with noise."""
+        """The silo's releases under an agreement with noise."""
         setup = self._setup
         if setup is None or not setup.privacy:
             return None
@@ -119,7 +119,7 @@ class Silo:
         return own
 
     def _rows(self, setup: Setup) -> tuple[Any, Any]:
-        """Training rows and held-out rows; of a trial, the training rows without a fold, and that fold."""
+        """Return training rows and held-out rows; in a trial, the training rows without a fold, and that fold."""
         schema, apart = checked_schema(setup.schema), bool(setup.privacy)
         ready = self.data.encoded(schema, setup.mean, setup.deviation, apart=apart)
         if "fold" not in setup.model:
@@ -129,7 +129,7 @@ class Silo:
         return (X[~out], y[~out]), (X[out], y[out])
 
     def _trial(self, setup: Setup) -> tuple[int, int, int]:
-        """Return which fold of how many is left out, and the seed; refuse one with too few rows to tell a loss of."""
+        """Return the left-out fold, the number of folds and the seed; refuse a fold with too few rows."""
         values = read_values(dict.fromkeys(TRIAL, NonNegativeInt), setup.model, "The trial cannot be used.")
         fold, folds, seed = (int(values[name]) for name in TRIAL)
         rows, least = self.data.rows[0], self.file.limits.rows
@@ -142,14 +142,14 @@ class Silo:
         kind = setup.model.get("kind", "linear")
         if kind == "linear":
             model = linear(setup.model)
-            personal = "strength" in setup.model and not setup.privacy  # noise is for the shared model
+            personal = "strength" in setup.model and not setup.privacy  # noise protects the shared model only
             return Personal(model, setup.model["strength"]) if personal else model
         if kind not in self.file.models:
             raise InputError(f"This silo knows no model {kind!r}; its file lists models under [models].")
         return self._local(reading.load, self.file.path.parent, self.file.models[kind])
 
     def _local(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Call what only concerns this site: sentences about its files stay in its log."""
+        """Call a function about this site's files; its error messages stay in the site's log."""
         try:
             return function(*given)
         except InputError as error:
@@ -159,7 +159,7 @@ class Silo:
     # --- one question
 
     def answer(self, question: bytes) -> bytes:
-        """Return the reply to a question; a refusal is a reply as well, nothing is ever raised."""
+        """Return the reply to a question, which may be a refusal; never raise."""
         number, asked = None, None
         try:
             asked = decode(question, self.file.limits.message_mb * MEGABYTE)
@@ -173,12 +173,12 @@ class Silo:
             waits = {"waits": True} if isinstance(error, AwaitsConsent) else {}
             reply = Message("refused", {"sentence": str(error), **waits})
         except Exception as error:
-            log.exception("a question failed")  # the details stay here: they may speak of data
+            log.exception("a question failed")  # the details may contain data and stay here
             reply = Message("failed", {"sentence": f"{type(error).__name__}; the silo's log says more."})
         return self._written_down(asked, reply, {"question": number, "silo": self.name})
 
     def _written_down(self, asked: Message | None, reply: Message, names: Mapping[str, Any]) -> bytes:
-        """Return the reply as bytes once the log has it; without that, nothing but a refusal leaves."""
+        """Log the reply and return it as bytes; if the log fails, return a refusal."""
         sent, setup = encode(Message(reply.kind, {**reply.values, **names}, reply.arrays)), self._setup
         about = {"run": "", "algorithm": ""} if setup is None else {"run": setup.columns, "algorithm": setup.algorithm}
         more: dict[str, Any] = {"masked": self._masks, "private": self._private}
@@ -195,17 +195,17 @@ class Silo:
         return sent
 
     def _reply(self, asked: Message) -> Message:
-        """Return the answer, as far as it may leave: where vectors are masked, all of it goes through one gate."""
+        """Return the answer; if vectors are masked, only the part that may leave."""
         if asked.kind != "hello":
             self.consent.check(asked.kind, asked.values.get("asks") if asked.kind in messages.ASKING else None)
         hides = self._masks or asked.kind in messages.SECRET
         if asked.kind in messages.SECRET:
             self.guard.check_trust()
         reply = self.masking.answer(asked, self._compute, self._named) if hides else self._compute(asked)
-        return self.masking.released(asked.kind, reply) if self._masks else reply  # an agreement may be new
+        return self.masking.released(asked.kind, reply) if self._masks else reply  # the agreement may be new
 
     def _compute(self, asked: Message, use: str = "") -> Message:
-        """Answer a question that is not about keys; `use` says what becomes of its vector (see `SiloGuard.admit`)."""
+        """Answer a question that is not about keys; `use` says how its vector is used (see `SiloGuard.admit`)."""
         first: dict[str, Callable[[Message], Message]] = {
             "hello": lambda _: Message("answer", {"version": scaffpd.__version__}),
             "describe": lambda _: Message("answer", {"description": self.data.describe()}),
@@ -215,17 +215,17 @@ class Silo:
 
     @property
     def _masks(self) -> bool:
-        """Whether vectors leave masked only: the silo's own file wants it, or the agreement does."""
+        """Return whether vectors leave only masked, by the silo's own file or the agreement."""
         return self.file.secure.required or (self._setup is not None and bool(self._setup.secure))
 
     @property
     def _private(self) -> bool:
-        """Whether everything that rows have a part in carries noise."""
+        """Return whether everything that depends on rows carries noise."""
         return self.file.privacy.required or (self._setup is not None and bool(self._setup.privacy))
 
     @property
     def _tested(self) -> int:
-        """How many held-out rows others may hear of: enough of them, or none."""
+        """Number of held-out rows to report; zero if there are too few."""
         rows = self.data.rows[1]
         return rows if rows >= self.file.limits.rows and not self._private else 0
 
@@ -255,7 +255,7 @@ class Silo:
         cohort, start = self.cohort, self.cohort.start().numpy(force=True)
         known, d, probe = cohort.constants(), cohort.dimension, 0.0
         hidden = self._setup is not None and self._setup.secure.get("losses") == "hidden"
-        if not self._private and not hidden:  # the loss at an arbitrary point, by which the data are known again
+        if not self._private and not hidden:  # the loss at an arbitrary point identifies the data
             probe = float(cohort.evaluate(np.random.default_rng(0).standard_normal(d) / np.sqrt(d)).loss[0])
         values = {
             "dimension": d, "dtype": str(start.dtype), "convex": known.convex, "quadratic": known.quadratic,
@@ -266,8 +266,8 @@ class Silo:
         return Message("answer", values, {"constants": scalars})
 
     def _bind(self, setup: Setup) -> None:
-        """Take an agreement, if it can be read and this silo's file allows it."""
-        checked_schema(setup.schema)  # before anything is kept of it: the log names its columns
+        """Accept an agreement that can be read and that this silo's file allows."""
+        checked_schema(setup.schema)  # before anything of it is stored: the log names its columns
         self.guard.promised = self.consent.match(setup)
         self.guard.check_agreement(setup)
         check_shared(self.file.secure, setup.privacy, self.data.cohort is not None)
@@ -279,7 +279,7 @@ class Silo:
             vars(self).pop("cohort", None)
 
     def _check_trial(self, setup: Setup) -> None:
-        """Refuse to train without some rows where this silo's file, or its data, is against it; folds stay the same."""
+        """Refuse a trial without a fold if this silo's file or data rules it out, or if the folds change."""
         if not self.file.limits.choosing:
             raise InputError("This silo lets no strengths be chosen by its rows: limits.choosing in its file is false.")
         if setup.privacy or self.data.cohort is not None:
@@ -322,33 +322,33 @@ class Silo:
             arrays = messages.reply_arrays(question, shown, self.cohort.start())
             shared = shared_parts(self.name, reply, values) if use == messages.MASKED else {}
             own = next((part.own for part in reply.vectors.values()), None)
-            if use == messages.MASKED and own is not None:  # for the guard, which sees to it that nothing of it leaves
+            if use == messages.MASKED and own is not None:  # for the guard alone; it never leaves
                 bare, weight = own()
                 arrays |= {messages.BARE: bare[0].double().numpy(force=True), messages.WEIGHT: weight}
             return Message("answer", {"shared": True} if shared else {}, arrays | shared)
 
     def _weigh(self, question: WeighedQuestion, values: Mapping[str, Any]) -> None:
-        """Tell this silo's place among the others, and the weight that it has kept, to its cohort of one."""
+        """Pass this silo's index and stored weight to its cohort of one client."""
         channel, names, centre = self.cohort.channel, messages.names_of(values, "names"), question.weighing.centre
         if self.name not in names:
             raise InputError("This silo is none of those who are to find their weights.")
         channel.place = names.index(self.name), len(names)
-        if centre and centre not in channel.weights:  # another process of this silo may have kept it
+        if centre and centre not in channel.weights:  # another process of this silo may have stored it
             kept = self.guard.journal.known(self.guard.run, messages.WEIGHT).get(str(centre))
             channel.weights |= {} if kept is None else {centre: as_numbers(kept)}
 
     def _keep(self, name: int) -> None:
-        """Write down the weight that the cohort has under a number; one that is taken keeps its weight."""
+        """Record the cohort's weight under a number; a number in use keeps its weight."""
         kept, journal, run = self.cohort.channel.weights, self.guard.journal, self.guard.run
         with journal.turn():
             journal.note(run, messages.WEIGHT, str(name), as_text(kept[name]))
             first, now = as_numbers(journal.known(run, messages.WEIGHT)[str(name)]), kept[name]
         kept[name] = first
-        if not np.allclose(first, now, rtol=1e-9, atol=0):  # where the same is asked again, it is the same
+        if not np.allclose(first, now, rtol=1e-9, atol=0):  # a repeated question has the same weight
             raise InputError("This silo has another weight under that number.")
 
     def _compared(self, setup: Setup, question: JoiningScores) -> dict[str, Array]:
-        """Scores of models alone and together on the held-out rows: means and covariances, no row's own."""
+        """Return means and covariances of scores on held-out rows, alone and with the run's models; no single row's."""
         if not self.file.limits.joining:
             raise InputError("This silo keeps its scores to itself: limits.joining in its file would let them leave.")
         if not self._tested or setup.model.get("kind", "linear") != "linear" or self.data.cohort is not None:
@@ -358,7 +358,7 @@ class Silo:
         return own_scores(self.name, train, test, linear(setup.model), x, question.strength, question.seed)
 
     def _named(self, asked: Message) -> dict[str, Array]:
-        """Return the vectors that a question names, by their roles: those that came with it, or earlier."""
+        """Return the vectors of a question by their roles, sent with it or earlier."""
         named = asked.values.get("vectors", {})
         if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
             raise InputError("The question does not name its vectors.")
@@ -373,7 +373,7 @@ class Silo:
         return torch.from_numpy(array).to(like)
 
     def _read(self, kind: str, written: WrittenQuestion) -> Question:
-        """Read a question; points that were asked about last are known again, and not computed twice."""
+        """Read a question; reuse cached points."""
 
         def point(role: str) -> GradientsAt:
             if role not in written.vectors:
@@ -391,13 +391,13 @@ class Silo:
         return question
 
     def _spent(self) -> Message:
-        """Answer with (ε, δ) so far: how often the silo was asked, and no fact about its rows."""
+        """Answer with (ε, δ) so far, which depends on the questions and not on the rows."""
         with self._noted():
             found = self.cohort.privacy
             return Message("answer", {"epsilon": found.worst, "delta": found.delta})
 
     def _noted(self) -> AbstractContextManager[None]:
-        """Write down what an answer releases, where there is a ledger."""
+        """Record what an answer releases if there is a ledger."""
         return nullcontext() if self.ledger is None else self.ledger.while_answering(self.cohort)
 
     def _check_setup(self, name: Any) -> Setup:
@@ -410,10 +410,10 @@ class Silo:
         if dimension > most:
             raise InputError(f"A model of {dimension} parameters is larger than the {most} that this silo allows.")
 
-    # --- from one process of the site to the next
+    # --- state passed to the site's next process
 
     def kept(self) -> bytes:
-        """Return what another process of this site needs to go on: agreements, vectors, secrets of sums; no rows."""
+        """Return the state for this site's next process: agreements, vectors, secrets of sums; no rows."""
         values: dict[str, Any] = {"agreed": self.guard.agreed, "stamp": self._stamp(), "asks": self.consent.asks}
         if self._setup is not None:
             values["setup"] = self._setup.values()
@@ -422,7 +422,7 @@ class Silo:
         return encode(Message("kept", values, self._vectors.last(CARRIED)))
 
     def _stamp(self) -> list[int]:
-        """Tell whether the data's file is still the one that was read."""
+        """Return the identity of the data's file, which changes with the file."""
         file = self.file.data.file
         if file is None or not file.exists():
             return []
@@ -430,7 +430,7 @@ class Silo:
         return [about.st_size, about.st_mtime_ns]
 
     def restore(self, kept: bytes) -> None:
-        """Go on from what `kept` returned in an earlier process; what cannot be read is as if it had been lost."""
+        """Restore what `kept` returned in an earlier process; ignore what cannot be read."""
         try:
             message = decode(kept, self.file.limits.message_mb * MEGABYTE)
             agreed = message.values.get("agreed")
@@ -447,6 +447,6 @@ class Silo:
 
 
 def _columns(setup: Setup | None) -> list[str]:
-    """Return the names of the columns that an agreement is about."""
+    """Return the names of an agreement's columns."""
     names = [] if setup is None else [column["name"][:100] for column in checked_schema(setup.schema)["columns"]]
     return names if len(names) <= NAMED else [*names[:NAMED], f"and {len(names) - NAMED} more"]
