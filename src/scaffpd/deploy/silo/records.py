@@ -179,7 +179,7 @@ def decide(file: Path, request: str, granted: bool, by: str, until: date | None 
 
 
 def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> None:
-    """Refuse to share noise if this silo's part might be seen, or if the noise bears fewer colluding silos than its file asks for."""
+    """Refuse to share noise if this silo's part might be seen, or if it bears too few colluding silos."""
     if (colluding := agreed.get("colluding")) is None:
         return
     if not (rules.required and rules.trusted) or own:
