@@ -63,11 +63,7 @@ def comparison(folder):
 # ------------------------------------------------------------------ the same numbers, however they came
 
 
-def test_two_processes_give_the_same_numbers(comparison, folder, tmp_path, monkeypatch):
-    """One that is started anew, as both are for users, and one that is a copy of this one, which takes no seconds."""
-    made = iter([multiprocessing.get_context(kind).Process for kind in ("spawn", "fork")])
-    context = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=lambda *args, **named: next(made)(*args, **named))
-    monkeypatch.setattr(pool, "get_context", lambda kind: context if kind == "spawn" else None)
+def test_two_processes_give_the_same_numbers(comparison, folder, tmp_path):
     other = sp.compare(METHODS, PROBLEM, **SETTING, out=tmp_path, processes=2)
     assert numbers(other) == numbers(comparison)
     assert [r.scores["train"].loss.tolist() for r in other.runs] == [

@@ -7,7 +7,7 @@ lowest and of the highest fifth. A fifth of N clients is ⌈N/5⌉ of them: 1 of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -267,6 +267,28 @@ class SplitTables:
         base = np.array([of(t[a]) @ t[a] for t in self.tables])
         d = base - np.array([of(t[b]) @ t[b] for t in self.tables])
         return PairedDifference(float(d.mean()), float(half_interval(d, self.overlap)), float(base.mean()))
+
+
+def client_row(
+    model: str, client: str, weight: float, splits: Mapping[str, tuple[int, float, float]], measure: str = "accuracy"
+) -> dict[str, Any]:
+    """Return a row of `clients.csv`, with the same columns from every command.
+
+    Args:
+        model: its name.
+        client: its name.
+        weight: λ_i.
+        splits: rows, loss and score of "train" and "test", where they are known.
+        measure: of which the score is.
+    """
+    names = ("train", "test")
+    row: dict[str, Any] = {"model": model, "client": client}
+    row |= {f"{split}_rows": int(splits[split][0]) if split in splits else 0 for split in names}
+    row["weight"] = float(weight)
+    for k, name in enumerate(("loss", measure), start=1):
+        known = {split: float(splits[split][k]) if split in splits else math.nan for split in names}
+        row |= {f"{split}_{name}": "" if math.isnan(value) else value for split, value in known.items()}
+    return row
 
 
 def gini(values: ArrayLike) -> float:

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 import scaffpd as sp
-from scaffpd.comparison.tables import CLIENT_COLUMNS
 from scaffpd.errors import InputError
 from scaffpd.report.read import read
 from scaffpd.report.verdict import verdict
-from scaffpd.runs import OLD_NAMES, number, read_table, whole
+from scaffpd.runs import number, read_table, whole
 from scaffpd.runs.folder import client_rows
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import train_model
@@ -60,20 +59,17 @@ def header(folder, name):
 
 
 def test_every_writer_names_columns_alike(deployed):
-    """Train, path and demo write by `client_rows`; compare and deployed runs by themselves."""
-    wanted = {"model", "client", "weight"}
-    wanted |= {f"{split}_{what}" for split in ("train", "test") for what in ("rows", "loss", "accuracy")}
+    splits = ("train", "test")
+    wanted = ["model", "client", *(f"{split}_rows" for split in splits), "weight"]
+    wanted += [f"{split}_{what}" for what in ("loss", "accuracy") for split in splits]
     silos = sp.data.heart_disease(test_fraction=0.3)
     problem = Prepared(silos.names, silos.train, silos.test, sp.Linear("logistic", 0.1), "classification", (), "", "")
     cohort = sp.Cohort(silos.train, problem.model, silos.names, test=silos.test)
     trained = train_model("average", "before", sp.fair(sp.Average()), problem, cohort, 2, None)
-    written = {
-        "train": list(client_rows([trained], "accuracy")[0]), "compare": list(CLIENT_COLUMNS),
-        "deployed": header(deployed, "clients.csv"),
-    }  # fmt: skip
-    for who, columns in written.items():
-        assert wanted <= set(columns), who
-        assert not set(OLD_NAMES) & set(columns), who
+    raced = sp.compare([sp.FedAvg()], sp.Problem(silos, problem.model), rounds=1, tune=1, processes=1)
+    assert list(client_rows([trained], "accuracy")[0]) == [*wanted, "change_clear"]
+    assert list(raced.client_rows[0]) == [*wanted, "seed"]
+    assert header(deployed, "clients.csv") == wanted
     assert header(deployed, "rounds.csv")[:3] == ["model", "segment", "round"]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from scaffpd.comparison.runs import FINAL, Run
 from scaffpd.comparison.setting import Setting
 from scaffpd.errors import InputError, unknown
-from scaffpd.metrics import Spread, Summary, a_fifth
+from scaffpd.metrics import Spread, Summary, a_fifth, client_row
 from scaffpd.system import csv_text, write_file
 from scaffpd.training import Status
 
@@ -29,10 +29,6 @@ SPLITS = ("train", "validation", "test")
 MEASURES = tuple(f.name for f in fields(Spread))
 COSTS = ("rounds", "exchanges", "megabytes_up", "megabytes_down", "seconds")
 WORK = ("local_steps", "batch_size")
-CLIENT_COLUMNS = (
-    *("model", "seed", "client", "weight"),
-    *(f"{split}_{name}" for split in ("train", "test") for name in ("rows", "loss", "accuracy")),
-)
 Row = dict[str, Any]
 
 
@@ -54,11 +50,10 @@ def run_row(setting: Setting, run: Run) -> Row:
 
 def client_rows(run: Run) -> Iterator[Row]:
     """Return the rows of `clients.csv` of one final run."""
-    train, test = run.scores["train"], run.scores["test"]
-    columns = [c.tolist() for scores in (train, test) for c in (scores.counts, scores.loss, scores.accuracy)]
-    for client, weight, *numbers in zip(train.names, run.weights, *columns, strict=True):
-        cells = (run.job.method, run.job.seed, client, weight, *numbers)
-        yield dict(zip(CLIENT_COLUMNS, cells, strict=True))
+    scores = {split: run.scores[split] for split in ("train", "test")}
+    for i, client in enumerate(scores["train"].names):
+        splits = {split: (own.counts[i], own.loss[i], own.accuracy[i]) for split, own in scores.items()}
+        yield client_row(run.job.method, client, run.weights[i], splits) | {"seed": run.job.seed}
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
@@ -341,7 +336,7 @@ class Comparison:
             raise InputError(f"The folder {str(place)!r} does not exist.")
         tables = {"runs": self.rows, "clients": self.client_rows, "table": [self._table_row(row) for row in self.table]}
         for name, rows in tables.items():
-            columns = list(rows[0]) if rows else CLIENT_COLUMNS  # every method may have failed
+            columns = list(rows[0] if rows else client_row("", "", 0, {}) | {"seed": 0})  # every method may have failed
             known = [{k: cell for k, cell in row.items() if cell == cell} for row in rows]  # NaN is an empty cell
             write_file(place / f"{name}.csv", csv_text(known, columns))
 

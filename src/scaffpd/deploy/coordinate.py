@@ -34,6 +34,7 @@ from scaffpd.federation import Federation
 from scaffpd.federation.questions import JoiningScores, Scores
 from scaffpd.gains import of_silos
 from scaffpd.history import Checkpoint, series
+from scaffpd.metrics import client_row
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.system import RunLog
 from scaffpd.training import Result, RoundInfo, Status, train
@@ -454,15 +455,12 @@ class Coordination:
         tables = {split: self._scores(remote, result, split) for split in asked}
         rows = []
         for i, name in enumerate(segment.members):
-            row: dict[str, Any] = {"model": MODEL, "client": name, "weight": float(result.weights[i])}
-            for split, scores in tables.items():
-                loss, accuracy, count = scores[i]
-                row |= {f"{split}_rows": int(count), f"{split}_loss": loss, f"{split}_accuracy": accuracy}
+            known = {split: (count, loss, accuracy) for split in tables for loss, accuracy, count in [tables[split][i]]}
             if self.file.privacy:
-                row |= {"train_rows": int(remote.facts.constants.samples[i])}
-                row |= {"train_loss": float(result.history[f"loss[{name}]"][-1])}
-                row |= {"epsilon": spent.get(name, {}).get("epsilon", "")}
-            rows.append(row)
+                noisy = float(result.history[f"loss[{name}]"][-1])
+                known = {"train": (remote.facts.constants.samples[i], noisy, np.nan)}
+            row = client_row(MODEL, name, result.weights[i], known)
+            rows.append(row | ({"epsilon": spent.get(name, {}).get("epsilon", "")} if self.file.privacy else {}))
         return rows
 
     def _scores(self, remote: RemoteChannel, result: Result, split: str) -> list[list[float]]:

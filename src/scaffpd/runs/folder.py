@@ -45,6 +45,7 @@ from scaffpd.config.model_file import model_bytes
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.gains import Joining
+from scaffpd.metrics import client_row
 from scaffpd.runs.prepare import Prepared, described
 from scaffpd.runs.scores import HeldOutScores
 from scaffpd.runs.train import SECRET, SPREAD, Trained, main_model
@@ -263,17 +264,12 @@ def client_rows(models: Sequence[Trained], measure: str) -> Rows:
     """Make a row for every model and client."""
     rows = []
     for one in models:
+        spent, scores = one.result.privacy, {"train": one.train} | ({} if one.test is None else {"test": one.test})
         for i, name in enumerate(one.result.names):
-            train, test, spent = one.train, one.test, one.result.privacy
-            rows.append({
-                "model": one.name, "client": name, "train_rows": int(train.counts[i]),
-                "test_rows": 0 if test is None else int(test.counts[i]), "weight": float(one.result.weights[i]),
-                "train_loss": float(train.loss[i]), "test_loss": "" if test is None else float(test.loss[i]),
-                f"train_{measure}": float(train.accuracy[i]),
-                f"test_{measure}": "" if test is None else float(test.accuracy[i]),
-                "change_clear": "" if one.clear is None else one.clear[i],
-                **({} if spent is None else {"epsilon": float(spent.epsilon[i])}),
-            })  # fmt: skip
+            splits = {split: (own.counts[i], own.loss[i], own.accuracy[i]) for split, own in scores.items()}
+            row = client_row(one.name, name, one.result.weights[i], splits, measure)
+            row["change_clear"] = "" if one.clear is None else one.clear[i]
+            rows.append(row if spent is None else row | {"epsilon": float(spent.epsilon[i])})
     return rows
 
 
