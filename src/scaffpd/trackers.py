@@ -1,4 +1,4 @@
-"""`TensorBoard` and `MLflow`: what trackers show of a run, when, and where; and pages for Prometheus."""
+"""`TensorBoard` and `MLflow` track a run, round by round; `page_server` serves pages for Prometheus."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LONGEST = 120
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return a label for every client; where two would be alike (also where case is ignored), number the later."""
+    """Return a label per client; number later ones that would clash, also in file systems that ignore case."""
     taken: set[str] = set()
     found = []
     for name in names:
@@ -46,9 +46,9 @@ SCALARS = ("certificate", "exchanges", "bytes_up", "bytes_down", "absent", "seco
 
 
 class Tracker(AbstractContextManager["Tracker"], ABC):
-    """A callback that writes numbers by name and round. It reads a run and changes nothing in it.
+    """A callback that writes numbers by name and round, without changing the run.
 
-    What is not finite is left out (a certificate before there is one).
+    Numbers that are not finite (a certificate before there is one) are left out.
     """
 
     def __init__(self, cohort: Any, every: int) -> None:
@@ -63,7 +63,7 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         self._labels: list[str] = []
 
     def __call__(self, info: RoundInfo) -> None:
-        """Write the round that is done; before the first one, the starting point."""
+        """Write the last round; before the first one, the starting point."""
         if info.history is not self._history:
             self._begin(info)
         history, state = info.history, info.state
@@ -88,7 +88,7 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         self._history = info.history
 
     def _try(self, step: int, values: dict[str, float]) -> None:
-        """Write a row; a tracker that fails after it has been opened is no reason to end a long run."""
+        """Write a row, and only warn on failure: a tracker that fails later must not end a long run."""
         try:
             self.write(step, values)
         except (InputError, OSError) as error:
@@ -115,15 +115,15 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
 
     @abstractmethod
     def open(self, first: int, changed: dict[str, str]) -> None:
-        """Prepare for a run whose first row to be shown is `first`; `changed` labels stand for other names."""
+        """Prepare for a run that starts at row `first`; `changed` maps labels to clients' names."""
 
     @abstractmethod
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Write numbers so that they are there even if this process is killed next."""
+        """Write numbers durably, in case this process is killed next."""
 
     @abstractmethod
     def close(self, failed: bool = False) -> None:
-        """End the run's pages; nothing more comes."""
+        """Close the tracker."""
 
     def __enter__(self) -> Self:
         return self
@@ -141,8 +141,8 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
 class TensorBoard(Tracker):
     """Losses, weights and held-out scores of every client, certificate, bytes and seconds, round by round.
 
-    A run that goes on from a checkpoint goes on in the same folder: rounds that are made a second time replace the
-    first. A run that starts anew in an old folder replaces the old one on the screen; its files stay.
+    A run that resumes from a checkpoint continues in the same folder, and repeated rounds replace the earlier ones. A
+    new run in an old folder replaces the old one on the board; the old files stay.
 
     Args:
         folder: where the event files go.
@@ -166,7 +166,7 @@ class TensorBoard(Tracker):
         """Open a new file, which hides earlier rows from `first` on."""
         self.close()
         self._writer = self._make(os.fspath(self.folder), purge_step=first)
-        self._end = weakref.finalize(self, self._writer.close)  # also where nobody closes: files end whole
+        self._end = weakref.finalize(self, self._writer.close)  # completes the file even if `close` is never called
         if changed:
             shown = {label: " ".join(name.replace("|", "\\|").split()) for label, name in changed.items()}
             lines = [f"| {label} | {name} |" for label, name in shown.items()]
@@ -179,26 +179,26 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def close(self, failed: bool = False) -> None:
-        """Close the file; a round that comes later opens another."""
+        """Close the file; a later round opens another."""
         if self._end is not None:
             self._end()
         self._writer = self._end = self._history = None
 
 
-METRICS, TAGS = 1000, 100  # the most that MLflow takes in one request
+METRICS, TAGS = 1000, 100  # the most in one request to MLflow
 
 
 class MLflow(Tracker):
     """Losses, weights and held-out scores of every client, certificate, bytes and seconds, round by round.
 
-    Inside `with mlflow.start_run():` the numbers go to that run, which its owner ends. Elsewhere a run is made, and
-    ended by `close` or when the tracker is gone.
+    Inside `with mlflow.start_run():` the numbers go to that run, which its owner ends. Otherwise the tracker makes a
+    run, and ends it on `close` or when it is deleted.
 
     Args:
         experiment: the experiment of a new run; made where it is missing.
-        run_name: the name of a new run; MLflow thinks of one by default.
-        run_id: an earlier run to go on with, for runs that go on from a checkpoint; `tracker.run_id` says which it was.
-        tracking_uri: where MLflow keeps its runs; by default where MLflow is set to.
+        run_name: the name of a new run; by default MLflow's choice.
+        run_id: an earlier run to continue, for runs that resume from a checkpoint; see `tracker.run_id`.
+        tracking_uri: where MLflow stores its runs; by default MLflow's own setting.
         cohort: whose held-out rows are to be scored; without one, what the run knows anyway is all that is shown.
         every: score them, and count what private clients have spent, every so many rounds.
     """
@@ -223,7 +223,7 @@ class MLflow(Tracker):
         self._last = -1
 
     def open(self, first: int, changed: dict[str, str]) -> None:
-        """Choose the run: the one that was named, the one that is open, or a new one."""
+        """Choose the run: the named one, the open one, or a new one."""
         active = None if self._elsewhere else self._mlflow.active_run()
         if active is not None and self.run_id in (None, active.info.run_id):
             self.run_id = active.info.run_id
@@ -248,7 +248,7 @@ class MLflow(Tracker):
         return max((known.step for known in self._client.get_metric_history(self.run_id, "exchanges")), default=-1)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """Hand the numbers to MLflow, and wait until it has them."""
+        """Send the numbers to MLflow and wait until it has them."""
         if step <= self._last:
             return
         now = int(time.time() * 1000)
@@ -257,7 +257,7 @@ class MLflow(Tracker):
             self._asked(partial(self._client.log_batch, self.run_id, metrics=some))
 
     def close(self, failed: bool = False) -> None:
-        """End the run, if it was made here."""
+        """End the run if this tracker made it."""
         if self._end is not None and self._end.detach() is not None:
             self._asked(lambda: self._client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED"))
         self._end = self._history = None
@@ -276,7 +276,7 @@ def _batches(items: list[Any], size: int) -> Iterator[list[Any]]:
 
 
 def _terminate(client: Any, run_id: str) -> None:
-    """End a run whose tracker is gone; nobody is left to hear of a mistake."""
+    """End a run whose tracker was deleted; ignore errors."""
     with suppress(Exception):
         client.set_terminated(run_id)
 
@@ -289,7 +289,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def prometheus(prefix: str, numbers: Mapping[str, float | Mapping[Labels, float] | None]) -> str:
-    """Return numbers as Prometheus reads them, NAME VALUE or NAME{LABEL="…"} VALUE; what is not known is left out."""
+    """Return numbers in Prometheus's format, NAME VALUE or NAME{LABEL="…"} VALUE; leave out `None`."""
     lines = []
     for name, value in numbers.items():
         cells = value if isinstance(value, Mapping) else {(): value}
@@ -303,10 +303,10 @@ def prometheus(prefix: str, numbers: Mapping[str, float | Mapping[Labels, float]
 
 
 def page_server(pages: Mapping[str, Callable[[], str]], host: str, port: int) -> ThreadingHTTPServer:
-    """Return a server whose paths are made anew with every request; a page that fails is an error 500.
+    """Return a server that renders its pages on every request; a page that fails is an error 500.
 
-    Why it fails goes to standard error. On loopback only local names are answered: a name of somebody else's that
-    leads here (DNS rebinding) would let that one's pages in a browser read ours.
+    The error goes to standard error. On loopback only local host names are answered: with DNS rebinding, pages of other
+    sites in a browser could otherwise read ours.
     """
     local = {*LOCAL, host} if host == "localhost" or host.startswith("127.") else None
 
@@ -332,7 +332,7 @@ def page_server(pages: Mapping[str, Callable[[], str]], host: str, port: int) ->
             self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Leave the terminal alone."""
+            """Write nothing to the terminal."""
 
     try:
         return ThreadingHTTPServer((host, port), Handler)

@@ -1,1 +1,1 @@
-"""Settings files: read strictly, and turned into objectives, algorithms and the user's own functions."""
+"""Read settings files strictly, and make objectives, algorithms and the user's own functions from them."""

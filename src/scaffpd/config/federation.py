@@ -1,4 +1,4 @@
-"""`federation.toml`: everything that a coordinator has to say, in one file."""
+"""`federation.toml`: the coordinator's settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from scaffpd.tabular.agree import EXPANSIONS
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 DROP, PAUSE = "drop", "pause"
-STRIKES = 3  # answers that cannot be used, failures or refusals, after which a silo is not asked again
+STRIKES = 3  # unusable answers, failures or refusals after which a silo is not asked again
 CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
 BY, WORST, FOLDS = ("mean", "worst fifth"), "worst fifth", 3
 LIST = "a list of numbers such as [0.1, 0.01]"
@@ -31,12 +31,12 @@ Port = Annotated[int, Field(ge=1, le=65535, description="a whole number from 1 t
 
 
 class FederationModel(LinearSettings):
-    """[model] of a federation: a linear model, or the name under which silos know a network."""
+    """[model] of a federation: a linear model, or the silos' name of a network."""
 
     kind: key.Text = "linear"
     loss: Loss = "logistic"
     classes: key.Count | None = None
-    strength: key.Positive | None = None  # κ: every silo makes a model of its own near the shared one
+    strength: key.Positive | None = None  # κ of personal models near the shared one
 
     @model_validator(mode="after")
     def _networks_have_a_name_only(self, info: ValidationInfo[Path]) -> Self:
@@ -50,75 +50,75 @@ class FederationModel(LinearSettings):
         return self
 
     def values(self) -> dict[str, Any]:
-        """Return what silos get to know."""
+        """Return the values that silos get."""
         return self.model_dump(exclude_none=True) if self.kind == "linear" else {"kind": self.kind}
 
 
 class FeatureSettings(SettingsTable):
-    """[features]: whether columns are standardised, what is made of them, the number format, and known ranges."""
+    """[features]: standardisation, expansions, the number format and declared ranges of columns."""
 
     standardise: key.Switch = True
     expand: Annotated[str, key.one_of(EXPANSIONS)] | None = None
     numbers: key.Numbers | None = None
-    # [least, largest] of columns of numbers, by name, "*" for all others: columns are then scaled by these alone
+    # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by these alone
     ranges: dict[str, key.Range] = Field(default_factory=dict)
 
 
 class FederationTraining(SettingsTable):
-    """[training]: the most rounds, the certified gap to stop at, the seed, and whether to tell what joining brings."""
+    """[training]: the most rounds, the certified gap to stop at, the seed, and whether to measure gains of joining."""
 
     rounds: key.Count | None = None
     tol: Tolerance | None = None
     seed: key.Whole = 0
-    joining: key.Switch = False  # ask every silo, at the end, how it does alone and with the models of the run
+    joining: key.Switch = False  # at the end, ask every silo for its scores alone and with the run's models
 
 
 class ChoosingSettings(SettingsTable):
-    """[choosing]: l2, the objective's strength and κ by folds of the silos' training rows, before the run."""
+    """[choosing]: choose l2, the objective's strength and κ by folds of the silos' training rows, before the run."""
 
     l2: Annotated[tuple[key.NonNegative, ...], Field(strict=False, min_length=1, description=LIST)] | None = None
     # κ of personal models; inf is one model for all
     strength: Annotated[tuple[Pull, ...], Field(strict=False, min_length=1, description=LIST)] | None = None
     by: Annotated[str, key.one_of(BY)] = WORST
     folds: Annotated[int, Field(ge=2, le=20, description="a whole number from 2 to 20")] = FOLDS
-    budget: key.Count = 300  # the most rounds, all points and folds together
+    budget: key.Count = 300  # the most rounds over all points and folds
 
 
 class MaskingSettings(SettingsTable):
-    """[secure]: how many silos may collude, whether gradients are shown along chosen directions, and losses at all."""
+    """[secure]: how many silos may collude, and whether projections of gradients, and losses, leave in the clear."""
 
     colluding: key.Count | None = None
     projections: key.Switch = False
-    losses: Annotated[str, key.one_of(LOSSES)] = CLEAR  # "hidden": silos find their own weights, and show no loss
+    losses: Annotated[str, key.one_of(LOSSES)] = CLEAR  # "hidden": silos find their own weights, and no loss leaves
 
 
 class DeployedPrivacy(PrivacyBudget):
     """[privacy] of a federation."""
 
-    # of how many silos the noise is not needed, where they share it under masks; left out, each hides its own gradients
+    # with noise shared under masks, how many silos may collude or add none; left out, each silo adds all of its noise
     colluding: key.Whole | None = None
 
 
 class FaultPolicy(SettingsTable):
-    """[faults]: what a federation does about silos that do not answer."""
+    """[faults]: how a federation treats silos that do not answer."""
 
-    quorum: key.Count = 2  # the fewest silos with which a run goes on
+    quorum: key.Count = 2  # the fewest silos of a run
     timeout: key.Positive = 60.0  # seconds that a silo has for an answer
-    max_age: key.Whole = 3  # rounds for which an absent silo's last answers stand in for it
-    missing: Annotated[str, key.one_of((DROP, PAUSE))] = DROP  # what comes after that, "drop" or "pause"
-    # seconds to wait for all silos before a run starts (or goes on) without some of them
+    max_age: key.Whole = 3  # rounds for which an absent silo's last answers replace it
+    missing: Annotated[str, key.one_of((DROP, PAUSE))] = DROP  # what follows, "drop" or "pause"
+    # seconds to wait for all silos before a run starts or continues without some
     start_timeout: key.Positive = 120.0
-    probe: key.Positive = 10.0  # seconds that an absent silo has to say that it is back
-    # how many times larger than the median of the others' a gradient or an update may be
+    probe: key.Positive = 10.0  # seconds that an absent silo has to answer a probe
+    # the largest ratio of a gradient or an update to the median of the others'
     outlier: Annotated[float, Field(ge=10, allow_inf_nan=False, description="a number >= 10 (honest silos differ)")] = (
         1e4
     )
-    # how many times the others' median a silo's pull may be, weight times gradient: its largest weight shrinks with it
+    # the largest ratio of weight times gradient to the others' median; it caps a silo's weight
     influence: Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number >= 1")] | None = None
 
 
 class Server(SettingsTable):
-    """[server]: where silos reach the coordinator; administrators of FLARE have a port of their own."""
+    """[server]: where silos reach the coordinator; FLARE's administrators have a separate port."""
 
     host: key.Text = "localhost"
     port: Port = 8002
@@ -132,7 +132,7 @@ class Server(SettingsTable):
 
 
 class FederationTables(SettingsTable):
-    """A `federation.toml` as it is written."""
+    """A `federation.toml` as written."""
 
     name: key.Text = "federation"
     silos: key.Names
@@ -156,20 +156,20 @@ class FederationFile:
 
     path: Path  # the file itself
     name: str  # of the federation
-    silos: tuple[str, ...]  # who belongs to it, in the order of the results
-    folder: Path  # where the run is kept: checkpoints, tables, the model
-    model: Mapping[str, Any]  # the loss and its settings, or a name under which silos know a network
+    silos: tuple[str, ...]  # its members, in the order of the results
+    folder: Path  # folder of the run: checkpoints, tables, the model
+    model: Mapping[str, Any]  # the loss and its settings, or the silos' name of a network
     features: Mapping[str, Any]  # whether columns are standardised, and the number format
-    algorithm: Any  # what is run
+    algorithm: Any  # the method
     rounds: int  # the most rounds
     tol: float | None  # the certified gap to stop at
     seed: int  # of all randomness
-    policy: FaultPolicy  # what happens when silos do not answer
-    secure: Mapping[str, Any] = field(default_factory=dict)  # how vectors are masked; empty where they are not
-    privacy: Mapping[str, Any] = field(default_factory=dict)  # ε, δ and clips; empty where there is no noise
+    policy: FaultPolicy  # how silos that do not answer are treated
+    secure: Mapping[str, Any] = field(default_factory=dict)  # how vectors are masked; empty without masks
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # ε, δ and clips; empty without noise
     server: Server = field(default_factory=Server.model_construct)  # where silos reach it
-    choosing: ChoosingSettings | None = None  # how strengths are chosen; `None` where they are given
-    joining: bool = False  # whether silos are asked what joining brings them
+    choosing: ChoosingSettings | None = None  # how strengths are chosen; `None` if they are given
+    joining: bool = False  # whether silos measure their gains from joining
     given_strength: bool = True  # whether the file gives the strength of the objective
     log: key.LogSettings | None = None  # a log of JSON lines; `None` for none
 
@@ -205,7 +205,7 @@ class FederationFile:
         )  # fmt: skip
 
     def request(self) -> dict[str, Any]:
-        """Return what the run asks of silos, for them to consent to."""
+        """Return the run's request, for silos to consent to."""
         trials = 0 if self.choosing is None else self.choosing.budget
         objective = getattr(self.algorithm, "objective", None)
         return {
@@ -216,7 +216,7 @@ class FederationFile:
         }  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
-        """Return what makes a run another run: everything but how long it goes and what it does about faults."""
+        """Return the settings that identify a run: all but its length and its treatment of faults."""
         about: dict[str, Any] = {
             "algorithm or objective": repr(self.algorithm), "model": dict(self.model), "features": dict(self.features),
             "seed": self.seed, "list of silos": list(self.silos),
@@ -228,7 +228,7 @@ class FederationFile:
 
 
 def _check_shared(tables: FederationTables, algorithm: Any, file: Path) -> None:
-    """Refuse noise that silos share where somebody would see their parts of it."""
+    """Refuse shared noise if a silo's part of it could be seen."""
     plain = getattr(algorithm, "local_steps", 1) > 1 or getattr(algorithm, "batch_size", None) is not None
     if tables.secure is None or tables.model.kind != "linear" or plain:
         raise InputError(
@@ -243,7 +243,7 @@ def _features(given: FeatureSettings) -> dict[str, Any]:
 
 
 def _check_comparing(tables: FederationTables, algorithm: Algorithm, file: Path) -> None:
-    """Refuse folds and comparisons of a run that cannot have them."""
+    """Refuse folds and comparisons for a run without a linear model, with noise or without an objective."""
     asked = {"[choosing]": tables.choosing is not None, "training.joining": tables.training.joining}
     for name in (name for name, wanted in asked.items() if wanted):
         if tables.model.kind != "linear" or tables.privacy is not None:
@@ -265,7 +265,7 @@ def _check_private(algorithm: Algorithm, file: Path) -> None:
 
 
 def _shown(tables: FederationTables, algorithm: Algorithm, twice: bool) -> str | None:
-    """Say why losses have to be shown; `None` where they can be hidden."""
+    """Say why losses cannot be hidden; `None` if they can."""
     if not isinstance(algorithm, Fair | MinimaxSums):
         return f"{type(algorithm).__name__} goes by losses: use Fair or MinimaxSums"
     if not able(algorithm.objective):
@@ -285,7 +285,7 @@ def _shown(tables: FederationTables, algorithm: Algorithm, twice: bool) -> str |
 def _checked_masking(
     secure: MaskingSettings, tables: FederationTables, algorithm: Algorithm, file: Path
 ) -> dict[str, Any]:
-    from scaffpd.masking import Terms  # needs a package that plain sums do not
+    from scaffpd.masking import Terms  # needs the optional package cryptography
 
     if algorithm.sees_vectors or algorithm.keeps_vectors:
         raise InputError(
@@ -297,16 +297,16 @@ def _checked_masking(
     except InputError as error:
         raise InputError(f"[secure] of {file.name!r}: {error}") from None
     shown = "projections show more than losses" if secure.projections else None
-    twice = len(terms.names) - terms.colluding > 2  # whether silos let one vector into two sums, see `weightings`
+    twice = len(terms.names) - terms.colluding > 2  # whether silos admit one vector to two sums, see `weightings`
     if secure.losses == HIDDEN and (shown := shown or _shown(tables, algorithm, twice)) is not None:
         raise InputError(f"[secure] of {file.name!r} cannot have losses = {HIDDEN!r}: {shown}.")
     return secure.model_dump()
 
 
 def _policy(tables: FederationTables, file: Path) -> FaultPolicy:
-    """Complete [faults]. A silo that leaves masked sums shows its vector by the sums without it: they wait for it."""
+    """Complete [faults]; masked sums wait for a silo that leaves, as sums without it would reveal its vector."""
     silos, given = len(tables.silos), tables.faults.model_fields_set
-    fewest = 1 if tables.secure is None else (tables.secure.colluding or 1) + 2  # as `Terms` has it
+    fewest = 1 if tables.secure is None else (tables.secure.colluding or 1) + 2  # as in `Terms`
     quorum = max(tables.faults.quorum if "quorum" in given else max(1, silos - 1), fewest)
     if quorum > silos:
         raise InputError(f"{file.name!r} has a quorum of {quorum}, but only {silos} silos.")

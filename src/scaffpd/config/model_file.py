@@ -1,4 +1,4 @@
-"""A model's file, and the agreement that goes with it: what the parameters expect of a row, and what was masked."""
+"""A model's file and its agreement: columns, scale, model, masks and privacy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ reader_of = cache(TypeAdapter)
 
 
 def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[str, Any]:
-    """Read values of these types, strictly, by their names; refuse anything else with the sentence and its name."""
+    """Read values of these types strictly; refuse anything else with the sentence and the value's name."""
     read = {}
     for name, kind in kinds.items():
         try:
@@ -45,28 +45,28 @@ def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[st
 
 @dataclass(frozen=True)
 class Setup:
-    """One agreement."""
+    """The agreement of a run."""
 
-    algorithm: str  # its name, which decides what may be asked
-    model: Mapping[str, Any]  # the loss and its settings; or the name under which silos know a network
+    algorithm: str  # its name, which determines the questions
+    model: Mapping[str, Any]  # the loss and its settings, or the silos' name of a network
     schema: Mapping[str, Any]  # columns, categories and labels (see `tabular`)
-    mean: Vector = field(repr=False)  # of every encoded column; empty where nothing is standardised
+    mean: Vector = field(repr=False)  # of every encoded column; empty without standardisation
     deviation: Vector = field(repr=False)  # likewise
-    numbers: str = ""  # "float32" or "float64", for the model's numbers; empty leaves it to the model
-    # how vectors are masked (see `masks`); empty where they are not
+    numbers: str = ""  # number format, "float32" or "float64"; empty for the model's own
+    # how vectors are masked (see `masks`); empty without masks
     secure: Mapping[str, Any] = field(default_factory=dict)
-    # ε, δ, clips and noise (see `Private`); empty where there is none
+    # ε, δ, clips and noise (see `Private`); empty without noise
     privacy: Mapping[str, Any] = field(default_factory=dict)
 
     def values(self) -> dict[str, Any]:
-        """Return its JSON values; floats come back exactly."""
+        """Return its JSON values, with exact floats."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         more = {name: np.asarray(values[name]).tolist() for name in ("mean", "deviation")}
         return {name: part for name, part in (values | more).items() if part or name not in ("secure", "privacy")}
 
     @cached_property
     def digest(self) -> str:
-        """The name of this agreement, the same on both sides."""
+        """Digest that names this agreement on both sides."""
         return hashlib.sha256(json.dumps(self.values(), sort_keys=True).encode()).hexdigest()[:32]
 
     @classmethod
@@ -81,18 +81,18 @@ class Setup:
         return cls(**{**read, "mean": mean, "deviation": deviation})
 
     def with_model(self, **changes: Any) -> Setup:
-        """Return the same agreement with other settings of the model; those that are `None` are taken out."""
+        """Return the agreement with changed settings of the model; `None` removes a setting."""
         model = {name: value for name, value in {**self.model, **changes}.items() if value is not None}
         return replace(self, model=model)
 
     @cached_property
     def columns(self) -> str:
-        """The name of all that goes by rows and columns: it is the same for all strengths and all folds."""
+        """Digest of the agreed columns, the same for all strengths and folds."""
         return self.with_model(**dict.fromkeys(("l2", "strength", *TRIAL))).digest
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The number format of the model, or `None` for the model's own choice."""
+        """Number format of the model, or `None` for the model's own choice."""
         return FORMATS.get(self.numbers)
 
 
@@ -100,11 +100,11 @@ PRIVACY = (
     "epsilon", "delta", "noise", "loss_noise", "clip", "loss_clip", "radius", "smoothness", "colluding", "together",
 )  # fmt: skip
 LINEAR = ("loss", "l2", "intercept", "classes", "strength")
-TRIAL = ("fold", "folds", "seed")  # of an agreement by which strengths are chosen: which rows are left out
+TRIAL = ("fold", "folds", "seed")  # settings of a trial: which rows are left out
 
 
 def linear(model: Mapping[str, Any]) -> Linear:
-    """Make the linear model that an agreement describes."""
+    """Return the linear model of an agreement."""
     for name in model:
         if name not in (*LINEAR, *TRIAL, "kind"):
             raise unknown("model setting", name, LINEAR)
@@ -112,21 +112,21 @@ def linear(model: Mapping[str, Any]) -> Linear:
 
 
 def own_model(model: Mapping[str, Any], x: NDArray[Any], X: NDArray[np.float64], y: NDArray[Any]) -> NDArray[Any]:
-    """Return the model of a client with these rows: its own where the agreement has a strength, else the shared one."""
+    """Return the model of a client with these rows: personal if the agreement has a strength, else the shared one."""
     if "strength" not in model:
         return x
     return personalise(x, X, y, Personal(linear(model), model["strength"]))
 
 
 def model_bytes(x: NDArray[Any], setup: Setup, clients: Sequence[str] = ()) -> bytes:
-    """Write parameters as safetensors, with what they expect of a row and, after a shared model, whose they are."""
+    """Encode parameters as safetensors with their agreement and, for personal models, the clients' names."""
     tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
     more = {"clients": json.dumps(list(clients))} if clients else {}
     return save_tensors(tensors, {"setup": json.dumps(setup.values()), **more})
 
 
 def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
-    """Read x and the agreement that it belongs to from a run's model.safetensors."""
+    """Read x and its agreement from a run's model.safetensors."""
     try:
         with safe_open(path, framework="np") as file:
             return file.get_tensor("x"), Setup.of(json.loads(file.metadata()["setup"]))
@@ -137,7 +137,7 @@ def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
 
 
 def read_owners(path: Path) -> list[str]:
-    """Read whose the models in a personal.safetensors are, after the shared one; empty where there is one model."""
+    """Read the clients' names from a personal.safetensors; empty if it holds one model."""
     try:
         with safe_open(path, framework="np") as file:
             return [str(name) for name in json.loads(file.metadata().get("clients", "[]"))]
@@ -150,7 +150,7 @@ def predict_encoded(
 ) -> tuple[list[Any], NDArray[np.float64]]:
     """Predict encoded rows by the linear model x: labels with the probability of each, or numbers.
 
-    The array of probabilities has no columns where the loss knows none. `adjust` changes outputs beforehand.
+    The array of probabilities has no columns if the loss defines none. `adjust` changes outputs beforehand.
     """
     model, labels = linear(setup.model), setup.schema["labels"]
     z = model.outputs(x, X)
@@ -159,7 +159,7 @@ def predict_encoded(
 
 
 def answers(model: Linear, z: NDArray[np.float64], classify: bool) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Turn the outputs z of a linear model into places of labels with the probability of each, or into numbers."""
+    """Turn the outputs z of a linear model into indices of labels with the probability of each, or into numbers."""
     if not classify:
         return loss_named(model.loss).mean(z[:, 0]), np.empty((len(z), 0))
     if model.loss == "logistic":

@@ -1,6 +1,6 @@
-"""Read a settings file into tables; whatever is wrong with it becomes one sentence with the nearest right word.
+"""Read a settings file into tables; a mistake gets one sentence with the nearest valid name.
 
-Objects that settings name: a class by its `kind`, and the user's own class or function by `module:name`.
+Settings name a class by its `kind`, and the user's own class or function by `module:name`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from scaffpd.errors import InputError, shortened, unknown
 from scaffpd.objectives import Excess, Objective
 from scaffpd.objectives.excess import HELD_OUT
 
-LARGEST = 2**20  # bytes: nobody writes more than that by hand
+LARGEST = 2**20  # bytes: far above any file written by hand
 
 
 class SettingsTable(BaseModel):
-    """A table of a settings file. Unknown keys, and values of another type, are refused.
+    """A table of a settings file; it refuses unknown keys and values of the wrong type.
 
     The `description` of a field says what its key needs, as in "'c.toml' needs a whole number >= 1 for rounds". The
     validation context is the path of the file.
@@ -77,7 +77,7 @@ def _beside(given: Any, info: ValidationInfo[Path]) -> Any:
 
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), Field(description="a text in quotes")]
-NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"  # of a silo: it goes into paths, commands and certificates
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,62}$"  # of a silo, for use in paths, commands and certificates
 Name = Annotated[
     str,
     StringConstraints(strip_whitespace=True, pattern=NAME),
@@ -102,7 +102,7 @@ Names = Annotated[
     _listed,
     AfterValidator(_distinct),
 ]
-MOST = 2**62  # of whole numbers: what every library behind the settings can hold
+MOST = 2**62  # largest whole number, within the range of all libraries used
 Switch = Annotated[bool, Field(description="true or false")]
 Whole = Annotated[int, Field(ge=0, le=MOST, description="a whole number >= 0")]
 Count = Annotated[int, Field(ge=1, le=MOST, description="a whole number >= 1")]
@@ -115,16 +115,16 @@ Numbers = Annotated[str, one_of(("float32", "float64"))]
 
 
 class LogSettings(SettingsTable):
-    """[log] of a coordinator or a silo: a file of JSON lines, which begins anew when it is full."""
+    """[log] of a coordinator or a silo: a rotating file of JSON lines."""
 
-    file: FileName  # beside the settings' own file
-    level: Annotated[str, one_of(LEVELS)] = "info"  # what is of less weight is not written
+    file: FileName  # relative to the settings file
+    level: Annotated[str, one_of(LEVELS)] = "info"  # lower levels are not written
     size_mb: Count = 10  # the largest file, in megabytes
-    keep: Count = 5  # how many full ones are kept, as FILE.1, FILE.2, …
+    keep: Count = 5  # how many full files to keep, as FILE.1, FILE.2, …
 
 
 def read_toml(path: Path, others: Mapping[str, str]) -> dict[str, Any]:
-    """Read a settings file; a key of `others` tells that it is another kind of file, and which one."""
+    """Read a settings file; refuse one with a key of `others`, which marks another kind of file."""
     try:
         if path.stat().st_size > LARGEST:
             raise InputError(f"The file {str(path)!r} is too large to be a settings file.")
@@ -144,7 +144,7 @@ def read_toml(path: Path, others: Mapping[str, str]) -> dict[str, Any]:
 
 
 def validated(kind: type[T], values: Mapping[str, Any], file: Path) -> T:
-    """Return the tables of a settings file, or refuse the first mistake; unknown keys come first."""
+    """Return the tables of a settings file, or refuse the first mistake, unknown keys before others."""
     try:
         return kind.model_validate(values, context=file)
     except ValidationError as error:
@@ -154,7 +154,7 @@ def validated(kind: type[T], values: Mapping[str, Any], file: Path) -> T:
 
 
 def _refusal(kind: type[SettingsTable], error: ErrorDetails, file: str) -> InputError:
-    """Turn one of pydantic's errors into a sentence with the file, the key, what it needs and what it has."""
+    """Turn a pydantic error into a sentence with the file, the key, the wanted and the given value."""
     path = [part for part in error["loc"] if isinstance(part, str)]
     known, needs = _described(kind, path)
     label, given, about = ".".join(path), error["input"], error.get("ctx", {})
@@ -176,7 +176,7 @@ def _refusal(kind: type[SettingsTable], error: ErrorDetails, file: str) -> Input
 
 
 def _described(kind: type[SettingsTable], path: list[str]) -> tuple[list[str], str]:
-    """Return the keys of the table that the last key stands in, and what that key needs."""
+    """Return the keys of the last key's table, and what that key needs."""
     table: type[SettingsTable] | None = kind
     known, needs = list(kind.model_fields), "a text in quotes"
     for key in path:
@@ -200,16 +200,16 @@ def _inside(annotation: Any) -> Iterator[Any]:
 
 
 def kind_of(algorithm: Algorithm) -> str:
-    """Return the name of an algorithm in settings: that of its class, with its module where it is not one of ours."""
+    """Return the name of an algorithm in settings: its class, with the module if it is the user's own."""
     kind = type(algorithm)
     return kind.__name__ if ALGORITHMS.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def algorithm_kind(kind: Any, folder: Path, what: str = "algorithm", keep: bool = True) -> type[Algorithm] | Algorithm:
-    """Return a class of ours by its name; a class, or an object of it, of the user's by `module:name`.
+    """Return one of our classes by its name, or the user's own class or object by `module:name`.
 
-    `keep` leaves the user's module importable, so that other processes can be sent what it makes. Without it, several
-    folders may have modules of one name.
+    `keep` leaves the user's module importable, so that its objects can be sent to other processes. Without it, several
+    folders may have modules of the same name.
     """
     if not isinstance(kind, str) or ":" not in kind:
         if not isinstance(kind, str) or kind not in ALGORITHMS:
@@ -226,7 +226,7 @@ def algorithm_kind(kind: Any, folder: Path, what: str = "algorithm", keep: bool 
 
 
 def algorithm_of(given: Mapping[str, Any], objective: Mapping[str, Any] | None, file: Path) -> Any:
-    """Make the algorithm that [algorithm] and [objective] describe, with its step rule."""
+    """Make the algorithm of [algorithm] and [objective], with its step rule."""
     values = dict(given)
     kind = values.pop("kind", "Fair")
     chosen = algorithm_kind(kind, file.parent, f"algorithm.kind in {file.name!r},")
@@ -246,7 +246,7 @@ def algorithm_of(given: Mapping[str, Any], objective: Mapping[str, Any] | None, 
 
 
 def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
-    """Make the objective that [objective] describes."""
+    """Make the objective of [objective]."""
     values = dict(given)
     offset = values.pop("offset", None)
     if offset == HELD_OUT:
@@ -256,7 +256,7 @@ def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
 
 
 def with_strength(objective: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return [objective] with the usual strength where it has none."""
+    """Return [objective] with the default strength if it has none."""
     name, value = objectives.USUAL.get(str((objective or {}).get("kind")), ("", 0.0))
     return objective if objective is None or not name else {**objective, name: objective.get(name, value)}
 
@@ -271,7 +271,7 @@ def _made(table: str, given: Mapping[str, Any], module: ModuleType, file: Path) 
 
 
 def called(made: Any, table: str, values: Mapping[str, Any], file: Path) -> Any:
-    """Make an object of the keys of a table; what it refuses is said with the table's name."""
+    """Make an object from the keys of a table; prefix its error messages with the table's name."""
     takes = [name for name in inspect.signature(made).parameters if name != "kind"]
     for name in values:
         if name not in takes:
@@ -285,7 +285,7 @@ def called(made: Any, table: str, values: Mapping[str, Any], file: Path) -> Any:
 
 
 def load(folder: Path, entry: str) -> Any:
-    """Call the user's own function, looked up in `folder` first; its failure is said in one sentence with its line."""
+    """Call the user's own function, searched in `folder` first; report its failure in one sentence with the line."""
     with _searching(folder, entry):
         function = _named(folder, entry)
         if not callable(function):

@@ -1,4 +1,4 @@
-"""`config.toml`: everything that a run depends on, complete, so that the run can be repeated from it."""
+"""`config.toml`: the complete settings of a run, from which it can be repeated."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ Tolerance = Annotated[key.NonNegative, Field(description="a number >= 0 (0: make
 
 
 class DataSettings(SettingsTable):
-    """[data]: a table, a data set known by name, or a function of the user's own."""
+    """[data]: a table, a named data set, or the user's own function."""
 
     file: key.Text | None = None
-    more_files: key.Texts | None = None  # tables with the same columns, below the first
+    more_files: key.Texts | None = None  # tables with the same columns, appended to the first
     source: key.Text | None = None
     entry: key.Text | None = None
     client: Column | None = None
@@ -62,7 +62,7 @@ class DataSettings(SettingsTable):
     test_file: key.Text | None = None
     seed: key.Whole = 0
     beside: key.Text | None = None
-    # [least, largest] of columns of numbers, by name, "*" for all others: columns are then scaled by these alone
+    # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by these alone
     ranges: dict[str, key.Range] | None = None
 
     @model_validator(mode="after")
@@ -85,18 +85,18 @@ class DataSettings(SettingsTable):
 
     @property
     def name(self) -> str:
-        """The name of the file or data set; empty where it is a function."""
+        """Name of the file or data set; empty for a function."""
         return (Path(self.file).name.split(".")[0] or "run") if self.file else self.source or ""
 
     def values(self) -> dict[str, Any]:
-        """Return the keys that go with this source of data, complete."""
+        """Return all keys of this source of data."""
         kind = next(kind for kind in ("file", "source", "entry") if getattr(self, kind) is not None)
         other = {name for name, owners in GOES_WITH.items() if kind not in owners}
         return self.model_dump(exclude=other, exclude_none=True, mode="json")
 
 
 class LinearSettings(SettingsTable):
-    """What a linear model is made of."""
+    """Settings of a linear model."""
 
     loss: Loss | None = None
     l2: key.NonNegative = 1e-3
@@ -107,7 +107,7 @@ class ModelSettings(LinearSettings):
     """[model] of a run: a linear model, or a network that a function returns."""
 
     network: Annotated[key.Text, Field(description='a function such as "networks:small"')] | None = None
-    strength: key.Positive | None = None  # κ of personal models, to compare with one for all; left out, folds choose
+    strength: key.Positive | None = None  # κ of personal models, to compare with a shared one; left out, by folds
 
     @model_validator(mode="before")
     @classmethod
@@ -124,31 +124,31 @@ class ModelSettings(LinearSettings):
 
     @property
     def foreign(self) -> set[str]:
-        """The keys that this kind of model has not."""
+        """Keys that do not apply to this kind of model."""
         return {"intercept", "strength"} if self.network is not None else set()
 
 
 class TrainingSettings(SettingsTable):
     """[training]: how long, how exactly and where."""
 
-    rounds: key.Count = 1000  # the most rounds; 30 where they are left out with [privacy]
-    # the certified gap to stop at; 0 to make all rounds; left out, 1e-6 where something can be certified
+    rounds: key.Count = 1000  # the most rounds; 30 by default with [privacy]
+    # the certified gap to stop at; 0 to make all rounds; left out, 1e-6 for methods with a certificate
     tol: Tolerance | None = None
     seed: key.Whole = 0  # of all randomness
     device: key.Text = "cpu"  # such as "cpu" or "cuda"
     numbers: key.Numbers | None = None  # "float32" or "float64"; left out, the model decides
-    # whether the average model is trained as well, to compare with; with [privacy] only where asked for
+    # whether to train the average model as well; by default not with [privacy]
     baseline: key.Switch = True
-    # how many random splits tell what joining brings every client; 0: not measured; left out, 5 of small tables, else 1
+    # random splits for measuring each client's gain from joining; 0 for none; left out, 5 for small tables, else 1
     splits: key.Whole | None = None
-    # whether to tell what every client brings, by training without it; left out, where there are few clients
+    # whether to measure what every client contributes, by training without it; left out, if there are few clients
     coalition: key.Switch | None = None
-    groups: key.Texts | None = None  # columns of a table whose values are scored one by one, beside clients
-    recalibrate: key.Switch = False  # whether every client's probabilities are recalibrated, by folds
+    groups: key.Texts | None = None  # columns of a table whose groups are scored as well as clients
+    recalibrate: key.Switch = False  # whether to recalibrate every client's probabilities, by folds
 
 
 class PrivacyBudget(SettingsTable):
-    """[privacy]: differential privacy of every training row, whoever sees what the clients send."""
+    """[privacy]: differential privacy of every training row against anyone who sees what clients send."""
 
     epsilon: key.Positive  # ε of the whole run, all its models together
     delta: key.Between = Private.delta  # δ
@@ -163,13 +163,13 @@ class PrivacyBudget(SettingsTable):
 class PrivacySettings(PrivacyBudget):
     """[privacy] of a run on one machine."""
 
-    # of noise that can be repeated, for experiments; left out, a secret from the operating system
+    # seed of repeatable noise, for experiments; left out, a secret from the operating system
     seed: key.Whole | None = None
 
     def model(
         self, bare: Any, methods: Sequence[Any], rounds: int, samples: Sequence[int], secret: bytes | None = None
     ) -> Private:
-        """Return the model with the noise that makes ε of these methods, so many rounds each."""
+        """Return the model with the noise that spends ε on these methods, `rounds` rounds each."""
         if self.radius is None and self.smoothness is None:
             raise InputError("The smoothness of a network's losses is not known: give [privacy] a public smoothness.")
         return Private.solved(
@@ -180,7 +180,7 @@ class PrivacySettings(PrivacyBudget):
 
 
 class PathSettings(SettingsTable):
-    """[path]: how many points a fairness path has between the average and the worst case."""
+    """[path]: the number of points of a fairness path from the average to the worst case."""
 
     points: key.Count = 9
 
@@ -189,7 +189,7 @@ class RunConfig(SettingsTable):
     """A `config.toml`, complete. Relative paths start from its folder, `place`."""
 
     name: key.Text = ""
-    folder: key.FileName | None = None  # where the run is kept
+    folder: key.FileName | None = None  # folder of the run
     data: DataSettings = Field(default_factory=dict, validate_default=True)
     model: ModelSettings = ModelSettings()
     objective: dict[str, Any] | None = None
@@ -203,7 +203,7 @@ class RunConfig(SettingsTable):
 
     @classmethod
     def read(cls, path: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
-        """Read a settings file; `changes` (by table) take the place of what it says."""
+        """Read a settings file; `changes` (by table) override it."""
         values = read_toml(path.absolute(), OTHERS)
         for table, new in (changes or {}).items():
             old = values.get(table, {})
@@ -213,11 +213,11 @@ class RunConfig(SettingsTable):
 
     @classmethod
     def of(cls, values: Mapping[str, Any], label: str | Path) -> RunConfig:
-        """Check settings; `label` is what messages call them, and relative paths start from its folder."""
+        """Check settings; `label` names them in messages, and relative paths start from its folder."""
         file = Path.cwd() / label
         found = validated(cls, values, file)
         algorithm, objective, training, privacy = found.algorithm, found.objective, found.training, found.privacy
-        if privacy is not None:  # what is good where noise is added: fewer rounds, one local step, one model
+        if privacy is not None:  # defaults with noise: fewer rounds, one local step, one model
             training = _usual(training, rounds=ROUNDS, baseline=False)
             privacy = _usual(privacy, radius=None if found.model.network else RADIUS)
             if algorithm.get("kind", "Fair") == "Fair":
@@ -238,26 +238,26 @@ class RunConfig(SettingsTable):
 
     @property
     def place(self) -> Path:
-        """The folder that relative paths start from."""
+        """Folder that relative paths start from."""
         return self._place
 
     @property
     def code(self) -> Path:
-        """The folder of the user's own functions."""
+        """Folder of the user's own functions."""
         return self._place / (self.data.beside or ".")
 
     @property
     def method(self) -> Any:
-        """The algorithm, with its objective."""
+        """Algorithm with its objective."""
         return self._method
 
     @property
     def goal(self) -> Objective | None:
-        """The objective, of algorithms that are given one."""
+        """Objective of the algorithm, or `None`."""
         return getattr(self._method, "objective", None)
 
     def method_for(self, objective: Objective) -> Any:
-        """Return the same algorithm with another objective; `Fair` where it is given none."""
+        """Return the algorithm with another objective; `Fair` if it takes none."""
         if self.goal is not None:
             return replace(self._method, objective=objective)
         return Fair(objective) if self.privacy is None else Fair(objective, LOCAL_STEPS)
@@ -268,7 +268,7 @@ class RunConfig(SettingsTable):
 
     @property
     def left_out(self) -> set[str]:
-        """Which of l2, strength (of the objective) and kappa (κ of personal models) the settings do not give."""
+        """Settings left out, among l2, strength (of the objective) and kappa (κ of personal models)."""
         return self._left_out
 
     def with_strengths(self, l2: float, objective: dict[str, Any] | None, kappa: float | None = None) -> RunConfig:
@@ -279,7 +279,7 @@ class RunConfig(SettingsTable):
         return made
 
     def toml(self, folder: Path, heading: str = "") -> str:
-        """Return all settings as a `config.toml` in that folder; what was left out has its default."""
+        """Return all settings, defaults included, as a `config.toml` in that folder."""
         data = self.data.values()
         for name in ("file", "test_file"):
             if getattr(self.data, name) is not None:
@@ -294,7 +294,7 @@ class RunConfig(SettingsTable):
 
 
 def _usual(table: Any, **usual: Any) -> Any:
-    """Return a table with other defaults than its own."""
+    """Return a table with changed defaults."""
     return table.model_copy(update={name: new for name, new in usual.items() if name not in table.model_fields_set})
 
 

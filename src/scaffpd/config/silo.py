@@ -1,4 +1,4 @@
-"""`silo.toml`: everything that the operator of a silo has to say, in one file that stays at the site."""
+"""`silo.toml`: the settings of a silo's operator, in a file that stays at the site."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ Fingerprint = Annotated[
 
 
 class SiloData(SettingsTable):
-    """[data]: where the data is."""
+    """[data]: the source of the data."""
 
-    file: key.FileName | None = None  # a table or an NPZ file; `None` where there is an entry
-    entry: key.Entry | None = None  # "module:function"; `None` where there is a file
-    # the column, or the array of an NPZ file, that is to be predicted
+    file: key.FileName | None = None  # a table or an NPZ file; `None` with an entry
+    entry: key.Entry | None = None  # "module:function"; `None` with a file
+    # the column, or the array of an NPZ file, to be predicted
     target: Annotated[key.Text, Field(description="the name of the column to be predicted")] = "y"
     features: key.Text = "X"  # the array of an NPZ file that holds the features
-    columns: key.Texts | None = None  # which columns to use; `None` for all others than the target
-    categories: key.Texts = ()  # columns of numbers that are to be read as categories
-    decimal: Annotated[str, key.one_of(DECIMALS)] | None = None  # the decimal mark of a CSV file; `None` finds it out
-    # "classification" or "regression"; `None` to go by the target
+    columns: key.Texts | None = None  # columns to use; `None` for all but the target
+    categories: key.Texts = ()  # columns of numbers to read as categories
+    decimal: Annotated[str, key.one_of(DECIMALS)] | None = None  # the decimal mark of a CSV file; `None` to detect it
+    # "classification" or "regression"; `None` to infer it from the target
     task: Annotated[str, key.one_of(TASKS)] | None = None
 
     @model_validator(mode="after")
@@ -63,30 +63,30 @@ class SiloData(SettingsTable):
 
 
 class SplitSettings(SettingsTable):
-    """[split]: the share of rows held out, label by label, and the seed that chooses them."""
+    """[split]: the share of rows held out, stratified by label, and the seed."""
 
     test: key.HeldOut = 0.2
     seed: key.Whole = 0
 
 
 class SiloLimits(SettingsTable):
-    """[limits]: what the silo agrees to."""
+    """[limits]: what the silo allows."""
 
-    # names of algorithms; `None` for all; left out, those that ask for no more than sums and scalars
+    # names of algorithms; `None` for all; left out, those that need only sums and scalars
     algorithms: key.Texts | None = tuple(name for name, kind in ALGORITHMS.items() if not kind.sees_vectors)
     dimension: key.Count = 1_000_000  # the largest d
     local_steps: key.Count = 10_000  # the most local steps per question
-    message_mb: key.Count = 512  # the largest message taken, in megabytes
-    rarest: key.Count = 5  # a category with fewer training rows than this is not named to others
-    rows: key.Count = 20  # the fewest training rows with which the silo takes part
-    choosing: key.Switch = True  # whether models with other strengths may be tried, also without some of its rows
-    joining: key.Switch = False  # whether its scores alone, and with the models of a run, may leave
-    runs: key.Count = 20  # the most agreements that the silo ever takes
+    message_mb: key.Count = 512  # the largest message accepted, in megabytes
+    rarest: key.Count = 5  # names of categories with fewer training rows do not leave
+    rows: key.Count = 20  # the fewest training rows to take part
+    choosing: key.Switch = True  # whether other strengths may be tried, also without some of its rows
+    joining: key.Switch = False  # whether its scores alone and with the run's models may leave
+    runs: key.Count = 20  # the most agreements that the silo ever accepts
     points: key.Count = 20_000  # the most points x at which it answers in a run
     radius: key.Positive = 50.0  # the largest distance of x from the start, unless the loss is quadratic
-    path: key.Positive = 500.0  # the longest way of x in a run, likewise
-    scores: key.Whole = 20  # the most points at which it tells an accuracy in a run; where losses are hidden, scores
-    # the file of all that it has answered, by which it knows that
+    path: key.Positive = 500.0  # the longest path of x in a run, likewise
+    scores: key.Whole = 20  # the most points with an accuracy in a run; with hidden losses, with any score
+    # the file of its answers so far
     answered: key.FileName = Field(default="answered.jsonl", validate_default=True)
     audit: key.FileName = Field(default="audit.jsonl", validate_default=True)  # the log of all that has left
 
@@ -104,26 +104,26 @@ class SiloLimits(SettingsTable):
 
 
 class SecureRules(SettingsTable):
-    """[secure]: how the silo's vectors are masked."""
+    """[secure]: rules for masking the silo's vectors."""
 
-    required: key.Switch = False  # whether the silo takes part with masked vectors only
-    # the file of its own long-term key; made where there is none
+    required: key.Switch = False  # whether the silo takes part only with masked vectors
+    # the file of its own long-term key; made if missing
     identity: key.FileName = Field(default="identity.key", validate_default=True)
     pins: dict[str, Fingerprint] = Field(default_factory=dict)  # fingerprints of other silos' keys
-    roster: key.Texts = ()  # the silos that may take part; left out, those that have pins, or anybody
+    roster: key.Texts = ()  # the silos that may take part; left out, those with pins, or any
     members: key.Count = 3  # the fewest silos in a sum
-    # a root certificate that has to stand behind every card; `None` to take cards as they come
+    # a root certificate that must have signed every card; `None` to accept any card
     authority: key.FileName | None = None
     certificate: key.FileName | None = None  # the silo's own certificate, to sign its card with
     certificate_key: key.FileName | None = None  # the key of that certificate
     colluding: key.Count = 1  # the fewest colluding silos that a sum has to bear
     # the largest share of a sum that its vector may have
     share: Annotated[float, Field(ge=1e-6, le=1, description="a share above 0, up to 1")] = 0.9
-    # "hidden" takes part only where losses stay, but for a few scores at the end; "clear" leaves it to the coordinator
+    # "hidden" takes part only if losses stay, except a few scores at the end; "clear" leaves it to the coordinator
     losses: Annotated[str, key.one_of(("clear", "hidden"))] = "clear"
-    quantum: key.NonNegative = 0.0  # its losses leave as multiples of this; 0 leaves them as they are
-    projections: key.Switch = False  # whether it shows its gradient along directions that the coordinator chooses
-    # whether the same vector may be in sums of other silos; who leaves, or comes back, shows its own by it
+    quantum: key.NonNegative = 0.0  # losses leave as multiples of this; 0 for no rounding
+    projections: key.Switch = False  # whether its gradient along directions chosen by the coordinator may leave
+    # whether the same vector may be summed over different silos; the difference reveals that of a silo that leaves
     changing: key.Switch = False
     _kit: bool = False
 
@@ -145,12 +145,12 @@ class SecureRules(SettingsTable):
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The silos that may take part; empty where that is anybody."""
+        """Silos that may take part; empty for any."""
         return self.roster or tuple(self.pins)
 
     @property
     def trusted(self) -> bool:
-        """Whether somebody else than the coordinator vouches for the others' keys: who has made a kit has its keys."""
+        """Return whether pins or a separate authority vouch for the others' keys; the coordinator made the kit's."""
         return bool(self.pins) or (self.authority is not None and not self._kit)
 
 
@@ -161,21 +161,21 @@ def _exact(given: Any, info: ValidationInfo[Path]) -> bool:
 
 
 class PrivacyRules(SettingsTable):
-    """[privacy]: how much the silo's rows may cost."""
+    """[privacy]: the silo's own privacy budget."""
 
-    required: key.Switch = False  # whether the silo takes part with noise only; left out, whether it has a budget
-    # the largest ε that its rows may ever cost, all runs together; `None` leaves it to every agreement
+    required: key.Switch = False  # whether the silo takes part only with noise; left out, whether it has a budget
+    # the largest ε over all runs together; `None` leaves it to every agreement
     epsilon: key.Positive | None = None
     delta: key.Between | None = None  # δ of its own budget; `None` takes the agreement's
-    # whether sums over columns may leave exactly ("exact", not "never"): they are no part of ε
+    # whether sums over columns may leave without noise ("exact", not "never"); ε does not cover them
     columns: Annotated[bool, BeforeValidator(_exact), Field(description='"exact" or "never"')] = False
-    secret: key.FileName = Field(default="privacy.key", validate_default=True)  # the file that noise is drawn from
+    secret: key.FileName = Field(default="privacy.key", validate_default=True)  # the file of the noise's secret seed
     spent: key.FileName = Field(default="privacy-spent.npz", validate_default=True)  # the file of all releases so far
 
     @model_validator(mode="before")
     @classmethod
     def _budgets_are_kept(cls, given: Any) -> Any:
-        """Require noise where there is a budget: plain answers would not count against it."""
+        """Require noise if there is a budget, as plain answers would not count against it."""
         return {"required": "epsilon" in given, **given} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
@@ -191,20 +191,20 @@ class PrivacyRules(SettingsTable):
 
 
 class ConsentRules(SettingsTable):
-    """[consent]: to which runs the silo agrees, and who has to say so."""
+    """[consent]: which runs the silo takes part in, and whether a person has to agree."""
 
-    # "always" takes part in all that the file allows, "once" in the first run, "ask" where a person has agreed
+    # "always" takes part in all that the file allows, "once" in the first run, "ask" if a person has agreed
     policy: Annotated[str, key.one_of(("always", "once", "ask"))] = "always"
     expires: Annotated[date, Field(description="a date such as 2027-12-31 (no quotes)")] | None = None  # the last day
     federations: key.Texts | None = None  # names of federations; `None` for any
-    rounds: key.Count | None = None  # the most rounds of a run, strengths and comparisons included
-    epsilon: key.Positive | None = None  # the largest ε of a run; one without noise is refused then
-    # decisions, which `scaffpd silo consent` writes: whoever may write it may grant
+    rounds: key.Count | None = None  # the most rounds of a run, including choosing and comparing
+    epsilon: key.Positive | None = None  # the largest ε of a run; runs without noise are then refused
+    # decisions by `scaffpd silo consent`; write access to it is the right to grant
     file: key.FileName = Field(default="consents.jsonl", validate_default=True)
 
     @property
     def strict(self) -> bool:
-        """Whether there is any rule."""
+        """Return whether any rule is set."""
         return self.policy != "always" or any((self.expires, self.federations, self.rounds, self.epsilon))
 
 
@@ -212,29 +212,29 @@ class SiloFile(SettingsTable):
     """A silo's own settings."""
 
     name: key.Name  # the silo's name in the federation
-    data: SiloData = Field(default_factory=dict, validate_default=True)  # where the data is
+    data: SiloData = Field(default_factory=dict, validate_default=True)  # the source of the data
     split: SplitSettings = SplitSettings()  # which rows are held out
-    limits: SiloLimits = Field(default_factory=dict, validate_default=True)  # what the silo agrees to
+    limits: SiloLimits = Field(default_factory=dict, validate_default=True)  # what the silo allows
     secure: SecureRules = Field(default_factory=dict, validate_default=True)  # how its vectors are masked
-    privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)  # how much its rows may cost
-    consent: ConsentRules = Field(default_factory=dict, validate_default=True)  # to which runs it agrees
+    privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)  # its privacy budget
+    consent: ConsentRules = Field(default_factory=dict, validate_default=True)  # which runs it takes part in
     log: key.LogSettings | None = None  # a log of JSON lines; `None` for none
-    # entries "module:function" of networks, by the names under which a coordinator may ask for them
+    # entries "module:function" of networks, by the names that a coordinator uses
     models: dict[str, key.Entry] = Field(default_factory=dict)
     _path: Path
 
     def model_post_init(self, context: Any) -> None:
-        """Remember the file."""
+        """Store the file's path."""
         self._path = context
 
     @property
     def path(self) -> Path:
-        """The file itself."""
+        """Path of the file."""
         return self._path
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SiloFile:
-        """Read and check a `silo.toml`; the data is not looked at."""
+        """Read and check a `silo.toml`, but not its data."""
         file = Path(path).resolve()
         return validated(cls, read_toml(file, FEDERATION), file)
 
