@@ -18,6 +18,8 @@ from forked import forked
 ROOT = Path(scaffpd.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 MOST_FILES, MOST_LINES = 180, 46_730
+MOST_BARE = 71  # docstrings that open with a bare clause ("What it sees.", "Whether it is there."): lower it
+BARE = r"(What|Who|Whose|Whom|Whether|How|As|Where|When|Why)\b"
 
 # From the bottom up. A module may import from its own layer only within its own package.
 LAYERS = [
@@ -179,6 +181,30 @@ def test_the_package_stays_small_enough_to_hold_in_the_head():
     files = [file.read_text(encoding="utf-8").count("\n") for file in ROOT.rglob("*.py")]
     assert len(files) <= MOST_FILES
     assert sum(files) <= MOST_LINES  # a ratchet: lower it when the package shrinks
+
+
+def docstrings():
+    """(module, text) of every docstring in the package."""
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for name, tree in modules().items():
+        for node in ast.walk(tree):
+            if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+                yield name, " ".join(text.split())
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    """See CONTRIBUTING, "How we write": "Return whether ..." and not "Whether ..."."""
+    bare = [f"{m}: {text[:80]}" for m, text in docstrings() if re.match(BARE, text)]
+    assert len(bare) <= MOST_BARE, "\n".join(bare)  # a ratchet: lower it when sentences are mended
+
+
+def test_no_sentence_that_contributing_rejects_is_in_the_package():
+    page = (PAGE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## How we write")[1]
+    rejected = [row.replace("\\|", "|") for row in re.findall(r"^\| (.+?) \| .+ \| .+ \|$", page, re.M)][1:]
+    assert len(rejected) == 10
+    files = {f.relative_to(ROOT): " ".join(f.read_text(encoding="utf-8").split()) for f in ROOT.rglob("*.py")}
+    parts = [part.strip(" .") for row in rejected for part in (row, *row.split(";")) if len(part.split()) > 3]
+    assert {(str(name), part) for name, text in files.items() for part in parts if part in text} == set()
 
 
 def test_the_page_lists_the_files_that_there_are():

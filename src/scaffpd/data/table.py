@@ -149,7 +149,7 @@ class Selection:
         return Selection(self.table, self.numbers[_positions(positions, len(self), refusal)])
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return a copy of the features, scale included: float64 unless another format is asked for."""
+        """Return a copy of the features, scale included: float64 by default."""
         self.table.check()
         values = self.table.values[self.numbers].astype(dtype or np.float64)
         return values if self.table.scale == 1 else values * values.dtype.type(self.table.scale)

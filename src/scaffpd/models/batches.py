@@ -148,7 +148,7 @@ class FullBatches:
         return out
 
 
-SLAB = {"cpu": 2**22, "cuda": 2**27}  # numbers that are drawn and looked up at a time
+SLAB = {"cpu": 2**22, "cuda": 2**27}  # numbers that are drawn and gathered at a time
 
 
 @dataclass(frozen=True)

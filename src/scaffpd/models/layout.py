@@ -410,7 +410,7 @@ class StackedSamples:
         return not isinstance(cast(Any, self.A), Tensor)
 
     def large(self, block: PaddedBlock) -> MappedMatrix | None:
-        """Return a block's A if it has to be read piece by piece: that of one client, too large for memory."""
+        """Return a block's A if it has to be read piece by piece: that of one client, too large to load at once."""
         A = cast(Any, self.A)
         if not isinstance(A, MappedMatrix) or block.first is None or len(block.rows) > 1:
             return None
@@ -477,12 +477,12 @@ class StackedSamples:
         return levers, mean, square
 
     def take(self, block: PaddedBlock) -> StackedSamples:
-        """Return the rows of one block as a stack of their own."""
+        """Return the rows of one block as a new stack."""
         picked, (n, m) = block.rows.flatten(), block.rows.shape
         return self._part(self.A[picked], picked, [m] * n, block.weight.flatten())
 
     def only(self, clients: list[int]) -> StackedSamples:
-        """Return the rows of some clients as a stack of their own."""
+        """Return the rows of some clients as a new stack."""
         picked, A = self.layout.rows_of(clients), cast(Any, self.A)
         own = A.take(picked) if isinstance(A, MappedMatrix) else A[picked]
         return self._part(own, picked, self.layout.sizes[clients].tolist(), self.share[picked])

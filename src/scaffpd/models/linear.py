@@ -139,7 +139,7 @@ class Linear:
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests on it.
         intercept: append a constant feature 1 (as the last one).
         classes: the number of softmax outputs, if the clients at hand might not have seen every class; with squared
-            loss, labels 0, 1, … become one-hot targets of so many columns, and models are scored by accuracy.
+            loss, labels 0, 1, … become one-hot targets of `classes` columns, and models are scored by accuracy.
         local_precision: "full", or "half": on a GPU, local steps on features stored in half precision then take eleven
             binary digits of the correction, at half the cost. Losses, gradients and certificates do not change.
         weighted: the last column of y is the weight of a row among its client's rows: f_i is a weighted mean.

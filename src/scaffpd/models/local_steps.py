@@ -314,7 +314,7 @@ class SampleSpaces:
                 self.kept.add(block.number)
 
     def near(self, batch: int | None, steps: int) -> list[PaddedBlock]:
-        """Return the blocks for which J steps with so many samples each (`None`: all) are cheaper here."""
+        """Return the blocks for which J steps of `batch` samples each (`None`: all) are cheaper here."""
         if self.rows.stored:
             return []
         features, collected = self.rows.A.shape[1], batch is not None

@@ -38,7 +38,7 @@ Pair = tuple[int, int]
 
 
 class Buffers(threading.local):
-    """Memory of patches, reused by the next step: allocating it anew costs as much as a product."""
+    """Memory of patches, reused by the next step: allocating it costs as much as a product."""
 
     def __init__(self) -> None:
         self.free: dict[tuple[int, torch.dtype], list[Tensor]] = {}

@@ -285,7 +285,7 @@ class ModuleOracle:
         BUFFERS.free.clear()
         return losses + self.function.penalty(flat), gradients + self.function.pull(flat)
 
-    # ------------------------------------------------------------------ what clients answer
+    # ------------------------------------------------------------------ answers of the clients
 
     def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> ModulePoint:
         """Evaluate losses and gradients of all clients at x."""

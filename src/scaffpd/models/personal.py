@@ -252,7 +252,7 @@ class PersonalOracle(Envelopes):
         return self._last[2]
 
     def _point(self, x: Tensor, start: Tensor | None = None) -> PersonalPoint:
-        """Evaluate F_i on the compressed rows."""
+        """Evaluate F_i, on compressed rows if there are any."""
         few = self.inner.compressed if isinstance(self.inner, QuadraticOracle) else None
         rows = self.inner.rows if few is None else few.rows
         return NewtonPoint(rows, self.inner.loss, self.anchor, x, self.outputs, start, few)

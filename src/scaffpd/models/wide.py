@@ -34,7 +34,7 @@ from scaffpd.models.quadratic import ClosedSteps, Profile
 from scaffpd.models.tables import StoredMatrix
 
 RECENT = 2
-NOISE = 4  # eigenvalues below so many ε of the largest are rounding
+NOISE = 4  # eigenvalues below this many ε of the largest are rounding
 
 
 class Spectrum:
