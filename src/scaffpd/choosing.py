@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError, count, real, unknown
 from scaffpd.fairness_path import PARAMETERS, SYMBOLS, WarmStart, grid
 from scaffpd.federation import Vector
-from scaffpd.folds import FOLDS, Folds, base_of, finished, held_out_losses, with_strengths
+from scaffpd.folds import FOLDS, Folds, base_of, held_out_losses, with_strengths
 from scaffpd.metrics import every, worst_fifth
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Objective
@@ -349,7 +349,7 @@ class _Search:
         for place, key in enumerate(keys):
             rounds = int(min(self.rounds, self.left // (runs - place)))
             method = self.trials.method(self.goals[key[2]])
-            result = finished(start.train(method, clients, rounds, limit, self.seed, False, ()))
+            result = start.train(method, clients, rounds, limit, self.seed, False, ()).uninterrupted()
             if key[2] == 0 or fold not in self._x:
                 self._x[fold] = result.x
             if key[2] == 0 and fold == 0:

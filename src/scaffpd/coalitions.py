@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scaffpd.algorithms.fair import fair
 from scaffpd.cohort import Cohort, in_order, named_pairs
 from scaffpd.errors import InputError, count, several
-from scaffpd.folds import base_of, finished, held_out_losses, with_classes
+from scaffpd.folds import base_of, held_out_losses, with_classes
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Excess, Nash, Objective
 from scaffpd.training import Result
@@ -255,7 +255,7 @@ def _runs(
     for group in groups:
         names, train, test = zip(*(clients[i] for i in group), strict=True)
         cohort = Cohort(train, model, names, test=test)
-        found = finished(run(fair(_among(goal, group)), cohort, rounds, proven, seed, x, progress=False))
+        found = run(fair(_among(goal, group)), cohort, rounds, proven, seed, x, progress=False).uninterrupted()
         x = None if proven is None else found.x
         yield group, held_out_losses(cohort, found.x, base.l2), found
 

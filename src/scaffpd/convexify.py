@@ -148,7 +148,7 @@ def tct(
         model = Module(module, "cross_entropy")
         federation = Cohort(pairs, model, names=labels, device=place)
         first = FedAvg(local_steps=10, batch_size=32) if network_method is None else network_method
-        trained = train(first, federation, rounds=network_rounds, seed=seed, progress=progress)
+        trained = train(first, federation, rounds=network_rounds, seed=seed, progress=progress).uninterrupted()
         network = model.network(trained.x)
     represent = representation(network, [X for X, _ in pairs], head, coordinates, place, chunk, seed)
     cohort = linearised(represent, pairs, held, labels, linear, place)

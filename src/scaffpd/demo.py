@@ -32,7 +32,6 @@ from scaffpd.runs.folder import environment_file, tables, write_files
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import Trained, train_model
 from scaffpd.system import csv_text
-from scaffpd.training import Status
 
 L2, TOL, MOST_ROUNDS = 0.03, 1e-8, 2000
 STATIONS, NEW, DAYS, DRAWS, WEEK = 12, 4, 40, 8, 7
@@ -132,9 +131,7 @@ def stations(
         cohort = Cohort(first.train, first.model, first.names, test=first.test)
         goals = (("average", "before", Average()), ("fair", "after", FAIRLY))
         models = [train_model(name, role, Fair(goal), first, cohort, MOST_ROUNDS, TOL) for name, role, goal in goals]
-        if any(one.result.status is Status.INTERRUPTED for one in models):
-            raise KeyboardInterrupt
-        known = {one.name: one.result.x for one in models}
+        known = {one.name: one.result.uninterrupted().x for one in models}
         for draw, problem in zip(seeds, problems, strict=True):
             found.append(joining(
                 problem.train, problem.test, problem.model, FAIRLY, names=problem.names, seed=draw, block=WEEK,

@@ -24,7 +24,6 @@ from scaffpd.federation.questions import HeldOutLoss
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.models.losses import loss_named
 from scaffpd.objectives import Objective
-from scaffpd.training import Result, Status
 
 FOLDS = 3
 TOL = 1e-4  # of the mean loss at x⁰: models that folds tell apart differ by much more
@@ -112,13 +111,6 @@ class Folds:
         """Bind the clients without a fold, and that fold as held-out rows."""
         model, held = with_strengths(self.model, l2, kappa), self.rows(fold, True)
         return Cohort(self.rows(fold, False), model, self.names, self.device, self.dtype, held)
-
-
-def finished(result: Result) -> Result:
-    """Return a result that the next step is made from; a run that was interrupted ends the caller as well."""
-    if result.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return result
 
 
 def held_out_losses(clients: Federation, x: Any, l2: float) -> Vector:

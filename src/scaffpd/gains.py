@@ -27,7 +27,7 @@ from scaffpd.algorithms.fair import fair
 from scaffpd.choosing import MEAN, ROUNDS, Choice, GridPoint, search, short
 from scaffpd.cohort import Cohort, in_order
 from scaffpd.errors import InputError, count, plural
-from scaffpd.folds import FOLDS, Folds, Pair, answered, finished, lonely, with_classes
+from scaffpd.folds import FOLDS, Folds, Pair, answered, lonely, with_classes
 from scaffpd.metrics import (
     NO,
     NOISE,
@@ -408,7 +408,7 @@ class Contest:
         """Train, and return the shared model, and the clients' own where the model is `Personal`."""
         cohort = Cohort(self.train, model, self.names)
         tol = self.tol if self.model.l2 > 0 else None
-        found = finished(run(fair(goal), cohort, self.rounds, tol, progress=False))
+        found = run(fair(goal), cohort, self.rounds, tol, progress=False).uninterrupted()
         return found.x, found.personal
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -113,6 +113,12 @@ class Result:
     rounds: int
     privacy: Spent | None = None
     personal: NDArray[np.float64] | None = field(default=None, repr=False)
+
+    def uninterrupted(self) -> Self:
+        """Return the result; where Ctrl-C ended the run, end what would go on from it as well."""
+        if self.status is Status.INTERRUPTED:
+            raise KeyboardInterrupt
+        return self
 
     def __str__(self) -> str:
         proof = f", certified gap {self.certificate:.2e}" if np.isfinite(self.certificate) else ""

@@ -136,9 +136,7 @@ class Runner:
         cohort.traffic.restore(Traffic())
         method, rates = configured(self.setting.methods[job.method], factors, cohort)
         asked = cohort.traffic.snapshot() if method is not self.setting.methods[job.method] else Traffic()
-        result = train(method, cohort, rounds=self.setting.rounds, seed=job.seed, progress=False)
-        if result.status is Status.INTERRUPTED:  # half a run is none
-            raise KeyboardInterrupt
+        result = train(method, cohort, rounds=self.setting.rounds, seed=job.seed, progress=False).uninterrupted()
         cohort.traffic.add(up=asked.bytes_up, down=asked.bytes_down, exchanges=asked.exchanges)  # as `init` would have
         sent, seconds = cohort.traffic, float(result.history["seconds"][-1])
         scores = {

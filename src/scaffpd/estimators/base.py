@@ -338,9 +338,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
 
     def _finish(self) -> Self:
         """Say what did not go as asked, once everything that was found is kept."""
-        result = self.result_
-        if result.status is Status.INTERRUPTED:
-            raise KeyboardInterrupt
+        result = self.result_.uninterrupted()
         missed = self._tol is not None and not result.certificate <= self._tol
         if missed or result.status in (Status.DIVERGED, Status.STALLED):
             text = f"{result} A larger max_rounds, tol or l2 helps where the gap is too large."

@@ -16,7 +16,7 @@ from scaffpd.metrics import Spread, spread
 from scaffpd.objectives import Average, Objective
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import AVERAGE, Scorer, Trained, Watcher, judged, main_model, trained
-from scaffpd.training import Callback, Status, train
+from scaffpd.training import Callback, train
 
 LEAST = 0.002  # of a share (0.2 points of accuracy) or of an error: less is no reason to leave the average
 
@@ -45,9 +45,7 @@ def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher
         algorithm, scorer = config.method_for(objective), Scorer(prepared, cohort)
         watcher.begin(name, cohort.names, settings.rounds, tol)
         callbacks: list[Callback] = [scorer, watcher.show]
-        result = start.train(algorithm, cohort, settings.rounds, tol, settings.seed, False, callbacks)
-        if result.status is Status.INTERRUPTED:  # half a path is none
-            raise KeyboardInterrupt
+        result = start.train(algorithm, cohort, settings.rounds, tol, settings.seed, False, callbacks).uninterrupted()
         parameter = PARAMETERS.get(type(objective).__name__)
         strength = None if parameter is None else float(getattr(objective, parameter))
         role = "" if models else "before"
@@ -97,7 +95,8 @@ def cold_rounds(config: RunConfig, cohort: Cohort, models: Sequence[Trained]) ->
     for one in models:
         assert one.objective is not None
         algorithm = config.method_for(one.objective)
-        total += train(algorithm, cohort, settings.rounds, settings.tol or None, settings.seed, progress=False).rounds
+        result = train(algorithm, cohort, settings.rounds, settings.tol or None, settings.seed, progress=False)
+        total += result.uninterrupted().rounds
     return total
 
 

@@ -309,7 +309,8 @@ def _left_out(
 def _fitted(config: RunConfig, prepared: Prepared, model: Any, method: Any, rows: Any) -> Any:
     cohort = Cohort(rows, model, prepared.names, device=config.training.device)
     training = config.training
-    return train(method, cohort, training.rounds, training.tol or None, training.seed, progress=False)
+    found = train(method, cohort, training.rounds, training.tol or None, training.seed, progress=False)
+    return found.uninterrupted()
 
 
 def slope_and_intercept(z: Matrix, y: NDArray[Any]) -> list[float]:

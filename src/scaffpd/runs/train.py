@@ -379,7 +379,7 @@ def _usual(config: RunConfig, prepared: Prepared) -> tuple[Any, ...]:
         said.append(f"l2 = {l2:g}, by the numbers of rows and columns.")
     if "strength" in config.left_out and goal is not None and goal["kind"] in ("ChiSquare", "Tilted"):
         cohort = Cohort(prepared.train, replace(prepared.model, l2=l2), prepared.names, device=config.training.device)
-        found = train(Fair(Average()), cohort, 100, 1e-4 if l2 > 0 else None, progress=False)
+        found = train(Fair(Average()), cohort, 100, 1e-4 if l2 > 0 else None, progress=False).uninterrupted()
         rho = short(float(found.history.last_losses.std()))
         if rho > TOL:
             goal = {**goal, "rho": rho}
