@@ -156,7 +156,7 @@ class RoundsScreen:
 
     def _done(self) -> float:
         """Return the share of the way that is done: in the logarithm of the certificate, or in rounds."""
-        share, gap = self.line["round"] / self.rounds, self.line["certificate"]
+        share, gap = float(self.line["round"]) / self.rounds, self.line["certificate"]
         if self.tol is not None and gap and self.tol < self.first < math.inf:
             share = max(share, math.log(self.first / gap) / math.log(self.first / self.tol))
         return min(max(share, 0.0), 1.0)

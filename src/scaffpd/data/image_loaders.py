@@ -129,16 +129,13 @@ def _check_classes(which: Published, found: int, place: Path) -> None:
         raise InputError(f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {found}.")
 
 
+BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
 LAYOUTS: dict[str, list[PickledBatches | ClassFolders]] = {  # the first wins
     CIFAR10.name: [
-        PickledBatches(
-            tuple(f"data_batch_{k}" for k in range(1, 6)), "test_batch", "batches.meta", "labels", "label_names"
-        ),
-        ClassFolders(CIFAR10.side),
+        PickledBatches(BATCHES, "test_batch", "batches.meta", "labels", "label_names"), ClassFolders(CIFAR10.side),
     ],
     CIFAR100.name: [
-        PickledBatches(("train",), "test", "meta", "fine_labels", "fine_label_names"),
-        ClassFolders(CIFAR100.side),
+        PickledBatches(("train",), "test", "meta", "fine_labels", "fine_label_names"), ClassFolders(CIFAR100.side),
     ],
     TINY.name: [TinyFolders(TINY.side)],
-}
+}  # fmt: skip

@@ -279,11 +279,11 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 Labelled = list[tuple[Path, int]]
 
 
+@dataclass(frozen=True)
 class ClassFolders:
     """Layout train/<class>/* and test/<class>/*; labels count the sorted names of the classes."""
 
-    def __init__(self, side: int) -> None:
-        self.side = side
+    side: int  # of the images, in pixels
 
     def there(self, place: Path) -> bool:
         """Return whether there is a folder `train` with folders in it."""
