@@ -173,7 +173,7 @@ def _cells(run: ReportData, names: list[str], labels: list[str], rows: Rows) -> 
     tone: Spec = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1]}, "legend": legend}
     tip = tips(client=run.word, label="label", train=("rows trained on", ",d"), test=("test rows", ",d"),
                share=(f"of the {run.word}'s rows", ".0%"))  # fmt: skip
-    place = {"x": _rank(run), "y": label} if many else {"y": named(names, grid=False), "x": label}
+    place: Spec = {"x": _rank(run), "y": label} if many else {"y": named(names, grid=False), "x": label}
     place["tooltip"] = tip
     layers = [layer("rect", {**place, "color": tone})]
     if not many:

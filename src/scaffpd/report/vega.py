@@ -261,7 +261,8 @@ def layer(mark: str, encoding: Spec, where: str = "", table: str = "", **look: A
     One mark, where all its channels are constant.
     """
     constant = all("datum" in channel for channel in encoding.values())
-    source = {"data": {"name": table}} if table else {"data": {"values": [{}]}} if constant else {}
+    rows: Spec = {"name": table} if table else {"values": [{}]} if constant else {}
+    source = {"data": rows} if rows else {}
     chosen = {"transform": [{"filter": where}]} if where else {}
     return {**source, **chosen, "mark": {"type": mark, **look}, "encoding": encoding}
 
