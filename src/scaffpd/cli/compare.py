@@ -12,7 +12,7 @@ import typer
 
 from scaffpd.cli import typer_ext
 from scaffpd.cli.train import Reading, known_name, refuse_columns, requested, with_test
-from scaffpd.cli.typer_ext import Quiet, argument, checked, listed, option, prepare, print_json, takes
+from scaffpd.cli.typer_ext import AsJson, Quiet, argument, checked, listed, option, prepare, print_json, takes
 from scaffpd.errors import InputError, positive
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def compare(
     processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")] = None,
     l2: Annotated[float | None, typer.Option("--l2", help="The regulariser of a table's model.")] = None,
     quiet: Quiet = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON, and nothing else.")] = False,
+    as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Many methods on one problem: who serves whom, in one table.
@@ -178,8 +178,8 @@ def features(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random head and the coordinates.")] = 0,
     verify: Annotated[bool, typer.Option("--verify", help="Check the checksums of a table once more.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Write the table and print nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as JSON, and nothing else.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Images as rows of numbers for linear models; the same command again goes on or finds it done.
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scaffpd.cli.screens import bullets, plain_table, say
-from scaffpd.cli.typer_ext import check_new, print_json, write_template
+from scaffpd.cli.typer_ext import AsJson, check_new, print_json, write_template
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def data(
     folder: Annotated[
         Path | None, typer.Option("--data", help="Folder to look into.", show_default="SCAFFPD_DATA")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON, and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What data is embedded, what was found in a folder, and how to provide the rest.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaffpd.cli import typer_ext
-from scaffpd.cli.typer_ext import checked, group, option
+from scaffpd.cli.typer_ext import AsJson, checked, group, option
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ Seconds = Annotated[float, typer.Option(help="Give up after so many seconds.")]
 FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
 Serve = Annotated[int | None, typer.Option(help="Serve /metrics, /healthz and /livez on this port.", min=0, max=65535)]
 Host = Annotated[str, typer.Option(help="The address to serve on; other machines reach 0.0.0.0.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the same as JSON.")]
 REFRESH = 5  # seconds between two looks of a browser at a run
 Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
 

@@ -25,7 +25,7 @@ from rich.text import Text
 
 import scaffpd
 from scaffpd.cli.screens import facts, say
-from scaffpd.cli.typer_ext import FAILED, checked, listed, option, tell
+from scaffpd.cli.typer_ext import FAILED, AsJson, checked, listed, option, tell
 from scaffpd.errors import InputError, several
 from scaffpd.runs import read_text
 from scaffpd.system import format_bytes, make_folder, write_file
@@ -45,9 +45,7 @@ EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell th
 X, VALUE, WEIGHTS, TOL = 1.0, 0.5, (2 / 3, 1 / 3), 1e-8  # the solution of the self-check, known by hand
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print the same as JSON, and nothing else.")] = False,
-) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """What is installed, and whether training works on this machine.
 
     A self-check trains a small problem with a proof and compares it with the solution that is known by hand.

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scaffpd.cli.screens import MOST, WIDEST, fill, plain_table, say
-from scaffpd.cli.typer_ext import checked, listed, print_json
+from scaffpd.cli.typer_ext import AsJson, checked, listed, print_json
 from scaffpd.errors import InputError, several
 from scaffpd.system import csv_text, format_bytes, write_file
 
@@ -224,7 +224,7 @@ def predict(
     groups: Annotated[str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Probabilities as trained, where the run recalibrates.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the scores as JSON, and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Apply a trained model to new rows, in their order; score it where the target is there.
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from scaffpd.cli.deploy import AsJson, Host, Serve, serve_pages
+from scaffpd.cli.deploy import Host, Serve, serve_pages
 from scaffpd.cli.results import write_predictions
 from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
-from scaffpd.cli.typer_ext import group, tell, write_template
+from scaffpd.cli.typer_ext import AsJson, group, tell, write_template
 from scaffpd.errors import InputError, several
 
 if TYPE_CHECKING:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from scaffpd.cli import typer_ext
 from scaffpd.cli.results import end
 from scaffpd.cli.screens import RoundsScreen
-from scaffpd.cli.typer_ext import ALGORITHMS, INTERRUPTED, OBJECTIVES, PROBLEMS, Quiet, listed, nearest, option, takes
+from scaffpd.cli.typer_ext import OBJECTIVES, PROBLEMS, AsJson, Quiet, listed, nearest, option, takes
 from scaffpd.errors import InputError, unknown
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Ending:
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")] = False
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True
     quiet: Quiet = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and nothing else.")] = False
+    as_json: AsJson = False
 
 
 OF_TABLE = tuple(name for name in Reading.__annotations__ if name != "test")
@@ -122,7 +123,7 @@ def train(
     kappa: Annotated[
         float | None, option("κ of personal models, to compare with one for all.", (), "chosen by folds")
     ] = None,
-    algorithm: Annotated[str | None, option(METHOD, ALGORITHMS, "chosen for the problem")] = None,
+    algorithm: Annotated[str | None, option(METHOD, typer_ext.ALGORITHMS, "chosen for the problem")] = None,
     baseline: Annotated[
         bool | None,
         option("Train the average model too.", (), "baseline; no-baseline with --epsilon", "--baseline/--no-baseline"),
@@ -219,7 +220,7 @@ def _run(kind: str, options: dict[str, Any]) -> None:
     if interrupted:
         if not (quiet or as_json):
             typer.echo("Interrupted; the same command goes on.", err=True)
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(typer_ext.INTERRUPTED)
 
 
 def _check_several(kind: str, options: Mapping[str, Any]) -> None:

@@ -129,6 +129,7 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 
 
 def checked(what: str, given: str, names: Iterable[str]) -> None:
