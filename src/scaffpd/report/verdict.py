@@ -75,9 +75,11 @@ class Difference:
 
 
 def verdict(run: ReportData) -> tuple[str, ...]:
-    """State the result in two sentences."""
+    """State the result in two sentences; of several runs, which to take."""
     if run.verdict:
         return run.verdict
+    if run.pair and run.kind == "runs":
+        return ((_paired(run) | dict(run.answers))["do"],)
     if run.pair:
         before, after = (run.overall[name] for name in run.pair)
         if run.kind == "compare":
