@@ -450,11 +450,7 @@ def _safe(name: str) -> str:
 
 def noise_of(model: Any, rounds: int) -> str:
     """Say in a sentence how much noise was found."""
-    z, z_L = _range(model.noise), _range(model.loss_noise)
+    from scaffpd.report.data import between
+
+    z, z_L = between(model.noise or 0.0), between(model.loss_noise or 0.0)
     return f"Noise for ε = {model.budget:g} in {rounds} rounds: z = {z} for gradients, z_L = {z_L} for losses."
-
-
-def _range(noise: float | tuple[float, ...] | None) -> str:
-    several = noise if isinstance(noise, tuple) else (noise or 0.0,)
-    low, high = min(several), max(several)
-    return f"{low:.3g}" if f"{low:.3g}" == f"{high:.3g}" else f"{low:.3g} to {high:.3g}"

@@ -350,6 +350,13 @@ def plain(value: float | None) -> str:
     return written.replace("-", "−", 1) if value < 0 else written
 
 
+def between(values: Any) -> str:
+    """Write a number, or the least and the largest of several, once where they look the same."""
+    several = values if isinstance(values, list | tuple) else [values]
+    low, high = plain(min(several)), plain(max(several))
+    return low if low == high else f"{low} to {high}"
+
+
 def count(value: float | None) -> str:
     """Write a whole number, or one decimal where it is a mean."""
     if value is None:
@@ -373,6 +380,16 @@ def change(value: float | None, measure: str) -> str:
     if float(written.replace("\u202f", "")) == 0:
         return "0" if measure != "accuracy" else "0.0"
     return ("+" if scaled > 0 else "−") + written
+
+
+def percent(share: float, signed: bool = False) -> str:
+    """Write a share in percent, with as many digits as it is worth; with its sign where it is a change."""
+    size = abs(share)
+    if 0 < size < 1e-4 and not signed:
+        return "less than 0.01\u00a0%"
+    written = f"{100 * size:.{0 if size >= 0.0995 else 1 if signed or size >= 0.001 else 2}f}"
+    sign = "" if not signed or float(written) == 0 else "+" if share > 0 else "−"
+    return f"{sign}{written}\u00a0%"
 
 
 def small(value: float | None) -> str:

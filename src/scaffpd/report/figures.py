@@ -9,7 +9,7 @@ from typing import Any
 
 from scaffpd.errors import plural
 from scaffpd.report import client_figures, predictions, round_figures, vega
-from scaffpd.report.data import JoiningReport, ReportData, StrengthPoint
+from scaffpd.report.data import JoiningReport, ReportData, StrengthPoint, percent
 from scaffpd.report.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, drawn, layer, named, quantity, short, tips
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
@@ -67,7 +67,7 @@ def _gained(found: JoiningReport, names: list[str]) -> Rows:
         gain, pays = found.gain(client)
         old, new = (short(found.rows[client][model]["loss"]) for model in ("alone", found.shown))
         tone = TONES.get(pays, "")
-        words = f"{_percent(gain)}{'' if tone == 'quiet' else '*'}"
+        words = f"{percent(gain, signed=True)}{'' if tone == 'quiet' else '*'}"
         rows.append({"client": client, "before": old, "after": new, "tone": tone, "change": words})
     return rows
 
@@ -124,7 +124,14 @@ def coalition(run: ReportData) -> Figure | None:
     if found is None or len(found.names) > MANY:
         return None
     rows: Rows = [
-        {"client": i, "other": j, "effect": short(effect), "words": _percent(effect), "place": a, "own": i == j}
+        {
+            "client": i,
+            "other": j,
+            "effect": short(effect),
+            "words": percent(effect, signed=True),
+            "place": a,
+            "own": i == j,
+        }
         for a, i in enumerate(found.names)
         for j in found.names
         for effect in [found.effect(i, j)]
@@ -156,12 +163,6 @@ def coalition(run: ReportData) -> Figure | None:
     return drawn(
         run, "coalition", "Who gains from whom?", caption, alt, data, PART, True, height=CELL * N, layer=layers
     )
-
-
-def _percent(share: float) -> str:
-    digits = 0 if abs(share) >= 0.0995 else 1
-    written = f"{100 * share:+.{digits}f}"
-    return f"{written.lstrip('+-') if float(written) == 0 else written.replace('-', '−')} %"
 
 
 def shares(run: ReportData) -> Figure | None:

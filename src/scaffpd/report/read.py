@@ -16,7 +16,7 @@ from typing import Any
 from scaffpd.errors import InputError
 from scaffpd.metrics import RelativeGain
 from scaffpd.report import data
-from scaffpd.report.data import ModelSummary, Overall, PrivacyStatement, ReportData, Round, Score, overall, plain
+from scaffpd.report.data import ModelSummary, Overall, PrivacyStatement, ReportData, Round, Score, between, overall
 from scaffpd.report.predictions import read_predictions
 from scaffpd.runs import Row, megabytes, number, read_json, read_table, read_text, whole
 
@@ -442,16 +442,10 @@ def _privacy(found: Any) -> PrivacyStatement | None:
         raise InputError("The summary has a privacy without ε and δ; the run has to be made again.")
     clients = {str(name): float(value) for name, value in (found.get("clients") or {}).items()}
     clips = [f"{name} = {found[key]:g}" for key, name in CLIPS.items() if found.get(key) is not None]
-    noise = [f"{name} = {_range(found[key])}" for key, name in NOISE.items() if found.get(key) is not None]
+    noise = [f"{name} = {between(found[key])}" for key, name in NOISE.items() if found.get(key) is not None]
     settings = _pairs(("Privacy: clips", ", ".join(clips)), ("Privacy: noise multipliers", ", ".join(noise)))
     models = len(found.get("models") or [1])
     return PrivacyStatement(epsilon, delta, clients, models, bool(found.get("seeded")), settings)
-
-
-def _range(value: Any) -> str:
-    several = value if isinstance(value, list) else [value]
-    low, high = plain(min(several)), plain(max(several))
-    return low if low == high else f"{low} to {high}"
 
 
 def _spent(stated: Any, rows: Iterable[Row]) -> PrivacyStatement | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scaffpd.errors import plural, several
 from scaffpd.metrics import a_fifth
 from scaffpd.report import data
-from scaffpd.report.data import FEW, ReportData, Score, brief, capital, measured, plain, small
+from scaffpd.report.data import FEW, ReportData, Score, brief, capital, measured, percent, plain, small
 from scaffpd.report.predictions import drift
 
 NARROW = "\u00a0"  # keeps ρ and its value on one line
@@ -340,9 +340,9 @@ def _joined(run: ReportData, found: data.JoiningReport) -> dict[str, str]:
     worst = -found.gain(last)[0]
     cost = f"Nobody: no {run.word} has a higher loss than alone."
     if lose:
-        cost = f"{_some(lose[::-1])}: with {shown} clearly worse off than alone, by up to {_percent(worst)}."
+        cost = f"{_some(lose[::-1])}: with {shown} clearly worse off than alone, by up to {percent(worst)}."
     elif worst >= NEGLIGIBLE:
-        cost = f"Nobody clearly. The most is {_percent(worst)} at {brief(last)}, which is within noise."
+        cost = f"Nobody clearly. The most is {percent(worst)} at {brief(last)}, which is within noise."
     return {"who": who, "much": much, "do": DO[found.recommendation].format(word=run.word, words=words), "cost": cost}
 
 
@@ -388,7 +388,7 @@ def _sure(run: ReportData) -> str:
     worst = max(models, key=lambda m: (m.certificate or 0.0) / (m.value or 1.0))
     if worst.useless:
         return f"Not at all: {useless(worst)}, so the certificate is useless."
-    share = "" if not worst.value else f", {_percent((worst.certificate or 0.0) / worst.value)} of what is minimised"
+    share = "" if not worst.value else f", {percent((worst.certificate or 0.0) / worst.value)} of what is minimised"
     which = " and ".join(f"“{brief(m.name)}”" for m in models) if len(run.models) > 1 else "the model"
     return (
         f"Proven for {which}: on the rows trained on, no model of this kind does better by more than "
@@ -407,12 +407,6 @@ def _some(names: list[str]) -> str:
     shown = [brief(name) for name in names[: NAMED if len(names) > NAMED + 1 else NAMED + 1]]
     shown += [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _percent(share: float) -> str:
-    if 0 < share < 1e-4:
-        return "less than 0.01\u00a0%"
-    return f"{100 * share:.{0 if share >= 0.0995 else 1 if share >= 0.001 else 2}f}\u00a0%"
 
 
 def _size(run: ReportData, gain: float) -> str:
