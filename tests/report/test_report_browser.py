@@ -278,7 +278,7 @@ def test_the_chosen_strength_has_a_ring_and_cells_their_effects(opened, stations
         assert page.count("#figure-coalition .mark-rect.role-mark path") == 5 * 4
         run = read(stations).coalition
         cells = page.page.locator("#figure-coalition .mark-text.role-mark text").all_text_contents()
-        shown = sorted(float(text.removesuffix(" %").replace("−", "-")) for text in cells)
+        shown = sorted(float(text.removesuffix("\u00a0%").replace("−", "-")) for text in cells)
         effects = sorted(100 * run.effect(i, j) for i in run.names for j in run.names if i != j)
         assert shown == pytest.approx(effects, abs=0.5)
         assert page.count("#figure-shares .mark-symbol.role-mark path") == 3 * 5

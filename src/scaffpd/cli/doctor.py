@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from email.message import Message
 from email.parser import Parser
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -186,16 +187,6 @@ def _size(number: int) -> str:
 
 
 PINS, SUMS, BILL = "requirements.txt", "SHA256SUMS", "sbom.cdx.json"
-SCRIPT = """\
-#!/bin/sh
-# Install what is in this folder into a new virtual environment, hashes checked, without a network: sh install.sh VENV
-set -eu
-here=$(cd "$(dirname "$0")" && pwd)
-venv=${1:-scaffpd-venv}
-"${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/python" -m pip --isolated --disable-pip-version-check install \\
-    --no-index --find-links "$here/wheels" --require-hashes -r "$here/requirements.txt"
-"""
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(?P<versions>.*)")
 
 
@@ -284,7 +275,7 @@ def write_bundle(folder: Path, source: str, extras: Sequence[str], constraints: 
         pinned = (f"{w.name}=={w.about['Version']} --hash=sha256:{w.sha256}\n" for w in wheels)
         write_file(made / PINS, where + "".join(pinned))
         write_file(made / BILL, json.dumps(bill_of_materials(wheels, _normal(root)), indent=1) + "\n")
-        write_file(made / "install.sh", SCRIPT)
+        write_file(made / "install.sh", files("scaffpd.cli").joinpath("install.sh").read_text(encoding="utf-8"))
         write_file(made / SUMS, "".join(f"{_sha256(made / name)}  {name}\n" for name in _files(made)))
         made.rename(folder)
 
