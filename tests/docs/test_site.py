@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import scaffpd as sp
-from snippets import ROOT, blocks, understood
+from snippets import ROOT, blocks, pages, understood
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +162,12 @@ def test_make_docs_makes_the_page_of_commands_first():
 
     done = subprocess.run(["make", "-n", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.index("generate_cli.py") < done.stdout.index("mkdocs build --strict")
+
+
+def test_every_table_has_a_header():
+    """A blank line inside a table leaves the rows below it without one."""
+    for page in pages():
+        lines = ["", *page.read_text(encoding="utf-8").splitlines(), ""]
+        starts = [k for k in range(1, len(lines) - 1) if lines[k].startswith("| ") and not lines[k - 1].startswith("|")]
+        for k in starts:
+            assert re.fullmatch(r"\|(:?-+:?\|)+", lines[k + 1]), f"{page.name}, line {k}: {lines[k][:60]}"

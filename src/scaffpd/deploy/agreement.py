@@ -42,7 +42,7 @@ Ask = Callable[[SiloRequest], dict[str, Message]]
 
 @dataclass(frozen=True)
 class Facts:
-    """What the members reported when they accepted the agreement."""
+    """The members' reports with the agreement."""
 
     constants: Constants  # of their losses
     start: Array = field(repr=False)  # x⁰

@@ -47,7 +47,7 @@ JOINED, DROPPED = "Silo {!r} is part of the objective again.", "Silo {!r} is lef
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended, or why it waits."""
+    """The outcome of a run: its end, or the reason of a pause."""
 
     status: str  # a status of the training loop, "paused" or "failed"
     final: bool  # whether the run has ended; after "failed" it resumes once the cause is mended

@@ -196,7 +196,7 @@ class VectorCache:
 
 @dataclass(frozen=True)
 class Failure:
-    """No answer from a site."""
+    """A missing or unusable answer from a site."""
 
     reason: str  # what happened, in words
     # "absent", "refused" by the silo, or "garbage" (a reply that could not be used)
