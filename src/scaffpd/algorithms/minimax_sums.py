@@ -345,7 +345,7 @@ class Search:
         return Level(below.nu + step, 1.0, below.value + step * (1 - below.mass) + 0.5 * share * step * fall)
 
     def _straight(self, below: Level, above: Level) -> bool:
-        """Whether Σ λ_i falls along a straight line here: V bends as it should, and the next line is as steep."""
+        """Return whether Σ λ_i falls along a straight line: V bends as it should, and the next line is as steep."""
         h, fall, k = above.nu - below.nu, below.mass - above.mass, self.levels.index(below)
         bend = abs(above.value - below.value - h * (1 - (below.mass + above.mass) / 2))
         if bend > 64 * EPSILON * (abs(above.value) + abs(below.value)) + 1e-6 * h * fall:

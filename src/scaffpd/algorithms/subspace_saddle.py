@@ -300,7 +300,7 @@ class SubspaceSaddle(MinimaxMethod):
         return self._modelled(state, V, [], seen, nothing, state.pull, state.scale)
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
-        """Whether w is used: not where ψ is flat, D = I and V has a column for every weight that moves (observed).
+        """Return whether to use w: not if ψ is flat, D = I and V has a column for every weight that moves (observed).
 
         A trial that is rejected without it ends that.
         """
@@ -333,7 +333,7 @@ class SubspaceSaddle(MinimaxMethod):
 
 
 def badly_scaled(diagonal: Tensor) -> bool:
-    """Whether the coordinates' curvatures differ by so much that a metric pays: a factor of 4 for most of them."""
+    """Return whether curvatures of coordinates differ so much that a metric pays: by a factor of 4 for most."""
     low, high = np.quantile(diagonal.double().cpu().numpy(), (0.1, 0.9))
     return bool(high > 4 * low)
 

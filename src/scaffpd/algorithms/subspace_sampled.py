@@ -240,7 +240,7 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return float(change) > NOISE * float(mask.mean()) * float(size)
 
     def _due(self, state: SampledState, everyone: int) -> bool:
-        """Whether a certificate is due: the promise has fallen since the last one, and everyone may have been asked."""
+        """Return whether a certificate is due: the promise has fallen since the last, and all may have answered."""
         long = state.rounds - state.round_checked >= everyone / (self.clients_per_round or everyone)
         return self.batch_size is None and long and state.promise <= SOONER * state.checked
 
