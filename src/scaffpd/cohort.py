@@ -287,7 +287,7 @@ class Cohort(Federation):
         """Return every client's own model u_i(x) by name, if the model is `Personal`. Nothing is sent."""
         own = self.own_models(x)
         if own is None:
-            raise InputError("This model is one for all: clients have models of their own with Personal(model, ...).")
+            raise InputError("All clients share this model: use Personal(model, ...) for personal ones.")
         return dict(zip(self.names, own, strict=True))
 
     @property

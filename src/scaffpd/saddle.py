@@ -325,7 +325,7 @@ class _Quadratics:
     def _bend(self, weights: Vector) -> tuple[Matrix, Matrix]:
         """Return B(λ), with a regulariser for rounding, and its Cholesky factor; cache them for the last λ.
 
-        Hessians that were summed in single precision need more than double precision does: the share of the trace that
+        Hessians that were summed in single precision need a larger one: the share of the trace that
         is added grows until there is a factor.
         """
         while self.known[0] is not weights:

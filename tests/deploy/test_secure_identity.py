@@ -222,7 +222,7 @@ def test_a_silo_that_another_one_plays_is_noticed(tmp_path):
         return encode(Message(message.kind, {**message.values, "card": forged}, message.arrays))
 
     outcome, _ = run(path, places, {1: [("lie", "va", swapped)]})
-    nothing_trained(path, outcome, "Somebody else shows a card in the name of 'va'")
+    nothing_trained(path, outcome, "Another client shows a card in the name of 'va'")
 
 
 # --- keys that are replaced while a run waits

@@ -573,7 +573,7 @@ LINEAR = sp.Linear("logistic", l2=L2)
     (lambda: bound("logistic", clients("logistic"), 1.0, [9]), "from 0 to 3"),
     (lambda: bound("logistic", clients("logistic"), 1.0, "age"), "have no names"),
     (lambda: bound("logistic", clients("logistic"), 1.0, "intercept", intercept=False), "intercept=True"),
-    (lambda: sp.Cohort(clients("logistic"), LINEAR).personal(np.zeros(4)), "one for all"),
+    (lambda: sp.Cohort(clients("logistic"), LINEAR).personal(np.zeros(4)), "All clients share this model"),
     (lambda: sp.personalise(np.zeros(4), np.ones((2, 4)), np.ones(2), LINEAR), "needs the Personal"),
     (lambda: sp.personalise(np.zeros(3), np.ones((2, 4)), np.ones(2), sp.Personal(LINEAR, 1.0)), "x has shape"),
 ])  # fmt: skip

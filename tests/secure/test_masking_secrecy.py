@@ -155,7 +155,7 @@ def test_flipping_one_client_s_data_changes_nothing_that_the_server_sees_of_the_
 
 def test_a_client_wants_to_be_safe_from_as_many_as_it_says():
     wary = Party(Identity("a"), least=3)
-    with pytest.raises(InputError, match="bear 3 colluding clients, not 1"):
+    with pytest.raises(InputError, match="tolerate 3 colluding clients, not 1"):
         wary.mask(Terms(tuple(NAMES), 1), b"", FixedPoint.finest(5, 3), np.ones(2))
     with pytest.raises(InputError, match="not for this client"):
         wary.mask(Terms(("x", "y", "z"), 1), b"", FixedPoint.finest(5, 3), np.ones(2))

@@ -68,7 +68,7 @@ def test_a_network_takes_the_same_way():
 def test_vectors_that_are_kept_are_not_summed_over_different_clients():
     """Scaffold (option I) adds up kept variates over whoever is drawn: differences of such sums show single ones."""
     method = sp.Scaffold(local_steps=4, option="I", clients_per_round=3, weights="samples")
-    with pytest.raises(InputError, match="one over different clients would show somebody's own"):
+    with pytest.raises(InputError, match="one over other clients would show a client's own"):
         sp.train(method, secure(cohort()), rounds=8)
 
 

@@ -139,7 +139,7 @@ def dirichlet(
 
         p_{k,i} = q_{k,i} · [m_{k,i} < n/N] / Σ_j q_{k,j} · [m_{k,j} < n/N].
 
-    So no client ever has more than n/N samples and those of one label. If all q_{k,j} of clients that are not full
+    So no client has more than n/N samples plus those of one label. If all q_{k,j} of clients that are not full
     have been rounded to zero, p_k ~ Dirichlet(α, …, α) among these clients, which is its distribution in any case.
 
     Args:

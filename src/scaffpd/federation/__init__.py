@@ -220,7 +220,7 @@ class Federation:
     def memory(self) -> Memory:
         """Store a zero vector at every client; nothing is sent."""
         if not self.channel.keeps:
-            raise InputError("This method keeps vectors at clients, which deployed secure sums do not have.")
+            raise InputError("This method keeps vectors at clients, which deployed secure sums do not support.")
         return Memory(self._like.new_zeros(len(self._names), self.dimension), self)
 
     def losses(

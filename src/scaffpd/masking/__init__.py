@@ -74,7 +74,7 @@ class Party:
         for card in cards:
             if card.name == self.name:
                 if card.key != self.identity.card.key:
-                    raise InputError(f"Somebody else shows a card in the name of {self.name!r}.")
+                    raise InputError(f"Another client shows a card in the name of {self.name!r}.")
                 continue
             self._check(card)
             if self._cards.get(card.name) != card:
@@ -106,7 +106,7 @@ class Party:
             raise InputError("This sum is not for this client, or its numbers are for fewer clients.")
         if terms.colluding < self.least:
             raise InputError(
-                f"This client takes part in sums that bear {self.least} colluding clients, not {terms.colluding}."
+                f"This client takes part in sums that tolerate {self.least} colluding clients, not {terms.colluding}."
             )
         total = numbers.encode(np.ravel(vector))
         salt = terms.digest + repr(numbers).encode() + asked

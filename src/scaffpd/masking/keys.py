@@ -1,7 +1,7 @@
 r"""Identities of clients, shared secrets of two of them, and the key streams derived from these.
 
 The others know a client by a long-term X25519 key on a card, which the server passes on. A client that trusts the
-server to pass cards on unchanged needs no more; one that does not pins the others' keys by their
+server to pass cards on unchanged needs no more; otherwise it pins the others' keys by their
 fingerprints, compared by telephone, or has cards signed with certificates of an authority that the server does not own.
 
 A card also has a key for the lifetime of the process (`once`). The secret of two clients combines both agreements,

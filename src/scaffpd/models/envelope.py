@@ -260,8 +260,8 @@ class RotatedTargets:
 def rotate_targets(compressed: Compressed) -> RotatedTargets:
     """Rotate every client's rows and targets, once, in double precision.
 
-    With U', V' the nearest matrices with orthonormal columns, A = U' S V'ᵀ + E: E is A − U (S Vᵀ), plus the distance
-    of U and V from orthonormal.
+    With U', V' the nearest matrices with orthonormal columns, A = U' S V'ᵀ + E: E comes from A − U (S Vᵀ) and from the
+    distance of U and V to orthonormal columns.
     """
     rows, features = compressed.fine, compressed.rows.A.shape[1]
     layout = Ragged([min(size, features) for size in rows.layout.lengths], rows.A.device, torch.float64)

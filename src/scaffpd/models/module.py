@@ -252,7 +252,7 @@ class Module:
         precision: "bf16" or "fp16" computes products in that format (autocast); x keeps its own.
         statistics: of batch norm: "averaged" as part of x, or "own" (FedBN): a client's losses, and those of its
             held-out rows, use the statistics of its training rows at x, from a pass without dropout and `Augment`.
-            ∇f_i takes these s_i(x) for constants.
+            ∇f_i treats these s_i(x) as constants.
     """
 
     module: nn.Module
@@ -424,9 +424,7 @@ def _try_out(function: NetworkFunction, X: Tensor) -> Tensor:
     if not isinstance(first, Tensor) or first.ndim == 0 or len(first) != len(X):
         raise InputError("The network must return one tensor with a row of outputs for every sample.")
     if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-        raise InputError(
-            "The network gives other outputs when it is asked again: switch off what is random with .eval()."
-        )
+        raise InputError("The outputs of the network differ from call to call: switch its randomness off with .eval().")
     return first
 
 

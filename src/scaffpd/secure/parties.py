@@ -110,7 +110,7 @@ class DisclosureGuard:
         same = self._same(record)
         if any(known.names != terms.names for known in same) and not self.changing:
             raise InputError(
-                "This client's vector has been in a sum already: one over different clients would show somebody's own."
+                "This client's vector has been in a sum already: one over other clients would show a client's own."
             )
         different = {known.weights.tobytes() for known in same if known.names == terms.names}
         if self.counted and len(different) >= weightings(terms):

@@ -4,8 +4,8 @@ Clients take η_i = 1/L_i; the server has a factor e on d and a dual/primal rati
 knows, at no cost,
 
     D = e⟨c, d⟩                        the predicted decrease,
-    B = ⟨λ⁺, L⁺ − L⟩ + D               the loss by curvature (∝ e²),
-    X = σ‖q‖² / (2κ),  q = L⁺ − L      the possible loss by moving weights (∝ e³; q is centred on the simplex, where
+    B = ⟨λ⁺, L⁺ − L⟩ + D               the part lost to curvature (∝ e²),
+    X = σ‖q‖² / (2κ),  q = L⁺ − L      the part that moving weights may cost (∝ e³; q is centred on the simplex, where
                                        only differences between clients count).
 
 *Primal step.* Accelerated primal-dual theory, in the metric that makes ‖x⁺ − x‖² equal D, needs B + X ≤ D/2; the
