@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from functools import cache
 from types import NoneType
 from typing import Any, NamedTuple, Protocol, get_args, get_type_hints
+from weakref import ref
 
 import numpy as np
 import torch
@@ -131,6 +132,20 @@ def digest(array: Array) -> str:
     """Return a digest of a vector's contents, the same on both sides."""
     about = f"{array.dtype}{array.shape}".encode()
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16, key=about[:64]).hexdigest()
+
+
+_HASHED: deque[tuple[ref[Tensor], int | None, str]] = deque(maxlen=64)  # at the versions that PyTorch counts up
+
+
+def vector_digest(vector: Tensor) -> str:
+    """Hash a vector once, until PyTorch changes it in place (NumPy must not: algorithms make new vectors)."""
+    version = None if vector.is_inference() else vector._version
+    for held, since, name in tuple(_HASHED):
+        if held() is vector and since == version is not None:
+            return name
+    name = digest(vector.detach().numpy(force=True))
+    _HASHED.append((ref(vector), version, name))
+    return name
 
 
 GARBAGE, REFUSED = "garbage", "refused"

@@ -17,12 +17,11 @@ present. If the policy says so, the run pauses instead until all are back. Below
 from __future__ import annotations
 
 import secrets
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from weakref import ref
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +29,7 @@ from torch import Tensor
 from scaffpd.config.federation import PAUSE, STRIKES, FaultPolicy
 from scaffpd.config.model_file import Setup
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import GARBAGE, REFUSED, REMEMBERED, Array, Failure, Message, Transport, VectorCache, plain
+from scaffpd.deploy.messages import GARBAGE, REFUSED, Array, Failure, Message, Transport, VectorCache, plain
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic
 from scaffpd.federation.questions import QUESTIONS, Question
@@ -78,8 +77,6 @@ class Session:
     # Σ ‖a‖² over the standardised rows of every silo, or of all silos, from sums over columns
     spread: dict[str, float] = field(default_factory=dict)
     _sent: dict[str, VectorCache] = field(default_factory=dict)
-    # vectors that have names, at the versions that PyTorch counts up when it changes them
-    _names: deque[tuple[ref[Tensor], int | None, str]] = field(default_factory=partial(deque, maxlen=REMEMBERED))
     _prefix: str = field(default_factory=partial(secrets.token_hex, 8))
 
     def greet(self, timeout: float, present: Sequence[str] = ()) -> Replies:
@@ -144,17 +141,8 @@ class Session:
 
     def _named(self, vectors: Mapping[str, Tensor]) -> NamedVectors:
         """Name vectors by their contents and by this session, so that names of two sessions never collide."""
-        return {role: (self._name(vector), vector.detach().numpy()) for role, vector in vectors.items()}
-
-    def _name(self, vector: Tensor) -> str:
-        """Hash a vector once, until PyTorch changes it in place (NumPy must not: algorithms make new vectors)."""
-        version = None if vector.is_inference() else vector._version
-        for held, since, name in self._names:
-            if held() is vector and since == version is not None:
-                return name
-        name = f"{self._prefix}-{messages.digest(vector.detach().numpy())}"
-        self._names.append((ref(vector), version, name))
-        return name
+        names = {role: f"{self._prefix}-{messages.vector_digest(vector)}" for role, vector in vectors.items()}
+        return {role: (names[role], vector.detach().numpy()) for role, vector in vectors.items()}
 
     def _lacking(self, name: str, roles: NamedVectors) -> dict[str, Array]:
         """Return the vectors that this silo lacks, by their names."""

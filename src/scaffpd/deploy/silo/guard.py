@@ -39,7 +39,7 @@ from scaffpd.algorithms.base import SIZES as MEASURED
 from scaffpd.config.model_file import Setup, read_values
 from scaffpd.config.reading import algorithm_kind
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy.messages import ASKING, MASKED, SIZES, MissingVectors, digest
+from scaffpd.deploy.messages import ASKING, MASKED, SIZES, MissingVectors, vector_digest
 from scaffpd.deploy.silo.records import AnswerJournal, as_numbers, as_text, decisions
 from scaffpd.errors import InputError
 from scaffpd.federation import Key
@@ -342,18 +342,18 @@ class SiloGuard:
         self._few(f"response {_name(at)}", how, RESPONSES, f"{RESPONSES} of its weights at that point")
         if isinstance(question, WeighedSteps):
             what, words = f"correction {_name(at)}", f"its local work for {CORRECTIONS} corrections at that point"
-            self._few(what, _digest(question.correction), CORRECTIONS, words)
+            self._few(what, vector_digest(question.correction), CORRECTIONS, words)
         return None
 
     def _scored(self, question: Question, hidden: bool) -> None:
         """Limit accuracies, including those of models compared at the end, and losses if they are hidden."""
         if isinstance(question, Scores) and hidden:
             most = min(self.limits.scores, SCORED)
-            return self._few("hidden scores", _digest(question.x), most, f"its scores at {most} points")
+            return self._few("hidden scores", vector_digest(question.x), most, f"its scores at {most} points")
         if isinstance(question, Scores) and question.accuracy:
-            name = f"{_digest(question.x)} {question.split}"
+            name = f"{vector_digest(question.x)} {question.split}"
         elif isinstance(question, JoiningScores):
-            name = " ".join(map(_digest, (question.average, question.fair, question.personal)))
+            name = " ".join(map(vector_digest, (question.average, question.fair, question.personal)))
         else:
             return None
         words = f"its accuracy at {self.limits.scores} points, which is all that limits.scores allows"
@@ -369,7 +369,7 @@ class SiloGuard:
     def _reach(self, setup: Setup, x: Tensor, start: Tensor, batch: tuple[int | None, Key]) -> None:
         """Admit a point x, or refuse one too far out or one too many."""
         limits, known = self.limits, self.journal.known(self.run, "point")
-        name, way = f"{_digest(x)} {batch}", 0.0
+        name, way = f"{vector_digest(x)} {batch}", 0.0
         if name in known:
             return
         if self.promised is not None and len(known) >= self.promised:
@@ -408,12 +408,8 @@ class SiloGuard:
             )
         if correction is not None and isinstance(at, GradientsAt):
             what, words = f"correction {_name(at)}", f"its local work for {CORRECTIONS} corrections at that point"
-            self._few(what, _digest(correction), CORRECTIONS, words)
-
-
-def _digest(x: Tensor) -> str:
-    return digest(x.numpy(force=True))
+            self._few(what, vector_digest(correction), CORRECTIONS, words)
 
 
 def _name(at: GradientsAt) -> str:
-    return f"{_digest(at.x)} {(at.batch_size, at.key)}"
+    return f"{vector_digest(at.x)} {(at.batch_size, at.key)}"

@@ -378,7 +378,7 @@ class Silo:
         def point(role: str) -> GradientsAt:
             if role not in written.vectors:
                 raise InputError(f"The question does not name its vectors ({role}).")
-            asked = (messages.digest(written.vectors[role].numpy(force=True)), *written.batch())
+            asked = (messages.vector_digest(written.vectors[role]), *written.batch())
             if asked not in self._points:
                 while len(self._points) >= POINTS:
                     self._points.pop(next(iter(self._points)))
