@@ -33,9 +33,7 @@ _UNDISTURBED = {}
 
 def federation(folder, replacing=None, more=""):
     """Three of the hospitals: two are left when one has gone."""
-    path, places = rough(folder, replacing={', "switzerland"': "", **(replacing or {})}, more=more)
-    del places["switzerland"]
-    return path, places
+    return rough(folder, 3, replacing=replacing, more=more)
 
 
 def undisturbed(folder, change):
