@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from deploy_cases import QUICK, Faulty, events, model_of, opened
-from deploy_cases import rough as federation
+from deploy_cases import QUICK, Faulty, events, model_of, opened, rough
 from hostile_cases import Liar, array, attacked, is_quarantined, loss, stale
 from test_faults import SCAFF_PD
 
@@ -14,6 +13,12 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
 
 pytestmark = pytest.mark.usefixtures("fake_clock")
+
+
+def federation(folder, silos=3, **how):
+    return rough(folder, silos, **how)
+
+
 ATTACKS = {
     "absurd gradient": ("absurd size", {"gradients": array("c", lambda c: 1e9 * c, 2)}),
     "large gradient": ("length of rows", {"gradients": array("c", lambda c: 1e2 * c)}),

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from deploy_cases import QUICK, Faulty, Killed, cohort, encoded, events, is_right, model_of, opened
-from deploy_cases import rough as federation
+from deploy_cases import QUICK, Faulty, Killed, cohort, encoded, events, is_right, model_of, opened, rough
 from hostile_cases import Liar, array, attacked, is_quarantined, loss, weights
 from test_faults import LIES, SCAFF_PD
 
@@ -19,6 +18,10 @@ from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("fake_clock")
+
+
+def federation(folder, silos=3, **how):
+    return rough(folder, silos, **how)
 
 
 @pytest.mark.sample(2)
@@ -104,7 +107,7 @@ def test_a_quarantined_silo_is_not_asked_after_a_resume_either(tmp_path):
 
 
 def test_a_liar_may_leave_too_few(tmp_path):
-    path, places = federation(tmp_path / "a", more=QUICK.replace("quorum = 2", "quorum = 4"))
+    path, places = federation(tmp_path / "a", more=QUICK.replace("quorum = 2", "quorum = 3"))
     outcome, _ = attacked(path, places, gradients=array("c", np.negative, 2))
     assert (outcome.status, outcome.final) == ("paused", False)
     assert "va is quarantined" in outcome.sentence
@@ -115,7 +118,7 @@ def test_a_liar_may_leave_too_few(tmp_path):
 
 
 def test_two_liars_among_four(tmp_path):
-    path, places = federation(tmp_path, more=QUICK)
+    path, places = federation(tmp_path, 4, more=QUICK)
     silos = opened(places)
     silos["va"] = Liar(silos["va"], gradients=array("c", np.negative, 2))
     silos["hungarian"] = Liar(silos["hungarian"], gradients=loss(lambda f: f + 0.2, 4))
@@ -169,11 +172,11 @@ def test_a_loss_that_is_said_not_to_be_convex_ends_the_certificate_in_a_sentence
 
 def test_a_cap_is_a_quorum(tmp_path):
     """Weights of at most 0.3 take four silos: without one of them the run waits, and does not fail."""
-    path, places = federation(tmp_path / "a", replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.3\n"}, more=QUICK)
+    path, places = federation(tmp_path / "a", 4, replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.3\n"}, more=QUICK)
     outcome, _ = attacked(path, places, gradients=array("c", np.negative, 2))
     assert (outcome.status, outcome.final) == ("paused", False)
     assert outcome.sentence.startswith("Fewer than 4 silos are there (cleveland, hungarian, switzerland; va is quar")
-    path, places = federation(tmp_path / "b", replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.2\n"}, more=QUICK)
+    path, places = federation(tmp_path / "b", 4, replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.2\n"}, more=QUICK)
     outcome, liar = attacked(path, places)
     assert (outcome.status, liar.heard) == ("failed", [])
     assert outcome.sentence == "ChiSquare has cap=0.2, but 4 clients need at least 0.25 (1/4)."
