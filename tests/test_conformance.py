@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from deploy_cases import no_locks  # noqa: F401 - a fixture
 
 import scaffpd as sp
 from runtimes import MODELS, NAMES, RUNTIMES, data_of, federation_of, model_of
@@ -300,6 +301,7 @@ def test_directions_have_to_be_allowed(where, tmp_path):
         at.restriction(torch.ones(len(federation.start()), 1).double(), W, torch.ones(len(federation.start())).double())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_masked_runtimes_pay_alike(model, tmp_path):
     """Two rounds of questions with masks, here and behind bytes: as many exchanges, bytes up and bytes down."""

@@ -11,7 +11,7 @@ import pytest
 import typer
 from deploy_cases import QUICK, federation, run
 
-from scaffpd import cli
+from scaffpd import choosing, cli
 from scaffpd.cli import EXIT_CODES
 from scaffpd.config.federation import FederationFile
 
@@ -155,6 +155,7 @@ def site(tmp_path_factory):
         "--target",
         "ill",
         "--quiet",
+        "--no-choose",
         "--splits",
         "0",
     ]
@@ -167,6 +168,8 @@ DEMO = "scaffpd demo"  # tests/test_cli.py has it
 
 @pytest.mark.parametrize("example", [pytest.param(e, marks=pytest.mark.long) if e.startswith(DEMO) else e for e in RUN])
 def test_examples_run(example, site, tmp_path, monkeypatch, capsys):
+    for name, few in (("L2S", choosing.L2S[1:3]), ("KAPPAS", choosing.KAPPAS[::2]), ("STRENGTHS", 1)):
+        monkeypatch.setattr(choosing, name, few)
     shutil.copytree(site, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     if example.startswith("scaffpd silo init"):

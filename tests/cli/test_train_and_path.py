@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaffpd import cli
+from scaffpd import choosing, cli, gains
 from scaffpd.cli.train import requested
 from scaffpd.errors import InputError
 
@@ -45,7 +45,10 @@ TABLE = "train patients.csv --client hospital --target ill"
 QUICK = f"{TABLE} --no-choose --splits 0"  # without what joining brings
 
 
-def test_two_options_are_enough(here, capsys):
+def test_two_options_are_enough(here, capsys, monkeypatch):
+    for name, few in (("L2S", choosing.L2S[1:3]), ("KAPPAS", choosing.KAPPAS[::2]), ("STRENGTHS", 1)):
+        monkeypatch.setattr(choosing, name, few)
+    monkeypatch.setattr(gains, "PATH", gains.PATH[::3])
     found = ran(f"{TABLE} --splits 1 --no-coalition", capsys)
     for words in ("patients: 3 clients by hospital", "North", "South", "West", "accuracy", "certified gap"):
         assert words in found.out
@@ -65,7 +68,7 @@ def test_the_same_command_finds_its_run_and_another_one_its_own_folder(here, cap
     assert "runs/patients-2\n" in ran(f"{QUICK} --objective CVaR", capsys).out
     assert "runs/patients\n" in ran("train runs/patients/config.toml", capsys).out
     ran(f"{QUICK} --objective CVaR --out runs/patients", capsys, code=2)
-    ran(f"{QUICK} --objective CVaR --out runs/patients --fresh", capsys)
+    ran(f"{QUICK} --objective CVaR --out runs/patients --fresh --no-report", capsys)
 
 
 def test_quiet_and_json(here, capsys):

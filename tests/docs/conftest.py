@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import sklearn
+from deploy_cases import no_locks  # noqa: F401 - a fixture
 
 from scaffpd.models import losses
 

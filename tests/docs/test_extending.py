@@ -184,7 +184,7 @@ def test_a_question_of_ones_own_is_answered_in_every_runtime(page, runtime, tmp_
     asks = EVERYTHING.replace("UPDATES})", 'UPDATES, "gradient_variance"})')
     federation = federation_of(runtime, "squared", tmp_path, algorithm=own + "\n" + asks)
     x = federation.start() + 0.3
-    seen = federation.ask(page["GradientVariance"](x, 3, (7,), 400)).numbers("variance")
+    seen = federation.ask(page["GradientVariance"](x, 3, (7,), 150)).numbers("variance")
     assert (federation.traffic.exchanges, federation.traffic.bytes_up) == (1, 8 * len(NAMES))
     assert federation.traffic.bytes_down == 8 * len(x) * len(NAMES)
     for value, (X, y) in zip(seen, data_of("squared")[0].values(), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -17,10 +18,17 @@ from scaffpd.runs.train import joining_of
 from scaffpd.tabular.clients import TableFile, read_clients
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("once")
+    return folder, *run(asked(patients(folder / "p.csv"), data_test=0.0), folder / "run")
+
+
 @pytest.fixture
-def trained(tmp_path):
-    models, prepared = run(asked(patients(tmp_path / "p.csv"), data_test=0.0), tmp_path / "run")
-    return tmp_path, models, prepared
+def trained(once, tmp_path):
+    """A copy of a run's folder, its models and its data."""
+    shutil.copytree(once[0], tmp_path, dirs_exist_ok=True)
+    return tmp_path, *once[1:]
 
 
 def lines(folder):
