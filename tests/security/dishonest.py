@@ -81,6 +81,9 @@ def written(folder: Path, kind="ScaffPD", rules="", names=NAMES, required=True, 
     return path, places
 
 
+AGREED = {}  # what silos have agreed on, by their settings: the same rows make the same agreement
+
+
 class Coordinator:
     """Silos in this process, an agreement with them, and questions of any kind to any of them."""
 
@@ -89,7 +92,8 @@ class Coordinator:
         self.silos = {name: Silo.open(place) for name, place in self.places.items()}
         self.session, self.file = Session(InProcess(self.silos)), FederationFile.read(path)
         self.session.greet(5.0)
-        self.setup = negotiate(self.session, names, self.file)
+        self.setup = AGREED.get(about := repr((kind, rules, names, how))) or negotiate(self.session, names, self.file)
+        AGREED[about] = self.setup
         self.facts = settle(self.session, names, self.setup, 5.0)
         self.names, self.asked = list(names), 0
 
