@@ -7,7 +7,7 @@ not counted as traffic; an algorithm that needs them pays for them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.certificate import certify, length, no_certificate
-from scaffpd.errors import InputError, count, positive, unknown
+from scaffpd.errors import InputError, count, positive, real, unknown
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
 from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, LocalSteps, Losses, ProximalSteps
 from scaffpd.objectives.base import LARGEST, Objective
@@ -30,8 +30,15 @@ CERTIFIED = 0.1  # accuracy of the certificate's λ, as a share of what another 
 NOTHING = 2.0  # times its floor: a certificate that another λ cannot improve
 NEAR = 1e-6  # σ of a prox that is all but a projection
 WEIGHTS = ("samples", "uniform")
-POSITIVE = ("local_rate", "server_rate", "dual_rate")
-COUNTS = ("local_steps", "batch_size", "clients_per_round")
+POSITIVE = ("local_rate", "server_rate", "dual_rate", "local_epochs", "adaptivity")
+RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {  # of other settings
+    "mu": ("mu >= 0 and finite", lambda value: 0 <= value < np.inf),
+    "q": ("q >= 0 and finite", lambda value: 0 <= value < np.inf),
+    "tail": ("0 < tail <= 1", lambda value: 0 < value <= 1),
+    "momentum": ("0 <= momentum < 1", lambda value: 0 <= value < 1),
+    "second_momentum": ("0 <= second_momentum < 1", lambda value: 0 <= value < 1),
+}
+COUNTS = ("local_steps", "batch_size", "clients_per_round", "pairs")
 GRADIENTS, LOSSES, UPDATES = GradientsAt.kind, Losses.kind, LocalSteps.kind  # what an algorithm may ask for
 PROXIMAL, CURVATURE, DIAGONAL = ProximalSteps.kind, Curvature.kind, Diagonal.kind
 SIZES = "sizes"  # ‖d_i‖², where vectors are masked
@@ -431,20 +438,21 @@ def check_settings(method: Any) -> None:
     owner = type(method).__name__
     given = {item.name: getattr(method, item.name) for item in fields(method) if item.init}
     for name, value in given.items():
-        if name in POSITIVE and value is not None:
+        left_out = value is None and getattr(type(method), name, None) is None
+        if name in POSITIVE and not left_out:
             positive(owner, name, value)
-        if name in COUNTS and value is not None:
+        if name in COUNTS and not left_out:
             count(owner, name, value)
+        if name in RANGES:
+            words, fits = RANGES[name]
+            if not fits(real(owner, name, value)):
+                raise InputError(f"{owner} needs {words}, got {value!r}.")
         if name == "schedule" and value is not None and not isinstance(value, Schedule):
             raise InputError(f"{owner} needs schedule=Schedule(...), got {value!r}.")
         if name == "weights" and value not in WEIGHTS:
             raise unknown("weights", value, WEIGHTS)
         if name == "objective" and not isinstance(value, Objective):
             raise InputError(f"{owner} needs an objective such as ChiSquare(rho=0.1), got {value!r}.")
-    if "local_steps" in given and given["local_steps"] is None and type(method).local_steps is not None:
-        raise InputError(f"{owner} needs a whole number local_steps >= 1, got None.")
-    if "server_rate" in given and given["server_rate"] is None and type(method).server_rate is not None:
-        raise InputError(f"{owner} needs a number for server_rate, got None.")
 
 
 def check_participation(method: Any, clients_per_round: int | None, federation: Federation) -> None:

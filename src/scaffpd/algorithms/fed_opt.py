@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.fed_avg import FedAvg, FedAvgState
-from scaffpd.errors import InputError, positive, real
 from scaffpd.federation import Federation
 
 
@@ -53,12 +52,6 @@ class FedAvgM(FedAvg):
     published: ClassVar[str] = "FedAvgM"
 
     momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("momentum", "second_momentum"):
-            if hasattr(self, name) and not 0 <= real(type(self).__name__, name, getattr(self, name)) < 1:
-                raise InputError(f"{type(self).__name__} needs 0 <= {name} < 1, got {getattr(self, name)!r}.")
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ServerOptimizerState:
         """Begin as FedAvg does; the server remembers nothing."""
@@ -97,10 +90,6 @@ class FedAdam(FedAvgM):
     server_rate: float = 0.1
     second_momentum: float = 0.99
     adaptivity: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(type(self).__name__, "adaptivity", self.adaptivity)
 
     def _second(self, x: Tensor) -> Tensor:
         return torch.full_like(x, self.adaptivity**2)

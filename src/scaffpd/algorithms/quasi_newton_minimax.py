@@ -47,7 +47,6 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, SeeingMethod, SeenState, combined, compact, steepest
 from scaffpd.certificate import EPSILON
-from scaffpd.errors import count
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts
@@ -94,10 +93,6 @@ class QuasiNewtonMinimax(SeeingMethod):
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, DIAGONAL})
 
     pairs: int = 60
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        count(type(self).__name__, "pairs", self.pairs)
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count losses and gradients at every point."""
