@@ -186,7 +186,7 @@ MODELS = {
     "noise of another kind": (lambda: sp.Module(net(nn.Linear(3, 4), nn.AlphaDropout(0.1))), "layer '1' has noise"),
     "dropout inside a layer": (lambda: sp.Module(nn.LSTM(3, 4, 2, dropout=0.5)), "layer '' has noise"),
     "a random slope": (lambda: sp.Module(net(nn.Linear(3, 2), nn.RReLU())), "layer '1' has noise"),
-    "hidden noise": (lambda: sp.Cohort([(X, Y)], sp.Module(Noisy(3, 2))), "other outputs when it is asked again"),
+    "hidden noise": (lambda: sp.Cohort([(X, Y)], sp.Module(Noisy(3, 2))), "differ from call to call"),
     "lazy layers": (lambda: sp.Module(lazy(3)), "run it once first"),
     "a network for other features": (
         lambda: sp.Cohort([(X, Y)], sp.Module(nn.Linear(5, 2))), "The network cannot take samples of shape (3,)"

@@ -270,7 +270,7 @@ class SplitTables:
 
 
 def client_row(
-    model: str, client: str, weight: float, splits: Mapping[str, tuple[int, float, float]], measure: str = "accuracy"
+    model: str, client: str, weight: float, splits: Mapping[str, tuple[float, float, float]], measure: str = "accuracy"
 ) -> dict[str, Any]:
     """Return a row of `clients.csv`, with the same columns from every command.
 
