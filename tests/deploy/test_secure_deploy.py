@@ -198,8 +198,8 @@ def test_a_coordinator_that_goes_on_regardless_is_refused(tmp_path):
     outcome, _ = run(path, places, {28: [("kill", "va")]})
     assert outcome.status in ("failed", "paused")
     assert (
-        any("over different clients" in event["sentence"] for event in events(path))
-        or "over different clients" in outcome.sentence
+        any("over other clients" in event["sentence"] for event in events(path))
+        or "over other clients" in outcome.sentence
     )
 
 

@@ -174,7 +174,7 @@ def test_weightings_of_one_vector(coordinator, nudge):
 
 def test_sums_over_fewer(coordinator):
     assert learn(subset, coordinator, X) is None
-    assert "over different clients" in sentence(subset, coordinator, X)
+    assert "over other clients" in sentence(subset, coordinator, X)
 
 
 def test_parts_are_asked_for_once(coordinator):
