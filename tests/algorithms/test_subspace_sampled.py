@@ -362,7 +362,7 @@ def test_the_error_falls_and_ends_below_that_without_averages(name, objective, m
 @pytest.mark.parametrize("name", [pytest.param("hospitals", marks=pytest.mark.long), "synthetic"])
 def test_minibatches_of_half_of_the_clients(name):
     cohort, objective = PROBLEMS[name](), sp.ChiSquare(rho=0.1)
-    runs = [noisy(cohort, s, 40, objective, clients_per_round=len(cohort.names) // 2) for s in range(2)]
+    runs = [noisy(cohort, s, 25, objective, clients_per_round=len(cohort.names) // 2) for s in range(2)]
     late = np.mean([value(cohort, objective, run.x) for run in runs]) - optimum(name, objective)
     assert late < 0.4 * (value(cohort, objective, cohort.start()) - optimum(name, objective))
 

@@ -8,6 +8,7 @@ from sklearn.base import clone
 
 import scaffpd as sp
 from scaffpd.estimators.base import Scale
+from scaffpd.privacy import accountant
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
 
@@ -72,7 +73,9 @@ def test_the_parameters_are_scikit_learns():
     assert copy.set_params(epsilon=None).fit(X, Y, clients=CLIENTS).privacy_ is None
 
 
-def test_minibatches_need_no_word_on_sizes():
+def test_minibatches_need_no_word_on_sizes(monkeypatch):
+    monkeypatch.setattr(accountant, "GRID", 0.3)  # ten times as coarse, on which ε is rounded up
+    monkeypatch.setattr(accountant, "COARSEST", 0.01)
     algorithm = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2, batch_size=20)
     model = sp.FairFederatedClassifier(algorithm=algorithm, epsilon=4, max_rounds=2).fit(X, LABELS, clients=CLIENTS)
     assert 3 < model.privacy_.worst <= 4
