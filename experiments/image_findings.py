@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments import image_rows as table
+from experiments.csv_files import write_csv
 from experiments.image_plans import NUMBERS
-from scaffpd.comparison.tables import markdown_table, write_csv
+from scaffpd.comparison.tables import markdown_table
 from scaffpd.figures import BLACK, BLUE, GREEN, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE
 from scaffpd.metrics import half_interval
 

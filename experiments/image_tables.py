@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from experiments import image_plans
+from experiments.csv_files import write_csv
 from experiments.image_plans import METHODS, NUMBERS, Plan
 from experiments.image_study import Study
 from scaffpd.comparison import Comparison, versions
 from scaffpd.comparison.runs import Run
 from scaffpd.comparison.setting import LATTICE, TAIL, grid, neighbours
-from scaffpd.comparison.tables import MethodSummary, markdown_table, write_csv
+from scaffpd.comparison.tables import MethodSummary, markdown_table
 from scaffpd.federation import Vector
 from scaffpd.metrics import Summary, a_fifth
 from scaffpd.system import format_bytes

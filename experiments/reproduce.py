@@ -183,7 +183,7 @@ def _show_images(study: ImageStudy) -> None:
 def _rho(asked: Request, out: Path) -> list[Path]:
     from experiments import image_curves as curves
     from experiments import image_figures, image_study
-    from scaffpd.comparison.tables import write_csv
+    from experiments.csv_files import write_csv
 
     here = image_study.ground(asked.plan("cifar100"), asked.place)
     found = curves.curves(here, RHO_ALPHA, asked.place, out)
@@ -199,7 +199,7 @@ def _rho(asked: Request, out: Path) -> list[Path]:
 
 def _tradeoff(asked: Request, out: Path) -> list[Path]:
     from experiments import image_figures, image_study
-    from scaffpd.comparison.tables import write_csv
+    from experiments.csv_files import write_csv
 
     here, beside = image_study.ground(asked.plan("tinyimagenet"), asked.place), out.parent / "tinyimagenet"
     found = image_study.comparison(here, TRADEOFF_ALPHA, asked.place, beside if beside.is_dir() else out / "runs")
@@ -210,7 +210,7 @@ def _tradeoff(asked: Request, out: Path) -> list[Path]:
 
 def _regulariser(asked: Request, out: Path) -> list[Path]:
     from experiments import image_study
-    from scaffpd.comparison.tables import write_csv
+    from experiments.csv_files import write_csv
 
     rows: list[tuple[Any, ...]] = []
     for name, title in image_study.TITLES.items():
@@ -231,7 +231,7 @@ def _regulariser(asked: Request, out: Path) -> list[Path]:
 def _causes(asked: Request, out: Path) -> list[Path]:
     from experiments import image_curves as curves
     from experiments import image_study
-    from scaffpd.comparison.tables import write_csv
+    from experiments.csv_files import write_csv
 
     here = image_study.ground(asked.plan("tinyimagenet"), asked.place)
     found = curves.causes(here, TRADEOFF_ALPHA, asked.place)

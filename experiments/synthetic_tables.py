@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from experiments import synthetic_problem, synthetic_tuning
+from experiments.csv_files import write_csv
 from experiments.synthetic_figures import FIGURES, cell, text
 from experiments.synthetic_problem import DEEP, TARGET, J, Setting
 from experiments.synthetic_study import SHORT_RATE, Curve, Study
 from experiments.synthetic_tuning import AFL_, APD, DRFA_, FREE, GDA, METHODS, MINIMAX, SCAFF_PD, SIZE
 from scaffpd.comparison import versions
-from scaffpd.comparison.tables import markdown_table, write_csv
+from scaffpd.comparison.tables import markdown_table
 
 DRIFTING = (DRFA_, AFL_)
 FEWER = 10  # Scaff-PD is to need at most a tenth of DRFA's rounds

@@ -152,7 +152,7 @@ def test_labels_in_every_form(frames):
     if frames:
         pairs = {name: (pandas.DataFrame(X, columns=["a", "b"]), pandas.Series(y)) for name, (X, y) in pairs.items()}
     own = sp.Personal(sp.Linear("softmax", intercept=True), 1.0, ["intercept"])
-    choice = sp.choose(pairs, own, sp.ChiSquare(0.1), [0.1, 1.0], [3.0, 30.0])
+    choice = sp.choose(pairs, own, sp.ChiSquare(0.1), 0.1, [3.0, 30.0])
     assert choice.model.columns == ("intercept",)
     assert choice.model.model.classes == 3
     assert choice.point.losses.shape == (2, 3)

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from scaffpd.comparison.tables import markdown_table, write_csv
+from scaffpd.comparison.tables import markdown_table
 from scaffpd.data.silos import Silos
 from scaffpd.figures import BLUE, ORANGE, QUIET, STYLE
 from scaffpd.metrics import Summary, a_fifth
+from scaffpd.system import csv_text, write_file
 
 HERE = Path(__file__).parent
 EPSILONS, DELTA = (1.0, 4.0, 8.0, np.inf), 1e-5
@@ -293,7 +294,8 @@ def main() -> None:
             about = (case.name, epsilon, method, seed, run.mean, run.worst, run.loss, cosine(run.x, again.x), run.spent)
             rows.append((*about, *setting))
         print(f"[{time.process_time() - started:4.0f} s] {case.name}, ε = {epsilon:g}, {method}: {setting}", flush=True)
-    write_csv(HERE / "differential.csv", HEAD, rows)
+    known = [{k: cell for k, cell in zip(HEAD, row, strict=True) if cell == cell} for row in rows]
+    write_file(HERE / "differential.csv", csv_text(known, HEAD))
     picture(rows, HERE / "differential.png")
     command = shlex.join(["python", "benchmarks/privacy/cost_of_privacy.py", *sys.argv[1:]])
     lines = table(rows)

@@ -52,7 +52,7 @@ def test_it_reaches_the_optimum_of_another_solver(loss, objective):
     assert loss == "logistic" or result.rounds == 1  # squared losses are their own model
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("method", [sp.fair, sp.SubspaceSaddle], ids=["fair", "sums only"])
 @pytest.mark.parametrize("name", SMALL)
 def test_small_members_of_the_hard_families(name, method):

@@ -294,7 +294,7 @@ NETWORKS = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("objective", "activation", "dtype"), NETWORKS)
 def test_networks_learn(objective, activation, dtype):
     torch.manual_seed(0)

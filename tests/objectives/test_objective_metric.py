@@ -13,7 +13,7 @@ from test_objective_solver import model, simplified, solve
 from scaffpd.errors import InputError
 
 each = pytest.mark.parametrize("kind", ALL)
-quick = settings(deadline=None, max_examples=10, derandomize=True)
+quick = settings(deadline=None, max_examples=7, derandomize=True)
 
 
 def moreau_error(objective, s: np.ndarray, old: np.ndarray, sigma: np.ndarray, lam: np.ndarray) -> float:

@@ -11,7 +11,7 @@ from objective_cases import ALL, ON_SIMPLEX, Step, build, optimality_error, powe
 from scaffpd.objectives import ChiSquare, ChiSquareBall, CVaR, Nash
 
 each = pytest.mark.parametrize("kind", ALL)
-quick = settings(deadline=None, max_examples=10, derandomize=True)
+quick = settings(deadline=None, max_examples=7, derandomize=True)
 
 
 def assert_feasible(objective, lam: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from objective_cases import ALL, Step, powers, steps, vectors
 from scaffpd.objectives import Nash
 
 each = pytest.mark.parametrize("kind", ALL)
-quick = settings(deadline=None, max_examples=10, derandomize=True)
+quick = settings(deadline=None, max_examples=7, derandomize=True)
 
 
 def size(objective, losses: np.ndarray) -> float:
