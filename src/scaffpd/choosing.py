@@ -96,7 +96,7 @@ class GridPoint:
 
 @dataclass(frozen=True)
 class Choice:
-    """What `choose` has found.
+    """Result of `choose`.
 
     Attributes:
         model: the model with the chosen l2, `Personal` where κ is finite; give it to a `Cohort`.
@@ -157,7 +157,7 @@ class Choice:
 
     @property
     def sentence(self) -> str:
-        """What was chosen, and by how much it matters."""
+        """Describe the choice, and by how much it matters."""
         own, lowest = self.point.score(self.by), self.best.score(self.by)
         rule, folds = "the lowest", self.point.losses.shape[1]
         if self.point is not self.best:

@@ -45,7 +45,7 @@ class Leaving(NamedTuple):
 
 @dataclass(frozen=True)
 class Coalition:
-    """What every client brings and gets, and who would leave; arrays are in the order of `names`.
+    """Contribution and gain of every client, and groups that would leave; arrays are in the order of `names`.
 
     Attributes:
         names: the clients.

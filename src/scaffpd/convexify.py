@@ -63,7 +63,7 @@ class Representation:
 
 @dataclass(frozen=True)
 class Convexified:
-    """What the three stages gave.
+    """Results of the three stages.
 
     Attributes:
         network: the network whose features are used.

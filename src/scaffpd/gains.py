@@ -56,7 +56,7 @@ CALLED = {AVERAGE: "one average model", FAIR: "one fair model", PERSONAL: "perso
 
 @dataclass(frozen=True)
 class Joining:
-    """What every client has of training with the others.
+    """Gain of every client from training with the others.
 
     Attributes:
         names: the clients.
@@ -150,7 +150,7 @@ class Joining:
 
     @property
     def sentence(self) -> str:
-        """What to do and who gains what, with the interval."""
+        """Describe the recommendation and the gains, with intervals."""
         best = self.recommendation
         if best == ALONE:
             gain = self.gain(self._told)
@@ -234,7 +234,7 @@ class Joining:
 
     @property
     def method(self) -> str:
-        """How intervals were made."""
+        """Describe how intervals were computed."""
         if self.splits > 1:
             return f"Student's t over {self.splits} random splits, corrected for the rows that splits share, at 95 %"
         block = getattr(self.evidence, "block", 1)

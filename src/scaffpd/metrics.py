@@ -135,7 +135,7 @@ class PairedDifference(NamedTuple):
 
     @property
     def clear(self) -> bool:
-        """Whether the interval is clear of zero."""
+        """Return whether the interval excludes zero."""
         return abs(self.mean) > self.half
 
     def in_units(self, measure: str, than: str) -> str:
@@ -155,7 +155,7 @@ class PairedDifference(NamedTuple):
 
 
 class RelativeGain(NamedTuple):
-    """How much lower a model's loss is than another's, as a share of the other's, with its 95 % interval."""
+    """Decrease of a model's loss against another's, as a share of the other's, with its 95 % interval."""
 
     value: float
     low: float

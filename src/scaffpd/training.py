@@ -34,7 +34,7 @@ EXPLOSION = 1e10  # growth of the largest loss beyond which a run is called dive
 
 
 class Status(StrEnum):
-    """How a run ended."""
+    """Status of a finished run."""
 
     CONVERGED = "converged"
     ROUND_LIMIT = "round limit"
@@ -46,7 +46,7 @@ class Status(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """What that means."""
+        """Describe the status in one sentence."""
         return SENTENCES[self]
 
 
@@ -69,7 +69,7 @@ UNMOVED = (
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """What a callback is shown after every round."""
+    """Argument of callbacks after every round."""
 
     rounds: int
     state: Any
@@ -78,7 +78,7 @@ class RoundInfo:
 
     @property
     def privacy(self) -> Spent | None:
-        """What the clients' answers have cost so far; `None` where they are not `Private`."""
+        """Privacy cost of the clients' answers so far; `None` if they are not `Private`."""
         return None if self.account is None else self.account.spent()
 
 
@@ -87,7 +87,7 @@ Callback = Callable[[RoundInfo], bool | None]
 
 @dataclass(frozen=True)
 class Result:
-    """What a run found.
+    """Result of a run.
 
     Attributes:
         x: the parameters, a flat array (`Linear.reshape` gives them their shapes).

@@ -1,4 +1,4 @@
-r"""What an algorithm says about itself, and what algorithms share: how a run begins, its certificate, local steps.
+r"""Base classes of algorithms: their declarations, and shared code for starts, certificates and local steps.
 
 An algorithm asks only for what its paper sends. The losses in a run's history are looked up with `evaluate`, which is
 not counted as traffic; an algorithm that needs them pays for them.
@@ -46,7 +46,7 @@ SIZES = "sizes"  # ‖d_i‖², where vectors are masked
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """What every algorithm has between two rounds; a checkpoint holds the state and nothing else.
+    """State of an algorithm between two rounds; a checkpoint holds the state and nothing else.
 
     Attributes:
         x: the model.
@@ -72,7 +72,7 @@ class RunState:
 
     @property
     def looked_up(self) -> bool:
-        """Whether this is a round after which losses are looked up."""
+        """Return whether losses are computed after this round."""
         return self.rounds % self.every == 0
 
 
@@ -224,7 +224,7 @@ class MinimaxMethod(Algorithm):
 
     @property
     def exact(self) -> bool:
-        """Whether losses and gradients are over all samples, as a certificate needs."""
+        """Return whether losses and gradients are over all samples, as a certificate needs."""
         return True
 
     def uncertified(self, state: Any) -> str | None:

@@ -109,7 +109,7 @@ class ScaffPD(MinimaxMethod):
 
     @property
     def exact(self) -> bool:
-        """Whether losses and gradients are over all samples, as a certificate needs."""
+        """Return whether losses and gradients are over all samples, as a certificate needs."""
         return self.batch_size is None or self.full_gradients
 
     def releases(self, rounds: int) -> ReleaseCounts:

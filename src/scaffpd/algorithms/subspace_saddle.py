@@ -58,7 +58,7 @@ EASED = 0.25  # what is left of ω when ν moves
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """What the clients have told about the neighbourhood of x.
+    """Answers of the clients about the neighbourhood of x.
 
     Attributes:
         V: the basis.

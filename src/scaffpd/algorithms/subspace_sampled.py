@@ -84,7 +84,7 @@ class PartialAnswers:
 
     @property
     def rounding(self) -> tuple[Vector, Vector]:
-        """As far as it is known."""
+        """Return the known rounding bounds."""
         return self.at.rounding
 
     def sum(self, weights: Vector) -> Tensor:

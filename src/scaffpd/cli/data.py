@@ -150,7 +150,7 @@ def data(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What data is embedded, what was found in a folder, and how to provide the rest.
+    """List embedded data, data found in a folder, and how to provide the rest.
 
     Nothing is downloaded, and no image is decoded.
 

@@ -47,7 +47,7 @@ X, VALUE, WEIGHTS, TOL = 1.0, 0.5, (2 / 3, 1 / 3), 1e-8  # the solution of the s
 
 
 def doctor(as_json: AsJson = False) -> None:
-    """What is installed, and whether training works on this machine.
+    """Check the installation, and whether training works on this machine.
 
     A self-check trains a small problem with a proof and compares it with the solution that is known by hand.
 

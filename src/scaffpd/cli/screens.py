@@ -1,4 +1,4 @@
-"""What commands show: tables, sections, and the rounds of a run while they are made."""
+"""Output of commands: tables, sections, and the rounds of a running job."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own
 
 
 class Reading:
-    """How a table is read."""
+    """Options for reading a table."""
 
     client: Annotated[str | None, typer.Option(help="Column that says whose a row is; file: each file is a client.")]
     target: Annotated[str | None, typer.Option(help="Column to be predicted: labels or numbers.")]
@@ -60,7 +60,7 @@ class Reading:
 
 
 class Solving:
-    """What is optimised, and how long."""
+    """Options of the objective and the rounds."""
 
     objective: Annotated[
         str | None,
@@ -78,7 +78,7 @@ class Solving:
 
 
 class Ending:
-    """Where it goes, and what is shown."""
+    """Options of the output."""
 
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")]
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")] = False
@@ -183,7 +183,7 @@ def path(
     cold: Annotated[bool, typer.Option("--cold", help="Also train each point alone, to see what that costs.")] = False,
     **given: Any,
 ) -> None:
-    """What fairness costs: models from the average to the worst case, and the one that is suggested.
+    """Show the cost of fairness: models from the average to the worst case, with a suggestion.
 
     Goes along ρ of ChiSquare, or along Tilted, ChiSquareBall, CVaR or QFair; every point starts from what the last
     one has learnt, which takes far fewer rounds than training each alone.

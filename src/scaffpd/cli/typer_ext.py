@@ -1,4 +1,4 @@
-"""What every command shares: help with examples, completion, JSON output, the folder to write to."""
+"""Shared code of all commands: help with examples, completion, JSON output, the output folder."""
 
 from __future__ import annotations
 

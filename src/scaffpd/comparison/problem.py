@@ -23,7 +23,7 @@ Pair = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Problem:
-    """What methods are compared on.
+    """Problem on which methods are compared.
 
     Args:
         data: `Silos` with test rows, or a function that makes them from a seed, such as

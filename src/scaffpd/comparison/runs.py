@@ -49,7 +49,7 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """What came of a job."""
+    """Result of a job."""
 
     job: RunKey  # which run it was
     factors: Factors  # on the automatic rates, by knob
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def failed(self) -> bool:
-        """Whether there is no model to speak of."""
+        """Return whether there is no usable model."""
         return self.status in FAILED
 
     def merit(self, select: str) -> tuple[float, ...] | None:

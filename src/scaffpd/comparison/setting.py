@@ -1,4 +1,4 @@
-r"""What is compared on what, checked before any work, with the same tuning budget for every method.
+r"""Setting of a comparison, checked before any work, with the same tuning budget for every method.
 
 A method names its rates in `knobs`, and computes those that were not given in `automatic(federation)`. Where strengths
 may be tuned as well, these are ρ of its objective and what it names in `strengths` (q, μ, θ). With k of them and a
@@ -108,7 +108,7 @@ PLAIN = (int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Setting:
-    """What is compared on what, and how."""
+    """Methods, problem and budget of a comparison."""
 
     methods: Any  # the methods by their labels; a list gets labels
     problem: Any  # the `Problem`: data and model

@@ -244,7 +244,7 @@ class MethodSummary:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of `compare`; `print` it, or hand it to a Rich console.
+    """Result of `compare`; `print` it, or pass it to a Rich console.
 
     Attributes:
         setting: what was compared on what.
@@ -288,7 +288,7 @@ class Comparison:
 
     @cached_property
     def classification(self) -> bool:
-        """Whether there are accuracies."""
+        """Return whether there are accuracies."""
         return any(not np.isnan(scores.accuracy).all() for run in self.runs for scores in run.scores.values())
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What both estimators share: parameters, which client has which row, the one call of `train`, scores by client."""
+"""Base class of both estimators: parameters, the clients of rows, the one call of `train`, scores by client."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
 
     @property
     def _tol(self) -> float | None:
-        """Where to stop; with noise nothing can be proven, and all rounds are made."""
+        """Return the tolerance; with noise nothing can be proven, and all rounds are made."""
         return self.tol if self.epsilon is None else None
 
     def _objective(self) -> Objective:

@@ -205,7 +205,7 @@ class Private:
 
     @property
     def _open(self) -> bool:
-        """Whether nothing is clipped and nothing noised."""
+        """Return whether nothing is clipped or noised."""
         free = self.clip == self.loss_clip == float("inf") and self.radius is None
         return free and not np.any(np.asarray(self.noise)) and not np.any(np.asarray(self.loss_noise))
 

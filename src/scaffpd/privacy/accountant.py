@@ -1,4 +1,4 @@
-r"""What releases cost: (ε, δ) of Gaussian mechanisms, composed, and every client's account of them.
+r"""Privacy cost of releases: (ε, δ) of Gaussian mechanisms, composed, and every client's account of them.
 
 A release is a sum over a client's records, each clipped to C, plus N(0, (zC)²): z is its noise multiplier, q the
 probability with which a record takes part. Neighbouring data sets differ in one record, which is there or replaced by
@@ -56,7 +56,7 @@ Releases = Mapping[Release, int]  # how many of each
 
 @dataclass(frozen=True)
 class Spent:
-    """What every client's answers have cost so far: they are (ε_i, δ)-differentially private for each of its records.
+    """Privacy cost of every client's answers so far: they are (ε_i, δ)-differentially private for each of its records.
 
     Attributes:
         names: the clients.
@@ -171,7 +171,7 @@ class ReleaseEntry(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class Account:
-    """What N clients have released."""
+    """Account of the releases of N clients."""
 
     names: Sequence[str]  # the clients
     delta: float  # δ
@@ -188,7 +188,7 @@ class Account:
 
     @property
     def total(self) -> int:
-        """How many releases have been made."""
+        """Number of releases so far."""
         return sum(own.total() for own in self.releases)
 
     def charge(self, entries: Sequence[ReleaseEntry]) -> None:

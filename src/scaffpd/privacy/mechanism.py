@@ -40,7 +40,7 @@ TOGETHER = 2**22  # numbers in the gradients of single records that are held at 
 
 @dataclass(frozen=True)
 class Clip:
-    """How much of a record counts in a sum."""
+    """Bound on the influence of a record in a sum."""
 
     most: float  # C, or B
     # f; sums are counted in units of C/2ᶠ. `None` where there is no noise: sums are plain numbers

@@ -58,7 +58,7 @@ def refusal(sentence: str) -> Any:
 
 
 class PrivatePoint(StackedPoint):
-    """What all clients have released at one x; sums, projections and norms are made of that."""
+    """Releases of all clients at one x; sums, projections and norms are computed from these."""
 
     restriction = curvatures = diagonal = diagonals = refusal(SECOND_ORDER)
 

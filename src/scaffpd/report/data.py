@@ -1,4 +1,4 @@
-"""What the folder of a run holds, as plain data (models, clients, rounds, privacy), and how its numbers are written."""
+"""Contents of a run folder as plain data (models, clients, rounds, privacy), and the formats of its numbers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PrivacyStatement:
 
     @property
     def scope(self) -> str:
-        """Whom the numbers protect."""
+        """Unit that the numbers protect."""
         together = "" if self.models < 2 else "both" if self.models == 2 else f"all {self.models}"
         return f"for every record, {together} models together" if together else "for every record"
 
@@ -89,7 +89,7 @@ class ModelSummary:
 
     @property
     def useless(self) -> bool:
-        """Whether the proven gap says nothing: losses are at least zero, so is the optimum, and the gap is wider."""
+        """Return whether the proven gap is vacuous: wider than the loss itself, which is at least zero."""
         return self.certificate is not None and self.value is not None and self.certificate >= self.value > 0
 
 
@@ -137,7 +137,7 @@ class Round:
 
 @dataclass(frozen=True)
 class JoiningReport:
-    """What joining brings every client: the words of the summary, and joining.csv by client and model."""
+    """Every client's gain from joining: the sentences of the summary, and joining.csv by client and model."""
 
     recommendation: str  # alone, average, fair or personal
     sentence: str
@@ -186,7 +186,7 @@ class StrengthPoint:
 
     @property
     def label(self) -> str:
-        """How an axis names it."""
+        """Label of an axis."""
         return (
             "one for all"
             if math.isinf(self.strength)
@@ -214,12 +214,12 @@ class CoalitionReport:
 
     @property
     def saved(self) -> float:
-        """What all clients together save against everybody alone."""
+        """Saving of all clients together against each alone."""
         return sum(row["gets"] for row in self.rows.values())
 
     @property
     def unit(self) -> str:
-        """What `share` is measured in."""
+        """Unit of `share`."""
         return "share of everything that is saved" if self.saved > 0 else "loss"
 
     def share(self, value: float) -> float:
@@ -268,7 +268,7 @@ class ReportData:
 
     @property
     def upwards(self) -> bool:
-        """Whether more is better."""
+        """Return whether more is better."""
         return self.measure == "accuracy"
 
     @property
@@ -312,7 +312,7 @@ class ReportData:
 
     @property
     def tested(self) -> dict[str, bool]:
-        """Whether each client's change is clear of noise; empty where that was not tested."""
+        """Return whether each client's change exceeds noise; empty if that was not tested."""
         return {s.client: s.clear for s in self.scores[self.pair[1]] if s.clear is not None} if self.pair else {}
 
     def gains(self, before: str, after: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""How good predictions are: scores beyond accuracy, whether probabilities hold, groups, and what a model looks at."""
+"""Quality of predictions: scores beyond accuracy, calibration, groups, and the features that a model uses."""
 
 from __future__ import annotations
 

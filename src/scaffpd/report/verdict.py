@@ -40,7 +40,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Difference:
-    """How a number moved: `gain` is positive where it got better."""
+    """Change of a number: `gain` is positive if it got better."""
 
     gain: float
     before: float
@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def better(self) -> bool:
-        """Whether there is a gain worth naming."""
+        """Return whether there is a gain worth naming."""
         return self.gain > 0 and not self.negligible
 
     @property

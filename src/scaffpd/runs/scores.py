@@ -1,4 +1,4 @@
-"""What people ask of a model: how often it is right, whom it picks, whether its probabilities hold, what it looks at.
+"""Scores of a model: accuracy, the rows that it picks, calibration, and the features that it uses.
 
 All of it is about held-out rows of clients in this process. Silos elsewhere are asked for none of it.
 """

@@ -153,7 +153,7 @@ def main_model(models: Sequence[Trained]) -> Trained:
 
 
 class Watcher(Protocol):
-    """What is called while models are trained, such as a screen."""
+    """Callbacks during training, such as a screen."""
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
         """Begin with a model that is about to be trained."""
@@ -332,7 +332,7 @@ def strengthened(
 
 @dataclass(frozen=True)
 class Choosing:
-    """How strengths are chosen: by which measure, and in how many rounds."""
+    """Choice of strengths: the measure, and the number of rounds."""
 
     by: str = WORST
     budget: int = BUDGET

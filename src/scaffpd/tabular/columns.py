@@ -38,7 +38,7 @@ class DataColumn:
 
     @property
     def missing(self) -> Mask:
-        """Where there is no value."""
+        """Return a mask of missing values."""
         return np.asarray(self.values < 0) if self.kind == CATEGORY else np.isnan(self.values)
 
     def counts(self, rows: Mask) -> NDArray[np.int64]:

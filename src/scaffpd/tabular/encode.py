@@ -39,7 +39,7 @@ Label = int | str
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be predicted."""
+    """Target to predict."""
 
     task: str  # "classification" or "regression"
     values: NDArray[Any] = field(repr=False)  # the place of each row's label in `labels`; for regression the numbers
@@ -102,7 +102,7 @@ class ClientRows:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """How many training rows and held-out rows there are."""
+        """Return the numbers of training rows and held-out rows."""
         return int((~self.held).sum()), int(self.held.sum())
 
     def describe(self) -> Json:

@@ -195,7 +195,7 @@ class CsvText:
 
     @cached_property
     def separator(self) -> str:
-        """What stands between columns: what cuts the first rows into equally many cells, and the most of them."""
+        """Return the separator that cuts the first rows into equally many cells, and the most of them."""
         if self.given is not None:
             return self.given
         lines, fits = list(islice(self._text(), SAMPLE)), []
@@ -222,7 +222,7 @@ class CsvText:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """How the file was read, where that had to be found out."""
+        """Describe how the file was read, if that was detected."""
         usual = {".tsv": "\t"}.get(_kind(self.path), ",")
         found = [] if self.separator == usual or self.given else [f"{SEPARATORS[self.separator]} between columns"]
         found = ([] if self.encoding == "UTF-8" else [f"{self.encoding} text"]) + found
