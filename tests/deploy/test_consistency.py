@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd.config.model_file import Setup
-from scaffpd.deploy.agreement import Facts
 from scaffpd.deploy.byzantine import KEPT, LARGER, Consistency, Judge, Shape, absurd, contradict_each_other, troubles
-from scaffpd.deploy.messages import Message
+from scaffpd.deploy.messages import Facts, Message
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, LocalSteps, Losses, ProximalSteps
 

@@ -10,8 +10,8 @@ from lies import LIES, LOG2, OBJECTIVES, REGRESSION_LIES, attack
 
 import scaffpd as sp
 from scaffpd.config.model_file import Setup
-from scaffpd.deploy.agreement import Facts
 from scaffpd.deploy.byzantine import Judge, absurd_facts, anchors, influence_shares, probe_point
+from scaffpd.deploy.messages import Facts
 from scaffpd.federation.questions import GradientsAt, Losses
 from scaffpd.models.losses import LOSSES, loss_named
 from scaffpd.tabular.agree import longest_square, spread_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -18,8 +18,8 @@ from scaffpd.choosing import KAPPAS, L2S, ROUNDS, Choice, search
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.model_file import Setup, linear, read_values
 from scaffpd.config.reading import kind_of
-from scaffpd.deploy.messages import REFUSED, Array, Failure, Message, digest, plain
-from scaffpd.deploy.session import LACKS, LARGEST_REPLY, Session, SiloRequest
+from scaffpd.deploy.messages import REFUSED, Facts, Failure, Message, Unanswered, Unusable, digest, plain
+from scaffpd.deploy.session import LACKS, LARGEST_REPLY, TOGETHER, Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import SYMBOLS
 from scaffpd.federation import Constants, Federation, Vector
@@ -29,7 +29,6 @@ from scaffpd.privacy import Private
 from scaffpd.tabular.agree import PREPARED, agree, declared_scale, deviation_of, longest_square, mean_of, spread_of
 from scaffpd.tabular.encode import expanded_names, with_expansion
 
-TOGETHER = "all silos"  # the name under which masked sums are kept
 GOOD_ENOUGH = 1e-4  # the certified gap to stop at: models that folds tell apart differ by much more
 SPARE = 2  # how often a trial may restart when a silo leaves
 FACTS = {
@@ -38,17 +37,6 @@ FACTS = {
 }  # fmt: skip
 
 Ask = Callable[[SiloRequest], dict[str, Message]]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """The members' reports with the agreement."""
-
-    constants: Constants  # of their losses
-    start: Array = field(repr=False)  # x⁰
-    probes: Vector  # f_i at one arbitrary point, which identifies the data
-    tested: NDArray[np.int64]  # how many rows each has held out
-    squares: Vector | None = None  # bounds on the mean ‖a‖² of their rows; `None` where the agreement gives none
 
 
 @dataclass(frozen=True)
@@ -96,18 +84,6 @@ class SiloTrials:
         wanted = goal if self.file.given_strength or kind not in SYMBOLS else kind
         l2, strength = about.l2 or L2S, about.strength or KAPPAS
         return search(self, wanted, l2, strength, about.by, 1.0, ROUNDS, None, self.file.seed, about.budget, True)
-
-
-class Unanswered(Exception):
-    """A silo did not answer while the agreement was made."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"Silo {name!r} did not answer: {plain(reason).rstrip('.')}.")
-        self.name = name
-
-
-class Unusable(Unanswered):
-    """A silo's answer could not be used while the agreement was made."""
 
 
 class Refusal(InputError):

@@ -49,8 +49,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.config.model_file import Setup, linear
-from scaffpd.deploy.agreement import Facts
-from scaffpd.deploy.messages import Array, Message
+from scaffpd.deploy.messages import Array, Facts, Message
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.questions import (
     Curvature,

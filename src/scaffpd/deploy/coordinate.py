@@ -22,10 +22,10 @@ import torch
 
 from scaffpd.config.federation import PAUSE, STRIKES, FederationFile
 from scaffpd.config.model_file import Setup
-from scaffpd.deploy.agreement import Facts, Refusal, SiloTrials, Unanswered, Unusable, negotiate, settle
+from scaffpd.deploy.agreement import Refusal, SiloTrials, negotiate, settle
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
 from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
-from scaffpd.deploy.messages import GARBAGE, SPENT, Failure, Message, Transport
+from scaffpd.deploy.messages import GARBAGE, SPENT, Facts, Failure, Message, Transport, Unanswered, Unusable
 from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Lost, Membership, Paused, Quarantined, Returned, Session, SiloEvent, SiloRequest
 from scaffpd.errors import InputError

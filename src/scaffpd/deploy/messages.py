@@ -37,7 +37,7 @@ from torch import Tensor
 import scaffpd
 from scaffpd.config.model_file import read_values
 from scaffpd.errors import InputError
-from scaffpd.federation import Key, LocalPlan, ProximalPlan
+from scaffpd.federation import Constants, Key, LocalPlan, ProximalPlan, Vector
 from scaffpd.federation.questions import GradientsAt, Question, Reply
 from scaffpd.federation.weighed import Weighing
 from scaffpd.objectives import from_values, to_values
@@ -222,6 +222,29 @@ class Failure:
     def __post_init__(self) -> None:
         if self.what not in ("absent", GARBAGE, REFUSED):
             raise InputError(f"A failure is 'absent', {GARBAGE!r} or {REFUSED!r}, not {self.what!r}.")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The members' reports with the agreement."""
+
+    constants: Constants  # of their losses
+    start: Array = field(repr=False)  # x⁰
+    probes: Vector  # f_i at one arbitrary point, which identifies the data
+    tested: NDArray[np.int64]  # how many rows each has held out
+    squares: Vector | None = None  # bounds on the mean ‖a‖² of their rows; `None` where the agreement gives none
+
+
+class Unanswered(Exception):
+    """A silo did not answer while the agreement was made."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"Silo {name!r} did not answer: {plain(reason).rstrip('.')}.")
+        self.name = name
+
+
+class Unusable(Unanswered):
+    """A silo's answer could not be used while the agreement was made."""
 
 
 class Transport(Protocol):

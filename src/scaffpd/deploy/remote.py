@@ -18,9 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.deploy.agreement import Facts
 from scaffpd.deploy.byzantine import Judge, Verdicts, rates, troubles
-from scaffpd.deploy.messages import Array
+from scaffpd.deploy.messages import Array, Facts
 from scaffpd.deploy.session import Lost, Membership, Quarantined, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Vector

@@ -24,11 +24,10 @@ from torch import Tensor
 from scaffpd.config.federation import PAUSE, FederationFile
 from scaffpd.config.model_file import linear
 from scaffpd.deploy import messages
-from scaffpd.deploy.agreement import TOGETHER, Facts, Unusable
 from scaffpd.deploy.byzantine import Shapes, too_large, troubles
-from scaffpd.deploy.messages import SCALE, Array, Message, plain
+from scaffpd.deploy.messages import SCALE, Array, Facts, Message, Unusable, plain
 from scaffpd.deploy.remote import RemoteChannel, itself
-from scaffpd.deploy.session import Lost, Membership, SiloRequest
+from scaffpd.deploy.session import TOGETHER, Lost, Membership, SiloRequest
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import GradientsAt, Losses, Question, Reply, Scores, Vectors
 from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps

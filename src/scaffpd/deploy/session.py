@@ -37,6 +37,7 @@ from scaffpd.federation.questions import QUESTIONS, Question
 Replies = dict[str, Message | Failure]  # answers, or why there is none
 LACKS = Failure("it lacks what it was just sent")  # a restarted silo
 QUARANTINED = "quarantined"
+TOGETHER = "all silos"  # the name under which masked sums are kept
 LARGEST_REPLY = 64 * 2**20  # bytes before training: descriptions of columns and categories
 
 
