@@ -337,4 +337,4 @@ def page_server(pages: Mapping[str, Callable[[], str]], host: str, port: int) ->
     try:
         return ThreadingHTTPServer((host, port), Handler)
     except OSError as error:
-        raise InputError(f"Nobody can be served at {host}:{port}: {error.strerror}.") from None
+        raise InputError(f"Cannot serve pages at {host}:{port}: {error.strerror}.") from None

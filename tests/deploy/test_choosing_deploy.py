@@ -101,7 +101,7 @@ def test_choosing_works_with_masked_sums(tmp_path):
     ("rules", "words"),
     [
         ("\n[limits]\nchoosing = false\n", "limits.choosing in its file is false"),
-        ("\n[limits]\nrows = 60\n", "tells the loss of 60 rows or more, and a fold would have"),
+        ("\n[limits]\nrows = 60\n", "reports the loss of 60 rows or more, and a fold would have"),
     ],
 )
 def test_a_silo_may_refuse_folds(tmp_path, rules, words):
@@ -167,20 +167,20 @@ def test_scores_leave_only_where_the_silos_file_allows_it(tmp_path):
     for name in others:
         lines(places[name], TELLS)
     outcome, transport = run(path, places)
-    assert f"({first} did not tell.)" in outcome.sentence
+    assert f"({first} did not release theirs.)" in outcome.sentence
     table = csv.DictReader((folder(path) / "joining.csv").read_text().splitlines())
     assert {row["client"] for row in table} == set(others)
     (refusal,) = [answer for site, _, answer in messages(transport, "joining_scores") if site == first]
     assert refusal.kind == "refused"
     assert not refusal.arrays
-    assert "limits.joining in its file would let them leave" in refusal.values["sentence"]
+    assert "limits.joining in its file is false" in refusal.values["sentence"]
 
 
 def test_where_nobody_tells_nothing_is_written(tmp_path):
     path, places = federation(tmp_path, 2, replacing=ROUGHLY, more=QUICK)
     outcome, _ = run(path, places)
     assert outcome.status == "converged"
-    assert "What joining brings was not measured: no silo tells its scores" in outcome.sentence
+    assert "Gains from joining were not measured: no silo releases its scores" in outcome.sentence
     assert not (folder(path) / "joining.csv").exists()
 
 

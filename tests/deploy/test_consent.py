@@ -340,7 +340,7 @@ def test_the_command_lists_what_is_asked(tmp_path):
     run(path, places)
     shown = " ".join(CliRunner().invoke(app, ["silo", "consent", str(places["va"])]).output.split())
     for words in (
-        "waits for somebody here",
+        "waits for consent at this site",
         "ChiSquare",
         "Fair, 500 rounds",
         "in the clear",

@@ -218,7 +218,7 @@ def test_a_silo_that_wants_noise_takes_no_agreement_without(tmp_path):
     path, places = private(tmp_path, more="")
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "failed"
-    assert "differential privacy only" in outcome.sentence
+    assert "only with differential privacy" in outcome.sentence
 
 
 def test_restarts_neither_forget_nor_spend_again(tmp_path):

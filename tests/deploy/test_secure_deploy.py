@@ -411,7 +411,7 @@ def test_a_silo_that_requires_masks_takes_no_part_in_a_plain_federation(tmp_path
     places["va"].write_text(places["va"].read_text() + REQUIRED)
     outcome, transport = run(path, places)
     assert outcome.status == "failed"
-    assert "masked only" in outcome.sentence
+    assert "only masked vectors" in outcome.sentence
     assert not (FederationFile.read(path).folder / "model.safetensors").exists()
     assert not [kind for kind in kinds(transport) if kind in ("gradients", "local_updates")]
 
@@ -502,7 +502,7 @@ def test_a_killed_coordinator_goes_on_with_hidden_losses(tmp_path):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (SCAFF_PD, "ScaffPD goes by losses"),
+        (SCAFF_PD, "ScaffPD needs losses"),
         ({'kind = "ChiSquare"\nrho = 0.1': 'kind = "QFair"\nq = 1.0'}, "QFair has no"),
     ],
 )

@@ -225,7 +225,7 @@ def test_what_the_method_does_not_ask_is_not_answered(tmp_path, question):
         assert "needs no question" in words
     else:
         work = LocalSteps(point(X), None, None, LocalPlan(2, 0.1))
-        assert "masked only" in sentence(coordinator.ask, "north", work)
+        assert "only masked vectors" in sentence(coordinator.ask, "north", work)
 
 
 # --- members

@@ -281,7 +281,7 @@ def test_scores_are_few_and_a_silo_may_keep_them(tmp_path):
 
 
 def test_a_silo_can_insist(tmp_path):
-    with pytest.raises(Exception, match=r"keeps its losses to itself \(secure.losses\)"):
+    with pytest.raises(Exception, match=r"hides its losses \(secure.losses\)"):
         Coordinator(tmp_path, "ScaffPD", secure='losses = "hidden"\n')
 
 

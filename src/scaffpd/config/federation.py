@@ -267,13 +267,13 @@ def _check_private(algorithm: Algorithm, file: Path) -> None:
 def _shown(tables: FederationTables, algorithm: Algorithm, twice: bool) -> str | None:
     """Say why losses cannot be hidden; `None` if they can."""
     if not isinstance(algorithm, Fair | MinimaxSums):
-        return f"{type(algorithm).__name__} goes by losses: use Fair or MinimaxSums"
+        return f"{type(algorithm).__name__} needs losses: use Fair or MinimaxSums"
     if not able(algorithm.objective):
         return f"{type(algorithm.objective).__name__} has no threshold by which silos could find their own weights"
     if isinstance(getattr(algorithm.objective, "offset", None), str):
         return 'offset = "own" shows the optimum of every silo'
     if getattr(algorithm, "batch_size", None) is not None or tables.model.kind != "linear":
-        return "minibatches and networks go by losses"
+        return "minibatches and networks need losses"
     if tables.privacy is not None:
         return "[privacy] has noise on losses already"
     if tables.choosing is not None:

@@ -132,7 +132,7 @@ def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, An
     share = about.pop("loss_share")
     linear = file.model.get("kind", "linear") == "linear"
     if not linear and "smoothness" not in about:
-        raise InputError("[privacy] with a network needs smoothness: how curved a loss is, is a fact about the data.")
+        raise InputError("[privacy] with a network needs a public smoothness: a loss's curvature depends on the data.")
     if linear and not {"radius", "smoothness"} & set(about):
         about["radius"] = math.sqrt(columns + bool(file.model.get("intercept")))
     solved = Private.solved(

@@ -406,7 +406,7 @@ class Coordination:
             question = self._compared(members, setup, result, kappa)
             replies = self.session.exchange(SiloRequest.of(question), members, self.policy.timeout)
         except (Lost, Paused, Quarantined, Unanswered, Refusal) as trouble:
-            return f" What joining brings was not measured: {trouble}"
+            return f" Gains from joining were not measured: {trouble}"
         wanted = question.shapes(0) | {"scalars": (2,)}
         arrays = {name: reply.arrays for name, reply in replies.items() if isinstance(reply, Message)}
         told = {
@@ -415,11 +415,11 @@ class Coordination:
         }  # fmt: skip
         refused = [name for name in members if name not in told]
         if not told:
-            return " What joining brings was not measured: no silo tells its scores (limits.joining in its file)."
+            return " Gains from joining were not measured: no silo releases its scores (limits.joining in its file)."
         found = of_silos(told, "accuracy" if setup.schema["labels"] else "rmse", kappa)
         self.folder.write("joining.json", found.summary())
         self.folder.write_table("joining.csv", found.table())
-        quiet = f" ({', '.join(refused)} did not tell.)" if refused else ""
+        quiet = f" ({', '.join(refused)} did not release theirs.)" if refused else ""
         return f" {found.sentence}{quiet}"
 
     def _compared(self, members: Sequence[str], setup: Setup, result: Result, kappa: float) -> JoiningScores:
@@ -499,6 +499,6 @@ class Coordination:
 def _privately(worst: Mapping[str, float] | None) -> str:
     """Say what ε and δ the run has cost."""
     if worst is None:
-        return " No silo said what this has cost."
+        return " No silo reported what this has cost."
     pair = f"(ε, δ) = ({worst['epsilon']:.2f}, {worst['delta']:g})"
-    return f" Every record is protected with {pair}, as silos count it; the agreement on columns is not covered."
+    return f" Every record is protected with {pair}, as counted by the silos; the agreement on columns is not covered."

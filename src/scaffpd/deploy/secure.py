@@ -45,7 +45,7 @@ Ask = Callable[[SiloRequest, Sequence[str], Checks], dict[str, Message]]
 WITNESSES = 2
 MASSES = 32  # stored answers about thresholds
 USELESS = "its part of a secure sum cannot be used"
-CHANGES = "is of another size when the same is asked again (masks)"
+CHANGES = "changes its size when the question is repeated (masks)"
 
 
 class SiloParties:
@@ -319,7 +319,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         It is a silo whose masked vector changes when it is asked for again, or one without which sums of ones add up
         and with which they do not: it has false keys or other software.
         """
-        found = dict.fromkeys(changed, "its masked vector is another one when the same is asked again (masks)")
+        found = dict.fromkeys(changed, "its masked vector changes when the question is repeated (masks)")
         if not changed and len(self.names) > MASKED_FEWEST and not self._adds_up(self.names):
             fine = [one for one in self.names if self._adds_up([other for other in self.names if other != one])]
             found = dict.fromkeys(fine[:1], "sums of ones add up without it, and with it they do not (masks)")

@@ -140,7 +140,7 @@ class SitePredictions(NamedTuple):
 def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
     """Predict all rows of a silo with the linear model x, or with its personal model near x."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
-        raise InputError("Only linear models predict from tables; a network's own code has to be used for it.")
+        raise InputError("Only linear models predict from tables; predict with a network's own code.")
     ready = data.encoded(dict(setup.schema), setup.mean, setup.deviation, apart=bool(setup.privacy))
     X: NDArray[np.float64] = np.empty((len(data.held), *ready.train[0].shape[1:]))
     X[~data.held] = ready.train[0]

@@ -27,7 +27,7 @@ NAMED = 5  # columns that a warning names; more are counted
 RECENT = 60.0  # seconds after a question for which a silo counts as answering
 LEFT = {  # the answers to questions, in words
     "hello": "its name and version", "describe": "names of columns, categories and labels",
-    "totals": "sums over columns", "setup": "how curved its loss is, and one loss", "start": "where a model begins",
+    "totals": "sums over columns", "setup": "curvature of its loss, and one loss", "start": "where a model begins",
     "losses": "losses", "gradients": "losses and gradients", "local_updates": "local updates",
     "thresholds": "weights for thresholds", "response": "weighted gradients", "weighed_steps": "weighted updates",
     "proximal_steps": "local updates", "curvature": "curvatures along directions", "diagonal": "diagonals of Hessians",
@@ -144,7 +144,7 @@ def _about_columns(file: SiloFile, data: Dataset) -> Iterator[str]:
         elif hidden:
             yield (
                 f"Column {column.name!r} has {hidden} of {all_of_them} categories in fewer than {rarest} training "
-                "rows: they are not named to others and count as one, “other”."
+                "rows: their names do not leave, and they count as one, “other”."
             )
 
 
@@ -220,7 +220,7 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
     return [
         *lines,
         f"All this is answered for these algorithms only: {allowed}.",
-        "Sums and vectors are not anonymous: from enough of them one can work out how many rows have which label, and "
+        "Sums and vectors are not anonymous: from enough of them one can compute how many rows have which label, and "
         "the fewer rows there are, the more about each.",
     ]
 
@@ -286,13 +286,13 @@ def dishonest(file: SiloFile) -> str:
     coarse = f", in multiples of {secure.quantum:g}," if secure.quantum else ""
     losses = (
         f"your loss{coarse} at {limits.points:,} points of its choice a run, none further than {limits.radius:g} from "
-        f"the start and no more than {limits.path:g} apart in all, in {limits.runs} runs; from losses at points close "
-        f"together it can work out your gradient there; your accuracy at {limits.scores} points a run"
+        f"the start and on a path of at most {limits.path:g}, in {limits.runs} runs; from losses at nearby points it can "
+        f"compute your gradient there; your accuracy at {limits.scores} points a run"
     )
     if secure.losses == "hidden":
         losses = (
             f"the largest loss of all silos, without a name, at {limits.points:,} points of its choice a run, and from "
-            "points close together the gradient of the silo that has it; your loss and accuracy at "
+            "nearby points the gradient of the silo that has it; your loss and accuracy at "
             f"{min(limits.scores, 2)} points a run"
         )
     if not secure.required:
@@ -434,7 +434,7 @@ def _state(own: Mapping[str, Any], file: SiloFile) -> str:
         until = f", until {said['until']}" if said["until"] else ""
         return f"{'granted' if said['granted'] else 'withdrawn'} by {said['by']} on {said['time'][:10]}{until}"
     if own["waits"]:
-        return "waits for somebody here to agree"
+        return "waits for consent at this site"
     return (
         f"refused: {own['refused']}" if own["refused"] else f'taken, as consent.policy = "{file.consent.policy}" says'
     )

@@ -206,9 +206,7 @@ class SiloGuard:
         name, seen = hashlib.sha256(value.encode()).hexdigest(), self.agreed.setdefault(what, [])
         if name not in seen:
             if len(seen) >= ATTEMPTS[what]:
-                raise InputError(
-                    f"This silo has answered for another {what} already: a new run needs a new start of it."
-                )
+                raise InputError(f"This silo has answered for another {what} already: restart it for a new run.")
             seen.append(name)
         with self.journal.turn():
             known = self.journal.known("", what)
@@ -234,13 +232,13 @@ class SiloGuard:
             raise InputError(f"This silo takes part in {', '.join(allowed)}, not in {setup.algorithm}.")
         self.asked_by(setup.algorithm)
         if secure.required and not setup.secure:
-            raise InputError("This silo sends vectors masked only, and the agreement has no secure sums.")
+            raise InputError("This silo sends only masked vectors, and the agreement has no secure sums.")
         if self.file.privacy.required and not setup.privacy:
-            raise InputError("This silo takes part with differential privacy only, and the agreement has none.")
+            raise InputError("This silo takes part only with differential privacy, and the agreement has none.")
         if secure.losses == "hidden" and setup.secure.get("losses") != "hidden":
-            raise InputError("This silo keeps its losses to itself (secure.losses), and the agreement has them shown.")
+            raise InputError("This silo hides its losses (secure.losses), and the agreement does not.")
         if setup.secure.get("projections") and not secure.projections:
-            raise InputError("This silo does not show its gradient along directions that the coordinator chooses.")
+            raise InputError("This silo does not reveal its gradient along directions that the coordinator chooses.")
         self.attempt("agreement", setup.columns)
         free = self.limits.choosing and not setup.privacy  # a ledger covers one model
         self.attempt("choice of strengths" if free else "set of strengths", setup.digest)
@@ -396,7 +394,7 @@ class SiloGuard:
             return self._few(f"{SIZES} {setup.digest}", _name(question), BEGINNINGS, words)
         plain = isinstance(question, LocalSteps) and question.correction is None and question.at is None
         if not plain or MEASURED not in self.asked_by(setup.algorithm):
-            raise InputError("This silo tells the length of its gradient where a run begins, and of nothing else.")
+            raise InputError("This silo reports the norm of its gradient where a run begins, and no other norm.")
         return None
 
     def _corrected(self, question: LocalSteps) -> None:

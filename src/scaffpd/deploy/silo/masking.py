@@ -203,7 +203,7 @@ class SiloMasking:
             raise InputError(f"This silo takes part in sums over {self.rules.members} silos or more, itself included.")
         weighed = about == "totals" or issubclass(QUESTIONS.get(about, Question), WeighedQuestion)
         if weighed and set(read["weights"]) != {1.0}:
-            raise InputError("Sums over columns, and of what silos weigh themselves, have equal weights.")
+            raise InputError("Sums over columns, and of vectors that silos weight themselves, need equal weights.")
         return Weighting(Terms(tuple(names), read["colluding"]), np.array(read["weights"]))
 
     def _masked(self, asked: Message, sums: Weighting, vector: Array, digest: bytes, bare: Bare | None) -> Message:
@@ -231,7 +231,7 @@ class SiloMasking:
             allowed = tuple(part for part in message.arrays if part not in asked.vectors)
         if allowed is None:
             raise InputError(
-                f"This silo sends vectors masked only: the question {kind!r} is not answered. Does the federation lack "
+                f"This silo sends only masked vectors: the question {kind!r} is not answered. Does the federation lack "
                 "[secure]?"
             )
         arrays = {name: np.array(array) for name, array in message.arrays.items() if name in allowed}

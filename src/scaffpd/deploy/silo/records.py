@@ -184,11 +184,11 @@ def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> No
         return
     if not (rules.required and rules.trusted) or own:
         raise InputError(
-            "This silo shares noise with others only where nobody sees its part: its file has to require masks "
+            "This silo shares noise with others only if nobody sees its part: its file has to require masks "
             "(secure.required) and to pin the others' keys (secure.pins), and the model has to be the agreement's."
         )
     if type(colluding) is not int or colluding < rules.colluding:
-        raise InputError(f"Shared noise has to bear {rules.colluding} colluding silos, as this silo's file has it.")
+        raise InputError(f"Shared noise has to tolerate {rules.colluding} colluding silos, as this silo's file says.")
 
 
 def shared_parts(name: str, reply: Reply, values: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:

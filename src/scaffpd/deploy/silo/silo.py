@@ -135,7 +135,7 @@ class Silo:
         rows, least = self.data.rows[0], self.file.limits.rows
         if not 2 <= folds <= 20 or fold >= folds or rows // folds < least:
             has = rows // max(folds, 1)
-            raise InputError(f"This silo tells the loss of {least} rows or more, and a fold would have {has}.")
+            raise InputError(f"This silo reports the loss of {least} rows or more, and a fold would have {has}.")
         return fold, folds, seed
 
     def _model(self, setup: Setup) -> Any:
@@ -235,11 +235,11 @@ class Silo:
         private, rules = asked.values.get("private") is True, self.file.privacy
         if rules.required and not private:
             raise InputError(
-                "This silo takes part with differential privacy only, and the federation has no [privacy]."
+                "This silo takes part only with differential privacy, and the federation has no [privacy]."
             )
         if private and not rules.columns:
             raise InputError(
-                "Noise does not cover sums over columns: they leave this silo only where its file says so, with "
+                "Noise does not cover sums over columns: they leave this silo only if its file says so, with "
                 'privacy.columns = "exact". Declare the ranges of columns in [features.ranges] of the federation '
                 "instead: then no sums are needed."
             )
@@ -331,7 +331,7 @@ class Silo:
         """Pass this silo's index and stored weight to its cohort of one client."""
         channel, names, centre = self.cohort.channel, messages.names_of(values, "names"), question.weighing.centre
         if self.name not in names:
-            raise InputError("This silo is none of those who are to find their weights.")
+            raise InputError("This silo is not among those that find their own weights.")
         channel.place = names.index(self.name), len(names)
         if centre and centre not in channel.weights:  # another process of this silo may have stored it
             kept = self.guard.journal.known(self.guard.run, messages.WEIGHT).get(str(centre))
@@ -350,7 +350,7 @@ class Silo:
     def _compared(self, setup: Setup, question: JoiningScores) -> dict[str, Array]:
         """Return means and covariances of scores on held-out rows, alone and with the run's models; no single row's."""
         if not self.file.limits.joining:
-            raise InputError("This silo keeps its scores to itself: limits.joining in its file would let them leave.")
+            raise InputError("This silo does not release its scores: limits.joining in its file is false.")
         if not self._tested or setup.model.get("kind", "linear") != "linear" or self.data.cohort is not None:
             raise InputError(f"This silo compares linear models on {self.file.limits.rows} held-out rows or more.")
         train, test = self._rows(setup.with_model(**dict.fromkeys(TRIAL)))
