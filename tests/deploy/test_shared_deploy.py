@@ -135,8 +135,8 @@ def test_when_a_silo_leaves_the_others_share_all_of_the_noise(tmp_path):
     ("change", "words"),
     [
         ({"rules": ""}, "require masks"),
-        ({"rules": REQUIRED + "colluding = 2\n"}, "bear 2 colluding"),
-        ({"noise": NOISE.replace("colluding = 1\n", "colluding = 0\n")}, "bear 1 colluding"),
+        ({"rules": REQUIRED + "colluding = 2\n"}, "tolerate 2 colluding"),
+        ({"noise": NOISE.replace("colluding = 1\n", "colluding = 0\n")}, "tolerate 1 colluding"),
     ],
     ids=["no masks required", "more may collude", "none may collude"],
 )
