@@ -286,8 +286,8 @@ def dishonest(file: SiloFile) -> str:
     coarse = f", in multiples of {secure.quantum:g}," if secure.quantum else ""
     losses = (
         f"your loss{coarse} at {limits.points:,} points of its choice a run, none further than {limits.radius:g} from "
-        f"the start and on a path of at most {limits.path:g}, in {limits.runs} runs; from losses at nearby points it can "
-        f"compute your gradient there; your accuracy at {limits.scores} points a run"
+        f"the start and on a path of at most {limits.path:g}, in {limits.runs} runs; from losses at nearby points it "
+        f"can compute your gradient there; your accuracy at {limits.scores} points a run"
     )
     if secure.losses == "hidden":
         losses = (
