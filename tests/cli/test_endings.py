@@ -19,8 +19,8 @@ SCRIPT = [sys.executable, "-m", "scaffpd"]
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
 
 
-def forked(word, **more):
-    return command(word, env=dict.fromkeys(COLOURFUL), **more)
+def forked(words, **more):
+    return command(*words.split(), env=dict.fromkeys(COLOURFUL), **more)
 
 
 def called(*arguments, **more):
@@ -29,7 +29,7 @@ def called(*arguments, **more):
     return subprocess.run([*SCRIPT, *arguments], check=False, env=env, **more)
 
 
-@pytest.mark.parametrize(("call", "word"), [(called, "data"), (forked, "data"), (forked, "--help")])
+@pytest.mark.parametrize(("call", "word"), [(called, "data"), (forked, "--help"), (forked, "data --json")])
 def test_a_reader_that_has_gone_is_no_trouble(call, word):
     reading, writing = os.pipe()
     os.close(reading)
