@@ -55,7 +55,9 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
     is_right(path, places, outcome)
     assert set(outcome.members) == set(places) - {who}
     assert who in outcome.sentence
-    assert f"converged after {outcome.rounds} rounds" in outcome.sentence  # of all parts
+    assert f"converged after {outcome.rounds} rounds" in outcome.sentence
+    made = [line["round"] for line in progress(path) if "round" in line]
+    assert made == list(range(made[0], outcome.rounds + 1))  # of all parts
     assert [e["what"] for e in events(path) if e["silo"] == who][:1] == ["absent"]
     assert (
         any(e["what"] == "dropped" for e in events(path))
