@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
-from scaffpd.folds import Folds, lonely
+from scaffpd.folds import Folds, fit_alone
 from scaffpd.metrics import half_interval, worst_fifth
 
 Array = NDArray[np.float64]
@@ -49,7 +49,7 @@ FIRST, BEFORE = "alone", "one model, average"
 
 def alone(silos: Any, seed: int) -> tuple[Array, Array]:
     """Loss of every client by itself on its test rows, and its κ, which folds of its own rows choose."""
-    models, kappas, _ = lonely(Folds.of(silos.train, MODEL, silos.names, FOLDS, seed))
+    models, kappas, _ = fit_alone(Folds.of(silos.train, MODEL, silos.names, FOLDS, seed))
     outputs = [MODEL.outputs(u, X)[:, 0] for u, (X, _) in zip(models, silos.test, strict=True)]
     losses = [np.mean((z - y) ** 2) for z, (_, y) in zip(outputs, silos.test, strict=True)]
     return np.array(losses), np.array(kappas)

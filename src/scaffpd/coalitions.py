@@ -36,7 +36,7 @@ Pair = tuple[Any, Any]
 MARGIN = 0.01
 
 
-class Leaving(NamedTuple):
+class BlockingCoalition(NamedTuple):
     """A group whose members would all do better by themselves, and the least of their gains as a share of the loss."""
 
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ class Coalition:
     matrix: Array = field(repr=False)
     shapley: Array
     errors: Array = field(repr=False)
-    leaving: tuple[Leaving, ...] | None
+    leaving: tuple[BlockingCoalition, ...] | None
     losses: Mapping[Group, Array] = field(repr=False)
     whole: Result | None = field(default=None, repr=False)
     margin: float = MARGIN
@@ -129,12 +129,12 @@ class Coalition:
             raise InputError(f"nash needs a game of coalition(...) in which everybody gains; {who} gains the least.")
         return Nash(b=self.whole.history.last_losses + self.gets, prior=prior)
 
-    def _would_leave(self) -> tuple[Leaving, ...]:
+    def _would_leave(self) -> tuple[BlockingCoalition, ...]:
         found = []
         for group, own in self.losses.items():
             now = self.together[list(group)]
             gain = float(((now - own) / np.maximum(now, 1e-300)).min())
-            found.append(Leaving(tuple(self.names[i] for i in group), gain))
+            found.append(BlockingCoalition(tuple(self.names[i] for i in group), gain))
         return tuple(sorted((one for one in found if one.gain > self.margin), key=lambda one: -one.gain))
 
     def __str__(self) -> str:

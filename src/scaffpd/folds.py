@@ -130,7 +130,7 @@ def answered(model: Linear, z: Vector, y: NDArray[Any]) -> tuple[Vector, Vector 
     return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
 
 
-class Lonely(NamedTuple):
+class AloneFits(NamedTuple):
     """Clients by themselves: their models, their κ_i, and the mean losses of these on folds, (N, K)."""
 
     models: list[Vector]
@@ -138,7 +138,7 @@ class Lonely(NamedTuple):
     losses: Vector
 
 
-def lonely(folds: Folds) -> Lonely:
+def fit_alone(folds: Folds) -> AloneFits:
     """Train every client by itself, with the largest κ_i within one standard error of the best.
 
     The error is that of the mean of paired differences over all of the client's rows, each left out once.
@@ -155,7 +155,7 @@ def lonely(folds: Folds) -> Lonely:
     fitted = {k: _ridge(folds, folds.pairs, RIDGES[k]) for k in set(best)}
     losses = np.array([[part.mean() for part in tried[k][i]] for i, k in enumerate(best)])
     own = [fitted[k][i] for i, k in enumerate(best)]
-    return Lonely(own, tuple(RIDGES[k] for k in best), losses)
+    return AloneFits(own, tuple(RIDGES[k] for k in best), losses)
 
 
 def _ridge(folds: Folds, pairs: Any, kappa: float) -> Vector:

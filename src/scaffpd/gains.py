@@ -27,7 +27,7 @@ from scaffpd.algorithms.fair import fair
 from scaffpd.choosing import MEAN, ROUNDS, Choice, GridPoint, search, short
 from scaffpd.cohort import Cohort, in_order
 from scaffpd.errors import InputError, count, plural
-from scaffpd.folds import FOLDS, Folds, Pair, answered, lonely, with_classes
+from scaffpd.folds import FOLDS, Folds, Pair, answered, fit_alone, with_classes
 from scaffpd.metrics import (
     NO,
     NOISE,
@@ -302,7 +302,7 @@ def joining(
     goal = ChiSquare(rho=0.1) if objective is None else objective
     clients = Cohort(train, model, names, test=test).names  # refuses what does not fit together
     rows, held = (_arrays(in_order(pairs, list(clients))) for pairs in (train, test))
-    first = Contest(rows, held, with_classes(model, [*rows, *held]), goal, tuple(clients), seed, tol, rounds)
+    first = JoiningSplit(rows, held, with_classes(model, [*rows, *held]), goal, tuple(clients), seed, tol, rounds)
     several = []
     for k in range(splits):
         contest = first if k == 0 else first.split_anew(seed + k)
@@ -316,7 +316,7 @@ def _arrays(pairs: list[Pair]) -> list[tuple[Array, NDArray[Any]]]:
 
 
 @dataclass(frozen=True)
-class Contest:
+class JoiningSplit:
     """All models on one split."""
 
     train: list[tuple[Array, NDArray[Any]]]
@@ -328,7 +328,7 @@ class Contest:
     tol: float
     rounds: int
 
-    def split_anew(self, seed: int) -> Contest:
+    def split_anew(self, seed: int) -> JoiningSplit:
         """Hold out other rows of every client, as many as before."""
         random, train, test = np.random.default_rng(seed), [], []
         for (X, y), (X_held, y_held) in zip(self.train, self.test, strict=True):
@@ -349,7 +349,7 @@ class Contest:
         choice: Choice | None = None,
     ) -> Joining:  # fmt: skip
         """Train all models and let them answer the held-out rows."""
-        alone, path = lonely(self.folds), list[dict[str, Any]]()
+        alone, path = fit_alone(self.folds), list[dict[str, Any]]()
         if strength is None:
             chosen = choice or self.choice()
             strength = finite(chosen).strength
@@ -416,9 +416,9 @@ def own_scores(
     name: str, train: Pair, test: Pair, model: Linear, x: Mapping[str, Any], strength: float, seed: int
 ) -> dict[str, Array]:
     """Answer `JoiningScores` for one silo, from its rows and the models x of a run."""
-    own = Contest([train], [test], model, Average(), (name,), seed, 0.0, 1)
+    own = JoiningSplit([train], [test], model, Average(), (name,), seed, 0.0, 1)
     personal = personalise(x[PERSONAL], *train, Personal(model, strength))
-    answers = {ALONE: lonely(own.folds).models, AVERAGE: [x[AVERAGE]], FAIR: [x[FAIR]], PERSONAL: [personal]}
+    answers = {ALONE: fit_alone(own.folds).models, AVERAGE: [x[AVERAGE]], FAIR: [x[FAIR]], PERSONAL: [personal]}
     found = own.scored(answers, 1.0, 1)[:2]
     return {
         "means": np.stack([one.means[:, 0] for one in found]),

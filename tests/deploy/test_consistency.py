@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd.config.model_file import Setup
-from scaffpd.deploy.byzantine import KEPT, LARGER, Consistency, Judge, Shape, absurd, contradict_each_other, troubles
+from scaffpd.deploy.byzantine import (
+    KEPT,
+    LARGER,
+    Consistency,
+    Judge,
+    LossBounds,
+    absurd,
+    contradict_each_other,
+    troubles,
+)
 from scaffpd.deploy.messages import Facts, Message
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, LocalSteps, Losses, ProximalSteps
@@ -66,7 +75,7 @@ def told(cohort, x):
 def history(cohort):
     known, like = cohort.constants(), cohort.start()
     l2 = cohort.model.l2
-    shape = Shape(float(known.smoothness[0]), float(known.strong_convexity[0]), int(known.samples[0]), len(like),
+    shape = LossBounds(float(known.smoothness[0]), float(known.strong_convexity[0]), int(known.samples[0]), len(like),
                   float(torch.finfo(like.dtype).eps), l2)  # fmt: skip
     point = probe_point(like)
     return Consistency(shape, shape.claim(point.double().numpy(), float(cohort.evaluate(point).loss[0])))
@@ -149,7 +158,7 @@ def test_the_test_is_the_theorem_as_printed(seed):
     random = np.random.default_rng(seed)
     d, mu, L = int(random.integers(1, 5)), float(random.uniform(0, 1)), float(random.uniform(2, 5))
     x, g, f = random.standard_normal((2, d)), random.standard_normal((2, d)), np.zeros(2)
-    shape = Shape(L / LARGER, mu, 10, d, 2.0**-52, None)
+    shape = LossBounds(L / LARGER, mu, 10, d, 2.0**-52, None)
     least = printed(f, g, x, mu, L, 0, 1)  # f_0 = least + f_1 is the smallest that one direction allows
     for f0 in (least, -printed(f, g, x, mu, L, 1, 0)):  # and the largest that the other does
         for shift in (-1e-9, 1e-9):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaffpd.algorithms.minimax_sums import Search
+from scaffpd.algorithms.minimax_sums import ThresholdSearch
 from scaffpd.objectives import (
     Agnostic,
     Average,
@@ -35,7 +35,7 @@ def objectives(rho, n):
 
 def solved(form, L, delta, centre, expected=None):
     """ν by the server's own search, from sums over clients; and how many exchanges it took."""
-    search = Search(float(L.mean()) if expected is None else expected, float(L.std()) + 1e-3, form.tilt)
+    search = ThresholdSearch(float(L.mean()) if expected is None else expected, float(L.std()) + 1e-3, form.tilt)
     for asked in range(1, 30):
         levels = search.next()
         masses = np.array([form.weights(L, nu, delta, centre).sum() for nu in levels])

@@ -99,7 +99,7 @@ class MinimaxState(RunState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeenState(MinimaxState):
+class PerClientState(MinimaxState):
     """Adds what a server that sees single gradients has of them; `weights` are those of the certificate.
 
     Attributes:
@@ -113,7 +113,7 @@ class SeenState(MinimaxState):
 
 State = TypeVar("State", bound=RunState)
 Proven = TypeVar("Proven", bound=MinimaxState)
-Seen = TypeVar("Seen", bound=SeenState)
+Seen = TypeVar("Seen", bound=PerClientState)
 
 
 class Algorithm:
@@ -259,7 +259,7 @@ class MinimaxMethod(Algorithm):
 
 
 @dataclass(frozen=True)
-class SeeingMethod(MinimaxMethod):
+class PerClientMethod(MinimaxMethod):
     """A method whose server sees every c_i.
 
     Its certificate is that of the better of the model's λ and argmax_{l∈Λ} ⟨L, l⟩ − ψ(l) − ‖Cl‖²/(2 Σ λ_i μ_i).

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import CURVATURE, GRADIENTS, SeeingMethod, SeenState, nearest
+from scaffpd.algorithms.base import CURVATURE, GRADIENTS, PerClientMethod, PerClientState, nearest
 from scaffpd.certificate import EPSILON
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients
@@ -46,7 +46,7 @@ DIGITS = 16  # rounding in the server's problem, in the same
 
 
 @dataclass(frozen=True, kw_only=True)
-class MinimaxNewtonState(SeenState):
+class MinimaxNewtonState(PerClientState):
     """A state of the method.
 
     Attributes:
@@ -65,7 +65,7 @@ class MinimaxNewtonState(SeenState):
 
 
 @dataclass(frozen=True)
-class MinimaxNewton(SeeingMethod):
+class MinimaxNewton(PerClientMethod):
     """The minimax Newton method, without anything to tune; the server sees every client's gradient and Hessian.
 
     Args:

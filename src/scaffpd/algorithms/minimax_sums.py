@@ -105,7 +105,7 @@ class MinimaxSumsState(MinimaxState):
         return False
 
 
-class Level(NamedTuple):
+class Threshold(NamedTuple):
     """A threshold: ν, Σ λ_i(ν) and V(ν)."""
 
     nu: float
@@ -239,7 +239,7 @@ class MinimaxSums(MinimaxMethod):
         """
         n, size = len(federation.names), abs(expected) + (abs(state.value) if math.isfinite(state.value) else 0.0)
         width = max(change if math.isfinite(change) else state.width, NOISE * size)
-        search, curved = Search(expected, width, self.objective.separable(n).tilt), state.delta == 0
+        search, curved = ThresholdSearch(expected, width, self.objective.separable(n).tilt), state.delta == 0
         for _ in range(ASKED):
             levels = search.next()
             found, error = _masses(federation, at, self._weighing(state, *levels), n)
@@ -288,7 +288,7 @@ class MinimaxSums(MinimaxMethod):
         return replace(state, certificate=dual + primal + floor, floor=floor, primal=primal, dual=dual)
 
 
-class Search:
+class ThresholdSearch:
     """Looks for ν with Σ λ_i(ν) = 1, from sums for a few thresholds at a time.
 
     Args:
@@ -299,7 +299,7 @@ class Search:
 
     def __init__(self, expected: float, width: float, tilt: float) -> None:
         self.expected, self.width, self.tilt = expected, width, tilt
-        self.levels: list[Level] = []
+        self.levels: list[Threshold] = []
 
     def next(self) -> tuple[float, ...]:
         """Return the thresholds to ask for."""
@@ -316,17 +316,17 @@ class Search:
 
     def take(self, levels: tuple[float, ...], masses: Vector, bounds: Vector) -> None:
         """Take the sums for the thresholds: Σ λ_i(ν), and V(ν) − ν."""
-        new = (Level(nu, float(m), nu + float(b)) for nu, m, b in zip(levels, masses, bounds, strict=True))
+        new = (Threshold(nu, float(m), nu + float(b)) for nu, m, b in zip(levels, masses, bounds, strict=True))
         self.levels = sorted([*self.levels, *new])
 
-    def _bracket(self) -> tuple[Level | None, Level | None]:
+    def _bracket(self) -> tuple[Threshold | None, Threshold | None]:
         """Return the last threshold with Σ λ_i ≥ 1, and the first one with less."""
         return (
             next((one for one in reversed(self.levels) if one.mass >= 1), None),
             next((one for one in self.levels if one.mass < 1), None),
         )
 
-    def found(self, fine: float, error: float) -> Level | None:
+    def found(self, fine: float, error: float) -> Threshold | None:
         """Return ν and Φ = V(ν), if enough is known; `fine` is the accuracy that V needs, `error` that of sums."""
         below, above = self._bracket()
         exact = next((one for one in self.levels if abs(one.mass - 1) <= 8 * EPSILON + error), None)
@@ -342,9 +342,9 @@ class Search:
         if h * fall > 4 * fine and h > 4 * EPSILON * abs(below.nu) and not self._straight(below, above):
             return None
         step = share * h
-        return Level(below.nu + step, 1.0, below.value + step * (1 - below.mass) + 0.5 * share * step * fall)
+        return Threshold(below.nu + step, 1.0, below.value + step * (1 - below.mass) + 0.5 * share * step * fall)
 
-    def _straight(self, below: Level, above: Level) -> bool:
+    def _straight(self, below: Threshold, above: Threshold) -> bool:
         """Return whether Σ λ_i falls along a straight line: V bends as it should, and the next line is as steep."""
         h, fall, k = above.nu - below.nu, below.mass - above.mass, self.levels.index(below)
         bend = abs(above.value - below.value - h * (1 - (below.mass + above.mass) / 2))
@@ -355,10 +355,10 @@ class Search:
         steep = [(one.mass - two.mass) / (two.nu - one.nu) for one, two in sides if two.nu > one.nu]
         return any(abs(slope * h - fall) <= 1e-6 * fall for slope in steep)
 
-    def _tilted(self, near: Level) -> Level:
+    def _tilted(self, near: Threshold) -> Threshold:
         """Return ν and V(ν) = ν from one threshold."""
         nu = near.nu + self.tilt * math.log(near.mass)
-        return Level(nu, 1.0, nu)
+        return Threshold(nu, 1.0, nu)
 
 
 def _gain(form: Any, nu: float, bound: float, gained: float, moment: float, mass: float) -> float:

@@ -45,7 +45,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, SeeingMethod, SeenState, combined, compact, steepest
+from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, PerClientMethod, PerClientState, combined, compact, steepest
 from scaffpd.certificate import EPSILON
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import LARGEST
@@ -62,7 +62,7 @@ STEEP = 1e-10  # ρ below this share of ‖s‖‖y‖ is rounding
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuasiNewtonMinimaxState(SeenState):
+class QuasiNewtonMinimaxState(PerClientState):
     """A state of the method.
 
     Attributes:
@@ -81,7 +81,7 @@ class QuasiNewtonMinimaxState(SeenState):
 
 
 @dataclass(frozen=True)
-class QuasiNewtonMinimax(SeeingMethod):
+class QuasiNewtonMinimax(PerClientMethod):
     """The quasi-Newton minimax method, without anything to tune; the server sees every client's gradient.
 
     Args:

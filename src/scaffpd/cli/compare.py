@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaffpd.cli import typer_ext
-from scaffpd.cli.train import Reading, known_name, refuse_columns, requested, with_test
+from scaffpd.cli.train import DataOptions, known_name, refuse_columns, requested, with_test
 from scaffpd.cli.typer_ext import AsJson, Quiet, argument, checked, listed, option, prepare, print_json, takes
 from scaffpd.errors import InputError, positive
 
@@ -24,7 +24,7 @@ OURS = ("Scaff-PD", "Subspace saddle")
 WIDEST = 120  # columns: beyond, lines are hard to follow
 
 
-@takes(..., Reading)
+@takes(..., DataOptions)
 def compare(
     problem: Annotated[
         str, argument("digits, hospitals, breast-cancer, synthetic, a table or a CONFIG.toml.", typer_ext.PROBLEMS)

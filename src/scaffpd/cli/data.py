@@ -213,7 +213,7 @@ FEW, LEAST = 200, 10  # a column of names with at most so many, at least so many
 
 def init(
     table: Annotated[Path, typer.Argument(help="A table in any format, or a folder of them.", show_default=False)],
-    client: Annotated[str | None, typer.Option(help="Column that says whose a row is.", show_default="a guess")] = None,
+    client: Annotated[str | None, typer.Option(help="Column with every row's client.", show_default="a guess")] = None,
     target: Annotated[str | None, typer.Option(help="Column to be predicted.", show_default="a guess")] = None,
     out: Annotated[Path, typer.Option(help="The file to write; one that is there is left alone.")] = Path(
         "config.toml"

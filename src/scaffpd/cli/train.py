@@ -37,10 +37,10 @@ What = Annotated[
 METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own."
 
 
-class Reading:
+class DataOptions:
     """Options for reading a table."""
 
-    client: Annotated[str | None, typer.Option(help="Column that says whose a row is; file: each file is a client.")]
+    client: Annotated[str | None, typer.Option(help="Column with every row's client; file: each file is a client.")]
     target: Annotated[str | None, typer.Option(help="Column to be predicted: labels or numbers.")]
     columns: Annotated[str | None, typer.Option(help="Columns to learn from, with commas.", show_default="all others")]
     categories: Annotated[str | None, typer.Option(help="Columns of numbers that are names of categories.")]
@@ -59,7 +59,7 @@ class Reading:
     ]
 
 
-class Solving:
+class SolverOptions:
     """Options of the objective and the rounds."""
 
     objective: Annotated[
@@ -77,7 +77,7 @@ class Solving:
     device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cpu")]
 
 
-class Ending:
+class OutputOptions:
     """Options of the output."""
 
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")]
@@ -87,7 +87,7 @@ class Ending:
     as_json: AsJson = False
 
 
-OF_TABLE = tuple(name for name in Reading.__annotations__ if name != "test")
+OF_TABLE = tuple(name for name in DataOptions.__annotations__ if name != "test")
 OF_TRAINING = ("rounds", "tol", "seed", "device", "baseline", "splits", "coalition", "groups", "recalibrate")
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
     "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
@@ -99,7 +99,7 @@ TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that st
 }
 
 
-@takes(Reading, Solving, ..., Ending)
+@takes(DataOptions, SolverOptions, ..., OutputOptions)
 def train(
     what: What,
     *,
@@ -173,7 +173,7 @@ def train(
     _run("train", locals())
 
 
-@takes(Reading, Solving, ..., Ending)
+@takes(DataOptions, SolverOptions, ..., OutputOptions)
 def path(
     what: What,
     *,
@@ -248,7 +248,7 @@ def _one_run(
     fresh, out = options["fresh"], options["out"] or config.folder
     if out is not None:
         RunFolder(Path(out)).usable(kind)
-    screen.say(f"Reading {config.name}" if prepared is None else f"\nObjective {type(config.goal).__name__}")
+    screen.say(f"DataOptions {config.name}" if prepared is None else f"\nObjective {type(config.goal).__name__}")
     plain = prepared = prepared or prepare.prepare(config)
     train.check_asked(config, prepared)
     scores.check_recalibration(config, prepared)
@@ -409,7 +409,7 @@ def _objective(options: Mapping[str, Any], file: bool) -> dict[str, Any]:
 
 def _check_columns(file: Path, options: Mapping[str, Any], command: str) -> None:
     """Refuse a table without a word on whose rows they are, with the names of its columns."""
-    for key, means in (("client", "says whose a row is"), ("target", "is to be predicted")):
+    for key, means in (("client", "has every row's client"), ("target", "is to be predicted")):
         if key not in options:
             from scaffpd.tabular.formats import open_table
 

@@ -157,7 +157,7 @@ def anchors(facts: Facts, setup: Setup | None) -> list[LossAnchor | None]:
 
 
 @dataclass(frozen=True)
-class Shape:
+class LossBounds:
     """Constants of a silo's loss, known before the first round."""
 
     smoothness: float  # L, as the silo reported it
@@ -195,7 +195,7 @@ class Shape:
         return Claim(x, loss, gradient, loose, slack, size)
 
 
-def contradicts_itself(shape: Shape, new: Claim) -> str | None:
+def contradicts_itself(shape: LossBounds, new: Claim) -> str | None:
     """Say why one answer is impossible by itself: f − (l2/2)‖·‖² is negative, or too small for its gradient."""
     if shape.l2 is None:
         return None
@@ -219,7 +219,7 @@ def contradicts_itself(shape: Shape, new: Claim) -> str | None:
     return None
 
 
-def contradict_each_other(shape: Shape, one: Claim, two: Claim) -> str | None:
+def contradict_each_other(shape: LossBounds, one: Claim, two: Claim) -> str | None:
     """Say why two answers cannot both be true, tested in both directions."""
     way = one.x - two.x
     square = float(way @ way)
@@ -240,7 +240,7 @@ def contradict_each_other(shape: Shape, one: Claim, two: Claim) -> str | None:
     return None
 
 
-def _bent(shape: Shape, one: Claim, two: Claim, along: float, square: float) -> tuple[float, float]:
+def _bent(shape: LossBounds, one: Claim, two: Claim, along: float, square: float) -> tuple[float, float]:
     """Return ‖g_i − g_j − μ(x_i − x_j)‖²/(2(L − μ)) and its rounding bound; zero without both gradients."""
     if one.gradient is None or two.gradient is None:
         return 0.0, 0.0
@@ -251,7 +251,7 @@ def _bent(shape: Shape, one: Claim, two: Claim, along: float, square: float) -> 
     return size / room, ((2 * size**0.5 + slack) * slack + sums) / room
 
 
-def _arithmetic(shape: Shape, claim: Claim, square: float) -> float:
+def _arithmetic(shape: LossBounds, claim: Claim, square: float) -> float:
     """Bound the rounding errors of the test's own sums; `square` is the squared distance of the points."""
     terms = abs(claim.loss) + claim.size * square**0.5 + shape.steepness * square
     return float(16 * EPSILON * len(claim.x) ** 0.5 * terms)
@@ -267,7 +267,7 @@ class Consistency:
     A new answer is compared with the last `kept` with a gradient and the last `kept` without.
     """
 
-    def __init__(self, shape: Shape, probe: Claim, kept: int = KEPT) -> None:
+    def __init__(self, shape: LossBounds, probe: Claim, kept: int = KEPT) -> None:
         self.shape, self._probe = shape, probe
         self._points, self._values = deque[Claim](maxlen=kept), deque[Claim](maxlen=kept)
         self._known = [probe]
@@ -340,7 +340,7 @@ def usual_updates(constants: Constants, usual: Vector, plan: LocalPlan, correcti
     return sizes
 
 
-def wrong_update(shape: Shape, d: Vector, c: Vector, rate: float, steps: int, error: float) -> str | None:
+def wrong_update(shape: LossBounds, d: Vector, c: Vector, rate: float, steps: int, error: float) -> str | None:
     """Say why d cannot come from corrected local steps; `error` bounds a gradient's rounding error."""
     size, length, reach = float(np.linalg.norm(d)), float(np.linalg.norm(c)), rate * steps
     most = ROOM * reach * (length + error)
@@ -363,7 +363,7 @@ def wrong_proximal(d: Vector, c: Vector, pull: float, metric: Vector, l2: float,
     return None
 
 
-def wrong_curvature(shape: Shape, Q: NDArray[np.float64], V: NDArray[np.float64]) -> str | None:
+def wrong_curvature(shape: LossBounds, Q: NDArray[np.float64], V: NDArray[np.float64]) -> str | None:
     """Say why Q cannot be VᵀHV for μI ⪯ H ⪯ LI."""
     gram = V.T @ V
     if float(np.abs(Q).max()) > (most := 2 * shape.steepness * float(np.trace(gram))):
@@ -379,7 +379,7 @@ def wrong_curvature(shape: Shape, Q: NDArray[np.float64], V: NDArray[np.float64]
     return None
 
 
-def wrong_diagonal(shape: Shape, diagonal: Vector) -> str | None:
+def wrong_diagonal(shape: LossBounds, diagonal: Vector) -> str | None:
     """Say why it cannot be diag H for μI ⪯ H ⪯ LI."""
     room = 64 * shape.epsilon * (shape.samples**0.5 + shape.dimension**0.5) * shape.steepness
     low, high = float(diagonal.min()), float(diagonal.max())
@@ -571,7 +571,7 @@ def _histories(facts: Facts, setup: Setup | None, known_of: list[LossAnchor | No
     kept = int(np.clip(NUMBERS / (d * len(known.samples)), 2, KEPT))
     epsilon, out = float(np.finfo(facts.start.dtype).eps), {}
     for i, (L, mu) in enumerate(zip(known.smoothness, known.strong_convexity, strict=True)):
-        shape = Shape(float(L), float(mu), int(known.samples[i]), d, epsilon, l2, known_of[i])
+        shape = LossBounds(float(L), float(mu), int(known.samples[i]), d, epsilon, l2, known_of[i])
         out[i] = Consistency(shape, shape.claim(point, float(facts.probes[i])), kept)
     return out
 

@@ -389,7 +389,7 @@ def counted(positions: Tensor, share: Tensor, m: int, k: int) -> Tensor:
 ROUNDING = 100  # units in the last place by which two sums over samples may differ
 
 
-class Pace(NamedTuple):
+class ProximalRates(NamedTuple):
     """Step sizes and momenta towards a client's model, (L_i + β)-smooth and μ-strongly convex in the metric D.
 
     Attributes:
@@ -403,14 +403,14 @@ class Pace(NamedTuple):
     steps: int
 
 
-def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> Pace:
+def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> ProximalRates:
     """Plan the steps with L_i/min D for L_i and μ = l2/max D + β, a lower bound on the curvature."""
     L = np.append(smoothness, plan.steepest) / float(plan.metric.min()) + plan.pull
     mu = l2 / float(plan.metric.max()) + plan.pull
     q = np.sqrt(np.minimum(np.divide(mu, L, out=np.ones_like(L), where=L > 0), 1))
     rates = np.divide(1, L, out=np.zeros_like(L), where=L > 0)
     steps = int(min(plan.limit, np.ceil(2 / max(q.min(), 1e-9))))
-    return Pace(rates[:-1], ((1 - q) / (1 + q))[:-1], steps)
+    return ProximalRates(rates[:-1], ((1 - q) / (1 + q))[:-1], steps)
 
 
 class LocalModel:

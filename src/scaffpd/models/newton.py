@@ -25,7 +25,7 @@ TOGETHER = 2**24  # numbers in the matrices of clients that are solved together
 NEWTON, HALVINGS = 60, 40
 
 
-class Bowl:
+class LossHessian:
     """Hessian AᵀWA of n clients' mean losses, from samples A (n, m, features), predictions z, targets y (n, m, k)."""
 
     def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor) -> None:
@@ -143,10 +143,10 @@ class NewtonPoint(PersonalPoint):
         parallel_map(work, portions(self.rows, self.v[0].numel()), T.device)
         return out
 
-    def _bowl(self, block: PaddedBlock) -> tuple[Tensor, Bowl]:
+    def _bowl(self, block: PaddedBlock) -> tuple[Tensor, LossHessian]:
         rows, y = self.rows.of(block)
         A = self.anchor.part(rows)
-        return A, Bowl(self.loss, A, y, block.of(self.z), block.weight)
+        return A, LossHessian(self.loss, A, y, block.of(self.z), block.weight)
 
     def diagonals(self) -> Tensor:
         """Return diag H_i for squared loss: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
@@ -214,7 +214,9 @@ class CorrectionProblem:
                 break
             first = size if first is None else first
             goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[:, None, None, None]
-            step = Bowl(self.loss, self.A, self.y, p, self.weight).solver(self.stiff, goal)(gradient[..., None])[..., 0]
+            step = LossHessian(self.loss, self.A, self.y, p, self.weight).solver(self.stiff, goal)(gradient[..., None])[
+                ..., 0
+            ]
             slope = (gradient * step).sum((1, 2))
             near = slope <= max(1e-9, 100 * epsilon) * (1 + value.abs())
             whole += near

@@ -37,7 +37,7 @@ from scaffpd.models.linear import Linear
 from scaffpd.models.local_steps import LocalModel, pace
 from scaffpd.models.module import Module
 from scaffpd.models.network_oracle import ModuleOracle
-from scaffpd.models.newton import Bowl, NewtonPoint, portions
+from scaffpd.models.newton import LossHessian, NewtonPoint, portions
 from scaffpd.models.numerics import Draws, parallel_map, streams
 from scaffpd.models.oracle import (
     ClientData,
@@ -287,7 +287,7 @@ class PersonalOracle(Envelopes):
         def work(block: PaddedBlock) -> None:
             who, (A, y) = block.clients, at.rows.of(block)
             z = block.of(at.residual)  # squared loss has the same curvature everywhere
-            bowl = Bowl(at.loss, A, y, block.of(at.z) if isinstance(at, NewtonPoint) else z, block.weight)
+            bowl = LossHessian(at.loss, A, y, block.of(at.z) if isinstance(at, NewtonPoint) else z, block.weight)
             e = bowl.solver(self.inner.l2 + share[who] * pull)((share[who] * c)[..., None])[..., 0]
             out[who] = free[who] * c + share[who] * e
 

@@ -164,7 +164,7 @@ class TooLarge(InputError):
     """Sum that would nearly be a client's own vector."""
 
 
-class Bare(NamedTuple):
+class WeightedVector(NamedTuple):
     """Vector that a client has weighted itself, and the weight; all weights sum to one, or to `mass` if less."""
 
     vector: NDArray[np.float64]
@@ -195,7 +195,12 @@ class GuardedParty(NamedTuple):
     share: float  # the largest share of a sum that it accepts
 
     def answer(
-        self, weights: Weighting, numbers: FixedPoint | None, vector: Any, asked: bytes, bare: Bare | None = None
+        self,
+        weights: Weighting,
+        numbers: FixedPoint | None,
+        vector: Any,
+        asked: bytes,
+        bare: WeightedVector | None = None,
     ) -> MaskedReply:
         """Return the masked vector; without a number format, or if the vector does not fit it, only its size.
 
@@ -246,10 +251,10 @@ class LocalParties:
         """Return the masked vectors, or their sizes; every question here is a new one."""
         asked, names = os.urandom(16), wanted.weights.terms.names
         rows = [vector.detach().cpu().numpy() for vector in wanted.held.each()]
-        bare: list[Bare | None] = [None] * len(rows)
+        bare: list[WeightedVector | None] = [None] * len(rows)
         if wanted.held.own is not None:
             vectors, own = wanted.held.own()
-            bare = [Bare(row.detach().cpu().numpy(), float(w)) for row, w in zip(vectors, own, strict=True)]
+            bare = [WeightedVector(row.detach().cpu().numpy(), float(w)) for row, w in zip(vectors, own, strict=True)]
         if wanted.held.padded:
             rows = [padded(row) for row in rows]
         return {

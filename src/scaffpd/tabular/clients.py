@@ -45,7 +45,7 @@ class TableFile:
     """A table and what its columns are."""
 
     file: Path  # a file in one of the formats that `open_table` knows, or a folder of such files
-    client: str  # the column that says whose a row is
+    client: str  # the column with every row's client
     target: str  # the column to be predicted
     columns: tuple[str, ...] | None = None  # which columns to use; `None` for all others
     categories: tuple[str, ...] = ()  # columns of numbers that are names of categories

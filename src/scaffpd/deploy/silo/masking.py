@@ -36,11 +36,11 @@ from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten
 from scaffpd.secure.parties import (
     STEP,
-    Bare,
     DisclosureGuard,
     GuardedParty,
     SumRecord,
     TooLarge,
+    WeightedVector,
     Weighting,
     coarse,
     padded,
@@ -147,7 +147,7 @@ class SiloMasking:
         bare = None
         if messages.BARE in found and sums is not None:
             mass = self._mass(asked, vectors(asked), sums.terms)
-            bare = Bare(found[messages.BARE], float(found[messages.WEIGHT][0]), mass)
+            bare = WeightedVector(found[messages.BARE], float(found[messages.WEIGHT][0]), mass)
         if sums is None:
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
         if "beyond" in asked.values:  # the remainder of a coarser sum
@@ -206,7 +206,9 @@ class SiloMasking:
             raise InputError("Sums over columns, and of vectors that silos weight themselves, need equal weights.")
         return Weighting(Terms(tuple(names), read["colluding"]), np.array(read["weights"]))
 
-    def _masked(self, asked: Message, sums: Weighting, vector: Array, digest: bytes, bare: Bare | None) -> Message:
+    def _masked(
+        self, asked: Message, sums: Weighting, vector: Array, digest: bytes, bare: WeightedVector | None
+    ) -> Message:
         """Answer with the masked vector, or with its size."""
         given = asked.values.get("numbers")
         numbers = None if given is None else FixedPoint.of(given)
