@@ -156,7 +156,7 @@ WRONG = [
     ("train federation.toml", "looks like a federation.toml"),
     (f"{QUICK} --columns age,ill", "Column 'ill' is the target, so it cannot be one to learn from."),
     (f"{QUICK} --columns age,hospital", "Column 'hospital' is the client, so it cannot be one to learn from."),
-    ("train patients.csv", "train needs --client: which column of 'patients.csv' has every row's client? There are 'hosp"),
+    ("train patients.csv", "train needs --client: which column of 'patients.csv' has every row's client? There are"),
     (
         "train patients.csv --client hospital",
         "train needs --target: which column of 'patients.csv' is to be predicted?",
