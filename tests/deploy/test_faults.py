@@ -287,7 +287,7 @@ def test_a_coordinator_killed_again_and_again(tmp_path):
     random, kills, outcome = np.random.default_rng(0), 0, None
     while outcome is None:
         try:
-            outcome, _ = run(path, places, {int(random.integers(1, 14)): [("crash",)]})
+            outcome, _ = run(path, places, {int(random.integers(1, 11)): [("crash",)]})
         except Killed:
             kills += 1
         assert kills < 200

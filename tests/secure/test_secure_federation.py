@@ -40,10 +40,12 @@ def test_the_optimum_is_that_of_plain_sums_and_of_an_independent_solver(loss, na
     objective, single = OBJECTIVES[name], dtype is torch.float32
     tol = 1e-3 if single else 1e-5 if loss in HARD else 1e-7
     federation, plain = secure(cohort(loss, dtype)), cohort(loss, dtype)
-    optimum = reference_optimum(clients(loss), loss, L2, objective)
+    kind = np.float32 if single else np.float64
+    stored = [(X.astype(kind).astype(float), y.astype(kind).astype(y.dtype)) for X, y in clients(loss)]
+    optimum, exact = reference_optimum(stored, loss, L2, objective), sp.Cohort(stored, cohort(loss, dtype).model)
 
     def never_below(moment):
-        excess = objective.support(plain.evaluate(moment.state.x).loss) - optimum.value
+        excess = objective.support(exact.evaluate(moment.state.x.double()).loss) - optimum.value
         assert excess <= moment.state.certificate + 1e-12
 
     result = sp.train(method(objective, local_steps=10), federation, rounds=400, tol=tol, callbacks=[never_below])

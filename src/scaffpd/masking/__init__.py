@@ -75,6 +75,8 @@ class Party:
             if card.name == self.name:
                 if card.key != self.identity.card.key:
                     raise InputError(f"Another client shows a card in the name of {self.name!r}.")
+                if card.once != self.identity.card.once:
+                    raise Forgotten("This client was restarted after it showed that card.")
                 continue
             self._check(card)
             if self._cards.get(card.name) != card:
