@@ -17,7 +17,7 @@ from forked import forked
 
 ROOT = Path(scaffpd.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-MOST_FILES, MOST_LINES = 178, 46_135
+MOST_FILES, MOST_LINES = 178, 46_150
 BARE = r"(What|Who|Whose|Whom|Whether|How|As|Where|When|Why)\b"
 
 # From the bottom up. A module may import from its own layer only within its own package.

@@ -18,7 +18,7 @@ from test_objective_solver import solve as by_clarabel
 
 import scaffpd as sp
 from scaffpd.objectives.base import Objective
-from scaffpd.saddle import Saddle, solve_saddle
+from scaffpd.saddle import Saddle, solve_quadratics, solve_saddle
 from scaffpd.subspace import SubspaceModel, orthonormal
 
 every_kind = pytest.mark.parametrize("kind", ALL)
@@ -578,3 +578,13 @@ def test_a_capped_step_whose_level_is_far_from_the_quantile() -> None:
         v = losses - (lam - old) * held
         assert lam.sum() == pytest.approx(1, abs=1e-15)
         assert objective.support(v) == pytest.approx(float(v @ lam), abs=1e-15)
+
+
+def test_what_one_mixture_needs_for_a_factor_is_not_added_to_the_next():
+    H = np.stack([np.diag([1.0, -1e-6]), np.diag([1.0, 1e-6])])
+    a, E = np.array([-10.0, 0.0]), np.array([[0.0, 0.0], [1e-3, 1e-3]])
+    found = [
+        solve_quadratics(sp.Agnostic(), a, E, H, np.array(start), 0.0, 1e-12) for start in ([1.0, 0.0], [0.0, 1.0])
+    ]
+    assert found[0].value == pytest.approx(-0.5, abs=1e-6)
+    assert found[0].value == pytest.approx(found[1].value)

@@ -325,9 +325,11 @@ class _Quadratics:
     def _bend(self, weights: Vector) -> tuple[Matrix, Matrix]:
         """Return B(λ), with a regulariser for rounding, and its Cholesky factor; cache them for the last λ.
 
-        Hessians that were summed in single precision need a larger one: the share of the trace that
-        is added grows until there is a factor.
+        Hessians that were summed in single precision need a larger one: the share of the trace that is added grows
+        from λ's first trial until there is a factor.
         """
+        if self.known[0] is not weights:
+            self.ridge = TINY
         while self.known[0] is not weights:
             B = self._mixed(weights)
             try:
@@ -355,7 +357,7 @@ class _Quadratics:
     def _below(self, place: _Place, weights: Vector) -> float:
         """Return the minimum over z at λ, which is below the optimum: ⟨q, λ⟩ − ψ(λ) − ½gᵀB(λ)⁻¹g.
 
-        It is −∞ if B(λ) has a direction without curvature beyond rounding.
+        It is −∞ if B(λ) has a direction without curvature beyond rounding, and B(λ) is what `_bend` makes of it.
         """
         g = weights @ place.slopes
         lower = float(place.losses @ weights) - self.objective._value(weights)

@@ -14,8 +14,8 @@ conjugated (see below). H_0 is the inverse of Σ λ_i diag ∇²f_i where that i
 more vector up, once) and of a multiple of I elsewhere, scaled by the newest pair.
 
 No secure sums are possible: the server sees every c_i. It keeps K·N·d numbers: for small and medium d. With K = 3
-(`MinimaxGradient`) it is a gradient method for min max f_i (Y. Nesterov, "Introductory Lectures on Convex
-Optimization", 2004, section 2.3), whose curvature comes from the last few gradients.
+it is `MinimaxGradient`; with K = 0 it would be the gradient method for min max f_i (Y. Nesterov, "Introductory Lectures
+on Convex Optimization", 2004, section 2.3).
 
 *The inverse Hessian.* From pairs (s_k, y_k) of steps and of changes of the gradient, oldest first, and a diagonal H_0,
 

@@ -248,7 +248,7 @@ def _one_run(
     fresh, out = options["fresh"], options["out"] or config.folder
     if out is not None:
         RunFolder(Path(out)).usable(kind)
-    screen.say(f"DataOptions {config.name}" if prepared is None else f"\nObjective {type(config.goal).__name__}")
+    screen.say(f"Reading {config.name}" if prepared is None else f"\nObjective {type(config.goal).__name__}")
     plain = prepared = prepared or prepare.prepare(config)
     train.check_asked(config, prepared)
     scores.check_recalibration(config, prepared)

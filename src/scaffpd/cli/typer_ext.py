@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import click
 import typer
@@ -21,13 +21,18 @@ from typer.models import ArgumentInfo
 from scaffpd.errors import InputError, unknown
 from scaffpd.system import make_folder, write_file
 
+if TYPE_CHECKING:
+    from click import Command as _AnyCommand
+else:
+    _AnyCommand = object  # Typer may bring a click of its own, whose commands are other ones
+
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
 NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 _EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
 
 
-class WithExamples(click.Command):
+class WithExamples(_AnyCommand):
     """Help that ends in the examples of the docstring."""
 
     examples: tuple[str, ...] = ()
@@ -116,7 +121,7 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
 # the names in its `__all__`, read and not imported: completion does not wait for PyTorch
-_NAMES = Path(__file__).parents[1].joinpath("algorithms", "__init__.py").read_text(encoding="utf-8")
+_NAMES = files("scaffpd").joinpath("algorithms", "__init__.py").read_text(encoding="utf-8")
 ALGORITHMS = tuple(re.findall(r'^    "(?!ALGORITHMS|Algorithm")([A-Z]\w*)",$', _NAMES, re.M))
 OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")
 ENGINES = ("flare", "flower")
