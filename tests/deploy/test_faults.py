@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zipfile
 
 import numpy as np
 import pytest
@@ -496,6 +497,23 @@ def test_a_checkpoint_that_cannot_be_read_ends_the_run_with_its_name(tmp_path):
     assert "segment-0.npz' is not a readable scaffpd checkpoint; remove it" in outcome.sentence
     file.unlink()
     is_right(path, places, run(path, places)[0])
+
+
+def test_a_flipped_byte_of_a_checkpoint_is_found_before_silos_work_for_a_new_segment(tmp_path):
+    """The losses so far are needed at the very end only; with other members the segment does not go on."""
+    path, places = federation(tmp_path, more=QUICK)
+    with pytest.raises(Killed):
+        run(path, places, {14: [("crash",)]})
+    file = FederationFile.read(path).folder / "segment-0.npz"
+    whole = file.read_bytes()
+    with zipfile.ZipFile(file) as found:
+        losses = found.read("history.losses.npy")
+    last = whole.index(losses) + len(losses) - 1
+    file.write_bytes(whole[:last] + bytes([whole[last] ^ 0xFF]) + whole[last + 1 :])
+    outcome, _ = run(path, places, {1: [("kill", "va")]})
+    assert (outcome.status, outcome.final) == ("failed", True)
+    assert "segment-0.npz' is not a readable scaffpd checkpoint; remove it" in outcome.sentence
+    assert not (file.parent / "segment-1.npz").exists()
 
 
 def test_rows_that_a_private_silo_has_lost_are_noticed_by_their_number(tmp_path):

@@ -303,8 +303,7 @@ class Coordination:
         """Return the last segment if members, reports and version are unchanged; otherwise begin a new one."""
         segments = self.folder.segments()
         last = segments[-1] if segments else Segment(-1, tuple(members), 0)
-        same = segments and last.members == tuple(members)
-        if same and not self.folder.stood_in(last) and not self.folder.foreign(last):
+        if segments and self.folder.goes_on(last) and last.members == tuple(members):
             return last
         x, rounds = self.folder.reached(last) if segments else (None, 0)
         segment = Segment(len(segments), tuple(members), last.before + rounds)

@@ -137,14 +137,13 @@ class DeployedRun:
         path = self.checkpoint(segment)
         return disk.read(path, only or None) if path.exists() else ({}, {})
 
-    def foreign(self, segment: Segment) -> bool:
-        """Return whether another minor version has written a segment's state."""
-        arrays, about = self._state(segment, "state.rounds")
-        return bool(arrays) and about.get("version") != disk.series()
+    def goes_on(self, segment: Segment) -> bool:
+        """Read a whole checkpoint, as damage must show before the silos work; return whether its segment can go on.
 
-    def stood_in(self, segment: Segment) -> bool:
-        """Return whether a lower bound has replaced an absent silo in a segment."""
-        return bool(np.any(self._state(segment, "history.absent")[0].get("history.absent", 0)))
+        It cannot if a lower bound has replaced an absent silo, or if another minor version has written it.
+        """
+        arrays, about = self._state(segment)
+        return not arrays or (about.get("version") == disk.series() and not np.any(arrays.get("history.absent", 0)))
 
     def progress(self, line: Mapping[str, Any]) -> None:
         """Append a line to progress.jsonl."""
