@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import scaffpd as sp
+from scaffpd.algorithms.quasi_newton_minimax import Pairs
 from scaffpd.errors import InputError
 from scaffpd.objectives import Excess
 
@@ -105,6 +106,24 @@ def test_a_centre_is_weights_over_their_sum():
     wanted = objective.prox(L, centre, 1 / moved.delta)
     away = moved.delta / 2 * np.square(wanted - centre).sum()
     assert moved.value == pytest.approx(wanted @ L - away, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_no_remembered_pair_has_a_curvature_of_another_sign(dtype):
+    """The loops of L-BFGS divide by ρ, summed in another order than `s @ y`: rounding must not choose its sign."""
+    method, seen = sp.MinimaxSums(sp.ChiSquare(0.3)), []
+    sp.train(method, cohort(dtype=dtype), rounds=1, callbacks=[lambda info: seen.append(info.state)])
+    drawn, nothing = torch.Generator().manual_seed(0), torch.zeros(1, 33, dtype=dtype)
+    state = replace(seen[-1], x=nothing[0], direction=nothing[0], moves=nothing[:0], changes=nothing[:0])
+    bends = replace(state, x=nothing[0] + 1, direction=nothing[0] + 1)
+    assert len(method._with_pair(state, bends).moves) == 1
+    kept = []
+    for _ in range(300):
+        s, y = torch.randn(2, 33, dtype=dtype, generator=drawn)
+        y = y - s * (s @ y) / (s @ s)
+        new = method._with_pair(state, replace(state, x=s, direction=y))
+        kept += Pairs(new.moves, new.changes).curvatures.tolist()
+    assert not kept
 
 
 def test_three_clients_let_a_vector_into_one_sum_only():

@@ -326,7 +326,7 @@ def test_methods(tmp_path, name):
             OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n\n{OBJECTIVE}',
             "rounds = 500\ntol = 1e-6": "rounds = 6\ntol = 0",
         }
-    path, places = secured(tmp_path, 3, replacing=change)
+    path, places = secured(tmp_path, 4 if drawn else 3, replacing=change)
     outcome, transport = run(path, places)
     assert (outcome.status, outcome.rounds) == ("round limit", 6), outcome
     assert leaks(transport.log) == []

@@ -157,15 +157,20 @@ def test_signed_cards_are_taken(tmp_path):
     assert leaks(transport.log) == []
 
 
+@pytest.fixture(scope="module")
+def rsa_key():
+    return rsa.generate_private_key(65537, 2048)
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "trouble", ["unsigned", "another name", "expired", "not yet", "another authority", "RSA of it"]
 )
-def test_cards_that_are_not_taken(tmp_path, trouble):
+def test_cards_that_are_not_taken(tmp_path, trouble, rsa_key):
     how = {
         "unsigned": {}, "another name": {"called": "hungarian"}, "expired": {"since": -3 * DAY, "until": -DAY},
         "not yet": {"since": DAY, "until": 2 * DAY}, "another authority": {"office": Office(tmp_path / "elsewhere")},
-        "RSA of it": {"office": Office(tmp_path / "elsewhere"), "key": rsa.generate_private_key(65537, 1024)},
+        "RSA of it": {"office": Office(tmp_path / "elsewhere"), "key": rsa_key},
     }[trouble]  # fmt: skip
     path, places = certified(tmp_path, va=how) if how else certified(tmp_path, names=["cleveland", "hungarian"])
     outcome, transport = run(path, places)
@@ -174,15 +179,18 @@ def test_cards_that_are_not_taken(tmp_path, trouble):
     assert leaks(transport.log) == ["nothing was masked"]
 
 
-def test_a_card_can_be_signed_with_rsa_and_not_be_moved(tmp_path):
+def test_a_card_can_be_signed_with_rsa_and_not_be_moved(tmp_path, rsa_key):
     office = Office(tmp_path)
-    card = Identity("va", certificate=office.issue("va", key=rsa.generate_private_key(65537, 1024))).card
+    card = Identity("va", certificate=office.issue("va", key=rsa_key)).card
     authority = Authority.read(office.file)
     authority.check(card)
     other = Identity("va").card
     for changed in ({"key": other.key}, {"signature": b"\0" * len(card.signature)}, {"certificate": b"no PEM"}):
         with pytest.raises(InputError, match="not signed by a site"):
             authority.check(type(card)(**{**card.__dict__, **changed}))
+    short = office.issue("va", key=rsa.generate_private_key(65537, 1024))
+    with pytest.raises(InputError, match="not signed by a site"):
+        authority.check(Identity("va", certificate=short).card)
 
 
 def test_files_that_cannot_be_read_are_named_in_the_log_alone(tmp_path, caplog):

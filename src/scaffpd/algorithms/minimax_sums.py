@@ -222,7 +222,8 @@ class MinimaxSums(MinimaxMethod):
     def _with_pair(self, state: MinimaxSumsState, new: MinimaxSumsState) -> MinimaxSumsState:
         """Remember the move and the change of the gradient, where Φ bends upwards along it."""
         s, y = new.x - state.x, new.direction - state.direction
-        if not float(s @ y) > 1e-12 * float(s.norm() * y.norm()):
+        least = max(1e-12, 64 * torch.finfo(s.dtype).eps)  # so that rounding cannot change the sign of ρ
+        if not float((s * y).sum()) > least * float(s.norm() * y.norm()):
             return new
         moves, changes = torch.cat([state.moves, s[None]]), torch.cat([state.changes, y[None]])
         return replace(new, moves=moves[-self.pairs :], changes=changes[-self.pairs :])

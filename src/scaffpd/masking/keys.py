@@ -166,7 +166,7 @@ def _sign(key: Any, message: bytes) -> bytes:
 
 
 def _verify(key: Any, signature: bytes, message: bytes) -> None:
-    if isinstance(key, rsa.RSAPublicKey):
+    if isinstance(key, rsa.RSAPublicKey) and key.key_size >= 2048:
         key.verify(signature, message, padding.PSS(padding.MGF1(SHA256()), padding.PSS.AUTO), SHA256())
     elif isinstance(key, ec.EllipticCurvePublicKey):
         key.verify(signature, message, ec.ECDSA(SHA256()))
