@@ -64,12 +64,21 @@ class Broken(sp.FedAvg):
         raise ZeroDivisionError("a bug")
 
 
+class AwkwardError(Exception):
+    """An exception that cannot be read where it did not arise."""
+
+    def __init__(self, a, b):
+        super().__init__(f"{a} and {b}")
+
+
 class Worker:
-    """A runner of jobs that are numbers: twice a number, a mistake for zero, and the end of the process below."""
+    """A runner of jobs that are numbers: twice a number, mistakes for zero and ∞, and the end of the process below."""
 
     name = "numbers"
 
     def carry_out(self, job):
         if job < 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        if job == np.inf:
+            raise AwkwardError("this", "that")
         return 2 * job // abs(job) * abs(job)

@@ -95,13 +95,13 @@ def _counts(
 
 def _map(axes: Any, counts: NDArray[np.int64], names: Sequence[str]) -> None:
     """Draw the map: with numbers if they fit, or else with a colour bar above it."""
-    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+    from matplotlib import colors, ticker
 
     clients, K = counts.shape
     cells = axes.pcolormesh(
         np.arange(K), np.arange(clients), np.ma.masked_equal(counts, 0), edgecolors=RULE,
-        cmap=LinearSegmentedColormap.from_list("ink", ["#d7e8f3", BLUE, "#00263d"]),
-        norm=PowerNorm(0.5, 0, counts.max()), linewidth=0.6 if K <= NAMED and clients <= SHOWN else 0.0,
+        cmap=colors.LinearSegmentedColormap.from_list("ink", ["#d7e8f3", BLUE, "#00263d"]),
+        norm=colors.PowerNorm(0.5, 1, max(counts.max(), 2)), linewidth=0.6 if K <= NAMED and clients <= SHOWN else 0.0,
     )  # fmt: skip
     axes.set(xlim=(-0.5, K - 0.5), ylim=(clients - 0.5, -0.5), xlabel="class", ylabel="client")
     if K <= NAMED:
@@ -109,11 +109,12 @@ def _map(axes: Any, counts: NDArray[np.int64], names: Sequence[str]) -> None:
     if clients <= SHOWN:
         axes.set_yticks(range(clients), range(clients), fontsize=SMALL)
     if K > WRITTEN or clients > SHOWN:
-        scale = {"location": "top", "shrink": 0.4, "aspect": 25, "anchor": (1.0, 0.0), "pad": 0.01}
+        scale = {"location": "top", "shrink": 0.4, "aspect": 25, "anchor": (1.0, 0.0), "pad": 0.01,
+                 "ticks": ticker.MaxNLocator(integer=True)}  # fmt: skip
         axes.figure.colorbar(cells, ax=axes, label="samples of a class", **scale).outline.set_visible(False)
         return
     for i, k in zip(*np.nonzero(counts), strict=True):
-        dark = np.sqrt(counts[i, k] / counts.max()) > 0.4
+        dark = cells.norm(counts[i, k]) > 0.4
         look = {"ha": "center", "va": "center", "fontsize": SMALL - 1, "color": "white" if dark else INK}
         axes.text(k, i, f"{counts[i, k]:,}", **look)
 

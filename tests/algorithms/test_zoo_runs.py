@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -182,6 +184,22 @@ def test_corrected_methods_reach_the_average_optimum_and_fed_avg_does_not():
 def test_mistakes_get_a_sentence(make, words):
     with pytest.raises(InputError, match=words):
         make()
+
+
+@dataclass(frozen=True)
+class Mine(sp.FedProx):
+    """A user's own method, whose `momentum` and `q` are not those of ours, and whose `mu` is."""
+
+    momentum: float = 1.0
+    q: float | None = None
+
+
+def test_ranges_hold_for_arguments_of_ours_alone():
+    assert (Mine().momentum, Mine(q=-1.0, momentum=7.0).q) == (1.0, -1.0)
+    with pytest.raises(InputError, match="Mine needs mu >= 0 and finite, got -1"):
+        Mine(mu=-1)
+    with pytest.raises(InputError, match="Mine needs a number for mu, got None"):
+        Mine(mu=None)
 
 
 @pytest.mark.parametrize("name", ["FedAvg", "Scaffold II", "DRFA", "AFL", "q-FedAvg", "DeltaFL", "ProxSkip"])

@@ -24,6 +24,11 @@ def test_cifar10_python_batches_of_any_age(tmp_path, protocol):
     assert sp.data.cifar10(tmp_path / "cifar-10-batches-py").digest == images.digest
 
 
+def test_loaders_are_listed_before_their_first_use():
+    code = "import scaffpd as sp; print(set(sp.data.__all__) <= set(dir(sp.data)), 'cifar10' in vars(sp.data))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "True False\n"
+
+
 def test_cifar100_python_files_have_fine_labels(tmp_path):
     made = layouts.cifar100_batches(tmp_path / "cifar100" / "cifar-100-python")
     check(sp.data.cifar100(tmp_path), made, layouts.CIFAR100, "The python batches in 'cifar-100-python'")

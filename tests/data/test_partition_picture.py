@@ -38,6 +38,15 @@ def test_any_shape_can_be_drawn(tmp_path, clients, classes):
     figure.savefig(tmp_path / "picture.png", dpi=40)
 
 
+@pytest.mark.parametrize("most", [1, 2, 9, 5000])
+def test_the_colour_bar_counts_in_whole_numbers(most):
+    y = np.repeat(np.arange(30), most)
+    scale = partition_picture([np.arange(len(y)), [0]], y).axes[-1]
+    ticks = [tick for tick in scale.get_xticks() if scale.get_xlim()[0] <= tick <= scale.get_xlim()[1]]
+    assert ticks == [int(tick) for tick in ticks]
+    assert 0 < min(ticks) <= max(ticks) <= max(most, 2)
+
+
 def test_labels_name_themselves():
     figure = partition_picture([[0, 1], [2]], np.array(["b", "a", "b"]))
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["a", "b"]

@@ -19,7 +19,8 @@ def test_every_experiment_can_be_imported_without_the_packages_of_deployments_an
     sys.modules.update(dict.fromkeys(ABSENT))  # an import of it fails
     try:
         for file in sorted(ROOT.glob("experiments/*.py")):
-            assert import_module(f"experiments.{file.stem}".removesuffix(".__init__")) is not before.get(file.stem)
+            name = f"experiments.{file.stem}".removesuffix(".__init__")
+            assert import_module(name) is not before.get(name)
         assert import_module("experiments.reproduce").run(["synthetic", "--help"]) == 0
     finally:
         sys.modules.clear()

@@ -15,7 +15,7 @@ from scaffpd import cli, report
 from scaffpd.errors import InputError
 from scaffpd.report.read import read
 from scaffpd.report.several import read_several
-from scaffpd.report.verdict import answers
+from scaffpd.report.verdict import answers, verdict
 
 TRAIN = (
     "--client",
@@ -75,6 +75,39 @@ def test_differences_are_paired_over_the_same_rows(place):
     assert dict(found.differences)["objective.kind"] == ("Average", "ChiSquare")
     assert dict(answers(found))["What to do?"].startswith(("Use “", "Keep “average”"))
     assert found.predictions.models == found.names
+
+
+LOWER, SAME, HIGHER = 0.8, 1.0, 1.2  # times the loss before
+
+
+@pytest.mark.parametrize(
+    ("others", "worst", "do", "costs"),
+    [
+        (LOWER, LOWER, "Use “chisquare”: its mean loss on held-out rows is 20 % lower", "Nobody: no site"),
+        (LOWER, SAME, "Use “chisquare”: its mean loss on held-out rows is 5.7 % lower", "Nobody: no site"),
+        (1.5, LOWER, "Use “chisquare”: its loss for the worst-served site on held-out rows is 20 % lower", "x, z: "),
+        (SAME, SAME, "Keep “average”: no other run is clearly better.", "Nobody: no site"),
+        (LOWER, HIGHER, "Keep “average”: no other run is clearly better.", "y: clearly higher losses with “chisquare”"),
+        (HIGHER, HIGHER, "Keep “average”: no other run is clearly better.", "x, y, z: clearly higher losses"),
+    ],
+)
+def test_advice_is_by_losses_and_not_by_labels(place, tmp_path, others, worst, do, costs):
+    """Labels say in every case that y clearly gains and nobody loses; only losses differ."""
+    runs = [shutil.copytree(place / "both" / name, tmp_path / name) for name in ("average", "chisquare")]
+    random = np.random.default_rng(0)
+    for folder, model, factors in zip(runs, ("average", "fair"), ((1.0, 1.0), (others, worst)), strict=True):
+        held = dict(np.load(folder / "held_out.npz"))
+        at = np.repeat(read(folder).clients, held["counts"])
+        noise = random.uniform(0.99, 1.01, at.shape)
+        held[f"loss {model}"] = np.where(at == "y", 1.5 * factors[1], 0.3 * factors[0]) * noise
+        held[f"wrong {model}"] = (at == "y") & (model == "average")
+        np.savez(folder / "held_out.npz", **held)
+    found = read_several(runs)
+    assert [score.clear for score in found.scores["chisquare"]] == [client == "y" for client in found.clients]
+    said = dict(answers(found))
+    assert said["What to do?"].startswith(do)
+    assert verdict(found) == (said["What to do?"],)
+    assert said["Whom does it cost?"].startswith(costs)
 
 
 def test_the_folder_of_several_objectives_has_one_page_and_each_run_its_own_model(place):

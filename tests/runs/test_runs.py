@@ -308,6 +308,23 @@ def test_what_entries_return_is_checked(tmp_path):
             prepare(RunConfig.read(tmp_path / "c.toml"))
 
 
+def test_held_out_labels_do_not_change_the_task(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import numpy as np\n"
+        "X, y = np.arange(8.0)[:, None], np.arange(8) % 2\n"
+        "def right(): return {'a': (X, y), 'b': (X, y)}, {'a': (X, y + 1), 'b': (X[:0], [])}\n"
+        "def wrong(): return {'a': (X, y), 'b': (X, y)}, {'a': (X, y), 'b': (X, y + 0.0)}\n"
+    )
+    (tmp_path / "c.toml").write_text('[data]\nentry = "own:right"\n')
+    found = prepare(RunConfig.read(tmp_path / "c.toml"))
+    assert (found.task, found.labels) == ("classification", ("0", "1", "2"))
+    (tmp_path / "c.toml").write_text('[data]\nentry = "own:wrong"\n')
+    with pytest.raises(InputError, match="Held-out labels must be whole numbers, as those to train on are"):
+        prepare(RunConfig.read(tmp_path / "c.toml"))
+    (tmp_path / "c.toml").write_text('[data]\nentry = "own:wrong"\n[model]\nloss = "squared"\n')
+    assert prepare(RunConfig.read(tmp_path / "c.toml")).task == "regression"
+
+
 def test_changes_are_held_against_chance():
     X = np.c_[np.arange(40.0) - 19.5]
     y = (X[:, 0] > 0).astype(int)

@@ -52,6 +52,8 @@ def test_scores_of_two_labels_are_those_of_scikit_learn():
     none = label_scores(np.zeros(5, int), np.zeros(5, int), np.tile([0.9, 0.1], (5, 1)))
     assert none["auc"] is none["recall"] is none["precision"] is None
     assert none["accuracy"] == 1
+    shares[3] = np.nan
+    assert label_scores(y, guess, shares)["auc"] is None
 
 
 def test_scores_of_more_labels_are_macro_and_one_against_the_rest():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -31,7 +31,7 @@ NOTHING = 2.0  # times its floor: a certificate that another λ cannot improve
 NEAR = 1e-6  # σ of a prox that is all but a projection
 WEIGHTS = ("samples", "uniform")
 POSITIVE = ("local_rate", "server_rate", "dual_rate", "local_epochs", "adaptivity")
-RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {  # of other settings
+RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {  # of other settings, where classes of ours declare them
     "mu": ("mu >= 0 and finite", lambda value: 0 <= value < np.inf),
     "q": ("q >= 0 and finite", lambda value: 0 <= value < np.inf),
     "tail": ("0 < tail <= 1", lambda value: 0 < value <= 1),
@@ -436,14 +436,15 @@ def dual_step(objective: Objective, s: Vector, weights: Vector, rate: float) -> 
 def check_settings(method: Any) -> None:
     """Refuse what the arguments with common names cannot be."""
     owner = type(method).__name__
-    given = {item.name: getattr(method, item.name) for item in fields(method) if item.init}
-    for name, value in given.items():
+    ours = [c for c in type(method).mro() if c.__module__.startswith("scaffpd.") and is_dataclass(c)]
+    for item in (own for own in fields(method) if own.init):
+        name, value = item.name, getattr(method, item.name)
         left_out = value is None and getattr(type(method), name, None) is None
         if name in POSITIVE and not left_out:
             positive(owner, name, value)
         if name in COUNTS and not left_out:
             count(owner, name, value)
-        if name in RANGES:
+        if name in RANGES and not left_out and any(item in fields(c) for c in ours):
             words, fits = RANGES[name]
             if not fits(real(owner, name, value)):
                 raise InputError(f"{owner} needs {words}, got {value!r}.")

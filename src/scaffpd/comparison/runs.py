@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -195,6 +196,7 @@ class Pool:
         self.reader, self.writer = context.Pipe(duplex=False)
         about = self.reader, self.payload
         self.executor = ProcessPoolExecutor(processes, context, _prepare, about) if processes > 1 else None
+        self.trouble: Exception = InputError(NO_START)  # until the workers have started
 
     def __enter__(self) -> Pool:
         return self
@@ -213,16 +215,15 @@ class Pool:
                     run = self.runner.carry_out(job)
                 yield run
             return
-        with _ignoring_interrupts(), nullcontext() if b"__main__" in self.payload else _hidden_main():
-            ready = self.executor.submit(int)
-            futures = [self.executor.submit(_carry_out, job) for job in jobs]
-        trouble: Exception = InputError(NO_START)
         try:
+            with _ignoring_interrupts(), nullcontext() if b"__main__" in self.payload else _hidden_main():
+                ready = self.executor.submit(int)
+                futures = [self.executor.submit(_carry_out, job) for job in jobs]
             ready.result()
-            trouble = RuntimeError(KILLED)
+            self.trouble = RuntimeError(KILLED)
             yield from (future.result() for future in as_completed(futures))
         except BrokenProcessPool:
-            raise trouble from None
+            raise self.trouble from None
 
 
 def _prepare(pipe: Connection, payload: bytes) -> None:
@@ -241,7 +242,10 @@ def _end_with(pipe: Connection) -> None:
 
 
 def _carry_out(job: Any) -> Any:
-    return _runner.carry_out(job)
+    try:
+        return _runner.carry_out(job)
+    except Exception:  # of a type that the parent may be unable to read
+        raise RuntimeError(traceback.format_exc()) from None
 
 
 def _packed(runner: Any) -> bytes:

@@ -17,6 +17,7 @@ __all__ = [
     "cifar10", "cifar100", "diabetes", "digits", "dirichlet", "heart_disease", "like_training", "natural",
     "quantity_skew", "school", "shards", "synthetic", "thinned", "tiny_imagenet",
 ]  # fmt: skip
+__dir__ = __all__.copy  # the image loaders among them
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, several
-from scaffpd.metrics import NOISE, YES, HeldOutMoments, RelativeGain, disagree, every, worst_fifth
+from scaffpd.metrics import NO, NOISE, YES, HeldOutMoments, RelativeGain, disagree, every, worst_fifth
 from scaffpd.report import read
 from scaffpd.report.data import NOTHING, ModelSummary, ReportData, brief
 from scaffpd.report.predictions import PredictionReport
@@ -56,20 +56,22 @@ class Paired:
         """Return how much lower the loss of run b is than that of run a."""
         return RelativeGain.of(self.losses.difference(a, b, of))
 
+    def client(self, a: int, b: int, i: int) -> RelativeGain:
+        """Return the same for one client."""
+        return self.gain(a, b, lambda losses: np.eye(len(losses))[i])
+
     def clear(self, a: int, b: int, i: int) -> bool:
         """Tell whether a client's change from run a to b is clear of noise: McNemar's test of labels, else the loss."""
-        if self.wrong is None:
-            return self.gain(a, b, lambda losses: np.eye(len(losses))[i]).pays != NOISE
-        return disagree(self.wrong[i][a] == 0, self.wrong[i][b] == 0)
+        wrong = self.wrong[i] if self.wrong else None
+        return self.client(a, b, i).pays != NOISE if wrong is None else disagree(wrong[a] == 0, wrong[b] == 0)
 
 
 def read_several(folders: Sequence[Path]) -> ReportData:
     """Read runs on the same clients as one report with a model per run, or refuse them with one sentence."""
     runs = _opened(folders)
-    first = runs[0].data
+    first, clients = runs[0].data, runs[0].data.clients
     for one in runs[1:]:
         _comparable(runs[0], one)
-    clients = first.clients
     known = {one.label: {s.client: replace(s, clear=None) for s in one.data.scores[one.main.name]} for one in runs}
     scores = {label: tuple(own[client] for client in clients) for label, own in known.items()}
     totals = {one.label: one.data.overall[one.main.name] for one in runs}
@@ -77,19 +79,16 @@ def read_several(folders: Sequence[Path]) -> ReportData:
     before = next((one.label for one in runs if one.main.objective.startswith("Average")), order[0])
     others, a = [label for label in order if label != before], order.index(before)
     gains: dict[str, list[RelativeGain]] = {}
-    for label in others if paired is not None else ():
-        assert paired is not None
-        b = order.index(label)
-        gains[label] = [paired.gain(a, b, of) for of in (every, worst_fifth)]
-        clear = [paired.clear(a, b, i) for i in range(len(clients))]
-        scores[label] = tuple(replace(s, clear=own) for s, own in zip(scores[label], clear, strict=True))
+    for b, label in enumerate(order):
+        if paired is not None and label != before:
+            gains[label] = [paired.gain(a, b, of) for of in (every, worst_fifth)]
+            clear = [paired.clear(a, b, i) for i in range(len(clients))]
+            scores[label] = tuple(replace(s, clear=own) for s, own in zip(scores[label], clear, strict=True))
     after = max(others, key=lambda label: _merit(gains.get(label), first.sign * totals[label].worst_20))
     roles = {before: "before", after: "after"}
     models = tuple(replace(one.main, name=one.label, role=roles.get(one.label, "")) for one in runs)
     made = ReportData(
-        kind="runs",
-        title=f"{len(runs)} runs on {several(len(clients), first.word)}",
-        command="",
+        kind="runs", title=f"{len(runs)} runs on {several(len(clients), first.word)}", command="",
         measure=first.measure, split=first.split, word=first.word, models=models, scores=scores, overall=totals,
         rounds=tuple(replace(r, model=one.label) for one in runs for r in one.data.rounds if r.model == one.main.name),
         partition=first.partition,
@@ -99,9 +98,20 @@ def read_several(folders: Sequence[Path]) -> ReportData:
         against={label: f"{own[0].words} ({own[0].range})" for label, own in gains.items()},
         predictions=_predictions(runs, first),
     )  # fmt: skip
-    lower = f"Use “{brief(after)}”: its mean loss on held-out rows is {made.against.get(after)}."
-    do = {"do": lower} if _merit(gains.get(after), 0.0)[0] else {}
-    return replace(made, answers=do, remarks=(_best(made), *_remarks(runs, paired)))
+    advice = {} if paired is None else _advice(made, paired, before, after)
+    return replace(made, answers=advice, remarks=(_best(made), *_remarks(runs, paired)))
+
+
+def _advice(run: ReportData, paired: Paired, before: str, after: str) -> dict[str, str]:
+    """Say which run to take and whom that costs, by losses on the same held-out rows."""
+    a, b, old, new = run.names.index(before), run.names.index(after), f"“{brief(before)}”", f"“{brief(after)}”"
+    mean, fifth = (paired.gain(a, b, of) for of in (every, worst_fifth))
+    of, gain = ("mean loss", mean) if mean.pays == YES else (f"loss for the {run.bottom}", fifth)
+    use = f"Use {new}: its {of} on held-out rows is {gain.words} ({gain.range})."
+    do = use if _merit([mean, fifth], 0.0)[0] else f"Keep {old}: no other run is clearly better."
+    lose = [brief(client) for i, client in enumerate(run.clients) if paired.client(a, b, i).pays == NO]
+    cost = f"{', '.join(lose[:4])}{' and others' * (len(lose) > 4)}: clearly higher losses with {new} than with {old}."
+    return {"do": do, "cost": cost if lose else f"Nobody: no {run.word} has a clearly higher loss with {new}."}
 
 
 def _merit(gains: list[RelativeGain] | None, worst: float) -> tuple[bool, float]:
@@ -121,11 +131,8 @@ def _opened(folders: Sequence[Path]) -> list[OneRun]:
         if found.kind not in KINDS or not found.overall:
             raise InputError(f"{str(folder)!r} is no finished run of train or path: only these are put side by side.")
         main = found.role("after") or found.role("before") or found.names[-1]
-        runs.append(
-            OneRun(
-                name if names.count(name) == 1 else str(folder), folder, found, found.models[found.names.index(main)]
-            )
-        )
+        label = name if names.count(name) == 1 else str(folder)
+        runs.append(OneRun(label, folder, found, found.models[found.names.index(main)]))
     return runs
 
 
@@ -134,15 +141,12 @@ def _comparable(a: OneRun, b: OneRun) -> None:
     pair = f"{str(a.folder)!r} and {str(b.folder)!r}"
     if set(a.data.clients) != set(b.data.clients):
         raise InputError(f"{pair} are about other clients: only runs on the same table can stand side by side.")
-    if (a.data.measure, a.data.split) != (b.data.measure, b.data.split):
-        raise InputError(f"{pair} are not scored alike: {_scored(a)} and {_scored(b)}.")
+    scored = [f"{one.data.measure} on {'held-out' if one.data.split == 'test' else 'training'} rows" for one in (a, b)]
+    if scored[0] != scored[1]:
+        raise InputError(f"{pair} are not scored alike: {' and '.join(scored)}.")
     target, other = (one.settings.get("data.target", "") for one in (a, b))
     if target != other:
         raise InputError(f"{pair} have other targets: {target!r} and {other!r}.")
-
-
-def _scored(one: OneRun) -> str:
-    return f"{one.data.measure} on {'held-out' if one.data.split == 'test' else 'training'} rows"
 
 
 def _paired(runs: Sequence[OneRun]) -> Paired | None:
@@ -205,9 +209,7 @@ def _predictions(runs: Sequence[OneRun], first: ReportData) -> PredictionReport 
             if model in row:
                 start = {"column": row["column"], "label": row.get("label", "")}
                 columns.setdefault((row["column"], row.get("label", "")), start)[label] = row[model]
-    common = {(by, group) for label, by, group in scores}
-    for one in runs:  # groups that not all runs have scored
-        common &= {(by, group) for label, by, group in scores if label == one.label}
+    common = set.intersection(*({key[1:] for key in scores if key[0] == one.label} for one in runs))  # scored by all
     whole = [row for row in columns.values() if all(one.label in row for one in runs)]
     kept = {key: row for key, row in scores.items() if key[1:] in common}
     return PredictionReport(kept, bins, whole, first.predictions.label if first.predictions else "")
@@ -215,10 +217,8 @@ def _predictions(runs: Sequence[OneRun], first: ReportData) -> PredictionReport 
 
 def _best(run: ReportData) -> str:
     """Say which run is best at how many clients."""
-    top = []
-    for i in range(len(run.clients)):
-        values = {label: run.sign * (scores[i].value or 0.0) for label, scores in run.scores.items()}
-        top.append(max(values, key=lambda label, own=values: own[label]))  # type: ignore[misc]
+    values = {label: [run.sign * (s.value or 0.0) for s in scores] for label, scores in run.scores.items()}
+    top = [max(values, key=lambda label: values[label][i]) for i in range(len(run.clients))]
     wins = sorted({(-top.count(label), label) for label in top})
     said = ", ".join(f"“{brief(label)}” at {-n}" for n, label in wins)
     return f"By {run.measure} alone, the best is {said} of {several(len(top), run.word)}."

@@ -228,13 +228,16 @@ def _from_entry(config: RunConfig) -> Prepared:
 def _of_silos(config: RunConfig, silos: Silos, about: str = "", word: str = "client") -> Prepared:
     """Tell labels from numbers by their type; an entry's own are numbers, too, where the loss is for numbers."""
     try:
-        targets = np.concatenate([np.asarray(y).ravel() for _, y in [*silos.train, *silos.test]])
+        train, test = ([t for _, y in part if (t := np.asarray(y).ravel()).size] for part in (silos.train, silos.test))
+        kind = np.concatenate(train).dtype.kind
         about = about or f"{config.data.entry}: {sum(len(y) for _, y in silos.train)} rows to train on"
     except (TypeError, ValueError):
         raise InputError(f"The entry {config.data.entry!r} must return {WANTED}.") from None
     numbers = config.data.entry is not None and config.model.loss in ("squared", "poisson")
-    task = CLASSIFICATION if targets.dtype.kind in "iub" and not numbers else REGRESSION
-    classes = int(targets.max()) + 1 if task == CLASSIFICATION else 0
+    task = CLASSIFICATION if kind in "iub" and not numbers else REGRESSION
+    if task == CLASSIFICATION and any(y.dtype.kind not in "iub" for y in test):
+        raise InputError("Held-out labels must be whole numbers, as those to train on are.")
+    classes = int(max(y.max() for y in [*train, *test])) + 1 if task == CLASSIFICATION else 0
     return Prepared(
         silos.names, silos.train, silos.test, _model(config, task, classes), task, tuple(map(str, range(classes))),
         about, word, held=_digest(np.asarray(part) for pair in silos.test for part in pair), features=silos.features,

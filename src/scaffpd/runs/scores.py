@@ -139,7 +139,7 @@ def _auc(y: NDArray[Any], p: Matrix) -> float | None:
     """Return the chance that a row of this label has the higher probability: U/(n₁ n₀), ties count half."""
     ours, others = p[y], np.sort(p[~y])
     below = np.searchsorted(others, ours, "left") + np.searchsorted(others, ours, "right")  # twice as many as lower
-    return float(below.sum() / 2 / (len(ours) * len(others))) if len(ours) and len(others) else None
+    return float(below.sum() / 2 / pairs) if (pairs := len(ours) * len(others)) and np.isfinite(p).all() else None
 
 
 @dataclass(frozen=True)
