@@ -11,6 +11,7 @@ import numpy as np
 
 import scaffpd as sp
 from scaffpd.data import Silos
+from scaffpd.errors import InputError
 
 NAMES = tuple("abcdef")
 
@@ -72,13 +73,15 @@ class AwkwardError(Exception):
 
 
 class Worker:
-    """A runner of jobs that are numbers: twice a number, mistakes for zero and ∞, and the end of the process below."""
+    """A runner of jobs that are numbers: twice a number, mistakes for 0, 404 and ∞, the end of the process below."""
 
     name = "numbers"
 
     def carry_out(self, job):
         if job < 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        if job == 404:
+            raise InputError("No such number.")
         if job == np.inf:
             raise AwkwardError("this", "that")
         return 2 * job // abs(job) * abs(job)

@@ -364,12 +364,14 @@ def test_a_bug_of_one_method_is_its_reason_and_not_the_end_of_the_others():
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_workers_that_fail_or_end(monkeypatch):
-    """A job that raises says so with its traceback; a worker that is killed ends the work with a sentence."""
+    """A job that raises says so with its traceback, one that refuses and a worker that is killed with a sentence."""
     monkeypatch.setattr(pool, "get_context", {"spawn": Copies(0)}.get)
     with pool.Pool(cases.Worker(), 2) as workers:
         assert sorted(workers.work([1, 2, 3])) == [2, 4, 6]
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             list(workers.work([1, 0]))
+        with pytest.raises(InputError, match=r"^No such number\.$"):
+            list(workers.work([1, 404]))
         with pytest.raises(RuntimeError, match="AwkwardError: this and that"):
             list(workers.work([1, np.inf]))
         for jobs in ([1, -1], [1, 2]):  # nothing can be sent to a pool that has lost a worker

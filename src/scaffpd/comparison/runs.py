@@ -244,8 +244,8 @@ def _end_with(pipe: Connection) -> None:
 def _carry_out(job: Any) -> Any:
     try:
         return _runner.carry_out(job)
-    except Exception:  # of a type that the parent may be unable to read
-        raise RuntimeError(traceback.format_exc()) from None
+    except Exception as error:  # of a type that the parent may be unable to read
+        raise error if type(error) is InputError else RuntimeError(traceback.format_exc()) from None
 
 
 def _packed(runner: Any) -> bytes:
