@@ -145,7 +145,8 @@ class LocalChannel:
     @property
     def account(self) -> Account | None:
         """Account of private clients' releases."""
-        return getattr(self.train.oracle, "account", None)
+        account: Account | None = self.train.oracle.account
+        return account
 
     @property
     def fingerprint(self) -> str:

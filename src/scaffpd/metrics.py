@@ -278,12 +278,12 @@ def client_row(
         model: its name.
         client: its name.
         weight: λ_i.
-        splits: rows, loss and score of "train" and "test", where they are known.
+        splits: rows, loss and score of "train" and "test", where they are known; cells are empty elsewhere.
         measure: of which the score is.
     """
     names = ("train", "test")
     row: dict[str, Any] = {"model": model, "client": client}
-    row |= {f"{split}_rows": int(splits[split][0]) if split in splits else 0 for split in names}
+    row |= {f"{split}_rows": int(splits[split][0]) if split in splits else "" for split in names}
     row["weight"] = float(weight)
     for k, name in enumerate(("loss", measure), start=1):
         known = {split: float(splits[split][k]) if split in splits else math.nan for split in names}

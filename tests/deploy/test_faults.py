@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import zipfile
 
@@ -74,6 +75,11 @@ def test_a_silo_may_die_at_any_moment_up_to_the_last(tmp_path, moment):
     assert transport.count >= 17
     if set(outcome.members) == set(places):  # it had converged before
         assert outcome.sentence.endswith("va did not answer at the end.")
+        table = (FederationFile.read(path).folder / "clients.csv").read_text().splitlines()
+        *_, last = csv.DictReader(table)
+        assert last["test_loss"] == ""
+        for split in ("train", "test"):  # it had told its numbers of rows
+            assert int(last[f"{split}_rows"]) == cohort(path, places).evaluate(model_of(path), split).counts[-1]
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ class TestTransport:
 
     def test_a_superlink_that_takes_nothing(self, grid, monkeypatch):
         monkeypatch.setattr(grid, "push_messages", lambda messages: [])
-        assert {reply.reason for reply in ask(grid).values()} == {"the SuperLink rejected the question"}
+        assert {reply.reason for reply in ask(grid).values()} == {"the SuperLink did not accept the question"}
 
     def test_traffic_is_the_payload_and_little_more(self, grid):
         question = bytes(1_000_000)

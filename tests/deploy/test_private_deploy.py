@@ -23,6 +23,8 @@ from scaffpd.deploy.silo.records import PrivacyLedger
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.privacy.accountant import Release, epsilon
+from scaffpd.report import client_figures
+from scaffpd.report.read import read
 from scaffpd.tabular.agree import agree, declared_scale, features
 
 METHOD = {
@@ -61,7 +63,10 @@ def test_a_private_run_says_what_it_has_cost(tmp_path):
     assert f"(ε, δ) = ({outcome.privacy['epsilon']:.2f}, 1e-05)" in outcome.sentence
     for row in clients(path):
         assert float(row["epsilon"]) == pytest.approx(outcome.privacy["epsilon"])
-        assert (row["train_accuracy"], row["test_accuracy"], row["test_rows"]) == ("", "", "0")
+        assert (row["train_accuracy"], row["test_accuracy"], row["test_rows"]) == ("", "", "")
+    run = read(FederationFile.read(path).folder)
+    assert {score.test_rows for score in run.scores["deployed"]} == {None}
+    assert {point["test_rows"] for point in client_figures.clients(run).data["clients"]} == {"–"}
     scores = cohort(path, places).evaluate(model_of(path), "test")
     assert scores.accuracy.mean() > 0.6  # noise, and still a model
 

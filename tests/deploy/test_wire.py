@@ -158,3 +158,14 @@ def test_a_vector_is_hashed_once_until_it_changes(monkeypatch):
         before = name_of(y)
         y.add_(1)  # no version is counted here
     assert name_of(y) != before
+
+
+def test_a_vector_is_hashed_again_once_it_has_changed():
+    """Inference tensors have no version to see a change by, so none of their hashes is kept."""
+    for made in (torch.zeros(3), torch.inference_mode()(torch.zeros)(3)):
+        messages._HASHED.clear()
+        before = messages.vector_digest(made)
+        assert len(messages._HASHED) == (not made.is_inference())
+        with torch.inference_mode(made.is_inference()):
+            made += 1
+        assert messages.vector_digest(made) == digest(np.ones(3, np.float32)) != before

@@ -449,24 +449,24 @@ class Coordination:
         self, segment: Segment, remote: RemoteChannel, result: Result, spent: Mapping[str, Mapping[str, float]]
     ) -> list[dict[str, Any]]:
         """Return the table of silos: scores, or under privacy the last noisy loss and the ε spent."""
-        splits = ("train", "test") if remote.facts.tested.any() else ("train",)
-        asked = () if self.file.privacy else splits
-        tables = {split: self._scores(remote, result, split) for split in asked}
+        counts = {"train": remote.facts.constants.samples, "test": remote.facts.tested}
+        asked = [split for split, own in counts.items() if own.any() and not self.file.privacy]
+        silent = [[np.nan, np.nan]] * len(segment.members)
+        tables = {split: self._scores(remote, result, split) if split in asked else silent for split in counts}
         rows = []
         for i, name in enumerate(segment.members):
-            known = {split: (count, loss, accuracy) for split in tables for loss, accuracy, count in [tables[split][i]]}
-            if self.file.privacy:
-                noisy = float(result.history[f"loss[{name}]"][-1])
-                known = {"train": (remote.facts.constants.samples[i], noisy, np.nan)}
+            known = {split: (own[i], tables[split][i][0], tables[split][i][1]) for split, own in counts.items()}
+            if self.file.privacy:  # silos do not say how many rows they hold out
+                known = {"train": (counts["train"][i], float(result.history[f"loss[{name}]"][-1]), np.nan)}
             row = client_row(MODEL, name, result.weights[i], known)
             rows.append(row | ({"epsilon": spent.get(name, {}).get("epsilon", "")} if self.file.privacy else {}))
         return rows
 
     def _scores(self, remote: RemoteChannel, result: Result, split: str) -> list[list[float]]:
-        """Return every silo's loss, accuracy and number of rows; NaN if unknown."""
+        """Return every silo's loss and accuracy; NaN if unknown."""
         question = Scores(torch.from_numpy(result.x).to(remote.like), split)
         numbers = remote.scores(question, complete=False).numbers
-        return torch.stack([numbers[name]() for name in question.scalars], 1).tolist()
+        return torch.stack([numbers[name]() for name in ("loss", "accuracy")], 1).tolist()
 
     def _missing(self, segment: Segment, remote: RemoteChannel) -> str:
         """Say which silos are missing from the result, or partly missing."""

@@ -134,17 +134,21 @@ def digest(array: Array) -> str:
     return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16, key=about[:64]).hexdigest()
 
 
-_HASHED: deque[tuple[ref[Tensor], int | None, str]] = deque(maxlen=64)  # at the versions that PyTorch counts up
+_HASHED: deque[tuple[ref[Tensor], int, str]] = deque(maxlen=64)  # at the versions that PyTorch counts up
 
 
 def vector_digest(vector: Tensor) -> str:
-    """Hash a vector once, until PyTorch changes it in place (NumPy must not: algorithms make new vectors)."""
-    version = None if vector.is_inference() else vector._version
+    """Hash a vector once, until PyTorch changes it in place.
+
+    Changes by NumPy, through `.data` and by DLPack are not seen: algorithms make new vectors.
+    """
+    version = None if vector.is_inference() else vector._version  # inference tensors have none
     for held, since, name in tuple(_HASHED):
-        if held() is vector and since == version is not None:
+        if held() is vector and since == version:
             return name
     name = digest(vector.detach().numpy(force=True))
-    _HASHED.append((ref(vector), version, name))
+    if version is not None:
+        _HASHED.append((ref(vector), version, name))
     return name
 
 

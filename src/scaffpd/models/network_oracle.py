@@ -96,6 +96,7 @@ class ModuleOracle:
     """
 
     most_rows: float | None = None
+    account = None
 
     def __init__(
         self,

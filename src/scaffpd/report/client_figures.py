@@ -42,7 +42,7 @@ def _dots(run: ReportData) -> Figure:
         params.append({"name": f"{role}_name", "value": name})
         params.append({"name": f"on_{role}", "expr": f"indexof(shown, {role}_name) >= 0"})
     tip = tips(client=run.word, model="model", value=(title, vega.value_format(run)),
-               train_rows=("rows trained on", ",d"), test_rows=("test rows", ",d"),
+               train_rows="rows trained on", test_rows="test rows",
                weight="how much it counts (λ)")  # fmt: skip
     hollow = {"condition": {"test": "datum.few", "value": 0.1}, "value": 1}
     looks = dict.fromkeys(("fill", "shape", "stroke"), colour(run))
@@ -62,8 +62,8 @@ def _points(run: ReportData) -> Rows:
     behind = [*(name for name in run.scores if name not in main), *main]  # before and after are drawn on top
     return [
         {
-            "client": s.client, "model": name, "value": found[name][s.client], "train_rows": s.train_rows,
-            "test_rows": s.test_rows, "few": uncertain(run, s),
+            "client": s.client, "model": name, "value": found[name][s.client], "train_rows": count(s.train_rows),
+            "test_rows": count(s.test_rows), "few": uncertain(run, s),
             "weight": "–" if s.weight is None else f"{s.weight:.3f}",
         }
         for name in behind

@@ -279,7 +279,7 @@ def _deployed(folder: Path) -> ReportData:
     settings, outcome = read_json(folder / DEPLOYED), read_json(folder / "outcome.json")
     about: dict[str, Any] = settings.get("about") or {}
     rows = read_table(folder / "clients.csv", "client")
-    split = "test" if any(number(row, "test_rows") for row in rows) else "train"
+    split = "test" if any(number(row, "test_loss") is not None for row in rows) else "train"
     measure = "accuracy" if not rows or number(rows[0], f"{split}_accuracy") is not None else "loss"
     name = "deployed"
     scores = _scores([{**row, "model": name} for row in rows], f"{split}_{measure}", [name])

@@ -119,7 +119,7 @@ class FlareJob:
         try:
             self.current = str(self.session.call("submit", str(self.folder)))
         except LostError as problem:
-            raise InputError(f"FLARE rejected the job: {problem}") from problem
+            raise InputError(f"FLARE did not accept the job: {problem}") from problem
 
     def running(self) -> bool:
         """Return whether the last submitted job is running; true while the server does not answer."""

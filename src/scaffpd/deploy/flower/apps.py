@@ -151,7 +151,7 @@ class GridTransport:
         messages = [Message(pack(questions[site]), int(site), QUESTION, ttl=timeout + _SKEW) for site in sites]
         keys = list(self._grid.push_messages(messages)) if messages else []
         taken = {key: site for key, site in zip(keys, sites, strict=True) if key} if len(keys) == len(sites) else {}
-        refused = self._failure("the SuperLink rejected the question")
+        refused = self._failure("the SuperLink did not accept the question")
         replies.update(dict.fromkeys(set(sites) - set(taken.values()), refused))
         return taken
 

@@ -1,6 +1,6 @@
 r"""A silo's part in secure sums: its keys, its rules, and the one function through which its answers leave.
 
-If vectors are masked, only the scalars that a question declares leave in the clear; a question without any is refused.
+If vectors are masked, only what `RELEASED` or its question lists leaves in the clear; other questions are refused.
 The masks of a vector depend on the whole question, so a coordinator that asks silos different things gets no sum.
 
 If silos weight their vectors themselves, by a threshold from the coordinator, one of them could be the whole sum: at a
