@@ -145,8 +145,7 @@ class LocalChannel:
     @property
     def account(self) -> Account | None:
         """Account of private clients' releases."""
-        account: Account | None = self.train.oracle.account
-        return account
+        return self.train.oracle.account  # type: ignore[no-any-return]
 
     @property
     def fingerprint(self) -> str:

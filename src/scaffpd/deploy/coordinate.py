@@ -450,9 +450,8 @@ class Coordination:
     ) -> list[dict[str, Any]]:
         """Return the table of silos: scores, or under privacy the last noisy loss and the ε spent."""
         counts = {"train": remote.facts.constants.samples, "test": remote.facts.tested}
-        asked = [split for split, own in counts.items() if own.any() and not self.file.privacy]
-        silent = [[np.nan, np.nan]] * len(segment.members)
-        tables = {split: self._scores(remote, result, split) if split in asked else silent for split in counts}
+        asked, silent = not self.file.privacy, [[np.nan, np.nan]] * len(segment.members)
+        tables = {s: self._scores(remote, result, s) if asked and counts[s].any() else silent for s in counts}
         rows = []
         for i, name in enumerate(segment.members):
             known = {split: (own[i], tables[split][i][0], tables[split][i][1]) for split, own in counts.items()}

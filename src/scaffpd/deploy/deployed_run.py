@@ -138,11 +138,8 @@ class DeployedRun:
         return disk.read(path, only or None) if path.exists() else ({}, {})
 
     def goes_on(self, segment: Segment) -> bool:
-        """Read a whole checkpoint, as damage must show before the silos work; return whether its segment can go on.
-
-        It cannot if a lower bound has replaced an absent silo, or if another minor version has written it.
-        """
-        arrays, about = self._state(segment)
+        """Return whether a segment can go on: no bound has replaced an absent silo, the version is the same."""
+        arrays, about = self._state(segment)  # all of it: damage must show before the silos work
         return not arrays or (about.get("version") == disk.series() and not np.any(arrays.get("history.absent", 0)))
 
     def progress(self, line: Mapping[str, Any]) -> None:

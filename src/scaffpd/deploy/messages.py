@@ -138,10 +138,7 @@ _HASHED: deque[tuple[ref[Tensor], int, str]] = deque(maxlen=64)  # at the versio
 
 
 def vector_digest(vector: Tensor) -> str:
-    """Hash a vector once, until PyTorch changes it in place.
-
-    Changes by NumPy, through `.data` and by DLPack are not seen: algorithms make new vectors.
-    """
+    """Hash a vector once, until PyTorch changes it in place; by NumPy, `.data` or DLPack it must not be changed."""
     version = None if vector.is_inference() else vector._version  # inference tensors have none
     for held, since, name in tuple(_HASHED):
         if held() is vector and since == version:

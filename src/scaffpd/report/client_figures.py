@@ -42,8 +42,7 @@ def _dots(run: ReportData) -> Figure:
         params.append({"name": f"{role}_name", "value": name})
         params.append({"name": f"on_{role}", "expr": f"indexof(shown, {role}_name) >= 0"})
     tip = tips(client=run.word, model="model", value=(title, vega.value_format(run)),
-               train_rows="rows trained on", test_rows="test rows",
-               weight="how much it counts (λ)")  # fmt: skip
+               train_rows="rows trained on", test_rows="test rows", weight="how much it counts (λ)")  # fmt: skip
     hollow = {"condition": {"test": "datum.few", "value": 0.1}, "value": 1}
     looks = dict.fromkeys(("fill", "shape", "stroke"), colour(run))
     encoding = {"y": y, "x": x, **looks, "tooltip": tip, "fillOpacity": hollow}
