@@ -58,7 +58,7 @@ CHANGES = {
     "cut short": _cut,
     "one bit": _flip,
     "another shape": _array(lambda array, random: np.append(array, array[:1])),
-    "another format": _array(lambda array, random: array.astype(np.float16)),
+    "another format": _array(np.errstate(over="ignore")(lambda array, random: array.astype(np.float16))),
     "NaN": _array(lambda array, random: array if array.dtype.kind == "i" else array * np.nan),
     "noise": _array(_noise),
     "false masks": _array(lambda array, random: array * 3 + 1 if array.dtype.kind == "i" else array),
