@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -89,6 +89,8 @@ def test_a_resumed_run_is_the_run(method, tmp_path):
 )
 def test_networks_train(method):
     federation = network()
+    if isinstance(method, sp.FedNova) and not isinstance(method.work, str):
+        method = replace(method, work=method.work[: len(federation.names)])
     start = federation.evaluate(federation.start()).loss
     result = sp.train(method, federation, rounds=6)
     assert result.history.losses.mean(1).min() < 0.95 * start.mean()
