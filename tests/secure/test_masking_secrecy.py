@@ -280,3 +280,12 @@ def test_cards_signed_by_the_deployment_s_certificates():
         for card in cards:
             with pytest.raises(InputError, match=match):
                 wary.meet([card])
+
+
+def test_a_client_that_was_restarted_after_it_showed_its_card_says_so():
+    before, other = Identity("a"), Identity("b")
+    shown, later = before.card, Party(Identity("a", before._key))
+    with pytest.raises(Forgotten, match="restarted after it showed that card"):
+        later.meet([shown, other.card])
+    later.meet([later.identity.card, other.card])
+    assert set(later.known) == {"b"}
