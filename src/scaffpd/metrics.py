@@ -270,7 +270,7 @@ class SplitTables:
 
 
 def client_row(
-    model: str, client: str, weight: float, splits: Mapping[str, tuple[float, float, float]], measure: str = "accuracy"
+    model: str, client: str, weight: float, scores: Mapping[str, ClientScores], i: int, measure: str = "accuracy"
 ) -> dict[str, Any]:
     """Return a row of `clients.csv`, with the same columns from every command.
 
@@ -278,15 +278,16 @@ def client_row(
         model: its name.
         client: its name.
         weight: λ_i.
-        splits: rows, loss and score of "train" and "test", where they are known; cells are empty elsewhere.
+        scores: of "train" and "test", where they are known; cells are empty elsewhere.
+        i: the client's place in the scores.
         measure: of which the score is.
     """
-    names = ("train", "test")
+    parts = {split: scores.get(split) for split in ("train", "test")}
     row: dict[str, Any] = {"model": model, "client": client}
-    row |= {f"{split}_rows": int(splits[split][0]) if split in splits else "" for split in names}
+    row |= {f"{split}_rows": "" if own is None else int(own.counts[i]) for split, own in parts.items()}
     row["weight"] = float(weight)
-    for k, name in enumerate(("loss", measure), start=1):
-        known = {split: float(splits[split][k]) if split in splits else math.nan for split in names}
+    for name, values in (("loss", "loss"), (measure, "accuracy")):
+        known = {split: math.nan if own is None else float(getattr(own, values)[i]) for split, own in parts.items()}
         row |= {f"{split}_{name}": "" if math.isnan(value) else value for split, value in known.items()}
     return row
 

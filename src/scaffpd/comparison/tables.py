@@ -50,10 +50,8 @@ def run_row(setting: Setting, run: Run) -> Row:
 
 def client_rows(run: Run) -> Iterator[Row]:
     """Return the rows of `clients.csv` of one final run."""
-    scores = {split: run.scores[split] for split in ("train", "test")}
-    for i, client in enumerate(scores["train"].names):
-        splits = {split: (own.counts[i], own.loss[i], own.accuracy[i]) for split, own in scores.items()}
-        yield client_row(run.job.method, client, run.weights[i], splits) | {"seed": run.job.seed}
+    for i, client in enumerate(run.scores["train"].names):
+        yield client_row(run.job.method, client, run.weights[i], run.scores, i) | {"seed": run.job.seed}
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
@@ -336,7 +334,9 @@ class Comparison:
             raise InputError(f"The folder {str(place)!r} does not exist.")
         tables = {"runs": self.rows, "clients": self.client_rows, "table": [self._table_row(row) for row in self.table]}
         for name, rows in tables.items():
-            columns = list(rows[0] if rows else client_row("", "", 0, {}) | {"seed": 0})  # every method may have failed
+            columns = list(
+                rows[0] if rows else client_row("", "", 0, {}, 0) | {"seed": 0}
+            )  # every method may have failed
             known = [{k: cell for k, cell in row.items() if cell == cell} for row in rows]  # NaN is an empty cell
             write_file(place / f"{name}.csv", csv_text(known, columns))
 

@@ -30,7 +30,7 @@ from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Lost, Membership, Paused, Quarantined, Returned, Session, SiloEvent, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS
-from scaffpd.federation import Federation
+from scaffpd.federation import ClientScores, Federation
 from scaffpd.federation.questions import JoiningScores, Scores
 from scaffpd.gains import of_silos
 from scaffpd.history import Checkpoint, series
@@ -450,22 +450,25 @@ class Coordination:
     ) -> list[dict[str, Any]]:
         """Return the table of silos: scores, or under privacy the last noisy loss and the ε spent."""
         counts = {"train": remote.facts.constants.samples, "test": remote.facts.tested}
-        asked, silent = not self.file.privacy, [[np.nan, np.nan]] * len(segment.members)
-        tables = {s: self._scores(remote, result, s) if asked and counts[s].any() else silent for s in counts}
+        if self.file.privacy:  # silos do not say how many rows they hold out
+            noisy = np.array([result.history[f"loss[{name}]"][-1] for name in segment.members])
+            scores = {"train": ClientScores(segment.members, noisy, np.full(len(noisy), np.nan), counts["train"])}
+        else:
+            scores = {split: self._scores(remote, result, split, own) for split, own in counts.items()}
         rows = []
         for i, name in enumerate(segment.members):
-            known = {split: (own[i], tables[split][i][0], tables[split][i][1]) for split, own in counts.items()}
-            if self.file.privacy:  # silos do not say how many rows they hold out
-                known = {"train": (counts["train"][i], float(result.history[f"loss[{name}]"][-1]), np.nan)}
-            row = client_row(MODEL, name, result.weights[i], known)
+            row = client_row(MODEL, name, result.weights[i], scores, i)
             rows.append(row | ({"epsilon": spent.get(name, {}).get("epsilon", "")} if self.file.privacy else {}))
         return rows
 
-    def _scores(self, remote: RemoteChannel, result: Result, split: str) -> list[list[float]]:
+    def _scores(self, remote: RemoteChannel, result: Result, split: str, counts: Any) -> ClientScores:
         """Return every silo's loss and accuracy; NaN if unknown."""
-        question = Scores(torch.from_numpy(result.x).to(remote.like), split)
-        numbers = remote.scores(question, complete=False).numbers
-        return torch.stack([numbers[name]() for name in ("loss", "accuracy")], 1).tolist()
+        loss = accuracy = np.full(len(counts), np.nan)
+        if counts.any():
+            question = Scores(torch.from_numpy(result.x).to(remote.like), split)
+            numbers = remote.scores(question, complete=False).numbers
+            loss, accuracy = (numbers[name]().double().numpy() for name in ("loss", "accuracy"))
+        return ClientScores(tuple(remote.names), loss, accuracy, counts)
 
     def _missing(self, segment: Segment, remote: RemoteChannel) -> str:
         """Say which silos are missing from the result, or partly missing."""

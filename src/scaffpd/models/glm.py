@@ -242,7 +242,6 @@ class LinearOracle:
     """N clients with a linear model: batched matrix products over clients, never a loop over them."""
 
     most_rows: float | None = float("inf")
-    account = None
 
     def __init__(self, rows: StackedSamples, loss: Loss, l2: float, outputs: int, names: list[str]) -> None:
         self.rows, self.loss, self.l2, self.outputs, self.names = rows, loss, l2, outputs, names

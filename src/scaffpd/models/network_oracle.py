@@ -96,7 +96,6 @@ class ModuleOracle:
     """
 
     most_rows: float | None = None
-    account = None
 
     def __init__(
         self,

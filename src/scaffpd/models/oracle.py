@@ -107,12 +107,10 @@ class Oracle(Protocol):
     Attributes:
         dimension: d, the length of x.
         most_rows: most rows of a client that a pass over the data reads; `None` if the work is elsewhere.
-        account: what private clients have released; `None` if they answer without noise.
     """
 
     dimension: int
     most_rows: float | None
-    account: Any
 
     def start(self) -> Tensor:
         """Return x⁰."""

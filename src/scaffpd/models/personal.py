@@ -184,7 +184,7 @@ class Envelopes:
 
     def __init__(self, inner: Any, anchor: Anchor) -> None:
         self.inner, self.anchor, self.names = inner, anchor, inner.names
-        self.dimension, self.most_rows, self.account = inner.dimension, inner.most_rows, inner.account
+        self.dimension, self.most_rows = inner.dimension, inner.most_rows
         self._known: Constants | None = None
 
     def start(self) -> Tensor:

@@ -266,8 +266,7 @@ def client_rows(models: Sequence[Trained], measure: str) -> Rows:
     for one in models:
         spent, scores = one.result.privacy, {"train": one.train} | ({} if one.test is None else {"test": one.test})
         for i, name in enumerate(one.result.names):
-            splits = {split: (own.counts[i], own.loss[i], own.accuracy[i]) for split, own in scores.items()}
-            row = client_row(one.name, name, one.result.weights[i], splits, measure)
+            row = client_row(one.name, name, one.result.weights[i], scores, i, measure)
             row |= {"test_rows": row["test_rows"] or 0, "change_clear": "" if one.clear is None else one.clear[i]}
             rows.append(row if spent is None else row | {"epsilon": float(spent.epsilon[i])})
     return rows
