@@ -63,7 +63,7 @@ class LyingOracle:
 
     def __init__(self, inner, lie):
         self.inner, self.lie = inner, lie
-        self.dimension, self.most_rows, self.account = inner.dimension, inner.most_rows, inner.account
+        self.dimension, self.most_rows = inner.dimension, inner.most_rows
         self.start, self.contents = inner.start, inner.contents
 
     def constants(self):
