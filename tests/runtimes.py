@@ -87,4 +87,9 @@ def remote_of(model, folder, runtime, projections, algorithm):
     setup = Setup("everything:Everything", {}, schema, nothing, nothing, "", secure)
     facts = settle(session, NAMES, setup, 60.0)
     policy = FaultPolicy(quorum=1)
-    return Remote(Membership(session, NAMES, policy, lambda event: None), facts)
+    membership = Membership(session, NAMES, policy, lambda event: None)
+    if "masked" not in runtime:
+        return Remote(membership, facts)
+    from scaffpd.deploy.secure import MaskedRemote  # needs cryptography
+
+    return Remote(membership, facts, MaskedRemote)

@@ -168,10 +168,6 @@ class LocalChannel:
         """Return the default x⁰."""
         return self.train.oracle.start()
 
-    def masked(self) -> LocalChannel:
-        """Return the same clients: their vectors are here to be masked."""
-        return self
-
     def own(self, x: Tensor) -> Tensor | None:
         """Return every client's own model u_i(x), (N, d); `None` if the model is not `Personal`."""
         oracle = cast(Any, self.train.oracle)

@@ -15,6 +15,7 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import InProcess, Message, decode
 from scaffpd.deploy.remote import Remote
+from scaffpd.deploy.secure import MaskedRemote
 from scaffpd.deploy.session import Membership, Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import GradientsAt
@@ -49,7 +50,7 @@ def met(path, places):
     session.greet(5.0)
     setup = negotiate(session, SILOS, file)
     facts = settle(session, SILOS, setup, 5.0)
-    remote = Remote(Membership(session, SILOS, file.policy, lambda event: None), facts)
+    remote = Remote(Membership(session, SILOS, file.policy, lambda event: None), facts, MaskedRemote)
     return sp.SecureAggregation(remote, **file.secure), session, setup, facts
 
 

@@ -21,12 +21,11 @@ from typer.testing import CliRunner
 from scaffpd import report
 from scaffpd.cli import app
 from scaffpd.cli.deploy import run_pages
-from scaffpd.cli.silo import silo_pages
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
-from scaffpd.deploy.silo.disclosure import audit, silo_metrics, silo_status
+from scaffpd.deploy.silo.disclosure import audit, silo_metrics, silo_pages, silo_status
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.system import lock_folder

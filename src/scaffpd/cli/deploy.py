@@ -113,11 +113,11 @@ def start(
     Examples:
         scaffpd deploy start flare/parts/coordinator --serve 9464
     """
-    from scaffpd.cli.silo import silo_pages
     from scaffpd.config.federation import FederationFile
     from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.deployed_run import DeployedRun
     from scaffpd.deploy.local import engine_module
+    from scaffpd.deploy.silo.disclosure import silo_pages
     from scaffpd.trackers import page_server
 
     flare, pages, options = engine_module("flare", "local"), dict[str, Callable[[], str]](), {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -144,29 +142,13 @@ def status(file: SiloToml, serve: Serve = None, host: Host = "127.0.0.1", as_jso
         scaffpd silo status silo.toml
         scaffpd silo status silo.toml --json
     """
-    from scaffpd.deploy.silo.disclosure import silo_status
+    from scaffpd.deploy.silo.disclosure import silo_pages, silo_status
 
     settings = _settings(file)
     if serve is not None:
         serve_pages(silo_pages(settings), host, serve)
     else:
         tell(silo_status(settings), show_status, as_json)
-
-
-def silo_pages(settings: Any) -> dict[str, Callable[[], str]]:
-    """Return what is served of a silo: that it is up, its state (a log that was changed is an error), and numbers."""
-    from scaffpd.deploy.silo import disclosure
-
-    def health() -> str:
-        now = disclosure.silo_status(settings)
-        if now["broken"]:
-            raise InputError(now["broken"])
-        return f"{now['state']}\n"
-
-    def metrics() -> str:
-        return disclosure.silo_metrics(disclosure.audit(settings.limits.audit), time.time())
-
-    return {"/metrics": metrics, "/healthz": health, "/livez": lambda: "up\n"}
 
 
 def predict(

@@ -370,9 +370,11 @@ class Coordination:
         """Return the silos as a federation, with masked vectors under [secure]."""
         if not self.file.secure:
             return remote
-        from scaffpd.secure import SecureAggregation  # needs the optional package cryptography
+        from scaffpd.deploy.secure import MaskedRemote  # needs the optional package cryptography
+        from scaffpd.secure import SecureAggregation
 
-        return SecureAggregation(remote, **self.file.secure)
+        masked = Remote(remote.channel.membership, remote.channel.facts, MaskedRemote)
+        return SecureAggregation(masked, **self.file.secure)
 
     def _wait(self, membership: Membership) -> list[str]:
         """Wait for absent silos and return those that are there."""

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,9 +35,6 @@ from scaffpd.federation.questions import (
     Scores,
     Vectors,
 )
-
-if TYPE_CHECKING:
-    from scaffpd.deploy.secure import MaskedRemote
 
 Parts = Mapping[str, Array]
 Rows = dict[int, Parts]
@@ -83,12 +80,6 @@ class RemoteChannel:
 
     def own(self, x: Tensor) -> None:
         """Do nothing: a silo makes its personal model itself."""
-
-    def masked(self) -> MaskedRemote:
-        """Return the same silos with masked vectors; each silo's own file sets its share and quantum."""
-        from scaffpd.deploy.secure import MaskedRemote  # needs the optional package cryptography
-
-        return MaskedRemote(self.membership, self.facts)
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """Make one exchange, and fill the rows of silos that do not answer."""
@@ -280,12 +271,12 @@ def _mixed(stack: Tensor, skipped: list[int], weights: Tensor) -> Tensor:
 
 
 class Remote(Federation):
-    """N silos behind a transport."""
+    """N silos behind a transport; for `SecureAggregation` over a `MaskedRemote` channel."""
 
     channel: RemoteChannel
 
-    def __init__(self, membership: Membership, facts: Facts) -> None:
-        super().__init__(RemoteChannel(membership, facts))
+    def __init__(self, membership: Membership, facts: Facts, channel: type[RemoteChannel] = RemoteChannel) -> None:
+        super().__init__(channel(membership, facts))
 
     def __repr__(self) -> str:
         return f"Remote federation of {len(self.names)} silos, {self.dimension} parameters"

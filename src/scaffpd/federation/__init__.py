@@ -104,9 +104,6 @@ class Channel(Protocol):
     def own(self, x: Tensor) -> Tensor | None:
         """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the clients are here."""
 
-    def masked(self) -> Channel:
-        """Return the same clients with their own keys; itself, if their vectors are here."""
-
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """Return the answers of the chosen clients, in that order."""
 

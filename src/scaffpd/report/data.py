@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from scaffpd.errors import plural
 from scaffpd.metrics import NO, NOISE, YES, RelativeGain, a_fifth
-from scaffpd.runs import Row
-
-if TYPE_CHECKING:
-    from scaffpd.report.predictions import PredictionReport
+from scaffpd.runs import EVERYONE, Row
 
 NOTHING = "–"
 FEW = 30  # test rows: with fewer, one row more or less moves an accuracy by more than three points
@@ -233,6 +230,34 @@ class CoalitionReport:
     def missed(self, client: str) -> float:
         """Return how much the others' losses rise together when a client leaves."""
         return sum(row.get(client, 0.0) for name, row in self.effects.items() if name != client)
+
+
+@dataclass(frozen=True)
+class PredictionReport:
+    """scores.csv, reliability.csv and coefficients.csv of a run."""
+
+    scores: Mapping[tuple[str, str, str], Row] = field(repr=False)  # by model, column of groups, and group
+    bins: Sequence[Row] = field(repr=False)
+    coefficients: Sequence[Row] = field(repr=False)
+    label: str = ""  # what probabilities are of, of two labels
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models, in the order of the table."""
+        return tuple(dict.fromkeys(model for model, _, _ in self.scores))
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The columns, beside clients, whose values are scored."""
+        return tuple(dict.fromkeys(by for _, by, _ in self.scores if by != "client"))
+
+    def of(self, model: str, by: str = "client") -> dict[str, Row]:
+        """Return the rows of a model by client or group, without that of all rows."""
+        return {group: row for (m, b, group), row in self.scores.items() if (m, b) == (model, by) and group != EVERYONE}
+
+    def total(self, model: str) -> Row:
+        """Return the row for all held-out rows under a model."""
+        return self.scores[model, "client", EVERYONE]
 
 
 @dataclass(frozen=True)

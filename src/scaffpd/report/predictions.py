@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scaffpd.errors import several
 from scaffpd.report import vega
-from scaffpd.report.data import FEW, NOTHING, ReportData, brief, plain
+from scaffpd.report.data import FEW, NOTHING, PredictionReport, ReportData, brief, plain
 from scaffpd.report.vega import Figure, across, drawn, layer, named, quantity, short, tips
-from scaffpd.runs import Row, number, read_table
+from scaffpd.runs import EVERYONE, Row, number, read_table
 
-EVERYONE, RECALIBRATED = "all rows", " recalibrated"
+RECALIBRATED = " recalibrated"
 ORDER = ("average", "fair", "personal")
 COLUMNS = {  # of scores.csv, in the order and the words in which they are shown
     "rows": "rows", "accuracy": "accuracy", "auc": "AUC", "recall": "recall", "precision": "precision",
@@ -29,34 +28,6 @@ DECIMALS = ("auc", "log_loss", "brier", "r2", "calibration_error")
 IN_SHORT = ("auc", "recall", "precision", "brier", "r2", "mae")
 MOST_COLUMNS, MOST_CLIENTS = 12, 60
 LEAST = 0.01  # a gap between expected and true that is worth a caution
-
-
-@dataclass(frozen=True)
-class PredictionReport:
-    """scores.csv, reliability.csv and coefficients.csv of a run."""
-
-    scores: Mapping[tuple[str, str, str], Row] = field(repr=False)  # by model, column of groups, and group
-    bins: Sequence[Row] = field(repr=False)
-    coefficients: Sequence[Row] = field(repr=False)
-    label: str = ""  # what probabilities are of, of two labels
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models, in the order of the table."""
-        return tuple(dict.fromkeys(model for model, _, _ in self.scores))
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """The columns, beside clients, whose values are scored."""
-        return tuple(dict.fromkeys(by for _, by, _ in self.scores if by != "client"))
-
-    def of(self, model: str, by: str = "client") -> dict[str, Row]:
-        """Return the rows of a model by client or group, without that of all rows."""
-        return {group: row for (m, b, group), row in self.scores.items() if (m, b) == (model, by) and group != EVERYONE}
-
-    def total(self, model: str) -> Row:
-        """Return the row for all held-out rows under a model."""
-        return self.scores[model, "client", EVERYONE]
 
 
 def read_predictions(folder: Path, labels: Sequence[str]) -> PredictionReport | None:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError, several
 from scaffpd.metrics import NO, NOISE, YES, HeldOutMoments, RelativeGain, disagree, every, worst_fifth
 from scaffpd.report import read
-from scaffpd.report.data import NOTHING, ModelSummary, ReportData, brief
-from scaffpd.report.predictions import PredictionReport
+from scaffpd.report.data import NOTHING, ModelSummary, PredictionReport, ReportData, brief
 
 HELD_OUT = "held_out.npz"
 UNTOLD = ("name", "folder", "data.file", "data.beside")  # settings that say where a run is, not what it does

@@ -14,6 +14,7 @@ from typing import Any
 from scaffpd.errors import InputError
 
 Row = dict[str, Any]
+EVERYONE = "all rows"  # in the place of a client: the row of all of them
 # columns that are never numbers
 TEXTS = ("model", "client", "leaving", "label", "what", "sentence", "failures", "by", "group", "column")
 OLD_NAMES = {  # columns of folders that versions up to 0.1 wrote

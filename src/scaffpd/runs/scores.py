@@ -25,12 +25,12 @@ from scaffpd.gains import Joining
 from scaffpd.metrics import CONFIDENCE
 from scaffpd.models import Linear, Personal
 from scaffpd.objectives import Average
+from scaffpd.runs import EVERYONE
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import Trained, contestants
 from scaffpd.tabular.agree import CLASSIFICATION
 from scaffpd.training import train
 
-EVERYONE = "all rows"
 PERSONAL, RECALIBRATED = "personal", "recalibrated"
 BINS, PER_BIN = 10, 30  # the most bins of a reliability table, and the fewest rows in each
 MOST_POINTS = 3  # models of a path that bins and single rows are kept of

@@ -175,7 +175,7 @@ class SecureAggregation(Federation):
 
     Args:
         federation: a `Cohort`, whose clients then have their own keys, in this process; or a deployed federation,
-            whose silos have theirs.
+            whose silos have theirs (`Remote` over a `MaskedRemote`).
         colluding: t, how many clients may reveal all that they know to the server without harm to others; by default
             a third of the clients (10 at most).
         share: the largest share of a sum, by Σ|w_i|, that a single client's vector may have; beyond it the
@@ -204,20 +204,17 @@ class SecureAggregation(Federation):
             raise InputError(f"SecureAggregation needs quantum >= 0, got {quantum!r}.")
         if losses not in LOSSES:
             raise unknown("losses", losses, LOSSES)
-        if not isinstance(federation, Federation) or federation.sums.hides:
+        channel: Any = getattr(federation, "channel", None)
+        masks = isinstance(federation, Federation) and (channel.here or hasattr(channel, "mask"))
+        if not masks or federation.sums.hides:
             given = type(federation).__name__
-            raise InputError(f"SecureAggregation takes a Cohort or a deployed federation, got {given}.")
+            raise InputError(f"SecureAggregation takes a Cohort or a deployed federation that masks, got {given}.")
         terms = Terms.usual(federation.names, colluding)  # or a sentence that so many may not collude
-        channel = federation.channel.masked()
-        parties: Any = channel
-        if channel is federation.channel:  # clients are here, and have no keys yet
+        parties, quantum = channel, float(quantum) if channel.here else 0.0
+        if channel.here:  # clients have no keys yet
             parties = LocalParties(federation.names, float(share), counted=not projections)
-        else:
-            quantum = 0.0
         sums = SecureSums(parties, colluding, self._counted, record)
-        super().__init__(
-            channel, MaskedSums(sums, float(quantum), projections, weightings(terms) > 1, losses == HIDDEN)
-        )
+        super().__init__(channel, MaskedSums(sums, quantum, projections, weightings(terms) > 1, losses == HIDDEN))
         self.inner = federation
 
     def _counted(self, exchanges: int, up: int, down: int) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -405,6 +406,21 @@ def silo_metrics(found: Mapping[str, Any], now: float) -> str:
         "refused_total": sum(found["refused"].values()), "epsilon": spent[-1] if spent else None,
         "quiet_seconds": now - datetime.fromisoformat(found["to"]).timestamp() if found["to"] else None,
     })  # fmt: skip
+
+
+def silo_pages(file: SiloFile) -> dict[str, Callable[[], str]]:
+    """Return what is served of a silo: that it is up, its state (a log that was changed is an error), and numbers."""
+
+    def health() -> str:
+        now = silo_status(file)
+        if now["broken"]:
+            raise InputError(now["broken"])
+        return f"{now['state']}\n"
+
+    def metrics() -> str:
+        return silo_metrics(audit(file.limits.audit), time.time())
+
+    return {"/metrics": metrics, "/healthz": health, "/livez": lambda: "up\n"}
 
 
 def requests(file: SiloFile) -> list[dict[str, Any]]:
