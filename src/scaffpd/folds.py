@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from scaffpd.algorithms import Fair
 from scaffpd.cohort import Cohort, named_pairs
 from scaffpd.data.silos import checked_seed, enough_rows, fold_numbers
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Vector
-from scaffpd.federation.questions import HeldOutLoss
+from scaffpd.federation.questions import Question, Reply
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.models.losses import loss_named
 from scaffpd.objectives import Objective
@@ -111,6 +112,26 @@ class Folds:
         """Bind the clients without a fold, and that fold as held-out rows."""
         model, held = with_strengths(self.model, l2, kappa), self.rows(fold, True)
         return Cohort(self.rows(fold, False), model, self.names, self.device, self.dtype, held)
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOutLoss(Question):
+    """Mean loss on rows that a client leaves out of training, without the regulariser, for `choose`."""
+
+    kind = "held_out_loss"
+    scalars: ClassVar[tuple[str, ...]] = ("loss",)
+    loss = "loss"
+
+    x: Tensor
+    l2: float
+
+    def answer(self, clients: Any) -> Reply:
+        """Return f_i(u_i) − (l2/2)‖u_i‖² on held-out rows, with u_i = x if there is one model for all."""
+        own = clients.own(self.x)
+        models = self.x[None] if own is None else own
+        regulariser = self.l2 / 2 * models.double().square().sum(1).cpu()
+        found = torch.from_numpy(np.asarray(clients.scores(self.x, "test")[0], dtype=np.float64)) - regulariser
+        return Reply({"loss": lambda: found})
 
 
 def held_out_losses(clients: Federation, x: Any, l2: float) -> Vector:

@@ -22,11 +22,13 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from scaffpd.algorithms.fair import fair
 from scaffpd.choosing import MEAN, ROUNDS, Choice, GridPoint, search, short
 from scaffpd.cohort import Cohort, in_order
 from scaffpd.errors import InputError, count, plural
+from scaffpd.federation.questions import Question, Reply
 from scaffpd.folds import FOLDS, Folds, Pair, answered, fit_alone, with_classes
 from scaffpd.metrics import (
     NO,
@@ -410,6 +412,32 @@ class JoiningSplit:
         tol = self.tol if self.model.l2 > 0 else None
         found = run(fair(goal), cohort, self.rounds, tol, progress=False).uninterrupted()
         return found.x, found.personal
+
+
+@dataclass(frozen=True, eq=False)
+class JoiningScores(Question):
+    """Scores of a silo on its held-out rows: of a constant, of its own model, and of three models of the run.
+
+    Means of losses and of errors (wrong labels, or the root mean squared error), and their covariances over rows.
+    """
+
+    kind = "joining_scores"
+    scalars = ("train_rows", "test_rows")
+
+    average: Tensor
+    fair: Tensor
+    personal: Tensor
+    strength: float
+    seed: int
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes for losses, then for errors."""
+        k = len(MODELS)
+        return {"means": (2, k), "covariances": (2, k, k)}
+
+    def answer(self, clients: Any) -> Reply:
+        """Refuse: only a silo answers, by `own_scores`."""
+        raise InputError("Clients in this process are compared by sp.joining(...).")
 
 
 def own_scores(

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as save_tensors
+from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
 
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
@@ -24,23 +25,22 @@ from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import Personal, personalise
 
 FORMATS = {"float32": torch.float32, "float64": torch.float64}
-SETUP = {
-    "algorithm": str, "model": dict[str, Any], "schema": dict[str, Any], "mean": list[FiniteFloat],
-    "deviation": list[FiniteFloat], "numbers": Literal["", *FORMATS], "secure": dict[str, Any],
-    "privacy": dict[str, Any],
-}  # fmt: skip
-reader_of = cache(TypeAdapter)
 
 
-def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[str, Any]:
-    """Read values of these types strictly; refuse anything else with the sentence and the value's name."""
-    read = {}
-    for name, kind in kinds.items():
-        try:
-            read[name] = reader_of(kind).validate_python(values.get(name), strict=True)
-        except (ValidationError, AttributeError):
-            raise InputError(f"{sentence.rstrip('.')} ({name}).") from None
-    return read
+class AgreementValues(TypedDict):
+    """JSON values of an agreement."""
+
+    algorithm: str
+    model: dict[str, Any]
+    schema: dict[str, Any]
+    mean: list[FiniteFloat]
+    deviation: list[FiniteFloat]
+    numbers: Literal["", "float32", "float64"]
+    secure: dict[str, Any]
+    privacy: dict[str, Any]
+
+
+AGREEMENT = TypeAdapter(AgreementValues)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,11 @@ class Setup:
         """Read what `values` returned."""
         sentence = "The coordinator's agreement is not complete, or cannot be used."
         given = {"secure": {}, "privacy": {}, **values} if isinstance(values, dict) else values
-        read = read_values(SETUP, given, sentence)
+        try:
+            read = AGREEMENT.validate_python(given, strict=True)
+        except ValidationError as error:
+            where = "".join(f" ({name})" for name in error.errors()[0]["loc"][:1])
+            raise InputError(f"{sentence.rstrip('.')}{where}.") from None
         mean, deviation = (np.array(read[name], dtype=np.float64) for name in ("mean", "deviation"))
         if mean.shape != deviation.shape or not (deviation > 0).all():
             raise InputError(sentence)

@@ -16,9 +16,9 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from scaffpd.choosing import KAPPAS, L2S, ROUNDS, Choice, search
 from scaffpd.config.federation import FederationFile
-from scaffpd.config.model_file import Setup, linear, read_values
+from scaffpd.config.model_file import Setup, linear
 from scaffpd.config.reading import kind_of
-from scaffpd.deploy.messages import REFUSED, Facts, Failure, Message, Unanswered, Unusable, digest, plain
+from scaffpd.deploy.messages import REFUSED, Facts, Failure, Message, Unanswered, Unusable, digest, plain, read_values
 from scaffpd.deploy.session import LACKS, LARGEST_REPLY, TOGETHER, Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import SYMBOLS

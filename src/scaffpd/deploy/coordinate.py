@@ -31,8 +31,8 @@ from scaffpd.deploy.session import Lost, Membership, Paused, Quarantined, Return
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import ClientScores, Federation
-from scaffpd.federation.questions import JoiningScores, Scores
-from scaffpd.gains import of_silos
+from scaffpd.federation.questions import Scores
+from scaffpd.gains import JoiningScores, of_silos
 from scaffpd.history import Checkpoint, series
 from scaffpd.metrics import client_row
 from scaffpd.objectives import Average, ChiSquare

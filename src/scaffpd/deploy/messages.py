@@ -29,13 +29,12 @@ from weakref import ref
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
 import scaffpd
-from scaffpd.config.model_file import read_values
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Key, LocalPlan, ProximalPlan, Vector
 from scaffpd.federation.questions import GradientsAt, Question, Reply
@@ -264,6 +263,20 @@ class Transport(Protocol):
         A site that fails or does not answer in time yields a `Failure` and never delays the others' replies. A late
         reply is discarded, never taken for the answer to a later question.
         """
+
+
+reader_of = cache(TypeAdapter)
+
+
+def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[str, Any]:
+    """Read values of these types strictly; refuse anything else with the sentence and the value's name."""
+    read = {}
+    for name, kind in kinds.items():
+        try:
+            read[name] = reader_of(kind).validate_python(values.get(name), strict=True)
+        except (ValidationError, AttributeError):
+            raise InputError(f"{sentence.rstrip('.')} ({name}).") from None
+    return read
 
 
 def names_of(values: Mapping[str, Any], key: str) -> list[str]:

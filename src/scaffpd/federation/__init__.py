@@ -9,8 +9,8 @@ client they see scalars. Algorithms that need more declare it: `each` and `diago
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -19,30 +19,25 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import weighed as weighed  # registers its questions by their kinds
-from scaffpd.federation.answers import (
-    Answers,
-    ClientScores,
-    ClientSelection,
-    Constants,
-    Gradients,
-    Memory,
-    Restriction,
-    Traffic,
-    Updates,
-)
+from scaffpd.federation.channel import Channel, ClientScores, Constants, Restriction, Summer
 from scaffpd.federation.questions import (
     Clients,
+    ClientSelection,
+    Curvature,
+    Diagonal,
     GradientsAt,
     Key,
     LocalPlan,
     LocalSteps,
     Losses,
     Optima,
+    Project,
     ProximalPlan,
     ProximalSteps,
     Question,
     Reply,
     Scores,
+    Traffic,
     Vector,
     Vectors,
     same_point,
@@ -64,73 +59,6 @@ __all__ = [
     "Vector",
     "same_point",
 ]  # fmt: skip
-
-
-class Channel(Protocol):
-    """Access to the clients, wherever they are.
-
-    Attributes:
-        names: the clients, in a fixed order.
-        keeps: whether vectors that clients store from round to round are accessible.
-        here: whether clients are in this process, and not at other organisations.
-    """
-
-    names: tuple[str, ...]
-    keeps: bool
-    here: bool
-
-    @property
-    def work(self) -> float:
-        """Number of numbers that a pass over the training features reads; infinite if unknown."""
-
-    @property
-    def absent(self) -> int:
-        """Number of clients that do not answer at present."""
-
-    @property
-    def account(self) -> Any:
-        """Account of private clients' releases; `None` if they are not private, or keep their own privacy ledger."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Identify model, clients and data, so that a checkpoint is never resumed on another problem."""
-
-    def constants(self) -> Constants:
-        """Return smoothness and convexity of the clients' losses."""
-
-    def start(self) -> Tensor:
-        """Return the default x⁰ (zero for linear models, the module's own parameters otherwise)."""
-
-    def own(self, x: Tensor) -> Tensor | None:
-        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the clients are here."""
-
-    def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
-        """Return the answers of the chosen clients, in that order."""
-
-
-class Summer(Protocol):
-    """Sums of the clients' vectors.
-
-    Attributes:
-        hides: whether no single vector leaves its client.
-        projections: whether clients reveal their gradients along directions that the server chooses.
-        twice: whether clients allow sums of the same vectors with two different weights.
-        silent: whether losses stay with their clients too.
-    """
-
-    hides: bool
-    projections: bool
-    twice: bool
-    silent: bool
-
-    def shown(self, question: Question, reply: Reply) -> Reply:
-        """Return what clients reveal of their numbers."""
-
-    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
-        """Return Σ_i w_i v_i over the clients that were asked; `part` names the summed vectors."""
-
-    def error(self, length: int, weights: Vector) -> float:
-        """Bound the error of the last sum due to its number format, in norm and per unit of weight."""
 
 
 class PlainSums:
@@ -353,3 +281,190 @@ class Federation:
         if point.shape != like.shape:
             raise InputError(f"{name} has shape {tuple(point.shape)}, but the model has {self.dimension} parameters.")
         return point
+
+
+class Answers:
+    """Answers of some clients to one question; their vectors stay with them.
+
+    Attributes:
+        main: the vector that `sum` adds up.
+    """
+
+    main = ""
+
+    def __init__(self, federation: Federation, question: Any, asked: ClientSelection, reply: Reply) -> None:
+        self.federation, self.question, self.asked, self.reply = federation, question, asked, reply
+        self.chosen = asked.chosen
+
+    def numbers(self, name: str) -> Vector:
+        """Return one number, or row, of every client; NaN for clients that were not asked."""
+        return self.asked.scattered(self.reply.numbers[name]())
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i v_i; clients without a v_i must have weight zero."""
+        return self.added(self.main, weights)
+
+    def added(self, part: str, weights: Vector) -> Tensor:
+        """Return Σ_i w_i v_i of any part of the answer."""
+        if part not in self.reply.vectors:
+            known = ", ".join(self.reply.vectors) or "none"
+            raise InputError(f"The answers have no vectors {part!r} to add up (they have {known}).")
+        return self.federation.sums.sum(part, self.reply.vectors[part], self.asked, self.asked.checked(weights))
+
+    def each(self) -> Tensor:
+        """Return the v_i themselves, (n, …), in the order of the clients asked: for servers that may see them."""
+        if self.federation.sums.hides:
+            _hidden()
+        return self.reply.vectors[self.main].each()
+
+
+def _hidden() -> NoReturn:
+    raise InputError("Secure sums hide every client's own vector: use a method that needs sums only, such as ScaffPD.")
+
+
+class Gradients(Answers):
+    """Clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself.
+
+    Attributes:
+        losses: L_i = f_i(x); NaN for clients that were not asked.
+    """
+
+    main = "c"
+    losses: Vector
+
+    def __init__(self, federation: Federation, question: GradientsAt, asked: ClientSelection, reply: Reply) -> None:
+        super().__init__(federation, question, asked, reply)
+        self.losses = self.numbers("loss")
+        self._sums: dict[bytes, Tensor] = {}
+        self._error = 0.0
+
+    @property
+    def x(self) -> Tensor:
+        """Point of the question."""
+        x: Tensor = self.question.x
+        return x
+
+    @property
+    def rounding(self) -> tuple[Vector, Vector]:
+        """Bound the errors of L_i and, in norm, of c_i, with each client's share of the rounding of a sum."""
+        return self.numbers("loss_error"), self.numbers("gradient_error") + self._error
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i c_i; a masked sum is asked for only once."""
+        if not self.federation.sums.hides:
+            return super().sum(weights)
+        name = np.asarray(weights, dtype=np.float64).tobytes()
+        if name not in self._sums:
+            self._sums[name] = super().sum(weights)
+            self._error = max(self._error, self.federation.sums.error(len(self.x), weights))
+        return self._sums[name]
+
+    def project(self, direction: Tensor) -> Vector:
+        """Return ⟨c_i, v⟩ per client, for a direction v that clients can form from earlier messages."""
+        if not self.federation.sums.projections:
+            _hidden()
+        return self._ask(Project(self.question, direction)).numbers("slope")
+
+    def norms(self) -> Vector:
+        """Return ‖c_i‖² per client: one exchange, a scalar up."""
+        self.federation.count(exchanges=1, up=len(self.chosen))
+        return self.asked.scattered(self.reply.vectors["c"].norms())
+
+    def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
+        """Return slopes and curvature along the columns of V; clients lack only the last sum among them."""
+        if not self.federation.sums.projections:
+            raise InputError(
+                "This method has every client show the server its gradient along several directions, which secure "
+                "sums are meant to hide: use ScaffPD, or allow it with projections=True."
+            )
+        seen = self._ask(Curvature(self.question, V, metric))
+        Q = seen.added("curvature", weights).double().cpu().numpy()
+        return Restriction(seen.numbers("slopes"), (Q + Q.T) / 2, seen.numbers("size"))
+
+    def diagonal(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i diag ∇²f_i(x); the sum is sent to all clients."""
+        self.federation.count(down=len(self.x) * len(self.chosen))
+        return self._ask(Diagonal(self.question)).added("diagonal", weights)
+
+    def diagonals(self) -> Tensor:
+        """Return every client's diag ∇²f_i(x), (n, d): for servers that may see single vectors."""
+        if self.federation.sums.hides:
+            _hidden()
+        return self._ask(Diagonal(self.question)).reply.vectors["diagonal"].each()
+
+    def hessians(self) -> Tensor:
+        """Return every client's ∇²f_i(x), (n, d, d), in float64, the matrices that `restriction` adds up for V = I."""
+        if self.federation.sums.hides:
+            _hidden()
+        whole = torch.eye(len(self.x)).to(self.x)
+        seen = self._ask(Curvature(self.question, whole, torch.ones_like(self.x)))
+        return seen.reply.vectors["curvature"].each().double()
+
+    def _ask(self, question: Question) -> Answers:
+        return self.federation.ask(question, self.chosen)
+
+
+class Updates(Answers):
+    """Clients' local work d_i = x − u_{i,J} = η_i J Δu_i."""
+
+    main = "d"
+
+    def norms(self) -> Vector:
+        """Return ‖d_i‖² per client: scalars that go up with d_i."""
+        self.federation.count(up=len(self.chosen))
+        return self.asked.scattered(self.reply.vectors["d"].norms())
+
+    def snapshot(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i (x − u_{i,t'}) for the plan's snapshot t'."""
+        if "snapshot" not in self.reply.vectors:
+            raise InputError("There is no snapshot: the plan asked for none.")
+        return self.added("snapshot", weights)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Vectors that clients store from round to round, such as the control variates of SCAFFOLD.
+
+    It is immutable: `plus` returns a new one, so that a state can be stored, compared and restored.
+
+    Attributes:
+        vectors: v_i, (N, d).
+        federation: federation of the clients.
+    """
+
+    vectors: Tensor = field(repr=False)
+    federation: Federation = field(repr=False, metadata={"transient": True})
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i v_i."""
+        asked, held = self.federation.selection(None), Vectors(lambda w: w @ self.vectors, lambda: self.vectors)
+        return self.federation.sums.sum("memory", held, asked, asked.checked(weights))
+
+    def plus(self, scale: float, vectors: Answers | Memory | Tensor, clients: Clients = None) -> Memory:
+        """Return v_i + scale·w_i for the given clients (all by default); a single tensor is the same w for all."""
+        rows, added = self._rows(vectors, clients)
+        changed = self.vectors.clone()
+        changed[rows] += scale * added
+        return replace(self, vectors=changed)
+
+    def replaced(self, vectors: Answers | Memory, clients: Clients = None) -> Memory:
+        """Replace v_i by w_i for the given clients."""
+        rows, new = self._rows(vectors, clients)
+        changed = self.vectors.clone()
+        changed[rows] = new
+        return replace(self, vectors=changed)
+
+    def _rows(self, vectors: Answers | Memory | Tensor, clients: Clients) -> tuple[list[int] | slice, Tensor]:
+        """Return the clients whose vectors change, and the change of each."""
+        chosen = None if clients is None else self.federation.selection(clients).chosen
+        if isinstance(vectors, Tensor):
+            return slice(None) if chosen is None else chosen, vectors
+        if isinstance(vectors, Memory):
+            return (slice(None), vectors.vectors) if chosen is None else (chosen, vectors.vectors[chosen])
+        own, each = vectors.chosen, vectors.reply.vectors[vectors.main].each()
+        if chosen is None or chosen == own:
+            return own, each
+        if not set(chosen) <= set(own):
+            raise InputError("Clients can only keep vectors that they have.")
+        place = {client: k for k, client in enumerate(own)}
+        return chosen, each[[place[i] for i in chosen]]

@@ -10,9 +10,10 @@ here: docs/extending.md adds one.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -93,6 +94,67 @@ class ProximalPlan:
     steepest: float = 0.0
 
 
+@dataclass(frozen=True)
+class ClientSelection:
+    """Selected clients.
+
+    Attributes:
+        chosen: their numbers, in the order of their answers.
+        names: names of all clients.
+        like: a tensor in the format of x.
+        everyone: whether these are all clients, in order.
+    """
+
+    chosen: list[int]
+    names: Sequence[str]
+    like: Tensor
+    everyone: bool = False
+
+    @cached_property
+    def index(self) -> slice | NDArray[np.int64]:
+        """Numbers of the clients, for NumPy."""
+        return slice(None) if self.everyone else np.array(self.chosen)
+
+    def scattered(self, values: Tensor) -> Vector:
+        """Put per-client numbers in the order of all clients, NaN for those that were not asked."""
+        if self.everyone:
+            return np.array(values.double().cpu().numpy())
+        out = np.full((len(self.names), *values.shape[1:]), np.nan)
+        out[self.index] = values.double().cpu().numpy()
+        return out
+
+    def checked(self, weights: Vector) -> Vector:
+        """Check the weights, one per client: zero for clients that were not asked."""
+        w = np.asarray(weights, dtype=np.float64)
+        outside = not self.everyone and np.count_nonzero(w) != np.count_nonzero(w[self.index])
+        if w.shape != (len(self.names),) or outside:
+            raise InputError("Weights must be zero for clients that were not asked.")
+        return w
+
+
+@dataclass
+class Traffic:
+    """Communication since the start, summed over clients, as the method needs it; evaluation is not counted."""
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def add(self, *, up: int = 0, down: int = 0, exchanges: int = 0) -> None:
+        """Count one message pattern: bytes from clients, bytes to clients, request-reply turns."""
+        self.exchanges += exchanges
+        self.bytes_up += up
+        self.bytes_down += down
+
+    def snapshot(self) -> Traffic:
+        """Return a copy that later traffic does not change."""
+        return replace(self)
+
+    def restore(self, earlier: Traffic) -> None:
+        """Go back to `earlier` (a resumed or interrupted run)."""
+        vars(self).update(vars(earlier))
+
+
 @dataclass(frozen=True, eq=False)
 class Vectors:
     """Handle on one vector per client, v_i, each where it was computed.
@@ -129,6 +191,27 @@ class Vectors:
         return self.each().square().sum(1) if self.squares is None else self.squares()
 
 
+BUCKETS = 32  # buckets of a sketch
+
+
+class Sketch:
+    """Random sums of a vector's entries: distances of sketches are nearly those of vectors; `seed` is secret."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = secrets.randbits(64) if seed is None else seed
+        self._drawn: dict[int, tuple[NDArray[np.int64], Vector]] = {}
+
+    def __call__(self, vector: NDArray[Any]) -> Vector:
+        """Return the sketch of a vector; short vectors keep their distances exactly."""
+        own = np.asarray(vector, dtype=np.float64).ravel()
+        if len(own) not in self._drawn:
+            random = np.random.default_rng([self.seed, len(own)])
+            signs = np.where(random.integers(0, 2, len(own)) == 0, 1.0, -1.0)
+            self._drawn[len(own)] = random.permutation(len(own)) % BUCKETS, signs
+        places, signs = self._drawn[len(own)]
+        return np.bincount(places, signs * own, BUCKETS).astype(np.float64)
+
+
 @dataclass(frozen=True)
 class Reply:
     """Answers of some clients.
@@ -143,7 +226,6 @@ class Reply:
 
 
 SPLITS = ("train", "test")
-COMPARED = 5  # constant, alone, average, fair, personal
 QUESTIONS: dict[str, type[Question]] = {}
 
 
@@ -165,7 +247,7 @@ class Question:
 
     def __init_subclass__(cls) -> None:
         known = QUESTIONS.get(cls.kind, cls)
-        ours = known.__module__.startswith(f"{__package__}.") > cls.__module__.startswith(f"{__package__}.")
+        ours = known.__module__.startswith("scaffpd.") > cls.__module__.startswith("scaffpd.")
         if not cls.kind or ours:
             raise InputError(f"A question of your own needs a kind of its own, not {cls.kind!r}.")
         QUESTIONS[cls.kind] = cls
@@ -406,48 +488,3 @@ class Scores(Question):
         parts = zip(self.scalars, (loss, right if self.accuracy else right * np.nan, count), strict=True)
         found = {name: torch.from_numpy(np.asarray(part, dtype=np.float64)) for name, part in parts}
         return Reply({name: partial(found.__getitem__, name) for name in found})
-
-
-@dataclass(frozen=True, eq=False)
-class HeldOutLoss(Question):
-    """Mean loss on rows that a client leaves out of training, without the regulariser, for `choose`."""
-
-    kind = "held_out_loss"
-    scalars: ClassVar[tuple[str, ...]] = ("loss",)
-    loss = "loss"
-
-    x: Tensor
-    l2: float
-
-    def answer(self, clients: Any) -> Reply:
-        """Return f_i(u_i) − (l2/2)‖u_i‖² on held-out rows, with u_i = x if there is one model for all."""
-        own = clients.own(self.x)
-        models = self.x[None] if own is None else own
-        regulariser = self.l2 / 2 * models.double().square().sum(1).cpu()
-        found = torch.from_numpy(np.asarray(clients.scores(self.x, "test")[0], dtype=np.float64)) - regulariser
-        return Reply({"loss": lambda: found})
-
-
-@dataclass(frozen=True, eq=False)
-class JoiningScores(Question):
-    """Scores of a silo on its held-out rows: of a constant, of its own model, and of three models of the run.
-
-    Means of losses and of errors (wrong labels, or the root mean squared error), and their covariances over rows.
-    """
-
-    kind = "joining_scores"
-    scalars = ("train_rows", "test_rows")
-
-    average: Tensor
-    fair: Tensor
-    personal: Tensor
-    strength: float
-    seed: int
-
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes for losses, then for errors."""
-        return {"means": (2, COMPARED), "covariances": (2, COMPARED, COMPARED)}
-
-    def answer(self, clients: Any) -> Reply:
-        """Refuse: only a silo answers, from its rows (`deploy/silo/silo.py`)."""
-        raise InputError("Clients in this process are compared by sp.joining(...).")

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, real, unknown
 from scaffpd.federation import Federation, Vector
-from scaffpd.federation.answers import ClientSelection
-from scaffpd.federation.questions import Question, Reply, Scores, Vectors
+from scaffpd.federation.questions import ClientSelection, Question, Reply, Scores, Vectors
 from scaffpd.masking import FixedPoint, Incomplete, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST
 from scaffpd.secure.parties import (

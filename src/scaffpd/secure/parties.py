@@ -27,8 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd.errors import ExposedError, InputError
-from scaffpd.federation.answers import Sketch
-from scaffpd.federation.questions import Question, Reply, Vector
+from scaffpd.federation.questions import Question, Reply, Sketch, Vector
 from scaffpd.masking import FixedPoint, Identity, Party, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST, Ring, exponent_of
 

@@ -36,26 +36,26 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.base import SIZES as MEASURED
-from scaffpd.config.model_file import Setup, read_values
+from scaffpd.config.model_file import Setup
 from scaffpd.config.reading import algorithm_kind
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy.messages import ASKING, MASKED, SIZES, MissingVectors, vector_digest
+from scaffpd.deploy.messages import ASKING, MASKED, SIZES, MissingVectors, read_values, vector_digest
 from scaffpd.deploy.silo.records import AnswerJournal, as_numbers, as_text, decisions
 from scaffpd.errors import InputError
 from scaffpd.federation import Key
-from scaffpd.federation.answers import Sketch
 from scaffpd.federation.questions import (
     GradientsAt,
-    HeldOutLoss,
-    JoiningScores,
     LocalSteps,
     Losses,
     Optima,
     Project,
     Question,
     Scores,
+    Sketch,
 )
 from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps
+from scaffpd.folds import HeldOutLoss
+from scaffpd.gains import JoiningScores
 from scaffpd.objectives import to_values
 
 ATTEMPTS = {  # per process, to allow for silos that leave

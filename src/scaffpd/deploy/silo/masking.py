@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 from pydantic import FiniteFloat
 
-from scaffpd.config.model_file import read_values
 from scaffpd.config.silo import SecureRules
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import Array, Message, MissingVectors, asked_digest, names_of, number
+from scaffpd.deploy.messages import Array, Message, MissingVectors, asked_digest, names_of, number, read_values
 from scaffpd.deploy.silo.guard import SiloGuard
 from scaffpd.deploy.silo.records import as_numbers, as_text
 from scaffpd.errors import ExposedError, InputError

@@ -27,7 +27,7 @@ from torch import Tensor
 import scaffpd
 from scaffpd.cohort import Cohort
 from scaffpd.config import reading
-from scaffpd.config.model_file import TRIAL, Setup, linear, read_values
+from scaffpd.config.model_file import TRIAL, Setup, linear
 from scaffpd.config.silo import SiloFile
 from scaffpd.data.silos import fold_numbers
 from scaffpd.deploy import messages
@@ -36,9 +36,9 @@ from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.guard import AwaitsConsent, SiloConsent, SiloGuard
 from scaffpd.deploy.silo.records import AuditLog, PrivacyLedger, as_numbers, as_text, check_shared, shared_parts
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import QUESTIONS, GradientsAt, JoiningScores, Question, Scores
+from scaffpd.federation.questions import QUESTIONS, GradientsAt, Question, Scores
 from scaffpd.federation.weighed import Response, WeighedQuestion
-from scaffpd.gains import own_scores
+from scaffpd.gains import JoiningScores, own_scores
 from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal
 from scaffpd.system import RunLog
@@ -130,7 +130,7 @@ class Silo:
 
     def _trial(self, setup: Setup) -> tuple[int, int, int]:
         """Return the left-out fold, the number of folds and the seed; refuse a fold with too few rows."""
-        values = read_values(dict.fromkeys(TRIAL, NonNegativeInt), setup.model, "The trial cannot be used.")
+        values = messages.read_values(dict.fromkeys(TRIAL, NonNegativeInt), setup.model, "The trial cannot be used.")
         fold, folds, seed = (int(values[name]) for name in TRIAL)
         rows, least = self.data.rows[0], self.file.limits.rows
         if not 2 <= folds <= 20 or fold >= folds or rows // folds < least:
