@@ -22,7 +22,7 @@ import torch
 from mpmath import fdot, fsum, log, mp, mpf, sqrt
 
 import scaffpd as sp
-from scaffpd.certificate import certify, length
+from scaffpd.algorithms.minimax import certify, length
 from scaffpd.models import linear, quadratic
 
 mp.prec = 500

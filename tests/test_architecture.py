@@ -26,7 +26,6 @@ LAYERS = [
     {"system"},
     {"federation", "objectives", "data", "masking"},
     {
-        "certificate",
         "figures",
         "history",
         "metrics",

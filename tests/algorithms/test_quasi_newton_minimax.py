@@ -10,7 +10,7 @@ import torch
 
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
-from scaffpd.algorithms.base import compact
+from scaffpd.algorithms.minimax import compact
 from scaffpd.algorithms.quasi_newton_minimax import InverseHessian, Pairs, combined, conjugated, inverse_hessian
 from scaffpd.errors import InputError
 from scaffpd.reference import reference_optimum

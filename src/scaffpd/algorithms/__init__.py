@@ -1,4 +1,4 @@
-"""Algorithms: one paper, one file; `base` holds what they share and what each of them says about itself."""
+"""Algorithms: one paper, one file; `base` and `minimax` hold what they share and say about themselves."""
 
 from scaffpd.algorithms.afl import AFL
 from scaffpd.algorithms.base import Algorithm

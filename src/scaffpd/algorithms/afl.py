@@ -19,18 +19,8 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from scaffpd.algorithms.base import (
-    GRADIENTS,
-    LOSSES,
-    STEPS,
-    UPDATES,
-    LocalMethod,
-    ServerState,
-    begin,
-    dual_step,
-    moved,
-    safe_dual_rate,
-)
+from scaffpd.algorithms.base import GRADIENTS, LOSSES, STEPS, UPDATES, LocalMethod, ServerState, begin, moved
+from scaffpd.algorithms.minimax import dual_step, safe_dual_rate
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic

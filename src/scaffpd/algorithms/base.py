@@ -1,4 +1,4 @@
-r"""Base classes of algorithms: their declarations, and shared code for starts, certificates and local steps.
+r"""Base classes of algorithms: their declarations, and shared code for starts and local steps.
 
 An algorithm asks only for what its paper sends. The losses in a run's history are looked up with `evaluate`, which is
 not counted as traffic; an algorithm that needs them pays for them.
@@ -12,23 +12,17 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.certificate import certify, length, no_certificate
 from scaffpd.errors import InputError, count, positive, real, unknown
-from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Vector
+from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, LocalSteps, Losses, ProximalSteps
-from scaffpd.objectives.base import LARGEST, Objective
+from scaffpd.objectives.base import Objective
 from scaffpd.privacy.accountant import ReleaseCounts
-from scaffpd.saddle import solve_saddle
 from scaffpd.steps.base import Schedule
 
 STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatches, and who takes part
-CERTIFIED = 0.1  # accuracy of the certificate's λ, as a share of what another λ proves
-NOTHING = 2.0  # times its floor: a certificate that another λ cannot improve
-NEAR = 1e-6  # σ of a prox that is all but a projection
 WEIGHTS = ("samples", "uniform")
 POSITIVE = ("local_rate", "server_rate", "dual_rate", "local_epochs", "adaptivity")
 RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {  # of other settings, where classes of ours declare them
@@ -87,33 +81,7 @@ class ServerState(RunState):
     local_rate: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class MinimaxState(RunState):
-    """Adds what a certificate is computed from.
-
-    Attributes:
-        constants: L_i and μ_i.
-    """
-
-    constants: Constants
-
-
-@dataclass(frozen=True, kw_only=True)
-class PerClientState(MinimaxState):
-    """Adds what a server that sees single gradients has of them; `weights` are those of the certificate.
-
-    Attributes:
-        model_weights: the λ of the last model.
-        gradients: the c_i at x, (N, d).
-    """
-
-    model_weights: Vector
-    gradients: Tensor
-
-
 State = TypeVar("State", bound=RunState)
-Proven = TypeVar("Proven", bound=MinimaxState)
-Seen = TypeVar("Seen", bound=PerClientState)
 
 
 class Algorithm:
@@ -209,85 +177,6 @@ class Algorithm:
         return {cls.published or cls.__name__: cls(**own, **known)}
 
 
-@dataclass(frozen=True)
-class MinimaxMethod(Algorithm):
-    """An algorithm that asks all clients for their gradients at one point, which proves how good that point is.
-
-    Args:
-        objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
-    """
-
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
-    proves: ClassVar[bool] = True
-
-    objective: Objective
-
-    @property
-    def exact(self) -> bool:
-        """Return whether losses and gradients are over all samples, as a certificate needs."""
-        return True
-
-    def uncertified(self, state: Any) -> str | None:
-        """Say why nothing is proven about the result, or return `None`."""
-        return no_certificate(self.exact, state.constants, state.weights)
-
-    def resume(self, federation: Federation, state: Any) -> Any:
-        """Ask the clients for their answers at x again, which are not on disk."""
-        return replace(state, at=federation.gradients(state.x))
-
-    def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
-        """Ask the clients for their answers at x, for round r."""
-        return federation.gradients(x)
-
-    def _open(self, federation: Federation, x0: Tensor | None, seed: int = 0) -> tuple[Tensor, Constants, Gradients]:
-        """Return x⁰, the constants and the clients' answers there; refuse a start from which nothing can come."""
-        x = federation.start() if x0 is None else x0
-        self.objective.weights(len(federation.names))
-        constants, at = federation.constants(), self._ask(federation, x, seed, 0)
-        check_finite(at.losses, federation.names)
-        self.objective.check(at.losses, federation.names)
-        return x, constants, at
-
-    def _certified(self, state: Proven, at: Any, c: Tensor | None = None) -> Proven:
-        """Return the state with the proven gap of its (x, λ); clients answered `at`, and c is Σ λ_i c_i, if known."""
-        if self.uncertified(state):
-            return replace(state, certificate=np.inf, floor=np.inf)
-        c, mu = at.sum(state.weights) if c is None else c, state.constants.strong_convexity
-        rounding = at.rounding
-        proof = certify(self.objective, state.losses, state.weights, length(c), mu, rounding)
-        return replace(state, certificate=proof.gap, floor=proof.floor)
-
-
-@dataclass(frozen=True)
-class PerClientMethod(MinimaxMethod):
-    """A method whose server sees every c_i.
-
-    Its certificate is that of the better of the model's λ and argmax_{l∈Λ} ⟨L, l⟩ − ψ(l) − ‖Cl‖²/(2 Σ λ_i μ_i).
-
-    Args:
-        objective: see `MinimaxMethod`.
-    """
-
-    sees_vectors: ClassVar[bool] = True
-
-    def _proven(self, state: Seen, at: Gradients) -> Seen:
-        """Return the state with the better certificate of the two λ; do not look for a second below rounding."""
-        own = self._certified_for(state.model_weights, state, at)
-        if not np.isfinite(own.certificate) or own.certificate <= NOTHING * own.floor:
-            return own
-        modulus = float(own.weights @ state.constants.strong_convexity)
-        E = compact(state.gradients.mT / modulus**0.5).cpu().numpy()
-        other = solve_saddle(self.objective, state.losses, E, own.weights, CERTIFIED * own.certificate).weights
-        return min(own, self._certified_for(other, state, at), key=lambda proven: float(proven.certificate))
-
-    def _certified_for(self, weights: Vector, state: Seen, at: Gradients) -> Seen:
-        return self._certified(replace(state, weights=weights), at, combined(weights, state.gradients))
-
-    def _level(self, weights: Vector, losses: Vector) -> float:
-        """Return what to take off all losses: on the simplex a common shift changes nothing but the rounding."""
-        return float(weights @ losses / weights.sum()) if self.objective.simplex else 0.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class LocalMethod(Algorithm):
     """A method whose clients make local steps with one common rate.
@@ -366,16 +255,6 @@ class AveragingMethod(LocalMethod):
         return chosen, np.where(np.isin(everyone, chosen), prior, 0)
 
 
-def combined(weights: Vector, vectors: Tensor) -> Tensor:
-    """Return Σ_i w_i v_i over the last axis but one."""
-    return torch.from_numpy(weights).to(vectors) @ vectors
-
-
-def compact(E: Tensor) -> Tensor:
-    """Return a matrix R with RᵀR = EᵀE and no more rows than columns."""
-    return E if len(E) <= E.shape[1] else torch.linalg.qr(E, mode="r")[1]
-
-
 def client_weights(kind: str, samples: NDArray[np.int64]) -> Vector:
     """Return p_i = n_i/n for "samples", 1/N for "uniform"."""
     return samples / samples.sum() if kind == "samples" else np.full(len(samples), 1 / len(samples))
@@ -405,32 +284,6 @@ def steepest(smoothness: Vector) -> float:
     if not smoothness.max() > 0:
         raise InputError("The losses do not depend on the model: all features are zero and there is no regulariser.")
     return float(smoothness.max())
-
-
-def safe_dual_rate(objective: Objective, at: Gradients, primal_rate: float) -> float:
-    """Return σ with σ τ K² < 1/2, for K² ≥ ‖∂(∇_x Φ)/∂λ‖² at x⁰.
-
-    K² = Σ ‖c_i‖² − N‖c̄‖² on the simplex, where only differences of gradients matter, and Σ ‖c_i‖² elsewhere.
-    """
-    n = len(at.losses)
-    coupling = float(at.norms().sum())
-    if objective.simplex:
-        mean = float(at.sum(np.full(n, 1 / n)).norm())
-        coupling = max(coupling - n * mean**2, 1e-12 * coupling)
-    return 0.45 / (coupling * primal_rate) if coupling * primal_rate > 0 else 1.0
-
-
-def nearest(objective: Objective, weights: Vector, losses: Vector) -> Vector:
-    """Return λ⁰ of a run that follows another: the point of Λ nearest to its λ; off the simplex the usual start."""
-    if not objective.simplex or len(weights) != len(losses) or abs(weights.sum() - 1) > 1e-9:
-        return objective.start(losses)
-    return objective.prox(np.zeros_like(weights), weights, NEAR)
-
-
-def dual_step(objective: Objective, s: Vector, weights: Vector, rate: float) -> Vector:
-    """Return prox_σ(s, λ), or λ itself where the losses are about to end the run."""
-    sane = bool(np.all(np.abs(s) < LARGEST / 4))
-    return objective.prox(s, weights, rate) if sane else weights
 
 
 def check_settings(method: Any) -> None:

@@ -30,7 +30,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from scaffpd.algorithms.base import MinimaxMethod, MinimaxState, dual_step, safe_dual_rate, steepest
+from scaffpd.algorithms.base import steepest
+from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, dual_step, safe_dual_rate
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.privacy.accountant import ReleaseCounts
 

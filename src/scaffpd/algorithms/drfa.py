@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.afl import DualMethod, DualState
-from scaffpd.algorithms.base import CLIENTS, check_participation, dual_step, moved
+from scaffpd.algorithms.base import CLIENTS, check_participation, moved
+from scaffpd.algorithms.minimax import dual_step
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective

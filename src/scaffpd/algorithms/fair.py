@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from scaffpd.algorithms.base import MinimaxMethod
+from scaffpd.algorithms.minimax import MinimaxMethod
 from scaffpd.algorithms.minimax_newton import MinimaxNewton, MinimaxNewtonState
 from scaffpd.algorithms.minimax_sums import MinimaxSums, MinimaxSumsState
 from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax, QuasiNewtonMinimaxState

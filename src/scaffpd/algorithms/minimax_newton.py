@@ -31,8 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import CURVATURE, GRADIENTS, PerClientMethod, PerClientState, nearest
-from scaffpd.certificate import EPSILON
+from scaffpd.algorithms.base import CURVATURE, GRADIENTS
+from scaffpd.algorithms.minimax import EPSILON, PerClientMethod, PerClientState, nearest
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients
 from scaffpd.objectives.base import LARGEST

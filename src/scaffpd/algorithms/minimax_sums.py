@@ -40,9 +40,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import MinimaxMethod, MinimaxState
+from scaffpd.algorithms.minimax import EPSILON, MinimaxMethod, MinimaxState, length
 from scaffpd.algorithms.quasi_newton_minimax import Pairs
-from scaffpd.certificate import EPSILON, length
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.federation.questions import GradientsAt

@@ -45,8 +45,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, PerClientMethod, PerClientState, combined, compact, steepest
-from scaffpd.certificate import EPSILON
+from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, steepest
+from scaffpd.algorithms.minimax import EPSILON, PerClientMethod, PerClientState, combined, compact
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts

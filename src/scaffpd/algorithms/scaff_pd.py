@@ -38,7 +38,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import GRADIENTS, LOSSES, UPDATES, MinimaxMethod, MinimaxState
+from scaffpd.algorithms.base import GRADIENTS, LOSSES, UPDATES
+from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, LocalPlan, Memory, Vector
 from scaffpd.objectives.base import LARGEST

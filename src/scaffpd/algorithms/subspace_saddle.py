@@ -28,16 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import (
-    CURVATURE,
-    DIAGONAL,
-    GRADIENTS,
-    PROXIMAL,
-    MinimaxMethod,
-    MinimaxState,
-    nearest,
-    steepest,
-)
+from scaffpd.algorithms.base import CURVATURE, DIAGONAL, GRADIENTS, PROXIMAL, steepest
+from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, nearest
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Gradients, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.base import LARGEST

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from scaffpd.certificate import certify, length
+from scaffpd.algorithms.minimax import certify, length
 from scaffpd.cohort import Cohort
 from scaffpd.comparison.setting import Factors, Setting, configured
 from scaffpd.errors import InputError

@@ -75,7 +75,7 @@ class Setup:
         sentence = "The coordinator's agreement is not complete, or cannot be used."
         given = {"secure": {}, "privacy": {}, **values} if isinstance(values, dict) else values
         try:
-            read = AGREEMENT.validate_python(given, strict=True)
+            read: Any = AGREEMENT.validate_python(given, strict=True)
         except ValidationError as error:
             where = "".join(f" ({name})" for name in error.errors()[0]["loc"][:1])
             raise InputError(f"{sentence.rstrip('.')}{where}.") from None
