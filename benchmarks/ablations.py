@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import torch
 import scaffpd as sp
 from problems import families, objectives
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
+from scaffpd.comparison.runs import Pool
 
 CAP, HARD_CAP = 200, 1000
 HARD = {"N = 20, d = 12": (20, 12), "N = 60, d = 30": (60, 30), "N = 100, d = 50": (100, 50)}
@@ -120,7 +120,6 @@ VARIANTS: dict[str, Callable[[Any], SubspaceSaddle]] = {
 def rounds(task: tuple[str, str, str, int]) -> tuple[str, str, str, str]:
     """One cell."""
     name, which, variant, seed = task
-    torch.set_num_threads(1)
     family = families(seed)[name]()
     method = VARIANTS[variant](objectives(family)[which])
     result = sp.train(method, family.cohort(), rounds=CAP, tol=1e-8)
@@ -138,7 +137,6 @@ def maximum_norm(n: int, d: int, seed: int) -> sp.Cohort:
 def hard_rounds(task: tuple[str, str, str, int]) -> tuple[str, str, str, str]:
     """One cell of the second table."""
     name, which, variant, seed = task
-    torch.set_num_threads(1)
     objective = sp.Agnostic() if which == "Agnostic" else sp.ChiSquare(rho=0.003)
     kind, memory = variant.split(", k = ")
     method = MovingCentre if kind == "moves" else SubspaceSaddle
@@ -159,8 +157,8 @@ def main() -> None:
         table = (hard_rounds, tuple(HARD), ("Agnostic", "ChiSquare"), variants)
     cell, names, chosen, variants = table
     tasks = [(name, which, variant, options.seed) for name in names for which in chosen for variant in variants]
-    with get_context("spawn").Pool(options.processes) as pool:
-        cells = {key[:3]: key[3] for key in pool.imap_unordered(cell, tasks)}
+    with Pool(cell, options.processes, "ablations") as pool:
+        cells = {key[:3]: key[3] for key in pool.work(tasks)}
     print("| family | objective | " + " | ".join(variants) + " |\n|" + "---|" * (2 + len(variants)))
     for name in names:
         for which in chosen:

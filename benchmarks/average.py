@@ -19,7 +19,6 @@ import shlex
 import sys
 import time
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from torch import Tensor
 import scaffpd as sp
 from problems import ADULT, chosen, families
 from scaffpd.algorithms.base import ServerState, begin, moved
+from scaffpd.comparison.runs import Pool
 from scaffpd.federation import Federation, ProximalPlan
 
 TOL = 1e-8
@@ -124,7 +124,6 @@ def optimum(cohort: sp.Cohort) -> float:
 
 def measure(task: Task) -> tuple[Task, Cost | None]:
     """What the gap took in one run, or `None` where the cap came first or the run failed."""
-    torch.set_num_threads(1)
     cohort = families(task.seed)[task.family]().cohort()
     goal, method = optimum(cohort) + TOL, algorithm(task, float(cohort.constants().smoothness.max()))
 
@@ -211,8 +210,8 @@ def main() -> None:
     tasks = [Task(name, m, point, options.seed) for name in names for m in METHODS for point in POINTS[m]]
     tasks.sort(key=lambda task: slow.get(task.family, len(slow)))
     found, started = {}, time.perf_counter()
-    with get_context("spawn").Pool(options.processes) as pool:
-        for task, cost in pool.imap_unordered(measure, tasks):
+    with Pool(measure, options.processes, "average") as pool:
+        for task, cost in pool.work(tasks):
             found[task] = cost
             words = "∞" if cost is None else f"{cost[0]} rounds, {cost[1]} exchanges, {cost[2]:.3g} MB"
             clock = f"[{time.perf_counter() - started:4.0f} s]"

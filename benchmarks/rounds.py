@@ -20,7 +20,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ import torch
 
 import scaffpd as sp
 from problems import ADULT, HARD, OBJECTIVES, Family, chosen, families, objectives, tolerance
+from scaffpd.comparison.runs import Pool
 
 J = 100
 CAP = {"few": 400, "many": 3000, "fixed": 400, "theory": 5000}
@@ -100,7 +100,6 @@ def best_fixed(objective: sp.Average, cohort: sp.Cohort, cap: int, slow: bool, t
 def measure(task: tuple[str, str, str, int]) -> Row:
     """One cell: what one method needs on one problem."""
     name, which, method, seed = task
-    torch.set_num_threads(1)
     family: Family = families(seed)[name]()
     objective, cohort, slow = objectives(family)[which], family.cohort(), name in REAL or name in HARD
     cap, tol = SLOW if slow else CAP, tolerance(family, objective)
@@ -282,8 +281,8 @@ def check(tasks: list[tuple[str, str, str, int]], processes: int) -> list[str]:
     with Path(__file__).with_name("rounds.csv").open(encoding="utf-8", newline="") as file:
         before = {(r["family"], r["objective"], r["method"]): r["rounds"] for r in csv.DictReader(file)}
     worse, same = [], 0
-    with get_context("spawn").Pool(processes) as pool:
-        for cell in pool.imap_unordered(measure, sorted(tasks, key=costly)):
+    with Pool(measure, processes, "rounds") as pool:
+        for cell in pool.work(sorted(tasks, key=costly)):
             was = float(before.get((cell["family"], cell["objective"], cell["method"])) or np.inf)
             now = np.inf if cell["cost"] is None else float(cell["cost"][0])
             same += was == now
@@ -317,8 +316,8 @@ def main() -> None:
     known = read_cells(options.seed)
     open_tasks = sorted((task for task in tasks if task[:3] not in known), key=costly)
     started = time.perf_counter()
-    with get_context("spawn").Pool(options.processes) as pool, rows_file(options.seed).open("a") as file:
-        for cell in pool.imap_unordered(measure, open_tasks):
+    with Pool(measure, options.processes, "rounds") as pool, rows_file(options.seed).open("a") as file:
+        for cell in pool.work(open_tasks):
             known[cell["family"], cell["objective"], cell["method"]] = cell["cost"]
             file.write(json.dumps(cell) + "\n")
             file.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,3 +15,18 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
     tables = (dict(zip(columns, row, strict=True)) for row in rows)
     write_file(path, csv_text([{k: value for k, value in row.items() if value == value} for row in tables], columns))
     return path
+
+
+def append_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Add rows to a file, which begins with a header."""
+    fresh = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows] if fresh else rows)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a file by column; none where there is no file."""
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

@@ -107,9 +107,7 @@ def follow(method: Any, cohort: Any, rounds: int, seed: int) -> NDArray[np.float
         scores.append(_scores(cohort, moment.state.x))
 
     with np.errstate(all="ignore"):  # a run overflows before it is called diverged
-        result = train(method, cohort, rounds=rounds, seed=seed, progress=False, callbacks=[look])
-    if result.status is Status.INTERRUPTED:  # half a run is none
-        raise KeyboardInterrupt
+        result = train(method, cohort, rounds=rounds, seed=seed, progress=False, callbacks=[look]).uninterrupted()
     scores = scores[: result.rounds + 1]
     rest = (np.nan,) * 3 if result.status is Status.DIVERGED else scores[-1]
     return np.array(scores + [rest] * (rounds + 1 - len(scores)))

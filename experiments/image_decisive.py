@@ -9,12 +9,11 @@ and the figures again. `--backbone`, `--kind`, `--loss`, `--alpha` and `--balanc
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,7 +23,8 @@ from experiments.image_divisions import LOSSES, Piece
 from experiments.image_pieces import LANES, carry_out
 from experiments.image_plans import PLANS, Plan, plan
 from experiments.image_rows import MOST, TUNED
-from experiments.image_study import Place, ground
+from experiments.image_study import Ground, Place, ground
+from scaffpd.comparison.runs import Pool
 from scaffpd.errors import unknown
 from scaffpd.features.backbones import BACKBONES
 from scaffpd.features.extract import KINDS
@@ -74,26 +74,17 @@ def chosen(pieces: Sequence[Piece], **wanted: str | float | bool | None) -> list
 def decide(pieces: Sequence[Piece], place: Place, out: Path, workers: int = 1, seconds: float | None = None) -> bool:
     """Carry out what is left of all pieces in so many processes and seconds; whether all is done."""
     deadline = time.time() + (seconds or float("inf"))
-    sources = dict[Plan, list[Piece]]()
-    for piece in pieces:
-        sources.setdefault(replace(piece.plan, balanced=False), []).append(piece)
-    if workers == 1:
-        done = [
-            carry_out(piece, replace(here, plan=piece.plan), place.device, out, deadline)
-            for source, some in sources.items() for here in [ground(source, place)] for piece in some
-        ]  # fmt: skip
-        return all(done)
-    waiting = list[Future[bool]]()
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        for source, some in sources.items():
-            here = ground(source, place)
-            torch.cuda.empty_cache()  # the workers need it
-            print(f"features of {source.backbone}, {source.kind}: {here.seconds:.0f} s", flush=True)
-            waiting += [
-                pool.submit(carry_out, piece, replace(here, plan=piece.plan), place.device, out, deadline, [lane])
-                for piece in some for lane in LANES
-            ]  # fmt: skip
-    return all(future.result() for future in waiting)
+    sources = dict[Plan, Ground]()
+    for source in dict.fromkeys(replace(piece.plan, balanced=False) for piece in pieces):
+        sources[source] = ground(source, place)
+        print(f"features of {source.backbone}, {source.kind}: {sources[source].seconds:.0f} s", flush=True)
+    torch.cuda.empty_cache()  # the workers need it
+    jobs = [
+        (piece, replace(sources[replace(piece.plan, balanced=False)], plan=piece.plan), lanes)
+        for piece in pieces for lanes in ([LANES] if workers == 1 else [[lane] for lane in LANES])
+    ]  # fmt: skip
+    with Pool(partial(carry_out, device=place.device, out=out, deadline=deadline), workers, "decisive") as pool:
+        return all([*pool.work(jobs)])
 
 
 def main(words: Sequence[str] | None = None) -> int:

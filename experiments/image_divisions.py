@@ -7,12 +7,11 @@ choosing.
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from experiments.csv_files import append_csv, read_csv
 from experiments.image_plans import Plan
 from experiments.image_rows import Values
 from experiments.image_study import Ground
@@ -184,13 +184,15 @@ class Division:
 
 @dataclass
 class Work:
-    """A piece under way: divisions, files, the deadline."""
+    """A piece under way: divisions, files, the deadline.
+
+    Its files are not `compare`'s journal: several processes write them, and they are the tables that are published.
+    """
 
     piece: Piece
     divisions: list[Division]
     folder: Path
     deadline: float = float("inf")
-    start: float = field(default_factory=time.perf_counter)
 
     def check(self) -> None:
         """Stop where the time is up."""
@@ -211,20 +213,12 @@ class Work:
 
     def append(self, file: str, header: Sequence[str], lines: Sequence[Sequence[Any]]) -> None:
         """Add lines to a CSV file, all or none of them."""
-        path = self.folder / file
         with self.locked():
-            fresh = not path.exists()
-            with path.open("a", newline="", encoding="utf-8") as out:
-                writer = csv.writer(out, lineterminator="\n")
-                writer.writerows([header, *lines] if fresh else lines)
+            append_csv(self.folder / file, header, lines)
 
     def there(self, file: str, *columns: str) -> set[tuple[str, ...]]:
         """What a file has already, by some of its columns."""
-        path = self.folder / file
-        if not path.exists():
-            return set()
-        with path.open(newline="", encoding="utf-8") as rows:
-            return {tuple(row[name] for name in columns) for row in csv.DictReader(rows)}
+        return {tuple(row[name] for name in columns) for row in read_csv(self.folder / file)}
 
 
 def shown(values: Values) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from experiments import image_rows as table
 from experiments.image_divisions import RUNS, Division, Work, line, shown, worst
-from experiments.image_rows import L2, PULL, RHO, Axis, Values, search
+from experiments.image_rows import L2, PULL, RHO, Axis, Values, climbed
 from experiments.spectral import Quadratics, equilibrium, own_models, saddle, with_weights
 from scaffpd.objectives import Average, ChiSquare
 
@@ -71,7 +71,7 @@ def exact_row(work: Work, name: str, axes: dict[str, Axis], fit: Fitted) -> tabl
             found.append(worst(division.own_accuracy(model, "held") if own else division.accuracy(model, "held")[0]))
         return float(np.mean(found)), None
 
-    found = search(axes, score)
+    found = climbed(axes, score)
     work.append("tuning.csv", ("row", "values", "rounds", "worst_20", "chosen"), [
         (name, shown(v), "", f"{100 * s:.4f}", int(v == found.values)) for v, s, _ in found.tried
     ])  # fmt: skip

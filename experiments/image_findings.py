@@ -11,7 +11,6 @@ A difference is paired: the same partitions under both rows. Its interval is Stu
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,15 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments import image_rows as table
-from experiments.csv_files import write_csv
-from experiments.image_plans import NUMBERS
+from experiments.csv_files import read_csv, write_csv
+from experiments.image_plans import NUMBERS, TITLES
 from scaffpd.comparison.tables import markdown_table
 from scaffpd.figures import BLACK, BLUE, GREEN, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE
 from scaffpd.metrics import half_interval
 
 OURS, PLAIN = "Scaff-PD, Auto", "Scaff-PD, average"
 NETWORKS = {"efficientnet-lite0": "EfficientNet-Lite0", "resnet18-layer3": "ResNet-18 trunk"}
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "Tiny-ImageNet"}
 CONTRASTS: dict[str, tuple[tuple[str, str], ...]] = {
     "Fairness": (
         (table.ONE_FAIR, table.ONE),
@@ -122,25 +120,17 @@ class Made:
         return np.array([both[0][p] - both[1][p] for p in both[0] if p in both[1]])
 
 
-def read(path: Path) -> Lines:
-    """A CSV file; nothing where there is none."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def load(folder: Path) -> list[Made]:
     """All pieces, whole ones first."""
     found = []
     for path in sorted(folder.glob("*/about.json")):
         runs: dict[str, Lines] = {}
-        for line in read(path.with_name("runs.csv")):
+        for line in read_csv(path.with_name("runs.csv")):
             runs.setdefault(line["row"], []).append(line)
         about = json.loads(path.read_text(encoding="utf-8"))
         if not runs:  # the time was up before its first row
             continue
-        found.append(Made(path.parent, about, runs, *(read(path.with_name(name)) for name in FILES[1:])))
+        found.append(Made(path.parent, about, runs, *(read_csv(path.with_name(name)) for name in FILES[1:])))
     return sorted(found, key=lambda made: (not made.main, made.alpha, made.plan["backbone"] == "efficientnet-lite0"))
 
 
@@ -255,7 +245,7 @@ def made_by(pieces: Sequence[Made]) -> str:
     return f"commit {', '.join(commits)}, {', '.join(machines)}"
 
 
-def page(folder: Path, pieces: Sequence[Made], dataset: str, command: str) -> str:
+def page(pieces: Sequence[Made], dataset: str, command: str) -> str:
     """The README of the folder."""
     plan = pieces[0].plan
     whole = [made for made in pieces if made.main]
@@ -309,7 +299,7 @@ def write(folder: Path, dataset: str, command: str) -> list[Path]:
     if not pieces or not pieces[0].runs:
         return []
     readme = folder / "README.md"
-    readme.write_text(page(folder, pieces, dataset, command), encoding="utf-8")
+    readme.write_text(page(pieces, dataset, command), encoding="utf-8")
     done = [readme, write_csv(folder / "contrasts.csv", CONTRAST_COLUMNS, contrast_lines(pieces))]
     done.append(rows_figure(pieces, dataset, folder / "rows.png"))
     fitted = [made for made in pieces if made.fit]

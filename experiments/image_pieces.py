@@ -31,7 +31,7 @@ from torch import Tensor
 from experiments import image_rows as table
 from experiments.image_divisions import FIT_RHO, RUNS, Division, OutOfTimeError, Piece, Work, line, rank, shown, worst
 from experiments.image_exact import exact_row, exact_rows
-from experiments.image_rows import Axis, Row, Values, search
+from experiments.image_rows import Axis, Row, Values, climbed
 from experiments.image_study import Ground, hardware
 from experiments.spectral import Quadratics, dual_value, equilibrium, fine_tuned, saddle, with_weights
 from scaffpd.algorithms import ScaffPD
@@ -56,9 +56,7 @@ def followed(row: Row, values: Values, clients: Federation, stops: Sequence[int]
     with np.errstate(all="ignore"):
         result = train(
             row.make(values, clients), clients, rounds=max(stops), seed=seed, progress=False, callbacks=[look]
-        )
-    if result.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
+        ).uninterrupted()
     if result.status is Status.DIVERGED:
         seen = {r: v for r, v in seen.items() if r < result.rounds}
     elif result.rounds < max(stops):  # no step is taken any more
@@ -91,7 +89,7 @@ def tuned(work: Work, row: Row) -> table.Found:
         mean = found.mean(0)
         return float(mean.max()), stops[int(mean.argmax())]
 
-    return search(row.axes, score, work.piece.plan.tune)
+    return climbed(row.axes, score, work.piece.plan.tune)
 
 
 def with_rounds(work: Work, row: Row) -> table.Found:
@@ -184,7 +182,7 @@ LANES = ("exact", table.CLIENTS, table.SAMPLES, "Scaff-PD", "curves")
 
 
 def lane(name: str) -> str:
-    """Where a row with rounds belongs: beside the rows that its search starts from."""
+    """Where a row with rounds belongs: beside the rows that its climb starts from."""
     return "Scaff-PD" if name.startswith("Scaff-PD") else table.SAMPLES if name.endswith(table.SAMPLES) else LANES[1]
 
 
@@ -231,10 +229,9 @@ def fine_tuning(work: Work, row: Row, found: table.Found) -> None:
     exact_row(work, table.TUNED, {"steps": Axis(16.0, 2.0, 1.0, 2.0**20)}, fit)
 
 
-def carry_out(
-    piece: Piece, here: Ground, device: str, out: Path, deadline: float = float("inf"), lanes: Sequence[str] = LANES
-) -> bool:
+def carry_out(job: tuple[Piece, Ground, Sequence[str]], device: str, out: Path, deadline: float = float("inf")) -> bool:
     """Do what is left of some lanes of a piece; whether all of that is done now."""
+    piece, here, lanes = job
     if not device.startswith("cuda"):
         torch.set_num_threads(max(1, (os.cpu_count() or 1)))
     folder = out / piece.name

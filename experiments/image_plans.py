@@ -27,6 +27,7 @@ from scaffpd.objectives import ChiSquare
 from scaffpd.training import Algorithm
 
 Labels = NDArray[np.int64]
+TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "Tiny-ImageNet"}
 RHO = 0.1  # of Scaff-PD as it is, before tuning
 METHODS = ("FedAvg", "SCAFFOLD", "q-FFL", "AFL", "DRFA", "FedProx", "Δ-FL", "Scaff-PD")
 RHOS = (0.1, 0.2, 0.5)

@@ -1,7 +1,7 @@
-r"""The rows of the decisive tables: every method with what it may choose, and the search that chooses it.
+r"""The rows of the decisive tables: every method with what it may choose, and the climb that chooses it.
 
 A row's choices lie on a lattice: value = start · step^k along every axis, k a whole number, between natural ends (a
-tail is at most 1). The search starts at k = 0, tries the neighbours of the best point along every axis and goes on from
+tail is at most 1). The climb starts at k = 0, tries the neighbours of the best point along every axis and goes on from
 the best of them, until no neighbour is better: what is chosen has a tried value on either side, or is a natural end.
 Rounds are chosen with it, for nothing: a run is scored at every stop. 100 rounds are everybody's budget, and the
 tables say who would use more.
@@ -9,18 +9,19 @@ tables say who would use more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scaffpd.algorithms import AFL, DRFA, QFFL, DeltaFL, FedAvg, FedProx, Scaffold, ScaffPD
 from scaffpd.algorithms.base import safe_rate
+from scaffpd.comparison.setting import around, climb
 from scaffpd.federation import Federation
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.steps import Fixed
 
 STOPS = (5, 10, 20, 50, 100)
-MOST = 60  # points of one search
+MOST = 60  # points of one climb
 Values = dict[str, float]
 Point = tuple[int, ...]
 
@@ -42,9 +43,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found: the values, their score with what came with it, and how many points were tried.
+    """What a climb found: the values, their score with what came with it, and all points that were tried.
 
-    `open` names the axes along which a neighbour was not tried, because the search ran out of points.
+    `open` names the axes along which a neighbour was not tried, because the climb ran out of points.
     """
 
     values: Values
@@ -54,32 +55,32 @@ class Found:
     open: tuple[str, ...] = ()
 
 
-def search(axes: Mapping[str, Axis], score: Callable[[Values], tuple[float, Any]], most: int = MOST) -> Found:
-    """Climb the lattice from its middle until no neighbour scores more."""
-    names, done = list(axes), dict[Point, tuple[float, Any]]()
+def climbed(axes: Mapping[str, Axis], score: Callable[[Values], tuple[float, Any]], most: int = MOST) -> Found:
+    """Climb a row's lattice from its middle until no neighbour scores more.
 
-    def values(point: Point) -> Values | None:
-        found = {name: axes[name].at(k) for name, k in zip(names, point, strict=True)}
-        return None if None in found.values() else found  # type: ignore[return-value]
+    The rule is that of `compare`; its tuner is not used, because it knows factors on rates and strengths alone, and a
+    row here also chooses l2 and rounds, and climbs from where another row has ended.
+    """
+    tried: dict[Point, tuple[float, Any]] = {}
 
-    def neighbours(point: Point) -> Iterator[tuple[str, Point]]:
-        for i, name in enumerate(names):
-            for k in (1, -1):
-                yield name, (*point[:i], point[i] + k, *point[i + 1 :])
+    def values(point: Point) -> Values:
+        found = {name: axis.at(k) for (name, axis), k in zip(axes.items(), point, strict=True)}
+        return {} if None in found.values() else found  # type: ignore[return-value]
 
-    best: Point = (0,) * len(names)
-    done[best] = score(values(best) or {})
-    moved = True
-    while moved:
-        for _, point in neighbours(best):
-            if point not in done and (here := values(point)) is not None and len(done) < most:
-                done[point] = score(here)
-        top = max((p for _, p in neighbours(best) if p in done), key=lambda p: done[p][0], default=best)
-        moved = done[top][0] > done[best][0]
-        best = top if moved else best
-    missing = {name for name, p in neighbours(best) if p not in done and values(p) is not None}
-    tried = [(values(p) or {}, *found) for p, found in done.items()]
-    return Found(values(best) or {}, *done[best], tried, tuple(sorted(missing)))
+    def near(point: Point) -> list[Point]:
+        return [other for other in around(point, (1, -1)) if values(other)]
+
+    best: Point = (0,) * len(axes)
+    new = [best]
+    while new:
+        tried |= {point: score(values(point)) for point in new}
+        top, new = climb({point: found[0] for point, found in tried.items()}, near, most)
+        best = best if top is None else top
+    missing = [other for other in near(best) if other not in tried]
+    open_ = {name for other in missing for name, a, b in zip(axes, best, other, strict=True) if a != b}
+    return Found(
+        values(best), *tried[best], [(values(point), *found) for point, found in tried.items()], tuple(sorted(open_))
+    )
 
 
 Make = Callable[[Values, Federation], Any]
@@ -93,7 +94,7 @@ class Row:
         name: in the table.
         axes: what it chooses, l2 first.
         make: the algorithm, from values and clients (whose constants its rates are factors on).
-        after: rows whose choices its search starts from, where those have been made.
+        after: rows whose choices its climb starts from, where those have been made.
     """
 
     name: str
@@ -115,7 +116,7 @@ COUNTED = {SAMPLES: "samples", CLIENTS: "uniform"}
 def rows(local_steps: int, loss: str = "squared") -> dict[str, Row]:
     """All rows with rounds: the averaging methods under both weightings, the fair ones, Scaff-PD with both steps.
 
-    The smoothness of softmax is bounded, not known, and its rates are searched for from further up.
+    The smoothness of softmax is bounded, not known, and its rates are sought from further up.
     """
     J, speed = local_steps, Axis(10.0, 2.0) if loss == "softmax" else RATE
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from experiments import packed
-from experiments.image_plans import Cut, Plan, methods
+from experiments.image_plans import TITLES, Cut, Plan, methods
 from scaffpd import data
 from scaffpd.comparison import Comparison, Problem, compare
 from scaffpd.errors import InputError
@@ -23,7 +23,6 @@ from scaffpd.models.tables import StoredMatrix
 from scaffpd.models.wide import load_rows
 
 LOADERS = {"cifar10": packed.cifar10, "cifar100": packed.cifar100, "tinyimagenet": packed.tiny_imagenet}
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "Tiny-ImageNet"}
 L2S, HELD_OUT = tuple(10**k for k in np.arange(-6, -1.9, 0.5).tolist()), 0.2  # of `regularisers`
 
 

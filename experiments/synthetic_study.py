@@ -7,7 +7,7 @@ from itertools import product
 
 from experiments import synthetic_tuning as tuning
 from experiments.synthetic_problem import J, Plan, Setting, bench
-from experiments.synthetic_tuning import Attempt, Candidate, Trace, at_edge, settled, trace, tune
+from experiments.synthetic_tuning import Attempt, Candidate, Trace, at_edge, best_in_hindsight, settled, trace
 from scaffpd.algorithms import DRFA
 from scaffpd.comparison.runs import Pool
 from scaffpd.system import Tally
@@ -92,27 +92,22 @@ def jobs(plan: Plan) -> list[Job]:
     return sorted(alone, key=lambda job: job.cost, reverse=True)
 
 
-class Runner:
-    """What a process of the pool does."""
-
-    name = "synthetic"
-
-    def carry_out(self, job: Job) -> list[Curve]:
-        """Tune the method, and run it to the end."""
-        place = bench(job.setting)
-        if job.halvings is not None:
-            base = DRFA(place.objective, local_steps=job.local_steps)
-            single = tuning.drifting(base, base.automatic(place.cohort), job.halvings, 1.0)
-            return [Curve(job, FAN[job.halvings], single.knobs, trace(single, place, job.rounds, settled))]
-        grid = _grid(job)
-        best, attempts = tune(grid, place, job.rounds) if len(grid) > 1 else (None, [])
-        chosen = grid[0] if best is None else best.candidate
-        line = trace(chosen, place, job.rounds, settled)
-        curves = [Curve(job, job.method, chosen.knobs, line, at_edge(chosen, grid), tuple(attempts))]
-        if job.method == tuning.DRFA_:
-            published = Candidate(replace(chosen.method, clients_per_round=SAMPLED), chosen.knobs)
-            curves.append(Curve(job, DRAWN, chosen.knobs, trace(published, place, job.rounds, settled)))
-        return curves
+def carry_out(job: Job) -> list[Curve]:
+    """Tune the method, and run it to the end."""
+    place = bench(job.setting)
+    if job.halvings is not None:
+        base = DRFA(place.objective, local_steps=job.local_steps)
+        single = tuning.drifting(base, base.automatic(place.cohort), job.halvings, 1.0)
+        return [Curve(job, FAN[job.halvings], single.knobs, trace(single, place, job.rounds, settled))]
+    grid = _grid(job)
+    best, attempts = best_in_hindsight(grid, place, job.rounds) if len(grid) > 1 else (None, [])
+    chosen = grid[0] if best is None else best.candidate
+    line = trace(chosen, place, job.rounds, settled)
+    curves = [Curve(job, job.method, chosen.knobs, line, at_edge(chosen, grid), tuple(attempts))]
+    if job.method == tuning.DRFA_:
+        published = Candidate(replace(chosen.method, clients_per_round=SAMPLED), chosen.knobs)
+        curves.append(Curve(job, DRAWN, chosen.knobs, trace(published, place, job.rounds, settled)))
+    return curves
 
 
 def _grid(job: Job) -> list[Candidate]:
@@ -127,7 +122,7 @@ def study(plan: Plan, processes: int = 1, progress: bool | None = None) -> Study
     """Carry out all jobs; the numbers do not depend on the number of processes."""
     todo = jobs(plan)
     done: dict[Job, list[Curve]] = {}
-    with Pool(Runner(), processes) as pool, Tally(progress, len(todo)) as bar:
+    with Pool(carry_out, processes, "synthetic") as pool, Tally(progress, len(todo)) as bar:
         for curves in pool.work(todo):
             done[curves[0].job] = curves
             bar.advance(f"{curves[0].label}; {curves[0].job.setting.name}")

@@ -40,7 +40,7 @@ from scaffpd.algorithms import (
 )
 from scaffpd.federation import Vector
 from scaffpd.steps import Fixed
-from scaffpd.training import RoundInfo, Status, train
+from scaffpd.training import RoundInfo, train
 
 SIZE = 60
 HALVINGS = (*sorted((k / 2 for k in range(8, 27)), key=lambda k: abs(k - 10)), 0.0)  # likely ones first: quicker
@@ -189,13 +189,16 @@ def trace(
     with np.errstate(all="ignore"):
         seed = bench.setting.seed
         result = train(candidate.method, bench.cohort, rounds, seed=seed, progress=False, callbacks=[watch])
-    if result.status is Status.INTERRUPTED:  # half a curve is none
-        raise KeyboardInterrupt
+    result.uninterrupted()
     return Trace(np.array(errors), result.history["exchanges"][: len(errors)].astype(np.float64))
 
 
-def tune(grid: Sequence[Candidate], bench: Bench, rounds: int) -> tuple[Attempt, list[Attempt]]:
-    """The best of a grid, and all attempts; of equals the first."""
+def best_in_hindsight(grid: Sequence[Candidate], bench: Bench, rounds: int) -> tuple[Attempt, list[Attempt]]:
+    """The best of a grid, and all attempts; of equals the first.
+
+    This is not `compare`'s tuner, which chooses by validation rows after a fixed number of rounds: here x* is known,
+    fewest rounds to it win, and a run that cannot win any more is given up.
+    """
     attempts: list[Attempt] = []
     limit, goal = rounds, np.inf
     for candidate in grid:

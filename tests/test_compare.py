@@ -15,7 +15,6 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import chain, repeat
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +32,7 @@ from scaffpd.comparison import runs as pool
 from scaffpd.comparison.problem import Problem, carve
 from scaffpd.comparison.problem import problem as known_problem
 from scaffpd.comparison.runs import Run, RunKey, Runner
-from scaffpd.comparison.setting import Setting, choose_methods, configured, grid, labelled, neighbours, zoo
+from scaffpd.comparison.setting import Setting, choose_methods, climb, configured, grid, labelled, neighbours, zoo
 from scaffpd.comparison.tables import MEASURES
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
@@ -66,20 +65,9 @@ def comparison(folder):
 # ------------------------------------------------------------------ the same numbers, however they came
 
 
-class Copies(multiprocessing.context.SpawnContext):
-    """Some processes are started anew, as all are for users, and the others are copies of this one, at no cost."""
-
-    def __init__(self, new):
-        kinds = multiprocessing.context.SpawnProcess, multiprocessing.context.ForkProcess
-        self.kinds = chain([kinds[0]] * new, repeat(kinds[1]))
-
-    def Process(self, *args, **named):  # noqa: N802 - its name there
-        return next(self.kinds)(*args, **named)
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_two_processes_give_the_same_numbers(comparison, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "get_context", {"spawn": Copies(1)}.get)
+    monkeypatch.setattr(pool, "get_context", {"spawn": cases.Copies(1)}.get)
     other = sp.compare(METHODS, PROBLEM, **SETTING, out=tmp_path, processes=2)
     assert numbers(other) == numbers(comparison)
     assert [r.scores["train"].loss.tolist() for r in other.runs] == [
@@ -365,8 +353,8 @@ def test_a_bug_of_one_method_is_its_reason_and_not_the_end_of_the_others():
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_workers_that_fail_or_end(monkeypatch):
     """A job that raises says so with its traceback, one that refuses and a worker that is killed with a sentence."""
-    monkeypatch.setattr(pool, "get_context", {"spawn": Copies(0)}.get)
-    with pool.Pool(cases.Worker(), 2) as workers:
+    monkeypatch.setattr(pool, "get_context", {"spawn": cases.Copies(0)}.get)
+    with pool.Pool(cases.twice, 2, "numbers") as workers:
         assert sorted(workers.work([1, 2, 3])) == [2, 4, 6]
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             list(workers.work([1, 0]))
@@ -800,6 +788,14 @@ def test_a_climb_ends_where_all_neighbours_are_worse():
     lattice, tried = found.setting.lattice["FedProx"], {run.job.point for run in found.runs if run.job.phase == "tune"}
     best = found.finals[0].job.point
     assert len(tried) == 14 or set(neighbours(lattice, best)) <= tried
+
+
+def test_a_climb_goes_on_from_the_first_of_the_best_and_never_from_a_failure():
+    merits, near = {4: (1.0, 9.0), 1: None, 2: (2.0, 0.0), 3: (2.0, 0.0)}, {2: [1, 5, 3, 7, 9]}.get
+    assert climb(merits, near, 9) == (2, [5, 7, 9])
+    assert climb(merits, near, 5) == (2, [5])
+    assert climb(merits, near, 3) == (2, [])
+    assert climb({1: None}, near, 9) == (None, [])
 
 
 def test_the_lattice_begins_with_the_grid():

@@ -17,7 +17,17 @@ from experiments import synthetic_figures as figures
 from experiments import synthetic_study as study
 from experiments import synthetic_tuning as tuning
 from experiments.synthetic_problem import DEEP, L2, TARGET, Plan, bench, quick
-from experiments.synthetic_tuning import Candidate, Trace, at_edge, candidates, decided, drifting, settled, trace, tune
+from experiments.synthetic_tuning import (
+    Candidate,
+    Trace,
+    at_edge,
+    best_in_hindsight,
+    candidates,
+    decided,
+    drifting,
+    settled,
+    trace,
+)
 from scaffpd.algorithms import AFL, DRFA, GradientDescentAscent, ScaffPD
 
 PLAN = Plan()
@@ -193,7 +203,7 @@ def test_the_best_reaches_the_target_first_or_else_ends_nearest(monkeypatch):
         (("as fast", "fast"), "as fast"),
         (("floor", "wild", "lower"), "lower"),
     ):
-        chosen, attempts = tune([Candidate(name, {}) for name in names], None, 9)
+        chosen, attempts = best_in_hindsight([Candidate(name, {}) for name in names], None, 9)
         assert chosen.candidate.method == best
         assert len(attempts) == len(names)
 
@@ -225,9 +235,9 @@ def test_tuning_with_and_without_giving_up_chooses_the_same(monkeypatch):
     base = AFL(place.objective, local_steps=100)
     own = base.automatic(place.cohort)
     grid = [drifting(base, own, k, 0.1) for k in (6, 8, 7, 12)]
-    quickly, _ = tune(grid, place, 150)
+    quickly, _ = best_in_hindsight(grid, place, 150)
     monkeypatch.setattr(tuning, "decided", lambda errors, limit, goal: errors[-1] <= TARGET)
-    slowly, _ = tune(grid, place, 150)
+    slowly, _ = best_in_hindsight(grid, place, 150)
     assert quickly.candidate.knobs == slowly.candidate.knobs
     assert quickly.trace.rounds_to(TARGET) == slowly.trace.rounds_to(TARGET) > 60
 

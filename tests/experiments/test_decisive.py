@@ -1,4 +1,4 @@
-"""The decisive tables: clients in their eigenvectors against the package's own, exact optima, the search, a piece."""
+"""The decisive tables: clients in their eigenvectors against the package's own, exact optima, the climb, a piece."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import scaffpd as sp
+from comparison_cases import Copies
 from experiments import image_decisive, image_divisions, image_exact, image_findings, image_pieces, image_rows, spectral
-from experiments.image_study import Ground
+from experiments.image_study import Ground, Place
+from scaffpd.comparison import runs as pool
 from scaffpd.data import Table
 from scaffpd.errors import InputError
 
@@ -100,14 +102,14 @@ def test_an_equilibrium_answers_held_out_losses(clients):
     assert np.abs(found.weights - spectral.saddle(q, objective).weights).max() > 1e-3  # training losses say otherwise
 
 
-def test_a_search_ends_where_both_neighbours_are_worse():
+def test_a_climb_ends_where_both_neighbours_are_worse():
     axes = {"a": image_rows.Axis(1.0, 2.0), "b": image_rows.Axis(1.0, 3.0, low=0.2, high=1.0)}
-    found = image_rows.search(axes, lambda v: (-abs(np.log2(v["a"]) - 5.2) - abs(v["b"] - 3), None))
+    found = image_rows.climbed(axes, lambda v: (-abs(np.log2(v["a"]) - 5.2) - abs(v["b"] - 3), None))
     assert found.values == {"a": 32.0, "b": 1.0}
     assert not found.open
     tried = {v["a"] for v, _, _ in found.tried}
     assert {16.0, 64.0} <= tried
-    stopped = image_rows.search(axes, lambda v: (v["a"], None), most=4)
+    stopped = image_rows.climbed(axes, lambda v: (v["a"], None), most=4)
     assert "a" in stopped.open
 
 
@@ -117,7 +119,7 @@ def test_every_averaging_row_has_both_weightings():
         assert {f"{method}, by samples", f"{method}, by clients"} <= set(names)
 
 
-def test_a_row_is_searched_from_where_rows_like_it_ended():
+def test_a_row_climbs_from_where_rows_like_it_ended():
     row = image_rows.rows(10)["Scaff-PD, Fixed"]
     known = {"FedAvg, by clients": {"l2": 1e-3, "rate": 1.5}, "Scaff-PD, Auto": {"l2": 1e-6, "rho": 0.3}}
     starts = {name: axis.start for name, axis in row.starting(known).axes.items()}
@@ -157,8 +159,8 @@ def read(path):
 
 def test_a_piece_is_written_row_by_row_and_goes_on(tmp_path):
     piece, here = ground()
-    assert not image_pieces.carry_out(piece, here, "cpu", tmp_path, deadline=time.time() - 1)
-    assert image_pieces.carry_out(piece, here, "cpu", tmp_path)
+    assert not image_pieces.carry_out((piece, here, image_pieces.LANES), "cpu", tmp_path, deadline=time.time() - 1)
+    assert image_pieces.carry_out((piece, here, image_pieces.LANES), "cpu", tmp_path)
     runs = read(tmp_path / piece.name / "runs.csv")
     names = dict.fromkeys(run["row"] for run in runs)
     assert {*image_rows.EXACT, "FedAvg, by clients", "Scaff-PD, Auto"} <= set(names)
@@ -177,17 +179,22 @@ def test_a_piece_is_written_row_by_row_and_goes_on(tmp_path):
     mean = [np.mean([float(run["worst_20"]) for run in own[name]]) for name in (line["row"], line["minus"])]
     assert float(line["worst_20"]) == pytest.approx(mean[0] - mean[1], abs=0.01)
     before = (tmp_path / piece.name / "runs.csv").read_bytes()
-    assert image_pieces.carry_out(piece, here, "cpu", tmp_path)
+    assert image_pieces.carry_out((piece, here, image_pieces.LANES), "cpu", tmp_path)
     assert (tmp_path / piece.name / "runs.csv").read_bytes() == before
 
 
-def test_processes_that_share_a_piece_write_what_one_would(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_processes_that_share_a_piece_write_what_one_would(tmp_path, monkeypatch):
     piece, here = ground()
     piece = replace(piece, rows=("FedAvg, by samples", "Scaff-PD, Auto", "Scaff-PD, average"), extras=True)
     piece = replace(piece, plan=replace(piece.plan, seeds=1), choosing=1, l2s=(1e-3,))
-    assert image_pieces.carry_out(piece, here, "cpu", tmp_path / "one")
-    for lane in image_pieces.LANES:
-        assert image_pieces.carry_out(piece, here, "cpu", tmp_path / "many", lanes=[lane])
+    monkeypatch.setattr(image_decisive, "ground", lambda source, place: here)
+    monkeypatch.setattr(image_pieces.os, "cpu_count", lambda: 1)  # copies of a process have one thread
+    monkeypatch.setattr(pool, "get_context", {"spawn": Copies(0)}.get)
+    place = Place(None, tmp_path, "cpu")
+    for workers, folder in ((1, "one"), (2, "many")):
+        assert not image_decisive.decide([piece], place, tmp_path / folder, workers, seconds=1e-9)
+        assert image_decisive.decide([piece], place, tmp_path / folder, workers)
     same = ("row", "partition", "worst_20", "certificate", "chosen")
     for file, columns in (("runs.csv", same), ("fit.csv", image_pieces.FIT), ("held.csv", image_pieces.HELD)):
         one, many = (read(tmp_path / place / piece.name / file) for place in ("one", "many"))
@@ -224,7 +231,7 @@ def test_the_published_page_is_that_of_the_published_runs(folder):
     page = (folder / "README.md").read_text(encoding="utf-8")
     command = page.splitlines()[2].strip("`")
     pieces = image_findings.load(folder)
-    assert image_findings.page(folder, pieces, folder.name, command) == page
+    assert image_findings.page(pieces, folder.name, command) == page
     for made in pieces:
         others = made.runs.get(f"{image_rows.OWN_FAIR} (other means)", [])
         for column in ("average", "worst_20") if others else ():

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from scaffpd.comparison.problem import Problem, fingerprint
 from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey, Runner
-from scaffpd.comparison.setting import Setting, neighbours
+from scaffpd.comparison.setting import Setting, climb, neighbours
 from scaffpd.comparison.tables import Comparison
 from scaffpd.errors import InputError, count
 from scaffpd.system import Tally, cores, environment, make_folder, write_file
@@ -134,8 +135,9 @@ def compare(
     alone = cores() if setting.problem.device == "cpu" else 1  # processes would not share a device's memory
     workers = alone if processes is None else count("compare", "processes", processes)
     journal = Journal(out, setting.about() | {"data": _checked_data(setting)})
-    tuning = _tuning(setting)
-    with Pool(Runner(setting), workers) as pool, Tally(progress, len(tuning) + len(_labels(setting))) as tally:
+    tuning, carry_out = _tuning(setting), Runner(setting).carry_out
+    total = len(tuning) + len(_labels(setting))
+    with Pool(carry_out, workers, setting.problem.name) as pool, Tally(progress, total) as tally:
         _work(pool, tuning, journal, tally)
         while further := _further(setting, journal, tuning):
             tally.expect(len(further))
@@ -209,28 +211,23 @@ def _tried(setting: Setting, journal: Journal, label: str, seed: int) -> dict[in
     return table
 
 
-def _best(table: dict[int, list[Run]], select: str) -> int | None:
-    """Return the configuration with the best mean measure over seeds, the earliest of equals; `None` where all fail."""
-    merits = {}
-    for point, runs in table.items():
-        found = [merit for run in runs if (merit := run.merit(select)) is not None]
-        if len(found) == len(runs):  # it fails nowhere
-            merits[point] = tuple(np.mean(found, axis=0).tolist())
-    return max(merits, key=lambda point: (merits[point], -point)) if merits else None
+def _climbed(setting: Setting, journal: Journal, label: str, seed: int) -> tuple[int | None, list[int]]:
+    """Return the configuration with the best mean measure over seeds, and its neighbours where climbing goes on."""
+    merits: dict[int, Any] = {}
+    for point, runs in _tried(setting, journal, label, seed).items():
+        found: list[Any] = [run.merit(setting.select) for run in runs]
+        merits[point] = None if None in found else tuple(np.mean(found, axis=0).tolist())
+    most = 2 * setting.tune if setting.climb else 0
+    return climb(merits, partial(neighbours, setting.lattice[label]), most)
 
 
 def _further(setting: Setting, journal: Journal, done: Sequence[RunKey]) -> list[RunKey]:
     """Return what climbing tries next: the untried neighbours of every method's best, within its second budget."""
     jobs: list[RunKey] = []
-    if not setting.climb:
-        return jobs
     for label in dict.fromkeys(job.method for job in done):
         for seed in setting.choosers if setting.choosing is None else setting.choosers[:1]:
-            table = _tried(setting, journal, label, seed)
-            best, left = _best(table, setting.select), 2 * setting.tune - len(table)
-            if best is not None:
-                near = [point for point in neighbours(setting.lattice[label], best) if point not in table]
-                jobs += [RunKey(label, s, TUNE, point) for point in near[:left] for s in _choosers(setting, seed)]
+            _, near = _climbed(setting, journal, label, seed)
+            jobs += [RunKey(label, s, TUNE, point) for point in near for s in _choosers(setting, seed)]
     return jobs
 
 
@@ -238,10 +235,10 @@ def _final(setting: Setting, journal: Journal, label: str, seed: int) -> RunKey 
     """Return the final run with the best configuration; where none survived, say why."""
     if len(setting.grid(label)) == 1:
         return RunKey(label, seed, FINAL, 0)
-    table = _tried(setting, journal, label, seed)
-    best = _best(table, setting.select)
+    best, _ = _climbed(setting, journal, label, seed)
     if best is not None:
         return RunKey(label, seed, FINAL, best)
+    table = _tried(setting, journal, label, seed)
     refusals = [run.message for runs in table.values() for run in runs if run.status == REFUSED]
     reason = refusals[0] if refusals else f"It diverged with each of its {len(table)} configurations."
     return Run(RunKey(label, seed, FINAL, 0), {}, {}, SKIPPED, reason)

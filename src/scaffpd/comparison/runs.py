@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pickle
@@ -10,11 +9,11 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import ModuleType
@@ -85,7 +84,7 @@ class Run:
 
     def to_json(self) -> str:
         """Return one line that `from_json` reads back exactly."""
-        table = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        table = {f.name: getattr(self, f.name) for f in fields(self)}
         table["scores"] = {
             split: {"names": s.names} | {name: getattr(s, name).tolist() for name in NUMBERS}
             for split, s in self.scores.items()
@@ -107,7 +106,7 @@ class Runner:
     """Carry out the runs of a setting; cohorts are bound to their rows once, and held one at a time on a device."""
 
     def __init__(self, setting: Setting) -> None:
-        self.setting, self.name = setting, setting.problem.name
+        self.setting = setting
         self.most = COHORTS if setting.problem.device == "cpu" else 1
         self.cohorts: dict[tuple[int, str], Cohort] = {}
 
@@ -126,11 +125,9 @@ class Runner:
         try:
             with np.errstate(all="ignore"):  # rates that are too large overflow before they are called diverged
                 return self._train(job, factors)
-        except InputError as error:
-            return Run(job, factors, {}, REFUSED, str(error))
         except Exception as error:  # one method's bug is not the end of the others
-            reason = f"It raised {type(error).__name__}: {error} (seed {job.seed}, configuration {job.point})."
-            return Run(job, factors, {}, REFUSED, reason)
+            bug = f"It raised {type(error).__name__}: {error} (seed {job.seed}, configuration {job.point})."
+            return Run(job, factors, {}, REFUSED, str(error) if isinstance(error, InputError) else bug)
 
     def _train(self, job: RunKey, factors: Factors) -> Run:
         cohort = self.cohort(job.seed, job.phase)
@@ -170,7 +167,7 @@ NO_START = (
     '`if __name__ == "__main__":`, or use processes=1.'
 )
 KILLED = "A worker process was killed, perhaps for want of memory; with `out`, the same call goes on where it stopped."
-_runner: Any = None  # of a worker process
+_function: Any = None  # of a worker process
 
 
 @contextmanager
@@ -185,13 +182,13 @@ def one_thread() -> Iterator[None]:
 
 
 class Pool:
-    """Processes that carry out the jobs of a runner, which has a `name` and `carry_out(job)`; one process needs none.
+    """Processes that carry out jobs by one function, under a name for messages; one process needs none.
 
     Every worker holds the reading end of one pipe and ends with it: when the pool is left, or when the parent is gone.
     """
 
-    def __init__(self, runner: Any, processes: int) -> None:
-        self.runner, self.payload = runner, _packed(runner) if processes > 1 else b""
+    def __init__(self, carry_out: Callable[[Any], Any], processes: int, name: str) -> None:
+        self.carry_out, self.payload = carry_out, _packed(carry_out, name) if processes > 1 else b""
         context = get_context("spawn")
         self.reader, self.writer = context.Pipe(duplex=False)
         about = self.reader, self.payload
@@ -212,7 +209,7 @@ class Pool:
         if self.executor is None or len(jobs) <= 1:
             for job in jobs:
                 with one_thread():
-                    run = self.runner.carry_out(job)
+                    run = self.carry_out(job)
                 yield run
             return
         try:
@@ -228,11 +225,11 @@ class Pool:
 
 def _prepare(pipe: Connection, payload: bytes) -> None:
     """Make this process a worker."""
-    global _runner
+    global _function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
-    _runner = pickle.loads(payload)
+    _function = pickle.loads(payload)
 
 
 def _end_with(pipe: Connection) -> None:
@@ -243,17 +240,17 @@ def _end_with(pipe: Connection) -> None:
 
 def _carry_out(job: Any) -> Any:
     try:
-        return _runner.carry_out(job)
+        return _function(job)
     except Exception as error:  # of a type that the parent may be unable to read
         raise error if type(error) is InputError else RuntimeError(traceback.format_exc()) from None
 
 
-def _packed(runner: Any) -> bytes:
+def _packed(carry_out: Any, name: str) -> bytes:
     try:
-        return pickle.dumps(runner)
+        return pickle.dumps(carry_out)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise InputError(
-            f"The problem {runner.name!r} or a method cannot be sent to other processes ({error}): "
+            f"The problem {name!r} or a method cannot be sent to other processes ({error}): "
             "use functions at the top level of a module, or processes=1."
         ) from None
 

@@ -18,14 +18,13 @@ was offered, unless the budget says so.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -36,6 +35,7 @@ from scaffpd.federation import Federation
 from scaffpd.objectives.base import Objective
 
 Factors = dict[str, float]
+P = TypeVar("P")  # a point of a lattice
 RHO, TAIL = "rho", "tail"  # of an objective; of Δ-FL, where more than all clients is none
 
 
@@ -55,12 +55,23 @@ def grid(method: Any, budget: int, strong: bool = False) -> list[Factors]:
     return [{name: 10 ** (sign * k / 2) for (name, sign), k in zip(signs.items(), z, strict=True)} for z in nearest]
 
 
+def around(z: tuple[int, ...], signs: Sequence[int] = (-1, 1)) -> list[tuple[int, ...]]:
+    """Return the points of Z^k that are one step from z along one axis, one axis after the other."""
+    return [(*z[:k], step + s, *z[k + 1 :]) for k, step in enumerate(z) for s in signs]
+
+
 def neighbours(lattice: Sequence[Factors], point: int) -> list[int]:
     """Return the numbers of the points that differ from one by a single step of half a decade."""
     place = {_steps(factors): k for k, factors in enumerate(lattice)}
-    here = _steps(lattice[point])
-    around = [(*here[:k], step + s, *here[k + 1 :]) for k, step in enumerate(here) for s in (-1, 1)]
-    return [place[z] for z in around if z in place]
+    return [place[z] for z in around(_steps(lattice[point])) if z in place]
+
+
+def climb(merits: Mapping[P, Any], near: Callable[[P], Iterable[P]], most: int) -> tuple[P | None, list[P]]:
+    """Return the best point, the first of equals, and its untried neighbours, `most` in all; failures are `None`."""
+    good = {point: merit for point, merit in merits.items() if merit is not None}
+    best = max(good, key=good.__getitem__, default=None)
+    new = [] if best is None else [point for point in near(best) if point not in merits]
+    return best, new[: max(0, most - len(merits))]
 
 
 def _steps(factors: Factors) -> tuple[int, ...]:
@@ -91,13 +102,6 @@ def configured(method: Any, factors: Mapping[str, float], federation: Federation
     if factors.get(RHO, 1.0) != 1:
         changes["objective"] = type(method.objective)(values[RHO], prior=method.objective.prior)
     return replace(method, **changes), values
-
-
-def check_tunable(label: str, method: Any) -> None:
-    """Refuse a method that names knobs which nobody could turn."""
-    known = all(hasattr(method, name) for name in method.knobs)
-    if method.knobs and not (known and is_dataclass(method)):
-        raise InputError(f"The method {label!r} has knobs: make it a dataclass with these fields and automatic().")
 
 
 SELECTIONS = ("worst_20", "worst", "mean")
@@ -180,7 +184,8 @@ def labelled(methods: Any) -> dict[str, Any]:
     for label, method in table.items():
         if not isinstance(method, Algorithm):
             raise InputError(f"compare needs methods such as fair(ChiSquare(rho=0.1)), got {method!r}.")
-        check_tunable(label, method)
+        if method.knobs and not (is_dataclass(method) and all(hasattr(method, name) for name in method.knobs)):
+            raise InputError(f"The method {label!r} has knobs: make it a dataclass with these fields and automatic().")
     return table
 
 
@@ -198,9 +203,9 @@ def _label(method: Any, kin: Sequence[Any]) -> str:
     name = type(method).__name__
     if len(kin) == 1:
         return name
-    if not dataclasses.is_dataclass(method) or isinstance(method, type):
+    if not is_dataclass(method) or isinstance(method, type):
         return _shortened(repr(method))
-    differing = [f.name for f in dataclasses.fields(method) if len({repr(getattr(m, f.name)) for m in kin}) > 1]
+    differing = [f.name for f in fields(method) if len({repr(getattr(m, f.name)) for m in kin}) > 1]
     values = [
         f"{field}={value!r}" if isinstance(value := getattr(method, field), PLAIN) else repr(value)
         for field in differing
