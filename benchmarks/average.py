@@ -28,7 +28,7 @@ from torch import Tensor
 
 import scaffpd as sp
 from problems import ADULT, chosen, families
-from scaffpd.algorithms.base import ServerState, begin, moved
+from scaffpd.algorithms.base import Algorithm, ServerState, begin, moved
 from scaffpd.comparison.runs import Pool
 from scaffpd.federation import Federation, ProximalPlan
 
@@ -50,7 +50,7 @@ Rows = dict[str, dict[str, tuple[Cost | None, tuple[float, ...]]]]
 
 
 @dataclass(frozen=True)
-class Dane:
+class Dane(Algorithm):
     """DANE, all clients alike.
 
     Round:
@@ -75,14 +75,6 @@ class Dane:
         plan = ProximalPlan(self.mu, torch.ones_like(state.x), limit=J)
         updates = federation.proximal_steps(at, self.eta * at.sum(state.weights), plan)
         return moved(federation, state, state.x - updates.sum(state.weights), state.weights)
-
-    def resume(self, federation: Federation, state: ServerState) -> ServerState:
-        """A state is complete."""
-        return state
-
-    def uncertified(self, state: ServerState) -> str:
-        """Nothing is measured at the point that is returned."""
-        return "DANE does not measure how far from the optimum it is."
 
 
 class Task(NamedTuple):
