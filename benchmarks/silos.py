@@ -279,7 +279,7 @@ def scale_table():
             lines = DeployedRun(FederationFile.read(path).folder).status()
             begin = _until_first_round(path, places)
             each = (cpu - begin) / max(outcome.rounds, 1)
-            up = lines["bytes_up"] / 1e3 / max(outcome.rounds, 1) / silos
+            up = lines["messages_up"] / 1e3 / max(outcome.rounds, 1) / silos
             told = f"{outcome.status}, {outcome.certificate or 0:.0e}"
             cells = (
                 silos, "masked" if more else "clear", f"{loss:.1%}", told, outcome.rounds, transport.exchanges,

@@ -144,7 +144,7 @@ def tuning(study: Study) -> Iterator[list[str]]:
             final = next(run for run in comparison.finals if run.job.method == method)
             chosen = ", ".join(f"{name} = {value:.3g}" for name, value in final.rates.items())
             failed, mean = sum(run.failed for run in tried), comparison.line(method).mean
-            sent = (mean.get("megabytes_up", math.nan) + mean.get("megabytes_down", math.nan)) / 1000
+            sent = (mean.get("bytes_up", math.nan) + mean.get("bytes_down", math.nan)) / 1e9
             yield [
                 f"{alpha:g}", method, chosen or "nothing to choose", ", ".join(_edges(comparison, final, tried)) or "–",
                 f"{failed} of {len(tried)}", f"{mean.get('exchanges', math.nan):.0f}", f"{sent:.3g}",

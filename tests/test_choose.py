@@ -130,14 +130,14 @@ def test_the_table_has_a_row_for_every_point():
     assert len(choice.table) == 8
     assert [row["chosen"] for row in choice.table].count(True) == 1
     first = choice.table[0]
-    assert (first["strength"], first["l2"], first["objective"]) == (math.inf, 1.0, "Average()")  # the simplest
+    assert (first["kappa"], first["l2"], first["objective"]) == (math.inf, 1.0, "Average()")  # the simplest
     own = choice.points[0].losses
-    assert first["mean_error"] == pytest.approx(np.sqrt((own.var(1, ddof=1) / 2).sum()) / len(own))
+    assert first["validation_loss_mean_se"] == pytest.approx(np.sqrt((own.var(1, ddof=1) / 2).sum()) / len(own))
     assert min(row["behind"] for row in choice.table) == 0
     line = choice.kappa_path
-    assert [row["strength"] for row in line] == [math.inf, 10.0]
+    assert [row["kappa"] for row in line] == [math.inf, 10.0]
     assert {(row["l2"], row["objective"]) for row in line} == {(choice.l2, repr(choice.objective))}
-    assert [row["chosen"] for row in line] == [row["strength"] == choice.strength for row in line]
+    assert [row["chosen"] for row in line] == [row["kappa"] == choice.strength for row in line]
     assert choice.rounds == sum(point.rounds for point in choice.points) > 0
     again = sp.choose(clients(n=12), SQUARED, [sp.Average(), sp.CVaR(0.5)], [0.1, 1.0], [math.inf, 10], folds=2)
     assert again.table == choice.table
@@ -242,7 +242,7 @@ def test_a_table_chooses_l2_fairness_and_kappa_together(table):
     assert "worst fifth of held-out losses" in said
     rounds = int(said.split(" points tried in ")[1].split(" rounds")[0])
     assert 30 < rounds <= 300  # the budget
-    assert summary()["joining"]["strength"] == kappa
+    assert summary()["joining"]["kappa"] == kappa
     rows = list(csv.DictReader(Path("runs/table/kappa_path.csv").read_text().splitlines()))
     assert len(rows) == 8
     assert {row["l2"] for row in rows[:-1]} == {str(l2)}

@@ -331,7 +331,7 @@ def test_who_fails_on_some_seeds_is_not_ranked():
     assert line.failures == "On 1 of 3 seeds: It diverged with the rates that were chosen."
     assert line.seeds == 2
     assert result.table[-1] is line
-    good = [r["test_loss_mean"] for r in result.rows if r["method"] == "moody" and r["seed"] != 1]
+    good = [r["test_loss_mean"] for r in result.rows if r["model"] == "moody" and r["seed"] != 1]
     assert line.mean["test_loss_mean"] == pytest.approx(np.mean(good))
 
 
@@ -495,7 +495,7 @@ def test_runs_csv_reads_back(comparison, folder):
     rows = read(folder / "runs.csv")
     assert len(rows) == len(comparison.runs)
     for row, run in zip(rows, comparison.runs, strict=True):
-        assert (row["method"], int(row["seed"]), row["phase"]) == run.job[:3]
+        assert (row["model"], int(row["seed"]), row["phase"]) == run.job[:3]
         for split, scores in run.scores.items():
             summary = Summary.of(scores)
             for kind in ("loss", "accuracy"):
@@ -504,7 +504,7 @@ def test_runs_csv_reads_back(comparison, folder):
                     assert type(value)(row[f"{split}_{kind}_{name}"]) == value
         missing = "test" if run.job.phase == "tune" else "validation"
         assert row[f"{missing}_loss_mean"] == ""
-        assert float(row["megabytes_up"]) == run.megabytes_up
+        assert float(row["bytes_up"]) == run.bytes_up
         knob = row["factor_local_rate"]
         assert (float(knob) if knob else None) == run.factors.get("local_rate")
 
@@ -523,7 +523,7 @@ def test_clients_csv_reads_back(comparison, folder):
 
 def test_table_csv_reads_back(comparison, folder):
     for row, line in zip(read(folder / "table.csv"), comparison.table, strict=True):
-        assert row["method"] == line.method
+        assert row["model"] == line.method
         assert row["failures"] == ""
         assert float(row["test_accuracy_worst_20_mean"]) == line.mean["test_accuracy_worst_20"]
         assert float(row["test_accuracy_worst_20_sd"]) == line.deviation["test_accuracy_worst_20"]
@@ -741,7 +741,7 @@ def test_tuned_and_automatic_runs_pay_for_the_same_questions():
     result = sp.compare(methods, PROBLEM, rounds=2, tune=3, processes=1)
     for label in methods:
         tuning = [run for run in result.runs if run.job.method == label and run.job.phase == "tune"]
-        assert len({(run.exchanges, run.megabytes_up) for run in tuning}) == 1, label
+        assert len({(run.exchanges, run.bytes_up) for run in tuning}) == 1, label
 
 
 def test_one_seed_may_choose_for_all():

@@ -223,7 +223,7 @@ def test_accuracy_and_error_have_paired_intervals_too(labels):
             draws.append(roots[0] - roots[1])
         assert first.half == pytest.approx(1.97 * np.std(draws), rel=0.08)
     assert found.measure in " ".join(found.table()[0])
-    name = f"mean_{found.measure}_gain_over_alone"
+    name = f"{found.measure}_gain_over_alone_mean"
     assert found.summary()["models"][2][name][0] == pytest.approx(found.change("average").mean)
 
 
@@ -266,7 +266,7 @@ def test_the_table_says_what_the_object_says():
     one = next(row for row in rows if row["client"] == "client-2" and row["model"] == "personal")
     gain = found.gains("personal")[2]
     assert (one["gain_over_alone"], one["gain_over_alone_low"], one["pays"]) == (gain.value, gain.low, gain.pays)
-    assert one["loss"] == found.loss[4, 2]
+    assert one["test_loss"] == found.loss[4, 2]
     assert next(row for row in rows if row["model"] == "alone")["gain_over_alone"] == ""
     assert found.summary()["recommendation"] == found.recommendation
     assert str(found) == f"{found.sentence} {found.details}"

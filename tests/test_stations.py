@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
+import columns
 import scaffpd as sp
 from scaffpd import cli, demo, gains
 from scaffpd.data import beijing_air
@@ -83,10 +84,11 @@ def test_the_folder_and_the_words(study, tmp_path):
     assert run.coalition.names == study.problem.names
     assert "that were tried" in run.coalition.peace
     assert "2 draws" in study.verdict[1]
+    columns.check(tmp_path)
     with (tmp_path / "draws.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 12 * 5
-    assert {row["draw"] for row in rows} == {"0", "1"}
+    assert {row["seed"] for row in rows} == {"0", "1"}
     shown = json.loads((tmp_path / "summary.json").read_text())
     assert shown["kind"] == "demo"
     assert shown["verdict"] == list(study.verdict)

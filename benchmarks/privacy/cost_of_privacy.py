@@ -294,8 +294,7 @@ def main() -> None:
             about = (case.name, epsilon, method, seed, run.mean, run.worst, run.loss, cosine(run.x, again.x), run.spent)
             rows.append((*about, *setting))
         print(f"[{time.process_time() - started:4.0f} s] {case.name}, ε = {epsilon:g}, {method}: {setting}", flush=True)
-    known = [{k: cell for k, cell in zip(HEAD, row, strict=True) if cell == cell} for row in rows]
-    write_file(HERE / "differential.csv", csv_text(known, HEAD))
+    write_file(HERE / "differential.csv", csv_text([dict(zip(HEAD, row, strict=True)) for row in rows], HEAD))
     picture(rows, HERE / "differential.png")
     command = shlex.join(["python", "benchmarks/privacy/cost_of_privacy.py", *sys.argv[1:]])
     lines = table(rows)

@@ -79,9 +79,9 @@ class GridPoint:
 
     def row(self) -> dict[str, Any]:
         """Return the point and its scores, as a table has them."""
-        row: dict[str, Any] = {"strength": self.strength, "l2": self.l2, "objective": repr(self.objective)}
+        row: dict[str, Any] = {"kappa": self.strength, "l2": self.l2, "objective": repr(self.objective)}
         for name, by in (("mean", MEAN), ("worst_20", WORST)):
-            row |= {f"{name}_loss": self.score(by), f"{name}_error": _error(self.terms(by))}
+            row |= {f"validation_loss_{name}": self.score(by), f"validation_loss_{name}_se": _error(self.terms(by))}
         return row
 
     def words(self) -> str:

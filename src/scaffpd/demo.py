@@ -167,7 +167,7 @@ def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path
     summary = json.loads(files["summary.json"]) | {"answers": study.answers}
     summary["joining"]["recommendation"] = study.recommendation
     files["summary.json"] = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
-    rows = [{"draw": seed, **row} for seed, one in zip(study.seeds, study.found, strict=True) for row in one.table()]
+    rows = [{"seed": seed, **row} for seed, one in zip(study.seeds, study.found, strict=True) for row in one.table()]
     files |= environment_file() | {"draws.csv": csv_text(rows)}
     write_files(folder, files)
     return [folder / name for name in files]

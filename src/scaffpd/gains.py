@@ -204,7 +204,7 @@ class Joining:
             gains = {over: self.gain(model, over, lambda _, one=one: one) for over in against}  # type: ignore[misc]
             row: dict[str, Any] = {
                 "client": name, "model": model, "train_rows": self.rows[i][0], "test_rows": self.rows[i][1],
-                "loss": float(self.loss[k, i]), self.measure: float(self.score[k, i]),
+                "test_loss": float(self.loss[k, i]), f"test_{self.measure}": float(self.score[k, i]),
             }  # fmt: skip
             for over in (ALONE, AVERAGE):
                 row |= _cells(f"gain_over_{over}", gains.get(over))
@@ -222,16 +222,15 @@ class Joining:
             over: dict[str, Any] = {}
             for (which, of), other in itertools.product(WHOM.items(), (ALONE, AVERAGE)):
                 if other != model:
-                    over[f"{which}_over_{other}"] = _finite(self.gain(model, other, of), None)
+                    over[f"gain_over_{other}_{which}"] = _finite(self.gain(model, other, of), None)
                     change = self.change(model, other, of).ends
-                    over[f"{which}_{self.measure}_gain_over_{other}"] = _finite(change, None)
+                    over[f"{self.measure}_gain_over_{other}_{which}"] = _finite(change, None)
             mean, worst = (float(of(self.loss[k]) @ self.loss[k]) for of in (every, worst_fifth))
-            overall.append(
-                {"model": model, "mean_loss": mean, "worst_20_loss": worst, "clearly_lose": self.losers(model), **over}
-            )
+            overall.append({"model": model, "test_loss_mean": mean, "test_loss_worst_20": worst,
+                            "clearly_lose": self.losers(model), **over})  # fmt: skip
         return {
             "recommendation": self.recommendation, "sentence": self.sentence, "details": self.details,
-            "interval": self.method, "splits": self.splits, "strength": self.strength, "models": overall,
+            "interval": self.method, "splits": self.splits, "kappa": self.strength, "models": overall,
         }  # fmt: skip
 
     @property
@@ -357,7 +356,7 @@ class JoiningSplit:
             strength = finite(chosen).strength
             by_itself = GridPoint(0.0, Average(), 0.0, alone.losses, 0).row()
             path = [*chosen.kappa_path, by_itself | {"l2": "", "objective": "", "chosen": False}]
-            path = [row | {"personal": row["strength"] == strength} for row in path]
+            path = [row | {"personal": row["kappa"] == strength} for row in path]
         answers: dict[str, Any] = {ALONE: alone.models}
         for name, goal in ((AVERAGE, Average(prior=self.objective.prior)), (FAIR, self.objective)):
             if name == AVERAGE or not isinstance(goal, Average):

@@ -5,7 +5,6 @@ A checkpoint is written atomically and read without executing anything (NumPy's 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import os
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, count, unknown
 from scaffpd.federation import Traffic, Vector
-from scaffpd.system import atomic_write
+from scaffpd.system import atomic_write, csv_text, write_file
 
 if TYPE_CHECKING:
     import pandas
@@ -142,6 +141,11 @@ class History:
         columns = [*(self[name].tolist() for name in SCALARS), *np.concatenate(vectors, 1).T.tolist()]
         return dict(zip(self.columns, columns, strict=True))
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the same table row by row."""
+        table = self.table()
+        return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
     def to_pandas(self) -> pandas.DataFrame:
         """Return the table as a pandas data frame (needs pandas)."""
         import pandas
@@ -150,10 +154,7 @@ class History:
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the table as CSV; floats read back exactly."""
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(self.columns)
-            writer.writerows(zip(*self.table().values(), strict=True))
+        write_file(Path(path), csv_text(self.rows(), self.columns))
 
     def pack(self) -> dict[str, NDArray[Any]]:
         """Return the table as arrays, for a checkpoint."""

@@ -18,7 +18,6 @@ from scipy.special import bdtr, stdtrit
 
 from scaffpd.federation import ClientScores, Vector
 
-MEGABYTE = 1e6
 CONFIDENCE, NEGLIGIBLE = 0.95, 5e-4
 YES, NO, NOISE = "yes", "no", "within noise"
 Array = NDArray[np.float64]
@@ -287,8 +286,8 @@ def client_row(
     row |= {f"{split}_rows": "" if own is None else int(own.counts[i]) for split, own in parts.items()}
     row["weight"] = float(weight)
     for name, values in (("loss", "loss"), (measure, "accuracy")):
-        known = {split: math.nan if own is None else float(getattr(own, values)[i]) for split, own in parts.items()}
-        row |= {f"{split}_{name}": "" if math.isnan(value) else value for split, value in known.items()}
+        for split, own in parts.items():
+            row[f"{split}_{name}"] = math.nan if own is None else float(getattr(own, values)[i])
     return row
 
 

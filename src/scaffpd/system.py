@@ -307,7 +307,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Write rows with the same keys as CSV; `columns` names them if there may be no rows."""
+    """Write rows with the same keys as CSV, NaN as an empty cell; `columns` names them if there may be no rows."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(columns or rows[0]))
     writer.writeheader()
@@ -316,7 +316,9 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
 
 
 def _plain_cell(cell: Any) -> Any:
-    """Keep spreadsheets from reading a text as a formula."""
+    """Leave what is not a number empty, and keep spreadsheets from reading a text as a formula."""
+    if cell != cell:
+        return ""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 

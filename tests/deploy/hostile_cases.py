@@ -86,8 +86,8 @@ def is_quarantined(path, places, outcome, test):
     is_right(path, places, outcome)
     assert set(outcome.members) == set(places) - {"va"}
     assert "va had been quarantined" in outcome.sentence
-    first = next(e for e in events(path) if e["silo"] == "va")
+    first = next(e for e in events(path) if e["client"] == "va")
     assert first["what"] == "quarantined"
     assert f"({test})" in first["sentence"], first["sentence"]
-    assert {e["silo"] for e in events(path)} == {"va"}
+    assert {e["client"] for e in events(path)} == {"va"}
     assert np.isnan(weights(path, "va")[-1])

@@ -11,6 +11,7 @@ import pytest
 from deploy_cases import MODEL, QUICK, encoded, federation, run
 from secure_silos import SCAFF_PD, secured
 
+import columns
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun
@@ -64,13 +65,15 @@ def test_silos_choose_what_a_cohort_chooses(chosen):
     assert model.l2 == found["l2"]  # the model of the run has it
     grid = ([0.3, 0.01], [math.inf, 30.0], "mean", 2)
     here = sp.choose(train, replace(model, l2=0.1), "ChiSquare", *grid, budget=200, tol=1e-4)
-    theirs = {(row["strength"], row["l2"], row["objective"]): row["mean_loss"] for row in found["tried"]}
+    theirs = {(row["kappa"], row["l2"], row["objective"]): row["validation_loss_mean"] for row in found["tried"]}
     ours = {(str(p.strength), p.l2, repr(p.objective)): p.score("mean") for p in here.points}
     shared = [key for key in theirs if key in ours]
     assert len(shared) >= 2  # ρ goes by losses that are exact to 1e-4, and two methods find them
     for key in shared:
         assert theirs[key] == pytest.approx(ours[key], rel=6e-3)
-    best = min(found["tried"], key=lambda row: row["mean_loss"] if "ChiSquare" in row["objective"] else math.inf)
+    best = min(
+        found["tried"], key=lambda row: row["validation_loss_mean"] if "ChiSquare" in row["objective"] else math.inf
+    )
     assert found["l2"] == best["l2"]
     assert 0 < found["objective"]["rho"] != 0.1
 
@@ -141,6 +144,7 @@ def test_joining_is_what_a_cohort_measures_and_only_scores_leave(tmp_path, own):
         lines(place, TELLS)
     outcome, transport = run(path, places)
     assert outcome.status == "converged", outcome.sentence
+    columns.check(folder(path))
     table = csv.DictReader((folder(path) / "joining.csv").read_text().splitlines())
     rows = {(row["client"], row["model"]): row for row in table}
     train, test, model = pairs(path, places)
@@ -148,8 +152,8 @@ def test_joining_is_what_a_cohort_measures_and_only_scores_leave(tmp_path, own):
     here = sp.joining(train, test, model, objective, strength=30.0 if own else 100.0, tol=1e-6, word="silo")
     for i, name in enumerate(here.names):
         for k, kind in enumerate(here.models):
-            assert float(rows[name, kind]["loss"]) == pytest.approx(here.loss[k, i], rel=2e-3)
-            assert float(rows[name, kind]["accuracy"]) == pytest.approx(here.score[k, i], abs=0.02)
+            assert float(rows[name, kind]["test_loss"]) == pytest.approx(here.loss[k, i], rel=2e-3)
+            assert float(rows[name, kind]["test_accuracy"]) == pytest.approx(here.score[k, i], abs=0.02)
         gain = here.gains("fair")[i]
         assert float(rows[name, "fair"]["gain_over_alone_low"]) == pytest.approx(gain.low, abs=5e-3)
     assert json.loads((folder(path) / "joining.json").read_text())["sentence"] in outcome.sentence
@@ -168,6 +172,7 @@ def test_scores_leave_only_where_the_silos_file_allows_it(tmp_path):
         lines(places[name], TELLS)
     outcome, transport = run(path, places)
     assert f"({first} did not release theirs.)" in outcome.sentence
+    columns.check(folder(path))
     table = csv.DictReader((folder(path) / "joining.csv").read_text().splitlines())
     assert {row["client"] for row in table} == set(others)
     (refusal,) = [answer for site, _, answer in messages(transport, "joining_scores") if site == first]

@@ -60,7 +60,7 @@ def test_a_silo_that_dies_is_dropped_and_the_others_get_their_optimum(tmp_path, 
     assert f"converged after {outcome.rounds} rounds" in outcome.sentence
     made = [line["round"] for line in progress(path) if "round" in line]
     assert made == list(range(made[0], outcome.rounds + 1))  # of all parts
-    assert [e["what"] for e in events(path) if e["silo"] == who][:1] == ["absent"]
+    assert [e["what"] for e in events(path) if e["client"] == who][:1] == ["absent"]
     assert (
         any(e["what"] == "dropped" for e in events(path))
         or not DeployedRun(FederationFile.read(path).folder).segments()[1:]
@@ -176,7 +176,7 @@ def test_data_that_change_in_the_middle_of_a_run_are_noticed(tmp_path):
     transport.script[12] = [("swap", "va")]
     outcome = coordinate(path, transport)
     assert any("data are not those that the run began with" in e["sentence"] for e in events(path))
-    assert "changed" in {e["what"] for e in events(path) if e["silo"] == "va"}
+    assert "changed" in {e["what"] for e in events(path) if e["client"] == "va"}
     is_right(path, places, outcome)
     assert set(outcome.members) == {*places} - {"va"}
 
@@ -360,7 +360,7 @@ def test_a_silo_that_returns_garbage_is_left_out_and_not_asked_for_ever(tmp_path
     outcome, _ = run(path, places, {9: [("lie", "va", LIES[lie])]})
     is_right(path, places, outcome)
     assert set(outcome.members) == set(places) - {"va"}
-    assert {e["silo"] for e in events(path)} == {"va"}
+    assert {e["client"] for e in events(path)} == {"va"}
 
 
 def test_a_replayed_answer_is_not_taken(tmp_path):
@@ -454,7 +454,7 @@ def test_a_silo_whose_data_changed_is_named_and_the_policy_says_who_goes_on(tmp_
     file.write_text("\n".join([lines[0], lines[1][:-1] + str(1 - int(lines[1][-1])), *lines[2:]]) + "\n")
     path.write_text(path.read_text().replace('"pause"', f'"{missing}"'))
     outcome, _ = run(path, places)
-    changed = [e["silo"] for e in events(path) if e["what"] == "changed"]
+    changed = [e["client"] for e in events(path) if e["what"] == "changed"]
     assert changed == ["va"]
     if missing == "drop":
         assert set(outcome.members) == {*places} - {"va"}
@@ -537,4 +537,4 @@ def test_rows_that_a_private_silo_has_lost_are_noticed_by_their_number(tmp_path)
     table.write_text("\n".join(table.read_text().splitlines()[:-5]) + "\n")
     outcome, _ = run(path, places)
     assert outcome.members == ("cleveland", "hungarian")
-    assert [event["silo"] for event in events(path) if event["what"] == "changed"] == ["va"]
+    assert [event["client"] for event in events(path) if event["what"] == "changed"] == ["va"]

@@ -11,6 +11,7 @@ import pytest
 from deploy_cases import Faulty, cohort, federation, model_of, opened
 from secure_silos import pinned
 
+import columns
 from scaffpd import Cohort, Linear, Private
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.model_file import read_model
@@ -58,6 +59,7 @@ def test_a_private_run_says_what_it_has_cost(tmp_path):
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "round limit", outcome
     assert outcome.certificate is None
+    assert "epsilon" in columns.check(FederationFile.read(path).folder)
     assert 0 < outcome.privacy["epsilon"] <= 8
     assert outcome.privacy["delta"] == 1e-5
     assert f"(ε, δ) = ({outcome.privacy['epsilon']:.2f}, 1e-05)" in outcome.sentence

@@ -125,7 +125,7 @@ def test_two_liars_among_four(tmp_path):
     outcome = coordinate(path, InProcess(silos))
     is_right(path, places, outcome)
     assert set(outcome.members) == {"cleveland", "switzerland"}
-    assert [e["silo"] for e in events(path) if e["what"] == "quarantined"] == ["va", "hungarian"]
+    assert [e["client"] for e in events(path) if e["what"] == "quarantined"] == ["va", "hungarian"]
 
 
 def offset(amount):
@@ -267,5 +267,5 @@ def test_old_bytes_in_a_run_are_named_garbage(tmp_path):
     is_right(path, places, outcome)
     assert "va" not in outcome.members
     first = events(path)[0]
-    assert (first["silo"], first["what"]) == ("va", "garbage")
+    assert (first["client"], first["what"]) == ("va", "garbage")
     assert "an answer to another question" in first["sentence"]

@@ -451,8 +451,8 @@ def test_who_spoils_sums_is_left_out_and_not_those_who_say_so(tmp_path, lie, mom
     path, places = secured(tmp_path, silos=5, more="colluding = 1\n", drop=True)
     outcome, transport = run(path, places, {moment: [("lie", "va", lie)]})
     first = events(path)[0]
-    assert (first["silo"], first["what"]) == ("va", what)
-    assert {e["silo"] for e in events(path)} == {"va"}
+    assert (first["client"], first["what"]) == ("va", what)
+    assert {e["client"] for e in events(path)} == {"va"}
     assert "va" not in outcome.members
     is_right(path, places, outcome)
     assert leaks(transport.log) == []

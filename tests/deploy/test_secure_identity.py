@@ -124,7 +124,7 @@ def test_a_run_that_may_drop_silos_begins_without_the_one_whose_pin_does_not_fit
     is_right(path, places, outcome)
     assert set(outcome.members) == set(places) - {"va"}
     first = events(path)[0]
-    assert first["silo"] == "va"
+    assert first["client"] == "va"
     assert "The key of 'cleveland' is not the one that is pinned here" in first["sentence"]
 
 

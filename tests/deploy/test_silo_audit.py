@@ -203,12 +203,12 @@ def test_runs_that_have_not_begun_or_were_killed(tmp_path):
     run = DeployedRun(tmp_path / "run")
     assert run.status()["state"] == "not begun"
     assert scraped(run_metrics(run.status()))["scaffpd_running"] == 0
-    run.progress({"event": {"round": 0, "silo": "a", "what": "absent", "sentence": "Silo 'a' is away."}})
+    run.progress({"event": {"round": 0, "client": "a", "what": "absent", "sentence": "Silo 'a' is away."}})
     with (run.path / "progress.jsonl").open("a") as half:
         half.write('{"round": 1, "mem')
     now = run.status()
     assert (now["state"], now["round"]) == ("interrupted", 0)
-    assert now["events"][0]["silo"] == "a"
+    assert now["events"][0]["client"] == "a"
     assert CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "nowhere")]).exit_code != 0
 
 

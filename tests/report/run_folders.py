@@ -48,7 +48,7 @@ def trained(folder, cohort, objectives, *, rounds=60, tol=1e-6, labels=(), **abo
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     (folder / "config.toml").write_text('[objective]\nkind = "ChiSquare"\nrho = 0.1\n', encoding="utf-8")
     (folder / "environment.json").write_text('{"scaffpd": "0.1.0"}', encoding="utf-8")
-    write(folder / "rounds.csv", lines, measure, cohort.names)
+    write(folder / "rounds.csv", lines, f"{split}_{measure}", cohort.names)
     table(folder / "clients.csv", clients)
     return folder
 
@@ -105,8 +105,8 @@ def round_rows(name, history, measured):
     return rows
 
 
-def write(path, rows, measure, names):
-    heads = ["model", *COSTS, *(f"{which}_{measure}" for which in ("mean", "worst_20", "worst"))]
+def write(path, rows, score, names):
+    heads = ["model", *COSTS, *(f"{score}_{which}" for which in ("mean", "worst_20", "worst"))]
     heads += [f"loss[{n}]" for n in names] + [f"weight[{n}]" for n in names]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -279,7 +279,7 @@ def many(folder, clients=1000, rounds=40):
             lines.append(row | {"losses": random.random(clients) + 0.1, "weights": random.dirichlet(np.ones(clients))})
     about = {"format": 1, "kind": "train", "title": "many", "measure": "accuracy", "split": "test", "models": models}
     (folder / "summary.json").write_text(json.dumps(about), encoding="utf-8")
-    write(folder / "rounds.csv", lines, "accuracy", names)
+    write(folder / "rounds.csv", lines, "test_accuracy", names)
     table(folder / "clients.csv", scores)
     shares = [
         {"client": c, "label": k, "train_rows": int(random.integers(30)), "test_rows": 4}

@@ -237,8 +237,8 @@ def joined(gains, recommendation="personal", overall=(0.2, 0.1, 0.3)):
     """Clients with these gains of personal models over alone, and whether they pay."""
     rows = {
         client: {
-            "alone": {"loss": 1.0}, "average": {"loss": 1.0, "gain_over_alone": 0.0, "pays": "within noise"},
-            "personal": {"loss": 1 - gain, "gain_over_alone": gain, "pays": pays},
+            "alone": {"test_loss": 1.0}, "average": {"test_loss": 1.0, "gain_over_alone": 0.0, "pays": "within noise"},
+            "personal": {"test_loss": 1 - gain, "gain_over_alone": gain, "pays": pays},
         }
         for client, (gain, pays) in gains.items()
     }  # fmt: skip

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from test_runs import patients
 
+import columns
 import scaffpd as sp
+from scaffpd import cli
+from scaffpd.comparison.runs import Run
 from scaffpd.errors import InputError
 from scaffpd.report.read import read
 from scaffpd.report.verdict import verdict
@@ -16,7 +23,7 @@ from scaffpd.runs.folder import client_rows
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import train_model
 
-OLD = Path(__file__).parent / "fixtures"  # written by version 0.1
+OLD = Path(__file__).parent / "fixtures"  # written by version 0.1, and "joining" by the one after it
 ROWS = [(212, 91), (206, 88), (87, 36), (140, 60)]
 
 
@@ -95,3 +102,184 @@ def test_the_terminal_and_json_read_an_old_folder_too(capsys):
     assert values["verdict"] == list(verdict(read(OLD / "train")))
     assert values["clients"][0]["train_rows"] == 242
     json.dumps(values)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder of every command that trains in this process, by kind."""
+    home = tmp_path_factory.mktemp("tables")
+    labels, numbers = patients(home / "labels.csv"), patients(home / "numbers.csv", number=True)
+    columns = ["--client", "hospital", "--target", "outcome", "--quiet", "--no-report"]
+    few = [*columns, "--no-choose", "--splits", "1"]
+    commands = {
+        "labels": ["train", str(labels), *few, "--groups", "sex", "--recalibrate"],
+        "numbers": ["train", str(numbers), *few],
+        "private": ["train", str(labels), *few[:-2], "--epsilon", "4"],
+        "all": ["train", str(labels), *few[:-2], "--test", "0", "--objective", "average"],
+        "path": ["path", str(labels), *columns, "--points", "2"],
+        "compare": ["compare", "hospitals", "--methods", "FedAvg,ScaffPD", "--rounds", "2", "--seeds", "2",
+                    "--tune", "2", "--processes", "1"],
+    }  # fmt: skip
+    for name, command in commands.items():
+        assert cli.run([*command, "--out", str(home / name)]) == 0, name
+    return {name: home / name for name in commands}
+
+
+def test_every_column_has_the_name_that_the_page_lists(folders, deployed):
+    """A name that is not on the page is a second one for something, or belongs there; none there is out of use."""
+    used = set().union(*map(columns.check, [*folders.values(), deployed]))
+    assert columns.documented() - used == set()
+
+
+def test_many_clients_have_columns_that_the_page_lists(tmp_path):
+    silos = sp.data.heart_disease()
+    cohort = sp.Cohort(silos.train, sp.Linear("logistic", 0.1), silos.names)
+    sp.train(sp.fair(sp.Average()), cohort, rounds=1, every_client=False).history.to_csv(tmp_path / "rounds.csv")
+    assert "loss 95 %" in columns.check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("compare", "bytes_up", "megabytes_up"),
+        ("compare", "bytes_up", "up_bytes"),
+        ("labels", "test_rows", "held_out"),
+        ("path", "test_accuracy_mean", "mean_accuracy"),
+    ],
+)
+def test_a_second_name_would_be_noticed(folders, tmp_path, name, old, new):
+    folder = tmp_path / name
+    shutil.copytree(folders[name], folder)
+    file = next(file for file in folder.glob("*.csv") if f"{old}," in file.read_text().splitlines()[0])
+    file.write_text(file.read_text().replace(f"{old},", f"{new},", 1))
+    with pytest.raises(AssertionError):
+        columns.check(folder)
+
+
+def test_costs_of_a_comparison_are_whole_bytes(folders):
+    """As a run's own history has them; means over seeds are means of these."""
+    with (folders["compare"] / "runs.csv").open(newline="") as file:
+        runs = [row for row in csv.DictReader(file) if row["phase"] == "final"]
+    for line in read_table(folders["compare"] / "table.csv", "model"):
+        own = [int(row["bytes_up"]) for row in runs if row["model"] == line["model"]]
+        assert len(own) == 2
+        assert line["bytes_up_mean"] == np.mean(own) > 1000
+    silos = sp.data.heart_disease(test_fraction=0.3)
+    cohort = sp.Cohort(silos.train, sp.Linear("logistic", 0.1), silos.names, test=silos.test)
+    history = sp.train(sp.FedAvg(), cohort, rounds=2).history
+    run = sp.compare([sp.FedAvg()], sp.Problem(silos, cohort.model), rounds=2, tune=1, processes=1).finals[0]
+    assert (run.bytes_up, run.bytes_down) == (history["bytes_up"][-1], history["bytes_down"][-1])
+
+
+def test_a_record_of_runs_in_megabytes_reads_in_bytes(folders):
+    line = (folders["compare"] / "runs.jsonl").read_text().splitlines()[0]
+    table = json.loads(line)
+    old = table | {f"megabytes_{way}": table[f"bytes_{way}"] / 1e6 for way in ("up", "down")}
+    old.pop("bytes_up")
+    old.pop("bytes_down")
+    assert Run.from_json(json.dumps(old)).to_json() == Run.from_json(line).to_json()
+
+
+def test_megabytes_of_version_0_1_read_as_bytes():
+    rows = read_table(OLD / "compare" / "table.csv", "bytes_up_mean")
+    with (OLD / "compare" / "table.csv").open(newline="") as file:
+        old = list(csv.DictReader(file))
+    assert [row["bytes_up_mean"] for row in rows] == [1e6 * float(row["megabytes_up_mean"]) for row in old]
+    assert [m.megabytes for m in read(OLD / "compare").models] == pytest.approx(
+        [float(row["megabytes_up_mean"]) + float(row["megabytes_down_mean"]) for row in old]
+    )
+
+
+def test_a_folder_with_the_names_before_these_opens():
+    run = read(OLD / "joining")
+    assert run.joining.rows["north"]["fair"]["test_loss"] == 0.5244136039996745
+    assert run.joining.rows["north"]["fair"]["test_accuracy"] == 0.8
+    assert set(run.joining.overall) == {"constant", "average", "fair", "personal"}
+    assert run.strengths[0].mean == 0.6349246957727304
+    assert (run.strengths[0].mean_error, run.strengths[0].strength) == (0.02830229808271408, np.inf)
+    assert run.predictions.bins[0]["base_rate_low"] == 0.4328191934549279
+    assert [(r.mean, r.worst_20) for r in run.rounds[1:2]] == [(0.665359477124183, 0.5294117647058824)]
+    from scaffpd.cli.results import as_values
+
+    values = as_values(OLD / "joining")
+    assert values["joining"]["clients"][3]["test_loss"] == 0.5244136039996745
+    assert values["predictions"]["reliability"][0]["base_rate"] == 0.574468085106383
+
+
+def test_scores_of_a_run_of_the_names_before_these_are_not_made_again(folders):
+    """A run that goes on reads its own rounds.csv, on held-out rows or on those trained on."""
+    from scaffpd.runs.train import earlier_scores
+
+    for name, split in (("labels", "test"), ("all", "train")):
+        prepared = Prepared(
+            (), [], [0] if split == "test" else [], sp.Linear("logistic", 0.1), "classification", (), "", ""
+        )
+        found = earlier_scores(folders[name], "average", prepared)
+        old = folders[name].with_name(f"{name} before")
+        shutil.copytree(folders[name], old)
+        text = (old / "rounds.csv").read_text()
+        for which in ("mean", "worst_20", "worst"):
+            text = text.replace(f",{split}_accuracy_{which},", f",{which}_accuracy,", 1)
+        (old / "rounds.csv").write_text(text)
+        assert "_accuracy_" not in text.splitlines()[0]
+        assert earlier_scores(old, "average", prepared) == found != {}
+
+
+@pytest.mark.parametrize("gone", [0, 1, 3])
+def test_a_deployed_run_has_the_measure_of_any_silo(deployed, tmp_path, gone):
+    """Silos that test nothing, or send no accuracy, do not take that of the others away."""
+    shutil.copytree(deployed, tmp_path / "run")
+    rows = read_table(deployed / "clients.csv")
+    for row in rows[:gone]:
+        row |= {"test_rows": 0, "test_loss": None, "test_accuracy": None}
+    for row in rows[1:gone]:
+        row["test_loss"] = 0.5  # and no accuracy
+    with (tmp_path / "run" / "clients.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    run = read(tmp_path / "run")
+    assert (run.measure, run.split) == ("accuracy", "test")
+    assert [score.value is None for score in run.scores["deployed"]] == [i < gone for i in range(len(rows))]
+    assert run.overall["deployed"].mean == pytest.approx(np.mean([row["test_accuracy"] for row in rows[gone:]]))
+
+
+def test_a_deployed_run_without_accuracies_has_losses(deployed, tmp_path):
+    shutil.copytree(deployed, tmp_path / "run")
+    rows = read_table(deployed / "clients.csv")
+    text = ["client,train_rows,test_rows,weight,train_loss,test_loss,train_accuracy,test_accuracy"]
+    text += [f"{row['client']},9,9,0.25,0.1,0.2,," for row in rows]
+    (tmp_path / "run" / "clients.csv").write_text("\n".join(text) + "\n")
+    assert (read(tmp_path / "run").measure, read(tmp_path / "run").overall["deployed"].mean) == ("loss", 0.2)
+
+
+def test_a_comparison_whose_first_method_is_always_wrong_has_accuracies(folders, tmp_path):
+    shutil.copytree(folders["compare"], tmp_path / "run")
+    with (tmp_path / "run" / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[0]["test_accuracy_mean_mean"] = "0.0"
+    with (tmp_path / "run" / "table.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    assert read(tmp_path / "run").measure == "accuracy"
+
+
+def test_a_run_that_goes_on_reads_like_the_finished_one(deployed, tmp_path):
+    """progress.jsonl has what rounds.csv has, traffic of earlier segments included, but not the segments' starts."""
+    shutil.copytree(deployed, tmp_path / "run")
+    (tmp_path / "run" / "outcome.json").unlink()
+    live, done = ({r.number: r for r in read(folder).rounds} for folder in (tmp_path / "run", deployed))
+    starts = {part["before"] for part in json.loads((deployed / "segments.json").read_text())["segments"]}
+    assert len(starts) == 3
+    assert set(done) - set(live) == {0}
+    for place in set(live) - starts:
+        one, other = live[place], done[place]
+        assert (one.exchanges, one.megabytes, one.losses) == (other.exchanges, other.megabytes, other.losses)
+
+
+def test_what_is_not_a_number_is_an_empty_cell_in_every_table(folders, deployed):
+    for folder in [*folders.values(), deployed]:
+        for file in folder.glob("*.csv"):
+            with file.open(newline="", encoding="utf-8") as text:
+                assert "nan" not in {cell.lower() for row in csv.reader(text) for cell in row}, file

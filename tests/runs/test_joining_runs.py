@@ -55,8 +55,8 @@ def test_the_folder_has_every_client_and_model(run):
     for row in rows:  # the shared models are those of the run
         if row["model"] in ("average", "fair"):
             other = known[row["client"], row["model"]]
-            assert float(row["rmse"]) == pytest.approx(float(other["test_rmse"]), rel=1e-9)
-            assert float(row["loss"]) == pytest.approx(float(other["test_loss"]), rel=1e-9)
+            assert float(row["test_rmse"]) == pytest.approx(float(other["test_rmse"]), rel=1e-9)
+            assert float(row["test_loss"]) == pytest.approx(float(other["test_loss"]), rel=1e-9)
     found = json.loads((folder / "summary.json").read_text())["joining"]
     assert found["recommendation"] in ("average", "fair", "personal")
     assert "lower than alone (95 % interval" in found["sentence"]
@@ -66,14 +66,14 @@ def test_the_folder_has_the_path_in_kappa(run):
     folder, *_ = run
     with (folder / "kappa_path.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    strengths = [float(row["strength"]) for row in rows]
+    strengths = [float(row["kappa"]) for row in rows]
     assert strengths == sorted(strengths, reverse=True)
     assert (strengths[0], strengths[-1]) == (np.inf, 0.0)
     assert [row["chosen"] for row in rows].count("True") == [row["personal"] for row in rows].count("True") == 1
     found = json.loads((folder / "summary.json").read_text())["joining"]
-    assert next(float(row["strength"]) for row in rows if row["personal"] == "True") == found["strength"]
-    assert all(float(row["mean_loss"]) <= float(row["worst_20_loss"]) for row in rows)
-    assert all(float(row["mean_error"]) > 0 for row in rows)
+    assert next(float(row["kappa"]) for row in rows if row["personal"] == "True") == found["kappa"]
+    assert all(float(row["validation_loss_mean"]) <= float(row["validation_loss_worst_20"]) for row in rows)
+    assert all(float(row["validation_loss_mean_se"]) > 0 for row in rows)
 
 
 def test_the_folder_has_the_matrix_of_who_gains_by_whom(run):
@@ -88,7 +88,7 @@ def test_the_folder_has_the_matrix_of_who_gains_by_whom(run):
     assert [rise[name, name] for name in names] == [one["gets"] for one in game["clients"]]
     config = RunConfig.read(folder / "config.toml")
     prepared, found = prepare(config), summary["joining"]
-    model = prepared.model if found["recommendation"] != "personal" else sp.Personal(prepared.model, found["strength"])
+    model = prepared.model if found["recommendation"] != "personal" else sp.Personal(prepared.model, found["kappa"])
     again = sp.coalition(prepared.train, prepared.test, model, config.goal, names=names, word="site")
     np.testing.assert_allclose([one["shapley"] for one in game["clients"]], again.shapley)
     assert game["sentence"] == str(again)

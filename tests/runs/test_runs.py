@@ -96,8 +96,8 @@ def test_a_folder_has_everything_and_repeats_itself_bit_for_bit(tmp_path):
     table = rows(tmp_path / "one" / "clients.csv")
     assert [float(r["test_accuracy"]) for r in table] == [float(v) for m in models for v in m.test.accuracy]
     last = [r for r in rows(tmp_path / "one" / "rounds.csv") if r["model"] == "fair"][-1]
-    assert float(last["mean_accuracy"]) == pytest.approx(models[1].test.accuracy.mean())
-    assert float(last["worst_20_accuracy"]) == models[1].test.accuracy.min()
+    assert float(last["test_accuracy_mean"]) == pytest.approx(models[1].test.accuracy.mean())
+    assert float(last["test_accuracy_worst_20"]) == models[1].test.accuracy.min()
     counted = rows(tmp_path / "one" / "partition.csv")
     assert sum(int(r["train_rows"]) + int(r["test_rows"]) for r in counted) == 240
 

@@ -96,8 +96,8 @@ def test_bins_hold_every_row_once_and_equal_probabilities_together(n, digits):
     assert len(bins) <= max(1, min(scores.BINS, n // scores.PER_BIN))
     means = [b["mean_probability"] for b in bins]
     assert means == sorted(means)
-    assert all(0 <= b["share_low"] <= b["share"] <= b["share_high"] <= 1 for b in bins)
-    assert sum(b["rows"] * b["share"] for b in bins) == pytest.approx(true.sum())
+    assert all(0 <= b["base_rate_low"] <= b["base_rate"] <= b["base_rate_high"] <= 1 for b in bins)
+    assert sum(b["rows"] * b["base_rate"] for b in bins) == pytest.approx(true.sum())
     by_hand, start, order = 0.0, 0, np.sort(p)
     for b in bins:  # a bin is a range of values: no value is in two
         inside = (p >= order[start]) & (p <= order[start + b["rows"] - 1])

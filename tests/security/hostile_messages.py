@@ -107,7 +107,7 @@ def fuzzed(folder: Path, change: str, moment: int, always: bool = False) -> Ende
     outcome = coordinate(path, Changing(places, CHANGES[change], moment, always))
     if outcome.status == "converged":
         is_right(path, places, outcome)
-    seen = [event["what"] for event in events(path) if event["silo"] == WHO]
+    seen = [event["what"] for event in events(path) if event["client"] == WHO]
     return Ended(outcome.status, outcome.sentence, tuple(outcome.members), seen[0] if seen else "")
 
 

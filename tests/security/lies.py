@@ -206,7 +206,7 @@ def attack(folder: Path, lie, objective: str, anchored: bool = True, more: str =
     for name in ("setup.json", "model.safetensors"):
         (true.parent / "run" / name).write_bytes((path.parent / "run" / name).read_bytes())
     losses = dict(zip(others, cohort(true, others).evaluate(model_of(true)).loss, strict=True))
-    found = next((e for e in events(path) if e["what"] == "quarantined" and e["silo"] == LIAR), None)
+    found = next((e for e in events(path) if e["what"] == "quarantined" and e["client"] == LIAR), None)
     own, worst = float(losses.pop(LIAR)), float(max(losses.values()))
     if found is None:
         return Gain(own, worst, None)

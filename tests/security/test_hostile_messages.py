@@ -60,5 +60,5 @@ def test_ones_find_a_silo_with_false_masks(tmp_path):
     is_right(path, places, outcome)
     assert WHO not in outcome.members
     first = next(event for event in events(path) if event["what"] == "quarantined")
-    assert first["silo"] == WHO
+    assert first["client"] == WHO
     assert "sums of ones" in first["sentence"]

@@ -268,7 +268,7 @@ def _show_status(now: Mapping[str, Any]) -> None:
         "silos": ", ".join(now["members"]) or "none yet",
         "away": ", ".join(now["absent"]) or "nobody",
         "exchanges": str(now["exchanges"]) + ("" if each is None else f", {each:.2g} s each"),
-        "bytes": f"{format_bytes(now['bytes_up'])} up, {format_bytes(now['bytes_down'])} down",
+        "bytes": f"{format_bytes(now['messages_up'])} up, {format_bytes(now['messages_down'])} down",
     }
     facts(console, lines)
     if now["events"]:

@@ -80,8 +80,8 @@ def show(*folders: Path) -> None:
 def as_values(*folders: Path) -> dict[str, Any]:
     """Return a run, or several together and each by itself, for `--json`."""
     from scaffpd.report import opened
+    from scaffpd.report.data import PredictionReport
     from scaffpd.report.verdict import answers, cautions, verdict
-    from scaffpd.runs import read_json, read_table
 
     run, (folder, *others) = opened(folders), folders
     said = {"verdict": list(verdict(run)), "cautions": list(cautions(run)), "answers": dict(answers(run))}
@@ -89,12 +89,12 @@ def as_values(*folders: Path) -> dict[str, Any]:
         totals = {name: asdict(one) for name, one in run.overall.items()}
         alone = {place.name: as_values(place) for place in folders}
         return said | {"differences": dict(run.differences), "overall": totals, "runs": alone}
-    summary = read_json(folder / "summary.json")
-    if summary.get("joining"):
-        summary["joining"]["clients"] = read_table(folder / "joining.csv")
-    tables = {name: read_table(folder / f"{name}.csv") for name in ("scores", "reliability", "coefficients")}
-    clients = read_table(folder / "clients.csv")
-    return summary | said | {"folder": str(folder), "report": None, "clients": clients, "predictions": tables}
+    if run.joining is not None:
+        rows = [row for own in run.joining.rows.values() for row in own.values()]
+        said |= {"joining": run.written["joining"] | {"clients": rows}}
+    found = run.predictions or PredictionReport({}, [], [])
+    tables = {"scores": [*found.scores.values()], "reliability": found.bins, "coefficients": found.coefficients}
+    return {**run.written, **said, "folder": str(folder), "report": None, "predictions": tables}
 
 
 def _runs(run: ReportData, width: int) -> Table:
@@ -102,10 +102,9 @@ def _runs(run: ReportData, width: int) -> Table:
     from scaffpd.report.data import measured
 
     table = plain_table("run", "mean", "worst fifth", "worst", "served worst", gap=1)
-    totals = {name: [one.mean, one.worst_20, one.worst] for name, one in run.overall.items()}
     rows = [
-        [name, *(measured(value, run.measure) for value in own), run.overall[name].worst_client]
-        for name, own in totals.items()
+        [name, *(measured(value, run.measure) for value in (one.mean, one.worst_20, one.worst)), one.worst_client]
+        for name, one in run.overall.items()
     ]
     fill(table, rows, width)
     return table
@@ -151,7 +150,7 @@ def _joining(found: JoiningReport, word: str, width: int) -> Table:
     styles = {"yes": "green", "no": "red"}
     for client in found.order:
         gain, pays = found.gain(client)
-        losses = [plain(found.rows[client][model]["loss"]) for model in models]
+        losses = [plain(found.rows[client][model]["test_loss"]) for model in models]
         share = f"{100 * gain:+.1f} %".replace("-", "−")
         told = pays.removeprefix("within ")
         rows.append([client, *losses, share, Text(told, style=styles.get(pays, "dim"))])

@@ -27,7 +27,7 @@ from scaffpd.cohort import Cohort
 from scaffpd.comparison.setting import Factors, Setting, configured
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Traffic
-from scaffpd.metrics import MEGABYTE, Summary
+from scaffpd.metrics import Summary
 from scaffpd.training import Result, Status, train
 
 TUNE, FINAL = "tune", "final"
@@ -60,8 +60,8 @@ class Run:
     message: str  # the same in a sentence
     rounds: int = 0  # communication rounds made
     exchanges: int = 0  # request-reply turns
-    megabytes_up: float = 0.0  # from all clients
-    megabytes_down: float = 0.0  # to all clients
+    bytes_up: int = 0  # from all clients
+    bytes_down: int = 0  # to all clients
     seconds: float = 0.0  # of training
     certificate: float = np.inf  # the proven optimality gap; infinite where nothing is proven
     weights: list[float] = field(default_factory=list, repr=False)  # λ of every client
@@ -95,6 +95,9 @@ class Run:
     def from_json(cls, line: str) -> Run:
         """Read the run that `to_json` wrote."""
         table: dict[str, Any] = json.loads(line)
+        for way in ("up", "down"):  # as earlier versions wrote it
+            if f"megabytes_{way}" in table:
+                table[f"bytes_{way}"] = round(1e6 * table.pop(f"megabytes_{way}"))
         scores = {
             split: ClientScores(tuple(s["names"]), *(np.array(s[name]) for name in NUMBERS))
             for split, s in table["scores"].items()
@@ -143,7 +146,7 @@ class Runner:
         }
         return Run(
             job, factors, rates, str(result.status), result.message, result.rounds, sent.exchanges,
-            sent.bytes_up / MEGABYTE, sent.bytes_down / MEGABYTE, seconds, proven(method, cohort, result),
+            sent.bytes_up, sent.bytes_down, seconds, proven(method, cohort, result),
             result.weights.tolist(), scores,
         )  # fmt: skip
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "validation", "test")
 MEASURES = tuple(f.name for f in fields(Spread))
-COSTS = ("rounds", "exchanges", "megabytes_up", "megabytes_down", "seconds")
+COSTS = ("rounds", "exchanges", "bytes_up", "bytes_down", "seconds")
 WORK = ("local_steps", "batch_size")
 Row = dict[str, Any]
 
@@ -36,7 +36,8 @@ def run_row(setting: Setting, run: Run) -> Row:
     """Return a row of `runs.csv`: which run, its rates, how it ended, what it cost, every measure on every split."""
     method = setting.methods[run.job.method]
     names = list(dict.fromkeys(name for label in setting.methods for name in setting.grid(label)[0]))
-    row: Row = dict(run.job._asdict()) | {f"factor_{name}": run.factors.get(name) for name in names}
+    row: Row = {"model": run.job.method, "seed": run.job.seed, "phase": run.job.phase, "point": run.job.point}
+    row |= {f"factor_{name}": run.factors.get(name) for name in names}
     row |= {name: run.rates.get(name) for name in names}
     row |= {name: getattr(method, name, None) for name in WORK}
     row |= {name: getattr(run, name) for name in ("status", "message", *COSTS, "certificate")}
@@ -46,12 +47,6 @@ def run_row(setting: Setting, run: Run) -> Row:
             spread = getattr(summary, kind, None)
             row |= {f"{split}_{kind}_{name}": getattr(spread, name, None) for name in MEASURES}
     return row
-
-
-def client_rows(run: Run) -> Iterator[Row]:
-    """Return the rows of `clients.csv` of one final run."""
-    for i, client in enumerate(run.scores["train"].names):
-        yield client_row(run.job.method, client, run.weights[i], run.scores, i) | {"seed": run.job.seed}
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
@@ -157,7 +152,7 @@ def columns(comparison: Comparison) -> list[TableColumn]:
         TableColumn(("", "J"), 95, lambda row: "–" if row.local_steps is None else str(row.local_steps)),
         TableColumn(("", "batch"), 94, lambda row: "all" if row.batch_size is None else str(row.batch_size)),
         _cost(("ex-", "changes"), lambda row: row.mean["exchanges"], 93),
-        _cost(("", "MB"), lambda row: row.mean["megabytes_up"] + row.mean["megabytes_down"], 92, digits=2),
+        _cost(("", "MB"), lambda row: (row.mean["bytes_up"] + row.mean["bytes_down"]) / 1e6, 92, digits=2),
         _cost(("", "seconds"), lambda row: row.mean["seconds"], 20, digits=1),
     ]
 
@@ -265,7 +260,12 @@ class Comparison:
     @cached_property
     def client_rows(self) -> tuple[Row, ...]:
         """One row per client of every final run, as in `clients.csv`."""
-        return tuple(row for run in self.finals if run.scores for row in client_rows(run))
+        return tuple(
+            client_row(run.job.method, client, run.weights[i], run.scores, i) | {"seed": run.job.seed}
+            for run in self.finals
+            if run.scores
+            for i, client in enumerate(run.scores["train"].names)
+        )
 
     @cached_property
     def table(self) -> tuple[MethodSummary, ...]:
@@ -321,8 +321,7 @@ class Comparison:
             method=label,
             seeds=len(good),
             failures=_failures([run for run, _ in finals]),
-            local_steps=getattr(method, "local_steps", None),
-            batch_size=getattr(method, "batch_size", None),
+            **{name: getattr(method, name, None) for name in WORK},
             mean={name: float(v.mean()) for name, v in values.items() if len(v)},
             deviation={name: float(v.std(ddof=1)) if len(v) > 1 else np.nan for name, v in values.items() if len(v)},
         )
@@ -333,16 +332,12 @@ class Comparison:
         if not place.is_dir():
             raise InputError(f"The folder {str(place)!r} does not exist.")
         tables = {"runs": self.rows, "clients": self.client_rows, "table": [self._table_row(row) for row in self.table]}
+        none = client_row("", "", 0, {}, 0) | {"seed": 0}  # of clients, where every method has failed
         for name, rows in tables.items():
-            columns = list(
-                rows[0] if rows else client_row("", "", 0, {}, 0) | {"seed": 0}
-            )  # every method may have failed
-            known = [{k: cell for k, cell in row.items() if cell == cell} for row in rows]  # NaN is an empty cell
-            write_file(place / f"{name}.csv", csv_text(known, columns))
+            write_file(place / f"{name}.csv", csv_text(rows, list(rows[0] if rows else none)))
 
     def _table_row(self, line: MethodSummary) -> Row:
-        row: Row = {"method": line.method, "seeds": line.seeds, "failures": line.failures}
-        row |= {"local_steps": line.local_steps, "batch_size": line.batch_size}
+        row: Row = {"model": line.method} | {name: getattr(line, name) for name in ("seeds", "failures", *WORK)}
         for name in (*COSTS, *self.measures):
             row |= {f"{name}_mean": line.mean.get(name), f"{name}_sd": line.deviation.get(name)}
         return row

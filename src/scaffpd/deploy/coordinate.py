@@ -30,7 +30,7 @@ from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Lost, Membership, Paused, Quarantined, Returned, Session, SiloEvent, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.fairness_path import PARAMETERS
-from scaffpd.federation import ClientScores, Federation
+from scaffpd.federation import ClientScores, Federation, Traffic
 from scaffpd.federation.questions import Scores
 from scaffpd.gains import JoiningScores, of_silos
 from scaffpd.history import Checkpoint, series
@@ -254,7 +254,7 @@ class Coordination:
                 "l2": choice.l2, "kappa": choice.strength if math.isfinite(choice.strength) else None,
                 "objective": {strength: getattr(choice.objective, strength)} if strength else {},
                 "sentence": choice.sentence,
-                "tried": [{**row, "strength": str(row["strength"])} for row in choice.table],
+                "tried": [{**row, "kappa": str(row["kappa"])} for row in choice.table],
             }  # fmt: skip
             self.folder.write("choice.json", chosen)
         goal = copy.copy(self.file.algorithm.objective)
@@ -351,7 +351,7 @@ class Coordination:
         file, membership = self.file, federation.channel.membership
 
         def after(info: RoundInfo) -> None:
-            self._progress(segment, membership, info, federation.traffic.exchanges)
+            self._progress(segment, membership, info, federation.traffic)
             membership.finish_round(segment.before + info.rounds)
 
         algorithm, members = file.algorithm, len(segment.members)
@@ -487,14 +487,15 @@ class Coordination:
         members = segments[-1].members if segments else ()
         return Outcome(PAUSED, False, f"{sentence} The run waits after round {done}.", members, done)
 
-    def _progress(self, segment: Segment, membership: Membership, info: RoundInfo, exchanges: int) -> None:
+    def _progress(self, segment: Segment, membership: Membership, info: RoundInfo, sent: Traffic) -> None:
         state, wire = info.state, self.session.wire
         gap = float(state.certificate)
         self.folder.progress({
             "round": segment.before + info.rounds, "segment": segment.number, "members": list(segment.members),
             "certificate": gap if np.isfinite(gap) else None, "losses": [float(v) for v in state.losses],
             "weights": [float(v) for v in state.weights], "absent": sorted(membership.absent),
-            "exchanges": exchanges, "messages_up": wire.bytes_up, "messages_down": wire.bytes_down,
+            "exchanges": sent.exchanges, "bytes_up": sent.bytes_up, "bytes_down": sent.bytes_down,
+            "messages_up": wire.bytes_up, "messages_down": wire.bytes_down,
             "seconds": round(time.monotonic() - self.started, 3),
         })  # fmt: skip
 

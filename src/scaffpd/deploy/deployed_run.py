@@ -165,7 +165,7 @@ class DeployedRun:
             "members": last.get("members", []), "absent": last.get("absent", []),
             "losses": last.get("losses", []), "weights": last.get("weights", []),
             "exchanges": exchanges, "seconds_per_exchange": seconds / exchanges if exchanges else None,
-            "bytes_up": last.get("messages_up", 0), "bytes_down": last.get("messages_down", 0),
+            "messages_up": last.get("messages_up", 0), "messages_down": last.get("messages_down", 0),
             "epsilon": ((ended or {}).get("privacy") or {}).get("epsilon"),
             "quiet_seconds": now - path.stat().st_mtime if lines else None,
             "events": events[-5:], "sentence": "" if state == "running" or not ended else ended["sentence"],
@@ -178,7 +178,7 @@ class DeployedRun:
         with path.open("a", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([row, row.values()] if new else [row.values()])
         self.progress({"event": row})
-        self.log.note("warning", event.sentence, event.silo, event.round)
+        self.log.note("warning", event.sentence, event.client, event.round)
 
     def quarantined(self) -> set[str]:
         """Return the silos that are quarantined for the rest of this run."""
@@ -186,7 +186,7 @@ class DeployedRun:
         if not path.exists():
             return set()
         with path.open(newline="", encoding="utf-8") as file:
-            return {row["silo"] for row in csv.DictReader(file) if row.get("what") == QUARANTINED}
+            return {who for _, who, what, *_ in csv.reader(file) if what == QUARANTINED}
 
     def write_rounds(self, silos: Sequence[str]) -> None:
         """Write the table of all rounds; a silo that was not a member has empty cells."""
@@ -195,10 +195,9 @@ class DeployedRun:
         for segment in self.segments():
             arrays, about = self._state(segment)
             if arrays:
-                table = History.unpack(about["names"], arrays).table()
-                for k, number in enumerate(table["round"]):
-                    cells = {name: table[name][k] for name in columns if name in table}
-                    rows.append(cells | {"model": MODEL, "segment": segment.number, "round": number + segment.before})
+                for row in History.unpack(about["names"], arrays).rows():
+                    place = {"model": MODEL, "segment": segment.number, "round": row["round"] + segment.before}
+                    rows.append(row | place)
         write_file(self.path / "rounds.csv", csv_text(rows, columns))
 
     def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -222,7 +221,7 @@ def run_metrics(status: Mapping[str, Any]) -> str:
         "running": float(status["state"] == "running"), "round": status["round"],
         "certificate": status["certificate"], "exchanges_total": status["exchanges"],
         "seconds_per_exchange": status["seconds_per_exchange"], "quiet_seconds": status["quiet_seconds"],
-        "bytes_total": {(("way", way),): status[f"bytes_{way}"] for way in ("up", "down")},
+        "bytes_total": {(("way", way),): status[f"messages_{way}"] for way in ("up", "down")},
         "absent": {(("silo", name),): float(name in status["absent"]) for name in silos},
         "loss": {(("silo", name),): value for name, value in zip(silos, status["losses"], strict=True)},
         "epsilon": status["epsilon"],

@@ -192,7 +192,7 @@ class SiloEvent:
     """An event of a silo: it left, came back, was dropped or quarantined."""
 
     round: int
-    silo: str
+    client: str
     what: str
     sentence: str
 

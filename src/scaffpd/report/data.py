@@ -184,22 +184,15 @@ class StrengthPoint:
     @property
     def label(self) -> str:
         """Label of an axis."""
-        return (
-            "one for all"
-            if math.isinf(self.strength)
-            else f"{float(f'{self.strength:.2g}'):g}"
-            if self.strength
-            else "alone"
-        )
+        ends = {math.inf: "one for all", 0.0: "alone"}
+        return ends.get(self.strength) or f"{float(f'{self.strength:.2g}'):g}"
 
 
 @dataclass(frozen=True)
 class CoalitionReport:
     """The game of joining: coalition.csv by client, and what the summary says of it."""
 
-    rows: Mapping[str, Mapping[str, float]] = field(
-        repr=False
-    )  # client → alone, together, gets, brings, shapley, error
+    rows: Mapping[str, Mapping[str, float]] = field(repr=False)  # client → its part in the game, by name
     effects: Mapping[str, Mapping[str, float]] = field(repr=False)  # client → who leaves → how much its loss rises
     sentence: str = ""
     peace: str = ""  # whether a group would do better by itself
@@ -290,6 +283,7 @@ class ReportData:
     differences: tuple[tuple[str, tuple[str, ...]], ...] = ()  # settings of several runs that are not the same
     against: Mapping[str, str] = field(default_factory=dict)  # of several runs: their mean loss against that before
     predictions: PredictionReport | None = None  # scores beyond accuracy, calibration and coefficients
+    written: Mapping[str, Any] = field(default_factory=dict)  # summary.json with clients.csv in it, for --json
 
     @property
     def upwards(self) -> bool:

@@ -26,7 +26,7 @@ def joining(run: ReportData) -> Figure | None:
     names, models = found.order, [model for model in JOINED if model in found.models]
     names = names if len(names) <= MANY else [*names[: MANY // 2], *names[-MANY // 2 :]]
     points = [
-        {"client": c, "model": model, "place": k, "value": short(row["loss"]), "score": _score(row),
+        {"client": c, "model": model, "place": k, "value": short(row["test_loss"]), "score": _score(row),
          "train_rows": row.get("train_rows"), "test_rows": row.get("test_rows")}
         for c in names
         for k, model in enumerate(models)
@@ -56,16 +56,16 @@ def _explained(models: list[str]) -> str:
 
 
 def _score(row: Mapping[str, Any]) -> str:
-    if row.get("accuracy") is not None:
-        return f"{100 * row['accuracy']:.1f} % right"
-    return f"error (RMSE) {row['rmse']:.4g}" if row.get("rmse") is not None else ""
+    if row.get("test_accuracy") is not None:
+        return f"{100 * row['test_accuracy']:.1f} % right"
+    return f"error (RMSE) {row['test_rmse']:.4g}" if row.get("test_rmse") is not None else ""
 
 
 def _gained(found: JoiningReport, names: list[str]) -> Rows:
     rows = []
     for client in names:
         gain, pays = found.gain(client)
-        old, new = (short(found.rows[client][model]["loss"]) for model in ("alone", found.shown))
+        old, new = (short(found.rows[client][model]["test_loss"]) for model in ("alone", found.shown))
         tone = TONES.get(pays, "")
         words = f"{percent(gain, signed=True)}{'' if tone == 'quiet' else '*'}"
         rows.append({"client": client, "before": old, "after": new, "tone": tone, "change": words})

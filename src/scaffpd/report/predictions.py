@@ -36,7 +36,7 @@ def read_predictions(folder: Path, labels: Sequence[str]) -> PredictionReport | 
     if not rows:
         return None
     scores = {(row["model"], row["by"], row["group"]): row for row in rows}
-    bins = read_table(folder / "reliability.csv", "model", "client", "mean_probability", "share")
+    bins = read_table(folder / "reliability.csv", "model", "client", "mean_probability", "base_rate")
     label = str(labels[1]) if len(labels) == 2 else ""
     return PredictionReport(scores, bins, read_table(folder / "coefficients.csv", "column"), label)
 
@@ -205,7 +205,7 @@ def reliability(run: ReportData) -> Figure | None:
     clients = list(dict.fromkeys(row["client"] for row in found.bins))[: MOST_CLIENTS + 1]
     rows = [
         {"client": row["client"], "model": row["model"], "rows": row["rows"], "p": short(row["mean_probability"]),
-         "share": short(row["share"]), "low": short(row["share_low"]), "high": short(row["share_high"])}
+         "share": short(row["base_rate"]), "low": short(row["base_rate_low"]), "high": short(row["base_rate_high"])}
         for row in found.bins
         if row["model"] in names and row["client"] in set(clients)
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from scaffpd.metrics import RelativeGain
 from scaffpd.report import data
 from scaffpd.report.data import ModelSummary, Overall, PrivacyStatement, ReportData, Round, Score, between, overall
 from scaffpd.report.predictions import read_predictions
-from scaffpd.runs import Row, megabytes, number, read_json, read_table, read_text, whole
+from scaffpd.runs import Row, megabytes, new_name, number, read_json, read_table, read_text, whole
 
 FORMAT = 1
 TRAINED, COMPARED, DEPLOYED = "summary.json", "table.csv", "settings.json"  # the file that tells which kind it is
@@ -78,13 +78,14 @@ def _trained(folder: Path) -> ReportData:
     if not models:
         raise InputError(f"The run in {str(folder)!r} has no models yet: was it interrupted?")
     measure, split = str(summary.get("measure", "accuracy")), str(summary.get("split", "test"))
+    score = f"{split}_{measure}"
     rows, names = read_table(folder / "clients.csv", "model", "client"), [model.name for model in models]
-    for row in rows:
-        if row["model"] not in names:
-            path = str(folder / "clients.csv")
-            raise InputError(f"{path!r} has a model {row['model']!r} that {TRAINED} does not name.")
-    scores, privacy = _scores(rows, f"{split}_{measure}", names), _privacy(summary.get("privacy"))
-    joining, rounds = _joining(folder, summary.get("joining")), _rounds(folder / "rounds.csv", measure)
+    if strange := [row["model"] for row in rows if row["model"] not in names]:
+        path = str(folder / "clients.csv")
+        raise InputError(f"{path!r} has a model {strange[0]!r} that {TRAINED} does not name.")
+    scores, privacy = _scores(rows, score, names), _privacy(summary.get("privacy"))
+    joining = _joining(folder, summary.get("joining"))
+    rounds = _joined(read_table(folder / "rounds.csv", "model", "round", split=split), score)
     return ReportData(
         kind=str(summary.get("kind", "train")),
         title=str(summary.get("title") or folder.resolve().name),
@@ -97,7 +98,6 @@ def _trained(folder: Path) -> ReportData:
         overall=_totals(scores, measure),
         rounds=rounds,
         partition=_counts(folder / "partition.csv", ("train_rows", "test_rows"), "client", "label"),
-        events=_counts(folder / "events.csv", ("round",), "client", "what", "sentence"),
         settings=_trained_settings(summary) + (() if privacy is None else privacy.settings),
         files=tuple((name, text) for name in ("config.toml", "environment.json") if (text := read_text(folder / name))),
         remarks=tuple(map(str, summary.get("remarks") or [])),
@@ -109,40 +109,36 @@ def _trained(folder: Path) -> ReportData:
         strengths=_strengths(folder / "kappa_path.csv"),
         coalition=_coalition(folder / "coalition.csv", summary.get("coalition") or {}),
         predictions=read_predictions(folder, [str(label) for label in summary.get("labels") or []]),
+        written=summary | {"clients": rows},
     )
 
 
 def _joining(folder: Path, found: Any) -> data.JoiningReport | None:
     """Read joining.csv and what the summary says of it; `None` of older folders, which have neither."""
     rows: dict[str, dict[str, Row]] = {}
-    for row in read_table(folder / "joining.csv", "client", "model", "loss"):
+    for row in read_table(folder / "joining.csv", "client", "model", "test_loss"):
         rows.setdefault(row["client"], {})[row["model"]] = row
     if not rows or not isinstance(found, dict):
         return None
     models = tuple(next(iter(rows.values())))
     if any(tuple(own) != models for own in rows.values()) or found.get("recommendation") not in models:
         raise InputError(f"{str(folder / 'joining.csv')!r} lacks models of some clients; the run has to be made again.")
-    recommendation, sentence, details, interval = (
-        str(found.get(name) or "") for name in ("recommendation", "sentence", "details", "interval")
-    )
-    gains = {
-        str(one["model"]): RelativeGain(*one["mean_over_alone"])
-        for one in found.get("models") or []
-        if None not in one.get("mean_over_alone", [None])
-    }
-    splits = whole(found, "splits") or 1
-    return data.JoiningReport(recommendation, sentence, details, interval, models, rows, gains, splits)
+    words = [str(found.get(name) or "") for name in ("recommendation", "sentence", "details", "interval")]
+    overall = [{new_name(name): value for name, value in one.items()} for one in found.get("models") or []]
+    ends = {str(one["model"]): one.get("gain_over_alone_mean", [None]) for one in overall}
+    gains = {model: RelativeGain(*three) for model, three in ends.items() if None not in three}
+    return data.JoiningReport(*words, models, rows, gains, whole(found, "splits") or 1)  # type: ignore[arg-type]
 
 
 def _strengths(path: Path) -> tuple[data.StrengthPoint, ...]:
     """Read kappa_path.csv: a row for every κ that was tried, and κ = 0 for everybody alone."""
+    losses = ("validation_loss_mean", "validation_loss_worst_20")
     return tuple(
         data.StrengthPoint(
-            float(row["strength"]), float(row["mean_loss"]), float(row["worst_20_loss"]),
-            number(row, "mean_error") or 0.0, number(row, "worst_20_error") or 0.0, bool(row.get("chosen")),
-            bool(row.get("personal")),
+            float(row["kappa"]), *(float(row[name]) for name in losses),
+            *(number(row, f"{name}_se") or 0.0 for name in losses), bool(row.get("chosen")), bool(row.get("personal")),
         )
-        for row in read_table(path, "strength", "mean_loss", "worst_20_loss")
+        for row in read_table(path, "kappa", *losses)
     )  # fmt: skip
 
 
@@ -207,7 +203,7 @@ def _compared(folder: Path) -> ReportData:
     lines = read_table(folder / COMPARED, "model", "seeds", "failures")
     if not lines:
         raise InputError(f"The comparison in {str(folder)!r} has no methods.")
-    measure = "accuracy" if lines[0].get("test_accuracy_mean_mean") else "loss"
+    measure = _measure(lines, "test_accuracy_mean_mean")
     about = read_json(folder / "about.json")
     setting: dict[str, Any] = about.get("setting") or {}
     totals = {line["model"]: found for line in lines if (found := _mean_over_seeds(line, measure)) is not None}
@@ -254,12 +250,9 @@ def _mean_over_seeds(line: Row, measure: str) -> Overall | None:
 
 def _method(line: Row, algorithms: Mapping[str, Any]) -> ModelSummary:
     costs: dict[str, Any] = {name: number(line, f"{name}_mean") for name in ("rounds", "exchanges", "seconds")}
-    sent = megabytes(line, "megabytes_up_mean", "megabytes_down_mean", unit=1.0)
     status = f"{line['seeds']} seeds" if line["seeds"] != 1 else "1 seed"
-    name, failure = line["model"], line["failures"]
-    return ModelSummary(
-        name, algorithm=str(algorithms.get(name, "")), status=status, **costs, megabytes=sent, failure=failure
-    )
+    costs["megabytes"], name = megabytes(line, "_mean"), line["model"]
+    return ModelSummary(name, algorithm=str(algorithms.get(name, "")), status=status, **costs, failure=line["failures"])
 
 
 def _with_roles(models: list[ModelSummary], totals: Mapping[str, Overall], measure: str) -> tuple[ModelSummary, ...]:
@@ -280,11 +273,11 @@ def _deployed(folder: Path) -> ReportData:
     about: dict[str, Any] = settings.get("about") or {}
     rows = read_table(folder / "clients.csv", "client")
     split = "test" if any(number(row, "test_loss") is not None for row in rows) else "train"
-    measure = "accuracy" if not rows or number(rows[0], f"{split}_accuracy") is not None else "loss"
+    measure = _measure(rows, f"{split}_accuracy") if rows else "accuracy"
     name = "deployed"
     scores = _scores([{**row, "model": name} for row in rows], f"{split}_{measure}", [name])
-    rounds = () if outcome else _live_rounds(folder / "progress.jsonl", name)
-    rounds = rounds or _rounds(folder / "rounds.csv", measure, name)
+    live = [] if outcome else _live_rows(folder / "progress.jsonl")
+    rounds = _joined(live or read_table(folder / "rounds.csv", "round"), f"{split}_{measure}", name)
     sentence = str(outcome.get("sentence") or _so_far(rounds))
     silos = about.get("list of silos") or []
     shape = ", ".join(f"{key} = {value}" for key, value in (about.get("model") or {}).items())
@@ -315,18 +308,16 @@ def _deployed(folder: Path) -> ReportData:
     )  # fmt: skip
 
 
-def _live_rounds(path: Path, model: str) -> tuple[Round, ...]:
-    """Read the rounds of a run that goes on; of a round that was made twice, the later one."""
-    found: dict[int, Round] = {}
+def _live_rows(path: Path) -> list[Row]:
+    """Read the rounds of a run that goes on, as rounds.csv will have them; of one that was made twice, the later."""
+    found: dict[int, Row] = {}
     for text in read_text(path).split("\n")[:-1]:  # the last line may be half of one
         line = json.loads(text)
         if "round" in line:
-            own = [dict(zip(line["members"], line[what], strict=True)) for what in ("losses", "weights")]
-            losses, weights = ({name: v for name, v in values.items() if v == v} for values in own)
-            sent = (line["messages_up"] + line["messages_down"]) / 1e6
-            about = line["certificate"], line["exchanges"], sent, len(line["absent"])
-            found[line["round"]] = Round(model, line["round"], *about, None, None, losses, weights)
-    return tuple(found[number] for number in sorted(found))
+            parts = {"loss": line["losses"], "weight": line["weights"]}
+            cells = {f"{what}[{m}]": v for what in parts for m, v in zip(line["members"], parts[what], strict=True)}
+            found[line["round"]] = line | cells | {"absent": len(line["absent"])}
+    return [found[number] for number in sorted(found)]
 
 
 def _so_far(rounds: Sequence[Round]) -> str:
@@ -395,14 +386,19 @@ def _totals(scores: Mapping[str, Sequence[Score]], measure: str) -> dict[str, Ov
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _rounds(path: Path, measure: str, model: str | None = None) -> tuple[Round, ...]:
-    """Read rounds.csv; `model` names the one of a table without that column, and its segments are joined.
+def _measure(rows: Sequence[Row], accuracies: str) -> str:
+    """Return "accuracy" where any row has one, in the column of that name; else "loss"."""
+    return "accuracy" if any(number(row, accuracies) is not None for row in rows) else "loss"
+
+
+def _joined(rows: Iterable[Row], score: str, model: str | None = None) -> tuple[Round, ...]:
+    """Return the rounds in rows of rounds.csv; `model` names that of rows without one, and its segments are joined.
 
     A segment of a deployed run counts its traffic from zero and repeats the point where the last one ended.
     """
     found: list[Round] = []
     segment, spent, last = 0, (0.0, 0.0), (0.0, 0.0)
-    for row in read_table(path, "round", *(() if model else ("model",))):
+    for row in rows:
         if row.get("segment", segment) != segment:
             segment, spent = row["segment"], last
             if found and found[-1].number == row["round"]:
@@ -415,8 +411,8 @@ def _rounds(path: Path, measure: str, model: str | None = None) -> tuple[Round, 
             exchanges=None if exchanges is None else exchanges + spent[0],
             megabytes=None if sent is None else sent + spent[1],
             absent=whole(row, "absent") or 0,
-            mean=number(row, f"mean_{measure}"),
-            worst_20=number(row, f"worst_20_{measure}"),
+            mean=number(row, f"{score}_mean"),
+            worst_20=number(row, f"{score}_worst_20"),
             losses=_of_clients(row, "loss["),
             weights=_of_clients(row, "weight["),
         )

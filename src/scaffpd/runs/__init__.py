@@ -17,9 +17,17 @@ Row = dict[str, Any]
 EVERYONE = "all rows"  # in the place of a client: the row of all of them
 # columns that are never numbers
 TEXTS = ("model", "client", "leaving", "label", "what", "sentence", "failures", "by", "group", "column")
-OLD_NAMES = {  # columns of folders that versions up to 0.1 wrote
+OLD_NAMES = {  # columns as earlier versions called them, in TABLE/ alone or in any; {split} is the run's
     "method": "model", "silo": "client", "train_samples": "train_rows", "test_samples": "test_rows",
     **{f"{split} {what}": f"{split}_{what}" for split in ("train", "test") for what in ("rows", "loss", "accuracy")},
+    **{f"{of}_{what}": f"{{split}}_{what}_{of}" for of in ("mean", "worst_20", "worst", "best_20")
+       for what in ("accuracy", "rmse")},
+    **{f"megabytes_{way}_{of}": f"bytes_{way}_{of}" for way in ("up", "down") for of in ("mean", "sd")},
+    **{f"joining/{what}": f"test_{what}" for what in ("loss", "accuracy", "rmse")},
+    **{f"kappa_path/{of}_loss": f"validation_loss_{of}" for of in ("mean", "worst_20")},
+    **{f"kappa_path/{of}_error": f"validation_loss_{of}_se" for of in ("mean", "worst_20")},
+    **{f"reliability/share{end}": f"base_rate{end}" for end in ("", "_low", "_high")},
+    "kappa_path/strength": "kappa", "mean_over_alone": "gain_over_alone_mean",
 }  # fmt: skip
 
 
@@ -45,13 +53,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_table(path: Path, *needed: str) -> list[Row]:
-    """Read a CSV file that has these columns, numbers as numbers and empty cells as `None`; no rows without a file."""
+def new_name(name: str, table: str = "", split: str = "test") -> str:
+    """Return what a column is called today."""
+    found = OLD_NAMES.get(f"{table}/{name}", OLD_NAMES.get(name))
+    return name if found is None else found.format(split=split)
+
+
+def read_table(path: Path, *needed: str, split: str = "test") -> list[Row]:
+    """Read a CSV file of any version under today's names; empty cells are `None`, and no file has no rows."""
     if not path.is_file():
         return []
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     reader = csv.reader(io.StringIO(read_text(path), newline=""))
-    columns = [OLD_NAMES.get(name, name) for name in next(reader, [])]
+    written = next(reader, [])
+    columns = [new_name(name, path.stem, split) for name in written]
+    rescaled = [new for old, new in zip(written, columns, strict=True) if old.startswith("megabytes")]
     missing = [name for name in needed if name not in columns]
     if missing:
         raise InputError(f"{str(path)!r} has no column {missing[0]!r}.")
@@ -63,6 +79,7 @@ def read_table(path: Path, *needed: str) -> list[Row]:
             )
         pairs = zip(columns, cells, strict=True)
         rows.append({name: cell if name in TEXTS else _value(cell) for name, cell in pairs})
+        rows[-1] |= {name: 1e6 * found for name in rescaled if (found := number(rows[-1], name)) is not None}
     return rows
 
 
@@ -93,9 +110,7 @@ def whole(row: Mapping[str, Any], name: str) -> int | None:
     return None if found is None else int(found)
 
 
-def megabytes(
-    row: Mapping[str, Any], up: str = "bytes_up", down: str = "bytes_down", unit: float = 1e6
-) -> float | None:
-    """Return what was sent up and down, in units of 10⁶ bytes."""
-    sent = (number(row, up), number(row, down))
-    return None if sent[0] is None or sent[1] is None else (sent[0] + sent[1]) / unit
+def megabytes(row: Mapping[str, Any], over: str = "") -> float | None:
+    """Return what was sent up and down, in units of 10⁶ bytes; `over` is "_mean" of several seeds."""
+    up, down = (number(row, f"bytes_{way}{over}") for way in ("up", "down"))
+    return None if up is None or down is None else (up + down) / 1e6

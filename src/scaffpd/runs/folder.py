@@ -45,6 +45,7 @@ from scaffpd.config.model_file import model_bytes
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.gains import Joining
+from scaffpd.history import SCALARS
 from scaffpd.metrics import client_row
 from scaffpd.runs.prepare import Prepared, described
 from scaffpd.runs.scores import HeldOutScores
@@ -206,7 +207,7 @@ def tables(
     }  # fmt: skip
     found = {
         "summary.json": json.dumps(summary, indent=1, ensure_ascii=False) + "\n",
-        "rounds.csv": csv_text(_round_rows(models, prepared.measure)),
+        "rounds.csv": csv_text(_round_rows(models, f"{prepared.split}_{prepared.measure}")),
         "clients.csv": csv_text(client_rows(models, prepared.measure)),
         "partition.csv": csv_text(_partition_rows(prepared)),
     }
@@ -246,17 +247,13 @@ def _privacy(models: Sequence[Trained]) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _round_rows(models: Sequence[Trained], measure: str) -> Rows:
+def _round_rows(models: Sequence[Trained], score: str) -> Rows:
     rows = []
     for one in models:
-        history = one.result.history
-        table = history.table()
-        scalars, vectors = ([name for name in table if ("[" in name) is several] for several in (False, True))
-        for k, number in enumerate(table["round"]):
-            found = one.scores.get(number)
-            scored = {f"{name}_{measure}": "" if found is None else found[name] for name in SPREAD}
-            front, back = ({name: table[name][k] for name in names} for names in (scalars, vectors))
-            rows.append({"model": one.name, **front, **scored, **back})
+        for row in one.result.history.rows():
+            found = one.scores.get(row["round"], {})
+            scored = {f"{score}_{name}": found.get(name) for name in SPREAD}
+            rows.append({"model": one.name, **{name: row[name] for name in SCALARS}, **scored, **row})
     return rows
 
 
@@ -290,6 +287,7 @@ def _point_rows(models: Sequence[Trained], prepared: Prepared) -> Rows:
     for one in models:
         ended, found = _ended(one), one.spread(prepared)
         cells = {name: ended[name] for name in ("rounds", *COSTS, "certificate")}
-        scored = {f"{name}_{prepared.measure}": getattr(found, name) for name in (*SPREAD, "best_20")}
-        rows.append({"model": one.name, "strength": "" if one.strength is None else one.strength, **cells, **scored})
+        score = f"{prepared.split}_{prepared.measure}"
+        scored = {f"{score}_{name}": getattr(found, name) for name in (*SPREAD, "best_20")}
+        rows.append({"model": one.name, "strength": one.strength, **cells, **scored})
     return rows

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from scaffpd.config.model_file import Setup, predict_encoded, read_model, read_owners
 from scaffpd.errors import InputError, several, unknown
+from scaffpd.runs import read_json, read_text
 from scaffpd.runs.scores import Scores, adjusted, by_group
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
@@ -78,7 +78,7 @@ def predict(
         raw: leave probabilities as they are trained, where the run was recalibrated.
     """
     file_of = _model_file(run, model)
-    settings = _beside(run, "config.toml", lambda text: tomllib.loads(text).get("data"))
+    settings = _data_settings(file_of.with_name("config.toml"))
     if not isinstance(settings.get("client"), str) and (file_of.parent / "config.toml").exists():
         raise InputError(f"The run in {str(file_of.parent)!r} was trained on no table and cannot predict from one.")
     x, setup = read_model(file_of)
@@ -89,7 +89,7 @@ def predict(
         if name not in table.names:
             raise unknown(f"column of {file.name!r},", name, table.names)
     columns, owner = _columns(table, setup, settings.get("client"), decimal)
-    known = _beside(run, "fills.json", json.loads)
+    known = read_json(file_of.with_name("fills.json"))
     remarks = _unseen(columns, setup, owner, known)
     if owner is not None:
         columns = _filled(columns, owner, known)
@@ -104,7 +104,7 @@ def predict(
     labels = tuple(setup.schema["labels"])
     truth = _truth(table, settings.get("target"), labels, decimal)
     called = model or next((one for one, name in MODELS.items() if name == file_of.name), "")
-    calibrations = _beside(run, "calibration.json", json.loads)
+    calibrations = read_json(file_of.with_name("calibration.json"))
     if called == "fair" and called not in calibrations:  # the model that a run is about may be called otherwise
         called = next((one for one in calibrations if one not in MODELS), "average")
     found = _answers(X, x, setup, names, read_owners(file_of), {} if raw else calibrations.get(called, {}))
@@ -188,17 +188,17 @@ def _truth(table: OpenTable, target: Any, labels: tuple[Any, ...], decimal: str 
 def promise(run: Path) -> str | None:
     """Return the (ε, δ) that the model was trained with; `None` where its folder states none."""
     try:
-        found = _beside(run, "summary.json", json.loads)["privacy"]
+        found = read_json((run if run.is_dir() else run.parent) / "summary.json")["privacy"]
         return f"(ε, δ) = ({float(found['epsilon']):.2f}, {float(found['delta']):g})"
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _beside(run: Path, name: str, parse: Callable[[str], Any]) -> dict[str, Any]:
-    """Read a table from a file beside the model; empty where there is none."""
+def _data_settings(file: Path) -> dict[str, Any]:
+    """Read [data] of a run's settings; empty where there is none."""
     try:
-        found = parse(((run if run.is_dir() else run.parent) / name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = tomllib.loads(read_text(file)).get("data")
+    except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
 

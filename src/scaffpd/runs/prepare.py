@@ -153,9 +153,12 @@ def _from_file(config: RunConfig, name: str) -> Prepared:
     unit, centre = _target_scale(train, config) if task == REGRESSION and not counts else (1.0, 0.0)
     if task == REGRESSION and not counts:
         train, test = ([(X, (y - centre) / unit) for X, y in part] for part in (train, test))
+    rows, width = sum(sum(own.rows) for own in found.rows), found.encoded[0].train[0].shape[1]
+    columns = several(len(found.schema["columns"]), "column")
+    about = f"{file.name}: {several(rows, 'row')}, {columns}, {width} once encoded"
     return Prepared(
         tuple(own.name for own in found.rows), train, test, _model(config, task, len(labels)), task, labels,
-        _about(file, found), source.client, unit, centre, found.schema, found.mean, found.deviation,
+        about, source.client, unit, centre, found.schema, found.mean, found.deviation,
         (*_kinds(found), *found.remarks), found.groups, _digest(
             part for own in found.rows for part in (own.held, np.asarray(own.target.values)[own.held])
         ),
@@ -177,12 +180,6 @@ def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, floa
     centre = sum(float(y.sum()) for _, y in train) / n if config.model.intercept and not config.model.network else 0.0
     squares = sum(float(((y - centre) ** 2).sum()) for _, y in train) / n
     return (squares**0.5 if squares > 0 else 1.0), centre
-
-
-def _about(file: Path, found: Clients) -> str:
-    rows, width = sum(sum(own.rows) for own in found.rows), found.encoded[0].train[0].shape[1]
-    columns = several(len(found.schema["columns"]), "column")
-    return f"{file.name}: {several(rows, 'row')}, {columns}, {width} once encoded"
 
 
 def _kinds(found: Clients) -> tuple[str, ...]:

@@ -96,7 +96,7 @@ def calibration(p: Matrix, true: NDArray[np.bool_]) -> Scores:
     return {
         "mean_probability": _mean(p), "base_rate": _mean(true), "calibration_gap": gap,
         "calibration_gap_low": max(gap - half, -1.0), "calibration_gap_high": min(gap + half, 1.0),
-        "calibration_error": sum(b["rows"] * abs(b["mean_probability"] - b["share"]) for b in bins) / len(p),
+        "calibration_error": sum(b["rows"] * abs(b["mean_probability"] - b["base_rate"]) for b in bins) / len(p),
     }  # fmt: skip
 
 
@@ -112,8 +112,8 @@ def reliability(p: Matrix, true: NDArray[np.bool_]) -> Rows:
         n, share = len(part), float(true[part].mean())
         centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
         half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-        found.append({"bin": k + 1, "rows": n, "mean_probability": float(p[part].mean()), "share": share,
-                      "share_low": max(centre - half, 0.0), "share_high": min(centre + half, 1.0)})  # fmt: skip
+        found.append({"bin": k + 1, "rows": n, "mean_probability": float(p[part].mean()), "base_rate": share,
+                      "base_rate_low": max(centre - half, 0.0), "base_rate_high": min(centre + half, 1.0)})  # fmt: skip
     return found
 
 

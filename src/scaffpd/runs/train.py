@@ -187,7 +187,7 @@ def train_model(
     seed: int = 0, folder: Path | None = None, callbacks: Sequence[Callback] = (),
 ) -> Trained:  # fmt: skip
     """Train and score one model, going on from a checkpoint where the folder has one."""
-    scorer = Scorer(prepared, cohort, earlier_scores(folder, name, prepared.measure) if folder else None)
+    scorer = Scorer(prepared, cohort, earlier_scores(folder, name, prepared) if folder else None)
     file = "".join(c if c.isalnum() else "-" for c in name)
     checkpoint = Checkpoint(folder / "checkpoint" / f"{file}.npz") if folder else None
     result = train(
@@ -196,12 +196,13 @@ def train_model(
     return trained(name, role, algorithm, result, prepared, cohort, scorer)
 
 
-def earlier_scores(folder: Path, model: str, measure: str) -> dict[int, Scored]:
+def earlier_scores(folder: Path, model: str, prepared: Prepared) -> dict[int, Scored]:
     """Read the scores of an earlier part of the run, by round."""
     try:
-        rows = read_table(folder / "rounds.csv", "model", "round")
-        scored = [row for row in rows if row["model"] == model and row[f"mean_{measure}"] is not None]
-        return {row["round"]: {name: float(row[f"{name}_{measure}"]) for name in SPREAD} for row in scored}
+        score = f"{prepared.split}_{prepared.measure}"
+        rows = read_table(folder / "rounds.csv", "model", "round", split=prepared.split)
+        scored = [row for row in rows if row["model"] == model and row[f"{score}_mean"] is not None]
+        return {row["round"]: {name: float(row[f"{score}_{name}"]) for name in SPREAD} for row in scored}
     except (ValueError, KeyError, TypeError):  # of a run that was cut off: score again
         return {}
 
