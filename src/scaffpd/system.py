@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ UMASK = os.umask(0o077)
 os.umask(UMASK)
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE)  # errors of the machine
+FORMULA = re.compile(r"'*[=+\-@\t\r](?![\d.]+([eE][+-]?\d+)?$)")  # texts that spreadsheets compute, and not numbers
 
 
 def cores() -> int:
@@ -307,7 +309,11 @@ def make_folder(folder: Path) -> Path:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
-    """Write rows with the same keys as CSV, NaN as an empty cell; `columns` names them if there may be no rows."""
+    """Write rows with the same keys as CSV, NaN as an empty cell; `columns` names them if there may be no rows.
+
+    A text that spreadsheets would take for a formula, which a hostile silo may have written, gets an apostrophe;
+    `csv_cell` takes it away.
+    """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(columns or rows[0]))
     writer.writeheader()
@@ -316,10 +322,14 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
 
 
 def _plain_cell(cell: Any) -> Any:
-    """Leave what is not a number empty, and keep spreadsheets from reading a text as a formula."""
     if cell != cell:
         return ""
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
+
+
+def csv_cell(cell: str) -> str:
+    """Return the text that `csv_text` was given."""
+    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
 class _JsonLines(RotatingFileHandler):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from test_runs import patients
 
 import columns
@@ -22,6 +26,7 @@ from scaffpd.runs import number, read_table, whole
 from scaffpd.runs.folder import client_rows
 from scaffpd.runs.prepare import Prepared
 from scaffpd.runs.train import train_model
+from scaffpd.system import csv_text
 
 OLD = Path(__file__).parent / "fixtures"  # written by version 0.1, and "joining" by the one after it
 ROWS = [(212, 91), (206, 88), (87, 36), (140, 60)]
@@ -89,6 +94,19 @@ def test_names_stay_texts_and_numbers_become_numbers(tmp_path):
     assert (whole(second, "train_rows"), number(second, "weight"), second["change_clear"]) == (None, None, None)
     with pytest.raises(InputError, match="The column 'other' has 'x' where a number should be"):
         number(first, "other")
+
+
+@given(st.text(st.sampled_from("'=+-@\t1.e5ab"), max_size=6))
+@example("'-low")
+@example("-0.942")
+@settings(max_examples=200)
+def test_texts_come_back_as_they_were_written_and_none_is_a_formula(name):
+    written = csv_text([{"client": name, "weight": -0.5}])
+    assert not re.match(r"client,weight\r\n\"?[=+@\t-](?![\d.]+(e\d+)?,)", written)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "clients.csv"
+        file.write_text(written, newline="")
+        assert read_table(file) == [{"client": name, "weight": -0.5}]
 
 
 def test_the_terminal_and_json_read_an_old_folder_too(capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 
@@ -12,6 +13,7 @@ from test_runs import asked, patients, run
 from scaffpd import cli
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
+from scaffpd.report.read import read
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.predict import predict
 from scaffpd.runs.train import joining_of
@@ -174,6 +176,27 @@ def test_what_training_did_not_have_is_said(trained):
     assert len(found.remarks) == 2
     assert found.remarks[0].startswith(f"2 rows with {rows[0].split(',')[text]} = 'unheard of', which training did not")
     assert found.remarks[1] == "Not trained on: 'Nowhere'; their gaps are filled from the rows at hand."
+
+
+def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(tmp_path, monkeypatch):
+    table = patients(tmp_path / "p.csv").read_text().replace("north", "-1").replace("south", "-low")
+    rows = [line.rsplit(",", 1) for line in table.splitlines()]
+    labels = {"1": "-yes", "0": "=no"}
+    made = [f"{left},-{k}.5,{labels[label]}" for k, (left, label) in enumerate(rows[1:])]
+    (tmp_path / "p.csv").write_text("\n".join([f"{rows[0][0]},depth,outcome", *made]) + "\n")
+    monkeypatch.chdir(tmp_path)
+    columns = ["--client", "hospital", "--target", "outcome"]
+    assert cli.run(["train", "p.csv", *columns, "--no-choose", "--splits", "1", "--coalition", "--out", "run"]) == 0
+    assert cli.run(["predict", "run", "p.csv", "--keep", "depth,hospital"]) == 0
+    with open("predictions.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [row["depth"] for row in found] == [f"-{k}.5" for k in range(240)]
+    assert all(row["hospital"] == row["client"] for row in found)
+    assert {row["client"] for row in found} == {"-1", "-low", "west"}
+    assert {row["predicted"] for row in found} == {"-yes", "=no"}
+    page = read(tmp_path / "run")
+    assert set(page.clients) == set(page.coalition.effects) == set(page.rounds[0].losses) == {"-1", "-low", "west"}
+    assert any(page.coalition.effect(a, b) for a in page.clients for b in page.clients)
 
 
 def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(trained, monkeypatch, capsys):

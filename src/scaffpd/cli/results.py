@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -289,6 +291,8 @@ def write_predictions(out: Path, columns: dict[str, Any], quiet: bool = False) -
     """Write a CSV file of predictions, whole or not at all; probabilities that do not exist are left out."""
     probability = ["" if p != p else f"{p:.6f}" for p in columns["probability"]]
     cells = zip(*(columns | {"probability": probability}).values(), strict=True)
-    write_file(out, csv_text([dict(zip(columns, row, strict=True)) for row in cells], list(columns)))
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([list(columns), *cells])  # texts as they are: they are compared with those of the table
+    write_file(out, text.getvalue())
     if not quiet:
         typer.echo(f"{several(len(probability), 'row')} written to {out}.")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.errors import InputError
+from scaffpd.system import csv_cell
 
 Row = dict[str, Any]
 EVERYONE = "all rows"  # in the place of a client: the row of all of them
@@ -77,7 +78,7 @@ def read_table(path: Path, *needed: str, split: str = "test") -> list[Row]:
             raise InputError(
                 f"{str(path)!r}, line {reader.line_num}, has {len(cells)} cells where {len(columns)} are named."
             )
-        pairs = zip(columns, cells, strict=True)
+        pairs = zip(columns, map(csv_cell, cells), strict=True)
         rows.append({name: cell if name in TEXTS else _value(cell) for name, cell in pairs})
         rows[-1] |= {name: 1e6 * found for name in rescaled if (found := number(rows[-1], name)) is not None}
     return rows
