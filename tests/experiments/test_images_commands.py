@@ -69,7 +69,7 @@ def test_the_numbers_are_those_of_the_clients(cifar10):
 def test_every_method_had_the_same_budget_and_chose_on_the_first_partition(cifar10):
     runs = rows(cifar10 / "alpha-0.05" / "runs.csv")
     for method in METHODS:
-        own = [(run["phase"], run["seed"]) for run in runs if run["method"] == method]
+        own = [(run["phase"], run["seed"]) for run in runs if run["model"] == method]
         assert own == [("tune", "0")] * 2 + [("final", "0"), ("final", "1")]
 
 

@@ -123,22 +123,23 @@ def _joining(folder: Path, found: Any) -> data.JoiningReport | None:
     models = tuple(next(iter(rows.values())))
     if any(tuple(own) != models for own in rows.values()) or found.get("recommendation") not in models:
         raise InputError(f"{str(folder / 'joining.csv')!r} lacks models of some clients; the run has to be made again.")
-    words = [str(found.get(name) or "") for name in ("recommendation", "sentence", "details", "interval")]
+    said = ("recommendation", "sentence", "details", "interval")
+    words: dict[str, Any] = {name: str(found.get(name) or "") for name in said}
     overall = [{new_name(name): value for name, value in one.items()} for one in found.get("models") or []]
     ends = {str(one["model"]): one.get("gain_over_alone_mean", [None]) for one in overall}
     gains = {model: RelativeGain(*three) for model, three in ends.items() if None not in three}
-    return data.JoiningReport(*words, models, rows, gains, whole(found, "splits") or 1)  # type: ignore[arg-type]
+    return data.JoiningReport(**words, models=models, rows=rows, overall=gains, splits=whole(found, "splits") or 1)
 
 
 def _strengths(path: Path) -> tuple[data.StrengthPoint, ...]:
     """Read kappa_path.csv: a row for every κ that was tried, and κ = 0 for everybody alone."""
-    losses = ("validation_loss_mean", "validation_loss_worst_20")
+    mean, worst = "validation_loss_mean", "validation_loss_worst_20"
     return tuple(
         data.StrengthPoint(
-            float(row["kappa"]), *(float(row[name]) for name in losses),
-            *(number(row, f"{name}_se") or 0.0 for name in losses), bool(row.get("chosen")), bool(row.get("personal")),
+            float(row["kappa"]), float(row[mean]), float(row[worst]), number(row, f"{mean}_se") or 0.0,
+            number(row, f"{worst}_se") or 0.0, bool(row.get("chosen")), bool(row.get("personal")),
         )
-        for row in read_table(path, "kappa", *losses)
+        for row in read_table(path, "kappa", mean, worst)
     )  # fmt: skip
 
 
