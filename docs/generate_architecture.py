@@ -30,7 +30,7 @@ def sentence(words: str) -> str:
     """Return the first sentence, or the part of a long one before its colon or semicolon."""
     first = re.split(r"(?<=[^A-Z])\.(?:\s|$)", words, maxsplit=1)[0]
     cut = re.match(r"(.{40,}?)[:;] ", first) if len(first) > 130 else None
-    return (cut[1] if cut else first).rstrip(".") + "."
+    return (cut[1] if cut else first).rstrip(".:,;") + "."
 
 
 def table() -> str:
