@@ -89,7 +89,7 @@ def test_the_defaults_are_the_experiments_own(capsys):
     ("arguments", "word"),
     [
         (["compare", "--rho", "nan"], "NaN"),
-        (["compare", "--rho", "much"], "--rho needs a number, got much"),
+        (["compare", "--rho", "much"], "'much' is not a valid float"),
         (["compare", "--rho"], "--rho"),
         (["demo", "--seed", "-1"], "--seed"),
         (["demo", "--splits", "1"], "--splits"),

@@ -165,7 +165,7 @@ WRONG = [
     ("train patients.csv --client hospitl --target ill", "Unknown column of 'patients.csv', 'hospitl': did you mean"),
     ("train patients.csv --client hospital --target il", "Unknown column of 'patients.csv', 'il': did you mean 'ill'?"),
     ("train patients.csv --client ill --target ill", "Column 'ill' cannot be both the client and the target."),
-    ("train patients.csv --clinet hospital", "No such option --clinet; did you mean --client?"),
+    ("train patients.csv --clinet hospital", "No such option '--clinet'. Did you mean '--client'?"),
     (f"{QUICK} --columns aeg", "Unknown column of 'patients.csv', 'aeg': did you mean 'age'?"),
     (f"{QUICK} --objective ChiSqare", "Unknown objective 'ChiSqare': did you mean 'ChiSquare'?"),
     (f"{QUICK} --objective xyz", f"Unknown objective 'xyz': choose one of {OBJECTIVES}."),

@@ -111,7 +111,7 @@ def test_too_few_images_for_the_clients(each, words, root, tmp_path, capsys):
         ("--l2", "0", "--l2 > 0"),
         ("--l2", "-1e-3", "--l2 > 0"),
         ("--l2", "nan", "--l2"),
-        ("--l2", "much", "--l2 needs a number, got much."),
+        ("--l2", "much", "'much' is not a valid float"),
         ("--rounds", "0", "--rounds"),
         ("--seeds", "0", "--seeds"),
         ("--tune", "0", "--tune"),
@@ -120,7 +120,7 @@ def test_too_few_images_for_the_clients(each, words, root, tmp_path, capsys):
         ("--size", "8", "--size"),
         ("--train-per-class", "1", "--train-per-class"),
         ("--loud", "1", "--loud"),
-        ("--smal", "1", "No such option --smal; did you mean --small?"),
+        ("--smal", "1", "No such option '--smal'. Did you mean '--small'?"),
     ],
 )
 def test_options_that_cannot_be(option, value, words, tmp_path, capsys, monkeypatch):
@@ -133,7 +133,7 @@ def test_options_that_cannot_be(option, value, words, tmp_path, capsys, monkeypa
 @pytest.mark.parametrize(("given", "meant"), [("cifer10", "cifar10"), ("tiny-imagenet", "tinyimagenet")])
 def test_a_misspelt_table(given, meant, capsys):
     assert commands.run([given]) == 2
-    assert f"No such command {given!r}; did you mean {meant}?" in sentence(capsys)
+    assert f"No such command {given!r}. Did you mean {meant!r}?" in sentence(capsys)
 
 
 def test_help_names_every_table_and_option(capsys):

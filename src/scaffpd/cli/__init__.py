@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 import click
 import typer
@@ -27,7 +26,7 @@ from scaffpd.cli.doctor import bundle, doctor
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
-from scaffpd.cli.typer_ext import DONE, FAILED, INTERRUPTED, NUMBERS, SETTINGS, WRONG, Group, add, nearest, show_help
+from scaffpd.cli.typer_ext import DONE, FAILED, INTERRUPTED, SETTINGS, WRONG, Group, add, show_help
 from scaffpd.errors import InputError
 from scaffpd.system import FULL
 
@@ -41,7 +40,6 @@ EXIT_CODES = {
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."
 BUG = "This is a bug in scaffpd, not your mistake: please report it with these lines and the output of scaffpd doctor."
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
-_GIVEN = re.compile(r"'?(?P<value>.*?)'? is not (?:a valid|in the range)", re.DOTALL)
 ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 app = typer.Typer(
@@ -51,6 +49,7 @@ app = typer.Typer(
     epilog=EPILOG,
     pretty_exceptions_enable=False,
     context_settings=SETTINGS,
+    suggest_commands=False,
 )
 for _command in (demo, init, train, path, predict, report, data, doctor, compare, features):
     add(app, _command, panel=COMPARE if _command in (compare, features) else START)
@@ -162,50 +161,10 @@ def _forget_output() -> None:
 
 
 def sentence(error: click.ClickException) -> str:
-    """Return one sentence for a mistake that click refuses; click's own where we have none."""
-    if isinstance(error, click.NoSuchOption):
-        return _no_such_option(error)
-    if isinstance(error, click.MissingParameter):
-        return _missing(error)
-    if isinstance(error, click.BadParameter):
-        return _wrong_value(error)
-    return error.format_message()
-
-
-def _no_such_option(error: click.NoSuchOption) -> str:
-    """Name the nearest option to one that does not exist."""
-    command = error.ctx.command if error.ctx is not None else None
-    known = [name for parameter in (command.params if command else []) for name in parameter.opts]
-    dashed = [name for name in known if name.startswith("--")]
-    path = error.ctx.command_path if error.ctx is not None else "scaffpd"
-    return f"No such option {error.option_name}{nearest(error.option_name, dashed) or f': see {path} --help.'}"
-
-
-def _missing(error: click.MissingParameter) -> str:
-    """Name the command, the argument that it lacks, and what that is."""
-    path = error.ctx.command_path if error.ctx is not None else "scaffpd"
-    if error.param is None:
+    """Return click's message with the nearest name only; where click suggests none, say whose help to read."""
+    if isinstance(error, click.NoSuchOption | click.NoSuchCommand) and error.possibilities:
+        del error.possibilities[1:]
         return error.format_message()
-    about = getattr(error.param, "help", None)
-    if about and not about[1:2].isupper():  # not CONFIG
-        about = about[0].lower() + about[1:]
-    name = error.param.opts[-1] if isinstance(error.param, click.Option) else error.param.human_readable_name
-    return f"{path} needs {name}{f': {about}' if about else '.'}"
-
-
-def _wrong_value(error: click.BadParameter) -> str:
-    """Name the option, what it needs, and what it got."""
-    given, needs = _GIVEN.match(error.message), _needs(getattr(error.param, "type", None))
-    if error.param is None or given is None or needs is None:
-        return error.format_message()
-    name = error.param.opts[0] if isinstance(error.param, click.Option) else error.param.human_readable_name
-    return f"{name} needs {needs}, got {given['value']}."
-
-
-def _needs(kind: Any) -> str | None:
-    if not isinstance(kind, NUMBERS):
-        return None
-    words = "a whole number" if isinstance(kind, NUMBERS[0]) else "a number"
-    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
-    above = f" >= {least}" if least is not None else ""
-    return f"{words}{above}{' and' if above and most is not None else ''}{f' <= {most}' if most is not None else ''}"
+    words = error.format_message().replace("valid integer range", "valid integer")
+    place = error.ctx if isinstance(error, click.UsageError) else None
+    return words if place is None else f"{words.rstrip('.')} (see {place.command_path} --help)."

@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
+from scaffpd import _HOME
 from scaffpd.errors import InputError, unknown
 from scaffpd.system import make_folder, write_file
 
@@ -69,18 +70,7 @@ class Command(WithExamples, TyperCommand):
 
 
 class Group(WithExamples, TyperGroup):
-    """Commands under one name; it helps whoever names none of them, or one that is not there."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first word names, or refuse it with the nearest one."""
-        word = args[0]
-        if self.get_command(ctx, word) is None and not word.startswith("-"):
-            shown = [name for name in self.list_commands(ctx) if not self.commands[name].hidden]
-            others = f": choose one of {', '.join(shown)}."
-            raise click.UsageError(f"No such command {word!r}{nearest(word, shown) or others}", ctx)
-        return super().resolve_command(ctx, args)
+    """Commands under one name."""
 
 
 def nearest(word: str, names: list[str]) -> str:
@@ -92,8 +82,9 @@ def nearest(word: str, names: list[str]) -> str:
 def group(about: str, *commands: Callable[..., None]) -> typer.Typer:
     """Make a group of commands; alone, it shows its help."""
     made = typer.Typer(
-        cls=Group, help=about, invoke_without_command=True, add_completion=False, context_settings=SETTINGS
-    )
+        cls=Group, help=about, invoke_without_command=True, add_completion=False, context_settings=SETTINGS,
+        suggest_commands=False,
+    )  # fmt: skip
     made.callback(help=about)(show_help)
     for command in commands:
         add(made, command)
@@ -120,9 +111,7 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
-# the names in its `__all__`, read and not imported: completion does not wait for PyTorch
-_NAMES = files("scaffpd").joinpath("algorithms", "__init__.py").read_text(encoding="utf-8")
-ALGORITHMS = tuple(re.findall(r'^    "(?!ALGORITHMS|Algorithm")([A-Z]\w*)",$', _NAMES, re.M))
+ALGORITHMS = ("Fair", *(name for name in _HOME["scaffpd.algorithms"] if name != "fair"))  # without importing PyTorch
 OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")
 ENGINES = ("flare", "flower")
 IMAGES = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}  # and their loaders
