@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from scaffpd import _HOME
+import scaffpd
 from scaffpd.errors import InputError, unknown
 from scaffpd.system import make_folder, write_file
 
@@ -111,7 +111,7 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
-ALGORITHMS = ("Fair", *(name for name in _HOME["scaffpd.algorithms"] if name != "fair"))  # without importing PyTorch
+ALGORITHMS = ("Fair", *(name for name in scaffpd._HOME["scaffpd.algorithms"] if name != "fair"))  # without PyTorch
 OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")
 ENGINES = ("flare", "flower")
 IMAGES = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}  # and their loaders
