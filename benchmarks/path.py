@@ -6,8 +6,8 @@ SCAFFPD_DATA names a folder with it, adult. Rounds are counted, not timed: they 
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -76,5 +76,8 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    known = ["hospitals", "digits", "breast-cancer", "adult"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("problems", nargs="*", help=f"among {', '.join(known)}; all by default")
     torch.set_num_threads(1)
-    main(sys.argv[1:] or ["hospitals", "digits", "breast-cancer", "adult"])
+    main(parser.parse_args().problems or known)

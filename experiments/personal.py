@@ -9,7 +9,6 @@ the schools which 30 % of the students are held out. l2 and κ are chosen by thr
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
+from experiments.csv_files import append_csv, read_csv
+from scaffpd.comparison.tables import markdown_table
 from scaffpd.folds import Folds, fit_alone
 from scaffpd.metrics import half_interval, worst_fifth
 
@@ -121,16 +122,16 @@ def page(found: dict[str, dict[str, dict[str, Array]]]) -> str:
     for name, models in found.items():
         seeds = len(next(iter(models.values()))["mean"])
         lines += [f"\n## {TITLES[name]}\n", f"`python -m experiments.personal {name} --seeds {seeds}`\n"]
-        lines += [f"| model | mean | {lower} | worst fifth | {lower} | the most that joining costs a client |"]
-        lines += ["|---|---|---|---|---|---|"]
+        header, rows = ["model", "mean", lower, "worst fifth", lower, "the most that joining costs a client"], []
         for model, own in models.items():
             cells = [model]
             for measure in ("mean", "worst fifth"):
                 share = "" if model == BEFORE else words(interval(own[measure], models[BEFORE][measure]))
                 cells += [f"{own[measure].mean():.4f}", share]
             cells.append("" if model == FIRST else f"{own['cost'].mean():.4f}")
-            lines.append(f"| {' | '.join(cells)} |")
-        lines += ["", *(verdict(models, model) for model in ("personal, average", "personal, fair"))]
+            rows.append(cells)
+        lines += [*markdown_table(header, rows, words=len(header)), ""]
+        lines += [*(verdict(models, model) for model in ("personal, average", "personal, fair"))]
     return "\n".join(lines) + "\n"
 
 
@@ -175,9 +176,8 @@ def written(folder: Path) -> str:
     found = {}
     for name in TITLES:
         if (folder / f"{name}.csv").exists():
-            with (folder / f"{name}.csv").open(newline="") as file:
-                read = csv.DictReader(file)
-                found[name] = measures([{**row, "seed": int(row["seed"]), "loss": float(row["loss"])} for row in read])
+            rows = read_csv(folder / f"{name}.csv")
+            found[name] = measures([{**row, "seed": int(row["seed"]), "loss": float(row["loss"])} for row in rows])
     (folder / "README.md").write_text(page(found), encoding="utf-8")
     return page(found)
 
@@ -196,10 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     rows = study(loaders[given.what], given.seeds)
     given.out.mkdir(parents=True, exist_ok=True)
-    with (given.out / f"{given.what}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({**row, "loss": f"{row['loss']:.6f}"} for row in rows)
+    file = given.out / f"{given.what}.csv"
+    file.unlink(missing_ok=True)
+    append_csv(file, list(rows[0]), [[*{**row, "loss": f"{row['loss']:.6f}"}.values()] for row in rows])
     text = written(given.out)
     print(text[text.index(f"## {TITLES[given.what]}") :])
 

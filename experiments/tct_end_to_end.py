@@ -40,6 +40,7 @@ from experiments.small_networks import ResNet8
 from experiments.spectral import Quadratics, federation, own_models
 from scaffpd.algorithms import FedAvg, ScaffPD
 from scaffpd.cohort import Cohort
+from scaffpd.comparison.tables import markdown_table
 from scaffpd.convexify import gradients, representation
 from scaffpd.data import Table, like_training
 from scaffpd.features.extract import place
@@ -347,18 +348,14 @@ def page(out: Path) -> str:
         for row in read_csv(path):
             here = found.setdefault((row["dataset"], row["alpha"]), {}).setdefault(row["row"], [])
             here.append((float(row["average"]), float(row["worst_20"])))
-    heads = [f"{TITLES[name]}, α = {alpha}" for name, alpha in found]
-    lines = [
-        f"| average / worst 20 % | {' | '.join(heads)} |",
-        "|---" * (1 + len(heads)) + "|",
-    ]
+    header, lines = ["average / worst 20 %", *(f"{TITLES[name]}, α = {alpha}" for name, alpha in found)], []
     for row in ROWS:
         cells = [
             " / ".join(f"{np.mean(each):.1f}" for each in zip(*rows[row], strict=True)) if row in rows else "not run"
             for rows in found.values()
         ]
-        lines.append(f"| {row} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([row, *cells])
+    return "\n".join(markdown_table(header, lines, words=len(header)))
 
 
 def write(out: Path, command: str) -> str:

@@ -5,7 +5,7 @@
 Scaff-PD with a χ² objective and FedAvg, at ε = 1, 4, 8 (δ = 1e-5, every record of every client) and without privacy, on
 handwritten digits of 20 clients with label skew and on four hospitals; each with noise of every client's own, and with
 noise that clients share under secure sums, of whom a third may add none. Settings are chosen per ε, on splits that are
-not reported; that choice is not accounted for.
+not reported; that choice is not accounted for. `compare` tunes rates alone: rounds and clips set the noise as well.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -90,6 +91,7 @@ def speed(sigma: int, size: int = 1_000_000) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     started = time.process_time()
     head = ["", *(f"{name}, {what}" for name in NAMES for what in ("mean, %", "worst fifth, %"))]
     rows = [line("no privacy", None), *(line(str(setting), setting) for setting in SETTINGS)]

@@ -7,6 +7,7 @@ prints the tables of docs/deploy/hostile-silos.md: the liar's loss on its true r
 
 from __future__ import annotations
 
+import argparse
 import logging
 import sys
 import tempfile
@@ -39,6 +40,7 @@ def table(lies, objectives, **how):
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     logging.disable()
     table(LIES, ["Average", "χ²", "χ², cap .4"])
