@@ -209,11 +209,11 @@ def _tradeoff(asked: Request, out: Path) -> list[Path]:
 
 
 def _regulariser(asked: Request, out: Path) -> list[Path]:
-    from experiments import image_study
+    from experiments import image_plans, image_study
     from experiments.csv_files import write_csv
 
     rows: list[tuple[Any, ...]] = []
-    for name, title in image_study.TITLES.items():
+    for name, title in image_plans.TITLES.items():
         try:
             here = image_study.ground(asked.plan(name), asked.place)
         except InputError as error:

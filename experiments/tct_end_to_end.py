@@ -348,13 +348,14 @@ def page(out: Path) -> str:
         for row in read_csv(path):
             here = found.setdefault((row["dataset"], row["alpha"]), {}).setdefault(row["row"], [])
             here.append((float(row["average"]), float(row["worst_20"])))
-    header, lines = ["average / worst 20 %", *(f"{TITLES[name]}, α = {alpha}" for name, alpha in found)], []
-    for row in ROWS:
+    header = ["average / worst 20 %", *(f"{TITLES[name]}, α = {alpha}" for name, alpha in found)]
+    lines = []
+    for name in ROWS:
         cells = [
-            " / ".join(f"{np.mean(each):.1f}" for each in zip(*rows[row], strict=True)) if row in rows else "not run"
+            " / ".join(f"{np.mean(each):.1f}" for each in zip(*rows[name], strict=True)) if name in rows else "not run"
             for rows in found.values()
         ]
-        lines.append([row, *cells])
+        lines.append([name, *cells])
     return "\n".join(markdown_table(header, lines, words=len(header)))
 
 

@@ -184,7 +184,7 @@ def labelled(methods: Any) -> dict[str, Any]:
     for label, method in table.items():
         if not isinstance(method, Algorithm):
             raise InputError(f"compare needs methods such as fair(ChiSquare(rho=0.1)), got {method!r}.")
-        if method.knobs and not (is_dataclass(method) and all(hasattr(method, name) for name in method.knobs)):
+        if method.knobs and not (all(hasattr(method, name) for name in method.knobs) and is_dataclass(method)):
             raise InputError(f"The method {label!r} has knobs: make it a dataclass with these fields and automatic().")
     return table
 
