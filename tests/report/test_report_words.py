@@ -136,6 +136,12 @@ def test_comparisons_name_the_best_and_who_is_as_good():
     assert second == "No other method is within one standard deviation of it."
     close = {**totals, "average": Overall(0.79, 0.69, 0.5, "")}
     assert verdict(replace(told, overall=close))[1] == "average is within one standard deviation of it."
+    behind = {**totals, "average": Overall(0.79, 0.75, 0.5, "")}
+    assert verdict(replace(told, overall=behind)) == (
+        "average serves the worst-served fifth of clients best; fair comes next, with 70.0 ± 2.0 %: 5.0 points less "
+        "than average, at the same average.",
+        "No other method is within one standard deviation of it.",
+    )
 
 
 def with_status(told, **changed):

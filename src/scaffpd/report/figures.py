@@ -188,11 +188,8 @@ def shares(run: ReportData) -> Figure | None:
         layer("rule", {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}, style="knee"),
         vega.dots({"y": y, "x": x, **vega.looks("kind", PARTS), "tooltip": tip}),
     ]
-    bars = (
-        " Bars are one standard error: not all orders were tried."
-        if any(own["errors"] for own in found.rows.values())
-        else ""
-    )
+    some = any(own["errors"] for own in found.rows.values())
+    bars = " Bars are one standard error: not all orders were tried." if some else ""
     caption = (
         f"What a {run.word} gets is how much lower its own loss is than alone. What it brings is what all save when it "
         f"comes, on average over the orders in which {plural(run.word)} could join (Shapley's value). Both add up to "

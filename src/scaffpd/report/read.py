@@ -398,11 +398,11 @@ def _joined(rows: Iterable[Row], score: str, model: str | None = None) -> tuple[
     A segment of a deployed run counts its traffic from zero and repeats the point where the last one ended.
     """
     found: list[Round] = []
-    segment, spent, last = 0, (0.0, 0.0), (0.0, 0.0)
+    segment, spent = 0, (0.0, 0.0)
     for row in rows:
-        if row.get("segment", segment) != segment:
-            segment, spent = row["segment"], last
-            if found and found[-1].number == row["round"]:
+        if found and row.get("segment", segment) != segment:
+            segment, spent = row["segment"], (found[-1].exchanges or 0.0, found[-1].megabytes or 0.0)
+            if found[-1].number == row["round"]:
                 found.pop()
         exchanges, sent = number(row, "exchanges"), megabytes(row)
         one = Round(
@@ -417,7 +417,6 @@ def _joined(rows: Iterable[Row], score: str, model: str | None = None) -> tuple[
             losses=_of_clients(row, "loss["),
             weights=_of_clients(row, "weight["),
         )
-        last = (one.exchanges or 0.0, one.megabytes or 0.0)
         found.append(one)
     return tuple(found)
 

@@ -171,7 +171,7 @@ def _ranking(run: ReportData, first: data.Overall, best: data.Overall) -> tuple[
         second = "That is one seed: another partition may rank them otherwise."
         value = measured(best.worst_20, run.measure)
     else:
-        gaps = {name: run.sign * (best.worst_20 - run.overall[name].worst_20) for name in ranked - {after}}
+        gaps = {name: abs(best.worst_20 - run.overall[name].worst_20) for name in ranked - {after}}
         near = sorted(name for name, gap in gaps.items() if gap <= best.worst_20_sd)
         value = f"{plain(best.worst_20)} ± {plain(best.worst_20_sd)}"
         if run.upwards:
@@ -180,7 +180,9 @@ def _ranking(run: ReportData, first: data.Overall, best: data.Overall) -> tuple[
             also = f", {before} among them" if before in near and len(near) > 1 else ""
             who = f"{near[0]} is" if len(near) == 1 else f"{len(near)} of the {len(ranked) - 1} others are"
             second = f"{who} within one standard deviation of it{also}."
-    return f"{after} serves the {run.bottom} best, with {value}: {_against(run, first, best, before)}.", second
+    led = run.sign * (first.worst_20 - best.worst_20) > 0
+    opening = f"{before if led else after} serves the {run.bottom} best{f'; {after} comes next' if led else ''}"
+    return f"{opening}, with {value}: {_against(run, first, best, before)}.", second
 
 
 def _against(run: ReportData, first: data.Overall, best: data.Overall, name: str) -> str:

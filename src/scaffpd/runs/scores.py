@@ -211,10 +211,8 @@ def by_group(
     parts = [*((group, np.flatnonzero(values == group)) for group in groups), (EVERYONE, np.arange(len(y)))]
     for group, rows in parts:
         pair = y[rows], guess[rows]
-        yield (
-            group,
-            {"rows": len(rows)} | (number_scores(*pair) if shares is None else label_scores(*pair, shares[rows])),
-        )
+        scores = number_scores(*pair) if shares is None else label_scores(*pair, shares[rows])
+        yield group, {"rows": len(rows)} | scores
 
 
 def _bin_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) -> Iterable[dict[str, Any]]:
