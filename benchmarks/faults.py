@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import errno
+import json
 import logging
 import re
 import shutil
@@ -48,6 +49,7 @@ from scaffpd.deploy.coordinate import coordinate  # noqa: E402
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode  # noqa: E402
 from scaffpd.deploy.silo.disclosure import audit  # noqa: E402
 from scaffpd.reference import reference_optimum  # noqa: E402
+from scaffpd.system import JsonLines  # noqa: E402
 
 TIMEOUT, START, TOL, EPSILON = 5.0, 30.0, 1e-6, 8.0
 PLACE = re.compile(r"(?<=')/\S*/(?=run/)")  # where temporary folders are
@@ -168,29 +170,32 @@ class Network(Faulty):
 
 @contextmanager
 def full_disk(trial, random):
-    """Let the coordinator's files, or a silo's, find no room, once and from some write on."""
+    """Let the coordinator's files, or a silo's, find no room from some write on; a line stops in the middle."""
     if trial.fault not in ("coordinator's disk full", "silo's disk full"):
         yield
         return
     modules = {"c": ["scaffpd.system", "scaffpd.history", "scaffpd.deploy.deployed_run"]}.get(trial.fault[0])
-    name = "atomic_write" if modules else "append_line"
-    modules = [import_module(m) for m in modules or ("scaffpd.deploy.silo.records",)]
-    real, left = getattr(modules[0], name), [int(random.integers(3, 12)) if name == "atomic_write" else trial.exchange]
+    name = "atomic_write" if modules else "append"
+    places = [import_module(m) for m in modules] if modules else [JsonLines]
+    real, left = getattr(places[0], name), [int(random.integers(3, 12)) if modules else trial.exchange]
 
-    def bounded(path, *rest):
-        if name == "atomic_write" or trial.silo in str(path):
+    def bounded(file, *rest):
+        if modules or trial.silo in str(file.file):
             left[0] -= 1
             if left[0] < 0:
+                if not modules:
+                    with file.file.open("ab") as half:
+                        half.write(json.dumps(*rest).encode()[:9])
                 raise OSError(errno.ENOSPC, "No space left on device")
-        return real(path, *rest)
+        return real(file, *rest)
 
-    for module in modules:
-        setattr(module, name, bounded)
+    for place in places:
+        setattr(place, name, bounded)
     try:
         yield
     finally:
-        for module in modules:
-            setattr(module, name, real)
+        for place in places:
+            setattr(place, name, real)
 
 
 def written(folder, trial):
@@ -287,7 +292,7 @@ def judge(trial, path, places, outcome):
         if outcome.status != "converged" or not -1e-10 <= trial.gap <= outcome.certificate + 1e-12 <= TOL + 1e-12:
             wrong.append(f"ended {outcome.status} with a gap of {trial.gap:.1e}")
     for place in places.values():
-        if not audit(place.parent / "audit.jsonl")["whole"] and trial.fault != "silo's disk full":
+        if not audit(place.parent / "audit.jsonl")["whole"]:
             wrong.append(f"the log of {place.parent.name} is broken")
     return "WRONG: " + "; ".join(wrong) if wrong else "right" if not trial.stops else "stopped, resumed, right"
 

@@ -158,8 +158,9 @@ def test_without_a_folder_nothing_is_written(comparison, tmp_path, monkeypatch):
 
 def test_runs_survive_json(comparison):
     for run in comparison.runs:
-        again = Run.from_json(run.to_json())
-        assert again.to_json() == run.to_json()
+        written = json.dumps(run.to_json())
+        again = Run.from_json(json.loads(written))
+        assert json.dumps(again.to_json()) == written
         assert again.job == run.job
         assert all((again.scores[k].loss == run.scores[k].loss).all() for k in run.scores)
 

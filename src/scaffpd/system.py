@@ -257,10 +257,14 @@ def _make_secret(path: Path) -> None:
         os.unlink(name)
 
 
+DRAFT = ".scaffpd-draft"  # how names of temporary files end
+
+
 @contextmanager
 def atomic_write(target: Path) -> Iterator[IO[bytes]]:
     """Write a temporary file beside the target, flush it to disk, then rename it over the target."""
-    handle, name = tempfile.mkstemp(dir=target.resolve().parent, prefix=f".{target.name}.")
+    folder = target.resolve().parent
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.", suffix=DRAFT)
     try:
         with os.fdopen(handle, "wb") as file:
             os.chmod(name, 0o666 & ~UMASK)  # with this user's usual permissions
@@ -271,12 +275,23 @@ def atomic_write(target: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the new name survives a power failure, too
-        folder = os.open(target.resolve().parent, os.O_RDONLY)
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Let the names of new files survive a power failure, too."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(handle)
         finally:
-            os.close(folder)
+            os.close(handle)
+
+
+def clear_drafts(folder: Path) -> None:
+    """Remove the temporary files that killed processes have left of `atomic_write`, and no other file."""
+    for draft in folder.glob(f".*{DRAFT}"):
+        draft.unlink(missing_ok=True)
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -290,12 +305,64 @@ def write_file(path: Path, content: str | bytes) -> None:
         raise InputError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
 
 
-def append_line(path: Path, line: str) -> int:
-    """Append a line to a file that only its owner reads, and return how many bytes it takes."""
-    written = f"{line}\n".encode()
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
-        file.write(written)
-    return len(written)
+class JsonLines:
+    """A file with an entry of JSON per line, which several processes append to and read.
+
+    An entry is on disk before `append` returns. So if a crash or a full disk has cut off the last line, nobody relies
+    on it yet: reading leaves it out, and the next `append` removes it.
+    """
+
+    def __init__(self, file: Path, mode: int = 0o600) -> None:
+        self.file, self.mode, self.place = file, mode, 0  # the permissions of a new file; where `read` goes on
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the lock of the file."""
+        return lock_file(self.file.with_suffix(".lock"))
+
+    def append(self, entry: Any) -> None:
+        """Append an entry and flush it to disk."""
+        with os.fdopen(os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, self.mode), "r+b") as file:
+            whole = file.truncate(_line_start(file, file.seek(0, os.SEEK_END)))
+            file.write(f"{json.dumps(entry)}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
+        if not whole:
+            _sync_folder(self.file.resolve().parent)
+
+    def read(self) -> Iterator[Any]:
+        """Yield the entries since the last call; a line that is not JSON raises a ValueError, every time."""
+        if self.file.exists():
+            with self.file.open("rb") as lines:
+                lines.seek(self.place)
+                for line in lines:
+                    if line.endswith(b"\n"):
+                        yield json.loads(line)
+                        self.place += len(line)
+
+    def skip(self) -> None:
+        """Pass over the entries so far."""
+        if self.file.exists():
+            with self.file.open("rb") as file:
+                self.place = _line_start(file, file.seek(0, os.SEEK_END))
+
+    def last(self) -> Any:
+        """Skip to the end and return the last entry, or None if there is none."""
+        self.skip()
+        if not self.place:
+            return None
+        with self.file.open("rb") as file:
+            file.seek(_line_start(file, self.place - 1))
+            return json.loads(file.readline())
+
+
+def _line_start(file: IO[bytes], end: int) -> int:
+    """Return where the line begins that `end` is in, after the last newline before it."""
+    while end > 0:
+        start = file.seek(max(0, end - 2**16))
+        if (found := file.read(end - start).rfind(b"\n")) >= 0:
+            return start + found + 1
+        end = start
+    return 0
 
 
 def make_folder(folder: Path) -> Path:
@@ -332,7 +399,7 @@ def csv_cell(cell: str) -> str:
     return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell
 
 
-class _JsonLines(RotatingFileHandler):
+class _LogFile(RotatingFileHandler):
     """Log file that only its owner reads; several processes may write to it, each line under a lock."""
 
     def _open(self) -> Any:
@@ -358,7 +425,7 @@ class RunLog:
         self.run, self._handler = "", None
         if settings is not None:
             size, level = settings.size_mb * 2**20, settings.level.upper()
-            self._handler = _JsonLines(settings.file, maxBytes=size, backupCount=settings.keep, delay=True)
+            self._handler = _LogFile(settings.file, maxBytes=size, backupCount=settings.keep, delay=True)
             self._handler.setLevel(level)
 
     def note(self, level: str, message: str, silo: str | None = None, number: int | None = None) -> None:

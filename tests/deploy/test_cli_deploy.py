@@ -12,8 +12,10 @@ from scaffpd.cli import run as cli
 from scaffpd.cli.deploy import _end, _screen
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy.local import write_hospitals
+from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.local import LocalDeployment, write_hospitals
 from scaffpd.errors import InputError
+from scaffpd.system import DRAFT
 
 
 def refused(capsys, *arguments):
@@ -156,6 +158,28 @@ def test_quiet_is_quiet(tmp_path, capsys):
     with _screen(FederationFile.read(federation(tmp_path)[0]), quiet=True) as screen:
         screen.say("Up.")
     assert capsys.readouterr().out == ""
+
+
+def test_a_coordinator_removes_nothing_from_its_folder_but_its_own_half_written_files(tmp_path):
+    for name in (".env", ".gitignore"):
+        (tmp_path / name).write_text("mine")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    half = tmp_path / f".outcome.json.abcdefgh{DRAFT}"
+    half.touch()
+    with DeployedRun(tmp_path).locked():
+        assert not half.exists()
+    assert {path.name for path in tmp_path.glob(".*")} == {".env", ".gitignore", ".ipynb_checkpoints"}
+
+
+def test_a_folder_that_the_user_happens_to_call_engine_is_not_removed(tmp_path):
+    path, places = federation(tmp_path)
+    (tmp_path / "engine").mkdir()
+    with pytest.raises(InputError, match=r"engine' would be removed"):
+        LocalDeployment.of(tmp_path, "flare", path, list(places.values()))
+    (tmp_path / "engine").rmdir()
+    LocalDeployment.of(tmp_path, "flare", path, list(places.values()))
+    (tmp_path / "engine").mkdir()  # as an earlier run leaves it that was killed
+    LocalDeployment.of(tmp_path, "flare", path, list(places.values()))
 
 
 def test_two_coordinators_do_not_share_a_folder(tmp_path):

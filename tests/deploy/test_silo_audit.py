@@ -24,6 +24,7 @@ from scaffpd.cli.deploy import run_pages
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
+from scaffpd.deploy.local import follower
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
 from scaffpd.deploy.silo.disclosure import audit, silo_metrics, silo_pages, silo_status
 from scaffpd.deploy.silo.silo import Silo
@@ -137,6 +138,7 @@ def test_several_processes_and_a_crash_in_the_middle_of_a_line(tapped, tmp_path)
     log = tmp_path / "audit.jsonl"
     with log.open("a") as half:
         half.write('{"number": 5, "ti')
+    assert audit(log)["whole"]  # its answer has not left
     second.answer(b"nonsense")
     first.answer(HELLO)
     found = audit(log)
@@ -209,6 +211,12 @@ def test_runs_that_have_not_begun_or_were_killed(tmp_path):
     now = run.status()
     assert (now["state"], now["round"]) == ("interrupted", 0)
     assert now["events"][0]["client"] == "a"
+    seen = []
+    look = follower(run.path / "progress.jsonl", seen.append)
+    run.progress({"event": {"round": 2, "client": "b", "what": "absent", "sentence": "Silo 'b' is away."}})
+    look()
+    assert [event["client"] for event in run.status()["events"]] == ["a", "b"]  # after the half line, not in it
+    assert [line["event"]["client"] for line in seen] == ["b"]
     assert CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "nowhere")]).exit_code != 0
 
 

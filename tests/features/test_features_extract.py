@@ -15,7 +15,7 @@ from torch import nn
 from scaffpd.errors import InputError
 from scaffpd.features import Backbone, Entk, compute, extract, features, store
 from scaffpd.features.compute import ColumnMoments, scales
-from scaffpd.system import lock_folder
+from scaffpd.system import DRAFT, lock_folder
 
 
 @dataclass
@@ -382,10 +382,9 @@ def test_pieces_of_an_earlier_run_are_not_restored(net, tmp_path, monkeypatch):
     other = np.load(copy) + 1
     np.save(folder / "piece-0.npy", other)
     np.save(folder / f"piece-20-{store.checksum(other)}.npy", other)
-    (folder / "draft-piece-20.npy").touch()
-    (folder / ".piece-20.npy.abc").touch()
+    (folder / f".piece-20.npy.abc{DRAFT}").touch()
     np.testing.assert_array_equal(features(pictures(), net, cache=tmp_path, **options).values, expected)
-    assert not [*folder.glob("piece-*"), *folder.glob("draft-*"), *folder.glob(".*")]
+    assert not [*folder.glob("piece-*"), *folder.glob(".*")]
 
 
 @pytest.mark.parametrize("damage", ["bits", "cut", "empty", "shape", "dtype", "pickle", "nameless"])

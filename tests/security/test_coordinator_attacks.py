@@ -334,12 +334,32 @@ def test_a_quantum_hides_it(tmp_path):
     assert off(losses_nearby(coordinator, "north", X), truth) > 0.9
 
 
+def test_a_journal_whose_last_line_a_crash_has_cut_off_forgets_no_answer_that_has_left(coordinator):
+    """The silo goes on, and the answers before the cut count against `limits.points` as they did."""
+    place = coordinator.places["north"]
+    place.write_text(place.read_text() + "\n[limits]\npoints = 2\n")
+    file = place.parent / "answered.jsonl"
+    coordinator.ask("north", GradientsAt(point(X)))
+    before = file.read_bytes()
+    for end in (b'["r", "poi', b"\0" * 40, before.splitlines()[-1]):
+        with file.open("ab") as half:
+            half.write(end)
+        coordinator.session.transport.silos["north"] = Silo.open(place)
+        coordinator.ask("north", GradientsAt(point(X)))
+    coordinator.ask("north", GradientsAt(point(2 * X)))
+    text = file.read_bytes()
+    assert text.startswith(before)
+    assert all(len(json.loads(line)) == 4 for line in text.splitlines())
+    with pytest.raises(RefusedError, match="points"):
+        coordinator.ask("north", GradientsAt(point(3 * X)))
+
+
 def test_the_journal_is_the_owner_s(coordinator):
     file = coordinator.places["north"].parent / "answered.jsonl"
     coordinator.ask("north", GradientsAt(point(X)))
     assert file.stat().st_mode & 0o077 == 0
     assert all(len(json.loads(line)) == 4 for line in file.read_text().splitlines())
-    file.write_text("no journal\n")
+    file.write_text('["r", "poi\n')  # a whole line may stand for an answer that has left
     fresh = Silo.open(coordinator.places["north"])
     reply = decode(fresh.answer(encode(Message("setup", {"setup": coordinator.setup.values()}))), 2**20)
     assert reply.kind == "refused"

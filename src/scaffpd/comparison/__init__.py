@@ -24,7 +24,7 @@ from scaffpd.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, Ru
 from scaffpd.comparison.setting import Setting, climb, neighbours
 from scaffpd.comparison.tables import Comparison
 from scaffpd.errors import InputError, count
-from scaffpd.system import Tally, cores, environment, make_folder, write_file
+from scaffpd.system import JsonLines, Tally, cores, environment, make_folder, write_file
 from scaffpd.training import Algorithm
 
 ABOUT, LOG = "about.json", "runs.jsonl"
@@ -37,13 +37,14 @@ class Journal:
     def __init__(self, folder: str | os.PathLike[str] | None, about: dict[str, Any]) -> None:
         self.runs: dict[RunKey, Run] = {}
         self.folder = None if folder is None else Path(folder)
+        self._lines = JsonLines((self.folder or Path()) / LOG, 0o666)
         if folder is not None:
             self._open(make_folder(Path(folder)), about)
 
     def _open(self, folder: Path, about: dict[str, Any]) -> None:
         if (folder / ABOUT).exists():
             _compare(folder, about)
-            self._read(folder / LOG)
+            self._read()
             return
         for name in (LOG, *TABLES):
             if (folder / name).exists():
@@ -51,26 +52,18 @@ class Journal:
         note = {"setting": about, "versions": versions()}
         write_file(folder / ABOUT, f"{json.dumps(note, indent=2, ensure_ascii=False)}\n")
 
-    def _read(self, log: Path) -> None:
-        """Read all whole lines; cut off the beginning of a line whose writing was interrupted."""
-        text = log.read_bytes() if log.exists() else b""
-        whole = text[: text.rfind(b"\n") + 1]
+    def _read(self) -> None:
         try:
-            runs = [Run.from_json(line) for line in whole.decode().splitlines()]
+            self.runs = {run.job: run for run in map(Run.from_json, self._lines.read())}
         except (ValueError, KeyError, TypeError):
-            raise InputError(f"{str(log)!r} is not a readable record of runs; remove it to start anew.") from None
-        if len(whole) < len(text):
-            os.truncate(log, len(whole))
-        self.runs = {run.job: run for run in runs}
+            log = str(self._lines.file)
+            raise InputError(f"{log!r} is not a readable record of runs; remove it to start anew.") from None
 
     def add(self, run: Run) -> None:
         """Add a run, on disk before anything else happens."""
         self.runs[run.job] = run
         if self.folder is not None:
-            with (self.folder / LOG).open("a", encoding="utf-8") as file:
-                file.write(run.to_json() + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            self._lines.append(run.to_json())
 
 
 def _compare(folder: Path, about: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
@@ -82,19 +81,18 @@ class Run:
             return (-getattr(summary.loss, select), -summary.loss.mean)
         return (getattr(summary.accuracy, select), summary.accuracy.mean, -getattr(summary.loss, select))
 
-    def to_json(self) -> str:
-        """Return one line that `from_json` reads back exactly."""
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values that `from_json` reads back exactly."""
         table = {f.name: getattr(self, f.name) for f in fields(self)}
         table["scores"] = {
             split: {"names": s.names} | {name: getattr(s, name).tolist() for name in NUMBERS}
             for split, s in self.scores.items()
         }
-        return json.dumps(table)
+        return table
 
     @classmethod
-    def from_json(cls, line: str) -> Run:
-        """Read the run that `to_json` wrote."""
-        table: dict[str, Any] = json.loads(line)
+    def from_json(cls, table: dict[str, Any]) -> Run:
+        """Return the run that `to_json` was made of."""
         for way in ("up", "down"):  # as earlier versions wrote it
             if f"megabytes_{way}" in table:
                 table[f"bytes_{way}"] = round(1e6 * table.pop(f"megabytes_{way}"))

@@ -30,7 +30,7 @@ from scaffpd.deploy.messages import Array
 from scaffpd.deploy.session import QUARANTINED, SiloEvent
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
-from scaffpd.system import RunLog, atomic_write, csv_text, lock_folder, make_folder, write_file
+from scaffpd.system import JsonLines, RunLog, atomic_write, clear_drafts, csv_text, lock_folder, make_folder, write_file
 from scaffpd.trackers import prometheus
 
 MODEL = "deployed"  # the model's name in the tables
@@ -64,8 +64,7 @@ class DeployedRun:
     def locked(self) -> Iterator[None]:
         """Let one coordinator work at a time."""
         with lock_folder(self.path, f"Another coordinator is at work in {str(self.path)!r}.", GLANCE):
-            for half in self.path.glob(".*"):  # files that a killed coordinator had begun to write
-                half.unlink(missing_ok=True)
+            clear_drafts(self.path)
             yield
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -148,13 +147,12 @@ class DeployedRun:
             write_file(self.path / "round", str(line["round"]))
             gap = "nothing is certified" if line["certificate"] is None else f"certified gap {line['certificate']:.2e}"
             self.log.note("info", f"The round is done: {gap}, {line['exchanges']} exchanges.", number=line["round"])
-        with (self.path / "progress.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        JsonLines(self.path / "progress.jsonl", 0o666).append(line)
 
     def status(self) -> dict[str, Any]:
         """Return the status of a run: the last round, absent silos and the last events."""
         path = self.path / "progress.jsonl"
-        lines = [json.loads(line) for line in _whole_lines(path)]
+        lines = list(JsonLines(path).read())
         events = [line["event"] for line in lines if "event" in line]
         last: dict[str, Any] = next((line for line in reversed(lines) if "round" in line), {})
         ended, now = self.read("outcome.json"), time.time()
@@ -207,11 +205,6 @@ class DeployedRun:
     def write_model(self, x: Array, setup: Setup) -> None:
         """Write the parameters with the agreement: columns, categories and scale."""
         write_file(self.path / "model.safetensors", model_bytes(x, setup))
-
-
-def _whole_lines(path: Path) -> list[str]:
-    """Return a file's lines without an unfinished last one."""
-    return path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
 
 
 def run_metrics(status: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from scaffpd.deploy.coordinate import FAILED, Outcome, finished
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.supervise import ended_before, supervise
 from scaffpd.errors import InputError, not_installed, unknown
+from scaffpd.system import JsonLines
 
 if TYPE_CHECKING:  # engines need an optional package
     from scaffpd.deploy.processes import LocalEngine
@@ -160,6 +161,8 @@ class LocalDeployment:
                 )
         if finished(file, DeployedRun(file.folder)) is not None:
             raise InputError(f"The run in {str(file.folder)!r} has ended: name a new folder in {federation.name!r}.")
+        if (folder / WORK).exists() and not (folder / NOTE).exists():
+            raise InputError(f"The folder {str(folder / WORK)!r} would be removed: choose another with --out.")
         checked_folder(folder).mkdir(parents=True, exist_ok=True)
         chosen = {name: places[name].resolve() for name in file.silos}
         return cls(folder, engine, federation.resolve(), chosen, tls)._saved()
@@ -193,7 +196,7 @@ class LocalDeployment:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         engine = engine_named(self.engine, self.federation, self.silos, work, self.tls)
-        follow = Follower(file.folder / "progress.jsonl", watch)
+        follow = follower(file.folder / "progress.jsonl", watch)
         outcome = None
         try:
             say(f"{self.engine}: starting the server and {len(self.silos)} silos.")
@@ -224,21 +227,13 @@ def checked_folder(folder: Path) -> Path:
     return folder
 
 
-class Follower:
-    """Pass on the new lines of a file of JSON."""
+def follower(path: Path, watch: Watch) -> Callable[[], None]:
+    """Return a function that passes on the new entries of a file of JSON lines."""
+    lines = JsonLines(path)
+    lines.skip()
 
-    def __init__(self, path: Path, watch: Watch) -> None:
-        self.path, self.watch = path, watch
-        self.place = path.stat().st_size if path.exists() else 0
+    def look() -> None:
+        for line in lines.read():
+            watch(line)
 
-    def __call__(self) -> None:
-        """Read the new lines."""
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
-            file.seek(self.place)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break  # still being written
-                self.place += len(line)
-                self.watch(json.loads(line))
+    return look

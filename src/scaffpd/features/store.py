@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from scaffpd.data.folder import checksum, checksums
 from scaffpd.errors import InputError, real
-from scaffpd.system import atomic_write, format_bytes, free_memory, write_file
+from scaffpd.system import atomic_write, clear_drafts, format_bytes, free_memory, write_file
 
 SHARE = {"cpu": 0.25, "cuda": 0.6}  # share of free memory for one chunk
 LARGEST = {"cpu": 64, "cuda": 1024}  # samples: larger chunks are not faster
@@ -161,8 +161,8 @@ class FeatureStore:
     def _clear(self) -> None:
         """Remove the files that only an unfinished run needs."""
         if self.stored:
-            drafts = (*self.folder.glob("draft-*"), *self.folder.glob(".*.*"))
-            for path in (self.folder / STATE, self.folder / VERIFIED, *self._copies(), *drafts):
+            clear_drafts(self.folder)
+            for path in (self.folder / STATE, self.folder / VERIFIED, *self._copies()):
                 path.unlink(missing_ok=True)
 
     def open(self, mode: Any = "r") -> NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.guard import request_name
 from scaffpd.deploy.silo.records import decisions, line_link
 from scaffpd.errors import InputError, several
-from scaffpd.system import format_bytes
+from scaffpd.system import JsonLines, format_bytes
 from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
 from scaffpd.tabular.columns import CATEGORY, DataColumn
 from scaffpd.tabular.encode import named_categories
@@ -320,23 +319,19 @@ def _cut(names: list[str]) -> str:
 
 def audit(file: Path, noted: str = "") -> dict[str, Any]:
     """Check every link of a silo's log and add up what has left; the link `noted` must be among them."""
-    lines, link, broken = list[dict[str, Any]](), "", ""
+    lines, links, link, broken = list[dict[str, Any]](), set[str](), "", ""
     try:
-        text = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    except (OSError, ValueError) as error:
-        raise InputError(f"The log {str(file)!r} cannot be read: {error}.") from None
-    links = set[str]()
-    for number, written in enumerate(text, 1):
-        try:
-            line = json.loads(written)
+        for line in JsonLines(file).read():
             link = line_link(link, {name: value for name, value in line.items() if name != "link"})
-            if line.get("link") != link or line.get("number") != number:
+            if line.get("link") != link or line.get("number") != len(lines) + 1:
                 raise ValueError
-        except (ValueError, AttributeError):
-            broken = f"Line {number} was changed, or a line before it is missing: nothing from there on is proven."
-            break
-        lines.append(line)
-        links.add(link)
+            lines.append(line)
+            links.add(link)
+    except OSError as error:
+        raise InputError(f"The log {str(file)!r} cannot be read: {error}.") from None
+    except (ValueError, AttributeError):
+        what = f"Line {len(lines) + 1} was changed, or a line before it is missing"
+        broken = f"{what}: nothing from there on is proven."
     if not broken and noted and noted not in links:
         broken = "The link that was noted down is not in this log: its end was cut off, or it is another log."
     return {
@@ -426,9 +421,9 @@ def silo_pages(file: SiloFile) -> dict[str, Callable[[], str]]:
 def requests(file: SiloFile) -> list[dict[str, Any]]:
     """Return every request in the silo's log, with its state."""
     found: dict[str, dict[str, Any]] = {}
-    log, decided = file.limits.audit, decisions(file.consent.file)
+    log, decided = file.limits.audit, decisions(file.consent.file, whole=False)
     try:
-        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+        lines = list(JsonLines(log).read())
     except (OSError, ValueError):
         raise InputError(f"The log {str(log)!r} cannot be read: `scaffpd silo audit` says where.") from None
     for line in lines:

@@ -43,16 +43,22 @@ from scaffpd.privacy import Private
 from scaffpd.privacy.accountant import Account
 from scaffpd.privacy.noise import digest
 from scaffpd.privacy.oracle import SumTerms
-from scaffpd.system import append_line, atomic_write, load_or_create, lock_file
+from scaffpd.system import JsonLines, atomic_write, load_or_create, lock_file
 
-LONGEST_LINE, LONGEST_TEXT = 2**20, 2000  # bytes of a line of the log; characters of a sentence in it
+LONGEST_TEXT = 2000  # characters of a sentence in the log
 
 
 class AnswerJournal:
-    """An append-only file of lines [run, what, name, more], shared by the silo's processes."""
+    """An append-only file of lines [run, what, name, more], shared by the silo's processes.
+
+    An entry is on disk before its answer leaves. So the answer to a line that a crash or a full disk has cut off has
+    not left and counts as neither given nor spent: the line is removed. Any other line that cannot be read may stand
+    for an answer that has left, and stops the silo.
+    """
 
     def __init__(self, file: Path) -> None:
-        self._file, self._read, self._held = file, 0, False
+        self._lines, self._held = JsonLines(file), False
+        self._trouble = f"The silo's file of earlier answers, {file.name!r}, cannot be {{}}."
         self._known: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
 
     @contextmanager
@@ -61,7 +67,7 @@ class AnswerJournal:
         if self._held:
             yield
             return
-        with lock_file(self._file.with_suffix(".lock")):
+        with self._lines.lock():
             self._refresh()
             self._held = True
             try:
@@ -71,16 +77,10 @@ class AnswerJournal:
 
     def _refresh(self) -> None:
         try:
-            with self._file.open("rb") as lines:
-                lines.seek(self._read)
-                for line in lines:
-                    run, what, name, more = json.loads(line)
-                    self._known[run, what][name] = more
-                    self._read += len(line)
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError):
-            raise InputError(f"The silo's file of earlier answers, {self._file.name!r}, cannot be read.") from None
+            for run, what, name, more in self._lines.read():
+                self._known[run, what][name] = more
+        except (OSError, ValueError, TypeError):
+            raise InputError(self._trouble.format("read")) from None
 
     def known(self, run: str, what: str) -> dict[str, Any]:
         """Return the entries of a kind by name, the oldest first."""
@@ -93,11 +93,10 @@ class AnswerJournal:
             if name in self._known[run, what]:
                 return
             try:
-                self._read += append_line(self._file, json.dumps([run, what, name, more]))
+                self._lines.append([run, what, name, more])
             except OSError:
-                text = f"The silo's file of earlier answers, {self._file.name!r}, cannot be written."
-                raise InputError(text) from None
-            self._known[run, what][name] = more
+                raise InputError(self._trouble.format("written")) from None
+            self._refresh()
 
 
 def as_text(numbers: Vector) -> str:
@@ -114,7 +113,7 @@ class AuditLog:
     """A silo's log of questions and answers; an answer that cannot be logged does not leave."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._size, self._number, self._link = file, 0, 0, ""
+        self._lines = JsonLines(file)
 
     def note(self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]) -> None:
         """Append a line: the question, what is about to leave (`size` bytes), and further facts, `about`."""
@@ -122,36 +121,18 @@ class AuditLog:
         told = {name: reply.values[name] for name in ("sentence", "waits", "epsilon", "delta") if name in reply.values}
         told |= {"sentence": told["sentence"][:LONGEST_TEXT]} if "sentence" in told else {}
         try:
-            with lock_file(self._file.with_suffix(".lock")):  # shared by the silo's processes
-                self._refresh()
+            with self._lines.lock():  # shared by the silo's processes
+                before = self._lines.last() or {"number": 0, "link": ""}
                 line = {
-                    "number": self._number + 1, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "number": before["number"] + 1, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                     "question": "unreadable" if asked is None else asked.kind[:LONGEST_TEXT], "reply": reply.kind,
                     "bytes": size, "left": left, **told, **about,
                 }  # fmt: skip
-                link = line_link(self._link, line)
-                text = json.dumps({**line, "link": link})
-                if len(text) >= LONGEST_LINE:  # no process of this silo could read it back
-                    raise InputError(f"A line of the silo's log {self._file.name!r} would be too long.")
-                self._size += append_line(self._file, text)
+                self._lines.append({**line, "link": line_link(before["link"], line)})
         except OSError:
-            raise InputError(f"The silo's log {self._file.name!r} cannot be written.") from None
-        self._number, self._link = line["number"], link
-
-    def _refresh(self) -> None:
-        """Continue after the last whole line; the answer to a line that a crash cut off has not left."""
-        size = self._file.stat().st_size if self._file.exists() else 0
-        if size == self._size:
-            return
-        with self._file.open("r+b") as file:
-            file.seek(max(0, size - LONGEST_LINE))
-            *whole, rest = file.read().split(b"\n")
-            file.truncate(size - len(rest))
-        try:
-            last: dict[str, Any] = json.loads(whole[-1]) if whole else {"number": 0, "link": ""}
-        except ValueError:
-            raise InputError(f"The last line of the silo's log {self._file.name!r} cannot be read.") from None
-        self._size, self._number, self._link = size - len(rest), int(last["number"]), str(last["link"])
+            raise InputError(f"The silo's log {self._lines.file.name!r} cannot be written.") from None
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"The last line of the silo's log {self._lines.file.name!r} cannot be read.") from None
 
 
 def line_link(before: str, line: Mapping[str, Any]) -> str:
@@ -159,11 +140,17 @@ def line_link(before: str, line: Mapping[str, Any]) -> str:
     return hashlib.sha256((before + json.dumps(line, sort_keys=True)).encode()).hexdigest()
 
 
-def decisions(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the last decision about every request, by its name."""
+def decisions(file: Path, whole: bool = True) -> dict[str, dict[str, Any]]:
+    """Return the last decision about every request, by its name.
+
+    A last line that was cut off may be a withdrawal: a `whole` file must have none. The next `decide` removes it.
+    """
+    lines, default = JsonLines(file), {"granted": False, "until": "", "by": "", "time": ""}
     try:
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-        return {str(line["request"]): {"granted": False, "until": "", "by": "", "time": "", **line} for line in lines}
+        found = {str(line["request"]): {**default, **line} for line in lines.read()}
+        if whole and file.exists() and file.stat().st_size > lines.place:
+            raise ValueError
+        return found
     except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"The silo's file of consents, {file.name!r}, cannot be read.") from None
 
@@ -173,7 +160,7 @@ def decide(file: Path, request: str, granted: bool, by: str, until: date | None 
     now = datetime.now(UTC).isoformat(timespec="seconds")
     line = {"request": request, "granted": granted, "until": until.isoformat() if until else "", "by": by, "time": now}
     try:
-        append_line(file, json.dumps(line))
+        JsonLines(file).append(line)
     except OSError as error:
         raise InputError(f"Cannot write {str(file)!r}: {error.strerror}. You may not decide here.") from None
 
