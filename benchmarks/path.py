@@ -17,7 +17,8 @@ import torch
 
 import scaffpd as sp
 from scaffpd.comparison.problem import problem
-from scaffpd.fairness_path import SYMBOLS, grid
+from scaffpd.fairness_path import WALKABLE, grid
+from scaffpd.objectives import named
 
 TOL, POINTS = 1e-6, 9
 HEAD = ("problem", "N", "d", "objective", "rounds, alone", "rounds, x handed over", "rounds, path", "alone / path")
@@ -39,7 +40,7 @@ def _known(name: str) -> sp.Cohort:
 def measure(cohort: sp.Cohort, kind: str) -> tuple[int, int, int]:
     """Rounds of all points: each alone, each from the x of the last, and along the path."""
     average = sp.train(sp.fair(sp.Average()), cohort, tol=TOL, progress=False)
-    objectives = list(grid(kind, average.history.last_losses, POINTS).values())
+    objectives = list(grid(named(kind), average.history.last_losses, POINTS).values())
     run = partial(sp.path, objectives, cohort, tol=TOL, progress=False)
     alone, warm = run(warm=False), run()
     x, near = None, []
@@ -56,7 +57,7 @@ def measure(cohort: sp.Cohort, kind: str) -> tuple[int, int, int]:
 def main(names: Sequence[str]) -> None:
     lines, ratios = [], []
     for name, cohort in cohorts(names).items():
-        for kind in SYMBOLS:
+        for kind in WALKABLE:
             alone, near, warm = measure(cohort, kind)
             ratios.append(alone / warm)
             cells = (name, len(cohort.names), cohort.dimension, kind, alone, near, warm, f"{alone / warm:.1f}")

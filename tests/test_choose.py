@@ -13,9 +13,10 @@ import pytest
 
 import scaffpd as sp
 from scaffpd import cli
-from scaffpd.choosing import GridPoint, _chosen
+from scaffpd.choosing import GridPoint, _chosen, search
 from scaffpd.data.silos import fold_numbers
 from scaffpd.errors import InputError
+from scaffpd.folds import Folds
 
 SQUARED = sp.Linear("squared")
 
@@ -177,7 +178,7 @@ def test_folds_are_even_in_size_and_labels():
         ({"l2": math.inf}, "l2 >= 0 and finite"),
         ({"l2": []}, "a number or numbers for l2"),
         ({"strength": 0.0}, "strength > 0"),
-        ({"objective": "Chisquare"}, "did you mean 'ChiSquare'"),
+        ({"objective": "ChiSqare"}, "did you mean 'ChiSquare'"),
         ({"objective": [3]}, "needs objectives such as"),
         ({"model": "linear"}, "needs a model such as"),
         ({"clients": []}, "at least one client"),
@@ -327,3 +328,41 @@ def test_noise_columns_do_not_drown_the_worst_client(tmp_path, monkeypatch):
 def test_private_tables_spend_nothing_on_strengths(table):
     found = trained(*table, "--epsilon", "5", "--noise-seed", "1", "--rounds", "2")
     assert (found["model"]["l2"], found["objective"]["rho"]) == (0.001, 0.1)
+
+
+@pytest.mark.parametrize("budget", [None, 60])
+def test_free_strengths_keep_the_prior_and_the_cap(budget):
+    rows = Folds.of(clients(apart=1.0), SQUARED, None, 2, 0)
+    goal = sp.ChiSquare(0.1, prior=[1, 1, 1, 2], cap=0.3)
+    choice = search(rows, goal, 0.1, math.inf, "mean", 1.0, 20, None, 0, budget, fairly=True, free=True)
+    assert {type(one.objective) for one in choice.tried} == {sp.Average, sp.ChiSquare}
+    for point in choice.tried:
+        assert np.array_equal(point.objective.prior, goal.prior)
+        assert getattr(point.objective, "cap", 0.3) == 0.3
+    assert len({one.objective.strength for one in choice.tried}) == 4  # the average has none
+    assert choice.objective.cap == 0.3
+    fixed = search(rows, goal, 0.1, math.inf, "mean", 1.0, 20, None, 0, budget, fairly=True)
+    assert [one.objective for one in fixed.tried] == [goal]
+
+
+def test_a_table_that_chooses_keeps_the_cap_of_its_settings(table):
+    """Of three clients nobody gets more than 0.4, whether ρ is chosen, goes by losses, or is given by an option."""
+    place, data = Path("capped.toml"), f'[data]\nfile = "{table[1]}"\nclient = "site"\ntarget = "y"\n'
+    place.write_text(data + '[objective]\nkind = "ChiSquare"\ncap = 0.4\n')
+    quick = ("--splits", "0", "--no-coalition", "--no-report", "--quiet", "--fresh")
+    for k, more in enumerate(
+        (["--choose", "--budget", "60"], ["--no-choose"], ["--objective", "chi2", "--strength", "0.01"])
+    ):
+        assert cli.run(["train", str(place), *more, *quick, "--out", f"capped-{k}"]) == 0
+        objective = tomllib.loads(Path(f"capped-{k}/config.toml").read_text())["objective"]
+        assert objective["cap"] == 0.4
+        assert (objective["rho"] == 0.01) == (k == 2)
+        assert largest(f"capped-{k}") <= 0.4 + 1e-9
+    assert cli.run(["path", str(place), "--points", "3", "--no-report", "--quiet", "--out", "capped-path"]) == 0
+    assert largest("capped-path") <= 0.4 + 1e-9
+
+
+def largest(folder):
+    """The largest weight of a client in any model of a run."""
+    rows = csv.DictReader(Path(folder, "clients.csv").read_text().splitlines())
+    return max(float(row["weight"]) for row in rows if row["weight"])

@@ -719,6 +719,8 @@ def test_strengths_are_tuned_only_where_asked():
     assert changed.objective.rho == pytest.approx(0.02)
     np.testing.assert_allclose(changed.objective.prior, [0.25, 0.75])
     assert method.objective.rho == 0.2
+    capped, _ = configured(sp.ScaffPD(sp.ChiSquare(0.1, [1, 3], cap=0.6)), factors[2], None)
+    assert (capped.objective.rho, capped.objective.cap) == (pytest.approx(0.01), 0.6)
     assert grid(sp.ScaffPD(sp.Agnostic()), 5, strong=True) == [{}]
     assert list(grid(sp.GradientDescentAscent(sp.ChiSquare(0.1)), 5, strong=True)[0]) == [
         "server_rate",

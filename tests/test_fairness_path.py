@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
-from scaffpd.fairness_path import SYMBOLS, grid
+from scaffpd.fairness_path import WALKABLE, grid
+from scaffpd.objectives import named
 
 TOL = 1e-7
 OTHERS = ("ChiSquareBall", "Tilted")  # as ChiSquare, on the simplex; their grids are tested alike
@@ -19,10 +20,10 @@ def cohort():
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.long if k in OTHERS else ()) for k in SYMBOLS])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.long if k in OTHERS else ()) for k in WALKABLE])
 def test_every_point_is_as_good_as_a_run_of_its_own_and_cheaper(cohort, kind):
     average = sp.train(sp.fair(sp.Average()), cohort, tol=TOL)
-    objectives = grid(kind, average.history.losses[-1], points=5)
+    objectives = grid(named(kind), average.history.losses[-1], points=5)
     warm = sp.path(list(objectives.values()), cohort, tol=TOL)
     cold = sp.path(list(objectives.values()), cohort, tol=TOL, warm=False)
     assert {r.status for r in [*warm, *cold]} == {sp.Status.CONVERGED}
@@ -33,7 +34,7 @@ def test_every_point_is_as_good_as_a_run_of_its_own_and_cheaper(cohort, kind):
 
 
 def test_the_grid_goes_from_the_average_to_the_worst_case():
-    objectives = grid("ChiSquare", np.array([0.1, 0.2, 0.6]), points=4)
+    objectives = grid(sp.ChiSquare(0.1), np.array([0.1, 0.2, 0.6]), points=4)
     assert [type(o).__name__ for o in objectives.values()] == ["Average", *["ChiSquare"] * 4, "Agnostic"]
     rhos = [o.rho for o in list(objectives.values())[1:-1]]
     assert rhos == sorted(rhos, reverse=True)
@@ -67,10 +68,27 @@ def test_what_cannot_be_followed_is_refused(cohort):
     with pytest.raises(sp.InputError, match="needs a list of objectives"):
         sp.path([], cohort)
     with pytest.raises(sp.InputError, match="goes along ChiSquare"):
-        grid("Nash", np.ones(3))
+        grid(sp.Nash(1.0), np.ones(3))
+
+
+@pytest.mark.parametrize("prior", [None, [4.0, 1.0, 2.0, 1.0]])
+def test_no_point_of_a_capped_path_exceeds_the_cap(cohort, prior):
+    """The Agnostic end would put all weight on one client; with a cap κ, ρ → 0 is any λ_i ≤ κ."""
+    goal = sp.ChiSquare(0.1, prior, cap=0.3)
+    points = grid(goal, np.array([0.2, 0.9, 0.3, 0.4]), points=3)
+    assert [o.cap for o in list(points.values())[1:-1]] == [0.3] * 3
+    for name, objective in points.items():
+        if name != "average":  # whose weights are its prior, whatever clients say
+            assert sp.train(sp.fair(objective), cohort, tol=1e-4).weights.max() <= 0.3 + 1e-9, name
+    random = np.random.default_rng(0)
+    for losses in random.exponential(size=(20, 4)):
+        limit = sp.ChiSquare(1e-9, prior, cap=0.3).support(losses)
+        assert points["worst case"].support(losses) == pytest.approx(limit, abs=1e-7)
+    exact = grid(sp.ChiSquare(0.1, cap=1 / 3), np.array([0.1, 0.2, 0.6]), 1)["worst case"]
+    np.testing.assert_allclose(exact.maximizer([0.0, 5.0, 1.0]), 1 / 3)  # a cap that leaves no choice
 
 
 def test_many_points_stay_apart():
-    objectives = grid("ChiSquare", np.array([0.1, 0.2, 0.6]), points=300)
+    objectives = grid(sp.ChiSquare(0.1), np.array([0.1, 0.2, 0.6]), points=300)
     assert len(objectives) == 302
     assert len({o.rho for o in list(objectives.values())[1:-1]}) == 300

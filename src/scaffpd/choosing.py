@@ -26,12 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, count, real, unknown
-from scaffpd.fairness_path import PARAMETERS, SYMBOLS, WarmStart, grid
+from scaffpd.fairness_path import WarmStart, grid
 from scaffpd.federation import Vector
 from scaffpd.folds import FOLDS, Folds, base_of, held_out_losses, with_strengths
 from scaffpd.metrics import every, worst_fifth
 from scaffpd.models import Linear, Module, Personal
-from scaffpd.objectives import Average, Objective
+from scaffpd.objectives import Average, Objective, named
 
 MEAN, WORST = "mean", "worst fifth"
 BY = {MEAN: every, WORST: worst_fifth}
@@ -86,10 +86,9 @@ class GridPoint:
 
     def words(self) -> str:
         """Describe the point in a few words."""
-        kind, parameter = type(self.objective).__name__, PARAMETERS.get(type(self.objective).__name__)
-        goal = "the average" if isinstance(self.objective, Average) else kind
-        if parameter is not None:
-            goal = f"{kind} with {SYMBOLS[kind]} = {getattr(self.objective, parameter):.3g}"
+        goal = "the average" if isinstance(self.objective, Average) else type(self.objective).__name__
+        if self.objective.symbol:
+            goal += f" with {self.objective.symbol} = {self.objective.strength:.3g}"
         own = "one model for all" if math.isinf(self.strength) else f"personal models of κ = {self.strength:.4g}"
         return f"l2 = {self.l2:.3g}, {goal}, {own}"
 
@@ -225,13 +224,14 @@ def choose(
     """
     if not isinstance(model, Linear | Module | Personal):
         raise InputError(f"choose needs a model such as Linear(...) or Module(...), got {model!r}.")
-    rows = Folds.of(clients, model, names, folds, seed, device, dtype)
-    return search(rows, objective, l2, strength, by, errors, rounds, tol, seed, budget)
+    rows, free = Folds.of(clients, model, names, folds, seed, device, dtype), isinstance(objective, str)
+    goal = named(objective) if isinstance(objective, str) else objective
+    return search(rows, goal, l2, strength, by, errors, rounds, tol, seed, budget, free=free)
 
 
 def search(
     trials: Any, objective: Any, l2: Any, strength: Any, by: str, errors: float, rounds: int, tol: float | None,
-    seed: int, budget: int | None, fairly: bool = False,
+    seed: int, budget: int | None, fairly: bool = False, free: bool = False,
 ) -> Choice:  # fmt: skip
     """Try points, all of a grid or as many as the budget allows, and choose one; arguments are those of `choose`.
 
@@ -239,6 +239,8 @@ def search(
 
     `fairly` is for whoever wants a fair objective anyway: the average is tried, not chosen, l2 and the strength of the
     objective are those of the best point, and the one standard error rule is left for κ.
+
+    `free` also tries the average and other strengths of the objective, where it has some; its prior and its cap stay.
     """
     if by not in BY:
         raise unknown("measure", by, BY)
@@ -251,7 +253,7 @@ def search(
         least = trials.folds * max(len(l2s), len(kappas))
         raise InputError(f"choose needs a budget of at least {least} rounds for {trials.folds} folds, got {budget}.")
     found = _Search(trials, by, rounds, tol, seed, budget)
-    found.walk(kappas, l2s, objective)
+    found.walk(kappas, l2s, objective, free)
     choice = _chosen(found.candidates(fairly), by, errors, trials.model)
     point = choice.best if fairly else choice.point
     if budget is not None and found.line(kappas, point):
@@ -292,13 +294,14 @@ class _Search:
         fair = [point for point in self.points if not isinstance(point.objective, Average)]
         return fair if fairly and fair else self.points
 
-    def walk(self, kappas: Sequence[float], l2s: Sequence[float], objective: Any) -> None:
+    def walk(self, kappas: Sequence[float], l2s: Sequence[float], objective: Any, free: bool) -> None:
         """Try the whole grid; or, with a budget, one strength after the other."""
         here = kappas[0], l2s[len(l2s) // 2], 0
-        given = _given(objective)
-        self.goals = [Average()] if given is None else given
+        self.goals = _given(objective)
+        if free := free and self.goals[0].strengths is not None:
+            self.goals = [Average(prior=objective.prior)]
         if math.isinf(self.left):
-            if given is None:
+            if free:
                 self.run([here])
                 self._strengths(objective, here)
             self.run(list(itertools.product(kappas, l2s, range(len(self.goals)))))
@@ -307,7 +310,7 @@ class _Search:
         while here != before:
             before = here
             for axis, values in ((1, l2s), (0, kappas), (2, None)):
-                if values is None and given is None and len(self.goals) == 1:
+                if values is None and free and len(self.goals) == 1:
                     self._strengths(objective, here)
                 line: Any = range(len(self.goals)) if values is None else values
                 keys = [(*here[:axis], value, *here[axis + 1 :]) for value in line]
@@ -320,9 +323,9 @@ class _Search:
         k = next(k for k, goal in enumerate(self.goals) if goal is point.objective)
         return self.run([(kappa, point.l2, k) for kappa in kappas])
 
-    def _strengths(self, kind: str, here: Key) -> None:
+    def _strengths(self, objective: Objective, here: Key) -> None:
         """Add strengths of an objective, by how far apart the losses of the average model are."""
-        self.goals += list(grid(kind, self.average[here[:2]], STRENGTHS).values())[1:-1]
+        self.goals += list(grid(objective, self.average[here[:2]], STRENGTHS).values())[1:-1]
 
     def run(self, keys: Sequence[Key]) -> bool:
         """Train for these points without one fold after the other; tell whether the budget was large enough."""
@@ -390,12 +393,8 @@ def _values(name: str, given: Any, usual: Sequence[float]) -> list[float]:
     return sorted({float(value) for value in several}, reverse=True)
 
 
-def _given(objective: Any) -> list[Objective] | None:
-    """Return the objectives to try, the closest to the average first; `None` where their kind is given."""
-    if isinstance(objective, str):
-        if objective not in SYMBOLS:
-            raise unknown("objective", objective, SYMBOLS)
-        return None
+def _given(objective: Any) -> list[Objective]:
+    """Return the objectives to try, the closest to the average first."""
     listed = isinstance(objective, Sequence)
     several = [objective] if isinstance(objective, Objective) else list(objective) if listed else []
     if not several or not all(isinstance(one, Objective) for one in several):

@@ -10,7 +10,6 @@ r"""`coalition`: why be in it? Groups of clients train together, and their membe
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -264,7 +263,4 @@ def _among(objective: Objective, group: Group) -> Objective:
     """Return the objective with the prior of some of the clients."""
     if isinstance(objective, Excess):
         return Excess(_among(objective.objective, group), objective.offset)
-    chosen = copy.copy(objective)
-    if chosen.prior is not None:
-        chosen.prior = chosen.prior[list(group)] / chosen.prior[list(group)].sum()
-    return chosen
+    return objective if objective.prior is None else objective.with_arguments(prior=objective.prior[list(group)])

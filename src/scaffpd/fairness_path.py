@@ -15,12 +15,10 @@ import numpy as np
 from scaffpd.algorithms import Fair
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Vector
-from scaffpd.objectives import USUAL, Agnostic, Average, ChiSquare, ChiSquareBall, CVaR, Objective, QFair, Tilted
+from scaffpd.objectives import OBJECTIVES, Agnostic, Average, CVaR, Objective
 from scaffpd.training import Algorithm, Callback, Result, Status, train
 
-SYMBOLS = {"ChiSquare": "ρ", "Tilted": "ρ", "ChiSquareBall": "δ", "CVaR": "α", "QFair": "q"}
-PARAMETERS = {kind: parameter for kind, (parameter, _) in USUAL.items()}
-WIDEST, NARROWEST = 10.0, 1 / 30  # ρ in units of how far the losses of the average model are apart
+WALKABLE = tuple(name for name, kind in OBJECTIVES.items() if kind.strengths is not None)
 
 
 def path(
@@ -78,20 +76,22 @@ class WarmStart:
             self.state = info.state
 
 
-def grid(kind: str, average: Vector, points: int = 9, prior: Any = None) -> dict[str, Objective]:
+def grid(objective: Objective, average: Vector, points: int = 9) -> dict[str, Objective]:
     """Return objectives by name from the average to the worst case, given the losses of the average model.
 
     Args:
-        kind: "ChiSquare", "Tilted", "ChiSquareBall", "CVaR" or "QFair".
+        objective: one such as `ChiSquare(rho=0.1)`: all have its prior, and no weight exceeds its cap.
         average: L_i of the average model; how far they are apart sets the scale of ρ.
         points: how many between the average and the worst case.
-        prior: p of all of them.
     """
     count("A fairness path", "points", points)
-    made = {"ChiSquare": ChiSquare, "Tilted": Tilted, "ChiSquareBall": ChiSquareBall, "CVaR": CVaR, "QFair": QFair}
-    values = _rounded(_strengths(kind, np.asarray(average), points))
-    inner: dict[str, Objective] = {f"{SYMBOLS[kind]} = {v:.15g}": made[kind](v, prior=prior) for v in values}
-    return {"average": Average(prior=prior), **inner, "worst case": Agnostic(prior=prior)}
+    if objective.strengths is None:
+        raise InputError(f"A fairness path goes along {', '.join(WALKABLE)}, not along {type(objective).__name__}.")
+    losses, prior, cap = np.asarray(average), objective.prior, getattr(objective, "cap", None)
+    values = _rounded(objective.strengths(losses, points))
+    inner = {f"{objective.symbol or objective.parameter} = {v:.15g}": objective.with_strength(v) for v in values}
+    worst = Agnostic(prior=prior) if cap is None else CVaR(min(1.0, 1 / (cap * len(losses))))  # ρ → 0: any λ_i ≤ κ
+    return {"average": Average(prior=prior), **inner, "worst case": worst}
 
 
 def _rounded(values: Vector) -> list[float]:
@@ -101,17 +101,3 @@ def _rounded(values: Vector) -> list[float]:
         if len(set(rounded)) == len(rounded):
             return rounded
     return list(dict.fromkeys(map(float, values)))
-
-
-def _strengths(kind: str, losses: Vector, points: int) -> Vector:
-    N, apart = len(losses), float(np.abs(losses - losses.mean()).max())
-    if kind in ("ChiSquare", "Tilted"):
-        scale = max(apart, 1e-9 * (1 + float(np.abs(losses).max())))
-        return np.geomspace(WIDEST * scale, NARROWEST * scale, points)
-    if kind == "CVaR":
-        return np.geomspace(1.0, 1.0 / N, points + 2)[1:-1]
-    if kind == "ChiSquareBall":
-        return np.geomspace(0.01, 0.9, points) * (N - 1)
-    if kind == "QFair":
-        return np.geomspace(0.1, 5.0, points)
-    raise InputError(f"A fairness path goes along {', '.join(SYMBOLS)}, not along {kind!r}.")

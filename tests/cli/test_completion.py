@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from forked import command
 from scaffpd import algorithms, cli, data, objectives
@@ -91,11 +92,11 @@ def test_nothing_heavy_is_loaded():
 
 def test_the_names_are_those_of_their_homes():
     assert typer_ext.PROBLEMS == problem.NAMES
-    assert set(typer_ext.OBJECTIVES) == {
-        name
-        for name in objectives.__all__
-        if isinstance(getattr(objectives, name), type) and name not in ("Objective", "Excess")
-    }
+    assert set(typer_ext.OBJECTIVES) == set(objectives.OBJECTIVES) == {*objectives.__all__} - {"Objective", "Excess"}
+    said = next(o for o in typer.main.get_command(cli.app).commands["train"].params if o.name == "strength")
+    for kind in (kind for kind in objectives.OBJECTIVES.values() if kind.parameter):
+        assert (kind.symbol or kind.parameter) in said.help
+        assert kind.usual is None or f"{kind.symbol} {kind.usual:g}" in said.show_default
     assert tuple(local.ENGINES) == typer_ext.ENGINES
     assert all(callable(getattr(data, loader)) for loader in typer_ext.IMAGES.values())
     assert typer_ext.BACKBONES == backbones.BACKBONES

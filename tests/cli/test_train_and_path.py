@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaffpd import choosing, cli, gains
+from scaffpd import choosing, cli, gains, objectives
 from scaffpd.cli.train import requested
 from scaffpd.errors import InputError
 
@@ -149,7 +149,7 @@ def test_regression(here, capsys):
     assert "rmse" in (here / "runs" / "prices" / "clients.csv").read_text()
 
 
-OBJECTIVES = "'Agnostic', 'Average', 'ChiSquare', 'ChiSquareBall', 'CVaR', 'Nash', 'QFair', 'Tilted'"
+OBJECTIVES = ", ".join(map(repr, objectives.OBJECTIVES))
 WRONG = [
     ("train", "WHAT"),
     ("train nothing.csv", "Cannot read the data file 'nothing.csv': No such file or directory."),

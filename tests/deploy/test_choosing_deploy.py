@@ -88,6 +88,24 @@ def test_one_number_a_fold_and_a_point_goes_up(chosen):
     assert not list(messages(transport, "joining_scores"))
 
 
+@pytest.mark.parametrize("rho", ["", "rho = 0.02\n"])
+def test_a_chosen_strength_keeps_the_cap(tmp_path, rho):
+    """Of four silos va would get 0.4 of the weight."""
+    capped = {"rho = 0.1\n": f"cap = 0.3\n{rho}", "tol = 1e-6": "tol = 1e-3"}
+    more = "\n[choosing]\nl2 = [0.1]\nstrength = [inf]\nfolds = 2\nbudget = 40\n"
+    path, places = federation(tmp_path, replacing=capped, more=more)
+    outcome, _ = run(path, places)
+    assert outcome.status == "converged", outcome.sentence
+    found = chosen_in(path)
+    tried = {row["objective"] for row in found["tried"]}
+    assert all("cap=0.3" in one for one in tried - {"Average()"})
+    assert len(tried) == (1 if rho else 4 - 1)  # the average is tried, and left out where a fair model is wanted
+    assert (found["objective"]["rho"] == 0.02) == bool(rho)
+    with (folder(path) / "clients.csv").open() as file:
+        weights = [float(row["weight"]) for row in csv.DictReader(file)]
+    assert max(weights) == pytest.approx(0.3, abs=1e-6)  # at the cap, and not beyond it
+
+
 def test_choosing_works_with_masked_sums(tmp_path):
     grid = "\n[choosing]\nl2 = [0.1]\nstrength = [inf, 30.0]\nfolds = 2\nbudget = 12\n"
     path, places = secured(tmp_path, silos=3, replacing={**SCAFF_PD, "rounds = 500": "rounds = 5"}, more=grid)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import sys
+import tomllib
+from pathlib import Path
+
 import cvxpy as cp
 import numpy as np
 import pytest
@@ -11,6 +16,11 @@ from objective_cases import Step, steps
 
 import scaffpd as sp
 from runtimes import EVERYTHING, NAMES, RUNTIMES, data_of, federation_of
+from scaffpd import cli
+from scaffpd.choosing import search
+from scaffpd.cli.train import requested
+from scaffpd.config.run import RunConfig
+from scaffpd.folds import Folds
 from scaffpd.models import losses
 from scaffpd.reference import reference_optimum
 from snippets import ROOT, blocks, run_python
@@ -190,3 +200,70 @@ def test_a_question_of_ones_own_is_answered_in_every_runtime(page, runtime, tmp_
     for value, (X, y) in zip(seen, data_of("squared")[0].values(), strict=True):
         rows = 2 * (X @ x.numpy() - y)[:, None] * X  # the gradients of single rows; batches draw with replacement
         np.testing.assert_allclose(value, rows.var(0).sum() / 3, rtol=0.25)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """`mine.py` with the page's Floor, in the working directory."""
+    code = next(code for code in blocks(PAGE, "python") if "class Floor" in code)
+    (tmp_path / "mine.py").write_text(
+        f"{code}\n\nclass Plain(Floor):\n    parameter, strengths, usual = '', None, None\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    yield
+    sys.modules.pop("mine", None)
+
+
+def written(folder):
+    """[objective] of a run's settings, and (model, weight) of all its clients."""
+    with Path(folder, "clients.csv").open() as file:
+        weights = [(row["model"], float(row["weight"])) for row in csv.DictReader(file)]
+    return tomllib.loads(Path(folder, "config.toml").read_text())["objective"], weights
+
+
+def test_the_command_line_takes_an_objective_of_ones_own(mine):
+    """Nothing but the class says its argument, letter, usual value, and the strengths of a path."""
+    quick = ["hospitals", "--objective", "mine:Floor", "--no-report", "--quiet", "--l2", "0.1", "--tol", "1e-3"]
+    assert cli.run(["train", *quick, "--strength", "0.8", "--splits", "0", "--out", "run"]) == 0
+    objective, weights = written("run")
+    assert objective == {"kind": "mine:Floor", "epsilon": 0.8}
+    assert min(weight for _, weight in weights) >= 0.2 - 1e-9
+    assert RunConfig.read(Path("run/config.toml")).goal.epsilon == 0.8  # the same command goes on
+    usual = requested("hospitals", {"objective": "mine:Floor"})
+    assert (usual.goal.epsilon, "strength" in usual.left_out) == (0.5, True)
+    assert cli.run(["path", *quick, "--points", "2", "--out", "path"]) == 0
+    _, weights = written("path")
+    assert list(dict.fromkeys(model for model, _ in weights)) == ["average", "ε = 0.67", "ε = 0.33", "worst case"]
+
+
+def test_folds_choose_the_strength_of_an_objective_of_ones_own(page):
+    rows = Folds.of(page["silos"].train, sp.Linear("logistic", intercept=True), page["silos"].names, 2, 0)
+    choice = search(rows, page["Floor"](0.5), 0.1, np.inf, "mean", 1.0, 20, None, 0, None, fairly=True, free=True)
+    assert [one.objective.strength for one in choice.tried] == [None, 0.75, 0.5, 0.25]
+    assert f"Floor with ε = {choice.objective.epsilon:.3g}" in choice.sentence
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train hospitals --objective mine:Floor --strength 2", "Floor needs 0 <= epsilon < 1, got 2.0."),
+        (
+            "train hospitals --objective mine:np",
+            "'mine:np' is no objective: it has to be a class of scaffpd.objectives",
+        ),
+        ("train hospitals --objective mine:Flor", "'mine:Flor' is no objective"),
+        ("train hospitals --objective yours:Floor", "There is no module 'yours'"),
+        ("train hospitals --objective mine:Plain --strength 1", "Plain has no strength: leave --strength out."),
+        (
+            "train hospitals --objective mine:Plain",
+            "is not complete: missing 1 required positional argument: 'epsilon'",
+        ),
+        ("path own.toml", "A fairness path goes along ChiSquare, ChiSquareBall, CVaR, Tilted, QFair, not along Plain."),
+    ],
+)
+def test_what_is_wrong_with_an_objective_of_ones_own_is_said(mine, capsys, words, said):
+    Path("own.toml").write_text('[data]\nsource = "hospitals"\n[objective]\nkind = "mine:Plain"\nepsilon = 0.5\n')
+    assert cli.run(words.split()) == 2
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from scaffpd.gains import Joining
     from scaffpd.runs.prepare import Prepared
 
-STRENGTHS = {  # the argument of each objective
-    "ChiSquare": "rho", "Tilted": "rho", "ChiSquareBall": "delta", "CVaR": "alpha", "QFair": "q", "Nash": "b",
-}  # fmt: skip
 COUNTS = "counts"  # a task of its own to users: numbers with Poisson loss
 LEAST_ZERO, ABOVE_ZERO = ("test", "l2", "tol"), ("kappa", "epsilon", "clip", "loss_clip", "radius", "delta")
 BY = ("mean", "worst-fifth")
@@ -34,6 +30,7 @@ What = Annotated[
         "(for folders of such names, ./digits)."
     ),
 ]
+GOAL = f"What is optimised: {', '.join(OBJECTIVES)}, or module:Class of your own; several in turn."
 METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own."
 
 
@@ -62,10 +59,7 @@ class DataOptions:
 class SolverOptions:
     """Options of the objective and the rounds."""
 
-    objective: Annotated[
-        str | None,
-        option(f"What is optimised: {', '.join(OBJECTIVES)}; several in turn.", OBJECTIVES, "ChiSquare", several=True),
-    ]
+    objective: Annotated[str | None, option(GOAL, OBJECTIVES, "ChiSquare", several=True)]
     l2: Annotated[
         float | None, typer.Option("--l2", help="The regulariser.", show_default="by folds for a table, else 0.001")
     ]
@@ -319,7 +313,7 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
             changes[table][name] = listed(options[name])
     if counts:
         changes["model"]["loss"] = "poisson"
-    changes["objective"] = _objective(options, is_file)
+    changes["objective"] = _objective(options, file.parent if is_file else None)
     given = {table: new for table, new in changes.items() if new}
     if is_file:
         return RunConfig.read(file, given)
@@ -381,30 +375,28 @@ def _check_numbers(options: Mapping[str, Any]) -> None:
             raise InputError(f"--{name.replace('_', '-')} needs a number {limits}, got {given:g}.")
 
 
-def _objective(options: Mapping[str, Any], file: bool) -> dict[str, Any]:
+def _objective(options: Mapping[str, Any], beside: Path | None) -> dict[str, Any]:
     """Return [objective] of --objective and --strength; a path needs no strength, for it goes along all of them."""
+    from scaffpd.config.reading import objective_kind
+
     wanted, strength = options.get("objective"), options.get("strength")
     if wanted is None and strength is None:
         return {}
-    if wanted is None and file:
+    if wanted is None and beside is not None:
         raise InputError("--strength needs --objective: which of them is it the strength of?")
     wanted = wanted or "ChiSquare"
     known = {name.lower(): name for name in OBJECTIVES} | {"chi2": "ChiSquare", "worst": "Agnostic"}
-    kind = known.get(wanted.lower().replace("-", "").replace("_", ""))
-    if kind is None:
-        raise unknown("objective", wanted, OBJECTIVES)
-    if kind not in STRENGTHS:
-        if strength is not None:
-            raise InputError(f"{kind} has no strength: leave --strength out.")
-        return {"kind": kind}
-    name = STRENGTHS[kind]
-    if strength is None and kind != "Nash":
-        return {"kind": kind}  # the usual one, or one that goes by the clients' losses
+    name = known.get(wanted.lower().replace("-", "").replace("_", ""), wanted)
+    kind = objective_kind(name, beside or Path.cwd())
+    if strength is None and (not kind.parameter or kind.usual is not None):
+        return {"kind": name}  # the usual one, or one that goes by the clients' losses
+    if not kind.parameter:
+        raise InputError(f"{kind.__name__} has no strength: leave --strength out.")
     if strength is None and "cold" not in options:
-        raise InputError(f"{kind} needs --strength: its {name}, the loss that a client could fall back to.")
-    made = {"kind": kind, name: 1.0 if strength is None else strength}
-    getattr(import_module("scaffpd.objectives"), kind)(made[name])  # refuses what is no strength
-    return made
+        raise InputError(f"{kind.__name__} needs --strength: {kind.meaning or kind.parameter}.")
+    made = {kind.parameter: 1.0 if strength is None else strength}
+    kind(**made)  # refuses what is no strength
+    return {"kind": name, **made}
 
 
 def _check_columns(file: Path, options: Mapping[str, Any], command: str) -> None:

@@ -112,7 +112,7 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
 ALGORITHMS = ("Fair", *(name for name in scaffpd._HOME["scaffpd.algorithms"] if name != "fair"))  # without PyTorch
-OBJECTIVES = ("Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Nash", "QFair", "Tilted")
+OBJECTIVES = tuple(name for name in scaffpd._HOME["scaffpd.objectives"] if name != "Excess")
 ENGINES = ("flare", "flower")
 IMAGES = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}  # and their loaders
 BACKBONES = ("efficientnet-lite0", "resnet18-layer3")

@@ -100,7 +100,7 @@ def configured(method: Any, factors: Mapping[str, float], federation: Federation
         return method, values
     changes: dict[str, Any] = {name: value for name, value in values.items() if name != RHO}
     if factors.get(RHO, 1.0) != 1:
-        changes["objective"] = type(method.objective)(values[RHO], prior=method.objective.prior)
+        changes["objective"] = method.objective.with_strength(values[RHO])
     return replace(method, **changes), values
 
 

@@ -178,7 +178,7 @@ class FederationFile:
         """Read and check a `federation.toml`."""
         file = Path(path).absolute()
         tables = validated(FederationTables, read_toml(file, SILO), file)
-        objective = tables.objective if tables.choosing is None else key.with_strength(tables.objective)
+        objective = tables.objective if tables.choosing is None else key.with_usual(tables.objective, file)
         algorithm = algorithm_of(tables.algorithm, objective, file)
         privacy = tables.privacy
         if privacy is not None:
@@ -200,7 +200,7 @@ class FederationFile:
             (1e-6 if certified else None) if tol is None else tol or None, tables.training.seed,
             _policy(tables, file), secure,
             {} if privacy is None else privacy.model_dump(exclude_none=True), tables.server, tables.choosing,
-            tables.training.joining, tables.choosing is None or len(tables.objective or {}) > 1,
+            tables.training.joining, objective == tables.objective,
             tables.log,
         )  # fmt: skip
 

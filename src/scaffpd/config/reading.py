@@ -13,7 +13,6 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import (
@@ -29,11 +28,10 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-import scaffpd.objectives as objectives
 import scaffpd.steps as steps
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.errors import InputError, shortened, unknown
-from scaffpd.objectives import Excess, Objective
+from scaffpd.objectives import OBJECTIVES, Excess, Objective
 from scaffpd.objectives.excess import HELD_OUT
 
 LARGEST = 2**20  # bytes: far above any file written by hand
@@ -211,18 +209,30 @@ def algorithm_kind(kind: Any, folder: Path, what: str = "algorithm", keep: bool 
     `keep` leaves the user's module importable, so that its objects can be sent to other processes. Without it, several
     folders may have modules of the same name.
     """
+    found: type[Algorithm] | Algorithm = _kind(kind, folder, what, ALGORITHMS, Algorithm, keep)
+    return found
+
+
+def objective_kind(kind: Any, folder: Path, what: str = "objective") -> type[Objective]:
+    """Return one of our classes by its name, or the user's own class by `module:name`."""
+    found: type[Objective] = _kind(kind, folder, what, OBJECTIVES, Objective, True)
+    return found
+
+
+def _kind(kind: Any, folder: Path, what: str, known: Mapping[str, Any], base: type, keep: bool) -> Any:
     if not isinstance(kind, str) or ":" not in kind:
-        if not isinstance(kind, str) or kind not in ALGORITHMS:
-            raise unknown(what, kind, ALGORITHMS)
-        return ALGORITHMS[kind]
+        if not isinstance(kind, str) or kind not in known:
+            raise unknown(what, kind, known)
+        return known[kind]
     if keep:
         sys.path += [place for place in (str(folder), str(Path.cwd())) if place not in sys.path]
         importlib.invalidate_caches()
     with nullcontext() if keep else _searching(folder, kind):
         found = _named(folder, kind)
-    if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
+    if (isinstance(found, type) and issubclass(found, base)) or (base is Algorithm and isinstance(found, base)):
         return found
-    raise InputError(f"{kind!r} is no algorithm: it has to be a class of scaffpd.algorithms.Algorithm, got {found!r}.")
+    word, needed = base.__name__.lower(), f"scaffpd.{base.__name__.lower()}s.{base.__name__}"
+    raise InputError(f"{kind!r} is no {word}: it has to be a class of {needed}, got {found!r}.")
 
 
 def algorithm_of(given: Mapping[str, Any], objective: Mapping[str, Any] | None, file: Path) -> Any:
@@ -235,7 +245,10 @@ def algorithm_of(given: Mapping[str, Any], objective: Mapping[str, Any] | None, 
             raise InputError(f"{kind} is complete: leave [objective] and other keys of [algorithm] out.")
         return chosen
     if isinstance(values.get("steps"), dict):
-        values["steps"] = _made("algorithm.steps", values["steps"], steps, file)
+        rule = dict(values["steps"])
+        if (name := rule.pop("kind", None)) not in steps.__all__:
+            raise unknown(f"algorithm.steps.kind in {file.name!r},", name, steps.__all__)
+        values["steps"] = called(getattr(steps, name), "algorithm.steps", rule, file)
     if objective is not None:
         if "objective" not in inspect.signature(chosen).parameters:
             raise InputError(f"{kind} has an objective of its own: leave [objective] out of {file.name!r}.")
@@ -251,23 +264,17 @@ def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
     offset = values.pop("offset", None)
     if offset == HELD_OUT:
         raise InputError(f"offset = {HELD_OUT!r} is not for settings files such as {file.name!r}: train it in Python.")
-    made: Objective = _made("objective", values, objectives, file)
+    kind = objective_kind(values.pop("kind", None), file.parent, f"objective.kind in {file.name!r},")
+    made = called(kind, "objective", values, file)
     return made if offset is None else called(Excess, "objective", {"objective": made, "offset": offset}, file)
 
 
-def with_strength(objective: dict[str, Any] | None) -> dict[str, Any] | None:
+def with_usual(objective: dict[str, Any] | None, file: Path) -> dict[str, Any] | None:
     """Return [objective] with the default strength if it has none."""
-    name, value = objectives.USUAL.get(str((objective or {}).get("kind")), ("", 0.0))
-    return objective if objective is None or not name else {**objective, name: objective.get(name, value)}
-
-
-def _made(table: str, given: Mapping[str, Any], module: ModuleType, file: Path) -> Any:
-    values = dict(given)
-    kind = values.pop("kind", None)
-    known = [name for name in module.__all__ if isinstance(getattr(module, name), type)]
-    if kind not in known:
-        raise unknown(f"{table}.kind in {file.name!r},", kind, known)
-    return called(getattr(module, kind), table, values, file)
+    if objective is None:
+        return None
+    kind = objective_kind(objective.get("kind"), file.parent, f"objective.kind in {file.name!r},")
+    return objective if kind.usual is None else {**objective, kind.parameter: objective.get(kind.parameter, kind.usual)}
 
 
 def called(made: Any, table: str, values: Mapping[str, Any], file: Path) -> Any:

@@ -208,7 +208,8 @@ class RunConfig(SettingsTable):
         for table, new in (changes or {}).items():
             old = values.get(table, {})
             if isinstance(old, dict):
-                values[table] = dict(new) if "kind" in new else {**old, **new}  # another kind has other arguments
+                other = new.get("kind", old.get("kind")) != old.get("kind")  # another kind has other arguments
+                values[table] = dict(new) if other else {**old, **new}
         return cls.of(values, path.absolute())
 
     @classmethod
@@ -225,7 +226,7 @@ class RunConfig(SettingsTable):
         chosen = algorithm_kind(algorithm.get("kind", "Fair"), file.parent, f"algorithm.kind in {file.name!r},")
         if objective is None and isinstance(chosen, type) and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
-        complete = key.with_strength(objective)
+        complete = key.with_usual(objective, file)
         left_out, objective = {"strength"} if complete != objective else set[str](), complete
         if found.model.network is None and "l2" not in found.model.model_fields_set:
             left_out.add("l2")

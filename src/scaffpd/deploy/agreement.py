@@ -21,7 +21,6 @@ from scaffpd.config.reading import kind_of
 from scaffpd.deploy.messages import REFUSED, Facts, Failure, Message, Unanswered, Unusable, digest, plain, read_values
 from scaffpd.deploy.session import LACKS, LARGEST_REPLY, TOGETHER, Session, SiloRequest
 from scaffpd.errors import InputError
-from scaffpd.fairness_path import SYMBOLS
 from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.models import Linear
 from scaffpd.objectives import Objective
@@ -80,10 +79,8 @@ class SiloTrials:
         """Choose the strengths by folds; try several of the objective if the file gives none."""
         about, goal = self.file.choosing, self.file.algorithm.objective
         assert about is not None
-        kind = type(goal).__name__
-        wanted = goal if self.file.given_strength or kind not in SYMBOLS else kind
-        l2, strength = about.l2 or L2S, about.strength or KAPPAS
-        return search(self, wanted, l2, strength, about.by, 1.0, ROUNDS, None, self.file.seed, about.budget, True)
+        l2, strength, free = about.l2 or L2S, about.strength or KAPPAS, not self.file.given_strength
+        return search(self, goal, l2, strength, about.by, 1.0, ROUNDS, None, self.file.seed, about.budget, True, free)
 
 
 class Refusal(InputError):

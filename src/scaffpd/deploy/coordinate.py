@@ -7,7 +7,6 @@ is dropped, quarantined or comes back, a new segment starts from the last x befo
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections import Counter
@@ -29,7 +28,6 @@ from scaffpd.deploy.messages import GARBAGE, SPENT, Facts, Failure, Message, Tra
 from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Lost, Membership, Paused, Quarantined, Returned, Session, SiloEvent, SiloRequest
 from scaffpd.errors import InputError
-from scaffpd.fairness_path import PARAMETERS
 from scaffpd.federation import ClientScores, Federation, Traffic
 from scaffpd.federation.questions import Scores
 from scaffpd.gains import JoiningScores, of_silos
@@ -249,17 +247,17 @@ class Coordination:
             except (Lost, Paused) as gone:
                 name = gone.names[0] if isinstance(gone, Lost) else members[0]
                 raise Unanswered(name, f"strengths were being chosen ({gone})") from None
-            strength = PARAMETERS.get(type(choice.objective).__name__)
+            goal = choice.objective
             chosen = {
                 "l2": choice.l2, "kappa": choice.strength if math.isfinite(choice.strength) else None,
-                "objective": {strength: getattr(choice.objective, strength)} if strength else {},
+                "objective": {goal.parameter: goal.strength} if goal.strengths else {},
                 "sentence": choice.sentence,
                 "tried": [{**row, "kappa": str(row["kappa"])} for row in choice.table],
             }  # fmt: skip
             self.folder.write("choice.json", chosen)
-        goal = copy.copy(self.file.algorithm.objective)
+        goal = self.file.algorithm.objective
         for name, value in chosen["objective"].items():
-            goal = type(goal)(value, prior=goal.prior) if hasattr(goal, name) else goal
+            goal = goal.with_strength(value) if name == goal.parameter else goal
         self.file = replace(self.file, algorithm=replace(self.file.algorithm, objective=goal))
         strengthened = setup.with_model(l2=chosen["l2"], strength=chosen["kappa"])
         self.folder.write("setup.json", strengthened.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -24,7 +23,6 @@ from scaffpd.cohort import Cohort
 from scaffpd.data.partition import is_missing
 from scaffpd.data.silos import checked_fraction, standardiser
 from scaffpd.errors import InputError, count, positive
-from scaffpd.fairness_path import SYMBOLS
 from scaffpd.folds import FOLDS, Folds
 from scaffpd.gains import Joining, joining
 from scaffpd.metrics import a_fifth
@@ -187,7 +185,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         params: dict[str, Any] = super().get_params(deep)
         if deep and self.objective is not None:
             with suppress(InputError):  # what is no objective is refused by `fit`
-                params |= {f"objective__{name}": value for name, value in _arguments(self._objective()).items()}
+                params |= {f"objective__{name}": value for name, value in self._objective().arguments().items()}
         return params
 
     def set_params(self, **params: Any) -> Self:
@@ -196,11 +194,11 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         super().set_params(**params)
         if inner:
             goal = self._objective()
-            known, new = _arguments(goal), {name.removeprefix("objective__"): value for name, value in inner.items()}
+            known, new = goal.arguments(), {name.removeprefix("objective__"): value for name, value in inner.items()}
             for name in new:
                 if name not in known:
                     raise InputError(f"{type(goal).__name__} has no parameter {name!r}; it has {', '.join(known)}.")
-            self.objective = type(goal)(**{**known, **new})
+            self.objective = goal.with_arguments(**new)
         return self
 
     def __sklearn_tags__(self) -> Any:
@@ -305,10 +303,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if hasattr(self.algorithm, "round") and not isinstance(self.algorithm, type):
             raise InputError("choose needs an objective that it may change: leave algorithm out, or pass a class.")
         goal, seed = self._objective(), _seed(self.random_state) if self.random_state is not None else 0
-        free = (self.objective is None or isinstance(self.objective, str)) and type(goal).__name__ in SYMBOLS
-        wanted: Any = type(goal).__name__ if free else goal
-        rows = Folds.of(pairs, model, group.names, FOLDS, seed)
-        return search(rows, wanted, None, math.inf, self.choose, 1.0, TRIES, None, seed, BUDGET, True)
+        free, rows = not isinstance(self.objective, Objective), Folds.of(pairs, model, group.names, FOLDS, seed)
+        return search(rows, goal, None, math.inf, self.choose, 1.0, TRIES, None, seed, BUDGET, True, free)
 
     @property
     def _tol(self) -> float | None:
@@ -393,12 +389,6 @@ def row_weights(sample_weight: Any, X: Any, group: Grouping) -> Array | None:
         if not own.sum() > 0:
             raise InputError(f"All rows of client {name!r} have weight zero: leave its rows out, or weigh them.")
     return weights
-
-
-def _arguments(objective: Objective) -> dict[str, Any]:
-    """Return the arguments that an objective was made with, by name."""
-    names = [name for name in inspect.signature(type(objective).__init__).parameters if name != "self"]
-    return {name: getattr(objective, name) for name in names}
 
 
 def owners(estimator: Any, clients: Any, rows: int) -> Grouping:

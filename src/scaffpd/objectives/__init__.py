@@ -27,22 +27,18 @@ from scaffpd.objectives.nash import Nash
 from scaffpd.objectives.q_fair import QFair
 from scaffpd.objectives.tilted import Tilted
 
-USUAL = {  # the argument of each objective, and its default value
-    "ChiSquare": ("rho", 0.1), "Tilted": ("rho", 0.1), "ChiSquareBall": ("delta", 0.5), "CVaR": ("alpha", 0.2),
-    "QFair": ("q", 1.0),
-}  # fmt: skip
+OBJECTIVES: dict[str, type[Objective]] = {
+    kind.__name__: kind for kind in (Average, Agnostic, ChiSquare, ChiSquareBall, CVaR, Tilted, QFair, Nash)
+}
 
 
 def named(name: str) -> Objective:
     """Return an objective by its name in any spelling ("cvar", "chi-square"), with its default strength."""
-    kinds: dict[str, type[Objective]] = {
-        kind.__name__.lower(): kind for kind in (Average, Agnostic, ChiSquare, ChiSquareBall, CVaR, Tilted, QFair)
-    }
+    kinds = {name.lower(): kind for name, kind in OBJECTIVES.items() if kind is not Nash}
     kind = kinds.get(name.lower().replace("-", "").replace("_", "").replace(" ", ""))
     if kind is None:
         raise unknown("objective", name, [known.__name__ for known in kinds.values()])
-    strength, value = USUAL.get(kind.__name__, ("", 0.0))
-    return kind(**{strength: value}) if strength else kind()
+    return kind(**{kind.parameter: kind.usual}) if kind.parameter else kind()
 
 
 WEIGHED = (Average, Agnostic, ChiSquare, CVaR, Tilted)  # clients can find their own weights
@@ -73,14 +69,5 @@ def from_values(values: dict[str, Any]) -> Objective:
 
 
 __all__ = [
-    "Agnostic",
-    "Average",
-    "CVaR",
-    "ChiSquare",
-    "ChiSquareBall",
-    "Excess",
-    "Nash",
-    "Objective",
-    "QFair",
-    "Tilted",
-]
+    "Agnostic", "Average", "CVaR", "ChiSquare", "ChiSquareBall", "Excess", "Nash", "Objective", "QFair", "Tilted",
+]  # fmt: skip

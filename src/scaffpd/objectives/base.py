@@ -15,13 +15,13 @@ or Σ_i (λ_i − l_i)² / (2σ_i) with a step σ_i for every client, and the su
 
 from __future__ import annotations
 
-import copy
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -109,13 +109,42 @@ class Objective(ABC):
     Attributes:
         prior: reference weights p of the clients, positive, normalised to sum to one; `None` means 1/N each.
         simplex: whether Λ is a subset of the probability simplex (then losses matter up to a common shift).
+        parameter: name of the argument that says how fair it is, if there is one; `symbol` is its letter, `usual` its
+            default value, and `meaning` says in a sentence what it means.
+        strengths: from the average model's losses, as many values of it as wanted, from nearly the average to nearly
+            the worst case, for a path to go along and folds to choose from; `None` if there is no such rule.
     """
 
     simplex: ClassVar[bool] = True
+    parameter = symbol = meaning = ""
+    usual: ClassVar[float | None] = None
+    strengths: ClassVar[Callable[[Vector, int], Vector] | None] = None
     prior: Vector | None
 
     def __init__(self, prior: Sequence[float] | ArrayLike | None = None) -> None:
         self.prior = None if prior is None else _checked_prior(type(self).__name__, prior)
+
+    @property
+    def strength(self) -> Any:
+        """Value of its parameter; `None` without one."""
+        return getattr(self, self.parameter) if self.parameter else None
+
+    def with_strength(self, value: float) -> Self:
+        """Return the same objective with another strength."""
+        if not self.parameter:
+            raise InputError(f"{type(self).__name__} has no strength.")
+        return self.with_arguments(**{self.parameter: value})
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments that it was made with, by name."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def with_arguments(self, **changes: Any) -> Self:
+        """Return the same objective with some arguments changed, which are checked; everything else stays."""
+        kept = {name: value for name, value in self.arguments().items() if name not in changes}
+        other = type(self)(**kept, **changes)
+        vars(other).update({k: v for k, v in vars(self).items() if k in kept or k not in vars(other)})
+        return other
 
     def weights(self, n: int) -> Vector:
         """Return the prior p for `n` clients, read-only."""
@@ -226,10 +255,8 @@ class Objective(ABC):
 
     def _reweighed(self, shares: ArrayLike) -> Objective:
         """Return the objective with the prior p_i s_i, normalised."""
-        other = copy.copy(self)
         s = finite_vector(type(self).__name__, "shares", shares)
-        other.prior = _checked_prior(type(self).__name__, self.weights(len(s)) * s)
-        return other
+        return self.with_arguments(prior=self.weights(len(s)) * s)
 
     def check(self, losses: ArrayLike, names: Sequence[str]) -> None:  # noqa: B027 - most objectives take any loss
         """Refuse losses that the objective is not defined for (see `Nash`)."""

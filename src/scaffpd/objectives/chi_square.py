@@ -24,6 +24,7 @@ from scaffpd.objectives.simplex import (
 )
 
 TRIED, ROUNDING = 16, 1e-9
+WIDEST, NARROWEST = 10.0, 1 / 30  # ρ of a path, in units of how far the losses of the average model are apart
 
 
 class ChiSquare(Objective):
@@ -42,13 +43,22 @@ class ChiSquare(Objective):
         cap: κ, the largest weight of a client, between 1/N and 1; no cap if not given.
     """
 
+    parameter, symbol, usual = "rho", "ρ", 0.1
+    meaning = "ρ says how fair: small looks at those served worst, large at the average"
+    shares: Vector | None = None  # of the cap, see `limited`
+
     def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None, cap: float | None = None) -> None:
         self.rho = read_scale("ChiSquare", "rho", rho)
         self.cap = None if cap is None else read_scale("ChiSquare", "cap", cap)
         if self.cap is not None and self.cap > 1.0:
             raise InputError(f"ChiSquare needs 0 < cap <= 1, got {cap!r}.")
-        self.shares: Vector | None = None
         super().__init__(prior)
+
+    @staticmethod
+    def strengths(losses: Vector, points: int) -> Vector:
+        """Return ρ in units of how far the losses are apart."""
+        scale = max(float(np.abs(losses - losses.mean()).max()), 1e-9 * (1 + float(np.abs(losses).max())))
+        return np.geomspace(WIDEST * scale, NARROWEST * scale, points)
 
     def limited(self, shares: ArrayLike) -> Objective:
         """Return the objective with the caps κ s_i."""

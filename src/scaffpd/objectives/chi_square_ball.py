@@ -34,6 +34,10 @@ class ChiSquareBall(Objective):
         prior: reference weights p, 1/N each if not given.
     """
 
+    parameter, symbol, usual = "delta", "δ", 0.5
+    meaning = "δ is how far weights may be from all alike: 0 is the average"
+    strengths = staticmethod(lambda losses, points: np.geomspace(0.01, 0.9, points) * (len(losses) - 1))
+
     def __init__(self, delta: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
         self.delta = read_scale("ChiSquareBall", "delta", delta)
         super().__init__(prior)

@@ -35,6 +35,10 @@ class CVaR(Objective):
         prior: reference weights p, 1/N each if not given.
     """
 
+    parameter, symbol, usual = "alpha", "α", 0.2
+    meaning = "α is the share that counts, those served worst"
+    strengths = staticmethod(lambda losses, points: np.geomspace(1.0, 1.0 / len(losses), points + 2)[1:-1])
+
     def __init__(self, alpha: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
         self.alpha = read_scale("CVaR", "alpha", alpha)
         if self.alpha > 1.0:

@@ -9,16 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import (
-    Objective,
-    ProxStep,
-    Scale,
-    Vector,
-    above,
-    finite_vector,
-    read_vector,
-    roundings,
-)
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, finite_vector, read_vector, roundings
 from scaffpd.objectives.simplex import inner
 
 
@@ -36,6 +27,7 @@ class Nash(Objective):
     """
 
     simplex: ClassVar[bool] = False
+    parameter, meaning = "b", "b is the loss that a client could fall back to"
     b: float | Vector
 
     def __init__(self, b: float | ArrayLike, prior: Sequence[float] | ArrayLike | None = None) -> None:

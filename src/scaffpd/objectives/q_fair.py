@@ -38,6 +38,9 @@ class QFair(Objective):
     """
 
     simplex: ClassVar[bool] = False
+    parameter, symbol, usual = "q", "q", 1.0
+    meaning = "q is 0 for the average, and fairer the larger it is"
+    strengths = staticmethod(lambda losses, points: np.geomspace(0.1, 5.0, points))
 
     def __init__(self, q: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
         self.q = read_scale("QFair", "q", q)

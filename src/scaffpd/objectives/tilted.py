@@ -8,17 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
 
-from scaffpd.objectives.base import (
-    LEAST,
-    Objective,
-    ProxStep,
-    Scale,
-    Vector,
-    above,
-    read_scale,
-    read_vector,
-    roundings,
-)
+from scaffpd.objectives.base import LEAST, Objective, ProxStep, Scale, Vector, above, read_scale, read_vector, roundings
+from scaffpd.objectives.chi_square import ChiSquare
 from scaffpd.objectives.simplex import (
     EPSILON,
     Separable,
@@ -45,6 +36,9 @@ class Tilted(Objective):
         rho: the penalty ρ > 0 on leaving the prior, in units of the loss.
         prior: reference weights p, 1/N each if not given.
     """
+
+    parameter, symbol, usual, meaning = "rho", "ρ", ChiSquare.usual, ChiSquare.meaning
+    strengths = staticmethod(ChiSquare.strengths)
 
     def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
         self.rho = read_scale("Tilted", "rho", rho)

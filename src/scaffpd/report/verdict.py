@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from scaffpd.errors import plural, several
 from scaffpd.metrics import a_fifth
+from scaffpd.objectives import OBJECTIVES
 from scaffpd.report import data
 from scaffpd.report.data import FEW, ReportData, Score, brief, capital, measured, percent, plain, small
 from scaffpd.report.predictions import drift
@@ -30,12 +31,7 @@ DO = {
 }  # fmt: skip
 CALLED = {"personal": "personal models", "fair": "one fair model", "average": "one average model"}
 NAMED = 3  # clients that a sentence names
-MEANINGS = {
-    "rho": "ρ says how fair: small looks at those served worst, large at the average",
-    "alpha": "α is the share that counts, those served worst",
-    "delta": "δ is how far weights may be from all alike: 0 is the average",
-    "q": "q is 0 for the average, and fairer the larger it is",
-}  # fmt: skip
+MEANINGS = {kind.parameter: kind.meaning for kind in OBJECTIVES.values() if kind.meaning}
 
 
 @dataclass(frozen=True)

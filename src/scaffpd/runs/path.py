@@ -11,7 +11,7 @@ import numpy as np
 from scaffpd.cohort import Cohort
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
-from scaffpd.fairness_path import PARAMETERS, SYMBOLS, WarmStart, grid
+from scaffpd.fairness_path import WALKABLE, WarmStart, grid
 from scaffpd.metrics import Spread, spread
 from scaffpd.objectives import Average, Objective
 from scaffpd.runs.prepare import Prepared
@@ -46,12 +46,11 @@ def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher
         watcher.begin(name, cohort.names, settings.rounds, tol)
         callbacks: list[Callback] = [scorer, watcher.show]
         result = start.train(algorithm, cohort, settings.rounds, tol, settings.seed, False, callbacks).uninterrupted()
-        parameter = PARAMETERS.get(type(objective).__name__)
-        strength = None if parameter is None else float(getattr(objective, parameter))
+        strength = objective.strength if type(objective) is type(config.goal) else None
         role = "" if models else "before"
         models.append(trained(name, role, algorithm, result, prepared, cohort, scorer, strength))
         if name == AVERAGE:  # its losses set the scale of all others
-            points = grid(type(config.goal).__name__, result.history.last_losses, config.path.points, prior)
+            points = grid(config.goal, result.history.last_losses, config.path.points)
     return suggested(models, prepared)
 
 
@@ -59,9 +58,9 @@ def walkable(config: RunConfig) -> None:
     """Refuse settings that no path goes along."""
     if config.privacy is not None:
         raise InputError("A fairness path trains many models, which would share one ε: train a single one privately.")
-    kind = type(config.method if config.goal is None else config.goal).__name__
-    if kind not in SYMBOLS:
-        raise InputError(f"A fairness path goes along {', '.join(SYMBOLS)}, not along {kind}.")
+    if config.goal is None or config.goal.strengths is None:
+        kind = type(config.method if config.goal is None else config.goal).__name__
+        raise InputError(f"A fairness path goes along {', '.join(WALKABLE)}, not along {kind}.")
 
 
 def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
@@ -102,9 +101,10 @@ def cold_rounds(config: RunConfig, cohort: Cohort, models: Sequence[Trained]) ->
 
 def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained], alone: int | None) -> dict[str, Any]:
     """Describe the path for `summary.json`."""
-    kind = type(config.goal).__name__
+    goal: Any = config.goal
     return {
-        "parameter": PARAMETERS[kind], "symbol": SYMBOLS[kind], "objective": kind, "average": AVERAGE,
+        "parameter": goal.parameter, "symbol": goal.symbol or goal.parameter, "objective": type(goal).__name__,
+        "average": AVERAGE,
         "knee": main_model(models).name, "why": reason(models, prepared),
         "rounds_warm": sum(one.result.rounds for one in models), "rounds_cold": alone,
     }  # fmt: skip

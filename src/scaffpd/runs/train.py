@@ -20,7 +20,6 @@ from scaffpd.config.model_file import answers
 from scaffpd.config.run import RunConfig
 from scaffpd.data import Silos
 from scaffpd.errors import InputError, several
-from scaffpd.fairness_path import PARAMETERS, SYMBOLS
 from scaffpd.federation import ClientScores
 from scaffpd.folds import FOLDS, Folds
 from scaffpd.gains import PATH, PERSONAL, Joining, finite, joining
@@ -342,13 +341,13 @@ class Choosing:
         """Choose by folds of the training rows."""
         rows = Folds.of(prepared.train, prepared.model, prepared.names, FOLDS, config.training.seed)
         rows = replace(rows, device=config.training.device)
-        kinds = "strength" in config.left_out and type(config.goal).__name__ in SYMBOLS
-        wanted: Any = type(config.goal).__name__ if kinds else config.goal or Average()
+        goal, free = config.goal or Average(), "strength" in config.left_out
         l2 = None if "l2" in config.left_out else config.model.l2
         kappas = [short(rows.scale() * value) for value in PATH]
         if "kappa" not in config.left_out:
             kappas = [math.inf, float(config.model.strength or math.inf)]
-        return search(rows, wanted, l2, kappas, self.by, 1.0, ROUNDS, None, config.training.seed, self.budget, True)
+        seed = config.training.seed
+        return search(rows, goal, l2, kappas, self.by, 1.0, ROUNDS, None, seed, self.budget, True, free)
 
 
 def choosable(config: RunConfig, prepared: Prepared) -> bool:
@@ -361,10 +360,9 @@ def choosable(config: RunConfig, prepared: Prepared) -> bool:
 
 def _goal(config: RunConfig, choice: Choice) -> dict[str, Any] | None:
     """Return [objective] with the chosen strength."""
-    name = PARAMETERS.get(type(choice.objective).__name__)
-    if "strength" not in config.left_out or name is None:
+    if "strength" not in config.left_out or choice.objective.strengths is None:
         return config.objective
-    return {**(config.objective or {}), name: getattr(choice.objective, name)}
+    return {**(config.objective or {}), choice.objective.parameter: choice.objective.strength}
 
 
 def _usual(config: RunConfig, prepared: Prepared) -> tuple[Any, ...]:
