@@ -73,7 +73,7 @@ def test_what_cannot_be_made_is_refused():
     ):  # fmt: skip
         with pytest.raises(InputError, match=words):
             with_expansion(schema, kind)
-    with pytest.raises(InputError, match="'expand' is none of splines"):
+    with pytest.raises(InputError, match="expand: Input should be 'splines'"):
         checked_schema({**SCHEMA, "expand": "magic"})
     assert with_expansion(SCHEMA, None) is SCHEMA
 

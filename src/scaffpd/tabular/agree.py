@@ -5,12 +5,16 @@ A description comes from a silo, a schema from the coordinator. Both are plain J
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from math import prod
-from typing import Any
+from typing import Annotated, Any, Literal, NotRequired, get_args
 
 import numpy as np
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
 
 from scaffpd.errors import InputError
 from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN, Matrix
@@ -18,7 +22,6 @@ from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN, Matrix
 VERSION = 1
 CLASSIFICATION, REGRESSION, PREPARED = "classification", "regression", "prepared"
 TASKS = (CLASSIFICATION, REGRESSION)  # that a user can ask for
-EXPANSIONS = ("splines", "interactions", "rff")
 MOST_COLUMNS, MOST_CATEGORIES, MOST_LABELS, MOST_FEATURES = 100_000, 10_000, 100_000, 2**31
 LONGEST = 500  # characters of a name
 LARGEST = 2**53  # whole numbers up to here survive JSON
@@ -26,16 +29,44 @@ HUGE = 1e150  # of bounds of columns: their squares are numbers
 REST = "*"  # the columns that no range names
 
 Json = dict[str, Any]
+Table: Any = TypedDict  # of keys that are known at run time
+
+
+def _need(fits: Callable[[Any], bool], words: str) -> AfterValidator:
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise PydanticCustomError("rule", words)
+        return value
+
+    return AfterValidator(check)
+
+
+_twice = "something is named twice"
+_different = _need(lambda values: len(set(values)) == len(values), _twice)
+_names_differ = _need(lambda columns: len({column["name"] for column in columns}) == len(columns), _twice)
+_rises = _need(lambda span: span[0] < span[1], "it does not go from less to more")
+_fits = _need(lambda shape: prod(shape) <= MOST_FEATURES, "there are too many features")
+Whole = Annotated[int, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+Label = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Name = Annotated[str, Field(min_length=1, max_length=LONGEST)]
+Labels = Annotated[list[Label] | list[Name], Field(min_length=1, max_length=MOST_LABELS), _different]
+Categories = Annotated[list[Name], Field(max_length=MOST_CATEGORIES), _different]
+Shape = Annotated[list[Count], Field(min_length=1, max_length=8), _fits]
+Bound = Annotated[float, Field(gt=-HUGE, lt=HUGE)]
+Span = Annotated[list[Bound], Field(min_length=2, max_length=2), _rises]
+Expansion = Literal["splines", "interactions", "rff"]
+EXPANSIONS: tuple[str, ...] = get_args(Expansion)
 
 
 def checked_description(silo: str, given: Any) -> Json:
     """Return a silo's description with all its parts, or refuse it by the silo's name."""
-    return _checked(f"Silo {silo!r} sent a description", given, (NUMBER, CATEGORY, UNKNOWN), of_silo=True)
+    return _checked(f"Silo {silo!r} sent a description", given, of_silo=True)
 
 
 def checked_schema(given: Any) -> Json:
     """Return the coordinator's schema with all its parts, or refuse it."""
-    return _checked("The coordinator sent an agreement", given, (NUMBER, CATEGORY), of_silo=False)
+    return _checked("The coordinator sent an agreement", given, of_silo=False)
 
 
 def width(schema: Json) -> int:
@@ -57,98 +88,43 @@ def features(schema: Json) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _checked(owner: str, given: Any, kinds: tuple[str, ...], of_silo: bool) -> Json:
-    read = _Checks(owner)
-    table = read.table(given, "it")
-    if table.get("version") != VERSION:
+def _checked(owner: str, given: Any, of_silo: bool) -> Json:
+    """Return all parts of a description or a schema; keys that its task does not have are left out."""
+    if not isinstance(given, dict):
+        raise InputError(f"{owner} that cannot be used: it is no table.")
+    if given.get("version") != VERSION:
         raise InputError(f"{owner} of another version than {VERSION}: use the same version of scaffpd everywhere.")
-    task = read.one_of(table, "task", (CLASSIFICATION, REGRESSION, PREPARED))
-    out: Json = {"version": VERSION, "task": task, "labels": [], "shape": None, "columns": [], "dimension": None}
-    declared = not of_silo and table.get("declared") is True
-    out |= {"declared": True} if declared else {}
-    if of_silo:
-        out |= {"train": read.whole(table.get("train"), "train", 1), "test": read.whole(table.get("test"), "test", 0)}
+    task, shaped, declared = given.get("task"), given.get("shape") is not None, given.get("declared") is True
+    try:
+        read = _reader(task == CLASSIFICATION, task == PREPARED, shaped, of_silo, declared and not of_silo)
+        parts = read.validate_python(given, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place, words = ".".join(map(str, first["loc"])), "".join(filter(str.isprintable, first["msg"]))[:200]
+        raise InputError(f"{owner} that cannot be used: {place}: {words}.") from None
+    return {"labels": [], "shape": None, "columns": [], "dimension": None, **parts}
+
+
+@cache
+def _reader(labelled: bool, prepared: bool, shaped: bool, of_silo: bool, declared: bool) -> TypeAdapter[Json]:
+    """Return a reader of the keys that a description or a schema of some kind has."""
+    span = {"range": Span} if declared else {}
+    keys: Json = {"version": int, "task": Literal[CLASSIFICATION, REGRESSION, PREPARED]}
+    keys |= {"train": Count, "test": Whole} if of_silo else {"standardise": bool, "expand": NotRequired[Expansion]}
+    keys |= {"declared": bool} if declared else {}
+    keys |= {"labels": Labels} if labelled else {}
+    if prepared:
+        keys |= {"dimension": Count}
+    elif shaped:
+        keys |= {"shape": Shape, **span}
     else:
-        out["standardise"] = read.boolean(table, "standardise")
-        if "expand" in table:
-            out["expand"] = read.one_of(table, "expand", EXPANSIONS)
-    if task == PREPARED:
-        return out | {"dimension": read.whole(table.get("dimension"), "dimension", 1)}
-    if task == CLASSIFICATION:
-        labels = read.items(table, "labels", MOST_LABELS, 1)
-        numbers = all(isinstance(label, int) and not isinstance(label, bool) for label in labels)
-        out["labels"] = read.different(labels, "labels") if numbers else read.texts(table, "labels", MOST_LABELS)
-        read.need(not numbers or all(abs(label) <= LARGEST for label in labels), "a label is too large")
-    if table.get("shape") is not None:
-        out["shape"] = [read.whole(size, "shape", 1) for size in read.items(table, "shape", 8, 1)]
-        read.need(prod(out["shape"]) <= MOST_FEATURES, "it has too many features")
-        return out | ({"range": read.span(table)} if declared else {})
-    for item in (read.table(item, "a column") for item in read.items(table, "columns", MOST_COLUMNS, 1)):
-        column = {"name": read.text(item.get("name"), "name"), "kind": read.one_of(item, "kind", kinds)}
-        if of_silo:
-            column["any"] = read.boolean(item, "any")
-        if column["kind"] == CATEGORY:
-            column["categories"] = read.texts(item, "categories", MOST_CATEGORIES)
-            column["other"] = read.boolean(item, "other")
-        elif declared:
-            column["range"] = read.span(item)
-        out["columns"].append(column)
-    read.different([column["name"] for column in out["columns"]], "columns")
-    return out
-
-
-class _Checks:
-    """Take untrusted JSON apart; every refusal starts with whose it is."""
-
-    def __init__(self, owner: str) -> None:
-        self.owner = owner
-
-    def need(self, fits: bool, why: str) -> None:
-        if not fits:
-            raise InputError(f"{self.owner} that cannot be used: {why}.")
-
-    def table(self, given: Any, what: str) -> Any:
-        self.need(isinstance(given, Mapping) and all(isinstance(key, str) for key in given), f"{what} is no table")
-        return given
-
-    def items(self, table: Any, key: str, most: int, least: int = 0) -> list[Any]:
-        value = table.get(key)
-        fits = isinstance(value, list) and least <= len(value) <= most
-        self.need(fits, f"{key!r} is no list of {least} to {most} entries")
-        return list(value)
-
-    def different(self, values: list[Any], key: str) -> list[Any]:
-        self.need(len(set(values)) == len(values), f"{key!r} names something twice")
-        return values
-
-    def one_of(self, table: Any, key: str, known: tuple[str, ...]) -> Any:
-        self.need(isinstance(table.get(key), str) and table[key] in known, f"{key!r} is none of {', '.join(known)}")
-        return table[key]
-
-    def text(self, value: Any, key: str) -> Any:
-        fits = isinstance(value, str) and 1 <= len(value) <= LONGEST
-        self.need(fits, f"{key!r} is no text of 1 to {LONGEST} characters")
-        valid = value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
-        self.need(valid, f"{key!r} is no valid text")
-        return value
-
-    def texts(self, table: Any, key: str, most: int) -> list[Any]:
-        return self.different([self.text(item, key) for item in self.items(table, key, most)], key)
-
-    def whole(self, value: Any, key: str, least: int) -> Any:
-        fits = isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
-        self.need(fits, f"{key!r} is no whole number >= {least}")
-        return value
-
-    def span(self, table: Any) -> list[float]:
-        given = self.items(table, "range", 2, 2)
-        self.need(all(type(v) in (int, float) and abs(v) < HUGE for v in given), "'range' is no pair of numbers")
-        self.need(given[0] < given[1], "'range' does not go from less to more")
-        return [float(v) for v in given]
-
-    def boolean(self, table: Any, key: str) -> Any:
-        self.need(isinstance(table.get(key), bool), f"{key!r} is neither true nor false")
-        return table[key]
+        column = {"name": Name, "any": bool} if of_silo else {"name": Name}
+        number = column | {"kind": Literal[NUMBER, UNKNOWN] if of_silo else Literal[NUMBER], **span}
+        category = column | {"kind": Literal[CATEGORY], "categories": Categories, "other": bool}
+        either: Any = Table("Number", number) | Table("Category", category)
+        columns = list[Annotated[either, Field(discriminator="kind")]]
+        keys |= {"columns": Annotated[columns, Field(min_length=1, max_length=MOST_COLUMNS), _names_differ]}
+    return TypeAdapter(Table("Table", keys))
 
 
 def declared_scale(schema: Json) -> tuple[Matrix, Matrix] | None:
