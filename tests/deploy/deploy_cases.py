@@ -22,6 +22,7 @@ from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
+from scaffpd.system import JsonLines
 
 MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n'
 
@@ -115,7 +116,15 @@ def no_locks():
     """A silo of the tests is one process; two locks are a fifth of the time of an answer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(import_module("scaffpd.deploy.silo.records"), "lock_file", lambda path: nullcontext())
+        patch.setattr(JsonLines, "lock", lambda self: nullcontext())
         yield
+
+
+def locks(patch, lock, of_lines=JsonLines.lock):
+    """Lock files after all, with this function."""
+    patch.setattr(JsonLines, "lock", of_lines)
+    for place in ("scaffpd.system", "scaffpd.deploy.silo.records"):
+        patch.setattr(import_module(place), "lock_file", lock)
 
 
 class FakeClock:

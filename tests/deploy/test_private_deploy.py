@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 from contextlib import nullcontext
-from importlib import import_module
 
 import numpy as np
 import pytest
-from deploy_cases import Faulty, cohort, federation, model_of, opened
+from deploy_cases import Faulty, cohort, federation, locks, model_of, opened
 from secure_silos import pinned
 
 import columns
@@ -75,8 +74,8 @@ def test_a_private_run_says_what_it_has_cost(tmp_path):
 
 def test_books_logs_and_accounts_are_written_under_locks_that_processes_share(tmp_path, monkeypatch):
     """In place of the locks that conftest.py takes away."""
-    taken, place = set(), "scaffpd.deploy.silo.records"
-    monkeypatch.setattr(import_module(place), "lock_file", lambda path: taken.add(path) or nullcontext())
+    taken = set()
+    locks(monkeypatch, lambda path: taken.add(path) or nullcontext())
     path, places = private(tmp_path, silos=2)
     path.write_text(path.read_text().replace("rounds = 4", "rounds = 1"))
     coordinate(path, InProcess(opened(places)))

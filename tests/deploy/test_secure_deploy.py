@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 from deploy_cases import (
@@ -15,6 +13,7 @@ from deploy_cases import (
     events,
     federation,
     is_right,
+    locks,
     model_of,
     mostly_long,
     run,
@@ -163,7 +162,7 @@ def test_restarted_silos(tmp_path, moment, monkeypatch):
 
     With the locks that conftest.py takes away elsewhere: none is left behind, or taken twice.
     """
-    monkeypatch.setattr(import_module("scaffpd.deploy.silo.records"), "lock_file", lock_file)
+    locks(monkeypatch, lock_file)
     path, places = secured(tmp_path, drop=True)
     outcome, transport = run(path, places, {moment: [("restart", "va")]})
     is_right(path, places, outcome)
