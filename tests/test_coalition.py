@@ -233,3 +233,19 @@ def test_refusals_are_one_sentence(change, words):
         sp.coalition(**arguments)
     assert str(refusal.value).endswith(".")
     assert "\n" not in str(refusal.value)
+
+
+def test_groups_too_small_for_a_cap_share_alike_and_all_together_keep_it():
+    """A cap of 0.4 needs three clients: of two each has a half, as with Average, and one has all."""
+    train, test = made()
+    losses = {}
+    for goal in (sp.ChiSquare(1e-3, cap=0.4), sp.Average(), sp.ChiSquare(1e-3)):
+        found = sp.coalition(train, test, sp.Linear("squared", L2), goal, tol=1e-9)
+        losses[repr(goal)] = {g: found.losses[g] for g in found.losses}
+        if getattr(goal, "cap", None):
+            assert found.whole.weights.max() == pytest.approx(0.4, abs=1e-6)
+    capped, average, free = losses.values()
+    for group in capped:
+        if len(group) <= 2:
+            np.testing.assert_allclose(capped[group], average[group], atol=1e-4)
+    assert any(np.abs(capped[group] - free[group]).max() > 1e-3 for group in capped if len(group) > 1)

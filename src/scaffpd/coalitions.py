@@ -260,7 +260,10 @@ def _runs(
 
 
 def _among(objective: Objective, group: Group) -> Objective:
-    """Return the objective with the prior of some of the clients."""
+    """Return the objective with the prior of some of the clients, and a cap that so few can meet."""
     if isinstance(objective, Excess):
         return Excess(_among(objective.objective, group), objective.offset)
-    return objective if objective.prior is None else objective.with_arguments(prior=objective.prior[list(group)])
+    changes: dict[str, Any] = {} if objective.prior is None else {"prior": objective.prior[list(group)]}
+    if (cap := getattr(objective, "cap", None)) is not None:
+        changes["cap"] = max(cap, 1 / len(group))
+    return objective.with_arguments(**changes) if changes else objective

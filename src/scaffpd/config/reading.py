@@ -265,7 +265,7 @@ def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
     if offset == HELD_OUT:
         raise InputError(f"offset = {HELD_OUT!r} is not for settings files such as {file.name!r}: train it in Python.")
     kind = objective_kind(values.pop("kind", None), file.parent, f"objective.kind in {file.name!r},")
-    made = called(kind, "objective", values, file)
+    made: Objective = called(kind, "objective", values, file)
     return made if offset is None else called(Excess, "objective", {"objective": made, "offset": offset}, file)
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Self
@@ -118,7 +118,7 @@ class Objective(ABC):
     simplex: ClassVar[bool] = True
     parameter = symbol = meaning = ""
     usual: ClassVar[float | None] = None
-    strengths: ClassVar[Callable[[Vector, int], Vector] | None] = None
+    strengths: ClassVar[Any] = None  # (losses, points) → values
     prior: Vector | None
 
     def __init__(self, prior: Sequence[float] | ArrayLike | None = None) -> None:
