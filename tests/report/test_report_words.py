@@ -340,6 +340,8 @@ def test_symbols_are_explained_where_they_stand():
     fair = with_status(told, objective="ChiSquare(rho=0.1)")
     assert meanings(fair) == "ρ says how fair: small looks at those served worst, large at the average. "
     assert meanings(with_status(told, objective="CVaR(alpha=0.2)")).startswith("α is the share that counts")
+    end = with_status(replace(told, path={"parameter": "rho"}), objective="CVaR(alpha=0.8)")  # of a capped path
+    assert meanings(end) == ""
 
 
 def test_a_folder_may_bring_answers_of_its_own():

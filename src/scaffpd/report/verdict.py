@@ -396,7 +396,8 @@ def _sure(run: ReportData) -> str:
 
 def meanings(run: ReportData) -> str:
     """Say what the parameters of the run's objectives mean."""
-    found = [said for name, said in MEANINGS.items() if any(f"{name}=" in model.objective for model in run.models)]
+    told = [m.objective for m in run.models if m.strength is not None or not run.path]  # a path's ends have none
+    found = [said for name, said in MEANINGS.items() if any(f"{name}=" in one for one in told)]
     return "".join(f"{sentence}. " for sentence in found)
 
 
