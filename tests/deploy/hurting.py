@@ -1,4 +1,4 @@
-"""What happens to engines: their silos, job processes and servers are killed, stopped and woken."""
+"""What happens to engines: their silos, job processes and servers are killed, stopped, woken and started again."""
 
 from __future__ import annotations
 
@@ -21,6 +21,47 @@ def kill_silo(engine, name):
     engine.processes.kill(_part(engine, name))
 
 
+def restart_server(engine):
+    """Start a killed server; Flower does not continue its run, which is stopped for another to be submitted."""
+    engine.start_server()
+    if _is_flower(engine) and engine._run is not None:
+        engine._api.stop(engine._run)
+        engine._run = None
+
+
+def restart_silo(engine, name):
+    """Start a killed silo, in Flower under the key and the node that it had, with a new log."""
+    if _is_flower(engine):
+        import httpx
+
+        log, nodes = engine.log(_part(engine, name)), vars(engine).setdefault("nodes", {})
+        nodes[name] = engine._node(name) or nodes.get(name)
+        with contextlib.suppress(httpx.HTTPError):
+            _release(engine, nodes[name], engine._keys / f"{_part(engine, name)}.key")
+        log.rename(log.with_suffix(".earlier"))
+        engine.processes.kill(_part(engine, name))
+    engine.start_silo(name)
+
+
+def _release(engine, node, private_key):
+    """Report, as the site that holds the key, that its node has ended.
+
+    A killed SuperNode does not report it: the SuperLink then lists it as online for up to a minute and refuses another
+    one with the same key, which exits with code 305.
+    """
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    key, authority = load_ssh_private_key(private_key.read_bytes(), None), (engine._keys / "ca.pem").read_bytes()
+    signs = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
+    address = f"127.0.0.1:{engine.port}"
+    with FleetHttpClient.from_server_address(address, False, authority, interceptors=signs) as client:
+        client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+
+
 def pause_silo(engine, name):
     """SIGSTOP all of a silo: it hangs."""
     _send(engine.processes.members(_part(engine, name)), signal.SIGSTOP)
@@ -40,7 +81,11 @@ def kill_job(engine, name, seconds=10.0):
 
 
 def _part(engine, name):
-    return f"silo-{name}" if type(engine).__name__ == "FlowerEngine" else name
+    return f"silo-{name}" if _is_flower(engine) else name
+
+
+def _is_flower(engine):
+    return type(engine).__name__ == "FlowerEngine"
 
 
 def _send(processes, number):
@@ -52,7 +97,7 @@ def _send(processes, number):
 def _jobs(engine, name):
     part = _part(engine, name)
     members = engine.processes.members(part)
-    if type(engine).__name__ != "FlowerEngine":
+    if not _is_flower(engine):
         own = {process.pid for process in engine.processes.started.get(part, [])}
         return [process for process in members if process.pid not in own]
     return [process for process in members if _is_a_fork(process)]

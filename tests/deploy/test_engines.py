@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 from deploy_cases import asking_for_sums, cohort, federation, is_right, model_of, mostly_long, opened
-from hurting import kill_job, kill_server, kill_silo
+from hurting import kill_job, kill_server, kill_silo, restart_server
 from test_runtime_agreement import OBJECTIVE, agrees, settings
 
 import scaffpd as sp
@@ -180,7 +180,7 @@ def test_a_killed_server_goes_on_with_the_same_numbers(kind, request):
 
     def strike():
         kill_server(deployed.engine)
-        deployed.engine.start_server()
+        restart_server(deployed.engine)
 
     outcome, _ = deployed.supervise(folder, at_round(folder, 4, strike))
     disturbed = model_of(deployed.path)

@@ -10,7 +10,7 @@ import time
 
 import flower_stand_in
 import pytest
-from hurting import kill_server, kill_silo, pause_silo, wake_silo
+from hurting import kill_server, kill_silo, pause_silo, restart_server, restart_silo, wake_silo
 
 pytest.importorskip("flwr", reason="needs scaffpd[flower]")
 
@@ -102,7 +102,7 @@ def test_only_tls_and_only_loopback(federation):
 def test_a_killed_silo_returns_under_its_name(federation):
     kill_silo(federation.engine, "south")
     assert federation.engine.connected() == {"north"}
-    federation.engine.start_silo("south")
+    restart_silo(federation.engine, "south")
     federation.until(lambda: federation.engine.connected() == {"north", "south"})
     seen = federation.run({"ask": "echo"})
     assert all(reply["same"] for reply in seen[0]["replies"])
@@ -114,7 +114,7 @@ def test_a_killed_server_is_started_again_and_the_silos_find_it(federation):
     kill_server(federation.engine)
     assert not federation.engine.running()
     assert federation.engine.connected() == set()
-    federation.engine.start_server()
+    restart_server(federation.engine)
     assert not federation.engine.running()
     seen = federation.run({"ask": "echo"})
     assert {reply["name"] for reply in seen[0]["replies"]} == {"north", "south"}
@@ -142,12 +142,12 @@ def test_a_key_that_was_not_registered_is_not_let_in(federation):
     kill_silo(federation.engine, "south")
     write_node_key(keys, "stranger")
     (keys / "silo-south.key").write_bytes((keys / "stranger.key").read_bytes())
-    federation.engine.start_silo("south")
+    restart_silo(federation.engine, "south")
     log = federation.engine.logs()["silo-south"]
     federation.until(lambda: "Failed to initialize the connection" in log.read_text())
     assert federation.engine.connected() == {"north"}
     (keys / "silo-south.key").write_bytes(kept)
-    federation.engine.start_silo("south")
+    restart_silo(federation.engine, "south")
     federation.until(lambda: federation.engine.connected() == {"north", "south"})
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import psutil
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.constant import Status
 from flwr.common.serde import fab_to_proto, user_config_to_proto
@@ -30,14 +30,11 @@ from flwr.proto.control_pb2 import (
     StartRunRequest,
     StopRunRequest,
 )
-from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 import scaffpd
 from scaffpd.deploy.flower.apps import FEDERATION, SETTING
@@ -78,21 +75,6 @@ class SuperLinkApi:
         with self._client() as client:
             client.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(key), name=name))
 
-    def release(self, node: int, private_key: Path) -> None:
-        """Report, as the site that holds the key, that its node has ended, so that it can restart at once.
-
-        A SuperNode that was killed does not report it: the SuperLink then lists it as online for up to a minute and
-        refuses another one with the same key, which exits with code 305.
-        """
-        key = load_ssh_private_key(private_key.read_bytes(), None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        version = RuntimeVersionHttpInterceptor(component_name="SuperNode")
-        signature = NodeAuthHttpInterceptor(key, key.public_key())
-        with FleetHttpClient.from_server_address(
-            self._address, self._authority is None, self._certificate(), interceptors=[version, signature]
-        ) as client:
-            client.DeactivateNode(DeactivateNodeRequest(node_id=node))
-
     def start(self, app: Path, config: dict[str, str]) -> int:
         """Submit an app; return the run's id."""
         with warnings.catch_warnings():
@@ -118,12 +100,9 @@ class SuperLinkApi:
         return ControlHttpClient.from_server_address(
             server_address=self._address,
             insecure=self._authority is None,
-            root_certificates=self._certificate(),
+            root_certificates=self._authority.read_bytes() if self._authority else None,
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
         )
-
-    def _certificate(self) -> bytes | None:
-        return self._authority.read_bytes() if self._authority else None
 
 
 class FlowerEngine(LocalEngine):
@@ -140,8 +119,6 @@ class FlowerEngine(LocalEngine):
         self._api = SuperLinkApi(f"127.0.0.1:{self.port}", self._keys / "ca.pem" if tls else None)
         self._run: int | None = None
         self._going, self._looked = False, 0.0
-        self._nodes: dict[str, int] = {}
-        self._starts: dict[str, int] = {}
 
     def log(self, part: str) -> Path:
         """Return the log file of a part, in its own folder."""
@@ -167,12 +144,7 @@ class FlowerEngine(LocalEngine):
         self.wait(lambda: [part_of(name) for name in silos - self.connected()], sentence, _PATIENCE)
 
     def start_server(self) -> None:
-        """Start the SuperLink and wait until it answers; running SuperNodes reconnect by themselves.
-
-        Its database keeps the nodes over a restart. A run that a killed SuperLink has left behind is stopped, since
-        Flower does not continue it; `submit` does.
-        """
-        self.processes.kill(SERVER)
+        """Start the SuperLink and wait until it answers; its database keeps the nodes, which connect by themselves."""
         command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--database", str(self.work / "superlink.db"), "--disable-runtime-dependency-installation"]
         if self._tls:
@@ -180,19 +152,11 @@ class FlowerEngine(LocalEngine):
             command += [word for option, file in files.items() for word in (option, str(self._keys / file))]
         self._start(SERVER, [*command, "--enable-supernode-auth" if self._tls else "--insecure"])
         self.wait(lambda: () if self._api.ready() else (SERVER,), "The SuperLink does not start", _PATIENCE)
-        if self._run is not None:
-            self._api.stop(self._run)
-            self._run = None
 
     def start_silo(self, name: str) -> None:
-        """Start a silo's SuperNode, with the same key and node id as before, and the executor of its ClientApps."""
-        part, log = part_of(name), self.log(part_of(name))
+        """Start a silo's SuperNode and the executor of its ClientApps."""
+        part = part_of(name)
         key, secret = self._keys / f"{part}.key", self._keys / f"{part}.secret"
-        self.processes.kill(part)
-        if self._tls and name in self._nodes:
-            with contextlib.suppress(httpx.HTTPError):
-                self._api.release(self._nodes[name], key)
-        self._starts[name] = log.stat().st_size if log.exists() else 0
         port, authenticated = str(self._ports[name]), ["--superexec-auth-secret-file", str(secret)]
         command = [_program("flower-supernode"), "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
         command += ["--port", port, "--node-config", f'{SETTING}="{self.silos[name]}"', "--isolation", "process"]
@@ -255,12 +219,9 @@ class FlowerEngine(LocalEngine):
         return self.processes.start(part, command, self.log(part), environment)
 
     def _node(self, name: str) -> int | None:
-        """Return the node id that the silo's SuperNode has reported since it was started."""
+        """Return the node id that the silo's SuperNode has reported."""
         log = self.log(part_of(name))
-        text = log.read_bytes()[self._starts.get(name, 0) :] if log.exists() else b""
-        found = re.search(rb"SuperNode ID: (\d+)", text)
-        if found:
-            self._nodes[name] = int(found[1])
+        found = re.search(rb"SuperNode ID: (\d+)", log.read_bytes() if log.exists() else b"")
         return int(found[1]) if found else None
 
 
