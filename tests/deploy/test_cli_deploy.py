@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 
 import pytest
 from deploy_cases import federation, progress, run
@@ -12,7 +13,8 @@ from scaffpd.cli import run as cli
 from scaffpd.cli.deploy import _end, _screen
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.coordinate import Outcome
+from scaffpd.deploy.deployed_run import DeployedRun, Segment
 from scaffpd.deploy.local import LocalDeployment, write_hospitals
 from scaffpd.errors import InputError
 from scaffpd.system import DRAFT
@@ -169,6 +171,38 @@ def test_a_coordinator_removes_nothing_from_its_folder_but_its_own_half_written_
     with DeployedRun(tmp_path).locked():
         assert not half.exists()
     assert {path.name for path in tmp_path.glob(".*")} == {".env", ".gitignore", ".ipynb_checkpoints"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("segments.json", "["),
+        ("segments.json", "[]"),
+        ("segments.json", '{"parts": []}'),
+        ("segments.json", '{"segments": [{"number": 0, "before": 0}]}'),
+        ("segments.json", '{"segments": [{"number": "first", "members": [], "before": 0}]}'),
+        ("outcome.json", '{"final": true}'),
+        ("outcome.json", '{"status": "converged", "final": true, "sentence": "", "members": 3}'),
+    ],
+)
+def test_a_damaged_file_of_a_run_is_named_in_one_sentence(name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    folder = DeployedRun(tmp_path)
+    with pytest.raises(InputError, match=rf"{name}' cannot be read; use another folder, or remove it to start anew\."):
+        folder.segments() if name == "segments.json" else Outcome.of(folder)
+
+
+def test_what_a_run_has_written_is_read_back(tmp_path):
+    folder, first, second = DeployedRun(tmp_path), Segment(0, ("a", "b"), 0), Segment(1, ("a",), 7)
+    assert folder.segments() == []
+    with pytest.raises(InputError, match="has no outcome yet"):
+        Outcome.of(folder)
+    folder.begin(first, None)
+    folder.begin(second, None)
+    assert folder.segments() == [first, second]
+    outcome = Outcome("converged", True, "Done.", ("a",), 9, 0.1 + 0.2, {"epsilon": float("inf"), "delta": 1e-5})
+    folder.write("outcome.json", asdict(outcome))
+    assert Outcome.of(folder) == outcome
 
 
 def test_a_folder_that_the_user_happens_to_call_engine_is_not_removed(tmp_path):

@@ -58,10 +58,10 @@ class Outcome:
     @classmethod
     def of(cls, folder: DeployedRun) -> Outcome:
         """Read it from a run's folder."""
-        ended = folder.read("outcome.json")
+        ended: Outcome | None = folder.read("outcome.json", cls)
         if ended is None:
             raise InputError(f"The run in {str(folder.path)!r} has no outcome yet.")
-        return cls(**{**ended, "members": tuple(ended["members"])})
+        return ended
 
 
 def coordinate(path: Path, transport: Transport) -> Outcome:

@@ -20,13 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 import scaffpd.history as disk
 from scaffpd.config.model_file import Setup, model_bytes
-from scaffpd.deploy.messages import Array
+from scaffpd.deploy.messages import Array, reader_of
 from scaffpd.deploy.session import QUARANTINED, SiloEvent
 from scaffpd.errors import InputError
 from scaffpd.history import SCALARS, History
@@ -67,18 +67,16 @@ class DeployedRun:
             clear_drafts(self.path)
             yield
 
-    def read(self, name: str) -> dict[str, Any] | None:
-        """Read one of the JSON files; return `None` if it is missing."""
+    def read(self, name: str, kind: Any = dict[str, Any]) -> Any:
+        """Read one of the JSON files as a value of this kind; return `None` if it is missing."""
         path = self.path / name
-        if not path.exists():
-            return None
         try:
-            read = json.loads(path.read_text(encoding="utf-8"))
+            return reader_of(kind).validate_python(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
         except (OSError, ValueError):
-            read = None
-        if not isinstance(read, dict):
-            raise InputError(f"The file {str(path)!r} cannot be read; use another folder, or remove it to start anew.")
-        return read
+            sentence = f"The file {str(path)!r} cannot be read; use another folder, or remove it to start anew."
+            raise InputError(sentence) from None
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Write one of the JSON files."""
@@ -107,8 +105,8 @@ class DeployedRun:
 
     def segments(self) -> list[Segment]:
         """Return all segments so far."""
-        read = self.read("segments.json")
-        return [Segment(s["number"], tuple(s["members"]), s["before"]) for s in read["segments"]] if read else []
+        read = self.read("segments.json", dict[Literal["segments"], list[Segment]])
+        return list(read["segments"]) if read else []
 
     def begin(self, segment: Segment, x: Array | None) -> None:
         """Begin a new segment at x, or at the federation's own start if it is `None`."""
