@@ -282,7 +282,7 @@ def judge(trial, path, places, outcome):
             wrong.append("x differs from that of the undisturbed run")
     else:
         rows, model = encoded(path, places)
-        clients, objective = [rows[n].train for n in outcome.members], FederationFile.read(path).algorithm.objective
+        clients, objective = [rows[n].train for n in outcome.members], FederationFile.read(path).method.objective
         best = reference_optimum(clients, model.loss, model.l2, objective, model.intercept)
         X = [np.column_stack([X, np.ones(len(X))]) if model.intercept else X for X, _ in clients]
         x = np.asarray(model_of(path), dtype=float)

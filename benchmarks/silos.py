@@ -382,7 +382,7 @@ def slow_row(method, factor, rule):
         outcome, _, waited, _ = simulated(path, places, seconds, seed=factor)
         module.Membership = Membership
         rows, model = encoded(path, places)
-        objective, clients = FederationFile.read(path).algorithm.objective, [rows[n].train for n in places]
+        objective, clients = FederationFile.read(path).method.objective, [rows[n].train for n in places]
         best = reference_optimum(clients, model.loss, model.l2, objective, model.intercept)
         losses = sp.Cohort({n: rows[n].train for n in places}, model).evaluate(model_of(path)).loss
         gap = objective.support(losses) - best.value

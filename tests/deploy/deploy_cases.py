@@ -202,13 +202,13 @@ def cohort(path, places, members=None):
 
 def value(path, places, members, x):
     """max_λ Σ λ_i f_i(x) − ψ(λ)."""
-    objective = FederationFile.read(path).algorithm.objective
+    objective = FederationFile.read(path).method.objective
     return objective.support(cohort(path, places, list(members)).evaluate(x).loss)
 
 
 def best_value(path, places, members):
     """The least such value for these members, by the cohort's own means."""
-    objective = FederationFile.read(path).algorithm.objective
+    objective = FederationFile.read(path).method.objective
     key = (*_same_data(path, places)[1], *members, repr(objective))
     if key not in _BEST:
         best = sp.train(sp.SubspaceSaddle(objective), cohort(path, places, list(members)), rounds=200, tol=1e-13)
@@ -218,7 +218,7 @@ def best_value(path, places, members):
 
 def is_right(path, places, outcome):
     """The result is the optimum among its members, and its certificate is true."""
-    tol = FederationFile.read(path).tol
+    tol = FederationFile.read(path).training.tol
     assert outcome.final
     assert outcome.status == "converged", outcome
     gap = value(path, places, outcome.members, model_of(path)) - best_value(path, places, outcome.members)

@@ -166,7 +166,7 @@ def test_joining_is_what_a_cohort_measures_and_only_scores_leave(tmp_path, own):
     table = csv.DictReader((folder(path) / "joining.csv").read_text().splitlines())
     rows = {(row["client"], row["model"]): row for row in table}
     train, test, model = pairs(path, places)
-    objective = FederationFile.read(path).algorithm.objective
+    objective = FederationFile.read(path).method.objective
     here = sp.joining(train, test, model, objective, strength=30.0 if own else 100.0, tol=1e-6, word="silo")
     for i, name in enumerate(here.names):
         for k, kind in enumerate(here.models):

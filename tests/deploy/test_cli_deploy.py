@@ -81,10 +81,10 @@ def test_defaults(tmp_path):
     path = tmp_path / "federation.toml"
     path.write_text('silos = ["a", "b", "c"]\n[objective]\nkind = "Agnostic"\n')
     file = FederationFile.read(path)
-    assert file.policy.quorum == 2
-    assert file.tol == 1e-6
+    assert file.faults.quorum == 2
+    assert file.training.tol == 1e-6
     assert file.folder == tmp_path / "run"
-    assert repr(file.algorithm) == "Fair(objective=Agnostic(), local_steps=None, batch_size=None)"
+    assert repr(file.method) == "Fair(objective=Agnostic(), local_steps=None, batch_size=None)"
 
 
 @pytest.mark.parametrize("engine", ["flare", "flower"])

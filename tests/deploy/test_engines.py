@@ -72,7 +72,7 @@ class Deployed:
         return DeployedRun(FederationFile.read(self.path).folder)
 
     def supervise(self, folder, look=lambda: None, seconds=400):
-        quorum = FederationFile.read(self.path).policy.quorum
+        quorum = FederationFile.read(self.path).faults.quorum
         said = []
         Supervisor(
             self.engine, folder, RetryPolicy(quorum, waiting=90, seconds=seconds, settle=5), said.append, look
@@ -200,7 +200,7 @@ def test_deploy_local_leaves_nothing_behind(tmp_path):
     assert outcome.certificate <= 1e-6
     assert time.monotonic() - started < 120
     wanted = sp.train(
-        asking_for_sums(FederationFile.read(deployment.federation).algorithm),
+        asking_for_sums(FederationFile.read(deployment.federation).method),
         cohort(deployment.federation, deployment.silos),
         rounds=500,
         tol=1e-6,

@@ -33,8 +33,8 @@ def test_silos_give_the_numbers_of_a_personal_cohort(tmp_path):
     assert outcome.status == "converged", outcome.sentence
     here, _ = personal(path, places)
     file = FederationFile.read(path)
-    method = sp.SubspaceSaddle(file.algorithm.objective)  # what `Fair` is across organisations
-    wanted = sp.train(method, here, rounds=file.rounds, tol=1e-6, seed=file.seed)
+    method = sp.SubspaceSaddle(file.method.objective)  # what `Fair` is across organisations
+    wanted = sp.train(method, here, rounds=file.training.rounds, tol=1e-6, seed=file.training.seed)
     assert outcome.rounds == wanted.rounds
     np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-8)
     shared = cohort(path, places).evaluate(model_of(path), "train").loss

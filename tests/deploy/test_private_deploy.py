@@ -185,7 +185,7 @@ def test_one_row_changes_nothing_about_others_where_rows_are_apart(tmp_path):
     for age in ("", "1e6"):
         table.write_text("\n".join([rows[0], ",".join([age, *rows[1].split(",")[1:]]), *rows[2:]]) + "\n")
         silo = Silo.open(places["va"])
-        schema = agree({"va": silo.data.describe()}, ranges=FederationFile.read(path).features["ranges"])
+        schema = agree({"va": silo.data.describe()}, ranges=FederationFile.read(path).features.ranges)
         X, _ = silo.data.encoded(schema, *declared_scale(schema)).train
         encoded.append(X)
     changed = np.flatnonzero((encoded[0] != encoded[1]).any(1))
@@ -217,7 +217,7 @@ def test_a_range_is_a_pair_of_numbers(tmp_path):
 def test_private_runs_make_one_local_step_unless_told(tmp_path):
     path, _ = federation(tmp_path, more=PRIVACY, replacing={"rounds = 500\ntol = 1e-6\n": ""})
     file = FederationFile.read(path)
-    assert (file.algorithm.local_steps, file.rounds) == (1, 30)
+    assert (file.method.local_steps, file.training.rounds) == (1, 30)
 
 
 def test_a_silo_that_wants_noise_takes_no_agreement_without(tmp_path):

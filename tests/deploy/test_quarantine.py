@@ -149,7 +149,7 @@ def test_a_constant_offset_is_no_contradiction_of_numbers_and_a_cap_bounds_its_w
     assert share == pytest.approx(1.0 if cap is None else cap, abs=1e-9)
     rows, model = encoded(path, places)
     clients = sp.Cohort({name: rows[name].train for name in places}, model)
-    objective = FederationFile.read(path).algorithm.objective
+    objective = FederationFile.read(path).method.objective
     told = clients.evaluate(model_of(path)).loss + 1e4 * (np.array(list(places)) == "va")
     assert objective.maximizer(told)[list(places).index("va")] == pytest.approx(share, abs=1e-9)
 

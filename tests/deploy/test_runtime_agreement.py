@@ -58,7 +58,9 @@ def settings(folder, name, rounds=6, silos=4):
 def expected(path, places):
     """The cohort's run."""
     file = FederationFile.read(path)
-    return sp.train(asking_for_sums(file.algorithm), cohort(path, places), rounds=file.rounds, seed=file.seed)
+    return sp.train(
+        asking_for_sums(file.method), cohort(path, places), rounds=file.training.rounds, seed=file.training.seed
+    )
 
 
 def agrees(path, places, outcome, within=1e-9):
@@ -85,7 +87,7 @@ def test_every_loss(tmp_path, loss):
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "converged"
     assert outcome.certificate <= 1e-6
-    method = asking_for_sums(FederationFile.read(path).algorithm)
+    method = asking_for_sums(FederationFile.read(path).method)
     result = sp.train(method, cohort(path, places), rounds=500, tol=1e-6)
     np.testing.assert_allclose(model_of(path), result.x, rtol=0, atol=1e-9)
 

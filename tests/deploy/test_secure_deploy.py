@@ -80,7 +80,7 @@ def test_the_certified_optimum_is_the_cohorts_and_the_agreement_the_plain_one(tm
     np.testing.assert_allclose(setup(path).mean, setup(other).mean, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(setup(path).deviation, setup(other).deviation, rtol=1e-12)
     masked = sp.train(
-        FederationFile.read(path).algorithm, sp.SecureAggregation(cohort(path, places)), rounds=500, tol=1e-3
+        FederationFile.read(path).method, sp.SecureAggregation(cohort(path, places)), rounds=500, tol=1e-3
     )
     np.testing.assert_allclose(model_of(path), masked.x, rtol=0, atol=1e-9)
 
@@ -330,7 +330,7 @@ def test_methods(tmp_path, name):
     assert (outcome.status, outcome.rounds) == ("round limit", 6), outcome
     assert leaks(transport.log) == []
     file = FederationFile.read(path)
-    wanted = sp.train(file.algorithm, cohort(path, places), rounds=6, seed=file.seed)
+    wanted = sp.train(file.method, cohort(path, places), rounds=6, seed=file.training.seed)
     np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-11)
 
 
@@ -364,7 +364,7 @@ def test_what_the_file_cannot_say(tmp_path, silos, more, sentence):
 @pytest.mark.parametrize(("more", "quorum"), [("", 3), ("colluding = 2\n", 4)])
 def test_the_quorum_is_what_sums_bear(tmp_path, more, quorum):
     path, places = secured(tmp_path, more=more, drop=True)
-    assert FederationFile.read(path).policy.quorum == quorum
+    assert FederationFile.read(path).faults.quorum == quorum
     outcome, _ = run(path, places, {29: [("kill", "va")]})
     if quorum == 3:
         is_right(path, places, outcome)

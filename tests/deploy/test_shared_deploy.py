@@ -50,8 +50,8 @@ def met(path, places):
     session.greet(5.0)
     setup = negotiate(session, SILOS, file)
     facts = settle(session, SILOS, setup, 5.0)
-    remote = Remote(Membership(session, SILOS, file.policy, lambda event: None), facts, MaskedRemote)
-    return sp.SecureAggregation(remote, **file.secure), session, setup, facts
+    remote = Remote(Membership(session, SILOS, file.faults, lambda event: None), facts, MaskedRemote)
+    return sp.SecureAggregation(remote, **file.masking), session, setup, facts
 
 
 def ledgers(places):

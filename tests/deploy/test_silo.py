@@ -55,7 +55,7 @@ def exchanged(tmp_path_factory):
         transport, file = Faulty(places), FederationFile.read(path)
         assert coordinate(path, transport).final
         pairs = [(decode(question, 2**31), decode(answer, 2**31)) for _, question, answer in transport.log]
-        return pairs, DeployedRun(file.folder).setup(), type(file.algorithm).__name__
+        return pairs, DeployedRun(file.folder).setup(), type(file.method).__name__
 
     return log
 
@@ -365,7 +365,7 @@ def test_a_convolution_on_two_silos_gives_the_cohorts_numbers(tmp_path):
     exec(code.replace("SEED", "0"), spaces)
     cohort = sp.Cohort({name: spaces["images"](seed) for seed, name in enumerate(places)}, spaces["make"]())
     file = FederationFile.read(path)
-    here = sp.train(file.algorithm, cohort, rounds=4, seed=0)
+    here = sp.train(file.method, cohort, rounds=4, seed=0)
     # η comes from differences of gradients, which lose half of the digits of what one silo or two round differently
     np.testing.assert_allclose(model_of(path), here.x, rtol=1e-6, atol=1e-9)
     assert here.history.losses[-1].max() < here.history.losses[0].max()

@@ -6,7 +6,7 @@ import re
 import tomllib
 
 from scaffpd.algorithms import ALGORITHMS
-from scaffpd.config.federation import FederationTables
+from scaffpd.config.federation import FederationFile
 from scaffpd.config.reading import SettingsTable, _inside
 from scaffpd.config.silo import SiloFile
 from scaffpd.tabular.encode import GUESSED
@@ -51,4 +51,4 @@ def test_the_coordinators_page_has_every_key():
     for name, value in shown.items():
         free = name in ("algorithm", "objective") or not isinstance(value, dict)
         found |= {name} if free else {f"{name}.{key}" for key in value}
-    assert found == set(fields(FederationTables))
+    assert found == set(fields(FederationFile))

@@ -159,7 +159,7 @@ def flare(
     file = FederationFile.read(federation)
     server = _server(file, out)
     described = project.FlareProject(
-        file.name, list(file.silos), server.host, server.port, server.admin_port, file.policy.quorum
+        file.name, list(file.silos), server.host, server.port, server.admin_port, file.faults.quorum
     )
     written = project.write_project(described, out, file.path)
     if provision:
@@ -343,7 +343,7 @@ def _screen(file: FederationFile, quiet: bool) -> RoundsScreen:
     from scaffpd.cli.screens import RoundsScreen
 
     screen = RoundsScreen(quiet, errors=False, pause=0.0)
-    screen.begin("", file.silos, file.rounds, file.tol)
+    screen.begin("", file.silos, file.training.rounds, file.training.tol)
     return screen
 
 

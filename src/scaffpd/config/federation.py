@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -17,6 +16,7 @@ from scaffpd.config.reading import SettingsTable, algorithm_of, called, kind_of,
 from scaffpd.config.run import LinearSettings, Loss, PrivacyBudget, Tolerance
 from scaffpd.errors import InputError
 from scaffpd.models import Linear
+from scaffpd.objectives import Objective
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.tabular.agree import EXPANSIONS
 
@@ -63,11 +63,16 @@ class FeatureSettings(SettingsTable):
     # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by these alone
     ranges: dict[str, key.Range] = Field(default_factory=dict)
 
+    def values(self) -> dict[str, Any]:
+        """Return the settings that identify a run."""
+        more = {name: value for name, value in (("ranges", self.ranges), ("expand", self.expand)) if value}
+        return {"standardise": self.standardise, "numbers": self.numbers or "", **more}
+
 
 class FederationTraining(SettingsTable):
     """[training]: the most rounds, the certified gap to stop at, the seed, and whether to measure gains of joining."""
 
-    rounds: key.Count | None = None
+    rounds: key.Count = 1000  # by default fewer with [privacy]
     tol: Tolerance | None = None
     seed: key.Whole = 0
     joining: key.Switch = False  # at the end, ask every silo for its scores alone and with the run's models
@@ -131,12 +136,12 @@ class Server(SettingsTable):
         return self
 
 
-class FederationTables(SettingsTable):
-    """A `federation.toml` as written."""
+class FederationFile(SettingsTable):
+    """A coordinator's settings; `read` completes those whose defaults depend on others."""
 
     name: key.Text = "federation"
-    silos: key.Names
-    folder: key.FileName = Field(default="run", validate_default=True)
+    silos: key.Names  # its members, in the order of the results
+    folder: key.FileName = Field(default="run", validate_default=True)  # of the run: checkpoints, tables, the model
     model: FederationModel = Field(default_factory=dict, validate_default=True)
     features: FeatureSettings = FeatureSettings()
     algorithm: dict[str, Any] = Field(default_factory=dict)
@@ -148,86 +153,82 @@ class FederationTables(SettingsTable):
     faults: FaultPolicy = FaultPolicy()
     server: Server = Field(default_factory=dict, validate_default=True)
     log: key.LogSettings | None = None
-
-
-@dataclass(frozen=True)
-class FederationFile:
-    """A coordinator's settings."""
-
-    path: Path  # the file itself
-    name: str  # of the federation
-    silos: tuple[str, ...]  # its members, in the order of the results
-    folder: Path  # folder of the run: checkpoints, tables, the model
-    model: Mapping[str, Any]  # the loss and its settings, or the silos' name of a network
-    features: Mapping[str, Any]  # whether columns are standardised, and the number format
-    algorithm: Any  # the method
-    rounds: int  # the most rounds
-    tol: float | None  # the certified gap to stop at
-    seed: int  # of all randomness
-    policy: FaultPolicy  # how silos that do not answer are treated
-    secure: Mapping[str, Any] = field(default_factory=dict)  # how vectors are masked; empty without masks
-    privacy: Mapping[str, Any] = field(default_factory=dict)  # ε, δ and clips; empty without noise
-    server: Server = field(default_factory=Server.model_construct)  # where silos reach it
-    choosing: ChoosingSettings | None = None  # how strengths are chosen; `None` if they are given
-    joining: bool = False  # whether silos measure their gains from joining
-    given_strength: bool = True  # whether the file gives the strength of the objective
-    log: key.LogSettings | None = None  # a log of JSON lines; `None` for none
+    _path: Path
+    _method: Any
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
         """Read and check a `federation.toml`."""
         file = Path(path).absolute()
-        tables = validated(FederationTables, read_toml(file, SILO), file)
-        objective = tables.objective if tables.choosing is None else key.with_usual(tables.objective, file)
-        algorithm = algorithm_of(tables.algorithm, objective, file)
-        privacy = tables.privacy
-        if privacy is not None:
-            _check_private(algorithm, file)
-            if hasattr(algorithm, "local_steps") and "local_steps" not in tables.algorithm:
-                algorithm = replace(algorithm, local_steps=LOCAL_STEPS)
-        _check_comparing(tables, algorithm, file)
-        certified, tol = algorithm.proves and privacy is None, tables.training.tol
+        found = validated(cls, read_toml(file, SILO), file)
+        objective = found.objective if found.choosing is None else key.with_usual(found.objective, file)
+        method, private, tol = algorithm_of(found.algorithm, objective, file), found.privacy, found.training.tol
+        if private is not None:
+            _check_private(method, file)
+            if hasattr(method, "local_steps") and "local_steps" not in found.algorithm:
+                method = replace(method, local_steps=LOCAL_STEPS)
+        _check_comparing(found, method, file)
+        certified = method.proves and private is None
         if tol and not certified:
-            kind = type(algorithm).__name__ if privacy is None else "A run with noise"
+            kind = type(method).__name__ if private is None else "A run with noise"
             raise InputError(f"{kind} certifies nothing: leave training.tol out of {file.name!r}.")
-        secure = {} if tables.secure is None else _checked_masking(tables.secure, tables, algorithm, file)
-        if privacy is not None and privacy.colluding is not None:
-            _check_shared(tables, algorithm, file)
-        return cls(
-            file, tables.name, tables.silos, tables.folder, tables.model.values(),
-            _features(tables.features), algorithm,
-            tables.training.rounds or (1000 if privacy is None else ROUNDS),
-            (1e-6 if certified else None) if tol is None else tol or None, tables.training.seed,
-            _policy(tables, file), secure,
-            {} if privacy is None else privacy.model_dump(exclude_none=True), tables.server, tables.choosing,
-            tables.training.joining, objective == tables.objective,
-            tables.log,
-        )  # fmt: skip
+        if found.secure is not None:
+            _check_masking(found.secure, found, method, file)
+        if private is not None and private.colluding is not None:
+            _check_shared(found, method, file)
+        given = private is None or "rounds" in found.training.model_fields_set
+        tol = (1e-6 if certified else None) if tol is None else tol or None
+        training = found.training.model_copy(update={"rounds": found.training.rounds if given else ROUNDS, "tol": tol})
+        made = found.model_copy(update={"training": training, "faults": _policy(found, file)})
+        made._path, made._method = file, method
+        return made
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self._path
+
+    @property
+    def method(self) -> Any:
+        """Algorithm with its objective."""
+        return self._method
+
+    @property
+    def masking(self) -> dict[str, Any]:
+        """How vectors are masked; empty without masks."""
+        return {} if self.secure is None else self.secure.model_dump()
+
+    def with_objective(self, objective: Objective) -> FederationFile:
+        """Return the same run with another objective."""
+        made = self.model_copy()
+        made._method = replace(self._method, objective=objective)
+        return made
 
     def request(self) -> dict[str, Any]:
         """Return the run's request, for silos to consent to."""
         trials = 0 if self.choosing is None else self.choosing.budget
-        objective = getattr(self.algorithm, "objective", None)
+        objective, private = getattr(self.method, "objective", None), self.privacy
         return {
-            "federation": self.name, "silos": list(self.silos), "algorithm": kind_of(self.algorithm),
-            "objective": "" if objective is None else repr(objective), "model": dict(self.model),
-            "rounds": self.rounds * (3 if self.joining else 1) + trials, "secure": dict(self.secure),
-            "epsilon": self.privacy.get("epsilon"), "delta": self.privacy.get("delta"),
+            "federation": self.name, "silos": list(self.silos), "algorithm": kind_of(self.method),
+            "objective": "" if objective is None else repr(objective), "model": self.model.values(),
+            "rounds": self.training.rounds * (3 if self.training.joining else 1) + trials, "secure": self.masking,
+            "epsilon": private and private.epsilon, "delta": private and private.delta,
         }  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that identify a run: all but its length and its treatment of faults."""
         about: dict[str, Any] = {
-            "algorithm or objective": repr(self.algorithm), "model": dict(self.model), "features": dict(self.features),
-            "seed": self.seed, "list of silos": list(self.silos),
+            "algorithm or objective": repr(self.method), "model": self.model.values(),
+            "features": self.features.values(), "seed": self.training.seed, "list of silos": list(self.silos),
         }  # fmt: skip
         choosing = {} if self.choosing is None else self.choosing.model_dump(mode="json", exclude_none=True)
-        more = {"way of masking": dict(self.secure), "budget of privacy": dict(self.privacy)}
+        budget = {} if self.privacy is None else self.privacy.model_dump(exclude_none=True)
+        more = {"way of masking": self.masking, "budget of privacy": budget}
         more["way of choosing"] = {name: str(value) for name, value in choosing.items()}
         return about | {name: part for name, part in more.items() if part}
 
 
-def _check_shared(tables: FederationTables, algorithm: Any, file: Path) -> None:
+def _check_shared(tables: FederationFile, algorithm: Any, file: Path) -> None:
     """Refuse shared noise if a silo's part of it could be seen."""
     plain = getattr(algorithm, "local_steps", 1) > 1 or getattr(algorithm, "batch_size", None) is not None
     if tables.secure is None or tables.model.kind != "linear" or plain:
@@ -237,12 +238,7 @@ def _check_shared(tables: FederationTables, algorithm: Any, file: Path) -> None:
         )
 
 
-def _features(given: FeatureSettings) -> dict[str, Any]:
-    more = {name: value for name, value in (("ranges", dict(given.ranges)), ("expand", given.expand)) if value}
-    return {"standardise": given.standardise, "numbers": given.numbers or "", **more}
-
-
-def _check_comparing(tables: FederationTables, algorithm: Algorithm, file: Path) -> None:
+def _check_comparing(tables: FederationFile, algorithm: Algorithm, file: Path) -> None:
     """Refuse folds and comparisons for a run without a linear model, with noise or without an objective."""
     asked = {"[choosing]": tables.choosing is not None, "training.joining": tables.training.joining}
     for name in (name for name, wanted in asked.items() if wanted):
@@ -264,7 +260,7 @@ def _check_private(algorithm: Algorithm, file: Path) -> None:
         )
 
 
-def _shown(tables: FederationTables, algorithm: Algorithm, twice: bool) -> str | None:
+def _shown(tables: FederationFile, algorithm: Algorithm, twice: bool) -> str | None:
     """Say why losses cannot be hidden; `None` if they can."""
     if not isinstance(algorithm, Fair | MinimaxSums):
         return f"{type(algorithm).__name__} needs losses: use Fair or MinimaxSums"
@@ -282,9 +278,7 @@ def _shown(tables: FederationTables, algorithm: Algorithm, twice: bool) -> str |
     return f"with so few silos {type(algorithm.objective).__name__} needs them" if few else None
 
 
-def _checked_masking(
-    secure: MaskingSettings, tables: FederationTables, algorithm: Algorithm, file: Path
-) -> dict[str, Any]:
+def _check_masking(secure: MaskingSettings, tables: FederationFile, algorithm: Algorithm, file: Path) -> None:
     from scaffpd.masking import Terms  # needs the optional package cryptography
 
     if algorithm.sees_vectors or algorithm.keeps_vectors:
@@ -300,10 +294,9 @@ def _checked_masking(
     twice = len(terms.names) - terms.colluding > 2  # whether silos admit one vector to two sums, see `weightings`
     if secure.losses == HIDDEN and (shown := shown or _shown(tables, algorithm, twice)) is not None:
         raise InputError(f"[secure] of {file.name!r} cannot have losses = {HIDDEN!r}: {shown}.")
-    return secure.model_dump()
 
 
-def _policy(tables: FederationTables, file: Path) -> FaultPolicy:
+def _policy(tables: FederationFile, file: Path) -> FaultPolicy:
     """Complete [faults]; masked sums wait for a silo that leaves, as sums without it would reveal its vector."""
     silos, given = len(tables.silos), tables.faults.model_fields_set
     fewest = 1 if tables.secure is None else (tables.secure.colluding or 1) + 2  # as in `Terms`

@@ -17,7 +17,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from scaffpd.choosing import KAPPAS, L2S, ROUNDS, Choice, search
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.model_file import Setup, linear
-from scaffpd.config.reading import kind_of
+from scaffpd.config.reading import kind_of, with_usual
 from scaffpd.deploy.messages import REFUSED, Facts, Failure, Message, Unanswered, Unusable, digest, plain, read_values
 from scaffpd.deploy.session import LACKS, LARGEST_REPLY, TOGETHER, Session, SiloRequest
 from scaffpd.errors import InputError
@@ -64,23 +64,24 @@ class SiloTrials:
     def clients(self, fold: int, l2: float, kappa: float) -> Federation:
         """Return the silos without a fold."""
         strength = None if math.isinf(kappa) else kappa
-        trial = {"fold": fold, "folds": self.folds, "seed": self.file.seed}
+        trial = {"fold": fold, "folds": self.folds, "seed": self.file.training.seed}
         return self.federation(self.setup.with_model(l2=l2, strength=strength, **trial))
 
     def method(self, goal: Objective) -> Any:
         """Return the run's own method."""
-        return replace(self.file.algorithm, objective=goal)
+        return replace(self.file.method, objective=goal)
 
     def tolerance(self, clients: Federation, l2: float) -> float | None:
         """Return a rough tolerance; `None` if the method certifies nothing."""
-        return GOOD_ENOUGH if self.file.tol is not None and l2 > 0 else None
+        return GOOD_ENOUGH if self.file.training.tol is not None and l2 > 0 else None
 
     def choice(self) -> Choice:
         """Choose the strengths by folds; try several of the objective if the file gives none."""
-        about, goal = self.file.choosing, self.file.algorithm.objective
+        about, goal, seed = self.file.choosing, self.file.method.objective, self.file.training.seed
         assert about is not None
-        l2, strength, free = about.l2 or L2S, about.strength or KAPPAS, not self.file.given_strength
-        return search(self, goal, l2, strength, about.by, 1.0, ROUNDS, None, self.file.seed, about.budget, True, free)
+        l2, strength, given = about.l2 or L2S, about.strength or KAPPAS, self.file.objective
+        free = with_usual(given, self.file.path) != given
+        return search(self, goal, l2, strength, about.by, 1.0, ROUNDS, None, seed, about.budget, True, free)
 
 
 class Refusal(InputError):
@@ -93,12 +94,12 @@ class Refusal(InputError):
 
 def negotiate(session: Session, members: Sequence[str], file: FederationFile) -> Setup:
     """Agree on columns, categories, labels, means and deviations; mask the sums over columns under [secure]."""
-    ask, algorithm = _asker(session, members, file.policy.timeout), kind_of(file.algorithm)
+    ask, algorithm = _asker(session, members, file.faults.timeout), kind_of(file.method)
     described: dict[str, Any] = {
         n: reply.values.get("description") for n, reply in ask(SiloRequest("describe")).items()
     }
-    schema = agree(described, bool(file.features.get("standardise", True)), file.features.get("ranges"))
-    schema = with_expansion(schema, file.features.get("expand"))
+    schema = agree(described, file.features.standardise, file.features.ranges)
+    schema = with_expansion(schema, file.features.expand)
     prepared = schema["task"] == PREPARED
     noise: dict[str, Any] = {}
     if file.privacy:  # for the silo with the fewest rows, whose minibatches reveal most about a row
@@ -107,8 +108,8 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         if "colluding" in noise:  # so that the units leave room for the sum
             noise["together"] = max(rows) * len(file.silos)
     if prepared:
-        return Setup(algorithm, file.model, schema, np.zeros(0), np.zeros(0), "", file.secure, noise)
-    scale, numbers = declared_scale(schema), str(file.features.get("numbers", ""))
+        return Setup(algorithm, file.model.values(), schema, np.zeros(0), np.zeros(0), "", file.masking, noise)
+    scale, numbers = declared_scale(schema), file.features.numbers or ""
     if scale is None:  # declared ranges need no sums
         totals = _totals(ask, members, file)
         about = {"schema": schema, "private": bool(file.privacy)}
@@ -116,7 +117,7 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         squares = totals(SiloRequest("totals", about, arrays={"mean": mean}))
         scale = mean, deviation_of(squares, mean)
         session.spread = spread_of(squares, scale[1]) if schema["standardise"] else {}
-    return Setup(algorithm, _completed(file.model, schema), schema, *scale, numbers, file.secure, noise)
+    return Setup(algorithm, _completed(file.model.values(), schema), schema, *scale, numbers, file.masking, noise)
 
 
 def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, Any]:
@@ -125,15 +126,15 @@ def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, An
     A silo keeps its own ledger and stops at its own ε; this only makes the run end there. By default rows are shortened
     to √d, their usual length once columns are standardised.
     """
-    about = dict(file.privacy)
+    assert file.privacy is not None
+    about, linear = file.privacy.model_dump(exclude_none=True), file.model.kind == "linear"
     share = about.pop("loss_share")
-    linear = file.model.get("kind", "linear") == "linear"
     if not linear and "smoothness" not in about:
         raise InputError("[privacy] with a network needs a public smoothness: a loss's curvature depends on the data.")
     if linear and not {"radius", "smoothness"} & set(about):
-        about["radius"] = math.sqrt(columns + bool(file.model.get("intercept")))
+        about["radius"] = math.sqrt(columns + file.model.intercept)
     solved = Private.solved(
-        Linear(), about["epsilon"], file.algorithm, file.rounds + SPARE, [rows], about["delta"], share
+        Linear(), about["epsilon"], file.method, file.training.rounds + SPARE, [rows], about["delta"], share
     )
     noise: Any = (np.ravel(np.asarray(own))[0] for own in (solved.noise, solved.loss_noise))
     return {**about, **dict(zip(("noise", "loss_noise"), map(float, noise), strict=True))}

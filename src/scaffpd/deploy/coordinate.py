@@ -92,7 +92,8 @@ def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     there, as settings may have new names, its outcome does not count, and an event says so.
     """
     about, version, goal = file.identity(), series(), "algorithm or objective"
-    settings: dict[str, Any] = {"about": about, "rounds": file.rounds, "tol": file.tol, "version": version}
+    length: dict[str, Any] = {"rounds": file.training.rounds, "tol": file.training.tol}
+    settings: dict[str, Any] = {"about": about, "version": version, **length}
     before = folder.read("settings.json") or settings
     told = dict(before.get("about") or {})
     was = told.get(goal)
@@ -128,8 +129,8 @@ def _rescued(folder: DeployedRun) -> int:
 
 def _fewest(file: FederationFile) -> int:
     """Return the fewest silos that can hold all weight under the objective's cap."""
-    objective, silos = getattr(file.algorithm, "objective", None), len(file.silos)
-    if file.policy.influence is not None:
+    objective, silos = getattr(file.method, "objective", None), len(file.silos)
+    if file.faults.influence is not None:
         if objective is None:
             raise InputError("[faults] has influence, which needs a method with an objective.")
         objective.limited(np.ones(silos))  # raises an error if it bounds no weights
@@ -151,7 +152,7 @@ class Coordination:
     """One run at the coordinator."""
 
     def __init__(self, file: FederationFile, folder: DeployedRun, transport: Transport) -> None:
-        self.file, self.folder, self.policy = file, folder, file.policy
+        self.file, self.folder, self.policy = file, folder, file.faults
         self.session, self.started = Session(transport), time.monotonic()
         self.session.barred, self.session.asks = folder.quarantined(), file.request()
         self.fewest = max(self.policy.quorum, _fewest(file))
@@ -255,10 +256,10 @@ class Coordination:
                 "tried": [{**row, "kappa": str(row["kappa"])} for row in choice.table],
             }  # fmt: skip
             self.folder.write("choice.json", chosen)
-        goal = self.file.algorithm.objective
+        goal = self.file.method.objective
         for name, value in chosen["objective"].items():
             goal = goal.with_strength(value) if name == goal.parameter else goal
-        self.file = replace(self.file, algorithm=replace(self.file.algorithm, objective=goal))
+        self.file = self.file.with_objective(goal)
         strengthened = setup.with_model(l2=chosen["l2"], strength=chosen["kappa"])
         self.folder.write("setup.json", strengthened.values())
         return strengthened
@@ -352,14 +353,14 @@ class Coordination:
             self._progress(segment, membership, info, federation.traffic)
             membership.finish_round(segment.before + info.rounds)
 
-        algorithm, members = file.algorithm, len(segment.members)
+        algorithm, members = file.method, len(segment.members)
         if (getattr(algorithm, "clients_per_round", None) or 0) > members:  # cannot draw more than there are
             algorithm = replace(algorithm, clients_per_round=members)
         if self.policy.influence is not None and members >= FEWEST:
             shares = influence_shares(federation.channel.facts, self.policy.influence)
             algorithm = replace(algorithm, objective=algorithm.objective.limited(shares))
         return train(
-            algorithm, federation, max(file.rounds - segment.before, 1), file.tol, file.seed,
+            algorithm, federation, max(file.training.rounds - segment.before, 1), file.training.tol, file.training.seed,
             self.folder.start(segment), progress=False,
             checkpoint=Checkpoint(self.folder.checkpoint(segment), every=1), callbacks=[after],
         )  # fmt: skip
@@ -372,7 +373,7 @@ class Coordination:
         from scaffpd.secure import SecureAggregation
 
         masked = Remote(remote.channel.membership, remote.channel.facts, MaskedRemote)
-        return SecureAggregation(masked, **self.file.secure)
+        return SecureAggregation(masked, **self.file.masking)
 
     def _wait(self, membership: Membership) -> list[str]:
         """Wait for absent silos and return those that are there."""
@@ -389,7 +390,7 @@ class Coordination:
         self.folder.write_table("clients.csv", self._rows(segment, remote, result, spent))
         self.folder.write_rounds(self.file.silos)
         self.folder.write_model(result.x, setup)
-        joining = self._joining(segment.members, setup, result) if self.file.joining else ""
+        joining = self._joining(segment.members, setup, result) if self.file.training.joining else ""
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         whole = replace(result, rounds=segment.before + result.rounds)
         worst = max(spent.values(), key=lambda own: own["epsilon"], default=None)
@@ -423,7 +424,7 @@ class Coordination:
 
     def _compared(self, members: Sequence[str], setup: Setup, result: Result, kappa: float) -> JoiningScores:
         """Train an average, a fair and a shared model for personal ones; reuse the run's own."""
-        algorithm, x = self.file.algorithm, {}
+        algorithm, plan, x = self.file.method, self.file.training, {}
         own = "personal" if "strength" in setup.model else "fair"
         goals = {"average": Average(prior=algorithm.objective.prior), "fair": algorithm.objective}
         for name, goal in (*goals.items(), ("personal", algorithm.objective)):
@@ -432,11 +433,11 @@ class Coordination:
                 x[name] = result.x
             else:
                 silos = self._settled(members, setup.with_model(strength=strength))
-                run = replace(algorithm, objective=goal), silos, self.file.rounds, self.file.tol, self.file.seed
+                run = replace(algorithm, objective=goal), silos, plan.rounds, plan.tol, plan.seed
                 x[name] = train(*run, result.x, False).x
         self._settled(members, setup)
         average, fair, personal = (torch.from_numpy(np.asarray(x[name])) for name in ("average", "fair", "personal"))
-        return JoiningScores(average, fair, personal, kappa, self.file.seed)
+        return JoiningScores(average, fair, personal, kappa, plan.seed)
 
     def _spent(self, remote: RemoteChannel) -> dict[str, dict[str, Any]]:
         """Return (ε, δ) of every silo that answers."""

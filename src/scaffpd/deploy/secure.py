@@ -165,9 +165,9 @@ def secure_totals(
     def unusable(name: str, why: str) -> NoReturn:
         raise Unusable(name, why)
 
-    parties = SiloParties(checked, None if file.policy.missing == PAUSE else unusable)
+    parties = SiloParties(checked, None if file.faults.missing == PAUSE else unusable)
     parties.meet(members)
-    sums = SecureSums(parties, file.secure.get("colluding"), lambda exchanges, up, down: None)
+    sums = SecureSums(parties, file.masking.get("colluding"), lambda exchanges, up, down: None)
 
     def added(kind: str, about: SiloRequest, length: int) -> Any:
         return sums.sum(kind, about, dict.fromkeys(members, 1.0), length)

@@ -110,8 +110,8 @@ def supervise(
 ) -> Outcome:
     """Supervise the job of a federation by its own policy and return the outcome."""
     folder = DeployedRun(file.folder)
-    wait, silos = file.policy.start_timeout, len(file.silos)
-    policy = RetryPolicy(quorum=file.policy.quorum, waiting=wait, silos=silos, seconds=seconds)
+    wait, silos = file.faults.start_timeout, len(file.silos)
+    policy = RetryPolicy(quorum=file.faults.quorum, waiting=wait, silos=silos, seconds=seconds)
     Supervisor(job, folder, policy, say, look).run()
     look()
     return Outcome.of(folder)
