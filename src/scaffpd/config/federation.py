@@ -195,7 +195,7 @@ class FederationFile(SettingsTable):
 
     @property
     def masking(self) -> dict[str, Any]:
-        """How vectors are masked; empty without masks."""
+        """Settings of masked sums; empty without masks."""
         return {} if self.secure is None else self.secure.model_dump()
 
     def with_objective(self, objective: Objective) -> FederationFile:
