@@ -174,7 +174,7 @@ WRONG = [
     (f"{QUICK} --objective Agnostic --strength 1", "Agnostic has no strength: leave --strength out."),
     (f"{QUICK} --objective Nash", "Nash needs --strength"),
     ("train key.toml --strength 1", "--strength needs --objective"),
-    (f"{QUICK} --task classify", "Unknown data.task in 'patients.csv', 'classify': did you mean 'classification'?"),
+    (f"{QUICK} --task classify", "Unknown --task 'classify': did you mean 'classification'?"),
     (f"{QUICK} --test 1", "--test needs a number from 0 to below 1, got 1."),
     (f"{QUICK} --test nan", "--test needs a number from 0 to below 1, got nan."),
     (f"{QUICK} --l2 -1", "--l2 needs a number >= 0 and finite, got -1."),

@@ -253,7 +253,7 @@ def test_folds_choose_the_strength_of_an_objective_of_ones_own(page):
             "train hospitals --objective mine:np",
             "'mine:np' is no objective: it has to be a class of scaffpd.objectives",
         ),
-        ("train hospitals --objective mine:Flor", "'mine:Flor' is no objective"),
+        ("train hospitals --objective mine:Flor", "Unknown name in 'mine', 'Flor': did you mean 'Floor'?"),
         ("train hospitals --objective yours:Floor", "There is no module 'yours'"),
         ("train hospitals --objective mine:Plain --strength 1", "Plain has no strength: leave --strength out."),
         (

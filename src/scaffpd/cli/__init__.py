@@ -101,7 +101,7 @@ def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "scaf
     except click.ClickException as error:
         return complain(sentence(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return INTERRUPTED
+        return complain("Interrupted.", INTERRUPTED)
     except OSError as error:
         refused = of_the_machine(error)
         if refused is None:

@@ -217,7 +217,10 @@ def status(
     """
     from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import DeployedRun
+    from scaffpd.deploy.local import NOTE, LocalDeployment
 
+    if (folder / NOTE).is_file():
+        folder = LocalDeployment.read(folder).federation
     place = FederationFile.read(folder).folder if folder.is_file() else folder
     if not place.is_dir():
         raise InputError(f"There is no run in {str(place)!r}.")

@@ -108,8 +108,10 @@ def consent(
 
     settings = _settings(file)
     wanted, known = grant or revoke, requests(settings)
-    if (grant and revoke) or (until and not grant):
-        raise InputError("Give --grant or --revoke, not both; --until goes with --grant.")
+    if grant and revoke:
+        raise InputError("Give --grant or --revoke, not both.")
+    if until and not grant:
+        raise InputError("--until goes with --grant REQUEST.")
     if wanted:
         matching = [own["request"] for own in known if own["request"].startswith(wanted.lower())]
         if len(matching) != 1:
@@ -247,7 +249,7 @@ def show_audit(found: dict[str, Any]) -> None:
     elif found["whole"]:
         say(
             console,
-            f"All {several(found['lines'], 'answer')}, {format_bytes(found['bytes'])} in all, are accounted for, and "
+            f"All {several(found['lines'], 'reply')}, {format_bytes(found['bytes'])} in all, are accounted for, and "
             "no line was changed. The last link is below: note it down, and --noted will show later that nothing "
             "before it was removed.",
         )

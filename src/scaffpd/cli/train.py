@@ -332,7 +332,15 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
         raise InputError(f"{what!r} is no table; several files are trained on only where all of them are tables.")
     else:
         raise _neither(what)
-    return RunConfig.of(given | {"data": source | changes["data"]}, known if known in PROBLEMS else file.name)
+    label = known if known in PROBLEMS else file.name
+    try:
+        return RunConfig.of(given | {"data": source | changes["data"]}, label)
+    except InputError as error:
+        wrong = str(error)
+        for table, names in TABLES.items():
+            for key, given_by in names.items():
+                wrong = wrong.replace(f"{table}.{key} in {label!r},", f"--{given_by.replace('_', '-')}")
+        raise InputError(wrong) from None
 
 
 def known_name(what: str) -> str:
@@ -360,7 +368,7 @@ def with_test(options: Mapping[str, Any]) -> dict[str, Any]:
             made["test"] = float(given)
         except ValueError:
             if not Path(given).exists():
-                raise InputError(f"--test needs a share from 0 to below 1, or a table, got {given!r}.") from None
+                raise InputError(f"--test needs a share from 0 to below 1, or a table: no file {given!r}.") from None
             del made["test"]
             made["test_file"] = str(Path(given).absolute())
     return made

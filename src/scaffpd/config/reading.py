@@ -229,6 +229,9 @@ def _kind(kind: Any, folder: Path, what: str, known: Mapping[str, Any], base: ty
         importlib.invalidate_caches()
     with nullcontext() if keep else _searching(folder, kind):
         found = _named(folder, kind)
+        if found is None:
+            module, _, name = kind.partition(":")
+            raise unknown(f"name in {module!r},", name, [own for own in vars(sys.modules[module]) if own[0] != "_"])
     if (isinstance(found, type) and issubclass(found, base)) or (base is Algorithm and isinstance(found, base)):
         return found
     word, needed = base.__name__.lower(), f"scaffpd.{base.__name__.lower()}s.{base.__name__}"
@@ -251,7 +254,7 @@ def algorithm_of(given: Mapping[str, Any], objective: Mapping[str, Any] | None, 
         values["steps"] = called(getattr(steps, name), "algorithm.steps", rule, file)
     if objective is not None:
         if "objective" not in inspect.signature(chosen).parameters:
-            raise InputError(f"{kind} has an objective of its own: leave [objective] out of {file.name!r}.")
+            raise InputError(f"{kind} has an objective of its own: leave [objective], or --objective, out.")
         values["objective"] = objective_of(objective, file)
     elif chosen.needs_objective():
         raise InputError(f'{kind} needs an [objective] in {file.name!r}, such as kind = "ChiSquare" and rho = 0.1.')

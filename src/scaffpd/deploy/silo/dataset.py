@@ -51,8 +51,8 @@ class Dataset(ClientRows):
         for one in columns:
             if one.kind == DATE:
                 raise InputError(
-                    f"{owner}'s column {one.name!r} {one.note}: leave it out of data.columns, or use "
-                    f"{date_parts(one)[-1]!r} in its place."
+                    f"Column {one.name!r} of silo {file.name!r} {one.note}: list in data.columns the columns to use, "
+                    f"without it, or with {date_parts(one)[-1]!r} in its place."
                 )
         features = FeatureTable(len(goal.values), tuple(columns))
         return _split(file, features, target(owner, goal, source.task), dropped[wanted])

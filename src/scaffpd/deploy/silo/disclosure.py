@@ -180,8 +180,9 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
         lines += _agreement(file, data, width)
     if not privacy.required:
         lines.append(
-            "Once: how curved the loss is, as three numbers: most, least, and at the steepest single row; and the loss "
-            "at one arbitrary point, which tells whether the data are still the same when a run is resumed."
+            "Once per process of this silo: how curved the loss is, as three numbers: most, least, and at the steepest "
+            "single row; and the loss at one arbitrary point, which tells whether the data are still the same when a "
+            "run is resumed."
         )
     if secure.losses == "hidden":
         rounded = ", in sums over all silos alone"
@@ -353,7 +354,8 @@ def _left(run: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         numbers = sum(int(np.prod(shape)) for line in answers for shape in line["left"].values())
         rows.append({
             "question": question, "what": LEFT.get(question, question), "asked": len(asked),
-            "answered": len(answers), "numbers": numbers, "bytes": sum(line["bytes"] for line in asked),
+            "answered": len(answers), "repeated": sum(line["reply"] == "missing" for line in asked),
+            "numbers": numbers, "bytes": sum(line["bytes"] for line in asked),
         })  # fmt: skip
     spent = [line["epsilon"] for line in own if "epsilon" in line]
     return {
@@ -373,10 +375,13 @@ def silo_status(file: SiloFile) -> dict[str, Any]:
     asked, answered = (sum(row[name] for row in last.get("questions", ())) for name in ("asked", "answered"))
     refused, spent, most = sum(found["refused"].values()), last.get("epsilon"), file.privacy.epsilon
     ago = "" if quiet is None else f", last asked {quiet:.0f} s ago for {LEFT.get(last['last'], last['last'])}"
+    lost = sum(row["repeated"] for row in last.get("questions", ()))
+    again = f", {lost} repeated to a new process" if lost else ""
     words = {
         "state": state + ago, "run": f"{last['run'][:12]}, {last['algorithm']}" if last.get("run") else "none",
-        "this run": f"{answered} of {several(asked, 'question')} answered", "refused": several(refused, "question"),
-        "sent": f"{format_bytes(found['bytes'])} in {several(found['lines'], 'answer')}, all runs",
+        "this run": f"{answered} of {several(asked, 'question')} answered{again}",
+        "refused": several(refused, "question"),
+        "sent": f"{format_bytes(found['bytes'])} in {several(found['lines'], 'reply')}, all runs",
         "log": found["broken"] or "no line was changed",
     }  # fmt: skip
     if spent is not None:
