@@ -17,6 +17,7 @@ from scaffpd.config.model_file import read_model
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
+from scaffpd.deploy.silo import records
 from scaffpd.deploy.silo.dataset import predict
 from scaffpd.deploy.silo.disclosure import audit
 from scaffpd.deploy.silo.records import PrivacyLedger
@@ -148,6 +149,65 @@ def test_silos_whose_files_are_silent_keep_their_column_sums_from_private_federa
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "failed"
     assert 'privacy.columns = "exact"' in outcome.sentence
+
+
+def test_sums_over_columns_stay_where_consent_is_to_noise_whatever_the_question_says(tmp_path):
+    """A silo with consent.epsilon believes the request that it has consented to, not the question's own `private`."""
+    path, places = private(tmp_path, silo="\n[consent]\nepsilon = 8\n")
+    transport = Faulty(places)
+    assert coordinate(path, transport).status == "failed"
+    found = [(site, decode(question, 2**31)) for site, question, _ in transport.log]
+    site, totals = next((site, question) for site, question in found if question.kind == "totals")
+    for private_says in (True, False, None):
+        lie = encode(Message("totals", {**totals.values, "private": private_says}, totals.arrays))
+        for silo in (transport.silos[site], Silo.open(places[site])):
+            reply = decode(silo.answer(lie), 2**31)
+            assert reply.kind == "refused"
+            assert 'privacy.columns = "exact"' in reply.values["sentence"]
+            assert not reply.arrays
+    plain = {**totals.values, "private": False, "asks": {**totals.values["asks"], "epsilon": None, "delta": None}}
+    reply = decode(transport.silos[site].answer(encode(Message("totals", plain, totals.arrays))), 2**31)
+    assert "consent.epsilon is 8" in reply.values["sentence"]
+
+
+@pytest.mark.parametrize("full", ["privacy-spent.npz", "privacy-spent-"])
+def test_no_answer_leaves_before_its_release_is_on_disk(tmp_path, monkeypatch, full):
+    """The disk is full as a release is written, for either ledger; the question asked again leaves with its cost."""
+    path, places = private(tmp_path)
+    transport = Faulty(places)
+    coordinate(path, transport)
+    asked = [(decode(question, 2**31).kind, question) for site, question, _ in transport.log if site == "va"]
+    first = dict(reversed(asked))
+    home = places["va"].parent
+    for file in (*home.glob("privacy-spent*.npz"), home / "answered.jsonl"):
+        file.unlink()
+
+    def put(silo, kind):
+        return decode(silo.answer(first[kind]), 2**31)
+
+    def no_space(file, write=records.atomic_write):
+        if file.name.startswith(full):
+            raise OSError(28, "No space left on device")
+        return write(file)
+
+    silo = Silo.open(places["va"])
+    assert put(silo, "setup").kind == "answer"
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "atomic_write", no_space)
+        for _ in range(2):
+            failed = put(silo, "gradients")
+            assert (failed.kind, failed.arrays) == ("failed", {})
+    assert put(silo, "gradients").kind == "answer"
+    for file in home.glob("privacy-spent*.npz"):
+        with np.load(file) as kept:
+            assert kept["privacy.times"].sum() == 2, file  # a gradient and a loss
+    later = Silo.open(places["va"])
+    put(later, "setup")
+    assert put(later, "spent").values["epsilon"] == silo.cohort.privacy.worst > 0
+    for file in home.glob("privacy-spent*.npz"):  # a ledger that somebody removes is whole again with the next answer
+        file.unlink()
+    assert put(silo, "spent").kind == "answer"
+    assert len([*home.glob("privacy-spent*.npz")]) == 2
 
 
 RANGES = """

@@ -206,6 +206,7 @@ class PrivacyLedger:
         self.rules, self.agreed = rules, dict(agreed)
         self.file = rules.spent.with_stem(f"{rules.spent.stem}-{digest[:12]}")
         self._known: dict[Path, tuple[int, ...]] = {}  # identity of files when last read or written
+        self._written: dict[Path, int] = {}  # releases in them then
 
     def private(self, model: Any) -> Private:
         """Return the model with the agreed noise and ε, and with this silo's secret."""
@@ -237,17 +238,16 @@ class PrivacyLedger:
 
     @contextmanager
     def while_answering(self, cohort: Cohort) -> Iterator[None]:
-        """Load earlier releases, and record new ones before they leave; one process at a time."""
+        """Load earlier releases, and record all that no file has before an answer leaves; one process at a time."""
         with lock_file(self.rules.spent.with_suffix(".lock")):
             accounts = self._accounts(cohort)
             for file, account in accounts.items():
                 self._read(file, account)
-            before = {file: account.total for file, account in accounts.items()}
             try:
                 yield
             finally:
                 for file, account in accounts.items():
-                    if account.total > before[file]:
+                    if account.total > self._written.get(file, 0):
                         self._write(file, account)
 
     def _accounts(self, cohort: Cohort) -> dict[Path, Account]:
@@ -265,10 +265,13 @@ class PrivacyLedger:
         return about.st_ino, about.st_mtime_ns, about.st_size
 
     def _read(self, file: Path, account: Account) -> None:
-        if file.exists() and self._state(file) != self._known.get(file):
+        if not file.exists():
+            self._written.pop(file, None)
+        elif self._state(file) != self._known.get(file):
             try:
                 with np.load(file, allow_pickle=False) as earlier:
                     account.merge(dict(earlier))
+                    self._written[file] = int(earlier["privacy.times"].sum())
             except (OSError, ValueError, KeyError, zipfile.BadZipFile):
                 raise InputError(f"The privacy ledger {str(file)!r} cannot be read.") from None
             self._known[file] = self._state(file)
@@ -277,4 +280,4 @@ class PrivacyLedger:
         packed: dict[str, Any] = account.pack()
         with atomic_write(file) as written:
             np.savez(written, **packed)
-        self._known[file] = self._state(file)
+        self._known[file], self._written[file] = self._state(file), account.total

@@ -232,7 +232,8 @@ class Silo:
     # --- before training
 
     def _totals(self, asked: Message) -> Message:
-        private, rules = asked.values.get("private") is True, self.file.privacy
+        promised = (self.consent.asks or {}).get("epsilon") is not None  # and consented to
+        private, rules = promised or asked.values.get("private") is True, self.file.privacy
         if rules.required and not private:
             raise InputError(
                 "This silo takes part only with differential privacy, and the federation has no [privacy]."
