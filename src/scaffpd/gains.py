@@ -273,7 +273,7 @@ def joining(
     known: Mapping[str, Any] | None = None,
     choice: Choice | None = None,
 ) -> Joining:
-    """Tell every client what it has of training with the others, on its held-out rows.
+    """Measure what every client gains from training with the others, on its held-out rows.
 
     Args:
         train: one (X, y) per client, or a mapping from names to them.

@@ -21,10 +21,11 @@ from typer.testing import CliRunner
 from scaffpd import report
 from scaffpd.cli import app
 from scaffpd.cli.deploy import run_pages
+from scaffpd.config.federation import FederationFile
 from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
-from scaffpd.deploy.local import follower
+from scaffpd.deploy.local import LocalDeployment, follower
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
 from scaffpd.deploy.silo.disclosure import audit, silo_metrics, silo_pages, silo_status
 from scaffpd.deploy.silo.silo import Silo
@@ -218,6 +219,13 @@ def test_runs_that_have_not_begun_or_were_killed(tmp_path):
     assert [event["client"] for event in run.status()["events"]] == ["a", "b"]  # after the half line, not in it
     assert [line["event"]["client"] for line in seen] == ["b"]
     assert CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "nowhere")]).exit_code != 0
+
+
+def test_the_status_of_a_local_deployment_is_that_of_its_run(tmp_path):
+    made = LocalDeployment.hospitals(tmp_path / "trial", "flare", 2, False)
+    DeployedRun(FederationFile.read(made.federation).folder).progress({"round": 7, "members": ["a", "b"]})
+    found = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "trial"), "--json"])
+    assert json.loads(found.output)["round"] == 7
 
 
 def test_a_silo_is_watched_and_names_cannot_break_the_format(tapped):

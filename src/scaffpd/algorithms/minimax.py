@@ -160,7 +160,7 @@ class MinimaxState(RunState):
 
 @dataclass(frozen=True, kw_only=True)
 class PerClientState(MinimaxState):
-    """Adds what a server that sees single gradients has of them; `weights` are those of the certificate.
+    """State of a server that sees single gradients; `weights` are those of the certificate.
 
     Attributes:
         model_weights: the λ of the last model.
