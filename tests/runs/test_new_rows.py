@@ -241,3 +241,79 @@ def test_clients_get_their_own_models_and_strangers_the_shared_one(tmp_path):
     there = np.array(own.clients) != "north"
     np.testing.assert_allclose(other.shares[there], own.shares[there], rtol=1e-12)
     assert not np.allclose(other.shares[~there], own.shares[~there], rtol=1e-3)
+
+
+def rewritten(folder, name, change):
+    """Write p.csv anew, with every row's cells as `change` returns them."""
+    header, *rows = (line.split(",") for line in lines(folder))
+    made = [header, *(change(row) for row in rows)]
+    (folder / name).write_text("\n".join(",".join(row) for row in made) + "\n")
+    return folder / name
+
+
+def test_a_blank_target_is_none(trained, monkeypatch, capsys):
+    folder, _, _ = trained
+    blank = rewritten(folder, "blank.csv", lambda row: [*row[:4], ""])
+    found = predict(folder / "run", blank)
+    assert found.truth is None
+    assert found.scores() == []
+    monkeypatch.chdir(folder)
+    assert cli.run(["predict", "run", "blank.csv"]) == 0
+    assert not (folder / "predictions.scores.csv").exists()
+    assert "all rows" not in capsys.readouterr().out
+
+
+def test_a_text_among_labels_that_are_numbers_changes_no_other_row(trained):
+    folder, _, _ = trained
+    whole = predict(folder / "run", folder / "p.csv")
+    text = (folder / "p.csv").read_text().rstrip()
+    (folder / "new.csv").write_text(text[: text.rindex(",")] + ",pending\n")
+    found = predict(folder / "run", folder / "new.csv")
+    assert found.truth == [*whole.truth[:-1], None]
+    assert found.remarks == (*whole.remarks, "1 row with outcome = 'pending', which is no number: not scored.")
+    assert found.scores()[-1]["accuracy"] > 0.5
+
+
+def test_clients_whose_labels_are_all_new_are_scored_beside_the_others(trained, monkeypatch):
+    folder, _, _ = trained
+    monkeypatch.chdir(folder)
+    rewritten(folder, "new.csv", lambda row: [*row[:4], "7"] if row[0] == "north" else row)
+    assert cli.run(["predict", "run", "new.csv"]) == 0
+    with open("predictions.scores.csv", newline="") as file:
+        north, south, *_ = csv.DictReader(file)
+    assert (north["group"], float(north["accuracy"]), north["calibration_gap"]) == ("north", 0.0, "")
+    assert float(south["accuracy"]) > 0.5
+    new = predict(folder / "run", folder / "new.csv").remarks[-1]
+    assert new == f"{north['rows']} rows with outcome = 7, which training did not have: counted as wrong."
+
+
+@pytest.mark.parametrize("spelt", [("False", "True"), ("false", "true")])
+def test_true_and_false_are_the_same_in_all_formats(tmp_path, spelt):
+    pandas, folder = pytest.importorskip("pandas"), tmp_path
+    patients(folder / "p.csv")
+    text = rewritten(folder, "t.csv", lambda row: [*row[:4], spelt[int(row[4])]])
+    frame = pandas.read_csv(folder / "p.csv")
+    frame.astype({"outcome": bool}).to_parquet(folder / "t.parquet")
+    run(asked(text, data_test=0.0), folder / "run")
+    csv_, parquet = (predict(folder / "run", folder / name) for name in ("t.csv", "t.parquet"))
+    assert parquet.truth == csv_.truth
+    assert set(parquet.truth) == set(spelt)
+    assert parquet.scores() == csv_.scores()
+
+
+def test_a_text_among_numbers_to_predict_is_not_scored(tmp_path):
+    run(asked(patients(tmp_path / "p.csv", number=True), data_test=0.0), tmp_path / "run")
+    rest = predict(tmp_path / "run", tmp_path / "p.csv")
+    new = rewritten(tmp_path, "new.csv", lambda row: [*row[:4], "pending" if row[0] == "north" else row[4]])
+    found = predict(tmp_path / "run", new)
+    assert [row for row in found.scores() if row["client"] == "south"] == [rest.scores()[1]]
+    assert sum(value is None for value in found.truth) == found.clients.count("north")
+    blank = predict(tmp_path / "run", rewritten(tmp_path, "blank.csv", lambda row: [*row[:4], ""]))
+    assert blank.truth is None
+
+
+def test_a_new_client_without_any_value_of_a_category_is_predicted(trained):
+    folder, _, _ = trained
+    found = predict(folder / "run", rewritten(folder, "new.csv", lambda row: ["nowhere", row[1], "", *row[3:]]))
+    assert np.isfinite(found.shares).all()
+    assert found.clients == ["nowhere"] * 240

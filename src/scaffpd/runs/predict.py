@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from scaffpd.runs.scores import Scores, adjusted, by_group
 from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
 from scaffpd.tabular.formats import OpenTable, open_table
-from scaffpd.tabular.read import read_columns, source_of
+from scaffpd.tabular.read import number, read_columns, source_of
 
 NOBODY = ""  # rows without a client belong together
 MODELS = {  # by name, beside a run's config.toml
@@ -102,13 +103,13 @@ def predict(
     names = [NOBODY] * rows if owner is None else [NOBODY if k < 0 else owner.categories[k] for k in codes]
     kept = {name: cells.to_pylist() for name, cells in zip(keep, table.cells(keep), strict=True)} if keep else {}
     labels = tuple(setup.schema["labels"])
-    truth = _truth(table, settings.get("target"), labels, decimal)
+    truth, unsure = _truth(table, settings.get("target"), labels, decimal)
     called = model or next((one for one, name in MODELS.items() if name == file_of.name), "")
     calibrations = read_json(file_of.with_name("calibration.json"))
     if called == "fair" and called not in calibrations:  # the model that a run is about may be called otherwise
         called = next((one for one in calibrations if one not in MODELS), "average")
     found = _answers(X, x, setup, names, read_owners(file_of), {} if raw else calibrations.get(called, {}))
-    return Predictions(names, *found, kept, labels, truth, remarks)
+    return Predictions(names, *found, kept, labels, truth, (*remarks, *unsure))
 
 
 def _answers(
@@ -174,15 +175,28 @@ def _unseen(
     return tuple(remarks)
 
 
-def _truth(table: OpenTable, target: Any, labels: tuple[Any, ...], decimal: str | None) -> list[Any] | None:
-    """Return the target of every row, as the model calls its labels; `None` where the table has no such column."""
+def _truth(
+    table: OpenTable, target: Any, labels: tuple[Any, ...], decimal: str | None
+) -> tuple[list[Any] | None, list[str]]:
+    """Return the target of every row as the model spells its labels, and remarks; `None` where no row has one."""
     if not isinstance(target, str) or target not in table.names:
-        return None
+        return None, []
     texts = bool(labels) and isinstance(labels[0], str)
     (goal,), _ = read_columns(table, [target], [target] if texts else [], decimal=decimal)
+    cells: list[Any] = goal.values.tolist()
     if goal.kind == CATEGORY:
-        return [None if k < 0 else goal.categories[k] for k in goal.values]
-    return [None if np.isnan(v) else int(v) if labels and v == int(v) else float(v) for v in goal.values]
+        spelt = {str(label).casefold(): label for label in labels}  # True in one format is true in another
+        named = [cell if cell in labels else spelt.get(cell.casefold(), cell) for cell in goal.categories]
+        known = named if texts else [number(cell, decimal or ".") for cell in goal.categories]
+        cells = [None if k < 0 else known[k] for k in goal.values]
+    if not texts:
+        cells = [None if v is None or not math.isfinite(v) else int(v) if labels and v == int(v) else v for v in cells]
+    strange = [goal.categories[k] for k, cell in zip(goal.values, cells, strict=True) if cell is None and k >= 0]
+    new = [cell for cell in cells if labels and cell is not None and cell not in labels]
+    odd = {"is no number: not scored": strange, "training did not have: counted as wrong": new}
+    said = [f"{several(len(own), 'row')} with {target} = {own[0]!r}{' and others' if len(set(own)) > 1 else ''}, which "
+            f"{what}." for what, own in odd.items() if own]  # fmt: skip
+    return (cells if any(cell is not None for cell in cells) else None), said
 
 
 def promise(run: Path) -> str | None:
@@ -216,7 +230,7 @@ def _filled(columns: list[DataColumn], owner: DataColumn, known: dict[str, dict[
             if isinstance(fill, str):
                 names += [] if fill in names else [fill]
             values[mine] = names.index(fill) if isinstance(fill, str) else fill
-        kind = CATEGORY if names else NUMBER if not np.isnan(values).all() else one.kind
+        kind = CATEGORY if names or one.kind == CATEGORY else NUMBER if not np.isnan(values).all() else one.kind
         made.append(DataColumn(one.name, kind, values, tuple(names), one.note))
     return made
 

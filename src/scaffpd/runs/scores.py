@@ -89,7 +89,8 @@ def calibration(p: Matrix, true: NDArray[np.bool_]) -> Scores:
     mean of p − [true] over rows); and calibration_error, the mean over rows of how far their bin is off.
     """
     if not len(p):
-        return {}
+        gaps = (f"calibration_{of}" for of in ("gap", "gap_low", "gap_high", "error"))
+        return dict.fromkeys(("mean_probability", "base_rate", *gaps))
     off = p - true
     half = Z * float(off.std(ddof=1)) / math.sqrt(len(off)) if len(off) > 1 else math.inf
     gap, bins = float(off.mean()), reliability(p, true)

@@ -151,7 +151,7 @@ class _Columns:
         if chosen:
             return categorical(name, distinct, codes)
         for decimal in self.decimals:
-            numbers = [_number(cell, decimal) for cell in distinct]
+            numbers = [number(cell, decimal) for cell in distinct]
             proof = decimal == "." or any("," in cell and not THOUSANDS.fullmatch(cell.strip()) for cell in distinct)
             if None not in numbers and (proof or len(self.decimals) == 1):
                 if decimal == "," or any("." in cell for cell in distinct):
@@ -182,7 +182,7 @@ class _Columns:
         return len(self.decimals) == 2 and any(DECIMAL_COMMA.fullmatch(cell) for cell in cells)
 
     def _texts(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn:
-        numbers = np.array([_number(cell, self.decimals[0]) is not None for cell in distinct])
+        numbers = np.array([number(cell, self.decimals[0]) is not None for cell in distinct])
         row = int(numbers[codes].argmin())
         cell = distinct[codes[row]].strip()
         if DECIMAL_COMMA.fullmatch(cell):
@@ -211,7 +211,7 @@ class _Columns:
                 if types.is_time(kind)
                 else dated(name, values, next(filter(None, distinct), ""))
             )
-        if types.is_string(kind) or types.is_large_string(kind):
+        if types.is_string(kind) or types.is_large_string(kind) or (chosen and types.is_boolean(kind)):
             return categorical(name, *_distinct(cells))
         if types.is_nested(kind) or types.is_binary(kind):
             raise InputError(f"{file} has values of type {kind} in column {name!r}; leave it out.")
@@ -254,7 +254,7 @@ def _all(read: Callable[[str], float | None], cells: Sequence[str]) -> list[floa
     return found
 
 
-def _number(cell: str, decimal: str) -> float | None:
+def number(cell: str, decimal: str) -> float | None:
     """Return a cell of text as a number, NaN where it stands for no value, or `None`."""
     if is_missing(cell):
         return math.nan
