@@ -223,9 +223,11 @@ def test_runs_that_have_not_begun_or_were_killed(tmp_path):
 
 def test_the_status_of_a_local_deployment_is_that_of_its_run(tmp_path):
     made = LocalDeployment.hospitals(tmp_path / "trial", "flare", 2, False)
-    DeployedRun(FederationFile.read(made.federation).folder).progress({"round": 7, "members": ["a", "b"]})
+    DeployedRun(FederationFile.read(made.federation).folder).write(
+        "outcome.json", {"status": "converged", "sentence": "Done.", "final": True}
+    )
     found = CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "trial"), "--json"])
-    assert json.loads(found.output)["round"] == 7
+    assert json.loads(found.output)["state"] == "converged"
 
 
 def test_a_silo_is_watched_and_names_cannot_break_the_format(tapped):
