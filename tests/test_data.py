@@ -29,6 +29,7 @@ from scaffpd.data.heart_disease import (
 )
 from scaffpd.data.silos import held_out, standardiser
 from scaffpd.errors import InputError
+from scaffpd.tabular.agree import deviation_of
 
 FILES = Path(scaffpd.data.__file__).parent / "files" / "heart_disease"
 
@@ -192,6 +193,20 @@ def test_sums_of_clients_give_the_pooled_mean_and_deviation():
     np.testing.assert_allclose(mean, pooled.mean(0), rtol=1e-14)
     np.testing.assert_allclose(deviation[:2], pooled.std(0)[:2], rtol=1e-12)
     assert deviation[2] == 1.0
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_units_decide_nothing_and_constants_count_as_constant(weighted):
+    """Also where a sum of many equal numbers has rounded; the deviation by sums of silos is the same."""
+    random, n = np.random.default_rng(0), 50_000
+    same, units = np.array([0.1, 1e9 + 0.1, 1e-13 / 3, 0.0]), np.array([1e-13, 1.0, 1e13])
+    X = np.column_stack([np.tile(same, (2 * n, 1)), random.standard_normal((2 * n, 1)) * units])
+    parts = np.split(X, 2)
+    mean, deviation = standardiser(parts, [np.full(n, 0.3)] * 2 if weighted else None)
+    assert deviation[:4].tolist() == [1.0] * 4
+    np.testing.assert_allclose(deviation[4:], np.std(X[:, 5]) * units, rtol=1e-12)
+    squares = {str(k): {"n": np.full(7, n), "squares": ((own - mean) ** 2).sum(0)} for k, own in enumerate(parts)}
+    np.testing.assert_allclose(deviation_of(squares, mean), deviation, rtol=1e-12)
 
 
 # ------------------------------------------------------------------ heart disease

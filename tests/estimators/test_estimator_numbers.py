@@ -86,6 +86,16 @@ def test_several_clients_are_the_cohort(classes):
     near(ours.decision_function(X).reshape(len(X), -1), (X - mean) / deviation @ weights + offset, 1e-9)
 
 
+@pytest.mark.parametrize("unit", [1e-13, 1e13])
+def test_units_change_no_prediction(unit):
+    X, y, t, clients = table()
+    Z = X * np.append(unit, np.ones(X.shape[1] - 1))
+    one, other = (sp.FairFederatedClassifier(l2=0.02).fit(rows, y, clients=clients) for rows in (X, Z))
+    near(other.predict_proba(Z), one.predict_proba(X), 1e-5)
+    one, other = (sp.FairFederatedRegressor(l2=0.02).fit(X, goal, clients=clients) for goal in (t, t * unit))
+    near(other.predict(X) / unit, one.predict(X), 1e-5)
+
+
 def test_two_other_solvers_agree():
     cvxpy = pytest.importorskip("cvxpy")
     X, _, y, clients = table(N=3)

@@ -111,9 +111,13 @@ def standardiser(parts: Sequence[Matrix], weights: Sequence[Matrix] | None = Non
         n = sum(len(X) for X in parts)
         mean = sum((X.sum(0) for X in parts), np.zeros(parts[0].shape[1])) / n
         variance = sum((((X - mean) ** 2).sum(0) for X in parts), np.zeros_like(mean)) / n
-    deviation = np.sqrt(variance)
-    constant = deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))
-    return mean, np.where(constant, 1.0, deviation)
+    return mean, unless_constant(mean, np.sqrt(variance), sum(map(len, parts)))
+
+
+def unless_constant(mean: Matrix, deviation: Matrix, n: Any) -> Matrix:
+    """Return the deviation, one where the numbers differ by no more than the rounding of a sum of n of them."""
+    rounding = np.maximum(1e-12, n * np.finfo(np.float64).eps) * np.abs(mean)
+    return np.where(deviation <= rounding, 1.0, deviation)
 
 
 def fold_numbers(name: str, y: Any, folds: int, seed: int) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
 
+from scaffpd.data.silos import unless_constant
 from scaffpd.errors import InputError
 from scaffpd.tabular.columns import CATEGORY, NUMBER, UNKNOWN, Matrix
 
@@ -157,8 +158,7 @@ def deviation_of(totals: Mapping[str, Any], mean: Matrix) -> Matrix:
     """Return the standard deviation of every encoded column, from n and Σ(x − mean)²; one where it is constant."""
     n, squares = _added(totals, "squares", len(mean))
     deviation = np.sqrt(np.divide(squares, n, out=np.zeros_like(squares), where=n > 0))
-    constant = deviation <= 1e-12 * np.maximum(1.0, np.abs(mean))
-    return np.where(constant, 1.0, deviation)
+    return unless_constant(mean, deviation, n)
 
 
 def spread_of(totals: Mapping[str, Any], deviation: Matrix) -> dict[str, float]:
