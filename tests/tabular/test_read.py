@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import sys
-from datetime import date
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 
 import numpy as np
@@ -208,12 +208,31 @@ def test_parquet_columns_of_every_type(tmp_path):
     ]
 
 
+def test_what_a_parquet_file_calls_clients_keeps_its_name(tmp_path):
+    """Whole numbers beyond 2⁵³, dates, hours and pandas' categories, of texts and of numbers."""
+    far = [1_764_000_000_000_000_001 + k for k in range(3)]
+    days = [datetime(2020, 1, 1), datetime(2020, 1, 2, 5), None]
+    given = {
+        "id": (arrow.array([*far, None]), [*map(str, far)]),
+        "decimal": (arrow.array([*map(Decimal, far), None]), [*map(str, far)]),
+        "day": (arrow.array([date(2020, 1, 1), None, date(2021, 1, 1), None]), ["2020-01-01", "2021-01-01"]),
+        "time": (arrow.array([*days, days[0]]), ["2020-01-01", "2020-01-02 05:00:00"]),
+        "levels": (arrow.array(["u", None, "v", "u"]).dictionary_encode(), ["u", "v"]),
+        "numbers": (arrow.array([7, None, 8, 7]).dictionary_encode(), ["7", "8"]),
+    }
+    parquet.write_table(arrow.table({name: cells for name, (cells, _) in given.items()}), tmp_path / "a.parquet")
+    for name, (cells, names) in given.items():
+        (found,), dropped = read_columns(tmp_path / "a.parquet", [name], [name], {name: "client"})
+        assert (found.kind, list(found.categories), dropped) == ("category", names, {name: cells.null_count})
+
+
 def test_parquet_mistakes_get_one_sentence(tmp_path):
-    odd = {"when": [date(2020, 1, 1)], "list": [[1]], "raw": [b"x"], "far": [np.inf], "x": [1]}
+    odd = {"when": [date(2020, 1, 1)], "list": [[1]], "raw": [b"x"], "far": [np.inf], "x": [1], "lasts": [timedelta(1)]}
     parquet.write_table(arrow.table(odd), tmp_path / "a.parquet")
     for name, words in (
         ("list", "has values of type list.* in column 'list'; leave it out"),
         ("raw", "has values of type binary in column 'raw'; leave it out"),
+        ("lasts", "has values of type duration.* in column 'lasts'; leave it out"),
         ("far", r"has an infinite value in column 'far' \(row 1\)"),
         ("y", "Unknown column of 'a.parquet', 'y'"),
     ):

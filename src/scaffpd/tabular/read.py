@@ -31,6 +31,7 @@ AMOUNT = {
 }
 CLOCK = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?")
 DAY = re.compile(r"(\d{1,2})([./])(\d{1,2})[./](\d{4})(.*)")
+MIDNIGHT = re.compile(r"( 00:00:00)?(\.0+)?$")
 SAID = {"true": 1.0, "false": 0.0}
 PARTS: dict[str, Callable[[datetime], float]] = {
     "day of year": lambda day: float(day.timetuple().tm_yday),
@@ -63,7 +64,7 @@ def read_columns(
     if decimal not in (None, *DECIMALS):
         raise InputError(f"The decimal mark is '.' or ',', got {decimal!r}.")
     needed = needed or {}
-    cells = table.cells(sources)
+    cells = [_decoded(table, *own) for own in zip(sources, table.cells(sources), strict=True)]
     if not len(cells[0]):
         raise InputError(f"{table.path.name!r} has column names but no rows.")
     kept, dropped = np.ones(len(cells[0]), dtype=bool), {}
@@ -200,9 +201,10 @@ class _Columns:
         from pyarrow import string, types
 
         kind, file = cells.type, repr(self.table.path.name)
-        if types.is_dictionary(kind):
-            cells, kind = cells.cast(kind.value_type), kind.value_type
-        if types.is_temporal(kind) and not types.is_duration(kind):
+        if chosen and (types.is_temporal(kind) or types.is_integer(kind) or types.is_decimal(kind)):
+            distinct, codes = _distinct(cells.cast(string()))
+            return categorical(name, [MIDNIGHT.sub("", cell) for cell in distinct], codes)
+        if types.is_temporal(kind):
             distinct, codes = _distinct(cells.cast(string()))
             found = _all(_hours if types.is_time(kind) else _days(distinct), [cell.split(".")[0] for cell in distinct])
             values = np.array(found, dtype=np.float64)[codes]
@@ -213,8 +215,6 @@ class _Columns:
             )
         if types.is_string(kind) or types.is_large_string(kind) or (chosen and types.is_boolean(kind)):
             return categorical(name, *_distinct(cells))
-        if types.is_nested(kind) or types.is_binary(kind):
-            raise InputError(f"{file} has values of type {kind} in column {name!r}; leave it out.")
         values = _floats(cells, safe=False)
         if not chosen:
             return numeric(name, values, file)
@@ -312,6 +312,16 @@ def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
 
 
 # ------------------------------------------------------------------ from pyarrow: its own ways to NumPy import pandas
+
+
+def _decoded(table: OpenTable, name: str, cells: Any) -> Any:
+    """Return cells, those of pandas' categories as what they stand for; refuse what is no number, text or date."""
+    from pyarrow import types
+
+    kind = cells.type
+    if types.is_nested(kind) or types.is_duration(kind) or "binary" in str(kind):
+        raise InputError(f"{table.path.name!r} has values of type {kind} in column {name!r}; leave it out.")
+    return cells.cast(kind.value_type) if types.is_dictionary(kind) else cells
 
 
 def _distinct(cells: Any) -> tuple[list[Any], NDArray[Any]]:
