@@ -206,6 +206,22 @@ def test_excel_with_dates_and_truth_values(tmp_path):
     )
 
 
+def test_marks_of_missing_values_among_numbers_are_no_texts(tmp_path):
+    """In JSON lines and in Excel as in CSV; other texts still make categories."""
+    openpyxl = pytest.importorskip("openpyxl")
+    cells = ["n/a" if k % 6 == 0 else None if k % 6 == 1 else k % 7 for k in range(N)]
+    book = openpyxl.Workbook()
+    book.active.append(["site", "x", "mixed", "ill"])
+    for (site, _, ill), cell in zip(PLAIN, cells, strict=True):
+        book.active.append([site, cell, cell or "zero", ill])
+    book.save(tmp_path / "a.xlsx")
+    (tmp_path / "a.jsonl").write_text(as_lines(lambda k: {"x": cells[k], "mixed": cells[k] or "zero"}))
+    for name in ("a.xlsx", "a.jsonl"):
+        x, mixed = read_clients(TableFile(tmp_path / name, "site", "ill", columns=("x", "mixed"))).rows[0].table.columns
+        assert (x.kind, mixed.kind, mixed.categories) == ("number", "category", (*"123456", "zero"))
+        np.testing.assert_array_equal(x.values, [k if isinstance(k, int) else np.nan for k in cells[::2]])
+
+
 def test_parts_of_dates_are_those_of_the_calendar(tmp_path):
     days = [datetime(2023, 12, 20 + k % 12, k % 24, 30) for k in range(N)]
     rows = [(*row, day.isoformat(" ")) for row, day in zip(PLAIN, days, strict=True)]

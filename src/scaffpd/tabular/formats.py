@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from scaffpd.errors import InputError, several
-from scaffpd.tabular.columns import MISSING
+from scaffpd.tabular.columns import MISSING, is_missing
 
 Records = Iterator[tuple[int, list[str]]]
 
@@ -337,7 +337,8 @@ def _excel(path: Path, data: bytes, arrow: Any) -> Any:
 def _typed(arrow: Any, columns: dict[str, list[Any]]) -> Any:
     """Make a table of cells; columns of several types become texts."""
     made = {}
-    for name, cells in columns.items():
+    for name, given in columns.items():
+        cells = [None if isinstance(cell, str) and is_missing(cell) else cell for cell in given]
         try:
             made[name] = arrow.array(cells)
         except (arrow.ArrowException, OverflowError):
