@@ -295,13 +295,39 @@ def test_refusals_of_the_command(table, more, words, capsys):
     assert not Path("runs").exists()  # refused before any work
 
 
-def test_clients_without_rows_for_folds_are_not_chosen_by(table):
+def test_clients_without_rows_for_folds_train_and_are_not_chosen_by(table):
     lines = Path("table.csv").read_text().splitlines()
     few = [line.replace("c,", "d,", 1) for line in lines if line.startswith("c,")][:2]
     Path("table.csv").write_text("\n".join([*lines, *few]))
-    found = trained(*table, "--splits", "0")
-    assert found["model"]["l2"] == pytest.approx(0.3 * 42 / 97, rel=0.05)  # the usual one
-    assert cli.run([*table, "--choose", "--fresh"]) == 2
+    found = trained(*table, "--splits", "1", "--no-coalition")
+    (said,) = [remark for remark in summary()["remarks"] if remark.startswith("Chosen by")]
+    assert said.startswith("Chosen by 3 folds of the 3 clients with rows enough: l2 =")
+    clients = csv.DictReader(Path("runs/table/clients.csv").read_text().splitlines())
+    assert {row["client"] for row in clients} == {"a", "b", "c", "d"}
+    path = list(csv.DictReader(Path("runs/table/kappa_path.csv").read_text().splitlines()))
+    assert {float(row["l2"]) for row in path if row["l2"]} == {found["model"]["l2"]}
+
+
+def test_where_nobody_has_rows_for_folds_the_usual_strengths_are_taken(table, capsys):
+    head, *lines = Path("table.csv").read_text().splitlines()
+    Path("table.csv").write_text("\n".join([head, *(f"{k % 40}{line[1:]}" for k, line in enumerate(lines))]))
+    assert cli.run([*table, "--choose", "--splits", "0"]) == 2
+    assert "nobody has the 3 rows to train on that folds need." in capsys.readouterr().err
+    trained(*table, "--splits", "1")
+    assert any("by the numbers of rows and columns" in remark for remark in summary()["remarks"])
+    (caution,) = summary()["cautions"]
+    assert caution == "What joining brings is not known: nobody has the 3 rows to train on that folds need."
+    assert not Path("runs/table/joining.csv").exists()
+
+
+def test_one_model_for_all_says_why_personal_models_are_shown(table):
+    trained(*table, "--columns", "x0,x1,x2,x3", "--splits", "1", "--no-coalition")
+    said = " ".join(summary()["remarks"])
+    assert ", one model for all. Its worst fifth" in said
+    kappa = summary()["joining"]["kappa"]
+    assert f"Personal models are shown too, to compare, with the best κ that is finite, {kappa:.4g}." in said
+    trained(*table, "--columns", "x0,x1,x2,x3", "--splits", "0", "--fresh")
+    assert "Personal models are shown" not in " ".join(summary()["remarks"])  # where nothing is compared
 
 
 def test_noise_columns_do_not_drown_the_worst_client(tmp_path, monkeypatch):

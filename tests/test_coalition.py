@@ -11,6 +11,7 @@ import torch
 from scipy.optimize import minimize
 
 import scaffpd as sp
+from scaffpd.coalitions import Coalition
 from scaffpd.errors import InputError
 
 L2 = 0.05
@@ -249,3 +250,27 @@ def test_groups_too_small_for_a_cap_share_alike_and_all_together_keep_it():
         if len(group) <= 2:
             np.testing.assert_allclose(capped[group], average[group], atol=1e-4)
     assert any(np.abs(capped[group] - free[group]).max() > 1e-3 for group in capped if len(group) > 1)
+
+
+def test_losses_alone_may_be_given():
+    train, test = made()
+    model = sp.Linear("squared", L2)
+    plain = sp.coalition(train, test, model, tol=1e-12)
+    given = sp.coalition(train, test, model, tol=1e-12, alone=plain.alone)
+    np.testing.assert_allclose(given.shapley, plain.shapley, atol=1e-6)
+    better = sp.coalition(train, test, model, tol=1e-12, alone=plain.alone - 0.1)
+    np.testing.assert_allclose(better.gets, plain.gets - 0.1, atol=1e-6)
+    np.testing.assert_allclose(better.brings, plain.brings, atol=1e-6)
+    with pytest.raises(InputError, match="one loss per client in alone=, got 2 for 4 clients"):
+        sp.coalition(train, test, model, alone=[1.0, 2.0])
+
+
+def test_nobody_brings_anything_where_all_cost_the_others():
+    """Without any one of three, the two others do better."""
+    pairs = {(0, 1): [0.9, 0.9], (0, 2): [0.99, 0.99], (1, 2): [0.95, 0.95]}
+    losses = {(i,): [1.0] for i in range(3)} | pairs | {(0, 1, 2): [1.0] * 3}
+    game = Coalition.of(list("abc"), {group: np.array(own) for group, own in losses.items()})
+    assert "Nobody brings the others anything: their loss is 1.0 % lower without b, 10 % lower without c." in str(game)
+    losses[0, 2] = [1.2, 1.2]
+    game = Coalition.of(list("abc"), {group: np.array(own) for group, own in losses.items()})
+    assert "b brings the most: the others' loss is 20 % higher without it; c brings the least: 10 % lower" in str(game)

@@ -679,6 +679,7 @@ def test_the_verdict_in_a_sentence(comparison):
 
 def test_one_seed_has_no_deviation():
     result = sp.compare(METHODS, PROBLEM, rounds=1, tune=1, processes=1)
+    assert ", after 1 round; " in str(result)
     assert "±" not in str(result)
     assert "seed 0" in str(result)
     last = result.table[-1]

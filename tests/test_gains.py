@@ -290,10 +290,7 @@ PAIR = (np.ones((4, 2)), np.arange(4.0))
         ({"test": []}, "joining needs held-out rows: give test= as one (X, y) per client."),
         ({"model": sp.Module(torch.nn.Linear(2, 1))}, "joining compares linear models: give Linear(...), got Module"),
         ({"objective": "fair"}, "joining needs an objective such as ChiSquare(rho=0.1), got 'fair'."),
-        (
-            {"train": [PAIR, (np.ones((1, 2)), np.ones(1))]},
-            "Client 'client-1' has 1 row, too few for 3 folds",
-        ),
+        ({"train": [(np.ones((1, 2)), np.ones(1))] * 2}, "nobody has the 3 rows to train on that folds need."),
         ({"splits": 0}, "joining needs a whole number splits >= 1, got 0."),
         ({"test": [PAIR]}, "The test data cannot be used"),
     ],
@@ -302,3 +299,32 @@ def test_refusals(change, words):
     given = {"train": [PAIR, PAIR], "test": [PAIR, PAIR], "model": sp.Linear("squared", 0.1)} | change
     with pytest.raises(InputError, match=re.escape(words)):
         sp.joining(**given)
+
+
+def test_a_client_with_too_few_rows_for_folds_takes_nothing_from_the_others():
+    """It trains with the others, is not compared itself, and all others hear what they would have heard of it."""
+    train, test = made(np.random.default_rng(4), clients=4, rows=20)
+    train[1] = tuple(part[:2] for part in train[1])
+    model, names, goal = sp.Linear("squared", 1e-2, True), ["a", "few", "b", "c"], sp.CVaR(0.5, prior=[1, 2, 3, 4])
+    found = sp.joining(train, test, model, goal, names=names, word="site")
+    assert (found.names, found.without, found.rows) == (("a", "b", "c"), ("few",), ((20, 200),) * 3)
+    assert found.own.shape == (5, 6)  # the shared model, and a personal one for each of the four
+    kept = [0, 2, 3]
+    rest = [[part[i] for i in kept] for part in (train, test)]
+    others = sp.joining(*rest, model, sp.CVaR(0.5), names=found.names, strength=found.strength)
+    k = found.models.index("alone")
+    np.testing.assert_array_equal(found.loss[k], others.loss[k])
+    for name, objective in (("average", sp.Average(prior=goal.prior)), ("fair", goal)):  # of all four
+        cohort = sp.Cohort(train, model, names, test=test)
+        x = sp.train(sp.fair(objective), cohort, tol=1e-9).x
+        mine = [np.mean((test[i][0] @ x[:-1] + x[-1] - test[i][1]) ** 2) for i in kept]
+        np.testing.assert_allclose(found.loss[found.models.index(name)], mine, rtol=1e-3)
+    assert found.caution == (
+        "What joining brings is not known at few: with fewer than 3 rows to train on, too few for folds, a site only "
+        "trains with the others."
+    )
+    assert others.caution == ""
+    several = sp.joining(train, test, model, goal, names=names, strength=30.0, splits=2)
+    assert (several.names, several.without, several.splits) == (found.names, found.without, 2)
+    with pytest.raises(InputError, match="another split leaves other clients rows enough"):
+        gains.Joining.mean([found, others, sp.joining([rest[0][0]], [rest[1][0]], model, strength=30.0)])

@@ -135,10 +135,6 @@ class Choice:
             for one in self.points
         ]
 
-    def along(self, point: GridPoint) -> Choice:
-        """Choose again among the points with the l2 and the objective of this one."""
-        return self.among(lambda one: one.l2 == point.l2 and one.objective is point.objective)
-
     def with_point(self, point: GridPoint) -> Choice:
         """Return the same grid with another point chosen."""
         chosen = next(one for one in self.points if one.losses is point.losses)
@@ -258,7 +254,8 @@ def search(
     point = choice.best if fairly else choice.point
     if budget is not None and found.line(kappas, point):
         choice = _chosen(found.candidates(fairly), by, errors, trials.model)
-    choice = choice.with_point(choice.along(choice.best).point) if fairly else choice
+    line = choice.with_point(choice.best).line
+    choice = choice.with_point(_chosen(line, by, errors, trials.model).point) if fairly else choice
     return replace(choice, tried=tuple(found.points))
 
 

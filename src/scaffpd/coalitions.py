@@ -22,16 +22,14 @@ from numpy.typing import ArrayLike, NDArray
 from scaffpd.algorithms.fair import fair
 from scaffpd.cohort import Cohort, in_order, named_pairs
 from scaffpd.errors import InputError, count, several
-from scaffpd.folds import base_of, held_out_losses, with_classes
+from scaffpd.folds import Group, Pair, among, base_of, held_out_losses, with_classes
 from scaffpd.models import Linear, Module, Personal
-from scaffpd.objectives import Average, Excess, Nash, Objective
+from scaffpd.objectives import Average, Nash, Objective
 from scaffpd.training import Result
 from scaffpd.training import train as run
 
 Array = NDArray[np.float64]
 Orders = NDArray[np.int64]
-Group = tuple[int, ...]
-Pair = tuple[Any, Any]
 MARGIN = 0.01
 
 
@@ -103,13 +101,9 @@ class Coalition:
 
     def summary(self) -> dict[str, Any]:
         """Return what a run's summary says of it."""
-        columns = {
-            name: getattr(self, name).tolist() for name in ("alone", "together", "gets", "brings", "shapley", "errors")
-        }
-        clients = [
-            {"client": name, **{column: values[i] for column, values in columns.items()}}
-            for i, name in enumerate(self.names)
-        ]
+        columns = ("alone", "together", "gets", "brings", "shapley", "errors")
+        rows = zip(self.names, *(getattr(self, name).tolist() for name in columns), strict=True)
+        clients = [dict(zip(("client", *columns), row, strict=True)) for row in rows]
         first = [{"clients": list(one.names), "gain": one.gain} for one in (self.leaving or ())[:10]]
         groups = None if self.leaving is None else len(self.leaving)
         return {
@@ -141,12 +135,14 @@ class Coalition:
         gain, lose = (int((sign * self.gets > self.margin * self.alone).sum()) for sign in (1, -1))
         most, least = int(self.brings.argmax()), int(self.brings.argmin())
         more, fewer = (_change(self.brings[j], np.delete(self.together, j).mean()) for j in (most, least))
+        a, b = self.names[most], self.names[least]
+        told = f"{a} brings the most: the others' loss is {more} without it; {b} brings the least: {fewer} without it."
+        if more.endswith("lower") or more.startswith("0.0 "):
+            told = f"Nobody brings the others anything: their loss is {more} without {a}, {fewer} without {b}."
         return (
             f"Together, the mean held-out loss of {several(len(self.names), self.word)} is {less} than alone: "
             f"{gain or 'none'} gain{'' if gain > 1 else 's'} and {lose or 'none'} lose{'' if lose > 1 else 's'} "
-            f"more than {100 * self.margin:.3g} %. "
-            f"{self.names[most]} brings the most: the others' loss is {more} without it; {self.names[least]} brings "
-            f"the least: {fewer} without it. {self._peace}"
+            f"more than {100 * self.margin:.3g} %. {told} {self._peace}"
         )
 
     @property
@@ -190,7 +186,7 @@ def coalition(
     model: Linear | Module | Personal,
     objective: Objective | None = None,
     *, names: Sequence[str] | None = None, most: int = 12, permutations: int = 100, margin: float = MARGIN,
-    seed: int = 0, tol: float = 1e-6, rounds: int = 200, word: str = "client",
+    seed: int = 0, tol: float = 1e-6, rounds: int = 200, word: str = "client", alone: Sequence[float] | None = None,
 ) -> Coalition:  # fmt: skip
     """Train groups of clients and tell what each client brings, what it gets, and whether a group had better leave.
 
@@ -207,6 +203,7 @@ def coalition(
         tol: the proven gap at which a training stops, where there is a proof.
         rounds: the most rounds of a training.
         word: what a client is called.
+        alone: L_i({i}) where they are known, such as those of `joining`; else clients train alone with this model.
     """
     goal = Average() if objective is None else objective
     if not isinstance(model, Linear | Module | Personal):
@@ -220,12 +217,15 @@ def coalition(
         raise InputError("coalition needs at least two clients: one has nobody to join.")
     if count("coalition", "permutations", permutations) < 2:
         raise InputError("coalition needs permutations >= 2, to know their error.")
+    if alone is not None and len(alone) != len(pairs):
+        raise InputError(f"coalition needs one loss per client in alone=, got {len(alone)} for {len(pairs)} clients.")
     Cohort(train, model, names, test=test)  # refuses what does not fit together
     held = in_order(test, known)
     groups, orders = _groups(len(pairs), count("coalition", "most", most), permutations, seed)
     clients = list(zip(known, pairs, held, strict=True))
+    found, whole = {(i,): np.array([loss]) for i, loss in enumerate(() if alone is None else alone)}, None
+    groups = [group for group in groups if group not in found]
     runs = _runs(groups, clients, with_classes(model, [*pairs, *held]), goal, seed, tol, rounds)
-    found, whole = {}, None
     for group, losses, result in runs:
         found[group], whole = losses, result if len(group) == len(pairs) else whole
     return Coalition.of(known, found, orders, whole=whole, margin=margin, word=word)
@@ -254,16 +254,6 @@ def _runs(
     for group in groups:
         names, train, test = zip(*(clients[i] for i in group), strict=True)
         cohort = Cohort(train, model, names, test=test)
-        found = run(fair(_among(goal, group)), cohort, rounds, proven, seed, x, progress=False).uninterrupted()
+        found = run(fair(among(goal, group)), cohort, rounds, proven, seed, x, progress=False).uninterrupted()
         x = None if proven is None else found.x
         yield group, held_out_losses(cohort, found.x, base.l2), found
-
-
-def _among(objective: Objective, group: Group) -> Objective:
-    """Return the objective with the prior of some of the clients, and a cap that so few can meet."""
-    if isinstance(objective, Excess):
-        return Excess(_among(objective.objective, group), objective.offset)
-    changes: dict[str, Any] = {} if objective.prior is None else {"prior": objective.prior[list(group)]}
-    if (cap := getattr(objective, "cap", None)) is not None:
-        changes["cap"] = max(cap, 1 / len(group))
-    return objective.with_arguments(**changes) if changes else objective

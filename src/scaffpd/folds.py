@@ -24,12 +24,13 @@ from scaffpd.federation import Federation, Vector
 from scaffpd.federation.questions import Question, Reply
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.models.losses import loss_named
-from scaffpd.objectives import Objective
+from scaffpd.objectives import Excess, Objective
 
 FOLDS = 3
 TOL = 1e-4  # of the mean loss at x⁰: models that folds tell apart differ by much more
 RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # κ_i of a model alone
 Pair = tuple[Any, Any]
+Group = tuple[int, ...]
 
 
 def base_of(model: Any) -> Any:
@@ -50,6 +51,16 @@ def with_classes(model: Any, pairs: Sequence[Pair]) -> Any:
         return model
     base = replace(base, classes=max(2, 1 + max(int(np.max(np.asarray(y))) for _, y in pairs)))
     return replace(model, model=base) if isinstance(model, Personal) else base
+
+
+def among(objective: Objective, group: Group) -> Objective:
+    """Return the objective with the prior of some of the clients, and a cap that so few can meet."""
+    if isinstance(objective, Excess):
+        return Excess(among(objective.objective, group), objective.offset)
+    changes: dict[str, Any] = {} if objective.prior is None else {"prior": objective.prior[list(group)]}
+    if (cap := getattr(objective, "cap", None)) is not None:
+        changes["cap"] = max(cap, 1 / len(group))
+    return objective.with_arguments(**changes) if changes else objective
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,15 @@ class Folds:
         seed = checked_seed("choose", seed)
         numbers = [fold_numbers(name, y, folds, seed) for name, (_, y) in zip(known, pairs, strict=True)]
         return cls(pairs, known, with_classes(model, pairs), numbers, folds, device, dtype)
+
+    @classmethod
+    def where_possible(cls, pairs: Sequence[Pair], model: Any, names: Sequence[str], seed: int) -> tuple[Folds, Group]:
+        """Cut folds of the clients that have rows enough for them, and return the numbers of these."""
+        who = tuple(i for i, (_, y) in enumerate(pairs) if len(y) >= FOLDS)
+        if not who:
+            raise InputError(f"nobody has the {FOLDS} rows to train on that folds need.")
+        chosen = [pairs[i] for i in who], with_classes(model, pairs), [names[i] for i in who]
+        return cls.of(*chosen, FOLDS, seed), who
 
     def rows(self, fold: int, out: bool) -> list[Pair]:
         """Return every client's rows in a fold (`out`), or all others."""

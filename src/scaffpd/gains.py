@@ -29,7 +29,7 @@ from scaffpd.choosing import MEAN, ROUNDS, Choice, GridPoint, search, short
 from scaffpd.cohort import Cohort, in_order
 from scaffpd.errors import InputError, count, plural
 from scaffpd.federation.questions import Question, Reply
-from scaffpd.folds import FOLDS, Folds, Pair, answered, fit_alone, with_classes
+from scaffpd.folds import FOLDS, Folds, Group, Pair, among, answered, fit_alone, with_classes
 from scaffpd.metrics import (
     NO,
     NOISE,
@@ -75,6 +75,7 @@ class Joining:
         word: what a client is called.
         own: the shared model first, then the personal ones, client by client, (1 + clients × d) on the first split;
             `None` where silos keep theirs.
+        without: clients with too few rows for folds, which train with the others and are not compared.
         kappa_path: rows of `kappa_path.csv`, on the first split: from one model for all to everybody alone (κ = 0) the
             losses on folds of training rows, which κ folds choose, and that of the personal models; empty where κ was
             given.
@@ -94,6 +95,7 @@ class Joining:
     word: str = "client"
     kappa_path: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     own: Array | None = field(default=None, repr=False)
+    without: tuple[str, ...] = ()
 
     @classmethod
     def mean(cls, several: Sequence[Joining]) -> Self:
@@ -101,14 +103,15 @@ class Joining:
         first = several[0]
         if len(several) < 2:
             raise InputError("A mean over splits needs at least two of them.")
-        tables = np.stack([one.loss for one in several])
+        if any(one.names != first.names for one in several):
+            raise InputError("another split leaves other clients rows enough for folds: take one split.")
+        tables, scores = (np.stack([getattr(one, what) for one in several]) for what in ("loss", "score"))
         overlap = sum(held for _, held in first.rows) / sum(trained for trained, _ in first.rows)
-        scores = np.stack([one.score for one in several])
         errors = 1 - scores if first.measure == "accuracy" else scores
         return cls(
             first.names, first.models, tables.mean(0), scores.mean(0), first.measure, first.rows,
             SplitTables(tables, overlap), SplitTables(errors, overlap), first.ridges, first.strength, len(several),
-            first.word, first.kappa_path, first.own,
+            first.word, first.kappa_path, first.own, first.without,
         )  # fmt: skip
 
     def gain(self, model: str, over: str = ALONE, of: Weights | None = None) -> RelativeGain:
@@ -155,9 +158,9 @@ class Joining:
         """Describe the recommendation and the gains, with intervals."""
         best = self.recommendation
         if best == ALONE:
-            gain = self.gain(self._told)
+            gain = self.gain(self.told)
             start = "Joining brings no clear gain" if gain.pays == NOISE else "Stay alone"
-            whose = f"with {CALLED[self._told]} the loss"
+            whose = f"with {CALLED[self.told]} the loss"
             return f"{start}: {whose} is {gain.than(ALONE)} ({gain.range})."
         gain, whose = self.gain(best), "the loss"
         if gain.pays != YES:
@@ -168,7 +171,7 @@ class Joining:
     @property
     def details(self) -> str:
         """The same against one average model."""
-        told = self._told if self._told != AVERAGE else self.models[-1]
+        told = self.told if self.told != AVERAGE else self.models[-1]
         mean, worst = self.gain(told, AVERAGE), self.gain(told, AVERAGE, worst_fifth)
         first = f"On held-out rows, {self._who(told)}. " if self.recommendation == ALONE else ""
         alone, average = (self.change(told, over).in_units(self.measure, CALLED[over]) for over in (ALONE, AVERAGE))
@@ -179,7 +182,14 @@ class Joining:
         )
 
     @property
-    def _told(self) -> str:
+    def caution(self) -> str:
+        """Name the clients that have too few rows to be compared; empty where there are none."""
+        names = ", ".join(self.without[:5]) + (f" and {len(self.without) - 5} more" if self.without[5:] else "")
+        why = f"with fewer than {FOLDS} rows to train on, too few for folds, a {self.word} only trains with the others"
+        return f"What joining brings is not known at {names}: {why}." if names else ""
+
+    @property
+    def told(self) -> str:
         """The model that sentences are about: the one recommended, else the last."""
         return self.recommendation if self.recommendation != ALONE else self.models[-1]
 
@@ -341,16 +351,17 @@ class JoiningSplit:
         return replace(self, train=train, test=test, seed=seed)
 
     @cached_property
-    def folds(self) -> Folds:
-        """Training rows that are left out in turn."""
-        return Folds.of(self.train, self.model, self.names, FOLDS, self.seed)
+    def folded(self) -> tuple[Folds, Group]:
+        """Training rows that are left out in turn, and the numbers of the clients that have enough for that."""
+        return Folds.where_possible(self.train, self.model, self.names, self.seed)
 
     def judge(
         self, strength: float | None, unit: float, block: int, word: str, known: Mapping[str, Any],
         choice: Choice | None = None,
     ) -> Joining:  # fmt: skip
         """Train all models and let them answer the held-out rows."""
-        alone, path = fit_alone(self.folds), list[dict[str, Any]]()
+        folds, who = self.folded
+        alone, path = fit_alone(folds), list[dict[str, Any]]()
         if strength is None:
             chosen = choice or self.choice()
             strength = finite(chosen).strength
@@ -361,21 +372,24 @@ class JoiningSplit:
         for name, goal in ((AVERAGE, Average(prior=self.objective.prior)), (FAIR, self.objective)):
             if name == AVERAGE or not isinstance(goal, Average):
                 x = known[name] if name in known else self._trained(self.model, goal)[0]
-                answers[name] = [x] * len(self.names)
-        x, answers[PERSONAL] = self._trained(Personal(self.model, strength), self.objective)
+                answers[name] = [x] * len(who)
+        x, own = self._trained(Personal(self.model, strength), self.objective)
+        answers[PERSONAL] = [own[i] for i in who]
         evidence, wrong, measure = self.scored(answers, unit, block)
-        score, sizes = 1 - wrong.means if measure == "accuracy" else wrong.means, tuple(len(y) for _, y in self.train)
+        score = 1 - wrong.means if measure == "accuracy" else wrong.means
         return Joining(
-            self.names, (CONSTANT, *answers), evidence.means, score, measure,
-            tuple(zip(sizes, (len(y) for _, y in self.test), strict=True)), evidence, wrong, alone.ridges,
-            float(strength), word=word, kappa_path=tuple(path), own=np.stack([x, *answers[PERSONAL]]),
+            tuple(folds.names), (CONSTANT, *answers), evidence.means, score, measure,
+            tuple((len(self.train[i][1]), len(self.test[i][1])) for i in who), evidence, wrong, alone.ridges,
+            float(strength), word=word, kappa_path=tuple(path), own=np.stack([x, *own]),
+            without=tuple(name for name in self.names if name not in folds.names),
         )  # fmt: skip
 
     def scored(self, answers: Mapping[str, Any], unit: float, block: int) -> tuple[HeldOutMoments, HeldOutMoments, str]:
         """Score the constant answer and these models on held-out rows: losses, errors, and what errors are of."""
         losses, errors, measure = [], [], "accuracy"
-        for i, (X, y) in enumerate(self.test):
-            outputs = [self._constant(i, len(y)), *(self.model.outputs(u[i], X) for u in answers.values())]
+        for k, i in enumerate(self.folded[1]):
+            X, y = self.test[i]
+            outputs = [self._constant(i, len(y)), *(self.model.outputs(u[k], X) for u in answers.values())]
             found = [answered(self.model, z, y) for z in outputs]
             losses.append(np.stack([loss for loss, _ in found]))
             rooted = [loss for loss, _ in found]
@@ -389,8 +403,9 @@ class JoiningSplit:
 
     def choice(self) -> Choice:
         """Let folds choose κ, from one model for all to models that hardly know each other."""
-        kappas = [short(self.folds.scale() * value) for value in PATH]
-        return search(self.folds, self.objective, self.model.l2, kappas, MEAN, 1.0, ROUNDS, None, self.seed, None)
+        folds, who = self.folded
+        kappas, goal = [short(folds.scale() * value) for value in PATH], among(self.objective, who)
+        return search(folds, goal, self.model.l2, kappas, MEAN, 1.0, ROUNDS, None, self.seed, None)
 
     def _constant(self, i: int, rows: int) -> Array:
         """Return the same outputs for every row: the mean, or log-odds of the labels (half a row of each added)."""
@@ -445,7 +460,7 @@ def own_scores(
     """Answer `JoiningScores` for one silo, from its rows and the models x of a run."""
     own = JoiningSplit([train], [test], model, Average(), (name,), seed, 0.0, 1)
     personal = personalise(x[PERSONAL], *train, Personal(model, strength))
-    answers = {ALONE: fit_alone(own.folds).models, AVERAGE: [x[AVERAGE]], FAIR: [x[FAIR]], PERSONAL: [personal]}
+    answers = {ALONE: fit_alone(own.folded[0]).models, AVERAGE: [x[AVERAGE]], FAIR: [x[FAIR]], PERSONAL: [personal]}
     found = own.scored(answers, 1.0, 1)[:2]
     return {
         "means": np.stack([one.means[:, 0] for one in found]),

@@ -8,6 +8,7 @@ import pytest
 
 from scaffpd.errors import plural
 from scaffpd.metrics import RelativeGain
+from scaffpd.report.client_figures import _pairs
 from scaffpd.report.data import (
     JoiningReport,
     ModelSummary,
@@ -106,6 +107,24 @@ def test_a_path_names_its_knee():
     assert verdict(told)[0].startswith(
         "At ρ\u00a0=\u00a00.1, which is suggested, the worst-served fifth of clients gains 10.0 points"
     )
+
+
+def test_on_a_path_the_headline_and_what_to_do_agree():
+    told = story(TEN, moved(0.1, 0), kind="path", path={"knee": "fair", "why": "fair, chosen on training rows."})
+    assert dict(answers(told))["What to do?"] == "Use “fair”, which is suggested."
+    unclear = replace(told, scores={n: tuple(replace(s, clear=False) for s in own) for n, own in told.scores.items()})
+    assert dict(answers(unclear))["What to do?"] == "Use “fair”, which is suggested; no gain is clear of noise."
+    why = "average; fair, chosen on training rows, is no better on held-out rows."
+    models = (told.models[0], replace(told.models[1], role=""))
+    kept = replace(told, models=models, path={"knee": "average", "why": why})
+    assert verdict(kept)[0] == f"Suggested: {why}"
+    assert dict(answers(kept))["What to do?"] == "Keep “average”, which is suggested."
+
+
+def test_no_change_is_painted_as_no_gain():
+    told = story([0.5, 0.6, 0.7], [0.5001, 0.65, 0.6])
+    tones = {row["client"]: (row["change"], row["tone"]) for row in _pairs(told)}
+    assert tones == {"site 0": ("0.0", "quiet"), "site 1": ("+5.0", "gain"), "site 2": ("−10.0", "loss")}
 
 
 def test_a_folder_may_bring_its_own_verdict():

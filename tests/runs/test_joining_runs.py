@@ -88,8 +88,15 @@ def test_the_folder_has_the_matrix_of_who_gains_by_whom(run):
     assert [rise[name, name] for name in names] == [one["gets"] for one in game["clients"]]
     config = RunConfig.read(folder / "config.toml")
     prepared, found = prepare(config), summary["joining"]
-    model = prepared.model if found["recommendation"] != "personal" else sp.Personal(prepared.model, found["kappa"])
-    again = sp.coalition(prepared.train, prepared.test, model, config.goal, names=names, word="site")
+    told = found["recommendation"] if found["recommendation"] != "alone" else "personal"
+    model = prepared.model if told != "personal" else sp.Personal(prepared.model, found["kappa"])
+    with (folder / "joining.csv").open(newline="") as file:
+        losses = {(row["model"], row["client"]): float(row["test_loss"]) for row in csv.DictReader(file)}
+    alone, together = ([losses[which, name] for name in names] for which in ("alone", told))
+    assert [one["alone"] for one in game["clients"]] == pytest.approx(alone, rel=1e-12)  # one number, said twice
+    assert [one["together"] for one in game["clients"]] == pytest.approx(together, rel=1e-4)
+    goal = sp.Average() if told == "average" else config.goal
+    again = sp.coalition(prepared.train, prepared.test, model, goal, names=names, word="site", alone=alone)
     np.testing.assert_allclose([one["shapley"] for one in game["clients"]], again.shapley)
     assert game["sentence"] == str(again)
     assert game["would_leave"] == len(again.leaving)
@@ -155,7 +162,7 @@ def test_a_private_run_says_why_it_is_not_measured(run, tmp_path):
     assert summary["joining"] is None
     assert (
         "What joining brings is not measured for a private run: that takes linear models without noise."
-        in (summary["remarks"])
+        in summary["cautions"]
     )
 
 
@@ -181,3 +188,22 @@ class Silent:
 
     def show(self, _):
         pass
+
+
+def test_one_client_with_too_few_rows_takes_nothing_from_the_others(table, tmp_path, capsys):
+    file, folder = tmp_path / "few.csv", tmp_path / "run"
+    lines = table.read_text().splitlines()
+    file.write_text("\n".join([*lines, *(line.replace("s0,", "tiny,", 1) for line in lines[1:4])]))
+    command = ["train", str(file), "--client", "site", "--target", "y", "--out", str(folder)]
+    assert cli.run(command) == 0
+    shown, said = capsys.readouterr()
+    with (folder / "joining.csv").open(newline="") as rows:
+        assert {row["client"] for row in csv.DictReader(rows)} == {f"s{k}" for k in range(5)}
+    sentence = "What joining brings is not known at tiny: with fewer than 3 rows to train on, too few for folds, a site"
+    assert " ".join(shown.split()).count(sentence) == 1
+    assert "Chosen by 3 folds of the 5 clients with rows enough:" in said
+    page = (folder / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert page.count(f'<li class="caution">{sentence}') == 1
+    assert len(read(folder).coalition.names) == 5
+    assert cli.run([*command, "--fresh", "--recalibrate", "--quiet"]) == 2
+    assert cli.run(["predict", str(folder), str(file), "--model", "personal", "--out", str(tmp_path / "p.csv")]) == 0

@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,12 +19,13 @@ from scaffpd.comparison import compare
 from scaffpd.config.model_file import read_model
 from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
+from scaffpd.federation import ClientScores
 from scaffpd.metrics import Spread
 from scaffpd.runs import path as walking
 from scaffpd.runs.folder import RunFolder
 from scaffpd.runs.path import knee
 from scaffpd.runs.prepare import Prepared, prepare
-from scaffpd.runs.train import carry_out, clear, problem_of, reseeded, settled
+from scaffpd.runs.train import Trained, carry_out, clear, problem_of, reseeded, settled
 
 
 class Nobody:
@@ -209,6 +211,24 @@ def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):
     assert RunFolder(tmp_path / "path").fits("path", again)
     losses = [m.result.history.losses[-1].max() for m in models]
     assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize(("held", "at"), [((0.7, 0.8), 0), ((0.9, 0.8), 1), ((0.7, 0.4), 0)])
+def test_a_path_suggests_a_point_that_held_out_rows_confirm(held, at):
+    """Training rows choose the second point, which gives the worst-served ten points more."""
+
+    def point(name, role, *shares):
+        scores = [ClientScores(("a", "b"), np.zeros(2), np.array(pair), np.array([9, 9])) for pair in shares]
+        return Trained(name, role, "Fair", None, SimpleNamespace(x=np.zeros(1), rounds=1), {}, *scores)
+
+    models = [point("average", "before", (0.6, 0.9), (0.7, 0.8)), point("ρ = 1", "", (0.7, 0.9), held)]
+    prepared = SimpleNamespace(measure="accuracy", task="", test=[1], model=None)
+    found = walking.suggested(models, prepared)
+    assert [one.role for one in found] == ["before", "after" if at else ""]
+    why = walking.reason(found, prepared)
+    assert why.startswith(
+        "ρ = 1, chosen on training rows; on" if at else "average; ρ = 1, chosen on training rows, is no"
+    )
 
 
 def spread(mean, worst):

@@ -69,7 +69,7 @@ def show(*folders: Path) -> None:
         say(console, run.privacy.sentence)
     if run.path:
         console.print(_points(run, run.path))
-        say(console, f"Suggested: {run.path['why']}")
+        say(console, f"Suggested: {run.path['why']}" if run.pair else "")
         warm, cold = run.path["rounds_warm"], run.path["rounds_cold"]
         alone = "" if cold is None else f"; each alone, {cold}: {cold / warm:.1f} times as many"
         say(console, f"{len(run.models)} models in {warm} rounds{alone}.")

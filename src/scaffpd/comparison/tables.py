@@ -16,7 +16,7 @@ import numpy as np
 
 from scaffpd.comparison.runs import FINAL, Run
 from scaffpd.comparison.setting import Setting
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import InputError, several, unknown
 from scaffpd.metrics import Spread, Summary, a_fifth, client_row
 from scaffpd.system import csv_text, write_file
 from scaffpd.training import Status
@@ -91,7 +91,7 @@ def caption(comparison: Comparison, headings: Collection[str]) -> list[str]:
     ends = "worst and best" if "best 20 %" in headings else "worst"
     spreads = " and ".join(name for name in ("sd", "Gini") if name in headings)
     sentences = [
-        f"On test rows, {over}, after {setting.rounds} rounds; {rates}.",
+        f"On test rows, {over}, after {several(setting.rounds, 'round')}; {rates}.",
         f"{ends.capitalize()} 20 %: mean over the {a_fifth(N)} of {N} clients that fare {ends}"
         + (f"; {spreads}: over all clients." if spreads else "."),
         "J: local steps a round (–: not a setting), on so many samples each; exchanges and MB (up and down, all "

@@ -79,10 +79,11 @@ def _pairs(run: ReportData) -> Rows:
     return [
         {
             "client": c, "before": before[c], "after": after[c],
-            "tone": "quiet" if clear.get(c) is False else "gain" if gain >= 0 else "loss",
-            "change": change(run.sign * gain, run.measure) + ("*" if clear.get(c) else ""),
+            "tone": "quiet" if clear.get(c) is False or not moved.strip("0.") else "gain" if gain > 0 else "loss",
+            "change": moved + ("*" if clear.get(c) else ""),
         }
         for c, gain in run.gains(*run.pair).items()
+        for moved in [change(run.sign * gain, run.measure)]
     ]  # fmt: skip
 
 
@@ -266,7 +267,7 @@ def _domains(run: ReportData, rows: Rows) -> tuple[list[float], list[float]]:
 def _path_words(run: ReportData) -> str:
     if not run.path:
         return ""
-    words = f" {meanings(run)}{run.path.get('why') or ''}".rstrip()
+    words = f" {meanings(run)}Suggested: {run.path.get('why') or run.path.get('knee')}"
     warm, cold = run.path.get("rounds_warm"), run.path.get("rounds_cold")
     if not warm:
         return words

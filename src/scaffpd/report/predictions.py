@@ -62,7 +62,7 @@ def table(rows: Mapping[Any, Row], names: Sequence[str]) -> dict[str, Any]:
 def main_model(run: ReportData) -> str:
     """Return the model that a reader is advised to use, where it is scored; else the one that the run is about."""
     assert run.predictions is not None
-    wanted = (run.joining.shown if run.joining else None, run.role("after"))
+    wanted = (run.joining.shown if run.joining else None, run.role("after"), run.role("before"))
     return next((name for name in wanted if name in run.predictions.models), run.predictions.models[-1])
 
 

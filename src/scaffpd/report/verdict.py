@@ -82,7 +82,7 @@ def verdict(run: ReportData) -> tuple[str, ...]:
             return _ranking(run, before, after)
         return _headline(run, before, after), _worst_served(run, before, after)
     if run.path and (before_only := run.role("before")):
-        return capital(str(run.path["why"])), _single(run, run.overall[before_only])[0]
+        return f"Suggested: {run.path['why']}", _single(run, run.overall[before_only])[0]
     if run.overall:
         return _single(run, next(iter(run.overall.values())))
     return ("There is no result yet.", run.models[0].message or "The run has not ended.")
@@ -198,6 +198,7 @@ def cautions(run: ReportData) -> tuple[str, ...]:
     found: list[str] = []
     if run.split == "train" and run.overall:
         found.append("Nothing was held out: all numbers are about the rows trained on, and new rows may fare worse.")
+    found += run.written.get("cautions") or ()
     found += [_few_rows(run), _one_label(run), _noise(run), _chance(run), drift(run)]
     if run.kind != "compare":
         main = [m for m in run.models if m.role] or run.models[:1]
@@ -315,6 +316,8 @@ def answers(run: ReportData) -> tuple[tuple[str, str], ...]:
     if run.kind == "compare":
         return ()
     found = _joined(run, run.joining) if run.joining else _paired(run) if run.pair else {}
+    if run.path and not run.pair:
+        found = {"do": f"Keep “{brief(str(run.path['knee']))}”, which is suggested."}
     found = {**found, "sure": _sure(run), **run.answers}
     return tuple((question, found[name]) for name, question in QUESTIONS.items() if found.get(name))
 
@@ -367,6 +370,9 @@ def _paired(run: ReportData) -> dict[str, str]:
         do = f"Keep “{brief(before)}”: no gain of “{brief(after)}” is clear of noise."
     elif not clearly[1] and (judged or not worse):
         do = f"Use “{brief(after)}”: it costs nobody clearly." if judged else f"Use “{brief(after)}”."
+    if run.path:
+        unclear = "; no gain is clear of noise" if judged and not clearly[0] else ""
+        do = f"Use “{brief(after)}”, which is suggested{unclear}."
     clear = sum(judged.values())
     sure = "not tested" if not judged else f"{clear or 'none'} of {several(len(judged), 'change')} clear of noise"
     fifth, mean = run.moved(before, after)

@@ -193,14 +193,14 @@ def tables(
 ) -> dict[str, str]:  # fmt: skip
     """Make the summary and the tables of a run, by file name."""
     told = {} if verdict is None else {"sentence": verdict[0], "details": " ".join(verdict[1:])}
-    remarks = [*prepared.remarks, *remarks, *([joining] if isinstance(joining, str) and joining else [])]
+    caution = joining if isinstance(joining, str) else joining.caution
     summary = {
         "format": FORMAT, "kind": kind, "title": title, "command": command,
         "made": datetime.now(UTC).isoformat(timespec="seconds"), "version": scaffpd.__version__,
         "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
         "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
         "data": prepared.about, "models": [_ended(one) for one in models],
-        "privacy": _privacy(models), "remarks": remarks,
+        "privacy": _privacy(models), "remarks": [*prepared.remarks, *remarks], "cautions": [caution] if caution else [],
         "verdict": None if verdict is None else list(verdict), "path": path,
         "joining": joining.summary() | told if isinstance(joining, Joining) else None,
         "coalition": None if coalition is None else coalition.summary(),

@@ -64,27 +64,34 @@ def walkable(config: RunConfig) -> None:
 
 
 def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
-    """Mark the knee; nothing is marked where the average itself is the best.
+    """Mark the knee; nothing is marked where the average is as good, on training rows or on those held out.
 
     Training rows choose it, so that held-out rows can tell what it is worth.
     """
-    upwards = prepared.measure == "accuracy"
-    at = knee([spread(one.train, one.train.accuracy, upwards) for one in models], upwards)
+    at, upwards = _chosen(models, prepared), prepared.measure == "accuracy"
+    at = at if knee([models[k].spread(prepared) for k in (0, at)], upwards) else 0
     marked = [replace(one, role="after") if k == at and k > 0 else one for k, one in enumerate(models)]
     return judged(marked, prepared)
 
 
+def _chosen(models: Sequence[Trained], prepared: Prepared) -> int:
+    upwards = prepared.measure == "accuracy"
+    return knee([spread(one.train, one.train.accuracy, upwards) for one in models], upwards)
+
+
 def reason(models: Sequence[Trained], prepared: Prepared) -> str:
     """Say what the suggested point brings, and what it costs."""
-    chosen, rows = main_model(models), "held-out" if prepared.test else "training"
+    chosen, rows = models[_chosen(models, prepared)], "held-out" if prepared.test else "training"
     if chosen is models[0]:
-        return "On training rows no point serves the worst-served fifth better by more than the mean loses by it."
+        return f"{AVERAGE}; on training rows no point gives the worst-served fifth more than it takes from the mean."
     before, after = (one.spread(prepared) for one in (models[0], chosen))
     gains = [getattr(after, name) - getattr(before, name) for name in ("worst_20", "mean")]
     accuracy = prepared.measure == "accuracy"
     texts = [f"{100 * gain * (1 + 1e-9):+.1f} points" if accuracy else f"{gain:+.3g} in error" for gain in gains]
     worst, mean = (text.replace("-", "−") for text in texts)
     moved = f"{worst} for the worst-served fifth, {mean} for the mean"
+    if main_model(models) is models[0]:
+        return f"{AVERAGE}; {chosen.name}, chosen on training rows, is no better on held-out rows: {moved}."
     return f"{chosen.name}, chosen on training rows; on {rows} rows {moved}."
 
 

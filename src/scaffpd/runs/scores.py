@@ -350,3 +350,5 @@ def check_recalibration(config: RunConfig, prepared: Prepared) -> None:
         raise InputError("--recalibrate is for the probabilities of labels, of logistic and softmax regression.")
     if config.privacy is not None:
         raise InputError("--recalibrate trains on folds, which would spend ε: leave it or --epsilon out.")
+    if few := [name for name, (_, y) in zip(prepared.names, prepared.train, strict=True) if len(y) < FOLDS]:
+        raise InputError(f"--recalibrate needs {FOLDS} rows to train on from everybody: {few[0]!r} has fewer.")

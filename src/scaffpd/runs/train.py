@@ -21,8 +21,8 @@ from scaffpd.config.run import RunConfig
 from scaffpd.data import Silos
 from scaffpd.errors import InputError, several
 from scaffpd.federation import ClientScores
-from scaffpd.folds import FOLDS, Folds
-from scaffpd.gains import PATH, PERSONAL, Joining, finite, joining
+from scaffpd.folds import FOLDS, Folds, among
+from scaffpd.gains import ALONE, PATH, PERSONAL, Joining, finite, joining
 from scaffpd.history import Checkpoint
 from scaffpd.metrics import Spread, disagree, spread
 from scaffpd.models import Linear, Personal
@@ -282,11 +282,13 @@ def coalition_of(config: RunConfig, prepared: Prepared, found: Joining | str) ->
     cheap = 2 <= len(found.names) <= FEW and numbers <= FEW_NUMBERS
     if asked is False or (asked is None and not cheap):
         return None
-    own = found.recommendation == PERSONAL
-    model = Personal(prepared.model, found.strength) if own else prepared.model
+    who = tuple(prepared.names.index(name) for name in found.names)
+    train, test = ([part[i] for i in who] for part in (prepared.train, prepared.test))
+    goal = config.goal if config.goal and found.told != AVERAGE else Average(prior=getattr(config.goal, "prior", None))
+    model = Personal(prepared.model, found.strength) if found.told == PERSONAL else prepared.model
     return coalition(
-        prepared.train, prepared.test, model, config.goal, names=prepared.names, seed=config.training.seed,
-        word=prepared.word,
+        train, test, model, among(goal, who), names=found.names, seed=config.training.seed, word=prepared.word,
+        alone=getattr(found.evidence, "tables", [found.loss])[0][found.models.index(ALONE)],
     )  # fmt: skip
 
 
@@ -322,6 +324,10 @@ def strengthened(
         l2, goal, said = choice.l2, _goal(config, choice), [choice.sentence]
         tried = any(math.isfinite(one.strength) for one in choice.line)  # with what was chosen: the budget may be small
         kappa = finite(choice).strength if tried else None
+        if (folded := len(choice.point.losses)) < len(prepared.names):
+            said = [said[0].replace("folds", f"folds of the {several(folded, 'client')} with rows enough", 1)]
+        if kappa is not None and math.isinf(choice.strength) and prepared.test and splits_of(config, prepared):
+            said.append(f"Personal models are shown too, to compare, with the best κ that is finite, {kappa:.4g}.")
     else:
         choice, kappa = None, None
         l2, goal, *said = _usual(config, prepared)
@@ -339,9 +345,9 @@ class Choosing:
 
     def choice(self, config: RunConfig, prepared: Prepared) -> Choice:
         """Choose by folds of the training rows."""
-        rows = Folds.of(prepared.train, prepared.model, prepared.names, FOLDS, config.training.seed)
+        rows, who = Folds.where_possible(prepared.train, prepared.model, prepared.names, config.training.seed)
         rows = replace(rows, device=config.training.device)
-        goal, free = config.goal or Average(), "strength" in config.left_out
+        goal, free = among(config.goal or Average(), who), "strength" in config.left_out
         l2 = None if "l2" in config.left_out else config.model.l2
         kappas = [short(rows.scale() * value) for value in PATH]
         if "kappa" not in config.left_out:
@@ -354,7 +360,7 @@ def choosable(config: RunConfig, prepared: Prepared) -> bool:
     """Return whether folds choose strengths unasked: of a table that is not too large, with rows for folds."""
     numbers = sum(X.shape[0] * X.shape[1] for X, _ in prepared.train)
     able = isinstance(prepared.model, Linear) and config.privacy is None and bool(config.data.file)
-    rows = min(len(y) for _, y in prepared.train)
+    rows = max(len(y) for _, y in prepared.train)
     return able and bool(config.left_out - {"kappa"}) and numbers <= FOLDED and rows >= FOLDS
 
 
