@@ -16,6 +16,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import scaffpd as sp
+from scaffpd.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
 
@@ -262,3 +263,20 @@ def test_a_search_over_a_strength_with_sparse_columns_and_routing(routing):
     rows, final = search.best_estimator_["encode"].transform(X), search.best_estimator_["model"]
     assert hasattr(rows, "toarray")
     np.testing.assert_allclose(final.predict_proba(rows), final.predict_proba(rows.toarray()), rtol=1e-12)
+
+
+def test_columns_named_by_numbers_may_hold_objects_and_clients_be_an_arrow_array():
+    pd, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    random = np.random.default_rng(0)
+    X, clients = random.normal(size=(90, 3)), ["a", "b", "c"] * 30
+    y = (X[:, 0] + random.normal(size=90) > 0).astype(int)
+    plain = sp.FairFederatedClassifier().fit(X, y, clients=clients)
+    for names in ([0, 1, 2], ["x", "y", "z"]):
+        found = sp.FairFederatedClassifier().fit(pd.DataFrame(X.astype(object), columns=names), y, clients=clients)
+        np.testing.assert_array_equal(found.coef_, plain.coef_)
+    for own in (arrow.array(clients), arrow.chunked_array([clients])):
+        np.testing.assert_array_equal(sp.FairFederatedClassifier().fit(X, y, clients=own).coef_, plain.coef_)
+    frame = pd.DataFrame(X.astype(object))
+    frame[2] = "text"
+    with pytest.raises(InputError, match="Column '2' holds"):
+        sp.FairFederatedClassifier().fit(frame, y, clients=clients)

@@ -317,3 +317,58 @@ def test_a_new_client_without_any_value_of_a_category_is_predicted(trained):
     found = predict(folder / "run", rewritten(folder, "new.csv", lambda row: ["nowhere", row[1], "", *row[3:]]))
     assert np.isfinite(found.shares).all()
     assert found.clients == ["nowhere"] * 240
+
+
+def test_kept_cells_stay_as_they_are_and_empty_groups_are_missing(trained, monkeypatch):
+    folder, _, _ = trained
+    words = {"north": "NA", "south": "", "west": " None"}
+    rows = [[words[line.split(",")[0]], *line.split(",")] for line in lines(folder)[1:]]
+    text = [",".join(row) for row in (["country", *lines(folder)[0].split(",")], *rows)]
+    (folder / "new.csv").write_text("\n".join(text) + "\n")
+    monkeypatch.chdir(folder)
+    assert cli.run(["predict", "run", "new.csv", "--keep", "country", "--groups", "country"]) == 0
+    with open("predictions.csv", newline="") as file:
+        assert [row["country"] for row in csv.DictReader(file)] == [row[0] for row in rows]
+    with open("predictions.scores.csv", newline="") as file:
+        groups = [row["group"] for row in csv.DictReader(file) if row["by"] == "country"]
+    assert groups == ["(missing)", "None", "all rows"]
+
+
+def test_files_that_were_clients_keep_their_own_models_and_strangers_are_named(tmp_path):
+    patients(tmp_path / "p.csv")
+    (tmp_path / "sites").mkdir()
+    header, *rows = lines(tmp_path)
+    for name in ("north", "south", "west"):
+        own = [row.split(",", 1)[1] for row in (header, *rows) if row == header or row.startswith(name)]
+        (tmp_path / "sites" / f"{name}.csv").write_text("\n".join(own) + "\n")
+    place = str(tmp_path / "run")
+    asked_ = ["train", str(tmp_path / "sites"), "--client", "file", "--target", "outcome", "--no-choose"]
+    assert cli.run([*asked_, "--splits", "1", "--recalibrate", "--no-report", "--quiet", "--out", place]) == 0
+    whole = predict(tmp_path / "run", tmp_path / "sites", "personal")
+    own = predict(tmp_path / "run", tmp_path / "sites" / "south.csv", "personal")
+    assert set(own.clients) == {"south"}
+    np.testing.assert_allclose(own.shares, whole.shares[np.array(whole.clients) == "south"], rtol=1e-12)
+    assert own.remarks == ()
+    shutil.copy(tmp_path / "sites" / "south.csv", tmp_path / "east.csv")
+    with pytest.raises(InputError, match="is of a client with a model of its own"):
+        predict(tmp_path / "run", tmp_path / "east.csv", "personal")
+    said = f"{len(own.clients)} rows of no client that was trained on: predicted by the shared model"
+    assert f"{said}, not recalibrated." in predict(tmp_path / "run", tmp_path / "east.csv").remarks
+    assert not any(said in remark for remark in predict(tmp_path / "run", tmp_path / "east.csv", raw=True).remarks)
+
+
+def test_a_run_with_other_settings_leaves_nothing_of_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    patients(tmp_path / "p.csv")
+    words = ["train", "p.csv", "--client", "hospital", "--target", "outcome", "--no-choose", "--no-report", "--quiet"]
+    folder = tmp_path / "run"
+    assert cli.run([*words, "--splits", "1", "--coalition", "--recalibrate", "--out", "run"]) == 0
+    (folder / "notes.csv").write_text("mine")
+    before = {file.name for file in folder.iterdir()}
+    assert cli.run([*words, "--splits", "0", "--out", "run"]) == 0
+    gone = {"calibration.json", "joining.csv", "kappa_path.csv", "coalition.csv", "personal.safetensors"}
+    assert gone <= before
+    assert {file.name for file in folder.iterdir()} == before - gone
+    assert cli.run([*words, "--splits", "0", "--out", "other"]) == 0
+    one, other = (predict(tmp_path / name, tmp_path / "p.csv") for name in ("run", "other"))
+    np.testing.assert_array_equal(one.shares, other.shares)

@@ -170,7 +170,7 @@ def test_the_folder_scores_what_predict_predicts(tmp_path):
     assert not np.allclose(stranger.shares, predict(tmp_path / "run", held, "fair", raw=True).shares)
     report = read(tmp_path / "run")
     assert report.predictions.of("fair", "sex")["f"]["rows"] == (frame[frame.held].sex == "f").sum()
-    assert check_recalibration(config, prepared) is None
+    assert check_recalibration(config, prepared).remarks == prepared.remarks
 
 
 def test_recalibration_is_by_rows_that_the_model_has_not_seen(tmp_path):
@@ -239,3 +239,29 @@ def test_a_model_that_expects_too_much_is_called_so(tmp_path):
     assert "points too many (95 % interval" in after[0]
     assert before != after
     assert found.calibrations == {}
+
+
+def test_groups_of_long_numbers_and_of_dates_are_told_apart(tmp_path):
+    frame = pd.read_csv(patients(tmp_path / "p.csv"))
+    frame["code"] = [1000001.0, 1000002.5, None] * 80
+    frame["day"] = ["2024-01-01", "2024-01-02 12:30:01", ""] * 80
+    frame.to_csv(tmp_path / "p.csv", index=False)
+    found = read_clients(TableFile(tmp_path / "p.csv", "hospital", "outcome", groups=("code", "day"))).groups
+    assert {cell for own in found["code"] for cell in own} == {"1000001", "1000002.5", "(missing)"}
+    assert {cell for own in found["day"] for cell in own} == {"2024-01-01", "2024-01-02T12:30:01", "(missing)"}
+
+
+def test_clients_with_too_few_rows_for_folds_are_not_recalibrated(tmp_path):
+    file = patients(tmp_path / "p.csv")
+    file.write_text(file.read_text() + "small,50,f,120,1\nsmall,60,m,130,0\n")
+    config = asked(file, training={"recalibrate": True})
+    plain = prepare(config)
+    prepared = check_recalibration(config, plain)
+    said = "1 client with too few training rows for 3 folds not recalibrated."
+    assert prepared.remarks == (*plain.remarks, said)
+    config = settled(config, prepared.cohort(config))
+    found = scores.calibrated(config, prepared)
+    assert set(found) == {"average", "fair"}
+    for own in found.values():
+        assert own["small"] == [1.0, 0.0]
+        assert own["north"] != [1.0, 0.0]

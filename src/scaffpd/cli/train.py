@@ -245,7 +245,7 @@ def _one_run(
     screen.say(f"Reading {config.name}" if prepared is None else f"\nObjective {type(config.goal).__name__}")
     plain = prepared = prepared or prepare.prepare(config)
     train.check_asked(config, prepared)
-    scores.check_recalibration(config, prepared)
+    prepared = scores.check_recalibration(config, prepared)
     choosing = _choosing(config, prepared, options, kind, screen)
     config, prepared, choice = train.strengthened(config, prepared, choosing)
     folder = RunFolder(_place(config, out, fresh, kind))

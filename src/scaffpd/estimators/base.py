@@ -92,10 +92,10 @@ def _values(clients: Any) -> list[Any]:
     """Return plain Python values: NumPy would make the name 'nan' of a missing one among names."""
     if isinstance(clients, str | bytes):
         raise InputError(f"clients must have one value per row, got {clients!r}: pass the column itself.")
+    clients = clients.to_pylist() if hasattr(clients, "to_pylist") else clients  # pyarrow's
     array = clients if isinstance(clients, np.ndarray) else getattr(clients, "to_numpy", lambda: None)()
     if array is not None:
-        if array.ndim == 2 and array.shape[1] == 1:
-            array = array[:, 0]
+        array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         if array.ndim != 1:
             raise InputError(f"clients must have one value per row, got an array of shape {array.shape}.")
         return list(array.tolist())
@@ -366,13 +366,12 @@ def check_columns(X: Any) -> None:
     """Refuse a data frame with columns of categories or texts, which would be read as numbers or not at all."""
     if not hasattr(X, "dtypes") or not hasattr(X, "columns"):
         return
-    kinds = {str(name): str(kind) for name, kind in zip(X.columns, X.dtypes, strict=True)}
     texts = ("object", "str", "category", "enum", "categorical", "datetime", "date")
-    wrong = [name for name, kind in kinds.items() if kind.lower().startswith(texts)]
-    wrong = [name for name in wrong if kinds[name] != "object" or isinstance(next(iter(X[name]), 0.0), str)]
-    if wrong:
+    odd = {k: str(kind) for k, kind in enumerate(X.dtypes) if str(kind).lower().startswith(texts)}
+    odd = {k: kind for k, kind in odd.items() if kind != "object" or isinstance(next(iter(X.iloc[:, k]), 0.0), str)}
+    if wrong := [str(X.columns[k]) for k in odd]:
         raise InputError(
-            f"Column {wrong[0]!r} holds {kinds[wrong[0]]} values, not numbers: encode such columns first, as in "
+            f"Column {wrong[0]!r} holds {odd[min(odd)]} values, not numbers: encode such columns first, as in "
             f"make_pipeline(make_column_transformer((OneHotEncoder(handle_unknown='ignore'), {wrong[:3]}), "
             "remainder='passthrough'), ...)."
         )

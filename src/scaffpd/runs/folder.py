@@ -54,12 +54,12 @@ from scaffpd.system import csv_text, environment, lock_folder, make_folder, writ
 from scaffpd.tabular.agree import CLASSIFICATION
 
 FORMAT = 1
-FILES = (
-    *("config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "joining.csv"),
-    *("kappa_path.csv", "coalition.csv", "partition.csv", "path.csv", "fills.json", "model.safetensors"),
-    *("average.safetensors", "personal.safetensors", "report.html", SECRET),
-    *("scores.csv", "reliability.csv", "coefficients.csv", "held_out.npz", "calibration.json"),
+RESULTS = (  # of `write`
+    *("summary.json", "rounds.csv", "clients.csv", "joining.csv", "kappa_path.csv", "coalition.csv", "partition.csv"),
+    *("path.csv", "fills.json", "model.safetensors", "average.safetensors", "personal.safetensors", "scores.csv"),
+    *("reliability.csv", "coefficients.csv", "held_out.npz", "calibration.json"),
 )
+FILES = ("config.toml", "environment.json", "report.html", SECRET, *RESULTS)
 # settings that may change when a run goes on
 PASSING = ("rounds", "tol", "baseline", "splits", "coalition", "groups", "recalibrate")
 MARK = re.compile(r"# scaffpd (\w+) ")
@@ -132,34 +132,35 @@ class RunFolder:
     ) -> None:  # fmt: skip
         """Write everything but settings and checkpoints; `joining` is what that brings, or why it is not known."""
         named = title(config, prepared), self._command(kind)
-        files = tables(kind, *named, prepared, models, path, joining=joining, coalition=coalition)
+        files: dict[str, Any] = dict(tables(kind, *named, prepared, models, path, joining=joining, coalition=coalition))
         if scored is not None:
             rows = {"scores": scored.scores, "reliability": scored.bins, "coefficients": scored.coefficients}
             files |= {f"{name}.csv": csv_text(own) for name, own in rows.items() if own}
             if scored.calibrations:
                 files["calibration.json"] = json.dumps(scored.calibrations) + "\n"
-            write_file(self.path / "held_out.npz", scored.rows)
+            files["held_out.npz"] = scored.rows
         if prepared.fills:
             files["fills.json"] = json.dumps(prepared.fills, ensure_ascii=False) + "\n"
-        write_files(self.path, files)
         main = main_model(models)
-        self._write_model("model.safetensors", main, prepared)
         for one in models:
-            if one.role == "before" and one is not main:
-                self._write_model("average.safetensors", one, prepared)
+            if one is main or one.role == "before":
+                files["model.safetensors" if one is main else "average.safetensors"] = _model(one, prepared)
         setup = prepared.setup(main.algorithm)
         if isinstance(joining, Joining) and joining.own is not None and setup is not None:
             own = np.stack([prepared.in_units(x) for x in joining.own])
-            write_file(self.path / "personal.safetensors", model_bytes(own, setup, prepared.names))
-
-    def _write_model(self, name: str, one: Trained, prepared: Prepared) -> None:
-        x, setup = np.ascontiguousarray(prepared.in_units(one.result.x)), prepared.setup(one.algorithm)
-        content = save_tensors({"x": x}, prepared.metadata()) if setup is None else model_bytes(x, setup)
-        write_file(self.path / name, content)
+            files["personal.safetensors"] = model_bytes(own, setup, prepared.names)
+        write_files(self.path, files)
+        for name in set(RESULTS) - files.keys():  # what an earlier run with other settings has left
+            (self.path / name).unlink(missing_ok=True)
 
 
-def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write texts by file name, each all of it or nothing."""
+def _model(one: Trained, prepared: Prepared) -> bytes:
+    x, setup = np.ascontiguousarray(prepared.in_units(one.result.x)), prepared.setup(one.algorithm)
+    return save_tensors({"x": x}, prepared.metadata()) if setup is None else model_bytes(x, setup)
+
+
+def write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Write files by name, each all of it or nothing."""
     for name, text in files.items():
         write_file(folder / name, text)
 

@@ -18,9 +18,9 @@ from scaffpd.config.model_file import Setup, predict_encoded, read_model, read_o
 from scaffpd.errors import InputError, several, unknown
 from scaffpd.runs import read_json, read_text
 from scaffpd.runs.scores import Scores, adjusted, by_group
-from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
+from scaffpd.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix, is_missing
 from scaffpd.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
-from scaffpd.tabular.formats import OpenTable, open_table
+from scaffpd.tabular.formats import FILE, OpenTable, open_table, stacked
 from scaffpd.tabular.read import number, read_columns, source_of
 
 NOBODY = ""  # rows without a client belong together
@@ -53,9 +53,10 @@ class Predictions:
         """
         if self.truth is None:
             return []
-        values = self.clients if by is None else [str(value) for value in self.kept[by]]
+        values = self.clients if by is None else ["" if v is None else str(v).strip() for v in self.kept[by]]
+        nobody = "(nobody)" if by is None else "(missing)"
         there = np.flatnonzero([value is not None for value in self.truth])
-        groups = np.array([values[k] or "(nobody)" for k in there], dtype=object)
+        groups = np.array([nobody if is_missing(values[k]) else values[k] for k in there], dtype=object)
         y, guess = ([column[k] for k in there] for column in (self.truth, self.predicted))
         if self.labels:
             place = {label: k for k, label in enumerate(self.labels)}
@@ -85,12 +86,15 @@ def predict(
     x, setup = read_model(file_of)
     if setup.schema["shape"] is not None or setup.model.get("kind", "linear") != "linear":
         raise InputError("Only linear models of tables with named columns predict from tables.")
+    known, owners = read_json(file_of.with_name("fills.json")), read_owners(file_of)
     table, decimal = open_table(file), settings.get("decimal")
+    if settings.get("client") == FILE not in table.names:
+        places = [file.name.split(".")[0], *file.parts[::-1]]
+        table = stacked(file, [table], [next((one for one in places if one in {*known, *owners}), places[0])])
     for name in keep:
         if name not in table.names:
             raise unknown(f"column of {file.name!r},", name, table.names)
     columns, owner = _columns(table, setup, settings.get("client"), decimal)
-    known = read_json(file_of.with_name("fills.json"))
     remarks = _unseen(columns, setup, owner, known)
     if owner is not None:
         columns = _filled(columns, owner, known)
@@ -101,14 +105,21 @@ def predict(
         mine = codes == code
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
     names = [NOBODY] * rows if owner is None else [NOBODY if k < 0 else owner.categories[k] for k in codes]
-    kept = {name: cells.to_pylist() for name, cells in zip(keep, table.cells(keep), strict=True)} if keep else {}
+    kept = {name: own.to_pylist() for name, own in zip(keep, table.cells(keep, raw=True), strict=True)} if keep else {}
     labels = tuple(setup.schema["labels"])
     truth, unsure = _truth(table, settings.get("target"), labels, decimal)
     called = model or next((one for one, name in MODELS.items() if name == file_of.name), "")
     calibrations = read_json(file_of.with_name("calibration.json"))
     if called == "fair" and called not in calibrations:  # the model that a run is about may be called otherwise
         called = next((one for one in calibrations if one not in MODELS), "average")
-    found = _answers(X, x, setup, names, read_owners(file_of), {} if raw else calibrations.get(called, {}))
+    own = {} if raw else calibrations.get(called, {})
+    clients = {*owners, *own}
+    if clients and (strangers := sum(name not in clients for name in names)):
+        if model == "personal" and strangers == rows:
+            raise InputError(f"No row of {file.name!r} is of a client with a model of its own: leave out --model.")
+        how = "the shared model" + (", not recalibrated" if own else "")
+        unsure.append(f"{several(strangers, 'row')} of no client that was trained on: predicted by {how}.")
+    found = _answers(X, x, setup, names, owners, own)
     return Predictions(names, *found, kept, labels, truth, (*remarks, *unsure))
 
 
@@ -128,13 +139,9 @@ def _answers(
         rows = np.flatnonzero(whose == name)
         adjust = partial(adjusted, parameters=calibrations[name]) if name in calibrations else None
         parts.append((rows, predict_encoded(X[rows], x[place.get(name, 0)] if owners else x, setup, adjust)))
-    predicted: list[Any] = [None] * len(X)
-    shares = np.empty((len(X), parts[0][1][1].shape[1]))
-    for rows, (answers, own) in parts:
-        shares[rows] = own
-        for row, answer in zip(rows, answers, strict=True):
-            predicted[row] = answer
-    return predicted, shares
+    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
+    predicted = [answer for _, (answers, _) in parts for answer in answers]
+    return [predicted[k] for k in order], np.concatenate([shares for _, (_, shares) in parts])[order]
 
 
 def _model_file(run: Path, model: str | None) -> Path:
@@ -161,18 +168,19 @@ def _unseen(
         if column.kind != CATEGORY or agreed["kind"] != CATEGORY:
             continue
         new = [k for k, name in enumerate(column.categories) if name not in agreed["categories"]]
-        rows = int(np.isin(column.values, new).sum())
-        if rows:
-            remarks.append(
-                f"{several(rows, 'row')} with {column.name} = {column.categories[new[0]]!r}"
-                f"{' and others' if len(new) > 1 else ''}, which training did not have: read as "
-                f"{'other' if agreed['other'] else 'none of the known ones'}."
-            )
+        cells = [column.categories[k] for k in column.values[np.isin(column.values, new)]]
+        read = "other" if agreed["other"] else "none of the known ones"
+        remarks += _odd(column.name, cells, f"training did not have: read as {read}")
     strangers = [] if owner is None or not known else [name for name in owner.categories if name not in known]
     if strangers:
         names = ", ".join(map(repr, strangers[:5])) + (" and others" if len(strangers) > 5 else "")
         remarks.append(f"Not trained on: {names}; their gaps are filled from the rows at hand.")
     return tuple(remarks)
+
+
+def _odd(name: str, cells: Sequence[Any], what: str) -> list[str]:
+    others = " and others" if len(set(cells)) > 1 else ""
+    return [f"{several(len(cells), 'row')} with {name} = {cells[0]!r}{others}, which {what}."] if cells else []
 
 
 def _truth(
@@ -193,9 +201,8 @@ def _truth(
         cells = [None if v is None or not math.isfinite(v) else int(v) if labels and v == int(v) else v for v in cells]
     strange = [goal.categories[k] for k, cell in zip(goal.values, cells, strict=True) if cell is None and k >= 0]
     new = [cell for cell in cells if labels and cell is not None and cell not in labels]
-    odd = {"is no number: not scored": strange, "training did not have: counted as wrong": new}
-    said = [f"{several(len(own), 'row')} with {target} = {own[0]!r}{' and others' if len(set(own)) > 1 else ''}, which "
-            f"{what}." for what, own in odd.items() if own]  # fmt: skip
+    said = _odd(target, strange, "is no number: not scored")
+    said += _odd(target, new, "training did not have: counted as wrong")
     return (cells if any(cell is not None for cell in cells) else None), said
 
 

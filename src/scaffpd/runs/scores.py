@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,8 @@ from scaffpd.algorithms import Fair
 from scaffpd.cohort import Cohort
 from scaffpd.config.model_file import answers
 from scaffpd.config.run import RunConfig
-from scaffpd.errors import InputError
+from scaffpd.data.silos import fold_numbers
+from scaffpd.errors import InputError, several
 from scaffpd.folds import FOLDS, Folds, answered
 from scaffpd.gains import Joining
 from scaffpd.metrics import CONFIDENCE
@@ -273,20 +274,19 @@ def _single_rows(prepared: Prepared, outputs: Mapping[str, Sequence[Matrix]]) ->
 def calibrated(config: RunConfig, prepared: Prepared, joining: Joining | str = "") -> dict[str, dict[str, list[float]]]:
     """Fit slope and intercept of every client's outputs, for every model, to rows that were left out of its training.
 
-    Folds cut each client's training rows; all models are trained without a fold, and answer it.
+    Folds cut each client's training rows; all models are trained without a fold, and answer it. A client with fewer
+    rows than folds is in all training, and its outputs stay.
     """
-    folds = Folds.of(prepared.train, prepared.model, prepared.names, FOLDS, config.training.seed)
-    parts = [_left_out(config, prepared, joining, folds.rows(k, False), folds.rows(k, True)) for k in range(FOLDS)]
-    y = [[np.asarray(labels) for _, labels in folds.rows(k, True)] for k in range(FOLDS)]
-    return {
-        name: {
-            client: slope_and_intercept(
-                np.concatenate([part[name][i] for part in parts]), np.concatenate([fold[i] for fold in y])
-            )
-            for i, client in enumerate(prepared.names)
-        }
-        for name in parts[0]
-    }
+    seed, pairs = config.training.seed, zip(prepared.names, prepared.train, strict=True)
+    numbers = [fold_numbers(name, y, FOLDS, seed) if len(y) >= FOLDS else np.full(len(y), -1) for name, (_, y) in pairs]
+    folds = Folds(list(prepared.train), list(prepared.names), prepared.model, numbers, FOLDS)
+    left = [folds.rows(k, True) for k in range(FOLDS)]
+    parts = [_left_out(config, prepared, joining, folds.rows(k, False), left[k]) for k in range(FOLDS)]
+    y, found = [np.concatenate([np.asarray(labels) for _, labels in own]) for own in zip(*left, strict=True)], {}
+    for name in parts[0]:
+        z = [np.concatenate(own) for own in zip(*(part[name] for part in parts), strict=True)]
+        found[name] = dict(zip(prepared.names, map(slope_and_intercept, z, y), strict=True))
+    return found
 
 
 def _left_out(
@@ -342,13 +342,14 @@ def adjusted(z: Matrix, parameters: Sequence[float]) -> Matrix:
     return made
 
 
-def check_recalibration(config: RunConfig, prepared: Prepared) -> None:
-    """Refuse, before any work, to recalibrate what has no probabilities, or what folds would give away."""
+def check_recalibration(config: RunConfig, prepared: Prepared) -> Prepared:
+    """Refuse to recalibrate what has no probabilities, or what folds would give away; name clients with few rows."""
     if not config.training.recalibrate:
-        return
+        return prepared
     if prepared.task != CLASSIFICATION or not isinstance(prepared.model, Linear) or prepared.model.loss == "squared":
         raise InputError("--recalibrate is for the probabilities of labels, of logistic and softmax regression.")
     if config.privacy is not None:
         raise InputError("--recalibrate trains on folds, which would spend ε: leave it or --epsilon out.")
-    if few := [name for name, (_, y) in zip(prepared.names, prepared.train, strict=True) if len(y) < FOLDS]:
-        raise InputError(f"--recalibrate needs {FOLDS} rows to train on from everybody: {few[0]!r} has fewer.")
+    few = sum(len(y) < FOLDS for _, y in prepared.train)
+    said = f"{several(few, 'client')} with too few training rows for {FOLDS} folds not recalibrated."
+    return replace(prepared, remarks=(*prepared.remarks, said)) if few else prepared

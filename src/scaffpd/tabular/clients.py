@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError, several, unknown
 from scaffpd.system import format_bytes, free_memory
 from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION, Json, agree, declared_scale, deviation_of, mean_of
-from scaffpd.tabular.columns import CATEGORY, DATE, DataColumn, FeatureTable, Mask, Matrix
+from scaffpd.tabular.columns import CATEGORY, DATE, DataColumn, FeatureTable, Mask, Matrix, spelt
 from scaffpd.tabular.encode import (
     ClientRows,
     Encoded,
@@ -194,7 +194,10 @@ def _texts(column: DataColumn) -> list[str]:
     """Write the values of a column."""
     if column.kind == CATEGORY:
         return ["(missing)" if k < 0 else column.categories[k] for k in column.values]
-    return ["(missing)" if np.isnan(v) else f"{v:g}" for v in column.values]
+    if column.kind == DATE:
+        days = np.round(86400 * column.values).astype("datetime64[s]").astype(str)  # NaN is NaT
+        return ["(missing)" if day == "NaT" else day.removesuffix("T00:00:00") for day in days.tolist()]
+    return ["(missing)" if np.isnan(v) else spelt(v) for v in column.values]
 
 
 def _features(source: TableFile, columns: list[DataColumn], remarks: list[str]) -> FeatureTable:

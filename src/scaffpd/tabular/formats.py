@@ -60,7 +60,7 @@ class OpenTable:
 
     path: Path
     names: list[str]  # of all columns
-    cells: Callable[[Sequence[str]], list[Any]] = field(repr=False)  # these columns as arrays of pyarrow
+    cells: Callable[..., list[Any]] = field(repr=False)  # these columns as arrays of pyarrow, see `CsvText.cells`
     place: Callable[[int], str] = field(default=lambda row: f"row {row + 1}", repr=False)  # where a row is, in words
     texts: bool = False  # whether cells are texts that may stand for numbers
     separator: str = ","  # between the columns of a CSV file
@@ -95,7 +95,7 @@ def open_table(path: Path, separator: str | None = None, more: Sequence[Path] = 
         else:
             read = _parquet if kind in PARQUET else _lines if kind in LINES else _excel
             table = read(path, data, arrow)
-            found = OpenTable(path, list(table.column_names), lambda names: [table.column(name) for name in names])
+            found = OpenTable(path, list(table.column_names), lambda names, raw=False: [table[name] for name in names])
     _check_names(found)
     return found
 
@@ -232,8 +232,8 @@ class CsvText:
         """Say where a row is."""
         return f"line {next(islice(self._records(), row + 1, None))[0]}"
 
-    def cells(self, names: Sequence[str]) -> list[Any]:
-        """Return these columns as arrays of pyarrow."""
+    def cells(self, names: Sequence[str], raw: bool = False) -> list[Any]:
+        """Return these columns as arrays of pyarrow; missing values are none, or as they are written if `raw`."""
         at = {name: k for k, name in enumerate(self.names)}
         places = [at[name] for name in names]
         with _reading(self.path) as arrow:
@@ -251,7 +251,7 @@ class CsvText:
                     arrow_csv.ParseOptions(delimiter=self.separator, newlines_in_values=quoted),
                     arrow_csv.ConvertOptions(
                         include_columns=list(dict.fromkeys(columns[k] for k in places)),
-                        column_types=dict.fromkeys(columns, arrow.string()), null_values=NULLS,
+                        column_types=dict.fromkeys(columns, arrow.string()), null_values=[] if raw else NULLS,
                         strings_can_be_null=True,
                     ),
                 )  # fmt: skip
@@ -358,11 +358,11 @@ def stacked(path: Path, tables: Sequence[OpenTable], labels: Sequence[str], colu
             raise InputError(f"{lacking.path.name!r} has no column {odd[0]!r}, which {having.path.name!r} has.")
     made, ends = column not in first.names, np.zeros(len(tables), dtype=np.int64)
 
-    def cells(names: Sequence[str]) -> list[Any]:
+    def cells(names: Sequence[str], raw: bool = False) -> list[Any]:
         import pyarrow
 
         asked = [name for name in names if not (made and name == column)]
-        parts = [table.cells(asked or table.names[:1]) for table in tables]
+        parts = [table.cells(asked or table.names[:1], raw) for table in tables]
         sizes = [len(part[0]) for part in parts]
         ends[:] = np.cumsum(sizes)
         found = {name: _joined(pyarrow, path, name, [part[k] for part in parts]) for k, name in enumerate(asked)}
