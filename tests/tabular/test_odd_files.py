@@ -284,6 +284,22 @@ def test_a_target_of_broken_numbers_needs_no_word_on_the_task(tmp_path):
     assert not any("--task" in remark for remark in found.remarks)
 
 
+@pytest.mark.parametrize("cell", ["${:,.2f}", "{:.2f} %"])
+def test_a_target_of_money_or_percent_is_a_number_unless_labels_are_asked_for(tmp_path, cell):
+    content, amounts = labelled(lambda k: f'"{cell.format(950 + 12.25 * k)}"'), 950 + 12.25 * np.arange(N)
+    found = opened(tmp_path, "a.csv", content)
+    np.testing.assert_array_equal(found.rows[0].target.values, amounts[::2])
+    assert f"Target 'ill' is read as numbers: {cell.format(950)!r} is 950." in found.remarks
+    labels = opened(tmp_path, "a.csv", content, task="classification").schema["labels"]
+    assert set(labels) == {cell.format(amount) for amount in amounts}
+
+
+@pytest.mark.parametrize("cells", ["true false", "07:30 08:15", "2024-01-01 2024-01-02", "1% high", "$1 €2"])
+def test_other_texts_in_a_target_stay_labels(tmp_path, cells):
+    found = opened(tmp_path, "a.csv", labelled(lambda k: cells.split()[k % 2]))
+    assert found.schema["labels"] == sorted(cells.split())
+
+
 def test_several_files_are_one_table_and_each_a_client(tmp_path):
     """In any order of columns; a column that one lacks, a file that is not there and one named twice are said."""
     a, b, c = (tmp_path / f"{name}.csv" for name in "abc")

@@ -87,6 +87,7 @@ def read_clients(source: TableFile) -> Clients:
     if len(np.unique(wanted.values)) == 1 and wanted.task == REGRESSION:
         raise InputError(f"All rows have the target {wanted.values[0]:g}: is {source.target!r} the right column?")
     remarks = [*found.remarks, *_task(source, wanted)]
+    remarks += [f"Target {source.target!r} {wanted.note}."] if wanted.note else []
     rows = _cut(source, found, wanted, remarks)
     schema = agree({own.name: own.describe() for own in rows}, source.standardise, source.ranges)
     schema = with_expansion(schema, source.features)
@@ -143,7 +144,7 @@ class _Rows:
 
 def _read(source: TableFile) -> _Rows:
     """Read the columns, and say what is left out: dates, names of rows and columns without a difference."""
-    needed = {source.target: "target", source.client: "client"}
+    needed = {source.target: "label" if source.task == CLASSIFICATION else "target", source.client: "client"}
     if len(needed) == 1:
         raise InputError(f"Column {source.client!r} cannot be both the client and the target.")
     for name, what in needed.items():

@@ -44,6 +44,7 @@ class Target:
     task: str  # "classification" or "regression"
     values: NDArray[Any] = field(repr=False)  # the place of each row's label in `labels`; for regression the numbers
     labels: tuple[Label, ...] = ()  # the labels, sorted: whole numbers or texts
+    note: str = ""  # what the operator should know about it
 
 
 def target(owner: str, column: DataColumn, task: str | None) -> Target:
@@ -61,7 +62,7 @@ def target(owner: str, column: DataColumn, task: str | None) -> Target:
     if task is None:
         task = CLASSIFICATION if whole and len(distinct) <= GUESSED else REGRESSION
     if task == REGRESSION:
-        return Target(REGRESSION, numbers)
+        return Target(REGRESSION, numbers, note=column.note)
     if not whole:
         odd = float(distinct[distinct != np.round(distinct)][0]) if np.any(distinct != np.round(distinct)) else 2.0**53
         raise InputError(
@@ -74,7 +75,7 @@ def target(owner: str, column: DataColumn, task: str | None) -> Target:
 def _labelled(owner: str, column: DataColumn, places: NDArray[Any], labels: tuple[Label, ...]) -> Target:
     if len(labels) > agree.MOST_LABELS:
         raise InputError(f"{owner} has {len(labels)} different labels in {column.name!r}; is it the right column?")
-    return Target(CLASSIFICATION, places.astype(np.int64), labels)
+    return Target(CLASSIFICATION, places.astype(np.int64), labels, column.note)
 
 
 Pair = tuple[Matrix, NDArray[Any]]

@@ -55,7 +55,8 @@ def read_columns(
         table: what `open_table` returns.
         names: the columns to return, in this order; "day (weekday)" is made of the dates in "day".
         categories: columns of numbers that are names of categories.
-        needed: columns without which a row is left out, and what they are, as in {"ill": "target"}.
+        needed: columns without which a row is left out, and what they are, as in {"ill": "target"}; the texts of a
+            "label" stay texts.
         decimal: the decimal mark in texts: point or comma; `None` finds it out.
     """
     sources = [_checked_source(table, name) for name in names]
@@ -77,10 +78,8 @@ def read_columns(
     if not kept.all():
         cells = [_filtered(column, kept) for column in cells]
     make = _Columns(table, decimal, kept)
-    labels = {name for name, what in needed.items() if what == "target"}  # keep their texts
-    made = [
-        make.column(name, own, name in categories, name in labels) for name, own in zip(sources, cells, strict=True)
-    ]
+    pairs = zip(sources, cells, strict=True)
+    made = [make.column(name, own, name in categories, needed.get(name, "")) for name, own in pairs]
     return [date_part(column, name, table) for column, name in zip(made, names, strict=True)], dropped
 
 
@@ -134,8 +133,8 @@ class _Columns:
         self.decimals = (decimal,) if decimal else (".",) if commas else DECIMALS
         self.marks: dict[str, str] = {}  # the decimal mark, and a column that shows it
 
-    def column(self, name: str, cells: Any, chosen: bool, plain: bool) -> DataColumn:
-        """Make one column: categories where they are `chosen`, numbers or texts alone where it is `plain`."""
+    def column(self, name: str, cells: Any, chosen: bool, what: str) -> DataColumn:
+        """Make one column: categories where they are `chosen`, numbers, amounts or texts where it is the target."""
         from pyarrow import ArrowInvalid, compute
 
         if not self.table.texts:
@@ -158,24 +157,22 @@ class _Columns:
                 if decimal == "," or any("." in cell for cell in distinct):
                     self._mark(decimal, name)
                 return self._numeric(name, np.array(numbers, dtype=np.float64)[codes])
-        return (None if plain else self._written(name, distinct, codes)) or self._texts(name, distinct, codes)
+        found = None if what == "label" else self._written(name, distinct, codes, what == "target")
+        return found or self._texts(name, distinct, codes)
 
-    def _written(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn | None:
-        """Read amounts, hours, true and false, or dates; `None` where some cell is none of these."""
+    def _written(self, name: str, distinct: list[str], codes: NDArray[Any], plain: bool) -> DataColumn | None:
+        """Read amounts and, unless `plain`, hours, truth values or dates; `None` where some cell is none of these."""
         cells = ["" if is_missing(cell) else cell.strip() for cell in distinct]
         example = next((cell for cell in cells if cell), "")
         if not example:
             return None
-        for read, what in (
-            (lambda cell: SAID.get(cell.lower()), "one number"),
-            (_hours, "hours"),
-            *((_amounts(mark), "numbers") for mark in self.decimals),
-        ):
+        said, amounts = (lambda cell: SAID.get(cell.lower())), [(_amounts(mark), "numbers") for mark in self.decimals]
+        for read, what in amounts if plain else [(said, "one number"), (_hours, "hours"), *amounts]:
             found = _all(read, cells)
             if found is not None and not (what == "numbers" and self._unclear(cells)):
                 note = f"is read as {what}: {example!r} is {found[cells.index(example)]:g}"
                 return replace(self._numeric(name, np.array(found)[codes]), note=note)
-        days = _all(_days(cells), cells)
+        days = None if plain else _all(_days(cells), cells)
         return None if days is None else dated(name, np.array(days)[codes], example)
 
     def _unclear(self, cells: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ from scaffpd.config.model_file import Setup, own_model, predict_encoded
 from scaffpd.config.reading import load
 from scaffpd.config.silo import SiloFile, SiloLimits
 from scaffpd.errors import InputError
-from scaffpd.tabular.agree import PREPARED, VERSION
+from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, VERSION
 from scaffpd.tabular.columns import DATE, FeatureTable, Mask, Matrix, column, read_npz, table
 from scaffpd.tabular.encode import ClientRows, Target, held_rows, target
 from scaffpd.tabular.formats import open_table
@@ -46,7 +46,7 @@ class Dataset(ClientRows):
             return _from_parts(file, [X], [y])
         opened, wanted = open_table(source.file), source.target
         names = [name for name in opened.names if name != wanted] if source.columns is None else source.columns
-        needed = {wanted: "target"}
+        needed = {wanted: "label" if source.task == CLASSIFICATION else "target"}
         (goal, *columns), dropped = read_columns(opened, [wanted, *names], source.categories, needed, source.decimal)
         for one in columns:
             if one.kind == DATE:
