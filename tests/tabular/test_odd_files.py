@@ -6,7 +6,7 @@ import gzip
 import io
 import json
 import zipfile
-from datetime import date, datetime
+from datetime import date, datetime, timedelta, timezone
 
 import numpy as np
 import pytest
@@ -233,6 +233,21 @@ def test_parts_of_dates_are_those_of_the_calendar(tmp_path):
     assert first[1].values.tolist() == [day.timetuple().tm_yday for day in own]
     assert [first[2].categories[k] for k in first[2].values] == [f"{d.isoweekday()} {d:%A}" for d in own]
     assert first[3].values.tolist() == [day.hour + 0.5 for day in own]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_dates_with_a_zone_mean_the_hour_of_that_zone(tmp_path, unit):
+    """In CSV as in Parquet: half past midnight in Berlin is no hour of the day before."""
+    begin = datetime(2024, 7, 1, 0, 30, tzinfo=timezone(timedelta(hours=2)))
+    days = [begin + timedelta(hours=7 * k) for k in range(N)]
+    at = arrow.array(days, arrow.timestamp(unit, "+02:00"))
+    rows = [(*row, day.isoformat()) for row, day in zip(PLAIN, days, strict=True)]
+    header = ("site", "x", "ill", "at")
+    for name, content in (("a.csv", text(rows, header)), ("a.parquet", as_parquet(x=X, at=at))):
+        found = {c.name: c for c in opened(tmp_path, name, content, dates=True).rows[0].table.columns}
+        assert found["at (hour)"].values.tolist() == [day.hour + 0.5 for day in days[::2]]
+        weekday = found["at (weekday)"]
+        assert [weekday.categories[k] for k in weekday.values] == [f"{d.isoweekday()} {d:%A}" for d in days[::2]]
 
 
 def test_a_folder_is_a_table_with_a_file_for_every_client(tmp_path):

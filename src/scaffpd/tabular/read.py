@@ -303,7 +303,7 @@ def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
             given = datetime.fromisoformat(cell)
         except ValueError:
             return None
-        return (given if given.tzinfo else given.replace(tzinfo=UTC)).timestamp() / 86400
+        return given.replace(tzinfo=UTC).timestamp() / 86400  # what the clock there shows, in any zone
 
     return read
 
