@@ -232,6 +232,13 @@ def lazy(outputs):
 OBJECTIVES = {
     "negative ρ": (lambda: sp.ChiSquare(rho=-1), "ChiSquare needs rho"),
     "a string for ρ": (lambda: sp.ChiSquare(rho="0.1"), "ChiSquare needs a number for rho"),
+    "true for ρ": (lambda: sp.ChiSquare(rho=True), "ChiSquare needs a number for rho, got True"),
+    "true for a cap": (lambda: sp.ChiSquare(rho=0.1, cap=True), "ChiSquare needs a number for cap, got True"),
+    "a true offset": (lambda: sp.Excess(sp.ChiSquare(0.1), True), "Excess needs numbers in offset"),
+    "a zero among many priors": (
+        lambda: sp.ChiSquare(0.1, prior=np.arange(1500)[::-1]), "positive, but client 1499 has 0.0."
+    ),
+    "many priors of words": (lambda: sp.Average(prior=["a"] * 1500), "numbers in prior, got ["),
     "NaN for ρ": (lambda: sp.Tilted(rho=NAN), "Tilted needs a number for rho, got NaN"),
     "ρ = 0 for KL": (lambda: sp.Tilted(rho=0), "Tilted needs rho > 0"),
     "α = 0": (lambda: sp.CVaR(alpha=0), "CVaR needs alpha > 0"),

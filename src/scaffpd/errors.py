@@ -49,7 +49,7 @@ def positive(owner: str, name: str, value: Any) -> float:
 def real(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or refuse it if it is not a number."""
     refusal = InputError(f"{owner} needs a number for {name}, got {value!r}.")
-    if isinstance(value, (str, bytes)):
+    if isinstance(value, (str, bytes, bool)):
         raise refusal
     try:
         number = float(value)

@@ -345,11 +345,11 @@ class JsonLines:
             with self.file.open("rb") as file:
                 self.place = _line_start(file, file.seek(0, os.SEEK_END))
 
-    def last(self) -> Any:
-        """Skip to the end and return the last entry, or None if there is none."""
+    def last(self, default: Any = None) -> Any:
+        """Skip to the end and return the last entry, or `default` if there is none."""
         self.skip()
         if not self.place:
-            return None
+            return default
         with self.file.open("rb") as file:
             file.seek(_line_start(file, self.place - 1))
             return json.loads(file.readline())

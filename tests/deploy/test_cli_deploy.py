@@ -13,8 +13,7 @@ from scaffpd.cli import run as cli
 from scaffpd.cli.deploy import _end, _screen
 from scaffpd.config.federation import FederationFile
 from scaffpd.config.silo import SiloFile
-from scaffpd.deploy.coordinate import Outcome
-from scaffpd.deploy.deployed_run import DeployedRun, Segment
+from scaffpd.deploy.deployed_run import DeployedRun, Outcome, Segment
 from scaffpd.deploy.local import LocalDeployment, write_hospitals
 from scaffpd.errors import InputError
 from scaffpd.system import DRAFT

@@ -15,8 +15,8 @@ from test_runtime_agreement import OBJECTIVE, agrees, settings
 
 import scaffpd as sp
 from scaffpd.config.federation import FederationFile
-from scaffpd.deploy.coordinate import Outcome, coordinate
-from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.local import LocalDeployment, engine_named
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.supervise import RetryPolicy, Supervisor, wait_for

@@ -24,9 +24,11 @@ from deploy_cases import (
 )
 
 from scaffpd.config.federation import FederationFile
-from scaffpd.deploy.coordinate import coordinate, finished
+from scaffpd.deploy.coordinate import coordinate, reopen
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
+from scaffpd.deploy.session import SiloEvent
+from scaffpd.errors import InputError
 
 SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]', "1e-6": "1e-3"}
 pytestmark = pytest.mark.usefixtures("fake_clock")
@@ -472,16 +474,83 @@ def test_a_finished_run_stays_finished_and_goes_on_to_a_smaller_tolerance(tmp_pa
     path, places = federation(tmp_path, more=QUICK)
     first, _ = run(path, places)
     folder = DeployedRun(FederationFile.read(path).folder)
-    assert finished(FederationFile.read(path), folder) == first
+    assert reopen(FederationFile.read(path), folder) == first
     again, transport = run(path, places)
     assert again == first
     assert transport.count == 0
     path.write_text(path.read_text().replace("tol = 1e-3", "tol = 1e-7"))
-    assert finished(FederationFile.read(path), folder) is None  # whoever asks first, the run goes on
+    assert reopen(FederationFile.read(path), folder) is None  # whoever asks first, the run goes on
     assert not folder.final()
     again, _ = run(path, places)
     assert again.rounds > first.rounds
     assert again.certificate <= 1e-7 < first.certificate
+
+
+def test_another_federation_leaves_the_outcome_and_the_model_of_a_finished_run_alone(tmp_path):
+    path, places = federation(tmp_path, more=QUICK)
+    first, _ = run(path, places)
+    kept, text = FederationFile.read(path).folder, path.read_text()
+    before = {file.name: file.read_bytes() for file in kept.iterdir() if file.is_file()}
+    for damage in ('"rho = 0.2"', "{", '{"about": 3}'):
+        path.write_text(text.replace("rho = 0.1", "rho = 0.2") if "rho" in damage else text)
+        if "rho" not in damage:
+            (kept / "settings.json").write_text(damage)
+        outcome, transport = run(path, places)
+        assert (outcome.status, transport.count) == ("failed", 0)
+        assert "is of another" in outcome.sentence or "settings.json" in outcome.sentence
+        after = {file.name: file.read_bytes() for file in kept.iterdir() if file.is_file()}
+        assert {name for name in after if after[name] != before.get(name)} <= {"settings.json"}
+    (kept / "settings.json").write_bytes(before["settings.json"])
+    path.write_text(text)
+    again, transport = run(path, places)
+    assert (again, transport.count) == (first, 0)
+
+
+@pytest.mark.parametrize("cut", ["3,clev", "3,cleveland,quaran", "\0"])
+def test_a_quarantine_outlives_a_damaged_table_of_events(tmp_path, cut):
+    """The quarantine is in progress.jsonl, flushed to disk; events.csv is written whole, and anew with every event."""
+    path, places = federation(tmp_path, more=QUICK)
+    lie = {7: [("lie", "va", changed(c=lambda v: v * 1e9))]}
+    with pytest.raises(Killed):
+        run(path, places, {**lie, 11: [("crash",)]})
+    folder = DeployedRun(FederationFile.read(path).folder)
+    assert folder.quarantined() == {"va"}
+    table, good = folder.path / "events.csv", events(path)
+    text = table.read_text()
+    table.write_text(text[: text.index("quarantined") + 6] + cut)
+    assert folder.quarantined() == {"va"}
+    outcome, _ = run(path, places)
+    assert set(outcome.members) == {*places} - {"va"}
+    folder.event(SiloEvent(outcome.rounds, "cleveland", "absent", "It is away."))
+    assert events(path)[: len(good)] == good
+    assert events(path)[-1]["client"] == "cleveland"
+    with (folder.path / "progress.jsonl").open("a") as file:
+        file.write('{"event": {"round": 1, "silo": "hungarian", "what": "quarantined", "sentence": ""}}\n')  # of 0.1
+    assert folder.quarantined() == {"va", "hungarian"}
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("segments.json", '{"segments": [{"number": 0}]}'), ("constants.json", '{"cleveland": 3}'),
+        ("spread.json", '{"cleveland": "x"}'), ("settings.json", '{"about": 3}'), ("outcome.json", '{"final": true}'),
+        ("progress.jsonl", '{"event": 3}\n'), ("progress.jsonl", '{"event": {"round": 3}}\n'),
+        ("progress.jsonl", "3\n"), ("progress.jsonl", "{\n"),
+    ],
+)  # fmt: skip
+def test_damaged_files_of_a_run_are_named(tmp_path, name, damage):
+    """JSON that can be parsed and makes no sense is a failure in a sentence, for the run and for its status."""
+    path, places = federation(tmp_path, more=QUICK)
+    with pytest.raises(Killed):
+        run(path, places, {14: [("crash",)]})
+    folder = DeployedRun(FederationFile.read(path).folder)
+    (folder.path / name).write_text(damage)
+    outcome, _ = run(path, places)
+    assert outcome.status == "failed"
+    assert name in outcome.sentence or "is of another" in outcome.sentence
+    if name in ("outcome.json", "progress.jsonl"):
+        with pytest.raises(InputError, match=name):
+            folder.status()
 
 
 def test_the_coordinator_may_be_the_first_to_see_a_smaller_tolerance(tmp_path):

@@ -28,6 +28,7 @@ from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
 from scaffpd.deploy.local import LocalDeployment, follower
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
 from scaffpd.deploy.silo.disclosure import audit, silo_metrics, silo_pages, silo_status
+from scaffpd.deploy.silo.records import AuditLog
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.system import lock_folder
@@ -120,6 +121,17 @@ def test_a_change_is_noticed(log, change):
     found = audit(log)
     assert not found["whole"]
     assert found["lines"] <= 4
+
+
+@pytest.mark.parametrize("last", ["[]", "null", "{}", "0", '{"number": "3", "link": ""}'])
+def test_a_log_whose_last_line_makes_no_sense_is_not_begun_anew(log, last):
+    """No answer leaves: line 1 after it would be the beginning of another log."""
+    with log.open("a") as file:
+        file.write(f"{last}\n")
+    before = log.read_bytes()
+    with pytest.raises(InputError, match=r"last line of the silo's log 'audit.jsonl' cannot be read"):
+        AuditLog(log).note(None, Message("refused", {}), 0, {})
+    assert log.read_bytes() == before
 
 
 def test_an_end_that_was_cut_off_shows_by_the_link_that_was_noted_down(log):

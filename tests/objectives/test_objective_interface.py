@@ -142,7 +142,7 @@ def test_lists_and_integers_are_welcome(kind: str) -> None:
         (lambda: ChiSquare(1e-300), "ChiSquare needs rho between 1e-50 and 1e+50, got 1e-300."),
         (
             lambda: Average([1.0, 1e-90]),
-            "Average needs prior weights within a factor 1e50 of each other, got [1.0, 1e-90].",
+            "Average needs prior weights within a factor 1e50 of each other, got 1e-90 and 1.",
         ),
         (lambda: QFair(-2), "QFair needs q > 0 and finite, got -2."),
         (lambda: CVaR(0.0), "CVaR needs alpha > 0 and finite, got 0.0."),
@@ -153,7 +153,7 @@ def test_lists_and_integers_are_welcome(kind: str) -> None:
         (lambda: Nash([[1.0]]), "Nash needs one number per client in b, got an array of shape (1, 1)."),
         (
             lambda: Average([1.0, 0.0]),
-            "Average needs prior weights that are positive, got [1.0, 0.0].",
+            "Average needs prior weights that are positive, but client 1 has 0.0.",
         ),
         (lambda: CVaR(0.5, "abc"), "CVaR needs numbers in prior, got 'abc'."),
         (

@@ -17,8 +17,7 @@ from scaffpd.errors import InputError
 if TYPE_CHECKING:
     from scaffpd.cli.screens import RoundsScreen
     from scaffpd.config.federation import FederationFile, Server
-    from scaffpd.deploy.coordinate import Outcome
-    from scaffpd.deploy.deployed_run import DeployedRun
+    from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 
 EngineOption = Annotated[str, option("flare (NVIDIA FLARE) or flower.", typer_ext.ENGINES)]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")]

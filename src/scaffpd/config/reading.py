@@ -71,7 +71,8 @@ def _distinct(given: tuple[str, ...]) -> tuple[str, ...]:
 
 def _beside(given: Any, info: ValidationInfo[Path]) -> Any:
     """Resolve a file name from the folder of the settings file."""
-    return info.context.parent / Path(given.strip()).expanduser() if isinstance(given, str) and given.strip() else given
+    named = isinstance(given, str) and given.strip() and "\0" not in given
+    return info.context.parent / Path(given.strip()).expanduser() if named else given
 
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), Field(description="a text in quotes")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import date
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -17,6 +18,7 @@ from scaffpd.tabular.agree import TASKS
 from scaffpd.tabular.formats import ACCEPTED, is_table
 from scaffpd.tabular.read import DECIMALS
 
+WRITTEN = ["limits.answered", "limits.audit", "secure.identity", "privacy.secret", "privacy.spent", "consent.file"]
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 Fingerprint = Annotated[
     str,
@@ -226,6 +228,20 @@ class SiloFile(SettingsTable):
     def model_post_init(self, context: Any) -> None:
         """Store the file's path."""
         self._path = context
+
+    @model_validator(mode="after")
+    def _one_setting_per_file(self, info: ValidationInfo[Path]) -> Self:
+        """Refuse two settings for one file: what is written for one would spoil the other."""
+        log = self.log.file if self.log else None
+        files: dict[str, Path | None] = {"itself": info.context, "data.file": self.data.file, "log.file": log}
+        files |= {name: attrgetter(name)(self) for name in WRITTEN}
+        named: dict[Path, str] = {}
+        for name, file in files.items():
+            if file is not None and (other := named.setdefault(file.resolve(), name)) != name:
+                raise InputError(
+                    f"{info.context.name!r} has one file, {file.name!r}, for {other} and {name}: name two."
+                )
+        return self
 
     @property
     def path(self) -> Path:

@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from scaffpd.config.federation import PAUSE, STRIKES, FederationFile
 from scaffpd.config.model_file import Setup
 from scaffpd.deploy.agreement import Refusal, SiloTrials, negotiate, settle
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
-from scaffpd.deploy.deployed_run import MODEL, DeployedRun, Segment
+from scaffpd.deploy.deployed_run import FAILED, MODEL, OUTCOME, PAUSED, DeployedRun, Outcome, Segment
 from scaffpd.deploy.messages import GARBAGE, SPENT, Facts, Failure, Message, Transport, Unanswered, Unusable
 from scaffpd.deploy.remote import Remote, RemoteChannel
 from scaffpd.deploy.session import Lost, Membership, Paused, Quarantined, Returned, Session, SiloEvent, SiloRequest
@@ -37,55 +37,34 @@ from scaffpd.objectives import Average, ChiSquare
 from scaffpd.system import RunLog
 from scaffpd.training import Result, RoundInfo, Status, train
 
-PAUSED, FAILED = "paused", "failed"
 PULL = 100.0  # default κ of personal models
 PAUSE_SECONDS = 1.0  # between two checks for silos
 JOINED, DROPPED = "Silo {!r} is part of the objective again.", "Silo {!r} is left out from here on."
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The outcome of a run: its end, or the reason of a pause."""
-
-    status: str  # a status of the training loop, "paused" or "failed"
-    final: bool  # whether the run has ended; after "failed" it resumes once the cause is mended
-    sentence: str  # the same in words
-    members: tuple[str, ...] = ()  # the silos that the result is about
-    rounds: int = 0  # rounds made
-    certificate: float | None = None  # the certified gap; `None` if nothing is certified
-    privacy: Mapping[str, float] | None = None  # the largest ε of a silo, and δ; `None` where there is no noise
-
-    @classmethod
-    def of(cls, folder: DeployedRun) -> Outcome:
-        """Read it from a run's folder."""
-        ended: Outcome | None = folder.read("outcome.json", cls)
-        if ended is None:
-            raise InputError(f"The run in {str(folder.path)!r} has no outcome yet.")
-        return ended
 
 
 def coordinate(path: Path, transport: Transport) -> Outcome:
     """Run the federation of a federation.toml, or resume it; write the result to the run's folder."""
     file = FederationFile.read(path)
     folder = DeployedRun(file.folder)
-    folder.log = RunLog(file.log)
+    folder.log, earlier = RunLog(file.log), folder.path / OUTCOME
     with folder.locked():
         try:
-            if (done := finished(file, folder)) is not None:
+            if (done := reopen(file, folder)) is not None:
                 return done
             outcome = Coordination(file, folder, transport).run()
         except InputError as error:
-            rounds = _rescued(folder)
+            rounds = 0 if earlier.exists() else _rescued(folder)
             words = f" The model of round {rounds} is kept." if rounds else ""
             outcome = Outcome(FAILED, True, f"{error}{words}", rounds=rounds)
-        folder.write("outcome.json", asdict(outcome))
+        if not earlier.exists():  # of a run with other settings, which stays as it is
+            folder.write(OUTCOME, asdict(outcome))
         level = "error" if outcome.status == FAILED else "warning" if outcome.status == PAUSED else "info"
         folder.log.note(level, outcome.sentence, number=outcome.rounds)
     return outcome
 
 
-def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
-    """Return the outcome of a finished run; otherwise remove its outcome and return `None`.
+def reopen(file: FederationFile, folder: DeployedRun) -> Outcome | None:
+    """Return the outcome of a finished run; otherwise remove it, so that the run goes on, and return `None`.
 
     A run continues after a failure, and if more rounds or another tolerance are asked for. A folder is for one
     federation. A run of another minor version continues with a new state. If its method or objective reads differently
@@ -95,7 +74,7 @@ def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     length: dict[str, Any] = {"rounds": file.training.rounds, "tol": file.training.tol}
     settings: dict[str, Any] = {"about": about, "version": version, **length}
     before = folder.read("settings.json") or settings
-    told = dict(before.get("about") or {})
+    told = dict(before["about"]) if isinstance(before.get("about"), dict) else {}
     was = told.get(goal)
     if told and before.get("version") != version:
         told[goal], before["version"] = about[goal], version
@@ -110,7 +89,7 @@ def finished(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     same = before == settings and was == about[goal]
     if folder.final() and same and (outcome := Outcome.of(folder)).status != FAILED:
         return outcome
-    (folder.path / "outcome.json").unlink(missing_ok=True)
+    (folder.path / OUTCOME).unlink(missing_ok=True)
     return None
 
 
@@ -232,7 +211,7 @@ class Coordination:
             setup = negotiate(self.session, members, self.file)
             self.folder.write("spread.json", self.session.spread)
             self.folder.write("setup.json", setup.values())
-        self.session.spread = self.folder.read("spread.json") or {}
+        self.session.spread = self.folder.read("spread.json", dict[str, float]) or {}
         self.folder.log.run = setup.columns
         self.folder.log.note("info", f"The silos agree: {', '.join(members)}.", number=self.folder.rounds())
         return setup
@@ -272,7 +251,7 @@ class Coordination:
 
     def _same_data(self, members: Sequence[str]) -> None:
         """Store what every silo reports about its losses; refuse one whose report has changed."""
-        before = self.folder.read("constants.json") or {}
+        before = self.folder.read("constants.json", dict[str, list[float]]) or {}
         now = {name: self.session.constants[name].tolist() for name in members}
         told = {name: before.get(name, now[name]) for name in members}  # version 0.1 had no number of rows
         self.changed = {name for name in members if told[name] != now[name][: len(told[name])]}

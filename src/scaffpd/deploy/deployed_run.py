@@ -4,8 +4,8 @@ setup.json        the agreement: columns, categories, labels, means, deviations,
 constants.json    what every silo reported about its losses with the agreement
 segments.json     who took part in which part of the run
 segment-0.npz     that part's checkpoint, written after every round
-progress.jsonl    a line per round, for `scaffpd deploy status`
-events.csv        who went away, came back, was dropped or quarantined
+progress.jsonl    a line per round and per event: who went away, came back, was dropped or is quarantined
+events.csv        the events alone, as a table
 choice.json       l2, κ and the objective's strength as folds have chosen them, with [choosing]
 joining.csv, joining.json    what joining brings every silo that tells, with training.joining
 rounds.csv, clients.csv, model.safetensors, outcome.json    the result
@@ -13,7 +13,6 @@ rounds.csv, clients.csv, model.safetensors, outcome.json    the result
 
 from __future__ import annotations
 
-import csv
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,6 +32,8 @@ from scaffpd.history import SCALARS, History
 from scaffpd.system import JsonLines, RunLog, atomic_write, clear_drafts, csv_text, lock_folder, make_folder, write_file
 from scaffpd.trackers import prometheus
 
+PROGRESS, OUTCOME = "progress.jsonl", "outcome.json"
+PAUSED, FAILED = "paused", "failed"
 MODEL = "deployed"  # the model's name in the tables
 GLANCE = 2.0  # seconds to wait for a lock before it counts as held
 
@@ -44,6 +45,27 @@ class Segment:
     number: int  # counted from zero
     members: tuple[str, ...]  # the silos
     before: int  # rounds made in earlier segments
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a run: its end, or the reason of a pause."""
+
+    status: str  # a status of the training loop, "paused" or "failed"
+    final: bool  # whether the run has ended; after "failed" it resumes once the cause is mended
+    sentence: str  # the same in words
+    members: tuple[str, ...] = ()  # the silos that the result is about
+    rounds: int = 0  # rounds made
+    certificate: float | None = None  # the certified gap; `None` if nothing is certified
+    privacy: Mapping[str, float] | None = None  # the largest ε of a silo, and δ; `None` where there is no noise
+
+    @classmethod
+    def of(cls, folder: DeployedRun) -> Outcome:
+        """Read it from a run's folder."""
+        ended: Outcome | None = folder.read(OUTCOME, cls)
+        if ended is None:
+            raise InputError(f"The run in {str(folder.path)!r} has no outcome yet.")
+        return ended
 
 
 class DeployedRun:
@@ -84,7 +106,8 @@ class DeployedRun:
 
     def final(self) -> bool:
         """Return whether the run has ended."""
-        return bool((self.read("outcome.json") or {}).get("final"))
+        ended: Outcome | None = self.read(OUTCOME, Outcome)
+        return ended is not None and ended.final
 
     def seen(self) -> int:
         """Return the rounds made so far without reading a checkpoint."""
@@ -145,16 +168,24 @@ class DeployedRun:
             write_file(self.path / "round", str(line["round"]))
             gap = "nothing is certified" if line["certificate"] is None else f"certified gap {line['certificate']:.2e}"
             self.log.note("info", f"The round is done: {gap}, {line['exchanges']} exchanges.", number=line["round"])
-        JsonLines(self.path / "progress.jsonl", 0o666).append(line)
+        JsonLines(self.path / PROGRESS, 0o666).append(line)
+
+    def _told(self) -> tuple[list[dict[str, Any]], list[SiloEvent]]:
+        """Return the rounds and the events of progress.jsonl."""
+        path = self.path / PROGRESS
+        try:
+            lines = list(JsonLines(path).read())
+            events = [SiloEvent(*line["event"].values()) for line in lines if "event" in line]
+            return [line for line in lines if "round" in line], events
+        except (OSError, ValueError, TypeError, AttributeError):
+            raise InputError(f"The file {str(path)!r} cannot be read; mend it, or use another folder.") from None
 
     def status(self) -> dict[str, Any]:
         """Return the status of a run: the last round, absent silos and the last events."""
-        path = self.path / "progress.jsonl"
-        lines = list(JsonLines(path).read())
-        events = [line["event"] for line in lines if "event" in line]
-        last: dict[str, Any] = next((line for line in reversed(lines) if "round" in line), {})
-        ended, now = self.read("outcome.json"), time.time()
-        state = "running" if self.busy() else ended["status"] if ended else "interrupted" if lines else "not begun"
+        ended: Outcome | None = self.read(OUTCOME, Outcome)
+        (rounds, events), now = self._told(), time.time()
+        lines, last = bool(rounds or events), rounds[-1] if rounds else {}
+        state = "running" if self.busy() else ended.status if ended else "interrupted" if lines else "not begun"
         exchanges, seconds = last.get("exchanges", 0), last.get("seconds", 0.0)
         return {
             "state": state, "round": last.get("round", 0), "certificate": last.get("certificate"),
@@ -162,27 +193,21 @@ class DeployedRun:
             "losses": last.get("losses", []), "weights": last.get("weights", []),
             "exchanges": exchanges, "seconds_per_exchange": seconds / exchanges if exchanges else None,
             "messages_up": last.get("messages_up", 0), "messages_down": last.get("messages_down", 0),
-            "epsilon": ((ended or {}).get("privacy") or {}).get("epsilon"),
-            "quiet_seconds": now - path.stat().st_mtime if lines else None,
-            "events": events[-5:], "sentence": "" if state == "running" or not ended else ended["sentence"],
+            "epsilon": ((ended and ended.privacy) or {}).get("epsilon"),
+            "quiet_seconds": now - (self.path / PROGRESS).stat().st_mtime if lines else None,
+            "events": [asdict(event) for event in events[-5:]],
+            "sentence": "" if state == "running" or not ended else ended.sentence,
         }  # fmt: skip
 
     def event(self, event: SiloEvent) -> None:
-        """Append an event to events.csv and progress.jsonl."""
-        path, row = self.path / "events.csv", asdict(event)
-        new = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([row, row.values()] if new else [row.values()])
-        self.progress({"event": row})
+        """Append an event to progress.jsonl, and write all events to events.csv."""
+        self.progress({"event": asdict(event)})
+        self.write_table("events.csv", [asdict(one) for one in self._told()[1]])
         self.log.note("warning", event.sentence, event.client, event.round)
 
     def quarantined(self) -> set[str]:
         """Return the silos that are quarantined for the rest of this run."""
-        path = self.path / "events.csv"
-        if not path.exists():
-            return set()
-        with path.open(newline="", encoding="utf-8") as file:
-            return {who for _, who, what, *_ in csv.reader(file) if what == QUARANTINED}
+        return {event.client for event in self._told()[1] if event.what == QUARANTINED}
 
     def write_rounds(self, silos: Sequence[str]) -> None:
         """Write the table of all rounds; a silo that was not a member has empty cells."""

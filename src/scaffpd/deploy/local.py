@@ -23,8 +23,8 @@ from scaffpd.config.federation import FederationFile
 from scaffpd.config.silo import SiloFile
 from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
 from scaffpd.data.silos import Client
-from scaffpd.deploy.coordinate import FAILED, Outcome, finished
-from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.coordinate import reopen
+from scaffpd.deploy.deployed_run import FAILED, DeployedRun, Outcome
 from scaffpd.deploy.supervise import ended_before, supervise
 from scaffpd.errors import InputError, not_installed, unknown
 from scaffpd.system import JsonLines
@@ -159,7 +159,7 @@ class LocalDeployment:
                 raise InputError(
                     f"{federation.name!r} names the silo {name!r}: give --silo FILE for each silo (given: {given})."
                 )
-        if finished(file, DeployedRun(file.folder)) is not None:
+        if reopen(file, DeployedRun(file.folder)) is not None:
             raise InputError(f"The run in {str(file.folder)!r} has ended: name a new folder in {federation.name!r}.")
         if (folder / WORK).exists() and not (folder / NOTE).exists():
             raise InputError(f"The folder {str(folder / WORK)!r} would be removed: choose another with --out.")

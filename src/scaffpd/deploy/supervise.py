@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from scaffpd.config.federation import FederationFile
-from scaffpd.deploy.coordinate import Outcome, finished
-from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.coordinate import reopen
+from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:  # engines need an optional package
@@ -119,7 +119,7 @@ def supervise(
 
 def ended_before(file: FederationFile, say: Callable[[str], object]) -> Outcome | None:
     """Return the outcome of a run that has already ended, and say so; otherwise `None`."""
-    done = finished(file, DeployedRun(file.folder))
+    done = reopen(file, DeployedRun(file.folder))
     if done is not None:
         say("This run had ended before: nothing was trained.")
     return done

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaffpd.errors import InputError, positive
+from scaffpd.errors import InputError, positive, shortened
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
@@ -280,9 +280,11 @@ def _short(value: Any) -> str:
 def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
     p = finite_vector(owner, "prior", prior)
     if np.any(p <= 0):
-        raise InputError(f"{owner} needs prior weights that are positive, got {p.tolist()}.")
+        raise InputError(f"{owner} needs prior weights that are positive, but client {np.argmin(p)} has {p.min()}.")
     if p.min() < 1e-50 * p.max():
-        raise InputError(f"{owner} needs prior weights within a factor 1e50 of each other, got {p.tolist()}.")
+        raise InputError(
+            f"{owner} needs prior weights within a factor 1e50 of each other, got {p.min():g} and {p.max():g}."
+        )
     normalised: Vector = p / p.max()
     normalised /= normalised.sum()
     return normalised
@@ -317,9 +319,11 @@ def read_scales(owner: str, name: str, values: Any, n: int) -> Scale:
 def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.inf) -> Vector:
     """Convert `values` to a float64 vector with one finite number per client, none beyond ±`largest`."""
     try:
+        if np.asarray(values).dtype == bool:
+            raise TypeError
         vector = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"{owner} needs numbers in {name}, got {values!r}.") from None
+        raise InputError(f"{owner} needs numbers in {name}, got {shortened(values)}.") from None
     if vector.ndim != 1 or vector.size == 0:
         raise InputError(f"{owner} needs one number per client in {name}, got an array of shape {vector.shape}.")
     usable = np.isfinite(vector) & (np.abs(vector) <= largest)

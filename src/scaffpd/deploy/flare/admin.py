@@ -24,7 +24,7 @@ from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.config.federation import FederationFile
-    from scaffpd.deploy.coordinate import Outcome
+    from scaffpd.deploy.deployed_run import Outcome
 
 PATIENCE = 300.0  # seconds for the server to come up
 OVER = ("FINISHED", "ABANDONED", "LOST")  # how final statuses begin; LOST is ours, for a job that died with its server

@@ -122,7 +122,7 @@ class AuditLog:
         told |= {"sentence": told["sentence"][:LONGEST_TEXT]} if "sentence" in told else {}
         try:
             with self._lines.lock():  # shared by the silo's processes
-                before = self._lines.last() or {"number": 0, "link": ""}
+                before = self._lines.last({"number": 0, "link": ""})
                 line = {
                     "number": before["number"] + 1, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
                     "question": "unreadable" if asked is None else asked.kind[:LONGEST_TEXT], "reply": reply.kind,
