@@ -129,7 +129,8 @@ def test_a_terminal_gets_colours_and_room(tmp_path, monkeypatch, capsys, study):
 def test_progress_threads_and_interruptions(monkeypatch):
     seen, threads, done = [], torch.get_num_threads(), []
     monkeypatch.setattr(torch, "set_num_threads", lambda n, real=torch.set_num_threads: (seen.append(n), real(n)))
-    monkeypatch.setattr(demo, "joining", lambda *_, **__: types.SimpleNamespace(strength=1.0))
+    found = types.SimpleNamespace(strength=1.0, models=("alone",), loss=np.ones((1, 12)))
+    monkeypatch.setattr(demo, "joining", lambda *_, **__: found)
     monkeypatch.setattr(demo, "coalition", lambda *_, **__: None)
     demo.stations(draws=2, progress=done.append)
     assert done == [1, 2]

@@ -223,10 +223,9 @@ def coalition(
     held = in_order(test, known)
     groups, orders = _groups(len(pairs), count("coalition", "most", most), permutations, seed)
     clients = list(zip(known, pairs, held, strict=True))
-    found, whole = {(i,): np.array([loss]) for i, loss in enumerate(() if alone is None else alone)}, None
-    groups = [group for group in groups if group not in found]
-    runs = _runs(groups, clients, with_classes(model, [*pairs, *held]), goal, seed, tol, rounds)
-    for group, losses, result in runs:
+    found: dict[Group, Array] = {(i,): np.array([loss]) for i, loss in enumerate(() if alone is None else alone)}
+    rest, whole = [group for group in groups if group not in found], None
+    for group, losses, result in _runs(rest, clients, with_classes(model, [*pairs, *held]), goal, seed, tol, rounds):
         found[group], whole = losses, result if len(group) == len(pairs) else whole
     return Coalition.of(known, found, orders, whole=whole, margin=margin, word=word)
 

@@ -142,7 +142,7 @@ def stations(
         own = Personal(first.model, found[0].strength)
         game = coalition(
             first.train, first.test, own, FAIRLY, names=first.names, most=1, permutations=orders, seed=seed,
-            word="station",
+            word="station", alone=found[0].loss[found[0].models.index(ALONE)],
         )  # fmt: skip
     return StationStudy(first, seeds, tuple(found), tuple(models), game)
 

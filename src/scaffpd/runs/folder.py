@@ -189,7 +189,7 @@ def title(config: RunConfig, prepared: Prepared) -> str:
 
 def tables(
     kind: str, title: str, command: str, prepared: Prepared, models: Sequence[Trained],
-    path: Mapping[str, Any] | None = None, verdict: Sequence[str] | None = None, remarks: Sequence[str] = (),
+    path: Mapping[str, Any] | None = None, verdict: Sequence[str] | None = None,
     joining: Joining | str = "", coalition: Coalition | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """Make the summary and the tables of a run, by file name."""
@@ -201,7 +201,7 @@ def tables(
         "task": prepared.task, "measure": prepared.measure, "split": prepared.split,
         "labels": list(prepared.labels), "clients_word": prepared.word, "model": described(prepared.model),
         "data": prepared.about, "models": [_ended(one) for one in models],
-        "privacy": _privacy(models), "remarks": [*prepared.remarks, *remarks], "cautions": [caution] if caution else [],
+        "privacy": _privacy(models), "remarks": list(prepared.remarks), "cautions": [caution] if caution else [],
         "verdict": None if verdict is None else list(verdict), "path": path,
         "joining": joining.summary() | told if isinstance(joining, Joining) else None,
         "coalition": None if coalition is None else coalition.summary(),
