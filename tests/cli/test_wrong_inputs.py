@@ -240,7 +240,7 @@ LINES = [
     ),
     (
         "silo check semicolons.toml",
-        "'semicolons.csv' has '1,500' in column 'x', line 2: write numbers with a decimal point, or give",
+        "'semicolons.csv' has '1,500' in column 'x', line 2: write numbers with a decimal point, or say",
     ),
     (
         "silo check mixed.toml",
@@ -256,7 +256,10 @@ LINES = [
     ("silo check quote.toml", "'quote.csv' is broken in line 3: unexpected end of data."),
     ("silo check untold.toml", "'untold.csv' has no row with a value in its target column 'y'."),
     ("silo check infinite.toml", "'infinite.csv' has an infinite value in column 'x', line 2."),
-    ("silo check nameless.toml", "Column 2 of 'nameless.csv' has no name; name it in line 1, or choose data.columns."),
+    (
+        "silo check nameless.toml",
+        "Column 2 of 'nameless.csv' has no name; name it in line 1, or choose --columns (data.columns).",
+    ),
     ("silo check one.toml", "'a' has a single row, which cannot be split; use test = 0."),
     ("silo check column.toml", "Unknown column of 'good.csv', 'zz': did you mean 'z'?"),
     ("silo check target.toml", "Unknown column of 'good.csv', 'disease': choose one of 'x', 'z', 'y'."),

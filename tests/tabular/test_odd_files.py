@@ -163,7 +163,7 @@ REFUSED = {
     "names alone": ("a.csv", "site,x,ill\n", {}, "has column names but no rows"),
     "short row": ("a.csv", text() + "a,1\n", {}, "has 2 values in line 26, but 3 columns"),
     "unclear thousands": (
-        "a.csv", text([(s, f"{k},500", y) for k, (s, _, y) in enumerate(PLAIN)], mark=";"), {}, "give the decimal mark"
+        "a.csv", text([(s, f"{k},500", y) for k, (s, _, y) in enumerate(PLAIN)], mark=";"), {}, "say --decimal , or"
     ),
     "constant number": ("a.csv", labelled(lambda _: 1.5), {}, "All rows have the target 1.5: is 'ill' the right"),
     "constant label": ("a.csv", labelled(lambda _: 1), {}, "have the label 1: is it the right target?"),

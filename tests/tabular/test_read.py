@@ -233,7 +233,7 @@ def test_parquet_mistakes_get_one_sentence(tmp_path):
         ("list", "has values of type list.* in column 'list'; leave it out"),
         ("raw", "has values of type binary in column 'raw'; leave it out"),
         ("lasts", "has values of type duration.* in column 'lasts'; leave it out"),
-        ("far", r"has an infinite value in column 'far' \(row 1\)"),
+        ("far", "has an infinite value in column 'far', row 1"),
         ("y", "Unknown column of 'a.parquet', 'y'"),
     ):
         with pytest.raises(InputError, match=words):

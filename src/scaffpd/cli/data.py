@@ -18,7 +18,7 @@ from rich.text import Text
 
 from scaffpd.cli.screens import bullets, plain_table, say
 from scaffpd.cli.typer_ext import AsJson, check_new, print_json, write_template
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, several, unknown
 
 if TYPE_CHECKING:
     from scaffpd.data.images import Published
@@ -224,7 +224,7 @@ def init(
     Examples:
         scaffpd init patients.csv --client hospital --target ill
     """
-    from scaffpd.errors import several
+    from scaffpd.tabular.clients import useless
     from scaffpd.tabular.formats import open_table
     from scaffpd.tabular.read import read_columns
 
@@ -232,20 +232,18 @@ def init(
     opened = open_table(table)
     columns = read_columns(opened, [name for name in opened.names if name])[0]
     guesses = _guessed(columns, client, target)
-    others = ", ".join(_quoted(column.name) for column in columns if column.name not in guesses)
+    used = [_quoted(one.name) for one in columns if one.name not in guesses and not useless(one)]
     write_template(
         "config.toml", out, "Look at it, then run: scaffpd train", file=out, table=table.name,
         rows=several(len(columns[0].values), "row"), columns="\n".join(f"#   {_holds(one)}" for one in columns),
         name=_quoted(os.path.relpath(table, out.parent)), client=_quoted(guesses[0]), target=_quoted(guesses[1]),
         guess_client="" if client else GUESS, guess_target="" if target else GUESS,
-        some=others[:60].rpartition(",")[0],
+        some=", ".join(used),
     )  # fmt: skip
 
 
 def _guessed(columns: Sequence[DataColumn], client: str | None, target: str | None) -> tuple[str, str]:
     """Return the columns that were named, else the first that could name clients, and the last other one."""
-    from scaffpd.errors import unknown
-
     names = [column.name for column in columns]
     for given in (client, target):
         if given is not None and given not in names:
@@ -269,6 +267,7 @@ def _holds(column: DataColumn) -> str:
         return f"{column.name}: {len(column.categories)} texts ({some}){missing}".replace("\n", " ")
     if column.kind == NUMBER:
         there = column.values[~column.missing]
+        missing += f"; it {column.note}" if column.note else ""
         return f"{column.name}: numbers from {there.min():g} to {there.max():g}{missing}".replace("\n", " ")
     return f"{column.name}: {'dates' if column.kind == 'date' else 'no values'}{missing}".replace("\n", " ")
 

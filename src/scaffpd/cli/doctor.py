@@ -29,7 +29,7 @@ from scaffpd.cli.screens import facts, say
 from scaffpd.cli.typer_ext import FAILED, AsJson, checked, listed, option, tell
 from scaffpd.errors import InputError, several
 from scaffpd.runs import read_text
-from scaffpd.system import format_bytes, make_folder, write_file
+from scaffpd.system import PACKAGES, environment, format_bytes, make_folder, write_file
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
     "report": ("report.html, and its pictures", ("jinja2", "vl-convert-python")),
@@ -65,8 +65,6 @@ def doctor(as_json: AsJson = False) -> None:
 
 def findings() -> dict[str, Any]:
     """Collect what there is to say, ready for JSON."""
-    from scaffpd.system import environment
-
     checked, folder = self_check(), os.environ.get("SCAFFPD_DATA") or None
     return {
         "works": all(outcome == "ok" for outcome in checked.values()),
@@ -159,8 +157,6 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _machine(found: dict[str, Any]) -> dict[str, str | Text]:
-    from scaffpd.system import PACKAGES
-
     about, screen, data = found["environment"], found["terminal"], found["data"]
     own = [f"{name} {about[name]}" for name in PACKAGES if name in about]
     gpus = [f"{gpu['name']}, {_size(gpu['memory'])}" for gpu in about["gpus"]]

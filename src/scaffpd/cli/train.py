@@ -46,6 +46,7 @@ class DataOptions:
     ]
     separator: Annotated[str | None, typer.Option(help="Between columns of CSV.", show_default="found out")]
     decimal: Annotated[str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")]
+    missing: Annotated[str | None, typer.Option(help="Values that mean missing, with commas: -999,unknown.")]
     test: Annotated[str | None, typer.Option(help="Share of rows held out, or a table of them.", show_default="0.2")]
     split_by: Annotated[
         str | None, typer.Option(help="Hold out the latest rows by this column, or whole groups of it.")
@@ -308,7 +309,7 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
     private = [given for given in TABLES["privacy"].values() if given in options]
     if private and "epsilon" not in private and not is_file:
         raise InputError(f"--{private[0].replace('_', '-')} goes with --epsilon: how private is it to be?")
-    for table, name in (("data", "columns"), ("data", "categories"), ("training", "groups")):
+    for table, name in (("data", "columns"), ("data", "categories"), ("data", "missing"), ("training", "groups")):
         if name in options:
             changes[table][name] = listed(options[name])
     if counts:

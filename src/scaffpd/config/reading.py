@@ -95,6 +95,7 @@ Texts = Annotated[
     _listed,
     AfterValidator(_distinct),
 ]
+Codes = Annotated[tuple[str | int | float, ...], _listed, Field(description='a list such as [-999, "unknown"]')]
 Names = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=NAME)], ...],
     Field(min_length=1, description='the names of all silos (letters, digits, - and _), such as ["north", "south"],'),

@@ -25,7 +25,7 @@ from scaffpd.tabular.read import DECIMALS
 OTHERS = {"silos": "a federation.toml; `scaffpd deploy` takes it", "limits": "a silo.toml; `scaffpd silo` takes it"}
 OBJECTIVE = "ChiSquare"
 OF_TABLE = (
-    *("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal"),
+    *("client", "target", "columns", "categories", "task", "standardise", "separator", "decimal", "missing"),
     *("split_by", "dates", "test_file", "ranges", "features", "more_files"),
 )
 GOES_WITH = {  # which keys go with which source of data
@@ -54,6 +54,7 @@ class DataSettings(SettingsTable):
     features: Annotated[str, key.one_of(EXPANSIONS)] | None = None
     separator: Annotated[str, key.one_of(tuple(SEPARATORS))] | None = None
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None
+    missing: key.Codes | None = None
     clients: Annotated[int, Field(ge=2, description="a whole number >= 2")] | None = None
     alpha: key.Positive | None = None
     split_by: Column | None = None

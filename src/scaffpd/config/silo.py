@@ -38,6 +38,7 @@ class SiloData(SettingsTable):
     columns: key.Texts | None = None  # columns to use; `None` for all but the target
     categories: key.Texts = ()  # columns of numbers to read as categories
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None  # the decimal mark of a CSV file; `None` to detect it
+    missing: key.Codes = ()  # values of a table that stand for missing ones, such as -999
     # "classification" or "regression"; `None` to infer it from the target
     task: Annotated[str, key.one_of(TASKS)] | None = None
 
@@ -53,6 +54,8 @@ class SiloData(SettingsTable):
             raise InputError(
                 f"{name} needs a table ({ACCEPTED}) or an .npz file for data.file, got {self.file.name!r}."
             )
+        if "missing" in given and not named:
+            raise InputError(f"{name} names data.missing, which only tables have: return NaN for missing values.")
         if "features" in given and not packed:
             raise InputError(f"{name} names data.features, which only NPZ files have; use data.columns.")
         if "target" in given and self.entry is not None:

@@ -26,17 +26,8 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.hooks import RemovableHandle
 
 from scaffpd.errors import InputError, count, unknown
-from scaffpd.features.layers import (
-    PRECISIONS,
-    CoordinateRule,
-    dimension,
-    mixed,
-    owners_of,
-    parameters_of,
-    rule_for,
-    watch,
-    wide,
-)
+from scaffpd.features import layers
+from scaffpd.features.layers import PRECISIONS, CoordinateRule
 from scaffpd.models.numerics import tensor_cores
 
 AGREE = 1e-3  # largest difference, relative to the largest entry of a parameter's gradient
@@ -143,10 +134,10 @@ class Entk:
                 raise unknown(what, given, known)
         self.trunk, self.device, self.precision = trunk, example.device, precision
         random = np.random.default_rng(seed)
-        self.parameters = parameters_of(trunk)
-        self.features = dimension(trunk, example)
+        self.parameters = layers.parameters_of(trunk)
+        self.features = layers.dimension(trunk, example)
         w = random.standard_normal(self.features) / self.features**0.5
-        self.dtype = wide(next(iter(self.parameters.values())).dtype)
+        self.dtype = layers.wide(next(iter(self.parameters.values())).dtype)
         self.w = torch.tensor(w, dtype=self.dtype, device=self.device)
         with tensor_cores(self.device, False):
             self.example = example[:TRIED]
@@ -191,8 +182,8 @@ class Entk:
 
     def _plan(self) -> None:
         """Find a rule for every parameter, or raise `UncoveredError`."""
-        owners = owners_of(self.trunk)
-        seen, self.bytes = watch(self.trunk, self.example)
+        owners = layers.owners_of(self.trunk)
+        seen, self.bytes = layers.watch(self.trunk, self.example)
         self.parts = {}
         for span in self.spans:
             if not span.name:
@@ -202,7 +193,7 @@ class Entk:
             layer, attribute = owners[span.name][0]
             if len(seen.get(layer, ())) != 1:
                 raise UncoveredError(f"{layer or 'the network'} is not called once")
-            rule = rule_for(self.trunk.get_submodule(layer), attribute, span.numbers, *seen[layer][0])
+            rule = layers.rule_for(self.trunk.get_submodule(layer), attribute, span.numbers, *seen[layer][0])
             if rule is None:
                 raise UncoveredError(f"{layer or 'the network'} is of a type without a rule")
             self.parts.setdefault(layer, {})[attribute] = (rule, span.where)
@@ -214,7 +205,7 @@ class Entk:
             for layer in self.parts:
                 handle = self._attach(layer, kept, rows)
                 stack.callback(handle.remove)
-            with mixed(self.device, precision):
+            with layers.mixed(self.device, precision):
                 h = self.trunk(x)
         if self.spans[-1].name == "":
             rows[:, self.spans[-1].where] = h.detach().index_select(1, self.spans[-1].numbers)
@@ -257,7 +248,7 @@ class Entk:
         return torch.cat(rows) if rows else torch.empty(0, self.coordinates, dtype=self.dtype, device=self.device)
 
     def _whole(self, x: Tensor, precision: str) -> Tensor:
-        with mixed(self.device, precision):
+        with layers.mixed(self.device, precision):
             if self.method == "vmap":
                 gradients = at_once(self.trunk, self.parameters, self.w, x)
             else:
@@ -281,6 +272,6 @@ class Entk:
         """Upper estimate of the bytes that one sample needs while it is computed."""
         rows = 48 * self.coordinates
         if self.method != "layers":
-            return rows + 8 * self.total + 4 * watch(self.trunk, self.example)[1]
+            return rows + 8 * self.total + 4 * layers.watch(self.trunk, self.example)[1]
         work = max((one.work for parts in self.parts.values() for one, _ in parts.values()), default=0)
         return rows + 4 * work + 3 * self.bytes

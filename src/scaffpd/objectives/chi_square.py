@@ -9,19 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
+from scaffpd.objectives import simplex
 from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, finite_vector, read_scale, roundings
-from scaffpd.objectives.simplex import (
-    EPSILON,
-    Separable,
-    distance_above,
-    dual_above,
-    in_simplex,
-    normalised,
-    project_capped,
-    project_weighted,
-    share_above,
-    simplex_step,
-)
+from scaffpd.objectives.simplex import EPSILON, Separable
 
 TRIED, ROUNDING = 16, 1e-9
 WIDEST, NARROWEST = 10.0, 1 / 30  # ρ of a path, in units of how far the losses of the average model are apart
@@ -97,7 +87,7 @@ class ChiSquare(Objective):
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ lies in the simplex and below the cap."""
         caps = self.caps(len(weights))
-        return in_simplex(weights, tolerance) and (caps is None or bool(np.all(weights <= caps + tolerance)))
+        return simplex.in_simplex(weights, tolerance) and (caps is None or bool(np.all(weights <= caps + tolerance)))
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
@@ -108,17 +98,19 @@ class ChiSquare(Objective):
         return self._projected(losses, 0.0, self.weights(len(losses)) / self.rho)
 
     def _ceiling(self, losses: Vector) -> float:
-        return dual_above(losses, self._maximizer(losses), self.weights(len(losses)), self.rho, self.caps(len(losses)))
+        return simplex.dual_above(
+            losses, self._maximizer(losses), self.weights(len(losses)), self.rho, self.caps(len(losses))
+        )
 
     def _cost(self, weights: Vector) -> float:
         """Bound ψ(λ), including its change if λ is moved back below the cap."""
         p, caps = self.weights(len(weights)), self.caps(len(weights))
         moved = 0.0 if caps is None else 2.0 * self._stretch(weights) * (float(np.max(caps / p)) + 1.0)
-        return self.rho * (0.5 * distance_above(weights, p) + moved)
+        return self.rho * (0.5 * simplex.distance_above(weights, p) + moved)
 
     def _stretch(self, weights: Vector) -> float:
         caps = self.caps(len(weights))
-        return 0.0 if caps is None else share_above(weights, caps)
+        return 0.0 if caps is None else simplex.share_above(weights, caps)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Return the step: d_i on the clients strictly between zero and the cap, zero elsewhere."""
@@ -126,7 +118,7 @@ class ChiSquare(Objective):
         weights = self._projected(s, old / sigma, rate)
         caps = self.caps(len(s))
         free = weights > 0.0 if caps is None else (weights > 0.0) & (weights < caps)
-        return simplex_step(weights, rate * free)
+        return simplex.simplex_step(weights, rate * free)
 
     def separable(self, n: int) -> Separable:
         """Return the form with q_i = ρ/p_i, and the cap."""
@@ -150,9 +142,9 @@ class ChiSquare(Objective):
         the next nearest are tried.
         """
         if (caps := self.caps(len(s))) is None:
-            return project_weighted(s - s.max() + pull, w)
+            return simplex.project_weighted(s - s.max() + pull, w)
         top = s.max()
-        _, level = project_capped(s - top + pull, caps, w)
+        _, level = simplex.project_capped(s - top + pull, caps, w)
         near = np.unique(s)
         near = near[np.argsort(np.abs(near - top - level))]
         best, wrong = self._measured(s, pull, w, caps, near[0])
@@ -170,7 +162,7 @@ class ChiSquare(Objective):
         """
         far = 8.0 * (float(np.max(caps / w)) + float(np.max(np.abs(pull))))
         u = np.clip(s - origin + pull, -far, far)
-        weights, level = project_capped(u, caps, w)
+        weights, level = simplex.project_capped(u, caps, w)
         wrong = abs(float(np.clip(w * (u - level), 0.0, caps).sum()) - 1.0)
         return weights, wrong if abs(level) <= far / 4 else wrong + 1.0  # a ν that far away belongs to another origin
 
@@ -185,15 +177,15 @@ class Agnostic(Objective):
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ lies in the simplex."""
-        return in_simplex(weights, tolerance)
+        return simplex.in_simplex(weights, tolerance)
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the projection of l + σs."""
-        return project_weighted(s - s.max() + old / sigma, sigma * np.ones(len(s)))
+        return simplex.project_weighted(s - s.max() + old / sigma, sigma * np.ones(len(s)))
 
     def _maximizer(self, losses: Vector) -> Vector:
         """Put all weight on the clients with the largest loss, in proportion to the prior."""
-        return normalised(np.where(losses == losses.max(), self.weights(len(losses)), 0.0))
+        return simplex.normalised(np.where(losses == losses.max(), self.weights(len(losses)), 0.0))
 
     def _ceiling(self, losses: Vector) -> float:
         """Return max_i L_i, which has no rounding error."""
@@ -202,7 +194,7 @@ class Agnostic(Objective):
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Return the step: d_i = σ_i on the clients with weight, zero elsewhere."""
         weights = self._prox(s, old, sigma)
-        return simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))
+        return simplex.simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))
 
     def separable(self, n: int) -> Separable:
         """Return the form with ψ_i = 0."""
@@ -232,7 +224,7 @@ class Average(Objective):
         return above(self.weights(len(losses)) * losses, more=roundings(len(losses)) + 8)
 
     def _stretch(self, weights: Vector) -> float:
-        return share_above(weights, self.weights(len(weights)))
+        return simplex.share_above(weights, self.weights(len(weights)))
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Return the prior p, which never moves."""

@@ -7,18 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scaffpd.objectives import simplex
 from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale
-from scaffpd.objectives.simplex import (
-    EPSILON,
-    distance_above,
-    dual_above,
-    in_simplex,
-    inner,
-    measured,
-    normalised,
-    project_weighted,
-    relative,
-)
+from scaffpd.objectives.simplex import EPSILON
 
 
 class ChiSquareBall(Objective):
@@ -45,7 +36,7 @@ class ChiSquareBall(Objective):
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ lies in the simplex and in the ball."""
         near = _distance(weights, self.weights(len(weights))) <= self.delta + tolerance
-        return near and in_simplex(weights, tolerance)
+        return near and simplex.in_simplex(weights, tolerance)
 
     def _maximizer(self, losses: Vector) -> Vector:
         """Return λ_i = p_i [1 + t(L_i − ν)]₊ with the largest t that keeps λ in the ball."""
@@ -58,11 +49,11 @@ class ChiSquareBall(Objective):
         if not 0.0 < t < np.inf:
             return top
         room = 0.5 * self.delta / t
-        return min(top, (dual_above(losses, weights, p, 1.0 / t) + room) + 4.0 * EPSILON * (abs(top) + room))
+        return min(top, (simplex.dual_above(losses, weights, p, 1.0 / t) + room) + 4.0 * EPSILON * (abs(top) + room))
 
     def _stretch(self, weights: Vector) -> float:
         """Return the distance from the prior in excess of √δ: (1 − t)λ + tp is within, with ≥ 1 − t of ⟨λ, f⟩."""
-        far = distance_above(weights, self.weights(len(weights))) / self.delta
+        far = simplex.distance_above(weights, self.weights(len(weights))) / self.delta
         return max(float(np.sqrt(far)) * (1.0 + 4.0 * EPSILON) - 1.0, 0.0)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
@@ -71,21 +62,21 @@ class ChiSquareBall(Objective):
         d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p is a second constraint.
         """
         weights, kappa = self._project(s, old, sigma)
-        p, (top, share) = self.weights(len(s)), relative(sigma, len(s))
+        p, (top, share) = self.weights(len(s)), simplex.relative(sigma, len(s))
         slope = np.where(weights > 0.0, top * (p * share / (p + kappa * share)), 0.0)
         return ProxStep(weights, slope, np.stack([np.ones(len(p)), weights / p] if kappa > 0.0 else [np.ones(len(p))]))
 
     def _project(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, float]:
         """Return λ of the proximal step and the multiplier κ of the ball, times max_i σ_i."""
-        p, (top, share) = self.weights(len(s)), relative(sigma, len(s))
+        p, (top, share) = self.weights(len(s)), simplex.relative(sigma, len(s))
         z = old / share + top * (s - s.max())
-        weights = project_weighted(z, share)
+        weights = simplex.project_weighted(z, share)
         if _distance(weights, p) <= self.delta:
             return weights, 0.0
         if p.min() == p.max() and share.min() == 1.0:  # λ = p [1 + t(z − ν)]₊ with t = 1/(p + κ), as in the support
             weights, t = _farthest(z, p, self.delta)
             return weights, max(1.0 / t - float(p[0]), 0.0)
-        return _on_sphere(measured(z, share), p, share, self.delta)
+        return _on_sphere(simplex.measured(z, share), p, share, self.delta)
 
 
 def _distance(weights: Vector, p: Vector) -> float:
@@ -112,11 +103,11 @@ def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
     k = np.flatnonzero(room * (M - P * y) ** 2 <= V)[-1]
     active = x >= y[k]
     top, rest = p[active].sum(), p[~active].sum()
-    centred = np.where(active, x - inner(p[active], x[active]) / top, 0.0)
-    variance = inner(p, centred**2)
+    centred = np.where(active, x - simplex.inner(p[active], x[active]) / top, 0.0)
+    variance = simplex.inner(p, centred**2)
     t = float(np.sqrt(max(delta - rest / top, 0.0) / variance)) if variance > 0.0 else np.inf
     step = p * centred * t if variance > 0.0 else np.zeros(len(x))
-    return normalised(np.where(active, np.maximum(p / top + step, 0.0), 0.0)), t / scale
+    return simplex.normalised(np.where(active, np.maximum(p / top + step, 0.0), 0.0)), t / scale
 
 
 def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vector, float]:
@@ -128,7 +119,7 @@ def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vecto
     order = np.argsort(-z)  # the order of z alone decides which clients have weight, so one sort serves every κ
     y, w, q = z[order], p[order], share[order]
     away = y - w / q
-    low, high = 0.0, float(np.sqrt(inner(w, (away - inner(w, away)) ** 2) / delta))
+    low, high = 0.0, float(np.sqrt(simplex.inner(w, (away - simplex.inner(w, away)) ** 2) / delta))
     kappa = high
     for _ in range(200):
         deviation, slope = _path(y, w, q, kappa)
@@ -141,7 +132,7 @@ def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vecto
         kappa = kappa + step if inside else float(np.sqrt(low * high)) if low > 0.0 else 0.01 * high
     weights = np.empty_like(p)
     weights[order] = np.maximum(w + deviation, 0.0)
-    return normalised(weights), kappa
+    return simplex.normalised(weights), kappa
 
 
 def _path(y: Vector, w: Vector, q: Vector, kappa: float) -> tuple[Vector, float]:
@@ -151,8 +142,8 @@ def _path(y: Vector, w: Vector, q: Vector, kappa: float) -> tuple[Vector, float]
     k = int(np.flatnonzero(y > nu)[-1]) + 1
     p, r = w[:k], rate[:k]
     away = y[:k] - p / q[:k]
-    mean = (inner(r, away) - w[k:].sum()) / r.sum()
+    mean = (simplex.inner(r, away) - w[k:].sum()) / r.sum()
     deviation = -w
     deviation[:k] = np.maximum(r * (away - mean), -p)
     pull = (p + deviation[:k]) * (r / p)
-    return deviation, 2.0 * inner(deviation[:k] / p, r * (pull.sum() / r.sum()) - pull)
+    return deviation, 2.0 * simplex.inner(deviation[:k] / p, r * (pull.sum() / r.sum()) - pull)

@@ -8,17 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
+from scaffpd.objectives import simplex
 from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, read_scale, roundings
-from scaffpd.objectives.simplex import (
-    UNEQUAL,
-    Separable,
-    in_simplex,
-    normalised,
-    project_capped,
-    relative,
-    share_above,
-    simplex_step,
-)
+from scaffpd.objectives.simplex import UNEQUAL, Separable
 
 
 class CVaR(Objective):
@@ -55,20 +47,23 @@ class CVaR(Objective):
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ lies in the simplex and below its caps."""
-        return in_simplex(weights, tolerance) and bool(np.all(weights <= self.caps(len(weights)) + tolerance))
+        return simplex.in_simplex(weights, tolerance) and bool(np.all(weights <= self.caps(len(weights)) + tolerance))
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
-        caps, (top, share) = self.caps(len(s)), relative(sigma, len(s))
+        caps, (top, share) = self.caps(len(s)), simplex.relative(sigma, len(s))
         # Relative to the quantile, ν stays of the size of l for any size of σs, and keeps its digits. With unequal
         # steps it may lie elsewhere, at one of the nearest s_i: the one from which the weights sum to one.
         origin = self._quantile(s)
-        weights, level = project_capped(old / share + top * (s - origin), caps, share)
+        weights, level = simplex.project_capped(old / share + top * (s - origin), caps, share)
         if abs(level) <= UNEQUAL:
             return weights
         others = np.unique(s)
         others = others[np.argsort(np.abs(others - (origin + level / top)))][:4]
-        found = [weights, *(project_capped(old / share + top * (s - other), caps, share)[0] for other in others)]
+        found = [
+            weights,
+            *(simplex.project_capped(old / share + top * (s - other), caps, share)[0] for other in others),
+        ]
         return min(found, key=lambda weights: abs(float(weights.sum()) - 1.0))
 
     def _maximizer(self, losses: Vector) -> Vector:
@@ -76,7 +71,7 @@ class CVaR(Objective):
         p, quantile = self.weights(len(losses)), self._quantile(losses)
         weights = np.where(losses > quantile, p / self.alpha, 0.0)
         last = np.where(losses == quantile, p, 0.0)
-        return normalised(weights + last * (max(1.0 - weights.sum(), 0.0) / last.sum()))
+        return simplex.normalised(weights + last * (max(1.0 - weights.sum(), 0.0) / last.sum()))
 
     def _ceiling(self, losses: Vector) -> float:
         """Return ν + Σ (p_i/α) [L_i − ν]₊ for ν the quantile; by weak duality, any ν is valid."""
@@ -85,13 +80,13 @@ class CVaR(Objective):
         return above(np.append(terms, nu), more=roundings(len(losses)) + 8)
 
     def _stretch(self, weights: Vector) -> float:
-        return share_above(weights, self.weights(len(weights)) / self.alpha)
+        return simplex.share_above(weights, self.weights(len(weights)) / self.alpha)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Return the step: d_i = σ_i on the clients strictly between zero and their cap, zero elsewhere."""
         weights = self._prox(s, old, sigma)
         free = (weights > 0.0) & (weights < self.caps(len(weights)))
-        return simplex_step(weights, np.where(free, sigma, 0.0))
+        return simplex.simplex_step(weights, np.where(free, sigma, 0.0))
 
     def separable(self, n: int) -> Separable:
         """Return the form with high_i = p_i/α."""

@@ -8,19 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
 
+from scaffpd.objectives import simplex
 from scaffpd.objectives.base import LEAST, Objective, ProxStep, Scale, Vector, above, read_scale, read_vector, roundings
 from scaffpd.objectives.chi_square import ChiSquare
-from scaffpd.objectives.simplex import (
-    EPSILON,
-    Separable,
-    corrected,
-    in_simplex,
-    inner,
-    measured,
-    normalised,
-    relative,
-    simplex_step,
-)
+from scaffpd.objectives.simplex import EPSILON, Separable
 
 BLOCK = 8192  # clients at a time, so that temporary arrays stay in the processor's cache
 
@@ -64,37 +55,37 @@ class Tilted(Objective):
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ lies in the simplex."""
-        return in_simplex(weights, tolerance)
+        return simplex.in_simplex(weights, tolerance)
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Solve λ_i + k_i log(λ_i/p_i) = l_i + σ_i(s_i − ν) with k_i = σ_iρ.
 
         So λ_i = k_i ω(x_i − n) with Wright's omega function ω, x = s/ρ + l/k + log(p/k), and n from Σ λ_i = 1.
         """
-        top, share = relative(sigma, len(s))
+        top, share = simplex.relative(sigma, len(s))
         k = top * self.rho * share
         x = (s - s.max()) / self.rho + old / k + np.log(self.weights(len(s)) / share)
-        weights = k * _omega_with_sum(measured(x, share), 1.0 / (top * self.rho), share)
+        weights = k * _omega_with_sum(simplex.measured(x, share), 1.0 / (top * self.rho), share)
         slope = share * (weights / (k + weights))
-        return corrected(weights, slope, float(slope.sum()))
+        return simplex.corrected(weights, slope, float(slope.sum()))
 
     def _maximizer(self, losses: Vector) -> Vector:
         """Return λ_i ∝ p_i exp(L_i/ρ)."""
-        return normalised(self.weights(len(losses)) * np.exp((losses - losses.max()) / self.rho))
+        return simplex.normalised(self.weights(len(losses)) * np.exp((losses - losses.max()) / self.rho))
 
     def _support(self, losses: Vector) -> float:
         """Return ρ log Σ p_i exp(L_i/ρ)."""
         p, worst = self.weights(len(losses)), losses.max()
         tilt = (losses - worst) / self.rho
-        excess = inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits for large ρ
-        logarithm = np.log1p(excess) if excess > -0.5 else np.log(inner(p, np.exp(tilt)))
+        excess = simplex.inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits for large ρ
+        logarithm = np.log1p(excess) if excess > -0.5 else np.log(simplex.inner(p, np.exp(tilt)))
         return float(worst + self.rho * logarithm)
 
     def _ceiling(self, losses: Vector) -> float:
         """Bound the support, with every sum from above; (L_i − max L)/ρ = t is known up to ε|t|."""
         p, worst, k = self.weights(len(losses)), float(losses.max()), 2 * roundings(len(losses)) + 16
         tilt = (losses - worst) / self.rho
-        excess = inner(p, np.expm1(tilt))
+        excess = simplex.inner(p, np.expm1(tilt))
         if excess > -0.5:
             logarithm = float(np.log1p(excess * (1.0 - EPSILON * k)))
         else:
@@ -113,7 +104,7 @@ class Tilted(Objective):
         """Return d_i = 1/(ρ/λ_i + 1/σ_i)."""
         weights = self._prox(s, old, sigma)
         steps = np.asarray(sigma, dtype=np.float64)
-        return simplex_step(weights, steps * (weights / (weights + steps * self.rho)))
+        return simplex.simplex_step(weights, steps * (weights / (weights + steps * self.rho)))
 
     def separable(self, n: int) -> Separable:
         """Return the form with λ_i(ν) = p_i exp((L_i − ν)/ρ)."""

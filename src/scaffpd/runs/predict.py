@@ -87,14 +87,14 @@ def predict(
     if setup.schema["shape"] is not None or setup.model.get("kind", "linear") != "linear":
         raise InputError("Only linear models of tables with named columns predict from tables.")
     known, owners = read_json(file_of.with_name("fills.json")), read_owners(file_of)
-    table, decimal = open_table(file), settings.get("decimal")
+    table, how = open_table(file), {"decimal": settings.get("decimal"), "missing": settings.get("missing", ())}
     if settings.get("client") == FILE not in table.names:
         places = [file.name.split(".")[0], *file.parts[::-1]]
         table = stacked(file, [table], [next((one for one in places if one in {*known, *owners}), places[0])])
     for name in keep:
         if name not in table.names:
             raise unknown(f"column of {file.name!r},", name, table.names)
-    columns, owner = _columns(table, setup, settings.get("client"), decimal)
+    columns, owner = _columns(table, setup, settings.get("client"), how)
     remarks = _unseen(columns, setup, owner, known)
     if owner is not None:
         columns = _filled(columns, owner, known)
@@ -107,7 +107,7 @@ def predict(
     names = [NOBODY] * rows if owner is None else [NOBODY if k < 0 else owner.categories[k] for k in codes]
     kept = {name: own.to_pylist() for name, own in zip(keep, table.cells(keep, raw=True), strict=True)} if keep else {}
     labels = tuple(setup.schema["labels"])
-    truth, unsure = _truth(table, settings.get("target"), labels, decimal)
+    truth, unsure = _truth(table, settings.get("target"), labels, how)
     called = model or next((one for one, name in MODELS.items() if name == file_of.name), "")
     calibrations = read_json(file_of.with_name("calibration.json"))
     if called == "fair" and called not in calibrations:  # the model that a run is about may be called otherwise
@@ -184,18 +184,18 @@ def _odd(name: str, cells: Sequence[Any], what: str) -> list[str]:
 
 
 def _truth(
-    table: OpenTable, target: Any, labels: tuple[Any, ...], decimal: str | None
+    table: OpenTable, target: Any, labels: tuple[Any, ...], how: dict[str, Any]
 ) -> tuple[list[Any] | None, list[str]]:
     """Return the target of every row as the model spells its labels, and remarks; `None` where no row has one."""
     if not isinstance(target, str) or target not in table.names:
         return None, []
     texts = bool(labels) and isinstance(labels[0], str)
-    (goal,), _ = read_columns(table, [target], [target] if texts else [], decimal=decimal)
+    (goal,), _ = read_columns(table, [target], [target] if texts else [], **how)
     cells: list[Any] = goal.values.tolist()
     if goal.kind == CATEGORY:
         spelt = {str(label).casefold(): label for label in labels}  # True in one format is true in another
         named = [cell if cell in labels else spelt.get(cell.casefold(), cell) for cell in goal.categories]
-        known = named if texts else [number(cell, decimal or ".") for cell in goal.categories]
+        known = named if texts else [number(cell, how["decimal"] or ".") for cell in goal.categories]
         cells = [None if k < 0 else known[k] for k in goal.values]
     if not texts:
         cells = [None if v is None or not math.isfinite(v) else int(v) if labels and v == int(v) else v for v in cells]
@@ -243,7 +243,7 @@ def _filled(columns: list[DataColumn], owner: DataColumn, known: dict[str, dict[
 
 
 def _columns(
-    table: OpenTable, setup: Setup, client: str | None, decimal: str | None
+    table: OpenTable, setup: Setup, client: str | None, how: dict[str, Any]
 ) -> tuple[list[DataColumn], DataColumn | None]:
     names = [column["name"] for column in setup.schema["columns"]]
     categories = [column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY]
@@ -254,7 +254,7 @@ def _columns(
             hint = f"; is it {near[0]!r}?" if near else "."
             raise InputError(f"{file} has no column {name!r}, which the model needs{hint}")
     extra = [client] if client is not None and client in there else []
-    found, _ = read_columns(table, [*names, *extra], [*categories, *extra], decimal=decimal)
+    found, _ = read_columns(table, [*names, *extra], [*categories, *extra], **how)
     for one, agreed in zip(found, setup.schema["columns"], strict=False):
         if one.kind == CATEGORY and agreed["kind"] != CATEGORY:
             raise InputError(

@@ -7,7 +7,7 @@ step looks at the pooled rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,12 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, several, unknown
 from scaffpd.system import format_bytes, free_memory
+from scaffpd.tabular import encode
 from scaffpd.tabular.agree import CLASSIFICATION, REGRESSION, Json, agree, declared_scale, deviation_of, mean_of
-from scaffpd.tabular.columns import CATEGORY, DATE, DataColumn, FeatureTable, Mask, Matrix, spelt
-from scaffpd.tabular.encode import (
-    ClientRows,
-    Encoded,
-    Target,
-    expanded_names,
-    held_rows,
-    held_whole,
-    target,
-    with_expansion,
-)
+from scaffpd.tabular.columns import CATEGORY, DATE, DataColumn, FeatureTable, Mask, Matrix, spelt, telling_columns
+from scaffpd.tabular.encode import ClientRows, Encoded, Target
 from scaffpd.tabular.formats import open_table, stacked
-from scaffpd.tabular.read import date_part, date_parts, read_columns
+from scaffpd.tabular.read import check_dates, date_part, date_parts, read_columns
 
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
 DIGITS = 6  # whole numbers of at least so many digits, as many in every row and never the same, are names of rows
@@ -64,6 +56,7 @@ class TableFile:
     # between the columns of a CSV file: comma, semicolon, tab or pipe; `None` finds it out
     separator: str | None = None
     decimal: str | None = None  # the decimal mark of a CSV file: point or comma; `None` finds it out
+    missing: tuple[str | float, ...] = ()  # values that stand for missing ones in all columns but the client's
 
 
 @dataclass(frozen=True)
@@ -83,15 +76,17 @@ class Clients:
 def read_clients(source: TableFile) -> Clients:
     """Read a table, cut it into clients, and let them agree."""
     found = _read(source)
-    wanted = target(repr(source.file.name), found.goal, source.task)
+    wanted = encode.target(repr(source.file.name), found.goal, source.task)
     if len(np.unique(wanted.values)) == 1 and wanted.task == REGRESSION:
         raise InputError(f"All rows have the target {wanted.values[0]:g}: is {source.target!r} the right column?")
-    remarks = [*found.remarks, *_task(source, wanted)]
+    remarks = [*found.remarks, *_task(source, wanted), *_alike("Labels", source.target, wanted.labels)]
+    remarks += _alike("Clients", source.client, found.owner.categories)
     remarks += [f"Target {source.target!r} {wanted.note}."] if wanted.note else []
+    remarks += telling_columns(found.features.columns, wanted.values, wanted.task == CLASSIFICATION, found.owner.values)
     rows = _cut(source, found, wanted, remarks)
     schema = agree({own.name: own.describe() for own in rows}, source.standardise, source.ranges)
-    schema = with_expansion(schema, source.features)
-    made = len(expanded_names(schema))
+    schema = encode.with_expansion(schema, source.features)
+    made = len(encode.expanded_names(schema))
     cells = made * sum(sum(own.rows) for own in rows)
     if 16 * cells > free_memory(torch.device("cpu")):  # the encoded rows, and once more while they are made
         raise InputError(
@@ -109,12 +104,6 @@ def read_clients(source: TableFile) -> Clients:
 
 def _task(source: TableFile, wanted: Target) -> list[str]:
     """Say how the target was understood, where it could be meant otherwise."""
-    alike: dict[str, list[str]] = {}
-    for label in wanted.labels:
-        alike.setdefault(str(label).casefold(), []).append(repr(str(label)))
-    for twins in alike.values():
-        if len(twins) > 1:
-            return [f"Labels {' and '.join(twins)} of {source.target!r} are read as different ones: write them alike."]
     if source.task is not None or (wanted.task == CLASSIFICATION and isinstance(wanted.labels[0], str)):
         return []
     name = f"Target {source.target!r}"
@@ -127,6 +116,15 @@ def _task(source: TableFile, wanted: Target) -> list[str]:
     counts = "counts or " if different[0] >= 0 else ""
     reach = f"{different[0]:g} to {different[-1]:g}"
     return [f"{name} is read as numbers, {reach}; --task {counts}classification otherwise."]
+
+
+def _alike(what: str, column: str, names: Iterable[object]) -> list[str]:
+    """Say which names differ in capitals alone; of the first such ones."""
+    alike: dict[str, list[str]] = {}
+    for name in map(str, names):
+        alike.setdefault(name.casefold(), []).append(repr(name))
+    twins = next((" and ".join(twins) for twins in alike.values() if len(twins) > 1), "")
+    return [f"{what} {twins} of {column!r} are read as different ones: write them alike."] if twins else []
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def _read(source: TableFile) -> _Rows:
     learnt = dict.fromkeys(source.columns or table.names)
     names = [*needed, *(name for name in learnt | dict.fromkeys(source.groups) if name not in {*needed, PART})]
     categories = [*source.categories, source.client, *parts]
-    columns, dropped = read_columns(table, [*names, *parts], categories, needed, source.decimal)
+    columns, dropped = read_columns(table, [*names, *parts], categories, needed, source.decimal, source.missing)
     found = {column.name: column for column in columns}
     own = [column for column in columns if column.name in learnt.keys() - {*needed, PART}]
     if source.dates:
@@ -173,6 +171,8 @@ def _read(source: TableFile) -> _Rows:
     features = _features(source, own, remarks)
     tested = None if PART not in found else np.asarray(found[PART].values == found[PART].categories.index("test"))
     by = found.get(source.split_by or "")
+    if by is not None and by.kind == CATEGORY and by.name not in categories:
+        check_dates(by)
     groups = [found[name] for name in source.groups]
     return _Rows(found[source.target], found[source.client], features, by, tested, remarks, groups)
 
@@ -208,7 +208,7 @@ def _features(source: TableFile, columns: list[DataColumn], remarks: list[str]) 
         if column.kind == DATE and source.dates:
             continue  # what is made of it stays
         asked = source.columns is not None and column.kind != DATE
-        why = None if asked else _useless(column)
+        why = None if asked else useless(column)
         if why:
             remarks.append(f"Column {column.name!r} left out: {why}.")
         else:
@@ -222,7 +222,7 @@ def _features(source: TableFile, columns: list[DataColumn], remarks: list[str]) 
     return FeatureTable(len(kept[0].values), tuple(kept))
 
 
-def _useless(column: DataColumn) -> str | None:
+def useless(column: DataColumn) -> str | None:
     """Say why a column is nothing to learn from; `None` where it is."""
     there = column.values[~column.missing]
     distinct = np.unique(there)
@@ -278,5 +278,5 @@ def _held(source: TableFile, found: _Rows, name: str, wanted: Target, own: Mask)
             raise InputError(f"Client {name!r} has no rows in {lacking.name!r}; both tables need rows of every client.")
         return held
     if found.by is None or source.test == 0:
-        return held_rows(name, wanted, source.test, source.seed)
-    return held_whole(name, found.by.take(own), source.test, source.seed)
+        return encode.held_rows(name, wanted, source.test, source.seed)
+    return encode.held_whole(name, found.by.take(own), source.test, source.seed)

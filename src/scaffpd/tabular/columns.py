@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammaln
 
 from scaffpd.errors import InputError, unknown
 
@@ -23,6 +24,10 @@ Parts = Sequence[Any]  # the same thing of training and of held-out rows, or of 
 NUMBER, CATEGORY, DATE, UNKNOWN = "number", "category", "date", "unknown"
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "?", "null"})
 WHOLE = re.compile(r"([+-]?\d+)\.0*")
+# numbers that mean "missing" in many files: -1, -9, and two nines or more with either sign, also 99.9
+CODES = np.array([-1.0, -9.0, *(s * (10.0**k - 1) / d for k in range(2, 10) for d in (1, 10) for s in (-1, 1))])
+REPEATED = 0.001  # the smallest share of rows with a code, and three rows at least
+BEYOND_CHANCE = math.log(1e6)  # a column that tells all labels of rows at random is rarer than this
 
 
 @dataclass(frozen=True)
@@ -89,9 +94,10 @@ def spelt(value: object) -> str:
     return whole[1] if whole else text
 
 
-def is_missing(cell: str) -> bool:
-    """Return whether a cell of text stands for no value."""
-    return cell.strip().lower() in MISSING
+def is_missing(cell: str, codes: Collection[object] = ()) -> bool:
+    """Return whether a cell of text stands for no value, by itself or as one of these codes."""
+    named = bool(codes) and spelt(cell.replace(",", ".")) in map(spelt, codes)
+    return named or cell.strip().lower() in MISSING
 
 
 def categorical(name: str, distinct: Sequence[object], codes: NDArray[Any], note: str = "") -> DataColumn:
@@ -103,13 +109,64 @@ def categorical(name: str, distinct: Sequence[object], codes: NDArray[Any], note
     return DataColumn(name, CATEGORY, places[codes], tuple(names), note)
 
 
-def numeric(name: str, values: Matrix, where: str) -> DataColumn:
-    """Make a column of numbers; refuse infinite ones."""
+def numeric(name: str, values: Matrix, owner: str, place: Callable[[int], str] | None = None) -> DataColumn:
+    """Make a column of numbers; refuse infinite ones by their place."""
     if np.isinf(values).any():
-        raise InputError(
-            f"{where} has an infinite value in column {name!r} (row {int(np.isinf(values).argmax()) + 1})."
-        )
-    return DataColumn(name, UNKNOWN if np.isnan(values).all() else NUMBER, values)
+        row = int(np.isinf(values).argmax())
+        where = place(row) if place else f"row {row + 1}"
+        raise InputError(f"{owner} has an infinite value in column {name!r}, {where}.")
+    there = values[~np.isnan(values)]
+    note = ", ".join(f"{code:.10g} in {int((there == code).sum())} rows" for code in suspected_codes(there))
+    advice = "far from all others: if that means missing, say so by --missing (data.missing)"
+    return DataColumn(name, NUMBER if len(there) else UNKNOWN, values, note=f"has {note}, {advice}" if note else "")
+
+
+def suspected_codes(there: Matrix) -> list[float]:
+    """Return codes that repeat and are alone below zero, or beyond the range and 10 quartile ranges of all others."""
+    rest = there[~np.isin(there, CODES)] if len(there) and np.isin([there.min(), there.max()], CODES).any() else there
+    if len(rest) == len(there) or not len(rest) or (least := rest.min()) == (largest := rest.max()):
+        return []
+    far = max(largest - least, 10 * np.subtract(*np.quantile(rest, (0.75, 0.25))))
+    odd = [c for c in CODES if max(least - c, c - largest) > far or c <= -9 < 0 <= least]
+    return [float(c) for c in odd if (there == c).sum() >= max(3, REPEATED * len(there))]
+
+
+def telling_columns(columns: Sequence[DataColumn], goal: NDArray[Any], labelled: bool, owner: Any = 0) -> list[str]:
+    """Say which columns alone tell the target: numbers on a line, or labels that thresholds part at every owner."""
+    whose = np.zeros(len(goal), dtype=np.int64) + owner
+    told = [column for column in columns if _tells(column, goal, labelled, whose)]
+    return [f"Column {column.name!r} alone tells the target: is it known beforehand?" for column in told]
+
+
+def _tells(column: DataColumn, goal: NDArray[Any], labelled: bool, owner: NDArray[Any]) -> bool:
+    rows, x = ~column.missing, column.values
+    if column.kind == CATEGORY:  # counts by the mean of its rows, where these are more than a few
+        counts = column.counts(rows)
+        rows[rows] = counts[x[rows]] >= 5
+        x = (np.bincount(x[rows], goal[rows], len(counts)) / np.maximum(counts, 1))[x]
+    if rows.sum() < max(20, len(rows) / 2):
+        return False
+    x, y, whose = x[rows], goal[rows], owner[rows]
+    if labelled:  # first some rows, for speed: thresholds that part all labels part theirs
+        steps = ((len(y) // 2000 + 1, -math.inf), (1, BEYOND_CHANCE))
+        return all(_parted(x[::k], y[::k], whose[::k]) > least for k, least in steps)
+    a, b = x - x.mean(), y - y.mean()
+    if not a.any() or abs(a @ b) <= 0.9999 * math.sqrt((a @ a) * (b @ b)):
+        return False
+    error, spread = (np.subtract(*np.quantile(v, (0.75, 0.25))) for v in (b - a * (a @ b) / (a @ a), b))
+    return bool(error <= 0.02 * spread + 1e-9 * b.std())  # a few far points alone make no line
+
+
+def _parted(x: NDArray[Any], y: NDArray[Any], owner: NDArray[Any]) -> float:
+    """Return -log of the chance that thresholds on x part all labels at every owner, if they do, else -∞."""
+    order, most = np.lexsort((y, x, owner)), int(y.max()) + 1
+    x, pairs = x[order], owner[order] * np.int64(most) + y[order]
+    change = (np.diff(pairs) != 0) & (np.diff(pairs // most) == 0)
+    distinct, counts = np.unique(pairs, return_counts=True)
+    sizes, kinds = np.bincount(distinct // most, counts), np.bincount(distinct // most)
+    if change.sum() > np.maximum(kinds - 1, 0).sum() or np.any(change & (np.diff(x) == 0)):
+        return -math.inf
+    return float(gammaln(sizes + 1).sum() - gammaln(counts + 1).sum() - gammaln(kinds + 1).sum())
 
 
 def dated(name: str, days: Matrix, example: str) -> DataColumn:

@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import zipfile
 import zlib
 from collections import Counter
@@ -77,6 +78,8 @@ def open_table(path: Path, separator: str | None = None, more: Sequence[Path] = 
     """
     if separator is not None and separator not in SEPARATORS:
         raise InputError(f"The separator is a comma, a semicolon, a tab or '|', got {separator!r}.")
+    if (path / "config.toml").exists() and (path / "environment.json").exists():
+        raise InputError(f"{str(path)!r} is the folder of a run: name its settings, {str(path / 'config.toml')!r}.")
     if path.is_dir() and not more:
         files = sorted(file for file in path.iterdir() if file.is_file() and _kind(file))
         if not files:
@@ -107,7 +110,9 @@ def _several(path: Path, files: Sequence[Path], separator: str | None) -> OpenTa
             raise InputError(f"{file.name!r} is a folder: name one folder, or several files.")
         if not file.exists():
             raise InputError(f"There is no file {str(file)!r}.")
-    for labels in ([f.name.split(".")[0] for f in files], [f.name for f in files], [str(f) for f in files]):
+    folders = [[f.parts[-k] for f in files] for k in range(2, min(len(f.parts) for f in files))]
+    below = [os.path.relpath(f, os.path.commonpath([f.absolute() for f in files])) for f in files]
+    for labels in ([f.name.split(".")[0] for f in files], [f.name for f in files], *folders, below):
         if len(set(labels)) == len(labels):
             found = stacked(path, [open_table(file, separator) for file in files], labels)
             named = f": {', '.join(labels[:6])}{' and others' if len(labels) > 6 else ''}"
@@ -312,7 +317,7 @@ def _lines(path: Path, data: bytes, arrow: Any) -> Any:
     if not given or not all(isinstance(row, dict) for row in given):
         raise InputError(f"{path.name!r} holds no rows: one JSON object a line is expected.")
     names = dict.fromkeys(name for row in given for name in row)
-    return _typed(arrow, {name: [row.get(name) for row in given] for name in names})
+    return _typed(arrow, [(name, [row.get(name) for row in given]) for name in names])
 
 
 def _excel(path: Path, data: bytes, arrow: Any) -> Any:
@@ -328,22 +333,19 @@ def _excel(path: Path, data: bytes, arrow: Any) -> Any:
     except (InvalidFileException, KeyError, ValueError):
         raise InputError(f"{path.name!r} has no sheet with column names in its first row.") from None
     names = ["" if cell is None else str(cell).strip() for cell in header]
-    repeated = [name for name, number in Counter(names).items() if name and number > 1]
-    if repeated:
-        raise InputError(f"{path.name!r} has two columns named {repeated[0]!r}; names must differ.")
-    return _typed(arrow, {name: [row[k] for row in rows] for k, name in enumerate(names) if name})
+    return _typed(arrow, [(name, [row[k] for row in rows]) for k, name in enumerate(names) if name])
 
 
-def _typed(arrow: Any, columns: dict[str, list[Any]]) -> Any:
+def _typed(arrow: Any, columns: list[tuple[str, list[Any]]]) -> Any:
     """Make a table of cells; columns of several types become texts."""
-    made = {}
-    for name, given in columns.items():
+    made = []
+    for _, given in columns:
         cells = [None if isinstance(cell, str) and is_missing(cell) else cell for cell in given]
         try:
-            made[name] = arrow.array(cells)
+            made.append(arrow.array(cells))
         except (arrow.ArrowException, OverflowError):
-            made[name] = arrow.array([None if cell is None else str(cell) for cell in cells])
-    return arrow.table(made)
+            made.append(arrow.array([None if cell is None else str(cell) for cell in cells]))
+    return arrow.table(made, [name for name, _ in columns])
 
 
 def stacked(path: Path, tables: Sequence[OpenTable], labels: Sequence[str], column: str = FILE) -> OpenTable:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -48,6 +48,7 @@ def read_columns(
     categories: Sequence[str] = (),
     needed: Mapping[str, str] | None = None,
     decimal: str | None = None,
+    missing: Collection[object] = (),
 ) -> tuple[list[DataColumn], dict[str, int]]:
     """Return columns by name, of rows with a value in all columns that are `needed`, and how many rows lack which.
 
@@ -58,14 +59,14 @@ def read_columns(
         needed: columns without which a row is left out, and what they are, as in {"ill": "target"}; the texts of a
             "label" stay texts.
         decimal: the decimal mark in texts: point or comma; `None` finds it out.
+        missing: values that stand for none, except of the client.
     """
-    sources = [_checked_source(table, name) for name in names]
-    for name in categories:
-        _checked_source(table, name)
+    sources, _ = ([_checked_source(table, name) for name in given] for given in (names, categories))
     if decimal not in (None, *DECIMALS):
         raise InputError(f"The decimal mark is '.' or ',', got {decimal!r}.")
     needed = needed or {}
-    cells = [_decoded(table, *own) for own in zip(sources, table.cells(sources), strict=True)]
+    codes = [() if needed.get(name) == "client" else missing for name in names]
+    cells = [_decoded(table, *own) for own in zip(sources, table.cells(sources), codes, strict=True)]
     if not len(cells[0]):
         raise InputError(f"{table.path.name!r} has column names but no rows.")
     kept, dropped = np.ones(len(cells[0]), dtype=bool), {}
@@ -100,7 +101,7 @@ def _checked_source(table: OpenTable, name: str) -> str:
     if not name:
         raise InputError(
             f"Column {header.index('') + 1} of {table.path.name!r} has no name; name it in line 1, or choose "
-            "data.columns."
+            "--columns (data.columns)."
         )
     if found is None:
         raise unknown(f"column of {table.path.name!r},", name, [column for column in header if column])
@@ -171,7 +172,7 @@ class _Columns:
             found = _all(read, cells)
             if found is not None and not (what == "numbers" and self._unclear(cells)):
                 note = f"is read as {what}: {example!r} is {found[cells.index(example)]:g}"
-                return replace(self._numeric(name, np.array(found)[codes]), note=note)
+                return self._numeric(name, np.array(found)[codes], note)
         days = None if plain else _all(_days(cells), cells)
         return None if days is None else dated(name, np.array(days)[codes], example)
 
@@ -186,7 +187,7 @@ class _Columns:
         if DECIMAL_COMMA.fullmatch(cell):
             raise InputError(
                 f"{self.table.path.name!r} has {cell!r} in column {name!r}, {self._place(row)}: write numbers with a "
-                "decimal point, or give the decimal mark."
+                "decimal point, or say --decimal , or --decimal . (data.decimal)."
             )
         there = numbers & np.array([not is_missing(cell) for cell in distinct])
         odd = there[codes].sum() > len(codes) / 2
@@ -197,7 +198,7 @@ class _Columns:
         """Make a column that says itself what it holds."""
         from pyarrow import string, types
 
-        kind, file = cells.type, repr(self.table.path.name)
+        kind = cells.type
         if chosen and (types.is_temporal(kind) or types.is_integer(kind) or types.is_decimal(kind)):
             distinct, codes = _distinct(cells.cast(string()))
             return categorical(name, [MIDNIGHT.sub("", cell) for cell in distinct], codes)
@@ -205,24 +206,21 @@ class _Columns:
             distinct, codes = _distinct(cells.cast(string()))
             found = _all(_hours if types.is_time(kind) else _days(distinct), [cell.split(".")[0] for cell in distinct])
             values = np.array(found, dtype=np.float64)[codes]
-            return (
-                numeric(name, values, file)
-                if types.is_time(kind)
-                else dated(name, values, next(filter(None, distinct), ""))
-            )
+            day = dated(name, values, next(filter(None, distinct), ""))
+            return self._numeric(name, values) if types.is_time(kind) else day
         if types.is_string(kind) or types.is_large_string(kind) or (chosen and types.is_boolean(kind)):
             return categorical(name, *_distinct(cells))
         values = _floats(cells, safe=False)
         if not chosen:
-            return numeric(name, values, file)
+            return self._numeric(name, values)
         distinct_values, places = np.unique(values, return_inverse=True)
         return categorical(name, distinct_values.tolist(), places)
 
-    def _numeric(self, name: str, values: Matrix) -> DataColumn:
-        if np.isinf(values).any():
-            where = self._place(int(np.isinf(values).argmax()))
-            raise InputError(f"{self.table.path.name!r} has an infinite value in column {name!r}, {where}.")
-        return numeric(name, values, repr(self.table.path.name))
+    def _numeric(self, name: str, values: Matrix, note: str = "") -> DataColumn:
+        if len(self.decimals) == 2 and self.marks.get(",") == name:
+            note = "is read with decimal commas, as the rest of the file is"
+        made = numeric(name, values, repr(self.table.path.name), self._place)
+        return replace(made, note="; it ".join(filter(None, (note, made.note))))
 
     def _mark(self, decimal: str, name: str) -> None:
         self.marks.setdefault(decimal, name)
@@ -308,17 +306,32 @@ def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
     return read
 
 
+def check_dates(column: DataColumn) -> None:
+    """Refuse texts of which most are dates, and one is not, or not clearly: their order is not known."""
+    dates = [cell for cell in column.categories if DAY.fullmatch(cell) or re.match(r"\d{4}-\d\d-\d\d", cell)]
+    read = _days(dates)
+    odd = max((c for c in column.categories if read(c) is None), key=lambda c: len(set(c.split("/"))), default="")
+    if 2 * len(dates) > len(column.categories):
+        raise InputError(
+            f"{odd!r} in column {column.name!r} is no clear date (day or month first?): write 2023-07-09 to hold out "
+            f"the latest rows, or say --categories {column.name} (data.categories) to hold out whole groups."
+        )
+
+
 # ------------------------------------------------------------------ from pyarrow: its own ways to NumPy import pandas
 
 
-def _decoded(table: OpenTable, name: str, cells: Any) -> Any:
-    """Return cells, those of pandas' categories as what they stand for; refuse what is no number, text or date."""
-    from pyarrow import types
+def _decoded(table: OpenTable, name: str, cells: Any, codes: Collection[object]) -> Any:
+    """Return cells, pandas' categories as what they stand for, codes as null; refuse all but numbers, texts, dates."""
+    from pyarrow import array, compute, scalar, types
 
     kind = cells.type
     if types.is_nested(kind) or types.is_duration(kind) or "binary" in str(kind):
         raise InputError(f"{table.path.name!r} has values of type {kind} in column {name!r}; leave it out.")
-    return cells.cast(kind.value_type) if types.is_dictionary(kind) else cells
+    cells = cells.cast(kind.value_type) if types.is_dictionary(kind) else cells
+    coded = [cell for cell in _distinct(cells)[0] if cell != "" and is_missing(str(cell), codes)] if codes else []
+    there = compute.is_in(cells, value_set=array(coded, cells.type)) if coded else False
+    return compute.if_else(there, scalar(None, cells.type), cells) if coded else cells
 
 
 def _distinct(cells: Any) -> tuple[list[Any], NDArray[Any]]:

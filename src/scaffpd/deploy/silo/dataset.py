@@ -47,7 +47,9 @@ class Dataset(ClientRows):
         opened, wanted = open_table(source.file), source.target
         names = [name for name in opened.names if name != wanted] if source.columns is None else source.columns
         needed = {wanted: "label" if source.task == CLASSIFICATION else "target"}
-        (goal, *columns), dropped = read_columns(opened, [wanted, *names], source.categories, needed, source.decimal)
+        (goal, *columns), dropped = read_columns(
+            opened, [wanted, *names], source.categories, needed, source.decimal, source.missing
+        )
         for one in columns:
             if one.kind == DATE:
                 raise InputError(

@@ -18,7 +18,7 @@ from scaffpd.deploy.silo.records import decisions, line_link
 from scaffpd.errors import InputError, several
 from scaffpd.system import JsonLines, format_bytes
 from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
-from scaffpd.tabular.columns import CATEGORY, DataColumn
+from scaffpd.tabular.columns import CATEGORY, DataColumn, telling_columns
 from scaffpd.tabular.encode import named_categories
 from scaffpd.trackers import prometheus
 
@@ -132,6 +132,9 @@ def _about_columns(file: SiloFile, data: Dataset) -> Iterator[str]:
         yield f"No training row has a value in {_named(empty)}: the mean over all silos takes its place."
     if constant := [name for name, values in present if len(values) and values.min() == values.max()]:
         yield f"All values are the same in {_named(constant)}."
+    if data.target.note:
+        yield f"The target {data.target.note}."
+    yield from telling_columns(data.table.columns, data.target.values, data.target.task == CLASSIFICATION)
     for column in data.table.columns:
         if column.note:
             yield f"Column {column.name!r} {column.note}."

@@ -33,17 +33,8 @@ from scaffpd.federation.weighed import Thresholds, WeighedQuestion
 from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten
-from scaffpd.secure.parties import (
-    STEP,
-    DisclosureGuard,
-    GuardedParty,
-    SumRecord,
-    TooLarge,
-    WeightedVector,
-    Weighting,
-    coarse,
-    padded,
-)
+from scaffpd.secure import parties
+from scaffpd.secure.parties import STEP, DisclosureGuard, GuardedParty, SumRecord, TooLarge, WeightedVector, Weighting
 
 RELEASED: dict[str, tuple[str, ...]] = {
     "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), messages.CARD: (), messages.MEET: (),
@@ -142,7 +133,7 @@ class SiloMasking:
             raise InputError(NAMELESS.format(about))
         vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
         if issubclass(QUESTIONS.get(about, Question), WeighedQuestion):
-            vector = padded(vector)
+            vector = parties.padded(vector)
         bare = None
         if messages.BARE in found and sums is not None:
             mass = self._mass(asked, vectors(asked), sums.terms)
@@ -223,7 +214,7 @@ class SiloMasking:
 
     def coarse(self, question: Question, reply: Reply) -> Reply:
         """Round losses to this silo's quantum."""
-        return coarse(question, reply, self.rules.quantum)
+        return parties.coarse(question, reply, self.rules.quantum)
 
     def released(self, kind: str, message: Message) -> Message:
         """Return the part of an answer that may leave: the scalars that its question declares."""
