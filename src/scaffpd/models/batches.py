@@ -21,18 +21,9 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import LocalPlan
+from scaffpd.models import local_steps
 from scaffpd.models.layout import CACHE, PaddedBlock, StackedSamples, outside, product, transposed
-from scaffpd.models.local_steps import (
-    NearbyGradients,
-    Products,
-    SampleSpaces,
-    StepWeights,
-    counted,
-    full_steps,
-    stages,
-    total,
-    widened,
-)
+from scaffpd.models.local_steps import NearbyGradients, Products, SampleSpaces, StepWeights
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import Draws, GraphReplay, parallel_map
 from scaffpd.models.oracle import Displacements, StackedDisplacements
@@ -122,14 +113,14 @@ class FullBatches:
 
         def work(block: PaddedBlock) -> None:
             rate = self.rates[block.clients]
-            push, z, r = (widened(block.of(t), k).mT.contiguous() for t in (along, self.z, self.r))
-            weight = widened((rate * block.weight[:, None]).mT, k).mT
+            push, z, r = (local_steps.widened(block.of(t), k).mT.contiguous() for t in (along, self.z, self.r))
+            weight = local_steps.widened((rate * block.weight[:, None]).mT, k).mT
             steps = StepWeights(weight, self.keep[block.clients], rate * push, self.plan.steps)
-            parts = stages(self.plan.steps, self.plan.each, block.clients)
+            parts = local_steps.stages(self.plan.steps, self.plan.each, block.clients)
             block.add(R, self.spaces[block].corrected(z, r, steps, parts).mT)
 
         parallel_map(work, near, R.device)
-        p = self.rates.flatten() * total(self.keep.flatten(), self.plan.counts(R))
+        p = self.rates.flatten() * local_steps.total(self.keep.flatten(), self.plan.counts(R))
         return SpanDisplacements(self.rows, self.c, p, R)
 
     def over_features(self, blocks: list[PaddedBlock]) -> Tensor:
@@ -141,8 +132,8 @@ class FullBatches:
             who, rate = block.clients, self.rates[block.clients]
             A, y = self.rows.of(block)
             near = NearbyGradients(self.loss, A, y, block.of(self.z), block.of(self.r), rate[:, 0] * block.weight)
-            parts = stages(self.plan.steps, self.plan.each, who)
-            out[who] = full_steps(near, (rate * c[who]).contiguous(), self.keep[who], parts)
+            parts = local_steps.stages(self.plan.steps, self.plan.each, who)
+            out[who] = local_steps.full_steps(near, (rate * c[who]).contiguous(), self.keep[who], parts)
 
         parallel_map(work, blocks, out.device)
         return out
@@ -207,7 +198,7 @@ class Minibatches:
         Also yield the clients that end with this stage (`None`: all), and whether the stage ends.
         """
         most = max(1, SLAB.get(who.device.type, SLAB["cuda"]) // (len(who) * numbers))
-        for number, ending in stages(self.plan.steps, self.plan.each, who):
+        for number, ending in local_steps.stages(self.plan.steps, self.plan.each, who):
             for first in range(0, number, most):
                 yield min(most, number - first), ending, first + most >= number
 
@@ -215,22 +206,22 @@ class Minibatches:
         """Take all steps of a block of clients, by inner products of their samples."""
         who, push, (A, _), space = block.clients, self._push(block.clients), self.rows.of(block), self.spaces[block]
         draws, keep, m = Draws.of(self.seeds[who]), self.keep[who], A.shape[1]
-        U = widened(product(A, self.X.mT), len(self.X)).mT.contiguous()
+        U = local_steps.widened(product(A, self.X.mT), len(self.X)).mT.contiguous()
         added, R = U[:0], torch.zeros_like(U)
         if self.alike is None or U.is_cuda:
             along = Products(A, len(self.X)).along(push)
-            added = (1 - keep) * U - widened(along.mT, len(self.X)).mT
+            added = (1 - keep) * U - local_steps.widened(along.mT, len(self.X)).mT
         last, counts = torch.empty_like(R), self.plan.counts(R)
         for steps, ending, ends in self.slabs(who, m + 4 * self.size):
             drawn = self.rows.layout.minibatch(draws.uniform(steps * self.size).view(len(who), steps, -1), who)
             positions = drawn.rows - self.rows.layout.starts[who, None, None]
-            weight = counted(positions, self.rates[who, 0] * drawn.weight, m, len(self.X))
+            weight = local_steps.counted(positions, self.rates[who, 0] * drawn.weight, m, len(self.X))
             U, R = space.plain(U, R, StepWeights(weight, keep, added, steps), self.alike)
             if ends and ending is not None:
                 last[ending] = R[ending]
         if isinstance(counts, Tensor):
             R, counts = last, counts[who, None, None]
-        return torch.baddbmm(total(keep, counts) * push, R[..., :m], A)
+        return torch.baddbmm(local_steps.total(keep, counts) * push, R[..., :m], A)
 
     def over_features(self, who: Tensor) -> Tensor:
         """Take all steps of some clients, minibatch by minibatch."""

@@ -22,15 +22,8 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, positive, unknown
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.models.envelope import (
-    Anchor,
-    PersonalPoint,
-    RotatedPoint,
-    RotatedTargets,
-    SpectralPoint,
-    own_predictions,
-    rotate_targets,
-)
+from scaffpd.models import envelope
+from scaffpd.models.envelope import Anchor, PersonalPoint, RotatedPoint, RotatedTargets, SpectralPoint
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.linear import Linear
@@ -303,7 +296,7 @@ class RotatedOracle(RotatedSteps, PersonalOracle):
     def rotated(self) -> RotatedTargets:
         """Return every client's rows in its own basis, computed at first use."""
         if self.targets is None:
-            self.targets = rotate_targets(cast(QuadraticOracle, self.inner).compressed)
+            self.targets = envelope.rotate_targets(cast(QuadraticOracle, self.inner).compressed)
         return self.targets
 
     def only(self, clients: list[int]) -> Self:
@@ -380,7 +373,7 @@ def own_scores(inner: Oracle, U: Tensor) -> tuple[Vector, Vector]:
         pairs = [inner.only([i]).scores(u) for i, u in enumerate(U)]
         return np.concatenate([loss for loss, _ in pairs]), np.concatenate([right for _, right in pairs])
     rows, layout = inner.rows, inner.rows.layout
-    z = own_predictions(rows, U.view(len(U), -1, inner.outputs))
+    z = envelope.own_predictions(rows, U.view(len(U), -1, inner.outputs))
     loss = layout.segment_sum(inner.loss.value(z, rows.y) * rows.share) + inner.l2 / 2 * U.square().sum(1)
     right, accuracy = inner.loss.correct(z, rows.y), torch.full_like(loss, float("nan"))
     if right is not None:

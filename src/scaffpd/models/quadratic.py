@@ -30,23 +30,13 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
+from scaffpd.models import numerics
 from scaffpd.models.batches import SpanDisplacements
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
 from scaffpd.models.local_steps import stepping
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import (
-    SAFE,
-    UNIT,
-    extreme_values,
-    gamma,
-    gram,
-    norm_above,
-    parallel_map,
-    regularised,
-    squared,
-    triangle_of,
-)
+from scaffpd.models.numerics import SAFE, UNIT
 from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
@@ -80,7 +70,7 @@ class Compressed:
     def sizes(self) -> tuple[Tensor, Tensor]:
         """Bounds on S = ‖A‖/√m and ‖y‖/√m of every client."""
         y, share = self.fine.exact
-        targets = self.fine.layout.segment_sum(share * norm_above(y, 1).square()) + self.constant
+        targets = self.fine.layout.segment_sum(share * numerics.norm_above(y, 1).square()) + self.constant
         return self.fine.levers[2].sqrt(), SAFE * targets.sqrt()
 
     def off(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -119,12 +109,12 @@ def compress(rows: StackedSamples) -> Compressed:
         if (large := rows.large(block)) is not None:
             R, noise[block.clients] = triangle(large.double(), block.of(rows.y)[0].double())
         else:
-            R, noise[block.clients] = triangle_of(torch.cat(rows.alone(block), -1))
+            R, noise[block.clients] = numerics.triangle_of(torch.cat(rows.alone(block), -1))
         layout.put(A, block.clients, R[:, :features, :features])
         layout.put(y, block.clients, R[:, :features, features:])
         constant[block.clients] = R[:, features:, features:].square().sum((1, 2)) / sizes[block.clients]
 
-    parallel_map(work, tall, A.device)
+    numerics.parallel_map(work, tall, A.device)
     fine = StackedSamples(A, y, layout, 1 / sizes[layout.owner].double())
     return Compressed(in_format(fine, rows.A.dtype), fine, constant, noise)
 
@@ -153,13 +143,13 @@ def triangle(A: MappedMatrix, y: Tensor) -> tuple[Tensor, Tensor]:
             rows, parts, longest, waiting = 0, parts + 1, max(rows, longest), []
     if waiting:
         R, G = taken_in(R, G, waiting)
-    return triangle_of(R, G, max(rows, longest) + parts + 1)
+    return numerics.triangle_of(R, G, max(rows, longest) + parts + 1)
 
 
 def taken_in(R: Tensor, G: Tensor, more: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Update the triangle and the products of columns with more rows."""
     new = torch.cat(more)[None]
-    return torch.geqrf(torch.cat([R, new], 1))[0][:, : new.shape[2]].triu(), G + gram(new)[0]
+    return torch.geqrf(torch.cat([R, new], 1))[0][:, : new.shape[2]].triu(), G + numerics.gram(new)[0]
 
 
 class CompressedPoint(LinearPoint):
@@ -178,7 +168,7 @@ class CompressedPoint(LinearPoint):
         if not self.data.fewer:
             return loss, gradient
         more = self.data.off(self.size)
-        return loss + gamma(self.outputs**2 + 8) * self.data.constant + more[0], gradient + more[1]
+        return loss + numerics.gamma(self.outputs**2 + 8) * self.data.constant + more[0], gradient + more[1]
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Return VᵀH_iV; for V = I the Hessians themselves, without a product."""
@@ -190,7 +180,7 @@ class CompressedPoint(LinearPoint):
             if V.dtype == torch.float64 and (G := self.data.grams.get(block.number)) is not None:
                 out[block.clients] = (2 * self.rows.shares[block.clients])[:, None, None] * G
             else:
-                out[block.clients] = squared(self.rows.of(block)[0] * (2 * block.weight).sqrt()[..., None])
+                out[block.clients] = numerics.squared(self.rows.of(block)[0] * (2 * block.weight).sqrt()[..., None])
         out.diagonal(dim1=1, dim2=2).add_(self.l2)
         return out
 
@@ -222,7 +212,7 @@ def rotate(rows: StackedSamples) -> Rotated:
         _, S, V = torch.linalg.svd(rows.alone(block)[0], full_matrices=False)
         layout.put(A, block.clients, torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)
 
-    parallel_map(work, rows.blocks, A.device)
+    numerics.parallel_map(work, rows.blocks, A.device)
     share = rows.layout.segment_max(rows.share)[layout.owner]
     norms = A.square().sum(1)
     return Rotated(StackedSamples(A, A[:, :0], layout, share), 2 * share * norms, norms)
@@ -342,14 +332,14 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         def work(block: PaddedBlock) -> None:
             who = block.clients
             A = rows.alone(block)[0].double()
-            G = squared(A) if A.shape[1] >= d else None
-            largest, smallest = extreme_values(A, self.compressed.noise[who], G)
+            G = numerics.squared(A) if A.shape[1] >= d else None
+            largest, smallest = numerics.extreme_values(A, self.compressed.noise[who], G)
             if G is not None and len(rows.layout) * d**2 <= KEPT and not rows.stored:
                 self.compressed.grams[block.number] = G
             top[who] = 2 * share[who] * largest
             bottom[who] = torch.where(rows.layout.sizes[who] >= d, (1 - 8 * UNIT) * 2 * share[who] * smallest, 0)
 
-        parallel_map(work, rows.blocks, top.device)
+        numerics.parallel_map(work, rows.blocks, top.device)
         return top.to(self.rows.A.dtype), bottom
 
     @cached_property
@@ -408,7 +398,7 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         def work(block: PaddedBlock) -> None:
             A, _ = at.rows.of(block)
             R = A * (2 * block.weight).sqrt()[..., None]
-            each[block.clients] = regularised(R, e, raises=True)(c.expand(len(R), *c.shape))
+            each[block.clients] = numerics.regularised(R, e, raises=True)(c.expand(len(R), *c.shape))
 
-        parallel_map(work, at.rows.blocks, c.device)
+        numerics.parallel_map(work, at.rows.blocks, c.device)
         return StackedDisplacements(each.flatten(1))
