@@ -265,3 +265,14 @@ def test_clients_with_too_few_rows_for_folds_are_not_recalibrated(tmp_path):
     for own in found.values():
         assert own["small"] == [1.0, 0.0]
         assert own["north"] != [1.0, 0.0]
+
+
+def test_three_labels_without_probabilities_are_scored_alike_where_a_client_has_two_of_them():
+    guess, who = np.array([0, 1, 2, 0, 1, 1]), np.array(["a"] * 3 + ["b"] * 3, dtype=object)
+    y = np.array([0, 2, 2, 0, 1, 0])
+    found = dict(scores.by_group(y, guess, np.empty((6, 0)), who, ["a", "b"]))
+    assert found["a"].keys() == found["b"].keys() == found["all rows"].keys()
+    assert found["b"]["recall"] == pytest.approx((1 / 2 + 1) / 2)
+    two = dict(scores.by_group(y % 2, guess % 2, np.empty((6, 0)), who, ["a", "b"]))
+    assert two["b"]["recall"] == 1.0
+    assert two["b"]["selection_rate"] == pytest.approx(2 / 3)

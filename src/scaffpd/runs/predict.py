@@ -113,8 +113,7 @@ def predict(
     if called == "fair" and called not in calibrations:  # the model that a run is about may be called otherwise
         called = next((one for one in calibrations if one not in MODELS), "average")
     own = {} if raw else calibrations.get(called, {})
-    clients = {*owners, *own}
-    if clients and (strangers := sum(name not in clients for name in names)):
+    if (clients := {*owners, *own}) and (strangers := sum(name not in clients for name in names)):
         if model == "personal" and strangers == rows:
             raise InputError(f"No row of {file.name!r} is of a client with a model of its own: leave out --model.")
         how = "the shared model" + (", not recalibrated" if own else "")

@@ -41,13 +41,14 @@ Matrix = NDArray[np.float64]
 Z = float(ndtri((1 + CONFIDENCE) / 2))
 
 
-def label_scores(y: NDArray[Any], guess: NDArray[Any], shares: Matrix) -> Scores:
+def label_scores(y: NDArray[Any], guess: NDArray[Any], shares: Matrix, of: int = 2) -> Scores:
     """Score predicted labels. With two of them, the second is the one that is looked for.
 
     Args:
         y: the place of the true label of every row; −1 for one that training did not have.
         guess: that of the predicted one.
         shares: the probability of every label; no columns where the model has none.
+        of: the number of labels, where `shares` does not say it.
 
     Returns:
         accuracy; recall and precision (of more than two labels, the mean over those that occur and over those that are
@@ -57,9 +58,9 @@ def label_scores(y: NDArray[Any], guess: NDArray[Any], shares: Matrix) -> Scores
     """
     k = shares.shape[1]
     found: Scores = {"accuracy": _mean(y == guess)}
-    two = k == 2 or (not k and set(guess.tolist()) <= {0, 1})
-    labels = [1] if two else range(max(k, int(max(y.max(initial=0), guess.max(initial=0))) + 1))
-    if two:
+    labels: Sequence[int] = range(k or of)
+    if two := len(labels) == 2:
+        labels = [1]
         found["selection_rate"] = _mean(guess == 1)
     found["recall"] = _average(_mean(guess[y == own] == own) for own in labels)
     found["precision"] = _average(_mean(y[guess == own] == own) for own in labels)
@@ -123,9 +124,8 @@ def number_scores(y: Matrix, predicted: Matrix) -> Scores:
     """Score predicted numbers: root mean squared and mean absolute error, R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)², both means."""
     error, spread = y - predicted, float(((y - y.mean()) ** 2).sum())
     r2 = 1 - float((error**2).sum()) / spread if spread > 0 else None
-    rmse, mae = float(np.sqrt((error**2).mean())), float(np.abs(error).mean())
     means = {"mean_prediction": float(predicted.mean()), "mean_truth": float(y.mean())}
-    return {"rmse": rmse, "mae": mae, "r2": r2, **means}
+    return {"rmse": float(np.sqrt((error**2).mean())), "mae": float(np.abs(error).mean()), "r2": r2, **means}
 
 
 def _mean(values: NDArray[Any]) -> float | None:
@@ -211,9 +211,10 @@ def by_group(
 ) -> Iterable[tuple[str, Scores]]:
     """Score the rows of every group, and all rows last; numbers have no `shares`."""
     parts = [*((group, np.flatnonzero(values == group)) for group in groups), (EVERYONE, np.arange(len(y)))]
+    of = 0 if shares is None else 1 + int(max(y.max(initial=1), guess.max(initial=1)))
     for group, rows in parts:
         pair = y[rows], guess[rows]
-        scores = number_scores(*pair) if shares is None else label_scores(*pair, shares[rows])
+        scores = number_scores(*pair) if shares is None else label_scores(*pair, shares[rows], of)
         yield group, {"rows": len(rows)} | scores
 
 
@@ -306,10 +307,8 @@ def _left_out(
 
 
 def _fitted(config: RunConfig, prepared: Prepared, model: Any, method: Any, rows: Any) -> Any:
-    cohort = Cohort(rows, model, prepared.names, device=config.training.device)
-    training = config.training
-    found = train(method, cohort, training.rounds, training.tol or None, training.seed, progress=False)
-    return found.uninterrupted()
+    cohort, training = Cohort(rows, model, prepared.names, device=config.training.device), config.training
+    return train(method, cohort, training.rounds, training.tol or None, training.seed, progress=False).uninterrupted()
 
 
 def slope_and_intercept(z: Matrix, y: NDArray[Any]) -> list[float]:
