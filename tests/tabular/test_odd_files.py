@@ -280,6 +280,21 @@ def test_rows_are_split_by_a_column(tmp_path, kind):
         assert not set(by[own.held]) & set(by[~own.held])
         if kind != "group":
             assert by[own.held].min() > by[~own.held].max()
+    how = "whole groups drawn at random" if kind == "group" else "the latest rows of every client"
+    assert f"Held out by 'by': {how}." in found.remarks
+
+
+@pytest.mark.parametrize("written", ["%Y/%m/%d", "%Y/%m/%d %H:%M", "%d-%b-%Y", "%d %B %Y"])
+def test_the_latest_rows_are_held_out_however_a_clear_date_is_written(tmp_path, written):
+    days = [datetime(2024, 3 + k % 3, 1 + k, k) for k in range(N)]  # of March, April and May
+    content = text(
+        [(*row, f"{day:{written}}") for row, day in zip(PLAIN, days, strict=True)], ("site", "x", "ill", "by")
+    )
+    found = opened(tmp_path, "a.csv", content, split_by="by", test=0.25)
+    assert "Held out by 'by': the latest rows of every client." in found.remarks
+    for k, own in enumerate(found.rows):
+        by = np.array(days[k::2])
+        assert by[own.held].min() > by[~own.held].max()
 
 
 def test_held_out_rows_may_come_from_a_file_of_their_own(tmp_path):

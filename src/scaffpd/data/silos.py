@@ -116,8 +116,7 @@ def standardiser(parts: Sequence[Matrix], weights: Sequence[Matrix] | None = Non
 
 def unless_constant(mean: Matrix, deviation: Matrix, n: Any) -> Matrix:
     """Return the deviation, one where the numbers differ by no more than the rounding of a sum of n of them."""
-    rounding = np.maximum(1e-12, n * np.finfo(np.float64).eps) * np.abs(mean)
-    return np.where(deviation <= rounding, 1.0, deviation)
+    return np.where(deviation <= np.maximum(1e-12, n * np.finfo(np.float64).eps) * np.abs(mean), 1.0, deviation)
 
 
 def fold_numbers(name: str, y: Any, folds: int, seed: int) -> NDArray[np.int64]:

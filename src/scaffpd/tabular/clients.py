@@ -173,6 +173,9 @@ def _read(source: TableFile) -> _Rows:
     by = found.get(source.split_by or "")
     if by is not None and by.kind == CATEGORY and by.name not in categories:
         check_dates(by)
+    if by is not None and source.test and not parts:
+        how = "whole groups drawn at random" if by.kind == CATEGORY else "the latest rows of every client"
+        remarks.append(f"Held out by {by.name!r}: {how}.")
     groups = [found[name] for name in source.groups]
     return _Rows(found[source.target], found[source.client], features, by, tested, remarks, groups)
 

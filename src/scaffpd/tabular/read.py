@@ -31,6 +31,8 @@ AMOUNT = {
 }
 CLOCK = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?")
 DAY = re.compile(r"(\d{1,2})([./])(\d{1,2})[./](\d{4})(.*)")
+MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+NAMED_MONTH = re.compile(rf"^(\d{{1,2}})[- ]({'|'.join(MONTHS)})[a-z]*[- ](\d{{4}})", re.IGNORECASE)
 MIDNIGHT = re.compile(r"( 00:00:00)?(\.0+)?$")
 SAID = {"true": 1.0, "false": 0.0}
 PARTS: dict[str, Callable[[datetime], float]] = {
@@ -199,22 +201,17 @@ class _Columns:
         from pyarrow import string, types
 
         kind = cells.type
-        if chosen and (types.is_temporal(kind) or types.is_integer(kind) or types.is_decimal(kind)):
-            distinct, codes = _distinct(cells.cast(string()))
-            return categorical(name, [MIDNIGHT.sub("", cell) for cell in distinct], codes)
         if types.is_temporal(kind):
             distinct, codes = _distinct(cells.cast(string()))
+            if chosen:
+                return categorical(name, [MIDNIGHT.sub("", cell) for cell in distinct], codes)
             found = _all(_hours if types.is_time(kind) else _days(distinct), [cell.split(".")[0] for cell in distinct])
             values = np.array(found, dtype=np.float64)[codes]
             day = dated(name, values, next(filter(None, distinct), ""))
             return self._numeric(name, values) if types.is_time(kind) else day
-        if types.is_string(kind) or types.is_large_string(kind) or (chosen and types.is_boolean(kind)):
+        if chosen or types.is_string(kind) or types.is_large_string(kind):
             return categorical(name, *_distinct(cells))
-        values = _floats(cells, safe=False)
-        if not chosen:
-            return self._numeric(name, values)
-        distinct_values, places = np.unique(values, return_inverse=True)
-        return categorical(name, distinct_values.tolist(), places)
+        return self._numeric(name, _floats(cells, safe=False))
 
     def _numeric(self, name: str, values: Matrix, note: str = "") -> DataColumn:
         if len(self.decimals) == 2 and self.marks.get(",") == name:
@@ -283,11 +280,13 @@ def _hours(cell: str) -> float | None:
 
 
 def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
-    """Read dates as days since 1970: 2024-12-31, 2024-12-31 14:00, 31.12.2024, and 12/31/2024 where it is clear."""
+    """Read days since 1970: 2024-12-31, 2024/12/31 14:00, 31-Dec-2024, 31.12.2024, and 12/31/2024 where it is clear."""
     firsts = [(int(found[1]), int(found[3])) for found in map(DAY.fullmatch, cells) if found]
     monthly = any(second > 12 for _, second in firsts)
 
     def read(cell: str) -> float | None:
+        cell = NAMED_MONTH.sub(lambda m: f"{m[3]}-{MONTHS.index(m[2].lower()) + 1:02}-{m[1]:>02}", cell)
+        cell = re.sub(r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3", cell)
         found = DAY.fullmatch(cell)
         if found:
             first, second = int(found[1]), int(found[3])
