@@ -116,8 +116,8 @@ def predict(
     if (clients := {*owners, *own}) and (strangers := sum(name not in clients for name in names)):
         if model == "personal" and strangers == rows:
             raise InputError(f"No row of {file.name!r} is of a client with a model of its own: leave out --model.")
-        how = "the shared model" + (", not recalibrated" if own else "")
-        unsure.append(f"{several(strangers, 'row')} of no client that was trained on: predicted by {how}.")
+        by = "the shared model" + (", not recalibrated" if own else "")
+        unsure.append(f"{several(strangers, 'row')} of no client that was trained on: predicted by {by}.")
     found = _answers(X, x, setup, names, owners, own)
     return Predictions(names, *found, kept, labels, truth, (*remarks, *unsure))
 
