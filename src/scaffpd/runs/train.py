@@ -276,7 +276,7 @@ def check_asked(config: RunConfig, prepared: Prepared) -> None:
 def coalition_of(config: RunConfig, prepared: Prepared, found: Joining | str) -> Coalition | None:
     """Measure what every client brings and gets: where it is asked for, or where clients are few and tables small."""
     asked = config.training.coalition
-    if not isinstance(found, Joining):
+    if not isinstance(found, Joining) or len(found.names) < 2:
         return None
     numbers = sum(X.shape[0] * X.shape[1] for X, _ in prepared.train)
     cheap = 2 <= len(found.names) <= FEW and numbers <= FEW_NUMBERS
@@ -360,8 +360,8 @@ def choosable(config: RunConfig, prepared: Prepared) -> bool:
     """Return whether folds choose strengths unasked: of a table that is not too large, with rows for folds."""
     numbers = sum(X.shape[0] * X.shape[1] for X, _ in prepared.train)
     able = isinstance(prepared.model, Linear) and config.privacy is None and bool(config.data.file)
-    rows = max(len(y) for _, y in prepared.train)
-    return able and bool(config.left_out - {"kappa"}) and numbers <= FOLDED and rows >= FOLDS
+    enough = sum(len(y) >= FOLDS for _, y in prepared.train) >= min(2, len(prepared.train))
+    return able and bool(config.left_out - {"kappa"}) and numbers <= FOLDED and enough
 
 
 def _goal(config: RunConfig, choice: Choice) -> dict[str, Any] | None:
