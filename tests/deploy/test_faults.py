@@ -521,6 +521,8 @@ def test_a_quarantine_outlives_a_damaged_table_of_events(tmp_path, cut):
     assert folder.quarantined() == {"va"}
     outcome, _ = run(path, places)
     assert set(outcome.members) == {*places} - {"va"}
+    assert events(path)[: len(good)] == good
+    table.write_text(text[: text.index("quarantined") + 6] + cut)
     folder.event(SiloEvent(outcome.rounds, "cleveland", "absent", "It is away."))
     assert events(path)[: len(good)] == good
     assert events(path)[-1]["client"] == "cleveland"

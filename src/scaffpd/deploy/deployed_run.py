@@ -202,15 +202,20 @@ class DeployedRun:
     def event(self, event: SiloEvent) -> None:
         """Append an event to progress.jsonl, and write all events to events.csv."""
         self.progress({"event": asdict(event)})
-        self.write_table("events.csv", [asdict(one) for one in self._told()[1]])
+        self._write_events()
         self.log.note("warning", event.sentence, event.client, event.round)
+
+    def _write_events(self) -> None:
+        if events := [asdict(event) for event in self._told()[1]]:
+            self.write_table("events.csv", events)
 
     def quarantined(self) -> set[str]:
         """Return the silos that are quarantined for the rest of this run."""
         return {event.client for event in self._told()[1] if event.what == QUARANTINED}
 
     def write_rounds(self, silos: Sequence[str]) -> None:
-        """Write the table of all rounds; a silo that was not a member has empty cells."""
+        """Write the tables of events and of all rounds; a silo that was not a member has empty cells."""
+        self._write_events()
         columns = ["model", "segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
         rows: list[dict[str, Any]] = []
         for segment in self.segments():
