@@ -98,7 +98,7 @@ def test_all_algorithms_can_be_allowed(tmp_path):
         (SHORT + '[consent]\nfile = "./x/../answered.jsonl"\n', "for limits.answered and consent.file"),
         (SHORT + '[secure]\nidentity = "a.csv"\n', "'a.csv', for data.file and secure.identity"),
         (SHORT + '[limits]\naudit = "silo.toml"\n', "'silo.toml', for itself and limits.audit"),
-        (SHORT + '[log]\nfile = "audit.jsonl"\n', "for log.file and limits.audit"),
+        (SHORT + '[log]\nfile = "audit.jsonl"\n', "for limits.audit and log.file"),
         (SHORT + '[limits]\naudit = "\\u0000"\n', "the name of a file for limits.audit, got '\\x00'"),
         (SHORT + "[split]\ntets = 0.1\n", "Unknown key in [split] of 'silo.toml', 'tets': did you mean 'test'?"),
         ('nmae = "a"\n', "Unknown key in 'silo.toml', 'nmae': did you mean 'name'?"),

@@ -235,15 +235,11 @@ class SiloFile(SettingsTable):
     @model_validator(mode="after")
     def _one_setting_per_file(self, info: ValidationInfo[Path]) -> Self:
         """Refuse two settings for one file: what is written for one would spoil the other."""
-        log = self.log.file if self.log else None
-        files: dict[str, Path | None] = {"itself": info.context, "data.file": self.data.file, "log.file": log}
-        files |= {name: attrgetter(name)(self) for name in WRITTEN}
-        named: dict[Path, str] = {}
-        for name, file in files.items():
+        own, named = info.context, {info.context: "itself"}
+        for name in ("data.file", *WRITTEN, *(("log.file",) if self.log else ())):
+            file = attrgetter(name)(self)
             if file is not None and (other := named.setdefault(file.resolve(), name)) != name:
-                raise InputError(
-                    f"{info.context.name!r} has one file, {file.name!r}, for {other} and {name}: name two."
-                )
+                raise InputError(f"{own.name!r} has one file, {file.name!r}, for {other} and {name}: name two.")
         return self
 
     @property

@@ -170,12 +170,12 @@ class DeployedRun:
             self.log.note("info", f"The round is done: {gap}, {line['exchanges']} exchanges.", number=line["round"])
         JsonLines(self.path / PROGRESS, 0o666).append(line)
 
-    def _told(self) -> tuple[list[dict[str, Any]], list[SiloEvent]]:
+    def _told(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the rounds and the events of progress.jsonl."""
         path = self.path / PROGRESS
         try:
             lines = list(JsonLines(path).read())
-            events = [SiloEvent(*line["event"].values()) for line in lines if "event" in line]
+            events = [asdict(SiloEvent(*line["event"].values())) for line in lines if "event" in line]
             return [line for line in lines if "round" in line], events
         except (OSError, ValueError, TypeError, AttributeError):
             raise InputError(f"The file {str(path)!r} cannot be read; mend it, or use another folder.") from None
@@ -195,27 +195,22 @@ class DeployedRun:
             "messages_up": last.get("messages_up", 0), "messages_down": last.get("messages_down", 0),
             "epsilon": ((ended and ended.privacy) or {}).get("epsilon"),
             "quiet_seconds": now - (self.path / PROGRESS).stat().st_mtime if lines else None,
-            "events": [asdict(event) for event in events[-5:]],
-            "sentence": "" if state == "running" or not ended else ended.sentence,
+            "events": events[-5:], "sentence": "" if state == "running" or not ended else ended.sentence,
         }  # fmt: skip
 
     def event(self, event: SiloEvent) -> None:
         """Append an event to progress.jsonl, and write all events to events.csv."""
         self.progress({"event": asdict(event)})
-        self._write_events()
+        self.write_table("events.csv", self._told()[1])
         self.log.note("warning", event.sentence, event.client, event.round)
-
-    def _write_events(self) -> None:
-        if events := [asdict(event) for event in self._told()[1]]:
-            self.write_table("events.csv", events)
 
     def quarantined(self) -> set[str]:
         """Return the silos that are quarantined for the rest of this run."""
-        return {event.client for event in self._told()[1] if event.what == QUARANTINED}
+        return {event["client"] for event in self._told()[1] if event["what"] == QUARANTINED}
 
     def write_rounds(self, silos: Sequence[str]) -> None:
         """Write the tables of events and of all rounds; a silo that was not a member has empty cells."""
-        self._write_events()
+        self.write_table("events.csv", self._told()[1])
         columns = ["model", "segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
         rows: list[dict[str, Any]] = []
         for segment in self.segments():
@@ -227,8 +222,9 @@ class DeployedRun:
         write_file(self.path / "rounds.csv", csv_text(rows, columns))
 
     def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Write a table of the result."""
-        write_file(self.path / name, csv_text(rows))
+        """Write a table of the result, if it has rows."""
+        if rows:
+            write_file(self.path / name, csv_text(rows))
 
     def write_model(self, x: Array, setup: Setup) -> None:
         """Write the parameters with the agreement: columns, categories and scale."""

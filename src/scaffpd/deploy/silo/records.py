@@ -247,7 +247,7 @@ class PrivacyLedger:
                 yield
             finally:
                 for file, account in accounts.items():
-                    if account.total > self._written.get(file, 0):
+                    if account.total > (self._written.get(file, 0) if file.exists() else 0):
                         self._write(file, account)
 
     def _accounts(self, cohort: Cohort) -> dict[Path, Account]:
@@ -265,9 +265,7 @@ class PrivacyLedger:
         return about.st_ino, about.st_mtime_ns, about.st_size
 
     def _read(self, file: Path, account: Account) -> None:
-        if not file.exists():
-            self._written.pop(file, None)
-        elif self._state(file) != self._known.get(file):
+        if file.exists() and self._state(file) != self._known.get(file):
             try:
                 with np.load(file, allow_pickle=False) as earlier:
                     account.merge(dict(earlier))
