@@ -324,6 +324,12 @@ def test_a_target_of_money_or_percent_is_a_number_unless_labels_are_asked_for(tm
     assert set(labels) == {cell.format(amount) for amount in amounts}
 
 
+def test_a_category_without_a_value_anywhere_may_be_asked_for(tmp_path):
+    content = text([(*row, "") for row in PLAIN], ("site", "x", "ill", "ward"))
+    found = opened(tmp_path, "a.csv", content, columns=("x", "ward"), categories=("ward",))
+    assert found.schema["columns"][1]["categories"] == []
+
+
 @pytest.mark.parametrize("cells", ["true false", "07:30 08:15", "2024-01-01 2024-01-02", "1% high", "$1 €2"])
 def test_other_texts_in_a_target_stay_labels(tmp_path, cells):
     found = opened(tmp_path, "a.csv", labelled(lambda k: cells.split()[k % 2]))

@@ -140,7 +140,7 @@ def telling_columns(columns: Sequence[DataColumn], goal: NDArray[Any], labelled:
 
 def _tells(column: DataColumn, goal: NDArray[Any], labelled: bool, owner: NDArray[Any]) -> bool:
     rows, x = ~column.missing, column.values
-    if column.kind == CATEGORY:  # counts by the mean of its rows, where these are more than a few
+    if column.categories:  # they count by the mean of its rows, where these are more than a few
         counts = column.counts(rows)
         rows[rows] = counts[x[rows]] >= 5
         x = (np.bincount(x[rows], goal[rows], len(counts)) / np.maximum(counts, 1))[x]
