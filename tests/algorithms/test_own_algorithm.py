@@ -154,9 +154,9 @@ def test_commands_take_it(own, tmp_path):
 def test_what_is_no_algorithm_is_refused(own):
     for kind, sentence in (
         ("own_algorithm:SETTINGS", "'own_algorithm:SETTINGS' is no algorithm"),
-        ("own_algorithm:Missing", "'own_algorithm:Missing' is no algorithm"),
+        ("own_algorithm:Missing", "Unknown name in 'own_algorithm', 'Missing'"),
         ("no_such_module:Algorithm", "There is no module 'no_such_module'"),
-        ("Alternating", "Unknown algorithm.kind"),
+        ("Alternating", "Unknown --algorithm 'Alternating'"),
     ):
         assert sentence in refused("train", "hospitals", "--algorithm", kind, "--quiet")
     assert "is complete" in refused("train", "hospitals", "--algorithm", "own_algorithm:READY", "--objective", "CVaR")
