@@ -12,7 +12,7 @@ from masking_cases import exchange, parties
 
 from scaffpd.errors import InputError
 from scaffpd.masking import FixedPoint, Terms
-from scaffpd.masking.terms import OutOfRange, exponent_of
+from scaffpd.masking.terms import exponent_of
 
 NAMES = [f"c{i:02d}" for i in range(12)]
 
@@ -50,7 +50,7 @@ def test_any_numbers_within_the_clip(values, n, extra):
     numbers = FixedPoint.finest(n, 3 + extra)
     vectors = {name: np.array(values) * (1 if i % 2 else -0.5) for i, name in enumerate(NAMES[:n])}
     if exponent_of(np.stack(list(vectors.values()))) > numbers.exponent:
-        with pytest.raises(OutOfRange):
+        with pytest.raises(InputError, match="more than the clip"):
             exchange(parties(NAMES[:n]), vectors, numbers)
         return
     view = exchange(parties(NAMES[:n]), vectors, numbers)
@@ -79,9 +79,8 @@ def test_no_number_no_sum(clients, bad):
 
 def test_clip_is_checked_before_anything_is_masked(clients):
     vectors = {name: np.array([2.0]) for name in NAMES[:3]}
-    with pytest.raises(OutOfRange) as refused:
+    with pytest.raises(InputError, match=r"up to 2\^1, more than the clip"):
         exchange(clients, vectors, FixedPoint.finest(3, 0))
-    assert refused.value.exponent == 1
 
 
 @pytest.mark.parametrize(("n", "t"), [(3, 1), (6, 1), (7, 2), (8, 4), (9, 5), (10, 3)])

@@ -266,7 +266,7 @@ def test_the_certificate_allows_for_the_number_format():
     added = at.rounding[1] - before
     assert (added > 0).all()
     assert np.linalg.norm(c.numpy() - plain.gradients(POINT).sum(w).numpy()) <= w @ at.rounding[1]
-    assert added.max() <= 1e-15 * float(c.norm()) * N**2
+    assert added.max() <= 1e-13 * float(c.norm()) * N**2  # weights have 44 digits
 
 
 def test_the_federation_says_what_it_is():

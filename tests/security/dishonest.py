@@ -238,11 +238,11 @@ def masked(coordinator, name, question, part, weights, numbers=None, names=None,
     return coordinator.put(name, SiloRequest("masked", values, asked.vectors))
 
 
-def summed(coordinator, told, part="c", numbers=NUMBERS):
+def summed(coordinator, told, part="c", numbers=NUMBERS, **more):
     """What a server makes of the answers; `told` has the question and the weights that each silo is told."""
     total = np.zeros(1, dtype=np.uint64)
     for name, (question, weights) in told.items():
-        reply = masked(coordinator, name, question, part, weights, numbers)
+        reply = masked(coordinator, name, question, part, weights, numbers, **more)
         if "masked" not in reply.arrays:
             raise RefusedError(reply.values)
         total = total + reply.arrays["masked"].view(np.uint64)
@@ -312,6 +312,53 @@ def subset(coordinator, x):
         reply = masked(coordinator, name, at, "c", np.full(len(fewer), 1.0), NUMBERS, fewer)
         total = total + reply.arrays["masked"].view(np.uint64)
     return whole - NUMBERS.decode(total)
+
+
+def digits_beyond(coordinator, x):
+    """Everybody's c, from the remainders beyond ever fewer binary digits: in base 4, a digit of each silo per sum."""
+    at, weights, low = GradientsAt(point(x)), 4.0 ** np.arange(len(coordinator.names)), 0.0
+    for name in coordinator.names:
+        coordinator.ask(name, at)
+    for b in range(58, -3, -1):
+        numbers = FixedPoint.finest(len(weights), -b + 5)
+        found = _total(coordinator, at, weights, numbers, beyond=float(b))
+        left = np.rint((found - weights @ np.broadcast_to(low, (len(weights), len(x)))) * 2.0 ** (b + 1)).astype(int)
+        digits = []
+        for _ in weights:
+            digits.append((left + 1) % 4 - 1)
+            left = (left - digits[-1]) // 4
+        low = low + np.array(digits) * 2.0 ** -(b + 1)
+    return low
+
+
+def bisect_factor(coordinator, x, nudge=0.0):
+    """c of the first silo: in whole numbers the others vanish, and a common factor of the weights is searched."""
+    n, found = len(coordinator.names), []
+    weights, numbers = np.array([0.85, *[0.15 / (n - 1)] * (n - 1)]), FixedPoint(n, 20, 0)
+    for j in range(len(x)):
+        low, high, sign, s = 1e-3, 1e3, 1.0, 1.0
+        for k in range(45):
+            at, s = GradientsAt(point(x + nudge * (45 * j + k))), np.sqrt(low * high)
+            for name in coordinator.names:
+                coordinator.ask(name, at)
+            got = _total(coordinator, at, s * weights, numbers)[j]
+            low, high, sign = (low, s, np.sign(got)) if abs(got) >= 1 else (s, high, sign)
+        found.append(sign * 0.5 / (0.85 * s))
+    return np.array(found)
+
+
+def two_weightings(coordinator, x, change):
+    """c of the first silo, from two sums in which the others have equal weights."""
+    at, n = GradientsAt(point(x)), len(coordinator.names)
+    for name in coordinator.names:
+        coordinator.ask(name, at)
+    one, other = np.full(n, 1 / n), np.full(n, 1 / n) + change * np.eye(n)[0]
+    sums = [_total(coordinator, at, weights, NUMBERS) for weights in (one, other)]
+    return (sums[1] - sums[0]) / (other - one)[0]
+
+
+def _total(coordinator, at, weights, numbers, **more):
+    return summed(coordinator, dict.fromkeys(coordinator.names, (at, weights)), "c", numbers, **more)
 
 
 def bisect_exponent(coordinator, name, x):

@@ -19,6 +19,8 @@ from dishonest import (
     Coordinator,
     RefusedError,
     bisect_exponent,
+    bisect_factor,
+    digits_beyond,
     learn,
     losses_nearby,
     masked,
@@ -32,6 +34,7 @@ from dishonest import (
     sizes_of_corrections,
     subset,
     summed,
+    two_weightings,
     weightings,
     written,
 )
@@ -42,7 +45,7 @@ from scaffpd.deploy.session import SiloRequest
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.federation import LocalPlan
 from scaffpd.federation.questions import GradientsAt, LocalSteps, Losses, Scores
-from scaffpd.masking import Identity
+from scaffpd.masking import FixedPoint, Identity, Terms
 
 X = np.array([0.1, -0.2, 0.3, 0.05])
 
@@ -170,6 +173,107 @@ def test_weightings_of_one_vector(coordinator, nudge):
     found = learn(weightings, coordinator, X, nudge)
     assert found is None
     assert "one more could show it" in sentence(weightings, coordinator, X, nudge)
+
+
+@pytest.mark.parametrize("change", [-0.15, 1e-3, 5e-10, 1e-12])
+def test_two_weightings_that_differ_in_one_client(coordinator, change):
+    """Before: its vector to 1e-16 of its length, and to 7e-8 with weights that counted as the same."""
+    assert "could show it" in sentence(two_weightings, coordinator, X, change)
+
+
+def test_weights_that_differ_in_their_last_digits_are_the_same(coordinator):
+    assert np.all(two_weightings(coordinator, X, 1e-15) == 0)
+
+
+def test_two_weightings_that_mix_everybody_are_answered(coordinator):
+    at = GradientsAt(point(X))
+    truth = np.array([coordinator.gradient(name, point(X)) for name in NAMES])
+    for weights in (np.full(4, 0.25), np.array([0.1, 0.2, 0.3, 0.4])):
+        for name in NAMES:
+            coordinator.ask(name, at)
+        assert off(summed(coordinator, dict.fromkeys(NAMES, (at, weights))), weights @ truth) < 1e-9
+
+
+def test_digits_of_vectors_cannot_be_asked_for_one_by_one(coordinator):
+    """Before: everybody's vector without any error, from 61 sums with the same weights."""
+    assert "nothing to be masked" in sentence(digits_beyond, coordinator, X)
+
+
+def test_digits_of_sums_over_columns_are_few(coordinator):
+    """Before: Σ of every single binary digit. A run asks for five sums at most."""
+
+    def total(bits):
+        values = {"schema": dict(coordinator.setup.schema), "parts": ["n", "sum"], "about": "totals"}
+        values |= {"names": list(NAMES), "colluding": 1, "weights": [1.0] * 4}
+        numbers = FixedPoint.finest(4, 20 - bits)
+        asked = SiloRequest("masked", {**values, "beyond": float(bits), "numbers": numbers.values()})
+        return "masked" in coordinator.put("north", asked).arrays
+
+    assert [total(bits) for bits in range(30, 0, -1)] == [True] * 8 + [False] * 22
+    assert total(30)
+
+
+def test_coarse_numbers_single_nobody_out(coordinator):
+    """Before: the victim's vector to 2e-13 of its length. The same vector with other factors is another weighting."""
+    assert "could show it" in sentence(bisect_factor, coordinator, X)
+
+
+def test_coarse_numbers_at_points_nearby(coordinator):
+    """Before: to 2e-7. Silos round at random, so the search ends anywhere."""
+    truth = coordinator.gradient("north", point(X))
+    found = learn(bisect_factor, coordinator, X, 1e-9)
+    assert off(found, truth) > 0.05
+
+
+def test_sums_in_coarse_numbers_are_right_on_average(coordinator):
+    """A silo that rounds at random answers the same question with the same numbers, and another one with others."""
+    party = coordinator.silos["north"].masking.party
+    terms, numbers, vector = Terms(NAMES, 1), FixedPoint(4, 20, 0), np.full(20_000, 0.3)
+    others = [coordinator.silos[name].masking.party for name in NAMES[1:]]
+    first = party.mask(terms, b"one", numbers, vector)
+    assert np.array_equal(first, party.mask(terms, b"one", numbers, vector))
+    total = numbers.decode(sum((other.mask(terms, b"one", numbers, 0 * vector) for other in others), first))
+    assert set(total) == {0.0, 1.0}
+    assert abs(total.mean() - 0.3) < 0.02
+
+
+@pytest.mark.parametrize("entry", [False, True])
+def test_no_mask_is_used_twice_after_the_rows_have_changed(coordinator, entry):
+    """Before: c of the old rows less c of the new ones, in the clear, where every message has a new process."""
+    name, weights, at = "north", np.full(4, 0.25), GradientsAt(point(X))
+    home, silos = coordinator.places[name].parent, coordinator.session.transport.silos
+    if entry:
+        (home / "live.py").write_text(LIVE)
+        text = coordinator.places[name].read_text()
+        coordinator.places[name].write_text(text.replace('file = "rows.csv"\ntarget = "sick"', 'entry = "live:rows"'))
+
+    def next_process(kept):
+        coordinator.silos[name] = silos[name] = Silo.open(coordinator.places[name])
+        silos[name].restore(kept)
+
+    next_process(b"")
+    settle(coordinator.session, NAMES, coordinator.setup, 5.0)
+    meet(coordinator)
+    coordinator.ask(name, at)
+    first, once = masked(coordinator, name, at, "c", weights, NUMBERS), silos[name].masking.party.identity.card.once
+    next_process(silos[name].kept())
+    again = masked(coordinator, name, at, "c", weights, NUMBERS)
+    assert np.array_equal(again.arrays["masked"], first.arrays["masked"])
+    lines = (home / "rows.csv").read_text().splitlines()
+    (home / "rows.csv").write_text("\n".join(lines[:-1]) + "\n")
+    next_process(silos[name].kept())
+    coordinator.session.constants.clear()  # the coordinator does not mind other data
+    words = sentence(masked, coordinator, name, at, "c", weights, NUMBERS)
+    assert "lacks" in words
+    assert not silos[name].masking.party.known
+    assert silos[name].masking.party.identity.card.once != once
+
+
+LIVE = """import pathlib, pandas
+def rows():
+    found = pandas.read_csv(pathlib.Path(__file__).parent / "rows.csv")
+    return found[["a", "b", "c"]], found["sick"].to_numpy(dtype=str)
+"""
 
 
 def test_sums_over_fewer(coordinator):

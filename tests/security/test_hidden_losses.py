@@ -221,7 +221,7 @@ def test_answers_rounded_up_by_few_digits(coordinator, alone):
     nu = brentq(lambda nu: own(nu) - 0.6 / 32, losses.max() - 1, losses.max() + GOAL.rho)
     assert np.count_nonzero(form.weights(losses, nu, 0.0, form.prior)) == 1
     sums, rows = weigh(coordinator, at, nu, numbers=few)
-    assert own(nu) < 0.7 * sums[2]
+    assert sums[2] in (0, 1 / 32)  # at random: either way too little to count on
     seen = said(Thresholds(at, Weighing(GOAL, (nu,))), "masses", numbers=few)
     refused("share", coordinator, at, nu, (nu,), rows, seen)
 

@@ -57,16 +57,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import (
-    LOSSES,
-    SIZES,
-    UPDATES,
-    Algorithm,
-    AveragingMethod,
-    ServerState,
-    moved,
-    safe_rate,
-)
+from scaffpd.algorithms.base import LOSSES, SIZES, UPDATES, Algorithm, AveragingMethod, ServerState, moved, safe_rate
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.privacy.accountant import ReleaseCounts

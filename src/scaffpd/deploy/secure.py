@@ -189,7 +189,7 @@ def secure_totals(
 
 
 class MaskedRemote(SiloParties, RemoteChannel):
-    """Silos of a federation with masked vectors: both a `Channel` and the `Parties` of its sums.
+    """Silos of a federation with masked vectors: both a `Channel` and the `parties` of its sums.
 
     Each silo's own file sets its share and quantum.
     """

@@ -54,6 +54,7 @@ class Party:
     authority: Authority | None = None  # checks the signatures on cards; `None` if cards are not signed
     least: int = 1  # the smallest number of colluding clients that this client accepts
     roster: Collection[str] = ()  # the clients that may take part; empty for any client
+    seed: bytes = b""  # the secret by which this client rounds; its key by default
     _cards: dict[str, Card] = field(default_factory=dict, init=False)
     _agreed: dict[str, bytes] = field(default_factory=dict, init=False)
 
@@ -99,10 +100,10 @@ class Party:
             except InputError as why:
                 raise Accused(card.name, str(why)) from None
 
-    def mask(self, terms: Terms, asked: bytes, numbers: FixedPoint, vector: Any) -> Ring:
+    def mask(self, terms: Terms, asked: bytes, numbers: FixedPoint, vector: Any, nearest: bool = False) -> Ring:
         """Return y_i for the vector; `asked` stands for everything that this client was asked.
 
-        A vector out of range is refused first.
+        A vector out of range is refused first. `nearest` rounds to the nearest number, and never at random.
         """
         if self.name not in terms.names or numbers.clients < len(terms.names):
             raise InputError("This sum is not for this client, or its numbers are for fewer clients.")
@@ -110,8 +111,12 @@ class Party:
             raise InputError(
                 f"This client takes part in sums that tolerate {self.least} colluding clients, not {terms.colluding}."
             )
-        total = numbers.encode(np.ravel(vector))
-        salt = terms.digest + repr(numbers).encode() + asked
+        own, salt, drawn = np.ravel(vector), terms.digest + repr(numbers).encode() + asked, None
+        if not nearest:  # the same question has the same answer
+            secret, stream = self.seed or bytes.fromhex(self.identity.secret()), np.zeros(len(own), dtype=np.uint64)
+            add_stream(stream, derive_key(secret, salt, "rounding"), 1)
+            drawn = stream * 2.0**-64
+        total = numbers.encode(own, drawn)
         for other in terms.neighbours(self.name):
             add_stream(total, derive_key(self._shared(other), salt, "stream"), sign(self.name, other))
         return total

@@ -7,7 +7,10 @@ sum over all of them.
 
 Numbers are whole numbers modulo 2⁶⁴: q = round(2ᶠ v) for |v| ≤ C, and Σ_i q_i / 2ᶠ for the sum. Of N clients,
 |Σ q_i| ≤ N (2ᶠ C + ½) < 2⁶³ by the choice of f, so that no sum can wrap around; a larger |v| is refused before it is
-encoded. The error of the sum is at most N 2⁻ᶠ⁻¹ in every entry.
+encoded. The error of the sum is at most N 2⁻ᶠ in every entry.
+
+The server chooses f. Rounded to the nearest, small terms would vanish from a coarse sum, and a large one would be left
+alone; so a term of fewer than `FINE` digits is rounded up or down at random, by a secret of the client, with mean 2ᶠ v.
 """
 
 from __future__ import annotations
@@ -91,14 +94,7 @@ class Terms:
 Ring = NDArray[np.uint64]
 SMALLEST = -900  # exponent of the smallest clip: 2ᶠ does not overflow
 LARGEST = 900
-
-
-class OutOfRange(InputError):
-    """A vector has an entry beyond the clip; `exponent` would be enough."""
-
-    def __init__(self, exponent: int) -> None:
-        super().__init__(f"A vector has entries up to 2^{exponent}, more than the clip of this sum.")
-        self.exponent = exponent
+FINE = 40  # binary digits of a term; with fewer it is rounded at random
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,8 @@ class FixedPoint:
 
     @property
     def error(self) -> float:
-        """N 2⁻ᶠ⁻¹, the largest error of an entry of a sum."""
-        return math.ldexp(self.clients, -self.bits - 1)
+        """N 2⁻ᶠ, the largest error of an entry of a sum."""
+        return math.ldexp(self.clients, -self.bits)
 
     def values(self) -> dict[str, int]:
         """Return the format as JSON values."""
@@ -146,12 +142,14 @@ class FixedPoint:
             raise InputError("The number format of a secure sum cannot be read.")
         return cls(*parts)
 
-    def encode(self, vector: NDArray[Any]) -> Ring:
-        """Return q, or raise `OutOfRange`."""
+    def encode(self, vector: NDArray[Any], drawn: NDArray[Any] | None = None) -> Ring:
+        """Return q, or refuse a vector beyond the clip; with u drawn from [0, 1), short terms become ⌊2ᶠ v + u⌋."""
         v: NDArray[np.float64] = np.asarray(vector, dtype=np.float64)
         if (needed := exponent_of(v)) > self.exponent:
-            raise OutOfRange(needed)
+            raise InputError(f"A vector has entries up to 2^{needed}, more than the clip of this sum.")
         scaled = np.ldexp(v, self.bits)
+        if drawn is not None:
+            np.floor(scaled + drawn, out=scaled, where=np.abs(scaled) < 2.0**FINE)
         return np.rint(scaled, out=scaled).astype(np.int64).view(np.uint64)
 
     def decode(self, total: Ring) -> NDArray[np.float64]:

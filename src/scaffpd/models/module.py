@@ -29,12 +29,7 @@ from scaffpd.models.oracle import Arrays, ClientData, Oracle, dtype_name
 TRIED = 16  # samples on which a network is tried out before any work
 STATISTICS = ("averaged", "own")
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LOSSES: dict[str, type[Loss]] = {
-    "cross_entropy": Softmax,
-    "softmax": Softmax,
-    "squared": Squared,
-    "logistic": Logistic,
-}
+LOSSES: dict[str, type[Loss]] = {"cross_entropy": Softmax, "softmax": Softmax, "squared": Squared, "logistic": Logistic}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ not hide.
 have been enough, and the next sum of the same kind leaves `HEADROOM` binary digits above the largest. A client with a
 larger vector reports that instead of sending it; then the sum stays closed, and is started again. The same happens if
 all vectors have shrunk so much that more than `WASTE` digits would be lost. Of 64 binary digits log₂ N and those
-are lost: with N ≤ 64 clients the error of a sum is less than 10⁻¹² of its largest term.
+are lost, and weights have `PRECISE` digits: with N ≤ 32 clients a sum's error is below 10⁻¹² of its largest term.
 """
 
 from __future__ import annotations
@@ -28,16 +28,7 @@ from scaffpd.federation import Federation, Vector
 from scaffpd.federation.questions import ClientSelection, Question, Reply, Scores, Vectors
 from scaffpd.masking import FixedPoint, Incomplete, Terms
 from scaffpd.masking.terms import LARGEST, SMALLEST
-from scaffpd.secure.parties import (
-    STEP,
-    LocalParties,
-    MaskedReply,
-    Parties,
-    SumRequest,
-    Weighting,
-    coarse,
-    weightings,
-)
+from scaffpd.secure.parties import PRECISE, STEP, LocalParties, MaskedReply, SumRequest, Weighting, coarse, weightings
 
 CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
 HEADROOM, WASTE = 3, 10
@@ -50,7 +41,7 @@ SMALL = 16  # bytes: a size, a number format
 class SecureSums:
     """Secure sums of a run."""
 
-    parties: Parties  # the clients
+    parties: Any  # the clients: `LocalParties`, or deployed silos
     colluding: int | None  # t; `None` for a third of the clients
     count: Callable[[int, int, int], None]  # called with exchanges, bytes up and bytes down
     record: Callable[[str, str, Any], None] | None = None  # called with every masked vector that the server receives
@@ -164,8 +155,9 @@ class MaskedSums:
         return cast(Tensor, shared.total(torch.from_numpy(total[:-1])))
 
     def error(self, length: int, weights: Vector) -> float:
-        """Return √d times the largest error of an entry of the last sum, per unit of weight."""
-        worst = 0.0 if self.sums.last is None else self.sums.last.error
+        """Return √d times the largest error of an entry of the last sum, and of its weights, per unit of weight."""
+        last = self.sums.last
+        worst = 0.0 if last is None else last.error + np.ldexp(last.clients, last.exponent - PRECISE - 1)
         return float(length**0.5 * worst / (np.abs(weights).sum() or 1.0))
 
 

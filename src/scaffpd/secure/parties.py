@@ -11,16 +11,21 @@ count as two weightings of one vector if
 
 and a client allows at most `WEIGHTINGS` sums of one vector, fewer than N − t, and over the same clients only. It
 remembers a vector as a `Sketch`, whose distances are those of the vectors to within a third.
+
+Two sums are refused, too, if a combination of them would nearly be this client's vector (`alone`). Rounding reveals no
+more than these sums. A term of fewer than `FINE` digits is rounded at random with the term as its mean, so that Σ q_i
+is the sum that was allowed, plus noise, however coarse the numbers. To search a longer one's last digits takes other
+factors of w, which count as other weights (`apart`), or other formats, of which a client allows `FORMATS`. Sums over
+columns are rounded to the nearest, as remainders need that: their weights are ones, and such formats as few.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,9 +34,12 @@ from numpy.typing import NDArray
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import Question, Reply, Sketch, Vector
 from scaffpd.masking import FixedPoint, Identity, Party, Terms
-from scaffpd.masking.terms import LARGEST, SMALLEST, Ring, exponent_of
+from scaffpd.masking.terms import FINE, LARGEST, SMALLEST, Ring, exponent_of
 
+FORMATS = 8  # of one vector: sums are repeated with another clip, or with the remainders of the last
+PRECISE = 44  # binary digits of a weight, so that weights computed in two ways are the same, and reveal no more
 REMEMBERED = 256  # sums that a client in this process remembers
+SAME = 1e-12  # vectors nearer than this have the same digits, as far as they are rounded to the nearest
 SHARPNESS = 1000.0  # two sums of one vector reveal it to a thousandth of its length at best
 STEP = 8  # step of the exponents that clients send, if the size of a vector is hidden
 WEIGHTINGS = 2  # of one vector: λ, and equal weights, which set a dual rate, or the last λ, which measures curvature
@@ -44,10 +52,14 @@ def weightings(terms: Terms) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Weighting:
-    """Weights w_j of all clients in a sum, in the order of its terms."""
+    """Weights w_j of all clients in a sum, in the order of its terms, rounded: see `PRECISE`."""
 
     terms: Terms
     values: Vector
+
+    def __post_init__(self) -> None:
+        parts, powers = np.frexp(self.values)
+        object.__setattr__(self, "values", np.ldexp(np.rint(np.ldexp(parts, PRECISE)), powers - PRECISE))
 
     @cached_property
     def total(self) -> float:
@@ -74,19 +86,37 @@ class Weighting:
 
 
 class SumRecord(NamedTuple):
-    """Sum with a client's vector: its length, its sketch at norm one, the members and their λ."""
+    """Sum with a client's vector: its length, its sketch at norm one, the members and their λ, Σ|w_j|, the format."""
 
     length: int
     sketch: Vector
     names: tuple[str, ...]
     weights: Vector
+    total: float = 1.0
+    form: str = ""
 
     def apart(self, other: SumRecord) -> float:
-        """Return ‖λ − λ'‖₁; a client that is in one of the sums only has no weight in the other."""
+        """Return ‖λ − λ'‖₁ over the clients of either, and more if w is not 2ᵏ w': it rounds otherwise."""
+        ratio = math.remainder(math.log2(self.total) - math.log2(other.total), 1)
+        digits = min(abs(ratio), SHARPNESS * SAME)
         if self.names == other.names:
-            return float(np.abs(self.weights - other.weights).sum())
+            return float(np.abs(self.weights - other.weights).sum()) + digits
         mine, theirs = (dict(zip(one.names, one.weights, strict=True)) for one in (self, other))
-        return float(sum(abs(mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs}))
+        return float(sum(abs(mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs})) + digits
+
+    @np.errstate(all="ignore")
+    def alone(self, other: SumRecord, own: int) -> float:
+        """Return the largest share of client i in a combination of two sums, max_α |λ_i − αλ'_i| / ‖λ − αλ'‖₁.
+
+        Between two of the points α = λ_j/λ'_j it is monotone. With λ = (a, b, b, …) and λ' = (a', b', b', …) it is one.
+        """
+        there = other.weights != 0
+        at, sizes = self.weights[there] / other.weights[there], np.abs(other.weights[there])
+        order = np.argsort(at)
+        at, below, moment = at[order], np.cumsum(sizes[order]), np.cumsum((sizes * at)[order])
+        rest = at * (2 * below - below[-1]) + moment[-1] - 2 * moment + np.abs(self.weights[~there]).sum()
+        part = np.abs(self.weights[own] - at * other.weights[own])
+        return float((part / np.maximum(rest - 1e-14 * (1 + np.abs(at)), np.maximum(part, 1e-300))).max())
 
 
 @dataclass(eq=False, repr=False)
@@ -99,35 +129,35 @@ class DisclosureGuard:
     most: int = REMEMBERED  # how many sums are remembered
     _known: list[SumRecord] = field(default_factory=list, init=False)
 
-    def check(self, vector: NDArray[np.float64], weight: float, weighting: Weighting) -> SumRecord | None:
-        """Allow the vector in a sum, or refuse. Return the record to remember; `None` if it adds nothing."""
+    def check(
+        self, vector: Vector, weighting: Weighting, own: int, share: float, total: float, form: str
+    ) -> SumRecord | None:
+        """Allow client `own`'s vector in a sum, or refuse. Return what to remember; `None` if it adds nothing."""
         size = float(np.linalg.norm(vector))
-        if weight == 0 or size == 0:
+        if weighting.values[own] == 0 or size == 0:
             return None
         terms = weighting.terms
-        record = SumRecord(len(vector), self.sketch(vector) / size, terms.names, weighting.normalised)
-        same = self._same(record)
+        record = SumRecord(len(vector), self.sketch(vector) / size, terms.names, weighting.normalised, total, form)
+        near = self._near(record)
+        if form and len({known.form for known, apart in near if apart < SAME} - {"", form}) >= FORMATS:
+            raise ExposedError("This client's vector has been in sums of many formats: one more could show its digits.")
+        same = [known for known, apart in near if record.apart(known) > SHARPNESS * apart]
         if any(known.names != terms.names for known in same) and not self.changing:
-            raise InputError(
-                "This client's vector has been in a sum already: one over other clients would show a client's own."
-            )
-        different = {known.weights.tobytes() for known in same if known.names == terms.names}
-        if self.counted and len(different) >= weightings(terms):
-            raise ExposedError(
-                f"This client's vector, or one very near it, has been in {len(different)} sums with other weights: "
-                "one more could show it."
-            )
+            raise InputError("This client's vector was in a sum: one over other clients would show a client's own.")
+        others = [known for known in same if known.names == terms.names]
+        many = len({(known.weights.tobytes(), known.total) for known in others}) >= weightings(terms)
+        if self.counted and (many or not all(record.alone(known, own) <= share for known in others)):
+            raise ExposedError("This client's vector has been in sums with other weights: one more could show it.")
         return record
 
-    def _same(self, record: SumRecord) -> list[SumRecord]:
-        """Return the sums of nearly the same vector with other weights."""
+    def _near(self, record: SumRecord) -> list[tuple[SumRecord, float]]:
+        """Return the sums of nearly the same vector, and how far that is from this one."""
         known = [one for one in self._known if one.length == record.length]
         if not known:
             return []
         sketches = np.array([one.sketch for one in known])
         apart = np.minimum(*(np.linalg.norm(sketches - sign * record.sketch, axis=1) for sign in (1, -1)))
-        close = np.flatnonzero(apart < 2 / SHARPNESS)
-        return [known[k] for k in close if record.apart(known[k]) > max(SHARPNESS * apart[k], 1e-9)]
+        return [(known[k], float(apart[k])) for k in np.flatnonzero(apart < 2 / SHARPNESS)]
 
     def remember(self, record: SumRecord | None) -> None:
         """Remember a sum with the vector."""
@@ -152,13 +182,6 @@ class SumRequest:
     numbers: FixedPoint | None  # the format; `None` asks for the sizes of vectors alone
 
 
-class Parties(Protocol):
-    """Clients that mask their vectors, here or elsewhere."""
-
-    def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Collect the masked vectors of the clients that answer; or their sizes, without a number format."""
-
-
 class TooLarge(InputError):
     """Sum that would nearly be a client's own vector."""
 
@@ -169,12 +192,13 @@ class WeightedVector(NamedTuple):
     vector: NDArray[np.float64]
     weight: float
     mass: float = 1.0
+    beyond: int | None = None  # how many digits of a sum over columns are left out
 
-    def among(self, terms: Terms, name: str) -> tuple[NDArray[np.float64], float, Weighting]:
+    def among(self, terms: Terms, name: str) -> tuple[NDArray[np.float64], Weighting]:
         """Return what to check: of the others' weights only the sum is known."""
         rest = max(self.mass - self.weight, 0.0) / (len(terms.names) - 1)
         values = np.where(np.array(terms.names) == name, self.weight, rest)
-        return np.asarray(self.vector, dtype=np.float64).ravel(), self.weight, Weighting(terms, values)
+        return np.asarray(self.vector, dtype=np.float64).ravel(), Weighting(terms, values)
 
 
 def padded(vector: Any) -> NDArray[np.float64]:
@@ -194,26 +218,26 @@ class GuardedParty(NamedTuple):
     share: float  # the largest share of a sum that it accepts
 
     def answer(
-        self,
-        weights: Weighting,
-        numbers: FixedPoint | None,
-        vector: Any,
-        asked: bytes,
-        bare: WeightedVector | None = None,
+        self, sums: Weighting, numbers: FixedPoint | None, vector: Any, asked: bytes, bare: WeightedVector | None = None
     ) -> MaskedReply:
         """Return the masked vector; without a number format, or if the vector does not fit it, only its size.
 
-        `bare` is the vector without the weight that the client has given it itself.
+        `bare` is the vector without the weight that the client has given it itself, or with all of its digits.
         """
-        weight = weights.of(self.party.name, self.share)
+        weight = sums.of(self.party.name, self.share)
         own = np.asarray(vector, dtype=np.float64).ravel()
-        seen = (own, weight, weights) if bare is None else bare.among(weights.terms, self.party.name)
-        seen[2].of(self.party.name, self.share)
+        seen = (own, sums) if bare is None else bare.among(sums.terms, self.party.name)
+        seen[1].of(self.party.name, self.share)
         exponent = _exponent(own, weight)
         if numbers is None or exponent > numbers.exponent:
             return MaskedReply(exponent, None)
-        record = self.guard.check(*seen)
-        masked = self.party.mask(weights.terms, asked + weights.values.tobytes(), numbers, weight * own)
+        total, place = sums.total or 1.0, sums.terms.names.index(self.party.name)
+        beyond, share = (None, self.share) if bare is None else (bare.beyond, 1.0)  # others' own weights are not known
+        digits = numbers.bits + round(math.log2(total)) + exponent_of(seen[0])
+        free = beyond is None and (digits < FINE or not self.guard.counted)  # rounded at random, or no secret
+        record = self.guard.check(*seen, place, share, total, "" if free else f"{digits} {beyond}")
+        asked += sums.values.tobytes()
+        masked = self.party.mask(sums.terms, asked, numbers, weight * own, beyond is not None)
         self.guard.remember(record)
         return MaskedReply(exponent, masked)
 
@@ -240,15 +264,16 @@ class LocalParties:
     """Clients in this process, each with its own identity and secrets: see `GuardedParty`."""
 
     def __init__(self, names: Sequence[str], share: float, counted: bool) -> None:
-        guard = partial(DisclosureGuard, counted=counted, sketch=Sketch())
-        self.members = {name: GuardedParty(Party(Identity(name)), guard(), share) for name in names}
+        guard, self._asked = partial(DisclosureGuard, counted=counted, sketch=Sketch()), 0
+        self.members = {name: GuardedParty(Party(Identity(name), seed=name.encode()), guard(), share) for name in names}
         cards = [member.party.identity.card for member in self.members.values()]
         for member in self.members.values():
             member.party.meet(cards)
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Return the masked vectors, or their sizes; every question here is a new one."""
-        asked, names = os.urandom(16), wanted.weights.terms.names
+        self._asked += 1
+        asked, names = self._asked.to_bytes(16), wanted.weights.terms.names
         rows = [vector.detach().cpu().numpy() for vector in wanted.held.each()]
         bare: list[WeightedVector | None] = [None] * len(rows)
         if wanted.held.own is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from scaffpd.cohort import Cohort
 from scaffpd.config.model_file import Setup, own_model, predict_encoded
 from scaffpd.config.reading import load
 from scaffpd.config.silo import SiloFile, SiloLimits
+from scaffpd.deploy.messages import digest
 from scaffpd.errors import InputError
 from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, VERSION
 from scaffpd.tabular.columns import DATE, FeatureTable, Mask, Matrix, column, read_npz, table
@@ -70,6 +72,15 @@ class Dataset(ClientRows):
         except InputError:
             test = 0
         return int(self.cohort.evaluate(x, "train").counts[0]), test
+
+    def digest(self) -> str:
+        """Return a digest of all rows and of their split."""
+        if self.cohort is not None:
+            return str(self.cohort.fingerprint)
+        columns, blocks = self.table.columns, () if self.table.block is None else (self.table.block,)
+        arrays = [digest(one) for one in (*(c.values for c in columns), *blocks, self.target.values, self.held)]
+        about = [arrays, self.target.labels, *((c.name, c.categories) for c in columns)]
+        return hashlib.sha256(repr(about).encode()).hexdigest()
 
     def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: a sum over few rows reveals too much about each."""

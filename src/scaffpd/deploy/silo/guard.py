@@ -43,16 +43,7 @@ from scaffpd.deploy.messages import ASKING, MASKED, SIZES, MissingVectors, read_
 from scaffpd.deploy.silo.records import AnswerJournal, as_numbers, as_text, decisions
 from scaffpd.errors import InputError
 from scaffpd.federation import Key
-from scaffpd.federation.questions import (
-    GradientsAt,
-    LocalSteps,
-    Losses,
-    Optima,
-    Project,
-    Question,
-    Scores,
-    Sketch,
-)
+from scaffpd.federation.questions import GradientsAt, LocalSteps, Losses, Optima, Project, Question, Scores, Sketch
 from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps
 from scaffpd.folds import HeldOutLoss
 from scaffpd.gains import JoiningScores

@@ -34,7 +34,7 @@ from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
 from scaffpd.masking.keys import Authority
 from scaffpd.masking.terms import LARGEST, Accused, Forgotten
 from scaffpd.secure import parties
-from scaffpd.secure.parties import STEP, DisclosureGuard, GuardedParty, SumRecord, TooLarge, WeightedVector, Weighting
+from scaffpd.secure.parties import DisclosureGuard, GuardedParty, SumRecord, TooLarge, WeightedVector, Weighting
 
 RELEASED: dict[str, tuple[str, ...]] = {
     "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), messages.CARD: (), messages.MEET: (),
@@ -55,18 +55,18 @@ class JournalledGuard(DisclosureGuard):
         super().__init__(rules.changing, not rules.projections, guard.sketch, REMEMBERED)
         self._journal, self._run, self._loaded = guard.journal, run, 0
 
-    def check(self, vector: Array, weight: float, weighting: Weighting) -> SumRecord | None:
+    def check(self, *asked: Any) -> SumRecord | None:
         """Admit the vector to a sum, or refuse."""
         known = self._journal.known(self._run, "sum")
-        for length, sketch, names, weights in islice(known.values(), self._loaded, None):
-            super().remember(SumRecord(length, as_numbers(sketch), tuple(names), as_numbers(weights)))
+        for length, sketch, names, weights, *more in islice(known.values(), self._loaded, None):
+            super().remember(SumRecord(length, as_numbers(sketch), tuple(names), as_numbers(weights), *more))
         self._loaded = len(known)
-        return super().check(vector, weight, weighting)
+        return super().check(*asked)
 
     def remember(self, record: SumRecord | None) -> None:
         """Record a sum before the vector leaves."""
         if record is not None:
-            about = record.length, as_text(record.sketch), record.names, as_text(record.weights)
+            about = record.length, as_text(record.sketch), record.names, as_text(record.weights), *record[4:]
             self._journal.note(self._run, "sum", hashlib.sha256(repr(about).encode()).hexdigest(), about)
 
 
@@ -123,7 +123,11 @@ class SiloMasking:
             return self._drill(asked)
         parts = names_of(asked.values, "parts")
         hidden = QUESTIONS[about].vectors if about in QUESTIONS else ()
-        known = parts in TOTALS if about == "totals" else len(parts) == 1 and parts[0] in hidden
+        known = (
+            parts in TOTALS
+            if about == "totals"
+            else len(parts) == 1 and parts[0] in hidden and "beyond" not in asked.values
+        )
         if not known or (about == Curvature.kind and not self.rules.projections):
             raise InputError(NAMELESS.format(about))
         sums = None if asked.kind == messages.SIZES else self._weighting(asked.values, about)
@@ -140,8 +144,9 @@ class SiloMasking:
             bare = WeightedVector(found[messages.BARE], float(found[messages.WEIGHT][0]), mass)
         if sums is None:
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
-        if "beyond" in asked.values:  # the remainder of a coarser sum
-            bits = int(np.clip(number(asked.values, "beyond"), -LARGEST, LARGEST))
+        if about == "totals":  # the remainder of a coarser sum; none of its digits, if there was no such sum
+            bits = int(np.clip(number({"beyond": -LARGEST, **asked.values}, "beyond"), -LARGEST, LARGEST))
+            bare = WeightedVector(vector, 1.0, len(sums.values), bits)
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
         if computed.values.get("shared"):  # already weighted, before the noise was added
             sums = Weighting(sums.terms, np.ones(len(sums.values)))
@@ -167,11 +172,12 @@ class SiloMasking:
         if name not in self._guard.journal.known(self._guard.run, MASSES):
             raise InputError("This silo's own answer is not among those that it is shown.")
         numbers, nu = FixedPoint.of(read["numbers"]), asked.values["weighing"]["levels"][0]
-        total, off = numbers.decode(rows.view(np.uint64).sum(0, dtype=np.uint64)), np.ldexp(n, -numbers.bits - 1)
+        total, off = numbers.decode(rows.view(np.uint64).sum(0, dtype=np.uint64)), np.ldexp(n, -numbers.bits)
         higher = [float(total[2 + 2 * k]) for k, level in enumerate(levels) if level >= nu]
         if not higher:
             raise InputError(UNSEEN)
-        if total[-1] % 2**STEP or total[-1] < n * 2**STEP or min(higher) < -off or max(higher) > n + off:
+        least = 2**parties.STEP
+        if total[-1] % least or total[-1] < n * least or min(higher) < -off or max(higher) > n + off:
             raise InputError("What the silo is shown does not add up.")
         return float(np.clip(max(higher) - off, 0, 1))
 
@@ -222,10 +228,8 @@ class SiloMasking:
         if asked is not None and asked.scalars and (kind != Curvature.kind or self.rules.projections):
             allowed = tuple(part for part in message.arrays if part not in asked.vectors)
         if allowed is None:
-            raise InputError(
-                f"This silo sends only masked vectors: the question {kind!r} is not answered. Does the federation lack "
-                "[secure]?"
-            )
+            said = f"This silo sends only masked vectors: the question {kind!r} is not answered."
+            raise InputError(f"{said} Does the federation lack [secure]?")
         arrays = {name: np.array(array) for name, array in message.arrays.items() if name in allowed}
         if kind == "setup" and self.rules.quantum > 0:
             arrays["constants"][PROBE] = np.rint(arrays["constants"][PROBE] / self.rules.quantum) * self.rules.quantum

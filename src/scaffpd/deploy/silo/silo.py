@@ -415,32 +415,28 @@ class Silo:
 
     def kept(self) -> bytes:
         """Return the state for this site's next process: agreements, vectors, secrets of sums; no rows."""
-        values: dict[str, Any] = {"agreed": self.guard.agreed, "stamp": self._stamp(), "asks": self.consent.asks}
+        values: dict[str, Any] = {"agreed": self.guard.agreed, "asks": self.consent.asks}
         if self._setup is not None:
             values["setup"] = self._setup.values()
         if "masking" in vars(self):
             values["secrets"] = self.masking.party.kept()
+        if {"setup", "secrets"} & values.keys():
+            values["rows"] = self.data.digest()
         return encode(Message("kept", values, self._vectors.last(CARRIED)))
 
-    def _stamp(self) -> list[int]:
-        """Return the identity of the data's file, which changes with the file."""
-        file = self.file.data.file
-        if file is None or not file.exists():
-            return []
-        about = file.stat()
-        return [about.st_size, about.st_mtime_ns]
-
     def restore(self, kept: bytes) -> None:
-        """Restore what `kept` returned in an earlier process; ignore what cannot be read."""
+        """Restore what `kept` returned in an earlier process; ignore what cannot be read, or is about other rows."""
         try:
             message = decode(kept, self.file.limits.message_mb * MEGABYTE)
             agreed = message.values.get("agreed")
             if isinstance(agreed, dict):
                 self.guard.agreed = {str(what): [str(name) for name in names] for what, names in agreed.items()}
             self.consent.asks = message.values.get("asks")
+            if {"setup", "secrets"} & message.values.keys() and message.values.get("rows") != self.data.digest():
+                raise InputError("its rows have changed: two answers under one mask would show how")
             if "secrets" in message.values:
                 self.masking.restore(message.values["secrets"])
-            if "setup" in message.values and message.values.get("stamp") == self._stamp():
+            if "setup" in message.values:
                 self._bind(Setup.of(message.values["setup"]))
                 self._vectors.put(message.arrays)
         except InputError as error:
