@@ -34,6 +34,7 @@ CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
 HEADROOM, WASTE = 3, 10
 DIGITS = 2**24  # largest change of a masked vector if floating point rounds differently
 ATTEMPTS = 4
+RECENT = 16  # weights that are used again
 SMALL = 16  # bytes: a size, a number format
 
 
@@ -47,6 +48,7 @@ class SecureSums:
     record: Callable[[str, str, Any], None] | None = None  # called with every masked vector that the server receives
     last: FixedPoint | None = field(default=None, init=False)  # the format of the last sum
     _exponents: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
+    _weightings: list[Weighting] = field(default_factory=list, init=False)  # the last ones
 
     def sum(
         self, kind: str, held: Any, weights: dict[str, float], length: int, first: int | None = None
@@ -56,7 +58,7 @@ class SecureSums:
         `first` is the expected size of the first of them; if it is not given, clients are asked.
         """
         key, n = (kind, len(weights)), len(weights)
-        weighting = Weighting(Terms.usual(tuple(weights), self.colluding), np.array([*weights.values()]))
+        weighting = self._recent(Terms.usual(tuple(weights), self.colluding), np.array([*weights.values()]))
         for _ in range(ATTEMPTS):
             exponent = self._exponents.get(key, first)
             numbers = None if exponent is None else FixedPoint.finest(n, exponent)
@@ -74,6 +76,17 @@ class SecureSums:
                 found = self._opened(kind, numbers, replies)
                 return self._spoilt(request, length, replies) if found is None else found
         raise InputError(f"The vectors of a secure sum grow from one question to the next: {kind!r} has no clip.")
+
+    def _recent(self, terms: Terms, weights: Vector) -> Weighting:
+        """Return the weights, or those of a recent sum that differ by a last digit: clients refuse nearly the same."""
+        found = Weighting(terms, weights)
+        for known in self._weightings:
+            if known.terms == terms:
+                size = np.maximum(np.abs(known.values), np.abs(found.values))
+                if np.all(np.abs(known.values - found.values) <= np.ldexp(1.0, np.frexp(size)[1] - PRECISE)):
+                    return known
+        self._weightings = [*self._weightings[1 - RECENT :], found]
+        return found
 
     def _opened(self, kind: str, numbers: FixedPoint, replies: dict[str, MaskedReply]) -> NDArray[np.float64] | None:
         """Add up the replies; return `None` if the sum exceeds all of its terms: some client's masks were false."""
@@ -157,7 +170,7 @@ class MaskedSums:
     def error(self, length: int, weights: Vector) -> float:
         """Return √d times the largest error of an entry of the last sum, and of its weights, per unit of weight."""
         last = self.sums.last
-        worst = 0.0 if last is None else last.error + np.ldexp(last.clients, last.exponent - PRECISE - 1)
+        worst = 0.0 if last is None else last.error + np.ldexp(last.clients, last.exponent - PRECISE + 1)
         return float(length**0.5 * worst / (np.abs(weights).sum() or 1.0))
 
 

@@ -37,7 +37,7 @@ from scaffpd.masking import FixedPoint, Identity, Party, Terms
 from scaffpd.masking.terms import FINE, LARGEST, SMALLEST, Ring, exponent_of
 
 FORMATS = 8  # of one vector: sums are repeated with another clip, or with the remainders of the last
-PRECISE = 44  # binary digits of a weight, so that weights computed in two ways are the same, and reveal no more
+PRECISE = 46  # binary digits of a weight, so that weights computed in two ways are the same, or next to it
 REMEMBERED = 256  # sums that a client in this process remembers
 SAME = 1e-12  # vectors nearer than this have the same digits, as far as they are rounded to the nearest
 SHARPNESS = 1000.0  # two sums of one vector reveal it to a thousandth of its length at best
@@ -76,7 +76,7 @@ class Weighting:
         weight = float(self.values[self.terms.names.index(name)])
         if not math.isfinite(self.total):
             raise InputError("A vector with a NaN or infinite weight cannot be added securely.")
-        if abs(weight) > share * self.total:
+        if abs(weight) > share * self.total * (1 + 2.0 ** (1 - PRECISE)):  # weights are rounded
             raise TooLarge(
                 f"Client {name!r} would make up {abs(weight) / self.total:.0%} of a sum, more than the {share:.0%} "
                 "that it agrees to: the sum would show its vector. Use an objective that caps weights (CVaR, or a "
