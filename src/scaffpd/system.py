@@ -448,7 +448,7 @@ class Tally(AbstractContextManager["Tally"]):
     """
 
     def __init__(self, wanted: bool | None, total: int, what: str = "run") -> None:
-        self.bar = _bar(what) if _wanted(wanted) else None
+        self.bar = _bar(what) if (sys.stderr.isatty() if wanted is None else wanted) else None
         self.task = None if self.bar is None else self.bar.add_task("starting", total=total)
 
     def __enter__(self) -> Self:
@@ -487,10 +487,6 @@ class Progress(Tally):
         text, worst = f"gap ≤ {state.certificate:.1e}{goal}", float(state.losses.max())
         text += "" if math.isnan(worst) else f"  worst loss {worst:.4g}"  # it was not computed
         self.bar.update(self.task, completed=info.rounds, description=text)
-
-
-def _wanted(wanted: bool | None) -> bool:
-    return sys.stderr.isatty() if wanted is None else wanted
 
 
 def _bar(what: str) -> Any:

@@ -283,10 +283,11 @@ def bill_of_materials(wheels: Sequence[Wheel], root: str) -> dict[str, Any]:
         "type": "library", "bom-ref": wheel.url, "name": wheel.about["Name"], "version": wheel.about["Version"],
         "purl": wheel.url, "hashes": [{"alg": "SHA-256", "content": wheel.sha256}], **_licence(wheel.about),
     } for wheel in wheels}  # fmt: skip
-    needs = {
-        wheel.url: sorted({known[name].url for name in _required(wheel.about) if name in known and name != wheel.name})
-        for wheel in wheels
-    }
+    needs = {}
+    for wheel in wheels:
+        named = (REQUIREMENT.match(line) for line in wheel.about.get_all("Requires-Dist", []))
+        others = {_normal(match["name"]) for match in named if match is not None} & known.keys() - {wheel.name}
+        needs[wheel.url] = sorted(known[name].url for name in others)
     return {
         "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, ' '.join(w.sha256 for w in wheels))}",
@@ -330,12 +331,6 @@ def _wheel(file: Path) -> Wheel:
     with zipfile.ZipFile(file) as content:
         name = next(name for name in content.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
         return Wheel(file, _sha256(file), Parser().parsestr(content.read(name).decode("utf-8", "replace")))
-
-
-def _required(about: Message) -> list[str]:
-    """Return the names of all packages that a package may require."""
-    found = (REQUIREMENT.match(line) for line in about.get_all("Requires-Dist", []))
-    return [_normal(match["name"]) for match in found if match is not None]
 
 
 def _licence(about: Message) -> dict[str, Any]:

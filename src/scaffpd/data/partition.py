@@ -21,7 +21,8 @@ def label_array(owner: str, name: str, values: ArrayLike) -> NDArray[Any]:
         if isinstance(values, np.ma.MaskedArray):
             labels = np.asarray(values.tolist(), dtype=object) if np.ma.is_masked(values) else labels
         elif labels.dtype.kind in "US" and not hasattr(values, "dtype"):  # NumPy makes text of ["a", 1] and ["a", nan]
-            labels = np.asarray(values, dtype=labels.dtype if _all_text(values) else object)
+            texts = any(all(isinstance(value, kind) for value in values) for kind in (str, bytes))
+            labels = np.asarray(values, dtype=labels.dtype if texts else object)
     except (TypeError, ValueError):
         raise InputError(f"{owner} needs {name} as a vector with one entry per sample, got something ragged.") from None
     if labels.ndim != 1 or not len(labels):
@@ -51,10 +52,6 @@ def sample_count(owner: str, X: Any) -> int:
     if not shape:
         raise InputError(f"{owner} needs X as an array with one entry per sample, got {type(X).__name__}.")
     return int(shape[0])
-
-
-def _all_text(values: Any) -> bool:
-    return all(isinstance(value, str) for value in values) or all(isinstance(value, bytes) for value in values)
 
 
 def _missing(labels: NDArray[Any]) -> NDArray[np.bool_]:

@@ -170,17 +170,14 @@ class _Columns:
         if not example:
             return None
         said, amounts = (lambda cell: SAID.get(cell.lower())), [(_amounts(mark), "numbers") for mark in self.decimals]
+        if len(self.decimals) == 2 and any(DECIMAL_COMMA.fullmatch(cell) for cell in cells):
+            amounts = []  # 1,500 could be one and a half as well
         for read, what in amounts if plain else [(said, "one number"), (_hours, "hours"), *amounts]:
-            found = _all(read, cells)
-            if found is not None and not (what == "numbers" and self._unclear(cells)):
+            if (found := _all(read, cells)) is not None:
                 note = f"is read as {what}: {example!r} is {found[cells.index(example)]:g}"
                 return self._numeric(name, np.array(found)[codes], note)
         days = None if plain else _all(_days(cells), cells)
         return None if days is None else dated(name, np.array(days)[codes], example)
-
-    def _unclear(self, cells: Sequence[str]) -> bool:
-        """Return whether 1,500 could be one and a half as well."""
-        return len(self.decimals) == 2 and any(DECIMAL_COMMA.fullmatch(cell) for cell in cells)
 
     def _texts(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn:
         numbers = np.array([number(cell, self.decimals[0]) is not None for cell in distinct])
