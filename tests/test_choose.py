@@ -320,6 +320,7 @@ def test_where_nobody_has_rows_for_folds_the_usual_strengths_are_taken(table, ca
     assert not Path("runs/table/joining.csv").exists()
 
 
+@pytest.mark.long
 def test_one_model_for_all_says_why_personal_models_are_shown(table):
     trained(*table, "--columns", "x0,x1,x2,x3", "--splits", "1", "--no-coalition")
     said = " ".join(summary()["remarks"])

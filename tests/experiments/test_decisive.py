@@ -184,6 +184,7 @@ def test_a_piece_is_written_row_by_row_and_goes_on(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.long
 def test_processes_that_share_a_piece_write_what_one_would(tmp_path, monkeypatch):
     piece, here = ground()
     piece = replace(piece, rows=("FedAvg, by samples", "Scaff-PD, Auto", "Scaff-PD, average"), extras=True)

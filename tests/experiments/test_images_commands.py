@@ -248,6 +248,7 @@ def test_rho(rho):
     assert all(f"- {label}: after 3 rounds" in page for label in labels)
 
 
+@pytest.mark.long
 def test_the_tuned_baseline_of_rho_is_the_one_of_the_comparison(root, tmp_path, monkeypatch):
     """SCAFFOLD's last point on the first partition is the final run that the tuning made there."""
     monkeypatch.setattr(curves, "RHOS", RHOS[:1])

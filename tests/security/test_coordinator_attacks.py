@@ -218,6 +218,7 @@ def test_coarse_numbers_single_nobody_out(coordinator):
     assert "could show it" in sentence(bisect_factor, coordinator, X)
 
 
+@pytest.mark.long
 def test_coarse_numbers_at_points_nearby(coordinator):
     """Before: to 2e-7. Silos round at random, so the search ends anywhere."""
     truth = coordinator.gradient("north", point(X))
