@@ -21,8 +21,9 @@ def label_array(owner: str, name: str, values: ArrayLike) -> NDArray[Any]:
         if isinstance(values, np.ma.MaskedArray):
             labels = np.asarray(values.tolist(), dtype=object) if np.ma.is_masked(values) else labels
         elif labels.dtype.kind in "US" and not hasattr(values, "dtype"):  # NumPy makes text of ["a", 1] and ["a", nan]
-            texts = any(all(isinstance(value, kind) for value in values) for kind in (str, bytes))
-            labels = np.asarray(values, dtype=labels.dtype if texts else object)
+            kinds = {type(value) for value in np.asarray(values, dtype=object).flat}
+            texts = all(issubclass(kind, str) for kind in kinds) or all(issubclass(kind, bytes) for kind in kinds)
+            labels = labels if texts else np.asarray(values, dtype=object)
     except (TypeError, ValueError):
         raise InputError(f"{owner} needs {name} as a vector with one entry per sample, got something ragged.") from None
     if labels.ndim != 1 or not len(labels):
