@@ -49,7 +49,7 @@ def trained(network, given, tick):
     return {"scaffpd": run_scaffpd.network(given, tick), "loop": torch_problems.network(run_loop.train, 1, given, tick)}
 
 
-@pytest.mark.parametrize(("network", "rounds"), [("cnn", 2), ("resnet", 1)])
+@pytest.mark.parametrize(("network", "rounds"), [("cnn", 2), pytest.param("resnet", 1, marks=pytest.mark.long)])
 def test_ours_and_the_loop_do_the_same_work(bench, network, rounds, tmp_path):
     import images
 
