@@ -158,9 +158,9 @@ class Joining:
         """Describe the recommendation and the gains, with intervals."""
         best = self.recommendation
         if best == ALONE:
-            gain = self.gain(self.told)
+            gain = self.gain(self.shown)
             start = "Joining brings no clear gain" if gain.pays == NOISE else "Stay alone"
-            whose = f"with {CALLED[self.told]} the loss"
+            whose = f"with {CALLED[self.shown]} the loss"
             return f"{start}: {whose} is {gain.than(ALONE)} ({gain.range})."
         gain, whose = self.gain(best), "the loss"
         if gain.pays != YES:
@@ -171,13 +171,13 @@ class Joining:
     @property
     def details(self) -> str:
         """The same against one average model."""
-        told = self.told if self.told != AVERAGE else self.models[-1]
-        mean, worst = self.gain(told, AVERAGE), self.gain(told, AVERAGE, worst_fifth)
-        first = f"On held-out rows, {self._who(told)}. " if self.recommendation == ALONE else ""
-        alone, average = (self.change(told, over).in_units(self.measure, CALLED[over]) for over in (ALONE, AVERAGE))
+        shown = self.shown if self.shown != AVERAGE else self.models[-1]
+        mean, worst = self.gain(shown, AVERAGE), self.gain(shown, AVERAGE, worst_fifth)
+        first = f"On held-out rows, {self._who(shown)}. " if self.recommendation == ALONE else ""
+        alone, average = (self.change(shown, over).in_units(self.measure, CALLED[over]) for over in (ALONE, AVERAGE))
         name = "accuracy" if self.measure == "accuracy" else "error"
         return (
-            f"{first}Against one average model, the mean loss with {CALLED[told]} is {mean.words} ({mean.range}); "
+            f"{first}Against one average model, the mean loss with {CALLED[shown]} is {mean.words} ({mean.range}); "
             f"for {self._fifth} it is {worst.words} ({worst.range}). Mean {name} is {alone}, and {average}."
         )
 
@@ -189,7 +189,7 @@ class Joining:
         return f"What joining brings is not known at {names}: {why}." if names else ""
 
     @property
-    def told(self) -> str:
+    def shown(self) -> str:
         """The model that sentences are about: the one recommended, else the last."""
         return self.recommendation if self.recommendation != ALONE else self.models[-1]
 

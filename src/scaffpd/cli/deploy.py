@@ -329,13 +329,13 @@ def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> No
 
 def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
     from scaffpd.config.federation import FederationFile
-    from scaffpd.deploy.deployed_run import DeployedRun
+    from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun
     from scaffpd.deploy.local import engine_module, follower
 
     production = engine_module("flare", "admin")
     file = FederationFile.read(federation)
     with _screen(file, quiet) as screen:
-        follow = follower(DeployedRun(file.folder).path / "progress.jsonl", screen.watch)
+        follow = follower(DeployedRun(file.folder).path / PROGRESS, screen.watch)
         outcome = production.resume(kit, job, file, seconds, screen.say, follow)
         follow()
     _end(screen, outcome, file.folder)

@@ -170,7 +170,7 @@ class DeployedRun:
             self.log.note("info", f"The round is done: {gap}, {line['exchanges']} exchanges.", number=line["round"])
         JsonLines(self.path / PROGRESS, 0o666).append(line)
 
-    def _told(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def _entries(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the rounds and the events of progress.jsonl."""
         path = self.path / PROGRESS
         try:
@@ -183,7 +183,7 @@ class DeployedRun:
     def status(self) -> dict[str, Any]:
         """Return the status of a run: the last round, absent silos and the last events."""
         ended: Outcome | None = self.read(OUTCOME, Outcome)
-        (rounds, events), now = self._told(), time.time()
+        (rounds, events), now = self._entries(), time.time()
         lines, last = bool(rounds or events), rounds[-1] if rounds else {}
         state = "running" if self.busy() else ended.status if ended else "interrupted" if lines else "not begun"
         exchanges, seconds = last.get("exchanges", 0), last.get("seconds", 0.0)
@@ -201,16 +201,16 @@ class DeployedRun:
     def event(self, event: SiloEvent) -> None:
         """Append an event to progress.jsonl, and write all events to events.csv."""
         self.progress({"event": asdict(event)})
-        self.write_table("events.csv", self._told()[1])
+        self.write_table("events.csv", self._entries()[1])
         self.log.note("warning", event.sentence, event.client, event.round)
 
     def quarantined(self) -> set[str]:
         """Return the silos that are quarantined for the rest of this run."""
-        return {event["client"] for event in self._told()[1] if event["what"] == QUARANTINED}
+        return {event["client"] for event in self._entries()[1] if event["what"] == QUARANTINED}
 
     def write_rounds(self, silos: Sequence[str]) -> None:
         """Write the tables of events and of all rounds; a silo that was not a member has empty cells."""
-        self.write_table("events.csv", self._told()[1])
+        self.write_table("events.csv", self._entries()[1])
         columns = ["model", "segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
         rows: list[dict[str, Any]] = []
         for segment in self.segments():

@@ -24,7 +24,7 @@ from scaffpd.config.silo import SiloFile
 from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
 from scaffpd.data.silos import Client
 from scaffpd.deploy.coordinate import reopen
-from scaffpd.deploy.deployed_run import FAILED, DeployedRun, Outcome
+from scaffpd.deploy.deployed_run import FAILED, PROGRESS, DeployedRun, Outcome
 from scaffpd.deploy.supervise import ended_before, supervise
 from scaffpd.errors import InputError, not_installed, unknown
 from scaffpd.system import JsonLines
@@ -196,7 +196,7 @@ class LocalDeployment:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
         engine = engine_named(self.engine, self.federation, self.silos, work, self.tls)
-        follow = follower(file.folder / "progress.jsonl", watch)
+        follow = follower(file.folder / PROGRESS, watch)
         outcome = None
         try:
             say(f"{self.engine}: starting the server and {len(self.silos)} silos.")

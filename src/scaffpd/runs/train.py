@@ -284,8 +284,8 @@ def coalition_of(config: RunConfig, prepared: Prepared, found: Joining | str) ->
         return None
     who = tuple(prepared.names.index(name) for name in found.names)
     train, test = ([part[i] for i in who] for part in (prepared.train, prepared.test))
-    goal = config.goal if config.goal and found.told != AVERAGE else Average(prior=getattr(config.goal, "prior", None))
-    model = Personal(prepared.model, found.strength) if found.told == PERSONAL else prepared.model
+    goal = config.goal if config.goal and found.shown != AVERAGE else Average(prior=getattr(config.goal, "prior", None))
+    model = Personal(prepared.model, found.strength) if found.shown == PERSONAL else prepared.model
     return coalition(
         train, test, model, among(goal, who), names=found.names, seed=config.training.seed, word=prepared.word,
         alone=getattr(found.evidence, "tables", [found.loss])[0][found.models.index(ALONE)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,8 +74,9 @@ class Dataset(ClientRows):
             test = 0
         return int(self.cohort.evaluate(x, "train").counts[0]), test
 
+    @cached_property
     def digest(self) -> str:
-        """Return a digest of all rows and of their split."""
+        """Digest of all rows and of their split, made once: a process hands it on with every answer."""
         if self.cohort is not None:
             return str(self.cohort.fingerprint)
         columns, blocks = self.table.columns, () if self.table.block is None else (self.table.block,)

@@ -421,7 +421,7 @@ class Silo:
         if "masking" in vars(self):
             values["secrets"] = self.masking.party.kept()
         if {"setup", "secrets"} & values.keys():
-            values["rows"] = self.data.digest()
+            values["rows"] = self.data.digest
         return encode(Message("kept", values, self._vectors.last(CARRIED)))
 
     def restore(self, kept: bytes) -> None:
@@ -432,7 +432,7 @@ class Silo:
             if isinstance(agreed, dict):
                 self.guard.agreed = {str(what): [str(name) for name in names] for what, names in agreed.items()}
             self.consent.asks = message.values.get("asks")
-            if {"setup", "secrets"} & message.values.keys() and message.values.get("rows") != self.data.digest():
+            if {"setup", "secrets"} & message.values.keys() and message.values.get("rows") != self.data.digest:
                 raise InputError("its rows have changed: two answers under one mask would show how")
             if "secrets" in message.values:
                 self.masking.restore(message.values["secrets"])
