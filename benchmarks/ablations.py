@@ -17,13 +17,19 @@ import torch
 import scaffpd as sp
 from problems import families, objectives
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
-from scaffpd.comparison.runs import Pool
+from scaffpd.study.comparison.runs import Pool
 
-CAP, HARD_CAP = 200, 1000
+CAP = 200
+HARD_CAP = 1000
 HARD = {"N = 20, d = 12": (20, 12), "N = 60, d = 30": (60, 30), "N = 100, d = 50": (100, 50)}
 FAMILIES = (
-    "synthetic", "badly scaled, σ=1", "rank-deficient", "N = 30, d = 60, badly scaled", "breast cancer", "digits",
-)  # fmt: skip
+    "synthetic",
+    "badly scaled, σ=1",
+    "rank-deficient",
+    "N = 30, d = 60, badly scaled",
+    "breast cancer",
+    "digits",
+)
 CHOSEN = ("Average", "Agnostic", "ChiSquare")
 
 
@@ -129,9 +135,12 @@ def rounds(task: tuple[str, str, str, int]) -> tuple[str, str, str, str]:
 def maximum_norm(n: int, d: int, seed: int) -> sp.Cohort:
     """One row a client: at the optimum of `Agnostic` about d clients are active."""
     random = np.random.default_rng(seed)
-    X, w = random.standard_normal((n, d)), random.standard_normal(d) / d**0.5
+    X = random.standard_normal((n, d))
+    w = random.standard_normal(d) / d**0.5
     y = X @ w + random.standard_normal(n)
-    return sp.Cohort([(X[i : i + 1], y[i : i + 1]) for i in range(n)], sp.Linear("squared", l2=0.01))
+    return sp.Cohort(
+        [(X[i : i + 1], y[i : i + 1]) for i in range(n)], sp.Linear("squared", l2=0.01)
+    )
 
 
 def hard_rounds(task: tuple[str, str, str, int]) -> tuple[str, str, str, str]:
@@ -141,28 +150,51 @@ def hard_rounds(task: tuple[str, str, str, int]) -> tuple[str, str, str, str]:
     kind, memory = variant.split(", k = ")
     method = MovingCentre if kind == "moves" else SubspaceSaddle
     cohort = maximum_norm(*HARD[name], seed)
-    result = sp.train(method(objective, None if memory == "20 …" else int(memory)), cohort, rounds=HARD_CAP, tol=1e-8)
-    return name, which, variant, str(result.rounds) if result.status == "converged" else f"∞ ({result.certificate:.0e})"
+    result = sp.train(
+        method(objective, None if memory == "20 …" else int(memory)),
+        cohort,
+        rounds=HARD_CAP,
+        tol=1e-8,
+    )
+    return (
+        name,
+        which,
+        variant,
+        str(result.rounds) if result.status == "converged" else f"∞ ({result.certificate:.0e})",
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--centre", action="store_true")
     options = parser.parse_args()
     table = (rounds, FAMILIES, CHOSEN, tuple(VARIANTS))
     if options.centre:
-        variants = tuple(f"{kind}, k = {k}" for k in ("3", "6", "20 …") for kind in ("moves", "waits"))
+        variants = tuple(
+            f"{kind}, k = {k}" for k in ("3", "6", "20 …") for kind in ("moves", "waits")
+        )
         table = (hard_rounds, tuple(HARD), ("Agnostic", "ChiSquare"), variants)
     cell, names, chosen, variants = table
-    tasks = [(name, which, variant, options.seed) for name in names for which in chosen for variant in variants]
+    tasks = [
+        (name, which, variant, options.seed)
+        for name in names
+        for which in chosen
+        for variant in variants
+    ]
     with Pool(cell, options.processes, "ablations") as pool:
         cells = {key[:3]: key[3] for key in pool.work(tasks)}
     print("| family | objective | " + " | ".join(variants) + " |\n|" + "---|" * (2 + len(variants)))
     for name in names:
         for which in chosen:
-            print(f"| {name} | {which} | " + " | ".join(cells[name, which, v] for v in variants) + " |")
+            print(
+                f"| {name} | {which} | "
+                + " | ".join(cells[name, which, v] for v in variants)
+                + " |"
+            )
 
 
 if __name__ == "__main__":

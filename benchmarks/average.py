@@ -29,16 +29,23 @@ from torch import Tensor
 import scaffpd as sp
 from problems import ADULT, chosen, families
 from scaffpd.algorithms.base import Algorithm, ServerState, begin, moved
-from scaffpd.comparison.runs import Pool
 from scaffpd.federation import Federation, ProximalPlan
+from scaffpd.study.comparison.runs import Pool
 
 TOL = 1e-8
 J = 100  # local steps of Scaffold and Scaff-PD, and the most of DANE
 SLOW = ("digits", "breast cancer", "hospitals")  # a local step is a pass over the data
-SUBSPACE, SCAFFOLD, DANE, AUTO = "subspace saddle", "SCAFFOLD, best rates", "DANE, best (η, μ)", "Scaff-PD, Auto"
+SUBSPACE = "subspace saddle"
+SCAFFOLD = "SCAFFOLD, best rates"
+DANE = "DANE, best (η, μ)"
+AUTO = "Scaff-PD, Auto"
 METHODS = (SUBSPACE, SCAFFOLD, DANE, AUTO)
-LOCAL, SERVER = (1.0, 0.3, 0.1, 0.03, 0.01), (1.0, 2.0, 4.0, 0.5)  # η_ℓ max L_i and η_g of Scaffold
-ETA, MU = (1.0, 0.5, 0.2), (0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)  # η and μ/max L_i of DANE
+# η_ℓ max L_i and η_g of Scaffold
+LOCAL = (1.0, 0.3, 0.1, 0.03, 0.01)
+SERVER = (1.0, 2.0, 4.0, 0.5)
+# η and μ/max L_i of DANE
+ETA = (1.0, 0.5, 0.2)
+MU = (0.0, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 POINTS: dict[str, tuple[tuple[float, ...], ...]] = {
     SUBSPACE: ((),),
     AUTO: ((),),
@@ -67,7 +74,9 @@ class Dane(Algorithm):
         """Nothing but x⁰."""
         x, losses, _ = begin(federation, x0)
         weights = np.full(len(losses), 1 / len(losses))
-        return ServerState(x=x, weights=weights, losses=losses, rounds=0, seed=seed, local_rate=self.mu)
+        return ServerState(
+            x=x, weights=weights, losses=losses, rounds=0, seed=seed, local_rate=self.mu
+        )
 
     def round(self, federation: Federation, state: ServerState) -> ServerState:
         """A gradient, and everybody's minimum."""
@@ -99,16 +108,24 @@ def cap(family: str, method: str) -> int:
 def algorithm(task: Task, steepest: float) -> Any:
     """The method with the rates of a point of its grid."""
     if task.method == SCAFFOLD:
-        return sp.Scaffold(local_steps=J, local_rate=task.point[0] / steepest, server_rate=task.point[1])
+        return sp.Scaffold(
+            local_steps=J, local_rate=task.point[0] / steepest, server_rate=task.point[1]
+        )
     if task.method == DANE:
         return Dane(task.point[0], task.point[1] * steepest)
     average = sp.Average()
-    return sp.SubspaceSaddle(average) if task.method == SUBSPACE else sp.ScaffPD(average, local_steps=J)
+    return (
+        sp.SubspaceSaddle(average)
+        if task.method == SUBSPACE
+        else sp.ScaffPD(average, local_steps=J)
+    )
 
 
 def optimum(cohort: sp.Cohort) -> float:
     """f*, to 1e-12 or to what rounding allows."""
-    result = sp.train(sp.SubspaceSaddle(sp.Average()), cohort, rounds=1000, tol=1e-12, progress=False)
+    result = sp.train(
+        sp.SubspaceSaddle(sp.Average()), cohort, rounds=1000, tol=1e-12, progress=False
+    )
     if not result.certificate < 0.01 * TOL:
         raise RuntimeError(f"f* is only known to {result.certificate:.1e}: {result}")
     return float(result.history.losses.mean(1).min())
@@ -117,13 +134,16 @@ def optimum(cohort: sp.Cohort) -> float:
 def measure(task: Task) -> tuple[Task, Cost | None]:
     """What the gap took in one run, or `None` where the cap came first or the run failed."""
     cohort = families(task.seed)[task.family]().cohort()
-    goal, method = optimum(cohort) + TOL, algorithm(task, float(cohort.constants().smoothness.max()))
+    goal = optimum(cohort) + TOL
+    method = algorithm(task, float(cohort.constants().smoothness.max()))
 
     def there(moment: Any) -> bool:
         return bool(moment.state.losses.mean() <= goal)
 
     with np.errstate(all="ignore"):
-        result = sp.train(method, cohort, cap(task.family, task.method), progress=False, callbacks=[there])
+        result = sp.train(
+            method, cohort, cap(task.family, task.method), progress=False, callbacks=[there]
+        )
     if not result.history.losses[-1].mean() <= goal:
         return task, None
     sent = cohort.traffic
@@ -134,7 +154,8 @@ def gather(found: dict[Task, Cost | None], names: list[str]) -> Rows:
     """For every family and method the run with the fewest rounds, and where on its grid that was."""
     rows: Rows = {name: dict.fromkeys(METHODS, (None, ())) for name in names}
     for task in sorted(found):
-        cost, best = found[task], rows[task.family][task.method][0]
+        cost = found[task]
+        best = rows[task.family][task.method][0]
         if cost is not None and (best is None or cost[0] < best[0]):
             rows[task.family][task.method] = cost, task.point
     return rows
@@ -155,7 +176,9 @@ def table(rows: Rows, part: int) -> list[str]:
     """A Markdown table of rounds (part 0), exchanges (1) or megabytes (2), medians last."""
     columns = [numbers(rows, method, part) for method in METHODS]
     lines = ["| family | " + " | ".join(METHODS) + " |", "|" + "---|" * (1 + len(METHODS))]
-    for name, *cells in zip([*rows, "**median**"], *(np.append(c, np.median(c)) for c in columns), strict=True):
+    for name, *cells in zip(
+        [*rows, "**median**"], *(np.append(c, np.median(c)) for c in columns), strict=True
+    ):
         lines.append(f"| {name} | " + " | ".join(map(shown, cells)) + " |")
     return lines
 
@@ -191,21 +214,30 @@ def report(rows: Rows, command: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="*", default=None, help="parts of family names; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--families", nargs="*", default=None, help="parts of family names; all by default"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--no-write", action="store_true", help="print only")
     options = parser.parse_args()
     names = chosen(options.families)
     slow = {name: place for place, name in enumerate((ADULT, *SLOW))}
-    tasks = [Task(name, m, point, options.seed) for name in names for m in METHODS for point in POINTS[m]]
+    tasks = [
+        Task(name, m, point, options.seed) for name in names for m in METHODS for point in POINTS[m]
+    ]
     tasks.sort(key=lambda task: slow.get(task.family, len(slow)))
-    found, started = {}, time.perf_counter()
+    found = {}
+    started = time.perf_counter()
     with Pool(measure, options.processes, "average") as pool:
         for task, cost in pool.work(tasks):
             found[task] = cost
-            words = "∞" if cost is None else f"{cost[0]} rounds, {cost[1]} exchanges, {cost[2]:.3g} MB"
+            words = (
+                "∞" if cost is None else f"{cost[0]} rounds, {cost[1]} exchanges, {cost[2]:.3g} MB"
+            )
             clock = f"[{time.perf_counter() - started:4.0f} s]"
             print(f"{clock} {task.family}, {task.method} {task.point}: {words}", flush=True)
     rows = gather(found, names)

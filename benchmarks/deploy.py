@@ -26,13 +26,13 @@ from pathlib import Path
 import psutil
 
 import scaffpd as sp
-from scaffpd.comparison.tables import markdown_table
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.local import engine_named
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.processes import MARK
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.deploy.supervise import wait_for
+from scaffpd.study.comparison.tables import markdown_table
 
 HERE = Path(__file__).parent
 SILOS = ("north", "south", "west")
@@ -103,7 +103,10 @@ def payload(folder: Path) -> int:
 
 def cohort_seconds(places: dict[str, Path]) -> float:
     """The same run in this process, as a cohort (a plain one, with a checkpoint after every round)."""
-    pairs = {name: runpy.run_path(str(place.parent / "rows.py"))["rows"]() for name, place in places.items()}
+    pairs = {
+        name: runpy.run_path(str(place.parent / "rows.py"))["rows"]()
+        for name, place in places.items()
+    }
     federation = sp.Cohort(pairs, sp.Linear("squared", l2=0.1))
     with tempfile.TemporaryDirectory() as folder:
         keeper = sp.Checkpoint(Path(folder) / "state.npz", every=1)
@@ -126,7 +129,9 @@ class Wire:
 
     def _look(self) -> None:
         command = ["ss", "-tinpHO", "state", "established", "dport", "=", f":{self.port}"]
-        for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+        for line in subprocess.run(
+            command, capture_output=True, text=True, check=True
+        ).stdout.splitlines():
             owner = re.search(r"pid=(\d+)", line)
             if owner is None or not self._of_a_silo(int(owner[1])):
                 continue  # Flower's coordinator uses the same port
@@ -196,19 +201,30 @@ def measure(d: int, engines: list[str]) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engines", nargs="*", default=["flare", "flower"])
-    parser.add_argument("--dimensions", nargs="*", type=int, default=[10, 10_000, 1_000_000, 5_000_000])
+    parser.add_argument(
+        "--dimensions", nargs="*", type=int, default=[10, 10_000, 1_000_000, 5_000_000]
+    )
     parser.add_argument("--out", type=Path, default=HERE / "DEPLOY.md")
     given = parser.parse_args()
     rows = [measure(d, given.engines) for d in given.dimensions]
     heads = list(rows[0])
-    cells = [[f"{row[h]:.3f}" if isinstance(row[h], float) else str(row[h]) for h in heads] for row in rows]
+    cells = [
+        [f"{row[h]:.3f}" if isinstance(row[h], float) else str(row[h]) for h in heads]
+        for row in rows
+    ]
     text = __doc__.split("\n\n", 2)
     given.out.write_text(
         "# What an engine costs\n\n"
         "`python benchmarks/deploy.py` on two cores, all processes on one machine; seconds per round of Scaff-PD with "
-        "three silos.\n\n" + "\n".join(markdown_table(heads, cells)) + "\n\n" + text[2].strip() + "\n",
+        "three silos.\n\n"
+        + "\n".join(markdown_table(heads, cells))
+        + "\n\n"
+        + text[2].strip()
+        + "\n",
         encoding="utf-8",
     )
 

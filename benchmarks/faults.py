@@ -44,14 +44,17 @@ from deploy_cases import (  # noqa: E402
 )
 from secure_silos import secured  # noqa: E402 - silos and faults are those of the tests
 
-from scaffpd.config.federation import FederationFile  # noqa: E402
 from scaffpd.deploy.coordinate import coordinate  # noqa: E402
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode  # noqa: E402
 from scaffpd.deploy.silo.disclosure import audit  # noqa: E402
 from scaffpd.reference import reference_optimum  # noqa: E402
+from scaffpd.run.settings.federation import FederationFile  # noqa: E402
 from scaffpd.system import JsonLines  # noqa: E402
 
-TIMEOUT, START, TOL, EPSILON = 5.0, 30.0, 1e-6, 8.0
+TIMEOUT = 5.0
+START = 30.0
+TOL = 1e-6
+EPSILON = 8.0
 PLACE = re.compile(r"(?<=')/\S*/(?=run/)")  # where temporary folders are
 LIMIT = 240  # seconds on the wall, after which a trial hangs
 FAULTS = f"\n[faults]\nquorum = 2\nstart_timeout = {START}\nprobe = 1.0\ntimeout = {TIMEOUT}\nmax_age = 2\n"
@@ -64,12 +67,32 @@ NOISY = {
     "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 1\n\n[objective]',
 }
 KINDS = (
-    "silo killed", "silo killed and back", "two silos killed and back", "silo paused", "messages lost",
-    "answer delayed", "question duplicated", "answers swapped", "answer corrupted", "NaN", "scaled by 1e6",
-    "scaled by 10", "wrong schema", "checkpoint truncated", "checkpoint corrupted", "coordinator's disk full",
-    "silo's disk full", "coordinator killed", "data changed",
-)  # fmt: skip
-WHOLE = {"question duplicated", "coordinator killed", "checkpoint truncated", "checkpoint corrupted"}
+    "silo killed",
+    "silo killed and back",
+    "two silos killed and back",
+    "silo paused",
+    "messages lost",
+    "answer delayed",
+    "question duplicated",
+    "answers swapped",
+    "answer corrupted",
+    "NaN",
+    "scaled by 1e6",
+    "scaled by 10",
+    "wrong schema",
+    "checkpoint truncated",
+    "checkpoint corrupted",
+    "coordinator's disk full",
+    "silo's disk full",
+    "coordinator killed",
+    "data changed",
+)
+WHOLE = {
+    "question duplicated",
+    "coordinator killed",
+    "checkpoint truncated",
+    "checkpoint corrupted",
+}
 STOPPING = {"checkpoint truncated", "checkpoint corrupted", "coordinator killed", "data changed"}
 
 
@@ -101,7 +124,10 @@ class Network(Faulty):
 
     def __init__(self, places, trial, random, clock):
         super().__init__(places)
-        self.trial, self.random, self.clock, self.over = trial, random, clock, False
+        self.trial = trial
+        self.random = random
+        self.clock = clock
+        self.over = False
         self.last, self.paused = {}, set()
         self.victims = [trial.silo]
         if trial.fault.startswith("two"):
@@ -114,14 +140,19 @@ class Network(Faulty):
     def ask(self, questions, timeout):
         """Carry questions and answers, as far as the fault lets them."""
         self.count += 1
-        since, fault = self.count - self.trial.exchange, self.trial.fault
+        since = self.count - self.trial.exchange
+        fault = self.trial.fault
         if since >= 0 and not self.over:
             self._begin(fault, since)
-        replies = {site: self._one(site, asked, since, fault, timeout) for site, asked in questions.items()}
+        replies = {
+            site: self._one(site, asked, since, fault, timeout) for site, asked in questions.items()
+        }
         if fault == "answers swapped" and since == 0 and len(replies) > 1:
             first, second = sorted(replies)[:2]
             replies[first], replies[second] = replies[second], replies[first]
-        if any(isinstance(reply, Failure) and site not in self.dead for site, reply in replies.items()):
+        if any(
+            isinstance(reply, Failure) and site not in self.dead for site, reply in replies.items()
+        ):
             self.clock.sleep(timeout)
         return replies
 
@@ -159,12 +190,19 @@ class Network(Faulty):
     def _mangled(self, answer, fault):
         if fault == "answer corrupted" and self.random.random() < 0.3:
             place = int(self.random.integers(len(answer)))
-            return answer[:place] + bytes([answer[place] ^ int(self.random.integers(1, 256))]) + answer[place + 1 :]
+            return (
+                answer[:place]
+                + bytes([answer[place] ^ int(self.random.integers(1, 256))])
+                + answer[place + 1 :]
+            )
         factor = {"NaN": np.nan, "scaled by 1e6": 1e6, "scaled by 10": 10.0}.get(fault)
         message = decode(answer, 2**31)
         if factor is None or message.kind != "answer" or "constants" in message.arrays:
             return answer
-        arrays = {n: array * factor if array.dtype.kind == "f" else array for n, array in message.arrays.items()}
+        arrays = {
+            n: array * factor if array.dtype.kind == "f" else array
+            for n, array in message.arrays.items()
+        }
         return encode(Message(message.kind, message.values, arrays))
 
 
@@ -174,10 +212,13 @@ def full_disk(trial, random):
     if trial.fault not in ("coordinator's disk full", "silo's disk full"):
         yield
         return
-    modules = {"c": ["scaffpd.system", "scaffpd.history", "scaffpd.deploy.deployed_run"]}.get(trial.fault[0])
+    modules = {
+        "c": ["scaffpd.system", "scaffpd.training.history", "scaffpd.deploy.deployed_run"]
+    }.get(trial.fault[0])
     name = "atomic_write" if modules else "append"
     places = [import_module(m) for m in modules] if modules else [JsonLines]
-    real, left = getattr(places[0], name), [int(random.integers(3, 12)) if modules else trial.exchange]
+    real = getattr(places[0], name)
+    left = [int(random.integers(3, 12)) if modules else trial.exchange]
 
     def bounded(file, *rest):
         if modules or trial.silo in str(file.file):
@@ -201,11 +242,17 @@ def full_disk(trial, random):
 def written(folder, trial):
     """The files of a trial's federation."""
     if trial.mode == "private":
-        path, places = federation(folder, more=f"[privacy]\nepsilon = {EPSILON:g}\n", replacing=NOISY)
+        path, places = federation(
+            folder, more=f"[privacy]\nepsilon = {EPSILON:g}\n", replacing=NOISY
+        )
         for place in places.values():
-            place.write_text(place.read_text() + '\n[privacy]\nepsilon = 20\ndelta = 1e-5\ncolumns = "exact"\n')
+            place.write_text(
+                place.read_text() + '\n[privacy]\nepsilon = 20\ndelta = 1e-5\ncolumns = "exact"\n'
+            )
     elif trial.mode == "secure":
-        path, places = secured(folder, drop=trial.missing == "drop", replacing=METHODS[trial.method])
+        path, places = secured(
+            folder, drop=trial.missing == "drop", replacing=METHODS[trial.method]
+        )
         return path, places
     else:
         path, places = federation(folder, replacing=METHODS[trial.method])
@@ -215,7 +262,8 @@ def written(folder, trial):
 
 def damage(trial, path, places, random):
     """What happens while the coordinator is down; return how to put it right."""
-    folder, table = FederationFile.read(path).folder, places[trial.silo].parent / "patients.csv"
+    folder = FederationFile.read(path).folder
+    table = places[trial.silo].parent / "patients.csv"
     if trial.fault.startswith("checkpoint") and (files := sorted(folder.glob("segment-*.npz"))):
         data = bytearray(files[-1].read_bytes())
         place = int(random.integers(1, len(data)))
@@ -226,7 +274,11 @@ def damage(trial, path, places, random):
     if trial.fault in ("data changed", "wrong schema"):
         before = table.read_text()
         lines = before.splitlines()
-        cut = [line.partition(",")[2] for line in lines] if trial.fault == "wrong schema" else lines[:-5]
+        cut = (
+            [line.partition(",")[2] for line in lines]
+            if trial.fault == "wrong schema"
+            else lines[:-5]
+        )
         table.write_text("\n".join(cut) + "\n")
         return lambda: table.write_text(before)
     return lambda: None
@@ -240,7 +292,8 @@ def play(trial, folder, random, clock):
             shutil.copyfile(TWIN / name / "privacy.key", place.parent / "privacy.key")
             (place.parent / "privacy.key").chmod(0o600)
     mend = damage(trial, path, places, random) if trial.fault == "wrong schema" else lambda: None
-    over, outcome = False, None
+    over = False
+    outcome = None
     for _ in range(5):
         network = Network(places, trial, random, clock)
         network.over = over
@@ -256,16 +309,20 @@ def play(trial, folder, random, clock):
                 path.write_text(path.read_text().replace('missing = "pause"', 'missing = "drop"'))
         except Killed:
             trial.why += "The coordinator was killed."
-            mend, over = damage(trial, path, places, random), True
+            mend = damage(trial, path, places, random)
+            over = True
         except OSError as error:
-            trial.why, over = f"{trial.why} {error}".strip(), True
+            trial.why = f"{trial.why} {error}".strip()
+            over = True
         trial.stops += 1
     return path, places, outcome
 
 
 def judge(trial, path, places, outcome):
     """Say whether the answer is right, by means of its own."""
-    trial.members, trial.rounds, trial.certificate = len(outcome.members), outcome.rounds, outcome.certificate
+    trial.members = len(outcome.members)
+    trial.rounds = outcome.rounds
+    trial.certificate = outcome.certificate
     wrong = []
     innocent = {*places} - {trial.silo}
     fellow = {sorted(places)[0]} if trial.fault.startswith("two") else set()
@@ -275,26 +332,48 @@ def judge(trial, path, places, outcome):
     if trial.mode == "private":
         if outcome.status != "round limit":
             wrong.append(f"ended {outcome.status}")
-        spent = [run["epsilon"] for p in places.values() for run in audit(p.parent / "audit.jsonl")["runs"]]
+        spent = [
+            run["epsilon"]
+            for p in places.values()
+            for run in audit(p.parent / "audit.jsonl")["runs"]
+        ]
         if any(epsilon is not None and epsilon > EPSILON + 1e-9 for epsilon in spent):
             wrong.append("more than the agreed ε was spent")
-        if trial.fault in WHOLE and not np.array_equal(model_of(path), model_of(TWIN / "federation.toml")):
+        if trial.fault in WHOLE and not np.array_equal(
+            model_of(path), model_of(TWIN / "federation.toml")
+        ):
             wrong.append("x differs from that of the undisturbed run")
     else:
         rows, model = encoded(path, places)
-        clients, objective = [rows[n].train for n in outcome.members], FederationFile.read(path).method.objective
+        clients = [rows[n].train for n in outcome.members]
+        objective = FederationFile.read(path).method.objective
         best = reference_optimum(clients, model.loss, model.l2, objective, model.intercept)
         X = [np.column_stack([X, np.ones(len(X))]) if model.intercept else X for X, _ in clients]
         x = np.asarray(model_of(path), dtype=float)
-        y, penalty = [y for _, y in clients], model.l2 / 2 * x @ x
-        losses = np.array([np.mean(np.logaddexp(0, A @ x) - b * (A @ x)) for A, b in zip(X, y, strict=True)]) + penalty
+        y = [y for _, y in clients]
+        penalty = model.l2 / 2 * x @ x
+        losses = (
+            np.array(
+                [np.mean(np.logaddexp(0, A @ x) - b * (A @ x)) for A, b in zip(X, y, strict=True)]
+            )
+            + penalty
+        )
         trial.gap = float(objective.support(losses) - best.value)
-        if outcome.status != "converged" or not -1e-10 <= trial.gap <= outcome.certificate + 1e-12 <= TOL + 1e-12:
+        if (
+            outcome.status != "converged"
+            or not -1e-10 <= trial.gap <= outcome.certificate + 1e-12 <= TOL + 1e-12
+        ):
             wrong.append(f"ended {outcome.status} with a gap of {trial.gap:.1e}")
     for place in places.values():
         if not audit(place.parent / "audit.jsonl")["whole"]:
             wrong.append(f"the log of {place.parent.name} is broken")
-    return "WRONG: " + "; ".join(wrong) if wrong else "right" if not trial.stops else "stopped, resumed, right"
+    return (
+        "WRONG: " + "; ".join(wrong)
+        if wrong
+        else "right"
+        if not trial.stops
+        else "stopped, resumed, right"
+    )
 
 
 def hang(*_):
@@ -303,7 +382,8 @@ def hang(*_):
 
 def in_process(trial, random):
     """One trial with silos in this process."""
-    clock, began = FakeClock(), time.perf_counter()
+    clock = FakeClock()
+    began = time.perf_counter()
     import_module("scaffpd.deploy.coordinate").time = clock
     signal.signal(signal.SIGALRM, hang)
     signal.alarm(LIMIT)
@@ -333,8 +413,18 @@ def drawn(number, random):
     silo = str(random.choice(["cleveland", "hungarian", "switzerland", "va"]))
     order = np.random.default_rng(number // len(KINDS)).permutation(len(KINDS))
     fault = KINDS[order[number % len(KINDS)]]
-    first, last = (10 if fault in STOPPING else 3), 12 if mode == "private" else 24
-    return Trial(number + 1, "in process", mode, method, missing, fault, silo, int(random.integers(first, last)))
+    first = 10 if fault in STOPPING else 3
+    last = 12 if mode == "private" else 24
+    return Trial(
+        number + 1,
+        "in process",
+        mode,
+        method,
+        missing,
+        fault,
+        silo,
+        int(random.integers(first, last)),
+    )
 
 
 # --- FLARE's own processes
@@ -354,17 +444,25 @@ def on_flare(trials, random):
         kill_silo(engine, name)
         engine.start_silo(name)
 
-    acts = {"site killed": kill_silo, "site killed and back": back, "job process killed": kill_job,
-            "server killed and back": server, "site stopped for 20 s": pause_silo}  # fmt: skip
+    acts = {
+        "site killed": kill_silo,
+        "site killed and back": back,
+        "job process killed": kill_job,
+        "server killed and back": server,
+        "site stopped for 20 s": pause_silo,
+    }
     deployed = Deployed("flare", Path(tempfile.mkdtemp()))
     try:
         deployed.engine.start()
         for number in range(trials):
-            fault, mode = list(acts)[number % len(acts)], "secure" if number % 3 == 2 else "clear"
-            silo, when = str(random.choice(list(deployed.places))), int(random.integers(1, 8))
+            fault = list(acts)[number % len(acts)]
+            mode = "secure" if number % 3 == 2 else "clear"
+            silo = str(random.choice(list(deployed.places)))
+            when = int(random.integers(1, 8))
             missing = "drop" if mode == "clear" else "pause"
             trial = Trial(number + 1, "FLARE", mode, "ScaffPD", missing, fault, silo, when)
-            folder, state = deployed.write(SLOWLY, PATIENCE + ("\n[secure]\n" if mode == "secure" else "")), []
+            folder = deployed.write(SLOWLY, PATIENCE + ("\n[secure]\n" if mode == "secure" else ""))
+            state = []
 
             def look(trial=trial, folder=folder, state=state):
                 if not state and folder.seen() >= trial.exchange:
@@ -382,7 +480,9 @@ def on_flare(trials, random):
             trial.waited = trial.seconds = time.monotonic() - began
             trial.stops = sum("anew" in sentence for sentence in said)
             trial.verdict = judge(trial, deployed.path, deployed.places, outcome)
-            trial.why = "; ".join(event["sentence"] for event in events(deployed.path)[:1]) or " ".join(said[-1:])
+            trial.why = "; ".join(
+                event["sentence"] for event in events(deployed.path)[:1]
+            ) or " ".join(said[-1:])
             print(line(trial), flush=True)
             yield trial
             if "stopped" in trial.fault:
@@ -404,9 +504,20 @@ def line(trial):
     cut = why if len(why) <= 110 else why[:107] + "…"
     gap = "" if trial.gap is None else f"{max(trial.gap, 0):.0e} ≤ {trial.certificate:.0e}"
     cells = (
-        trial.number, trial.engine, trial.mode, trial.method, trial.missing, trial.fault, trial.silo, trial.verdict,
-        trial.stops, trial.members, gap, f"{trial.waited:.0f}", cut,
-    )  # fmt: skip
+        trial.number,
+        trial.engine,
+        trial.mode,
+        trial.method,
+        trial.missing,
+        trial.fault,
+        trial.silo,
+        trial.verdict,
+        trial.stops,
+        trial.members,
+        gap,
+        f"{trial.waited:.0f}",
+        cut,
+    )
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
@@ -417,7 +528,9 @@ HEAD = (
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--flare", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
@@ -446,7 +559,9 @@ def main():
 
 def write(out, trials):
     """Write both files; trials of the engine that was not asked for now stay as they are."""
-    table, engines, rows = out / "faults.csv", {trial.engine for trial in trials}, [asdict(trial) for trial in trials]
+    table = out / "faults.csv"
+    engines = {trial.engine for trial in trials}
+    rows = [asdict(trial) for trial in trials]
     for row in rows:
         row["why"] = PLACE.sub("", row["why"])
     if table.exists():
@@ -457,13 +572,35 @@ def write(out, trials):
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    read = [Trial(**{**row, **{n: float(row[n]) if row[n] not in ("", None) else None
-                              for n in ("certificate", "gap", "waited", "seconds")}}) for row in rows]  # fmt: skip
+    read = [
+        Trial(
+            **{
+                **row,
+                **{
+                    n: float(row[n]) if row[n] not in ("", None) else None
+                    for n in ("certificate", "gap", "waited", "seconds")
+                },
+            }
+        )
+        for row in rows
+    ]
     wrong = sum(trial.verdict.startswith("WRONG") for trial in read)
-    counts = {engine: sum(trial.engine == engine for trial in read) for engine in dict.fromkeys(t.engine for t in read)}
-    longest = max(trial.waited for trial in read if trial.engine == "in process") if "in process" in counts else 0
-    words = ", ".join(f"{count} {'on FLARE' if engine == 'FLARE' else engine}" for engine, count in counts.items())
-    modes = ", ".join(f"{sum(trial.mode == mode for trial in read)} {mode}" for mode in ("clear", "secure", "private"))
+    counts = {
+        engine: sum(trial.engine == engine for trial in read)
+        for engine in dict.fromkeys(t.engine for t in read)
+    }
+    longest = (
+        max(trial.waited for trial in read if trial.engine == "in process")
+        if "in process" in counts
+        else 0
+    )
+    words = ", ".join(
+        f"{count} {'on FLARE' if engine == 'FLARE' else engine}" for engine, count in counts.items()
+    )
+    modes = ", ".join(
+        f"{sum(trial.mode == mode for trial in read)} {mode}"
+        for mode in ("clear", "secure", "private")
+    )
     text = f"""# Random faults
 
 `python benchmarks/faults.py --trials 40 --seed 1` and `python benchmarks/faults.py --trials 0 --flare 10 --seed 2`:

@@ -35,7 +35,9 @@ def network(arguments: argparse.Namespace) -> Backbone:
         return backbone(arguments.backbone, arguments.weights, arguments.size)
     torch.manual_seed(0)
     if arguments.backbone == "efficientnet-lite0":
-        return Backbone.of(EfficientNetLite0(), lambda net, x: net.forward_features(x), size=arguments.size)
+        return Backbone.of(
+            EfficientNetLite0(), lambda net, x: net.forward_features(x), size=arguments.size
+        )
     return Backbone.of(ResNet18Trunk(), size=arguments.size)
 
 
@@ -57,7 +59,11 @@ def plain(trunk: torch.nn.Module, x: Tensor, precision: str) -> Call:
 
 def forward(trunk: torch.nn.Module, x: Tensor, precision: str) -> Call:
     def call() -> None:
-        with torch.no_grad(), tensor_cores(x.device, precision != "float32"), mixed(x.device, precision):
+        with (
+            torch.no_grad(),
+            tensor_cores(x.device, precision != "float32"),
+            mixed(x.device, precision),
+        ):
             trunk(x)
 
     return call
@@ -76,7 +82,9 @@ def seconds(call: Call, device: torch.device) -> tuple[float, int]:
     return time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def measure(calls: dict[str, tuple[Call, int]], device: torch.device, repeats: int) -> dict[str, dict[str, float]]:
+def measure(
+    calls: dict[str, tuple[Call, int]], device: torch.device, repeats: int
+) -> dict[str, dict[str, float]]:
     times: dict[str, list[float]] = {name: [] for name in calls}
     peaks = dict.fromkeys(calls, 0)
     for round_ in range(repeats + 1):
@@ -87,13 +95,19 @@ def measure(calls: dict[str, tuple[Call, int]], device: torch.device, repeats: i
                 peaks[name] = max(peaks[name], peak)
     rates = {name: calls[name][1] / statistics.median(times[name]) for name in calls}
     return {
-        name: {"images_per_second": rate, "of_plain": rate / rates["plain"], "peak_bytes": peaks[name]}
+        name: {
+            "images_per_second": rate,
+            "of_plain": rate / rates["plain"],
+            "peak_bytes": peaks[name],
+        }
         for name, rate in rates.items()
     }
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--backbone", choices=BACKBONES, default="efficientnet-lite0")
     parser.add_argument("--weights", help="folder that has weights/")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -102,7 +116,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--coordinates", type=int, default=50_000)
     parser.add_argument("--precision", choices=PRECISIONS, default="float32")
     parser.add_argument("--channels-last", action="store_true")
-    parser.add_argument("--vmap-chunk", type=int, default=8, help="images of the vmap reference; 0 leaves it out")
+    parser.add_argument(
+        "--vmap-chunk", type=int, default=8, help="images of the vmap reference; 0 leaves it out"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of the CPU")
     parser.add_argument("--json", type=Path)
@@ -114,10 +130,14 @@ def main() -> None:
     torch.set_num_threads(a.threads)
     device = torch.device(a.device)
     net = network(a).to(device)
-    images = torch.randint(0, 256, (a.chunk, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    x, trunk = net.preprocess(images.to(device)), net.trunk
+    images = torch.randint(
+        0, 256, (a.chunk, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    x = net.preprocess(images.to(device))
+    trunk = net.trunk
     if a.channels_last:
-        x, trunk = x.contiguous(memory_format=torch.channels_last), trunk.to(memory_format=torch.channels_last)
+        x = x.contiguous(memory_format=torch.channels_last)
+        trunk = trunk.to(memory_format=torch.channels_last)
     ours = Entk(trunk, x, a.coordinates, precision=a.precision)
     calls: dict[str, tuple[Call, int]] = {
         "plain": (plain(trunk, x, a.precision), a.chunk),
@@ -129,16 +149,29 @@ def main() -> None:
         reference = Entk(trunk, few, a.coordinates, precision=a.precision, method="vmap")
         calls["vmap"] = (lambda: reference(few), len(few))
     result = measure(calls, device, a.repeats)
-    title = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {a.threads} thread(s)"
-    what = f"{a.backbone}, {a.size} px, chunk {a.chunk}, {ours.coordinates} coordinates, {a.precision}"
+    title = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"CPU, {a.threads} thread(s)"
+    )
+    what = (
+        f"{a.backbone}, {a.size} px, chunk {a.chunk}, {ours.coordinates} coordinates, {a.precision}"
+    )
     print(f"{what}, {ours.method}; {title}")
     print(f"estimated memory of a chunk: {ours.room * a.chunk / 1e9:.2f} GB")
     print("| | images/s | of plain | peak memory, GB |\n|---|---|---|---|")
     for name, row in result.items():
-        print(f"| {name} | {row['images_per_second']:.1f} | {row['of_plain']:.2f} | {row['peak_bytes'] / 1e9:.2f} |")
+        print(
+            f"| {name} | {row['images_per_second']:.1f} | {row['of_plain']:.2f} | {row['peak_bytes'] / 1e9:.2f} |"
+        )
     if a.json:
-        setting = {k: v for k, v in vars(a).items() if k != "json"} | {"machine": title, "torch": torch.__version__}
-        a.json.write_text(json.dumps({"setting": setting, "rates": result}, indent=2) + "\n", encoding="utf-8")
+        setting = {k: v for k, v in vars(a).items() if k != "json"} | {
+            "machine": title,
+            "torch": torch.__version__,
+        }
+        a.json.write_text(
+            json.dumps({"setting": setting, "rates": result}, indent=2) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -30,16 +30,25 @@ import torch
 from torch import nn
 
 import scaffpd as sp
-from scaffpd.metrics import half_interval, worst_fifth
+from scaffpd.training.metrics import half_interval, worst_fifth
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-CLIENTS, STEPS, BATCH, ROUNDS, LONGER, LAST = 10, 62, 32, 8, 1.5, 5
+CLIENTS = 10
+STEPS = 62
+BATCH = 32
+ROUNDS = 8
+LONGER = 1.5
+LAST = 5
 METHODS: dict[str, Callable[[], Any]] = {
     "FedAvg": lambda: sp.FedAvg(local_steps=STEPS, batch_size=BATCH),
     "SCAFFOLD": lambda: sp.Scaffold(local_steps=STEPS, batch_size=BATCH),
     "DRFA": lambda: sp.DRFA(sp.ChiSquare(rho=0.1), local_steps=STEPS, batch_size=BATCH),
-    "Scaff-PD, χ² 0.1": lambda: sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=STEPS, batch_size=BATCH),
-    "Scaff-PD, worst client": lambda: sp.ScaffPD(sp.Agnostic(), local_steps=STEPS, batch_size=BATCH),
+    "Scaff-PD, χ² 0.1": lambda: sp.ScaffPD(
+        sp.ChiSquare(rho=0.1), local_steps=STEPS, batch_size=BATCH
+    ),
+    "Scaff-PD, worst client": lambda: sp.ScaffPD(
+        sp.Agnostic(), local_steps=STEPS, batch_size=BATCH
+    ),
 }
 
 
@@ -53,14 +62,19 @@ def everything() -> Any:
 
 def images(number: int, seed: int, alpha: float = 0.3) -> tuple[list[Any], list[Any]]:
     """The clients' training and test images."""
-    random, loaded = np.random.default_rng(seed), everything()
-    X, y = loaded.train.x, loaded.train.y
+    random = np.random.default_rng(seed)
+    loaded = everything()
+    X = loaded.train.x
+    y = loaded.train.y
     some = np.sort(random.choice(len(y), number, replace=False))
     parts = sp.data.dirichlet(X[some], y[some], CLIENTS, alpha, seed=seed, balanced=True)
-    mean, deviation = X[some].mean((0, 1, 2)) / 255, X[some].std((0, 1, 2)) / 255
+    mean = X[some].mean((0, 1, 2)) / 255
+    deviation = X[some].std((0, 1, 2)) / 255
 
     def scaled(pictures: Any) -> Any:
-        return np.ascontiguousarray(((pictures / 255 - mean) / deviation).transpose(0, 3, 1, 2), dtype=np.float32)
+        return np.ascontiguousarray(
+            ((pictures / 255 - mean) / deviation).transpose(0, 3, 1, 2), dtype=np.float32
+        )
 
     held = sp.data.like_training(parts, y[some], loaded.test.y, seed=seed, limit=500)
     train = [(scaled(X[some][rows]), y[some][rows]) for rows in parts]
@@ -71,10 +85,15 @@ def network(seed: int) -> nn.Module:
     """Two convolutions and a linear layer."""
     torch.manual_seed(seed)
     return nn.Sequential(
-        nn.Conv2d(3, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(2048, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2048, 10),
+    )
 
 
 def _keep(points: list[Any], info: Any) -> None:
@@ -84,7 +103,9 @@ def _keep(points: list[Any], info: Any) -> None:
 def one_seed(seed: int, number: int, device: str, rounds: int) -> dict[str, dict[str, float]]:
     """Every method on the same clients from the same start."""
     train, test = images(number, seed)
-    cohort, goal, rows = sp.Cohort(train, sp.Module(network(seed)), test=test, device=device), np.inf, {}
+    cohort = sp.Cohort(train, sp.Module(network(seed)), test=test, device=device)
+    goal = np.inf
+    rows = {}
     for name, method in METHODS.items():
         began = time.perf_counter()
         most = rounds if name == "FedAvg" else int(LONGER * rounds)
@@ -95,14 +116,23 @@ def one_seed(seed: int, number: int, device: str, rounds: int) -> dict[str, dict
         goal = float(losses[-1].mean()) if name == "FedAvg" else goal
         reached = np.flatnonzero(losses.mean(1) <= goal)
         at = int(reached[0]) if len(reached) else most
-        equal, scores = losses[rounds], cohort.evaluate(points[rounds - 1], "test").accuracy
+        equal = losses[rounds]
+        scores = cohort.evaluate(points[rounds - 1], "test").accuracy
         rows[name] = {
-            "mean": float(equal.mean()), "worst": float(equal.max()), "reached": at if len(reached) else np.inf,
-            "mean then": float(losses[at].mean()), "worst then": float(losses[at].max()),
-            "accuracy": float(scores.mean()), "worst accuracy": float(scores.min()),
+            "mean": float(equal.mean()),
+            "worst": float(equal.max()),
+            "reached": at if len(reached) else np.inf,
+            "mean then": float(losses[at].mean()),
+            "worst then": float(losses[at].max()),
+            "accuracy": float(scores.mean()),
+            "worst accuracy": float(scores.min()),
             "seconds": (time.perf_counter() - began) / most,
-        }  # fmt: skip
-        print(f"seed {seed}  {name:24s}", "  ".join(f"{k} {v:.3f}" for k, v in rows[name].items()), flush=True)
+        }
+        print(
+            f"seed {seed}  {name:24s}",
+            "  ".join(f"{k} {v:.3f}" for k, v in rows[name].items()),
+            flush=True,
+        )
     return rows
 
 
@@ -111,7 +141,11 @@ def in_full(seeds: list[int], device: str, rounds: int, number: int, out: Path) 
     out.mkdir(parents=True, exist_ok=True)
     names = [name for name in METHODS if name != "SCAFFOLD"]
     for seed in seeds:
-        missing = {name: path for i, name in enumerate(names) if not (path := out / f"{seed}-{i}.json").exists()}
+        missing = {
+            name: path
+            for i, name in enumerate(names)
+            if not (path := out / f"{seed}-{i}.json").exists()
+        }
         if not missing:
             continue
         train, test = images(number, seed, alpha=0.1)
@@ -120,19 +154,38 @@ def in_full(seeds: list[int], device: str, rounds: int, number: int, out: Path) 
             points: list[Any] = []
             callbacks = [functools.partial(_keep, points)]
             sp.train(
-                METHODS[name](), cohort, rounds, seed=seed, progress=False, every_client=False, callbacks=callbacks
+                METHODS[name](),
+                cohort,
+                rounds,
+                seed=seed,
+                progress=False,
+                every_client=False,
+                callbacks=callbacks,
             )
-            scores = [(100 * cohort.evaluate(x, "test").accuracy).round(3).tolist() for x in points[-LAST:]]
-            run = {"seed": seed, "method": name, "rounds": rounds, "images": number, "accuracies": scores}
+            scores = [
+                (100 * cohort.evaluate(x, "test").accuracy).round(3).tolist()
+                for x in points[-LAST:]
+            ]
+            run = {
+                "seed": seed,
+                "method": name,
+                "rounds": rounds,
+                "images": number,
+                "accuracies": scores,
+            }
             path.write_text(json.dumps(run) + "\n", encoding="utf-8")
             print(f"seed {seed}  {name:24s}", *scores[-1], flush=True)
-    return in_pairs([json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))], names)
+    return in_pairs(
+        [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))], names
+    )
 
 
 def in_pairs(runs: list[dict[str, Any]], names: list[str]) -> str:
     """Make the table: seed by seed, means, and differences of the worst fifth over the seeds that all methods have."""
     if len({(run["rounds"], run["images"]) for run in runs}) != 1:
-        raise SystemExit("The folder has runs of different lengths or numbers of images; take another --out.")
+        raise SystemExit(
+            "The folder has runs of different lengths or numbers of images; take another --out."
+        )
     found = {(run["seed"], run["method"]): np.array(run["accuracies"]) for run in runs}
     seeds = sorted({seed for seed, _ in found if all((seed, name) in found for name in names)})
 
@@ -141,17 +194,30 @@ def in_pairs(runs: list[dict[str, Any]], names: list[str]) -> str:
 
     mean = {name: np.array([found[s, name][-1].mean() for s in seeds]) for name in names}
     worst = {
-        "the last round": {name: np.array([fifth(found[s, name])[-1] for s in seeds]) for name in names},
-        f"the last {LAST} rounds": {name: np.array([np.mean(fifth(found[s, name])) for s in seeds]) for name in names},
+        "the last round": {
+            name: np.array([fifth(found[s, name])[-1] for s in seeds]) for name in names
+        },
+        f"the last {LAST} rounds": {
+            name: np.array([np.mean(fifth(found[s, name])) for s in seeds]) for name in names
+        },
     }
     columns = {name: np.stack([mean[name], *(w[name] for w in worst.values())]) for name in names}
-    lines = [f"| {runs[0]['rounds']} rounds | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for title, which in [*((f"seed {s}", [i]) for i, s in enumerate(seeds)), ("mean", range(len(seeds)))]:
+    lines = [
+        f"| {runs[0]['rounds']} rounds | {' | '.join(names)} |",
+        "|---" * (1 + len(names)) + "|",
+    ]
+    for title, which in [
+        *((f"seed {s}", [i]) for i, s in enumerate(seeds)),
+        ("mean", range(len(seeds))),
+    ]:
         cells = [" / ".join(f"{v:.1f}" for v in columns[name][:, which].mean(1)) for name in names]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     for (when, of), other in itertools.product(worst.items(), ("FedAvg", "DRFA")):
         apart = {name: of[name] - of[other] for name in names}
-        cells = [f"{d.mean():+.1f} ± {half_interval(d):.1f}" if n != other else "" for n, d in apart.items()]
+        cells = [
+            f"{d.mean():+.1f} ± {half_interval(d):.1f}" if n != other else ""
+            for n, d in apart.items()
+        ]
         lines.append(f"| worst 20 % in {when}, less {other}'s | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -182,20 +248,30 @@ def report(found: list[dict[str, dict[str, float]]], rounds: int) -> str:
 
 def main() -> None:
     """Run all seeds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--images", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path, help="folder of runs with --full, else a file for the table")
+    parser.add_argument(
+        "--out", type=Path, help="folder of runs with --full, else a file for the table"
+    )
     parser.add_argument("--full", action="store_true", help="all images, Dirichlet(0.1)")
     given = parser.parse_args()
     if given.full:
         number = 50_000 if given.images == 5000 else given.images
         rounds = 30 if given.rounds == ROUNDS else given.rounds
-        print(in_full(given.seeds, given.device, rounds, number, given.out or Path("results") / "networks"))
+        print(
+            in_full(
+                given.seeds, given.device, rounds, number, given.out or Path("results") / "networks"
+            )
+        )
         return
-    text = report([one_seed(s, given.images, given.device, given.rounds) for s in given.seeds], given.rounds)
+    text = report(
+        [one_seed(s, given.images, given.device, given.rounds) for s in given.seeds], given.rounds
+    )
     print(text)
     if given.out is not None:
         given.out.write_text(text + "\n", encoding="utf-8")

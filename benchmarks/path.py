@@ -16,19 +16,33 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from scaffpd.comparison.problem import problem
-from scaffpd.fairness_path import WALKABLE, grid
 from scaffpd.objectives import named
+from scaffpd.study.comparison.problem import problem
+from scaffpd.study.path import WALKABLE, grid
 
-TOL, POINTS = 1e-6, 9
-HEAD = ("problem", "N", "d", "objective", "rounds, alone", "rounds, x handed over", "rounds, path", "alone / path")
+TOL = 1e-6
+POINTS = 9
+HEAD = (
+    "problem",
+    "N",
+    "d",
+    "objective",
+    "rounds, alone",
+    "rounds, x handed over",
+    "rounds, path",
+    "alone / path",
+)
 
 
 def cohorts(names: Sequence[str]) -> dict[str, sp.Cohort]:
     """The problems by name."""
-    made = {name: _known(name) for name in ("hospitals", "digits", "breast-cancer") if name in names}
+    made = {
+        name: _known(name) for name in ("hospitals", "digits", "breast-cancer") if name in names
+    }
     if "adult" in names and os.environ.get("SCAFFPD_DATA"):
-        made["adult"] = sp.Cohort(sp.data.adult().train, sp.Linear("logistic", l2=1e-3, intercept=True))
+        made["adult"] = sp.Cohort(
+            sp.data.adult().train, sp.Linear("logistic", l2=1e-3, intercept=True)
+        )
     return made
 
 
@@ -42,8 +56,10 @@ def measure(cohort: sp.Cohort, kind: str) -> tuple[int, int, int]:
     average = sp.train(sp.fair(sp.Average()), cohort, tol=TOL, progress=False)
     objectives = list(grid(named(kind), average.history.last_losses, POINTS).values())
     run = partial(sp.path, objectives, cohort, tol=TOL, progress=False)
-    alone, warm = run(warm=False), run()
-    x, near = None, []
+    alone = run(warm=False)
+    warm = run()
+    x = None
+    near = []
     for objective in objectives:
         near.append(sp.train(sp.fair(objective), cohort, tol=TOL, x0=x, progress=False))
         x = near[-1].x
@@ -55,12 +71,22 @@ def measure(cohort: sp.Cohort, kind: str) -> tuple[int, int, int]:
 
 
 def main(names: Sequence[str]) -> None:
-    lines, ratios = [], []
+    lines = []
+    ratios = []
     for name, cohort in cohorts(names).items():
         for kind in WALKABLE:
             alone, near, warm = measure(cohort, kind)
             ratios.append(alone / warm)
-            cells = (name, len(cohort.names), cohort.dimension, kind, alone, near, warm, f"{alone / warm:.1f}")
+            cells = (
+                name,
+                len(cohort.names),
+                cohort.dimension,
+                kind,
+                alone,
+                near,
+                warm,
+                f"{alone / warm:.1f}",
+            )
             lines.append("| " + " | ".join(map(str, cells)) + " |")
             print(lines[-1], flush=True)
     versions = f"scaffpd {sp.__version__}, torch {torch.__version__}, NumPy {np.__version__}"
@@ -78,7 +104,9 @@ def main(names: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     known = ["hospitals", "digits", "breast-cancer", "adult"]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("problems", nargs="*", help=f"among {', '.join(known)}; all by default")
     torch.set_num_threads(1)
     main(parser.parse_args().problems or known)

@@ -19,7 +19,8 @@ import torch
 import scaffpd as sp
 from problems import OBJECTIVES, chosen, families, objectives
 
-TOL, CAP = 1e-8, 300
+TOL = 1e-8
+CAP = 300
 STRENGTHS = (0.1, 10.0, 1000.0)
 
 
@@ -56,22 +57,28 @@ def page(table: dict[tuple[str, str], list[float]], seed: int) -> str:
         f"with nothing set, of one model for all and of `Personal(model, κ)`. ∞: not within {CAP} rounds.",
         "",
         f"- Median over {len(cells)} problems: "
-        + ", ".join(f"{name} {median}" for name, median in zip(head, medians, strict=True)) + ".",
+        + ", ".join(f"{name} {median}" for name, median in zip(head, medians, strict=True))
+        + ".",
         "- Problems on which personal models need more rounds than one model: "
-        + ", ".join(f"{name} {n}" for name, n in zip(head[1:], more, strict=True)) + ".",
+        + ", ".join(f"{name} {n}" for name, n in zip(head[1:], more, strict=True))
+        + ".",
         "",
         f"| family | objective | {' | '.join(head)} |",
         "|---|---|" + "---|" * len(head),
-    ]  # fmt: skip
+    ]
     for (name, which), row in table.items():
-        lines.append(f"| {name} | {which} | {' | '.join('∞' if np.isinf(n) else f'{n:g}' for n in row)} |")
+        lines.append(
+            f"| {name} | {which} | {' | '.join('∞' if np.isinf(n) else f'{n:g}' for n in row)} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--families", nargs="+", help="those with one of these in their names; all by default")
+    parser.add_argument(
+        "--families", nargs="+", help="those with one of these in their names; all by default"
+    )
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--no-write", action="store_true")
     given = parser.parse_args()

@@ -21,7 +21,16 @@ HARD = {  # families on which methods stall, and the objectives with which they 
     "one sample each": ("Agnostic", "CVaR"),
     "Nash near the start": ("Nash",),
 }
-OBJECTIVES = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted", "QFair", "Nash")
+OBJECTIVES = (
+    "Average",
+    "Agnostic",
+    "ChiSquare",
+    "ChiSquareBall",
+    "CVaR",
+    "Tilted",
+    "QFair",
+    "Nash",
+)
 
 
 @dataclass(frozen=True)
@@ -42,19 +51,30 @@ class Family:
         return cohort.gradients(cohort.start()).losses
 
 
-def single(seed: int, N: int, d: int, m: int = 1, noise: float | None = None) -> list[tuple[np.ndarray, np.ndarray]]:
+def single(
+    seed: int, N: int, d: int, m: int = 1, noise: float | None = None
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """N clients with m samples of one linear rule each: labels that it separates, or targets with noise."""
     random = np.random.default_rng(seed)
-    rule, clients = random.standard_normal(d), []
+    rule = random.standard_normal(d)
+    clients = []
     for _ in range(N):
         X = random.standard_normal((m, d))
-        clients.append((X, (X @ rule > 0).astype(float) if noise is None else X @ rule + noise * random.normal(size=m)))
+        clients.append(
+            (
+                X,
+                (X @ rule > 0).astype(float)
+                if noise is None
+                else X @ rule + noise * random.normal(size=m),
+            )
+        )
     return clients
 
 
 def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
     """Every family by name; building one is put off until it is asked for."""
-    squared, soft = sp.Linear("squared", l2=0.1), sp.Linear("squared", l2=0.01)
+    squared = sp.Linear("squared", l2=0.1)
+    soft = sp.Linear("squared", l2=0.01)
     logistic = sp.Linear("logistic", l2=1e-3, intercept=True)
     softmax = sp.Linear("softmax", l2=1e-3, intercept=True, classes=10)
     sizes = (20, 50, 100, 200, 400)
@@ -71,15 +91,27 @@ def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
         ),
         "breast cancer": (lambda: breast_cancer(seed=seed).train, logistic),
         "digits": (lambda: digits(seed=seed).train, softmax),
-        "hospitals": (lambda: heart_disease(seed=seed).train, sp.Linear("logistic", l2=0.01, intercept=True)),
+        "hospitals": (
+            lambda: heart_disease(seed=seed).train,
+            sp.Linear("logistic", l2=0.01, intercept=True),
+        ),
         ADULT: (lambda: adult().train, logistic),
         "separable": (lambda: single(seed, 10, 20, 50), sp.Linear("logistic", l2=1e-8)),
-        "one separable sample each": (lambda: single(seed, 400, 80), sp.Linear("logistic", l2=1e-6)),
+        "one separable sample each": (
+            lambda: single(seed, 400, 80),
+            sp.Linear("logistic", l2=1e-6),
+        ),
         "ℓ∞ regression": (lambda: single(seed, 300, 150, noise=1.0), sp.Linear("squared", l2=1e-6)),
         "one sample each": (lambda: single(seed, 200, 100), sp.Linear("logistic", l2=1e-2)),
-        "Nash near the start": (lambda: synthetic(N=10, d=10, seed=seed), sp.Linear("squared", l2=1e-2)),
+        "Nash near the start": (
+            lambda: synthetic(N=10, d=10, seed=seed),
+            sp.Linear("squared", l2=1e-2),
+        ),
     }
-    return {name: (lambda name=name, d=data, m=model: Family(name, d(), m)) for name, (data, model) in make.items()}
+    return {
+        name: (lambda name=name, d=data, m=model: Family(name, d(), m))
+        for name, (data, model) in make.items()
+    }
 
 
 def chosen(parts: list[str] | None) -> list[str]:
@@ -90,7 +122,9 @@ def chosen(parts: list[str] | None) -> list[str]:
             f"No family has {' or '.join(map(repr, parts or []))} in its name: choose among {', '.join(families())}."
         )
     if ADULT in names and not os.environ.get("SCAFFPD_DATA"):
-        print(f"{ADULT} is left out: set SCAFFPD_DATA to a folder that has it (see `help(scaffpd.data.adult)`).")
+        print(
+            f"{ADULT} is left out: set SCAFFPD_DATA to a folder that has it (see `help(scaffpd.data.adult)`)."
+        )
         names.remove(ADULT)
     return names
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from scaffpd.tabular.formats import open_table
-from scaffpd.tabular.read import read_columns
+from scaffpd.data.tabular.formats import open_table
+from scaffpd.data.tabular.read import read_columns
 
 REPEATS = 3
 
@@ -46,7 +46,9 @@ def main() -> None:
     theirs = min(seconds(lambda: csv.read_csv(path)) for _ in range(REPEATS))
     rows = rows_of(path, target)
     print(f"{path.name}: {rows:,} rows with a target")
-    print(f"scaffpd {first:.2f} s the first time, {ours:.2f} s warm; pyarrow {theirs:.2f} s; ratio {ours / theirs:.1f}")
+    print(
+        f"scaffpd {first:.2f} s the first time, {ours:.2f} s warm; pyarrow {theirs:.2f} s; ratio {ours / theirs:.1f}"
+    )
 
 
 if __name__ == "__main__":

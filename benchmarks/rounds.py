@@ -28,28 +28,46 @@ import torch
 
 import scaffpd as sp
 from problems import ADULT, HARD, OBJECTIVES, Family, chosen, families, objectives, tolerance
-from scaffpd.comparison.runs import Pool
+from scaffpd.study.comparison.runs import Pool
 
 J = 100
 CAP = {"few": 400, "many": 3000, "fixed": 400, "theory": 5000}
-SLOW = {"few": 300, "many": 1000, "fixed": 100, "theory": 150}  # where a round costs J passes over the data
+SLOW = {
+    "few": 300,
+    "many": 1000,
+    "fixed": 100,
+    "theory": 150,
+}  # where a round costs J passes over the data
 REAL = ("breast cancer", "digits", "hospitals", ADULT)
-GLOBAL, FEW_GLOBAL = (1.0, 0.5, 2.0, 0.2, 0.05), (2.0, 1.0, 0.5)
-SIGMA, FEW_SIGMA = (1.0, 0.1, 10.0, 0.01, 100.0, 1e-3, 1e-4), (10.0, 1.0, 0.1, 100.0, 0.01)
+GLOBAL = (1.0, 0.5, 2.0, 0.2, 0.05)
+FEW_GLOBAL = (2.0, 1.0, 0.5)
+SIGMA = (1.0, 0.1, 10.0, 0.01, 100.0, 1e-3, 1e-4)
+FEW_SIGMA = (10.0, 1.0, 0.1, 100.0, 0.01)
 THETA = (0.0, 1.0)
 OURS = "fair"
-SUBSPACE, QUASI, FIXED, AUTO = "subspace saddle", "quasi-Newton minimax", "Scaff-PD, best Fixed", "Scaff-PD, Auto"
+SUBSPACE = "subspace saddle"
+QUASI = "quasi-Newton minimax"
+FIXED = "Scaff-PD, best Fixed"
+AUTO = "Scaff-PD, Auto"
 THEORY = "Scaff-PD, Theory"
-PLAIN: dict[str, tuple[str, Callable[[Any], Any]]] = {  # methods that run as they are, and their limit
+PLAIN: dict[
+    str, tuple[str, Callable[[Any], Any]]
+] = {  # methods that run as they are, and their limit
     OURS: ("few", sp.fair),
     SUBSPACE: ("few", sp.SubspaceSaddle),
     QUASI: ("few", sp.QuasiNewtonMinimax),
     "minimax gradient": ("many", sp.MinimaxGradient),
     AUTO: ("many", lambda objective: sp.ScaffPD(objective, local_steps=J)),
-    f"{AUTO}, θ = 1": ("many", lambda objective: sp.ScaffPD(objective, local_steps=J, steps=sp.Auto(1.0))),
+    f"{AUTO}, θ = 1": (
+        "many",
+        lambda objective: sp.ScaffPD(objective, local_steps=J, steps=sp.Auto(1.0)),
+    ),
     THEORY: ("theory", lambda objective: sp.ScaffPD(objective, local_steps=J, steps=sp.Theory())),
     "APD": ("many", sp.AcceleratedPrimalDual),
-    "APD, θ = 1": ("many", lambda objective: sp.AcceleratedPrimalDual(objective, steps=sp.Auto(1.0))),
+    "APD, θ = 1": (
+        "many",
+        lambda objective: sp.AcceleratedPrimalDual(objective, steps=sp.Auto(1.0)),
+    ),
     "extragradient": ("many", sp.Extragradient),
     "descent-ascent": ("many", sp.GradientDescentAscent),
 }
@@ -69,7 +87,9 @@ def cost(method: Any, cohort: sp.Cohort, cap: int, tol: float = 1e-8) -> Cost | 
     return result.rounds, sent.exchanges, (sent.bytes_up + sent.bytes_down) / 1e6
 
 
-def best_fixed(objective: sp.Average, cohort: sp.Cohort, cap: int, slow: bool, tol: float) -> Cost | None:
+def best_fixed(
+    objective: sp.Average, cohort: sp.Cohort, cap: int, slow: bool, tol: float
+) -> Cost | None:
     """A coarse grid over (η_g, σ, θ) with η_ℓ = 1/max L_i, smaller η_ℓ with the best of it, then a finer grid."""
     safe = 1 / cohort.constants().smoothness.max()
     total = objective.start(cohort.gradients(cohort.start()).losses).sum()
@@ -85,10 +105,14 @@ def best_fixed(objective: sp.Average, cohort: sp.Cohort, cap: int, slow: bool, t
         return best if found is None else (found, point)
 
     sigmas = (1.0,) if isinstance(objective, sp.Average) else FEW_SIGMA if slow else SIGMA
-    for point in itertools.product(FEW_GLOBAL if slow else GLOBAL, sigmas, THETA[:1] if slow else THETA, (1.0,)):
+    for point in itertools.product(
+        FEW_GLOBAL if slow else GLOBAL, sigmas, THETA[:1] if slow else THETA, (1.0,)
+    ):
         best = attempt(point)
     (eta, sigma, theta, _), known = best[1], best[0] is not None
-    for smaller, b in itertools.product((0.3, 0.1, 0.03), (1.0, 2.0) if known else (1.0, 10.0, 0.1)):
+    for smaller, b in itertools.product(
+        (0.3, 0.1, 0.03), (1.0, 2.0) if known else (1.0, 10.0, 0.1)
+    ):
         best = attempt((eta * b, sigma, theta, smaller) if known else (eta, b, theta, smaller))
     if best[0] is not None:
         eta, sigma, theta, smaller = best[1]
@@ -101,8 +125,11 @@ def measure(task: tuple[str, str, str, int]) -> Row:
     """One cell: what one method needs on one problem."""
     name, which, method, seed = task
     family: Family = families(seed)[name]()
-    objective, cohort, slow = objectives(family)[which], family.cohort(), name in REAL or name in HARD
-    cap, tol = SLOW if slow else CAP, tolerance(family, objective)
+    objective = objectives(family)[which]
+    cohort = family.cohort()
+    slow = name in REAL or name in HARD
+    cap = SLOW if slow else CAP
+    tol = tolerance(family, objective)
     if method == FIXED:
         found = best_fixed(objective, cohort, cap["fixed"], slow, tol)
     else:
@@ -139,7 +166,10 @@ def entry(row: Row, method: str, part: int) -> str:
 
 def table(rows: list[Row], part: int) -> list[str]:
     """A Markdown table of rounds (part 0), exchanges (1) or megabytes (2)."""
-    lines = ["| family | objective | " + " | ".join(METHODS) + " |", "|" + "---|" * (2 + len(METHODS))]
+    lines = [
+        "| family | objective | " + " | ".join(METHODS) + " |",
+        "|" + "---|" * (2 + len(METHODS)),
+    ]
     for row in rows:
         cells = [row["family"], row["objective"], *(entry(row, method, part) for method in METHODS)]
         lines.append("| " + " | ".join(cells) + " |")
@@ -154,19 +184,31 @@ def numbers(rows: list[Row], method: str, part: int) -> np.ndarray:
 
 def summary(rows: list[Row]) -> list[str]:
     """What the tables say, in sentences with numbers."""
-    ours, subspace, fixed, auto = (numbers(rows, method, 0) for method in (OURS, SUBSPACE, FIXED, AUTO))
-    exchanges, quasi = numbers(rows, OURS, 1), numbers(rows, QUASI, 1)
+    ours, subspace, fixed, auto = (
+        numbers(rows, method, 0) for method in (OURS, SUBSPACE, FIXED, AUTO)
+    )
+    exchanges = numbers(rows, OURS, 1)
+    quasi = numbers(rows, QUASI, 1)
     both = np.isfinite(auto) & np.isfinite(fixed)
-    worse = [f"{row['family']} / {row['objective']}" for row, a, b in zip(rows, ours, fixed, strict=True) if a > b]
+    worse = [
+        f"{row['family']} / {row['objective']}"
+        for row, a, b in zip(rows, ours, fixed, strict=True)
+        if a > b
+    ]
     over = [
-        f"{row['family']} / {row['objective']}" for row, a, b in zip(rows, exchanges, quasi, strict=True) if a > 2 * b
+        f"{row['family']} / {row['objective']}"
+        for row, a, b in zip(rows, exchanges, quasi, strict=True)
+        if a > 2 * b
     ]
     ratio = auto[both] / fixed[both]
     return [
         *(
             f"- {name} reaches the gap on {np.isfinite(column).sum()} of {len(rows)} problems; rounds: median "
             f"{np.median(column):.3g}, most {column[np.isfinite(column)].max():.3g}."
-            for name, column in (("`fair`", ours), ("The subspace saddle method, which needs sums only,", subspace))
+            for name, column in (
+                ("`fair`", ours),
+                ("The subspace saddle method, which needs sums only,", subspace),
+            )
         ),
         f"- `fair` needs more rounds than the best constants of Scaff-PD on {len(worse)} problems"
         + (f": {'; '.join(worse)}." if worse else "."),
@@ -180,7 +222,8 @@ def summary(rows: list[Row]) -> list[str]:
 
 def accelerated(rows: list[Row], method: str) -> str:
     """Whether the paper's extrapolation pays."""
-    without, with_it = numbers(rows, method, 0), numbers(rows, f"{method}, θ = 1", 0)
+    without = numbers(rows, method, 0)
+    with_it = numbers(rows, f"{method}, θ = 1", 0)
     solved = np.isfinite(without) | np.isfinite(with_it)
     ratio = (with_it / without)[np.isfinite(without) & np.isfinite(with_it)]
     return (
@@ -236,7 +279,9 @@ def draw(rows: list[Row], path: Path) -> None:
 
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.2), sharey=True, layout="constrained")
     random = np.random.default_rng(0)
-    for part, (axis, title) in enumerate(zip(axes, ("rounds", "exchanges", "megabytes"), strict=True)):
+    for part, (axis, title) in enumerate(
+        zip(axes, ("rounds", "exchanges", "megabytes"), strict=True)
+    ):
         columns = [numbers(rows, method, part) for method in METHODS]
         finite = np.concatenate([column[np.isfinite(column)] for column in columns])
         edge = 2.5 * finite.max()
@@ -247,12 +292,20 @@ def draw(rows: list[Row], path: Path) -> None:
             solved = np.isfinite(known)
             axis.scatter(known[solved], height[solved], s=9, color=colour, alpha=0.7, linewidths=0)
             axis.scatter(
-                np.full((~solved).sum(), edge), height[~solved], s=14, marker="x", color="#d55e00", linewidths=0.8
+                np.full((~solved).sum(), edge),
+                height[~solved],
+                s=14,
+                marker="x",
+                color="#d55e00",
+                linewidths=0.8,
             )
             middle = np.median(known)
             if np.isfinite(middle):
                 axis.plot(
-                    [middle] * 2, [len(METHODS) - place - 0.35, len(METHODS) - place + 0.35], color="black", lw=1.6
+                    [middle] * 2,
+                    [len(METHODS) - place - 0.35, len(METHODS) - place + 0.35],
+                    color="black",
+                    lw=1.6,
                 )
         axis.set_xscale("log")
         axis.set_xlabel(f"{title} to a certified gap of 1e-8")
@@ -260,7 +313,9 @@ def draw(rows: list[Row], path: Path) -> None:
         for side in ("top", "right", "left"):
             axis.spines[side].set_visible(False)
         axis.tick_params(axis="y", length=0)
-    axes[0].set_yticks(range(len(METHODS), 0, -1), [f"{m} †" if m in SEES_ALL else m for m in METHODS])
+    axes[0].set_yticks(
+        range(len(METHODS), 0, -1), [f"{m} †" if m in SEES_ALL else m for m in METHODS]
+    )
     figure.suptitle(
         f"{len(rows)} problems, one dot each; bars are medians, crosses were not solved within the limit; "
         "† the server sees every client's gradient",
@@ -279,51 +334,84 @@ def costly(task: tuple[str, str, str, int]) -> int:
 def check(tasks: list[tuple[str, str, str, int]], processes: int) -> list[str]:
     """Measure these cells anew and return those that need over one round more than rounds.csv says."""
     with Path(__file__).with_name("rounds.csv").open(encoding="utf-8", newline="") as file:
-        before = {(r["family"], r["objective"], r["method"]): r["rounds"] for r in csv.DictReader(file)}
-    worse, same = [], 0
+        before = {
+            (r["family"], r["objective"], r["method"]): r["rounds"] for r in csv.DictReader(file)
+        }
+    worse = []
+    same = 0
     with Pool(measure, processes, "rounds") as pool:
         for cell in pool.work(sorted(tasks, key=costly)):
             was = float(before.get((cell["family"], cell["objective"], cell["method"])) or np.inf)
             now = np.inf if cell["cost"] is None else float(cell["cost"][0])
             same += was == now
             if was != now:
-                print(cell["family"], cell["objective"], cell["method"], f"{was:g} -> {now:g}", sep=" | ", flush=True)
+                print(
+                    cell["family"],
+                    cell["objective"],
+                    cell["method"],
+                    f"{was:g} -> {now:g}",
+                    sep=" | ",
+                    flush=True,
+                )
             if now > was + 1:
-                worse.append(f"{cell['family']} / {cell['objective']} / {cell['method']}: {was:g} -> {now:g}")
+                worse.append(
+                    f"{cell['family']} / {cell['objective']} / {cell['method']}: {was:g} -> {now:g}"
+                )
     print(f"{same} of {len(tasks)} cells as before, {len(worse)} over one round worse")
     return worse
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--families", nargs="*", default=None, help="parts of family names; all by default")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--families", nargs="*", default=None, help="parts of family names; all by default"
+    )
     parser.add_argument("--seed", type=int, default=11)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--fresh", action="store_true", help="measure anew what an earlier call has measured")
+    parser.add_argument(
+        "--fresh", action="store_true", help="measure anew what an earlier call has measured"
+    )
     parser.add_argument("--no-write", action="store_true", help="print only")
-    parser.add_argument("--check", nargs="*", default=None, help="methods; by default ours", metavar="METHOD")
+    parser.add_argument(
+        "--check", nargs="*", default=None, help="methods; by default ours", metavar="METHOD"
+    )
     options = parser.parse_args()
     names = chosen(options.families)
     problems = [(name, which) for name in names for which in HARD.get(name, OBJECTIVES)]
     tasks = [
-        (*problem, method, options.seed) for problem in problems for method in METHODS if applies(problem[1], method)
+        (*problem, method, options.seed)
+        for problem in problems
+        for method in METHODS
+        if applies(problem[1], method)
     ]
     if options.check is not None:
         wanted = options.check or [OURS, SUBSPACE, QUASI, AUTO]
-        sys.exit("\n".join(check([task for task in tasks if task[2] in wanted], options.processes)) or None)
+        sys.exit(
+            "\n".join(check([task for task in tasks if task[2] in wanted], options.processes))
+            or None
+        )
     if options.fresh:
         rows_file(options.seed).unlink(missing_ok=True)
     known = read_cells(options.seed)
     open_tasks = sorted((task for task in tasks if task[:3] not in known), key=costly)
     started = time.perf_counter()
-    with Pool(measure, options.processes, "rounds") as pool, rows_file(options.seed).open("a") as file:
+    with (
+        Pool(measure, options.processes, "rounds") as pool,
+        rows_file(options.seed).open("a") as file,
+    ):
         for cell in pool.work(open_tasks):
             known[cell["family"], cell["objective"], cell["method"]] = cell["cost"]
             file.write(json.dumps(cell) + "\n")
             file.flush()
             print(f"[{time.perf_counter() - started:6.0f} s]", *cell.values(), flush=True)
     rows = [
-        {"family": name, "objective": which, "costs": {m: known[name, which, m] for m in METHODS if applies(which, m)}}
+        {
+            "family": name,
+            "objective": which,
+            "costs": {m: known[name, which, m] for m in METHODS if applies(which, m)},
+        }
         for name, which in problems
     ]
     print("\n".join(summary(rows)))

@@ -19,8 +19,8 @@ import torch
 import scaffpd as sp
 from problems import OBJECTIVES, Family, objectives
 from scaffpd.algorithms import subspace_saddle
+from scaffpd.algorithms.subspace import SubspaceModel
 from scaffpd.data import synthetic
-from scaffpd.subspace import SubspaceModel
 
 CASES = (  # clients, samples each, features, objectives
     (50, 20, 10_000, OBJECTIVES),
@@ -51,7 +51,8 @@ class Asked:
     """A federation, or its answers, with the time that they take."""
 
     def __init__(self, inner: Any, times: Times) -> None:
-        self._inner, self._times = inner, times
+        self._inner = inner
+        self._times = times
 
     def __getattr__(self, name: str) -> Any:
         value = timed(self._times, "clients", getattr)(self._inner, name)
@@ -69,7 +70,9 @@ class Asked:
 def measure(cohort: sp.Cohort, objective: Any, rounds: int) -> list[Times]:
     """Seconds by part of every round in which the subspace is full."""
     times: Times = defaultdict(float)
-    federation, method, seen = Asked(cohort, times), sp.SubspaceSaddle(objective, memory=20), []
+    federation = Asked(cohort, times)
+    method = sp.SubspaceSaddle(objective, memory=20)
+    seen = []
     plain = subspace_saddle.orthonormal, SubspaceModel.solve, SubspaceModel.merit
     try:
         for place, name, part, call in zip(
@@ -88,7 +91,9 @@ def measure(cohort: sp.Cohort, objective: Any, rounds: int) -> list[Times]:
             seen.append({**times, "server": perf_counter() - begin - times["clients"]})
     finally:
         subspace_saddle.orthonormal, SubspaceModel.solve, SubspaceModel.merit = plain
-    return [times for times in seen if "basis" in times][WARM:]  # a retry at the same place needs no new basis
+    return [times for times in seen if "basis" in times][
+        WARM:
+    ]  # a retry at the same place needs no new basis
 
 
 def row(family: Family, name: str, rounds: int) -> str:
@@ -104,7 +109,9 @@ def table(rounds: int) -> list[str]:
     """One Markdown row per problem and objective."""
     lines = ["| " + " | ".join(HEAD) + " |", "|---" * len(HEAD) + "|"]
     for N, m, d, names in CASES:
-        family = Family("synthetic", synthetic(N=N, d=d, m=m, sigma=0.3), sp.Linear("squared", l2=0.1))
+        family = Family(
+            "synthetic", synthetic(N=N, d=d, m=m, sigma=0.3), sp.Linear("squared", l2=0.1)
+        )
         lines += [row(family, name, rounds if d < 1e6 else min(rounds, WARM + 4)) for name in names]
     return lines
 
@@ -118,7 +125,16 @@ def main(rounds: int = 20) -> None:
         "less that of everything the clients are asked for, sums of their vectors included; basis, model and merit are "
         "parts of it."
     )
-    text = "\n".join(["# Milliseconds of the server in a round of SubspaceSaddle", "", about, "", *table(rounds), ""])
+    text = "\n".join(
+        [
+            "# Milliseconds of the server in a round of SubspaceSaddle",
+            "",
+            about,
+            "",
+            *table(rounds),
+            "",
+        ]
+    )
     print(text)
     Path(__file__).with_name("SERVER.md").write_text(text, encoding="utf-8")
 

@@ -30,7 +30,6 @@ sys.path[:0] = [str(ROOT / "tests" / "deploy")]
 from deploy_cases import FakeClock, encoded, federation, model_of  # noqa: E402 - silos are those of the tests
 
 import scaffpd as sp  # noqa: E402
-from scaffpd.config.federation import FederationFile  # noqa: E402
 from scaffpd.deploy.coordinate import coordinate  # noqa: E402
 from scaffpd.deploy.deployed_run import DeployedRun  # noqa: E402
 from scaffpd.deploy.messages import Failure, InProcess, decode  # noqa: E402
@@ -39,6 +38,7 @@ from scaffpd.deploy.silo.silo import Silo  # noqa: E402
 from scaffpd.federation import Constants, Federation  # noqa: E402
 from scaffpd.federation.questions import GradientsAt, LocalSteps, ProximalSteps, Reply, Vectors  # noqa: E402
 from scaffpd.reference import reference_optimum  # noqa: E402
+from scaffpd.run.settings.federation import FederationFile  # noqa: E402
 
 # --- a federation whose members are federations
 
@@ -51,13 +51,18 @@ class RegionalChannel:
     and one row of numbers a client, and x goes down once a region.
     """
 
-    keeps, here, account, absent = True, False, None, 0
+    keeps = True
+    here = False
+    account = None
+    absent = 0
 
     def __init__(self, regions: Sequence[Federation]) -> None:
         self.regions = list(regions)
         self.names = tuple(name for region in self.regions for name in region.names)
         places = np.cumsum([0, *(len(region.names) for region in self.regions)])
-        self._place = [(r, i) for r, region in enumerate(self.regions) for i in range(len(region.names))]
+        self._place = [
+            (r, i) for r, region in enumerate(self.regions) for i in range(len(region.names))
+        ]
         assert places[-1] == len({*self.names}), "two regions have a client of the same name"
 
     @property
@@ -68,7 +73,9 @@ class RegionalChannel:
     @property
     def fingerprint(self) -> str:
         """Of all regions."""
-        return hashlib.sha256("".join(region.fingerprint for region in self.regions).encode()).hexdigest()
+        return hashlib.sha256(
+            "".join(region.fingerprint for region in self.regions).encode()
+        ).hexdigest()
 
     def constants(self) -> Constants:
         """Every client's own, region after region."""
@@ -97,7 +104,8 @@ class RegionalChannel:
     def masked(self):
         """See docs/deploy/scale.md."""
         raise sp.InputError(
-            "Masks are made among the clients of a region, and among regions: see docs/deploy/scale.md."
+            "masks-made-among",
+            "Masks are made among the clients of a region, and among regions: see docs/deploy/scale.md.",
         )
 
     def ask(self, question, chosen: Sequence[int]) -> Reply:
@@ -107,20 +115,30 @@ class RegionalChannel:
             groups.setdefault(self._place[i][0], []).append(k)
         if isinstance(question, ProximalSteps):  # what only the coordinator knows of all clients
             steepest = float(self.constants().smoothness[list(chosen)].max())
-            question = replace(question, plan=replace(question.plan, steepest=max(question.plan.steepest, steepest)))
+            question = replace(
+                question,
+                plan=replace(question.plan, steepest=max(question.plan.steepest, steepest)),
+            )
         replies = {
-            r: self.regions[r].channel.ask(self._part(question, ks), [self._place[chosen[k]][1] for k in ks])
+            r: self.regions[r].channel.ask(
+                self._part(question, ks), [self._place[chosen[k]][1] for k in ks]
+            )
             for r, ks in groups.items()
         }
         order = torch.tensor([k for ks in groups.values() for k in ks]).argsort()
         first = next(iter(replies.values()))
         numbers = {
-            n: lambda n=n: torch.cat([reply.numbers[n]() for reply in replies.values()])[order] for n in first.numbers
+            n: lambda n=n: torch.cat([reply.numbers[n]() for reply in replies.values()])[order]
+            for n in first.numbers
         }
         vectors = {}
         for part, handle in first.vectors.items():
-            summed = lambda w, part=part: sum(replies[r].vectors[part].sum(w[ks]) for r, ks in groups.items())  # noqa: E731
-            each = lambda part=part: torch.cat([reply.vectors[part].each() for reply in replies.values()])[order]  # noqa: E731
+            summed = lambda w, part=part: sum(
+                replies[r].vectors[part].sum(w[ks]) for r, ks in groups.items()
+            )
+            each = lambda part=part: torch.cat(
+                [reply.vectors[part].each() for reply in replies.values()]
+            )[order]
             vectors[part] = Vectors(summed, each, shape=handle.shape, fine=handle.fine)
         return Reply(numbers, vectors)
 
@@ -134,12 +152,16 @@ class RegionalChannel:
 def regional(clients: dict, model, regions: int) -> Federation:
     """Clients in so many regions."""
     groups = np.array_split(np.array(list(clients), dtype=object), regions)
-    return Federation(RegionalChannel([sp.Cohort({n: clients[n] for n in names}, model) for names in groups]))
+    return Federation(
+        RegionalChannel([sp.Cohort({n: clients[n] for n in names}, model) for names in groups])
+    )
 
 
 def drawn(n, m=40, d=20, seed=0):
     """Clients whose rows and labels differ from one to the next."""
-    rng, found, common = np.random.default_rng(seed), {}, np.random.default_rng(seed + 1).standard_normal(d)
+    rng = np.random.default_rng(seed)
+    found = {}
+    common = np.random.default_rng(seed + 1).standard_normal(d)
     for i in range(n):
         X = rng.standard_normal((m, d)) + 0.3 * rng.standard_normal(d)
         own = common + 0.5 * rng.standard_normal(d)
@@ -149,8 +171,11 @@ def drawn(n, m=40, d=20, seed=0):
 
 def regions_table(clients=1000):
     """Flat and through regions: the same numbers, and what the coordinator has to take."""
-    data, model, rows = drawn(clients), sp.Linear("logistic", l2=0.01), []
-    d, objective = 20, sp.ChiSquare(0.1)
+    data = drawn(clients)
+    model = sp.Linear("logistic", l2=0.01)
+    rows = []
+    d = 20
+    objective = sp.ChiSquare(0.1)
     print(f"{clients:,} clients of 40 rows, d = {d}, ChiSquare(0.1), tol 1e-6\n")
     print(
         "| method | regions | rounds | certificate | largest difference of x from the flat run "
@@ -163,7 +188,9 @@ def regions_table(clients=1000):
             run = (
                 flat
                 if not regions
-                else sp.train(method, regional(data, model, regions), rounds=100, tol=1e-6, progress=False)
+                else sp.train(
+                    method, regional(data, model, regions), rounds=100, tol=1e-6, progress=False
+                )
             )
             off = f"{np.abs(run.x - flat.x).max():.0e}" if regions else ""
             vectors = regions or clients
@@ -179,7 +206,11 @@ def regions_table(clients=1000):
                 )
             )
             print(
-                "| " + " | ".join(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in rows[-1]) + " |",
+                "| "
+                + " | ".join(
+                    f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in rows[-1]
+                )
+                + " |",
                 flush=True,
             )
 
@@ -192,12 +223,18 @@ class Late(InProcess):
 
     def __init__(self, silos, clock, seconds, loss=0.0, seed=0):
         super().__init__(silos)
-        self.clock, self.seconds, self.loss, self.random = clock, seconds, loss, np.random.default_rng(seed)
+        self.clock, self.seconds, self.loss, self.random = (
+            clock,
+            seconds,
+            loss,
+            np.random.default_rng(seed),
+        )
         self.exchanges = self.late = 0
 
     def ask(self, questions, timeout):
         """One exchange takes as long as its slowest answer, or the timeout."""
-        took, replies = [0.0], {}
+        took = [0.0]
+        replies = {}
         self.exchanges += 1
         for site, asked in questions.items():
             kind = decode(asked, 2**31).kind
@@ -217,7 +254,8 @@ def simulated(path, places, seconds, loss=0.0, seed=0):
     """A run on the simulated clock: its outcome, transport, clock and CPU seconds before and in training."""
     clock = import_module("scaffpd.deploy.coordinate").time = FakeClock()
     silos = {name: Silo.open(place) for name, place in places.items()}
-    transport, began = Late(silos, clock, seconds, loss, seed), time.process_time()
+    transport = Late(silos, clock, seconds, loss, seed)
+    began = time.process_time()
     try:
         return coordinate(path, transport), transport, clock.now, time.process_time() - began
     finally:
@@ -232,7 +270,10 @@ def scaled(folder, silos, more=""):
         home.mkdir(parents=True)
         rows = [
             "a,b,c,d,e,f,g,h,i,j,y",
-            *(",".join(f"{v:.5g}" for v in row) + f",{label}" for row, label in zip(X, y, strict=True)),
+            *(
+                ",".join(f"{v:.5g}" for v in row) + f",{label}"
+                for row, label in zip(X, y, strict=True)
+            ),
         ]
         (home / "rows.csv").write_text("\n".join(rows) + "\n")
         places[name] = home / "silo.toml"
@@ -282,9 +323,19 @@ def scale_table():
             up = lines["messages_up"] / 1e3 / max(outcome.rounds, 1) / silos
             told = f"{outcome.status}, {outcome.certificate or 0:.0e}"
             cells = (
-                silos, "masked" if more else "clear", f"{loss:.1%}", told, outcome.rounds, transport.exchanges,
-                len(outcome.members), f"{begin:.1f}", f"{each:.2f}", f"{waited:.0f}", f"{grown:.2f}", f"{up:.1f}",
-            )  # fmt: skip
+                silos,
+                "masked" if more else "clear",
+                f"{loss:.1%}",
+                told,
+                outcome.rounds,
+                transport.exchanges,
+                len(outcome.members),
+                f"{begin:.1f}",
+                f"{each:.2f}",
+                f"{waited:.0f}",
+                f"{grown:.2f}",
+                f"{up:.1f}",
+            )
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
 
 
@@ -316,7 +367,9 @@ class Stale(Membership):
 
     def __init__(self, *given, **more):
         super().__init__(*given, **more)
-        self.slow, self.turn = set(), True  # nothing can stand in for anybody yet
+        # nothing can stand in for anybody yet
+        self.slow = set()
+        self.turn = True
 
     @property
     def present(self):
@@ -331,7 +384,8 @@ class Stale(Membership):
             self.absent |= self.slow
             self.age |= dict.fromkeys(self.slow & {*answers}, -1)
             return answers
-        patient, self.policy = self.policy, self.policy.model_copy(update={"timeout": DEADLINE})
+        patient = self.policy
+        self.policy = self.policy.model_copy(update={"timeout": DEADLINE})
         before = {*self.absent}
         try:
             return super().ask(question, names, check)
@@ -348,17 +402,23 @@ class Stale(Membership):
 
 def slow_table():
     """Wait for a slow silo, go on with its last answers, or without it."""
-    print("8 silos of the hospitals, an answer takes 1 s (median); one silo takes `factor` times as long.")
+    print(
+        "8 silos of the hospitals, an answer takes 1 s (median); one silo takes `factor` times as long."
+    )
     print(
         "wait: timeout = 1000 s; stale: 3 s and then its last answers, but every fourth round is waited for; "
         "drop: timeout = 3 s, max_age = 3.\n"
     )
-    print("| method | factor | rule | clock, s | rounds | outcome | members | true gap, all 8 silos |")
+    print(
+        "| method | factor | rule | clock, s | rounds | outcome | members | true gap, all 8 silos |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for method in METHODS:
         for factor in (1, 3, 10, 30, 100):
             for rule in RULES:
-                print("| " + " | ".join(map(str, slow_row(method, factor, rule))) + " |", flush=True)
+                print(
+                    "| " + " | ".join(map(str, slow_row(method, factor, rule))) + " |", flush=True
+                )
 
 
 METHODS = {
@@ -382,15 +442,27 @@ def slow_row(method, factor, rule):
         outcome, _, waited, _ = simulated(path, places, seconds, seed=factor)
         module.Membership = Membership
         rows, model = encoded(path, places)
-        objective, clients = FederationFile.read(path).method.objective, [rows[n].train for n in places]
+        objective = FederationFile.read(path).method.objective
+        clients = [rows[n].train for n in places]
         best = reference_optimum(clients, model.loss, model.l2, objective, model.intercept)
         losses = sp.Cohort({n: rows[n].train for n in places}, model).evaluate(model_of(path)).loss
         gap = objective.support(losses) - best.value
     told = f"{outcome.status}, {outcome.certificate:.0e}" if outcome.certificate else outcome.status
-    return method, factor, rule, f"{waited:.0f}", outcome.rounds, told, len(outcome.members), f"{gap:.0e}"
+    return (
+        method,
+        factor,
+        rule,
+        f"{waited:.0f}",
+        outcome.rounds,
+        told,
+        len(outcome.members),
+        f"{gap:.0e}",
+    )
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    {"scale": scale_table, "regions": regions_table, "slow": slow_table}[sys.argv[1] if sys.argv[1:] else "slow"]()
+    {"scale": scale_table, "regions": regions_table, "slow": slow_table}[
+        sys.argv[1] if sys.argv[1:] else "slow"
+    ]()

@@ -49,7 +49,9 @@ def clients(samples: int, number: int, seed: int) -> list[np.ndarray]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--features", type=int, default=2000)
@@ -68,7 +70,11 @@ def main() -> None:
 
 def numbers(samples: int, features: int, stored: str) -> np.ndarray:
     """Random features, without drawing every one of them."""
-    base = np.random.default_rng(0).standard_normal((min(samples, 1000), features), dtype=np.float32).astype(stored)
+    base = (
+        np.random.default_rng(0)
+        .standard_normal((min(samples, 1000), features), dtype=np.float32)
+        .astype(stored)
+    )
     values = np.empty((samples, features), stored)
     for k in range(0, samples, len(base)):
         piece = values[k : k + len(base)]
@@ -77,17 +83,21 @@ def numbers(samples: int, features: int, stored: str) -> np.ndarray:
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
-    random, values = np.random.default_rng(1), numbers(options.samples, options.features, options.stored)
+    random = np.random.default_rng(1)
+    values = numbers(options.samples, options.features, options.stored)
     table = Table(values, options.features**-0.5, "random")
     y = random.integers(0, options.outputs, options.samples)
-    parts, device = clients(options.samples, options.clients, 0), options.device
+    parts = clients(options.samples, options.clients, 0)
+    device = options.device
     parts = [np.sort(p[p < options.samples]) for p in parts]
     found: dict[str, float] = {}
     start = clock(device)
     cohort = sp.Cohort(
-        [(table.rows(p), y[p]) for p in parts], sp.Linear("squared", l2=1e-6, classes=options.outputs), device=device,
+        [(table.rows(p), y[p]) for p in parts],
+        sp.Linear("squared", l2=1e-6, classes=options.outputs),
+        device=device,
         dtype=torch.float32,
-    )  # fmt: skip
+    )
     oracle = cohort._oracle
     A = oracle.rows.A
     found["seconds to load"] = clock(device) - start
@@ -97,19 +107,24 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     found["largest client"] = max(map(len, parts))
     X = torch.randn(options.features, options.outputs, device=device)
     V = torch.randn(len(A), options.outputs, device=device)
-    forward, backward = timed(lambda: A @ X, device), timed(lambda: A.T @ V, device)
+    forward = timed(lambda: A @ X, device)
+    backward = timed(lambda: A.T @ V, device)
     size = A.parts[0].numel() * A.parts[0].element_size()
     found |= {"seconds of A x": forward, "seconds of Aᵀv": backward, "GB of data": size / 1e9}
-    found["GB/s of A x"], found["GB/s of Aᵀv"] = size / forward / 1e9, size / backward / 1e9
+    found["GB/s of A x"] = size / forward / 1e9
+    found["GB/s of Aᵀv"] = size / backward / 1e9
     work = 2 * 2 * A.parts[0].numel() * options.outputs
     found["TFLOP/s of A x (two halves)"] = work / forward / 1e12
     exact = A.parts[0][:200].double() @ X.double() * A.scale
     found["relative error of A x"] = float(((A @ X)[:200] - exact).norm() / exact.norm())
     passes = (forward + backward) / 2
     for name, method in {
-        "FedAvg": sp.FedAvg(local_steps=10), "SCAFFOLD": sp.Scaffold(local_steps=10), "DRFA": sp.DRFA(local_steps=10),
-        "q-FFL": sp.QFFL(local_steps=10), "Scaff-PD": sp.ScaffPD(sp.ChiSquare(0.1), local_steps=10),
-    }.items():  # fmt: skip
+        "FedAvg": sp.FedAvg(local_steps=10),
+        "SCAFFOLD": sp.Scaffold(local_steps=10),
+        "DRFA": sp.DRFA(local_steps=10),
+        "q-FFL": sp.QFFL(local_steps=10),
+        "Scaff-PD": sp.ScaffPD(sp.ChiSquare(0.1), local_steps=10),
+    }.items():
         sp.train(method, cohort, rounds=2, progress=False)
         start = clock(device)
         result = sp.train(method, cohort, rounds=ROUNDS, progress=False)

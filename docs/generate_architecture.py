@@ -10,16 +10,21 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE, PAGE = ROOT / "src" / "scaffpd", ROOT / "docs" / "architecture.md"
+PACKAGE = ROOT / "src" / "scaffpd"
+PAGE = ROOT / "docs" / "architecture.md"
 MARKS = re.compile(
-    r"(?<=<!-- files: written by docs/generate_architecture.py -->\n).*(?=<!-- end of files -->)", re.DOTALL
+    r"(?<=<!-- files: written by docs/generate_architecture.py -->\n).*(?=<!-- end of files -->)",
+    re.DOTALL,
 )
 
 
 def rows() -> list[tuple[str, int, str]]:
     """Return (path, lines, sentence) of every file, folder by folder."""
     found = []
-    for file in sorted(PACKAGE.rglob("*.py"), key=lambda f: (f.parent != PACKAGE, f.relative_to(PACKAGE).as_posix())):
+    for file in sorted(
+        PACKAGE.rglob("*.py"),
+        key=lambda f: (f.parent != PACKAGE, f.relative_to(PACKAGE).as_posix()),
+    ):
         text = file.read_text(encoding="utf-8")
         words = " ".join((ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].split())
         found.append((file.relative_to(PACKAGE).as_posix(), text.count("\n"), sentence(words)))
@@ -53,4 +58,6 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(MARKS.sub(lambda _: table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(
+        MARKS.sub(lambda _: table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8"
+    )

@@ -49,13 +49,20 @@ def section(name: str, command: click.Command, shown: Shown) -> str:
     context = click.Context(command, info_name=name)
     parts = [f"{'##' if len(name.split()) < 3 else '###'} `{name}`", *paragraphs(command)]
     if isinstance(command, click.Group):
-        listed = [(part, command.get_command(context, part)) for part in command.list_commands(context)]
+        listed = [
+            (part, command.get_command(context, part)) for part in command.list_commands(context)
+        ]
         seen = [(part, below) for part, below in listed if below and not below.hidden]
-        rows = [f"| [`{part}`](#{anchor(f'{name} {part}')}) | {brief(below)} |" for part, below in seen]
+        rows = [
+            f"| [`{part}`](#{anchor(f'{name} {part}')}) | {brief(below)} |" for part, below in seen
+        ]
         parts += ["\n".join(["| command | what it does |", "|---|---|", *rows])]
     else:
         parts += [f"```text\n{name} {' '.join(command.collect_usage_pieces(context))}\n```"]
-    parts += [tabled("argument", rows_of(context, arguments(command))), option_table(name, context, command, shown)]
+    parts += [
+        tabled("argument", rows_of(context, arguments(command))),
+        option_table(name, context, command, shown),
+    ]
     if examples := getattr(command, "examples", ()):
         parts += ["For example:\n\n```console\n" + "\n".join(examples) + "\n```"]
     return "\n\n".join(part for part in parts if part)
@@ -76,7 +83,11 @@ def option_table(name: str, context: click.Context, command: click.Command, show
 
 def paragraphs(command: click.Command) -> list[str]:
     """Its help."""
-    return [code_words(" ".join(part.split())) for part in (command.help or "").split("\n\n") if part.strip()]
+    return [
+        code_words(" ".join(part.split()))
+        for part in (command.help or "").split("\n\n")
+        if part.strip()
+    ]
 
 
 def code_words(text: str) -> str:
@@ -97,7 +108,11 @@ def anchor(name: str) -> str:
 
 def arguments(command: click.Command) -> list[click.Parameter]:
     """What stands without a name on the command line."""
-    return [item for item in command.params if isinstance(item, click.Argument) and not getattr(item, "hidden", False)]
+    return [
+        item
+        for item in command.params
+        if isinstance(item, click.Argument) and not getattr(item, "hidden", False)
+    ]
 
 
 def options(command: click.Command) -> list[click.Parameter]:
@@ -119,8 +134,17 @@ def tabled(kind: str, rows: list[Row]) -> str:
 def meaning(item: click.Parameter) -> str:
     """Its help, and the bounds of a number."""
     words = code_words(" ".join((getattr(item, "help", None) or "").split()))
-    low, high = getattr(item.type, "min", None), getattr(item.type, "max", None)
-    bounds = "" if low is None else f"{low} to {high}" if high is not None else f"≥ {low}" if low > 1 else ""
+    low = getattr(item.type, "min", None)
+    high = getattr(item.type, "max", None)
+    bounds = (
+        ""
+        if low is None
+        else f"{low} to {high}"
+        if high is not None
+        else f"≥ {low}"
+        if low > 1
+        else ""
+    )
     return f"{words} ({bounds})" if bounds else words
 
 
@@ -131,7 +155,9 @@ def spelling(item: click.Parameter, context: click.Context) -> str:
     metavar = item.make_metavar(context).split(" RANGE")[0]
     taken = "" if getattr(item, "is_flag", False) else f" {metavar}"
     names = [*sorted(item.opts, key=len, reverse=True), *item.secondary_opts]
-    return ", ".join(f"`{name}{taken if name == names[0] else ''}`".replace("|", "\\|") for name in names)
+    return ", ".join(
+        f"`{name}{taken if name == names[0] else ''}`".replace("|", "\\|") for name in names
+    )
 
 
 def default(item: click.Parameter, context: click.Context) -> str:
@@ -144,7 +170,13 @@ def default(item: click.Parameter, context: click.Context) -> str:
         return shown
     if item.required:
         return "needed"
-    if value is None or value is False or value == () or callable(value) or getattr(item, "is_flag", False):
+    if (
+        value is None
+        or value is False
+        or value == ()
+        or callable(value)
+        or getattr(item, "is_flag", False)
+    ):
         return ""
     return f"`{value.as_posix() if isinstance(value, Path) else value}`"
 

@@ -37,8 +37,13 @@ def run(cells: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
             found.append({"name": "stdout", "output_type": "stream", "text": text})
         for figure in map(pyplot.figure, pyplot.get_fignums()):
             picture = io.BytesIO()
-            figure.savefig(picture, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
-            data = {"image/png": base64.b64encode(picture.getvalue()).decode(), "text/plain": ["<Figure>"]}
+            figure.savefig(
+                picture, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None}
+            )
+            data = {
+                "image/png": base64.b64encode(picture.getvalue()).decode(),
+                "text/plain": ["<Figure>"],
+            }
             found.append({"data": data, "metadata": {}, "output_type": "display_data"})
         pyplot.close("all")
         outputs.append(found)
@@ -47,7 +52,9 @@ def run(cells: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def texts(outputs: list[dict[str, Any]]) -> str:
     """What a cell prints, with numbers to two digits: the last ones differ between machines."""
-    whole = "".join(line for output in outputs if output["output_type"] == "stream" for line in output["text"])
+    whole = "".join(
+        line for output in outputs if output["output_type"] == "stream" for line in output["text"]
+    )
     return NUMBER.sub(lambda found: f"{float(found[0].replace('−', '-')):.2g}", whole)
 
 
@@ -62,10 +69,13 @@ def main(check: bool) -> int:
             for k, (cell, new) in enumerate(zip(cells, outputs, strict=True))
             if texts(cell["outputs"]) != texts(new)
         ]
-        sys.stdout.write(f"{NOTEBOOK.name}: {f'cells {old} print something else' if old else 'up to date'}.\n")
+        sys.stdout.write(
+            f"{NOTEBOOK.name}: {f'cells {old} print something else' if old else 'up to date'}.\n"
+        )
         return int(bool(old))
     for k, (cell, new) in enumerate(zip(cells, outputs, strict=True)):
-        cell["outputs"], cell["execution_count"] = new, k + 1
+        cell["outputs"] = new
+        cell["execution_count"] = k + 1
     NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 

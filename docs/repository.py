@@ -19,7 +19,9 @@ FOLDERS = ("results", "benchmarks")
 KINDS = {".md", ".png", ".svg", ".csv", ".txt", ".json"}
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md")
 HOME = {"README.md": "docs/index.md"}  # the site has a front page of its own
-LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(
+    r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)"
+)
 BASE = r"(?<![^\Wᵀ])(?<![\\`*])((?:arg)?(?:max|min)|Var|Δ?[A-Za-zΑ-Ωα-ω∇]\*?(?!\w*\*))"
 INDEX = r"(?:_(\{[^{}]+\}|[A-Za-zΑ-Ωα-ωℓ0-9]{1,2}(?![^\W²³]|{)))?"
 POWER = r"(?:\^(\{[^{}]+\}|[A-Za-z0-9](?![^\W²³]|{)))?"
@@ -29,7 +31,12 @@ FENCE = re.compile(r"(```.*?```|`[^`\n]+`)", flags=re.DOTALL)
 
 def outside() -> list[str]:
     """The files outside docs/ that are part of the site, by their paths in the repository."""
-    found = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*")) if path.suffix in KINDS]
+    found = [
+        path
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*"))
+        if path.suffix in KINDS
+    ]
     return [*PAGES, *(path.relative_to(ROOT).as_posix() for path in found)]
 
 
@@ -45,7 +52,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     uri = page.file.src_uri
     inside = (Path(config.docs_dir) / uri).exists()
     home = f"docs/{uri}" if inside else uri
-    known = {(f"docs/{file.src_uri}" if file.generated_by is None else file.src_uri): file for file in files}
+    known = {
+        (f"docs/{file.src_uri}" if file.generated_by is None else file.src_uri): file
+        for file in files
+    }
     code: list[str] = []
 
     def keep(found: re.Match[str]) -> str:
@@ -58,7 +68,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         there = HOME.get(there, there)
         if there in known:
             here = posixpath.dirname(uri) or "."
-            return f"{picture}[{text}]({posixpath.relpath(known[there].src_uri, here)}{anchor or ''})"
+            return (
+                f"{picture}[{text}]({posixpath.relpath(known[there].src_uri, here)}{anchor or ''})"
+            )
         if picture or not (ROOT / there).exists():
             raise PluginError(f"{home} links to {target!r}, which is not there.")
         return text
@@ -77,4 +89,6 @@ def raised(markdown: str) -> str:
         return letter + low + (f"<sup>{above.strip('{}')}</sup>" if above else "")
 
     lines = markdown.split("\n")
-    return "\n".join(line if line.startswith(("    ", "#")) else LETTERS.sub(tags, line) for line in lines)
+    return "\n".join(
+        line if line.startswith(("    ", "#")) else LETTERS.sub(tags, line) for line in lines
+    )

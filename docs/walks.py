@@ -30,7 +30,9 @@ def passed(walk: Callable[[], Any]) -> list[str]:
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
-        function = code.co_flags & inspect.CO_OPTIMIZED  # not the body of a module or a class, which imports run
+        function = (
+            code.co_flags & inspect.CO_OPTIMIZED
+        )  # not the body of a module or a class, which imports run
         if event == "call" and function and code.co_filename.startswith(str(ROOT)):
             files.setdefault(Path(code.co_filename).relative_to(ROOT).as_posix())
 
@@ -50,7 +52,17 @@ def a_row_of_a_csv_file(*options: str) -> list[str]:
         table = Path(folder, "table.csv")
         lines = [f"{'ab'[i % 2]},{i % 7},{i % 3},{'yes' if i % 5 > 1 else 'no'}" for i in range(60)]
         table.write_text("\n".join(["client,x,y,target", *lines]))
-        words = [str(table), "--client", "client", "--target", "target", "--out", f"{folder}/run", "--quiet", *options]
+        words = [
+            str(table),
+            "--client",
+            "client",
+            "--target",
+            "target",
+            "--out",
+            f"{folder}/run",
+            "--quiet",
+            *options,
+        ]
 
         def run() -> None:
             from scaffpd.cli import main
@@ -104,10 +116,19 @@ def a_question_to_a_silo() -> list[str]:
     return found
 
 
-WALKS = (a_row_of_a_csv_file, a_row_that_is_trained_on_and_no_more, a_round_on_a_cohort, a_question_to_a_silo)
+WALKS = (
+    a_row_of_a_csv_file,
+    a_row_that_is_trained_on_and_no_more,
+    a_round_on_a_cohort,
+    a_question_to_a_silo,
+)
 
 if __name__ == "__main__":
     for walk in WALKS:
-        with get_context("spawn").Pool(1) as process:  # of its own, so that every walk sees the imports
+        with get_context("spawn").Pool(
+            1
+        ) as process:  # of its own, so that every walk sees the imports
             files = process.apply(walk)
-        print(f"{walk.__name__.replace('_', ' ')}: {len(files)} files\n  " + "\n  ".join(files) + "\n")
+        print(
+            f"{walk.__name__.replace('_', ' ')}: {len(files)} files\n  " + "\n  ".join(files) + "\n"
+        )

@@ -96,7 +96,9 @@ short = written("resumed", rounds=("rounds = 500", "rounds = 3"))
 print("\nstopped:", coordinate(short, InProcess(opened())).status)
 outcome = coordinate(written("resumed"), InProcess(opened()))
 print("resumed:", outcome.status, "after", outcome.rounds, "rounds")
-same = (HOME / "resumed" / "model.safetensors").read_bytes() == (HOME / "fair" / "model.safetensors").read_bytes()
+same = (HOME / "resumed" / "model.safetensors").read_bytes() == (
+    HOME / "fair" / "model.safetensors"
+).read_bytes()
 print("the same model, bit for bit:", same)
 assert same
 

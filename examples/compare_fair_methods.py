@@ -20,7 +20,8 @@ import scaffpd as sp
 
 OUT = Path("fair-methods")
 OUT.mkdir(exist_ok=True)
-ROUNDS, LOCAL_STEPS = 30, 10
+ROUNDS = 30
+LOCAL_STEPS = 10
 
 digits = partial(sp.data.digits, clients=10, alpha=0.1, test_fraction=0.3)
 model = sp.Linear("softmax", l2=1e-2, intercept=True, classes=10)
@@ -42,7 +43,11 @@ methods = {
     "SCAFFOLD": (sp.Scaffold(local_steps=LOCAL_STEPS), sp.Average(), "the average client"),
     "AFL": (sp.AFL(), sp.Agnostic(), "the worst client"),
     "DRFA": (sp.DRFA(local_steps=LOCAL_STEPS), sp.Agnostic(), "the worst client"),
-    "q-FFL": (sp.QFFL(q=1, local_steps=LOCAL_STEPS), sp.QFair(1, prior=sizes), "the mean square, by rows"),
+    "q-FFL": (
+        sp.QFFL(q=1, local_steps=LOCAL_STEPS),
+        sp.QFair(1, prior=sizes),
+        "the mean square, by rows",
+    ),
     "Scaff-PD": (sp.ScaffPD(fair, local_steps=LOCAL_STEPS), fair, "the mean and its spread"),
 }
 

@@ -35,7 +35,9 @@ parts = [read(name) for name in HOSPITALS]
 X = pd.DataFrame(np.concatenate([rows for rows, _ in parts]), columns=list(COLUMNS))
 ill = np.concatenate([labels for _, labels in parts])
 hospital = np.repeat(HOSPITALS, [len(rows) for rows, _ in parts])
-print(f"{len(X)} patients of {len(HOSPITALS)} hospitals; {X.isna().mean().mean():.0%} of the cells are empty")
+print(
+    f"{len(X)} patients of {len(HOSPITALS)} hospitals; {X.isna().mean().mean():.0%} of the cells are empty"
+)
 
 # %% [markdown]
 # ## The pipeline
@@ -47,21 +49,36 @@ print(f"{len(X)} patients of {len(HOSPITALS)} hospitals; {X.isna().mean().mean()
 # %%
 categories = ["cp", "restecg", "slope", "thal"]
 prepare = make_column_transformer(
-    (SimpleImputer(strategy="median", add_indicator=True), [name for name in COLUMNS if name not in categories]),
-    (make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(sparse_output=False)), categories),
+    (
+        SimpleImputer(strategy="median", add_indicator=True),
+        [name for name in COLUMNS if name not in categories],
+    ),
+    (
+        make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(sparse_output=False)),
+        categories,
+    ),
 )
 
 
 def pipeline(objective):
     """The whole model, for one idea of fairness."""
-    return Pipeline([("prepare", prepare), ("model", sp.FairFederatedClassifier(objective, l2=0.03))])
+    return Pipeline(
+        [("prepare", prepare), ("model", sp.FairFederatedClassifier(objective, l2=0.03))]
+    )
 
 
 for objective in (sp.Average(), sp.ChiSquare(rho=0.1)):
     model = pipeline(objective).fit(X, ill, clients=hospital)["model"]
-    print(f"{objective}: training loss at the worst-served hospital {max(model.client_losses_.values()):.3f}")
-print(f"{model.status_} after {model.n_rounds_} rounds: at most {model.certificate_:.0e} from the optimum, proven")
-print("weights in the worst mixture:", {name: round(weight, 3) for name, weight in model.client_weights_.items()})
+    print(
+        f"{objective}: training loss at the worst-served hospital {max(model.client_losses_.values()):.3f}"
+    )
+print(
+    f"{model.status_} after {model.n_rounds_} rounds: at most {model.certificate_:.0e} from the optimum, proven"
+)
+print(
+    "weights in the worst mixture:",
+    {name: round(weight, 3) for name, weight in model.client_weights_.items()},
+)
 
 # %% [markdown]
 # ## How fair should it be?
@@ -108,19 +125,26 @@ print("chosen:", search.best_params_["model__objective"])
 
 # %%
 outer = StratifiedKFold(3, shuffle=True, random_state=1)
-table = pd.DataFrame({"patients": [int((hospital == name).sum()) for name in HOSPITALS]}, index=HOSPITALS)
+table = pd.DataFrame(
+    {"patients": [int((hospital == name).sum()) for name in HOSPITALS]}, index=HOSPITALS
+)
 for kind, estimator in {"average": pipeline(sp.Average()), "fair": search}.items():
-    p = cross_val_predict(estimator, X, ill, cv=outer, params={"clients": hospital}, method="predict_proba")[:, 1]
+    p = cross_val_predict(
+        estimator, X, ill, cv=outer, params={"clients": hospital}, method="predict_proba"
+    )[:, 1]
     table[f"{kind} accuracy"] = by_hospital(accuracy_score, ill, p > 0.5, hospital)
     table[f"{kind} log-loss"] = by_hospital(loss, ill, p, hospital)
 print(table.round(3).to_string())
 for measure, extreme in (("accuracy", "min"), ("log-loss", "max")):
-    before, after = table[f"average {measure}"], table[f"fair {measure}"]
+    before = table[f"average {measure}"]
+    after = table[f"fair {measure}"]
     print(
         f"{measure}: worst hospital {before.agg(extreme):.3f} → {after.agg(extreme):.3f}, "
         f"mean of the hospitals {before.mean():.3f} → {after.mean():.3f}"
     )
-print("Accuracy among 200 patients has a standard error of some 3 points: read small differences as none.")
+print(
+    "Accuracy among 200 patients has a standard error of some 3 points: read small differences as none."
+)
 
 # %% [markdown]
 # ## The picture
@@ -130,7 +154,12 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout=
 at = np.arange(len(HOSPITALS))
 for shift, kind, colour in ((-0.2, "average", "#8a8a8a"), (0.2, "fair", "#0072b2")):
     left.bar(at + shift, table[f"{kind} log-loss"], width=0.38, color=colour, label=kind)
-left.set(xticks=at, xticklabels=HOSPITALS, ylabel="log-loss, held out", title="every hospital, before and after")
+left.set(
+    xticks=at,
+    xticklabels=HOSPITALS,
+    ylabel="log-loss, held out",
+    title="every hospital, before and after",
+)
 left.legend(frameon=False)
 right.semilogx(rhos, worst, "o-", color="#0072b2")
 right.set(xlabel="ρ (to the left: the worst case)", title="the hospital that is served worst")

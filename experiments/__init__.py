@@ -9,6 +9,6 @@
     python -m experiments.tct_end_to_end    train, convexify, train, from random weights
     packed, spectral, small_networks, csv_files                   packed images, losses in eigenvectors, networks, CSV
 
-Runs go to the processes of `scaffpd.comparison`. It tunes the methods of the paper's tables, and rows of the decisive
+Runs go to the processes of `scaffpd.study.comparison`. It tunes the methods of the paper's tables, and rows of the decisive
 tables climb by its rule; `synthetic_tuning` alone chooses with hindsight, with x* known.
 """

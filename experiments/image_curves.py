@@ -19,16 +19,19 @@ from numpy.typing import NDArray
 from experiments.image_plans import RHOS, methods
 from experiments.image_study import Ground, Place
 from scaffpd.algorithms import FedAvg, Scaffold, ScaffPD
-from scaffpd.comparison import compare
-from scaffpd.comparison.setting import configured
-from scaffpd.comparison.tables import markdown_table
-from scaffpd.metrics import Summary
 from scaffpd.objectives import Average, ChiSquare
+from scaffpd.study.comparison import compare
+from scaffpd.study.comparison.setting import configured
+from scaffpd.study.comparison.tables import markdown_table
 from scaffpd.system import Tally
-from scaffpd.training import RoundInfo, Status, train
+from scaffpd.training.loop import RoundInfo, Status, train
+from scaffpd.training.metrics import Summary
 
 BASELINE = "SCAFFOLD"
-FACTORS, STOPS, CAUSE_RHOS = (1.0, 3.0, 10.0), (10, 30, 100), (0.1, 1.0, 10.0)  # FACTORS: on the plan's l2
+# FACTORS: on the plan's l2
+FACTORS = (1.0, 3.0, 10.0)
+STOPS = (10, 30, 100)
+CAUSE_RHOS = (0.1, 1.0, 10.0)
 COLUMNS = ("method", "seed", "round", "average", "worst_20", "best_20")
 CAUSE_COLUMNS = ("method", "l2", *COLUMNS[1:])
 
@@ -52,7 +55,9 @@ class Curve:
 
 def scaff_pds(rhos: Sequence[float], local_steps: int) -> dict[str, Any]:
     """Scaff-PD for every ρ, by label."""
-    return {f"Scaff-PD, ρ = {rho:g}": ScaffPD(ChiSquare(rho), local_steps=local_steps) for rho in rhos}
+    return {
+        f"Scaff-PD, ρ = {rho:g}": ScaffPD(ChiSquare(rho), local_steps=local_steps) for rho in rhos
+    }
 
 
 def contestants(local_steps: int) -> dict[str, Any]:
@@ -69,16 +74,25 @@ def contestants(local_steps: int) -> dict[str, Any]:
 
 def curves(here: Ground, alpha: float, place: Place, out: Path) -> list[Curve]:
     """Run Scaff-PD for every ρ, and SCAFFOLD with the rate that its validation images choose, on every partition."""
-    plan, problem = here.plan, here.problem(alpha, place.device)
+    plan = here.plan
+    problem = here.problem(alpha, place.device)
     chosen = compare(
-        {BASELINE: methods(plan.local_steps)[BASELINE]}, problem, seeds=(0,), rounds=plan.rounds, tune=plan.tune,
-        out=out / "tuning", progress=place.progress,
-    )  # fmt: skip
-    fixed, found = scaff_pds(RHOS, plan.local_steps), []
+        {BASELINE: methods(plan.local_steps)[BASELINE]},
+        problem,
+        seeds=(0,),
+        rounds=plan.rounds,
+        tune=plan.tune,
+        out=out / "tuning",
+        progress=place.progress,
+    )
+    fixed = scaff_pds(RHOS, plan.local_steps)
+    found = []
     with Tally(place.progress, plan.seeds * (len(fixed) + 1)) as bar:
         for seed in range(plan.seeds):
             cohort = problem.cohort(seed)
-            tuned, _ = configured(chosen.setting.methods[BASELINE], chosen.finals[0].factors, cohort)
+            tuned, _ = configured(
+                chosen.setting.methods[BASELINE], chosen.finals[0].factors, cohort
+            )
             for label, method in (fixed | {BASELINE: tuned}).items():
                 found.append(Curve(label, seed, follow(method, cohort, plan.rounds, seed), plan.l2))
                 bar.advance(label)
@@ -87,7 +101,9 @@ def curves(here: Ground, alpha: float, place: Place, out: Path) -> list[Curve]:
 
 def causes(here: Ground, alpha: float, place: Place) -> list[Curve]:
     """Run all contestants for every l2 on every partition."""
-    plan, methods, found = here.plan, contestants(here.plan.local_steps), []
+    plan = here.plan
+    methods = contestants(here.plan.local_steps)
+    found = []
     with Tally(place.progress, len(FACTORS) * plan.seeds * len(methods)) as bar:
         for l2 in (factor * plan.l2 for factor in FACTORS):
             problem = replace(here, plan=replace(plan, l2=l2)).problem(alpha, place.device)
@@ -107,7 +123,9 @@ def follow(method: Any, cohort: Any, rounds: int, seed: int) -> NDArray[np.float
         scores.append(_scores(cohort, moment.state.x))
 
     with np.errstate(all="ignore"):  # a run overflows before it is called diverged
-        result = train(method, cohort, rounds=rounds, seed=seed, progress=False, callbacks=[look]).uninterrupted()
+        result = train(
+            method, cohort, rounds=rounds, seed=seed, progress=False, callbacks=[look]
+        ).uninterrupted()
     scores = scores[: result.rounds + 1]
     rest = (np.nan,) * 3 if result.status is Status.DIVERGED else scores[-1]
     return np.array(scores + [rest] * (rounds + 1 - len(scores)))
@@ -130,8 +148,12 @@ def lines(found: Sequence[Curve], with_l2: bool = False) -> Iterator[tuple[Any, 
 def verdict(found: Sequence[Curve]) -> Iterator[str]:
     """Where every curve ends, and how soon each of Scaff-PD's is where SCAFFOLD ends; all of means over partitions."""
     labels = dict.fromkeys(curve.label for curve in found)
-    means = {name: np.mean([curve.scores for curve in found if curve.label == name], axis=0) for name in labels}
-    rounds, goal = len(means[BASELINE]) - 1, means[BASELINE][-1, 1]
+    means = {
+        name: np.mean([curve.scores for curve in found if curve.label == name], axis=0)
+        for name in labels
+    }
+    rounds = len(means[BASELINE]) - 1
+    goal = means[BASELINE][-1, 1]
     for name, scores in means.items():
         average, worst = 100 * scores[-1, :2]
         said = f"{name}: after {rounds} rounds {average:.1f} % on average and {worst:.1f} % for the worst 20 %"
@@ -148,46 +170,58 @@ def verdict(found: Sequence[Curve]) -> Iterator[str]:
 def cause_table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
     """Worst-20 % (and average) test accuracy for every l2 after every number of rounds, mean over partitions."""
     last = len(found[0].scores) - 1
-    columns = [(l2, r) for l2 in dict.fromkeys(c.l2 for c in found) for r in [r for r in STOPS if r <= last] or [last]]
+    columns = [
+        (l2, r)
+        for l2 in dict.fromkeys(c.l2 for c in found)
+        for r in [r for r in STOPS if r <= last] or [last]
+    ]
     header = ["method", *(f"l2 = {l2:g}, {r} rounds" for l2, r in columns)]
     rows = []
     for label in dict.fromkeys(curve.label for curve in found):
-        cells = [[c.scores[r] for c in found if (c.label, c.l2) == (label, l2)] for l2, r in columns]
+        cells = [
+            [c.scores[r] for c in found if (c.label, c.l2) == (label, l2)] for l2, r in columns
+        ]
         means = [100 * np.mean(scores, axis=0) for scores in cells]
-        rows.append([label, *("failed" if np.isnan(m[1]) else f"{m[1]:.1f} ({m[0]:.1f})" for m in means)])
+        rows.append(
+            [label, *("failed" if np.isnan(m[1]) else f"{m[1]:.1f} ({m[0]:.1f})" for m in means)]
+        )
     return header, rows
 
 
 def curves_page(found: Sequence[Curve], title: str, command: str, hardware: str) -> str:
     """A page with the picture."""
-    return "\n".join([
-        f"# {title}",
-        "",
-        f"Written by `{command}` on {hardware}. Features as in the tables; ρ is not tuned, {BASELINE}'s rate is, on "
-        "validation images of the first partition.",
-        "",
-        "![accuracy over rounds](rho.png)",
-        "",
-        *(f"- {sentence}" for sentence in verdict(found)),
-        "",
-        "`rho.csv` has every round of every run.",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"# {title}",
+            "",
+            f"Written by `{command}` on {hardware}. Features as in the tables; ρ is not tuned, {BASELINE}'s rate is, on "
+            "validation images of the first partition.",
+            "",
+            "![accuracy over rounds](rho.png)",
+            "",
+            *(f"- {sentence}" for sentence in verdict(found)),
+            "",
+            "`rho.csv` has every round of every run.",
+            "",
+        ]
+    )
 
 
 def causes_page(found: Sequence[Curve], title: str, command: str, hardware: str) -> str:
     """A page with the table."""
     seeds = len({curve.seed for curve in found})
-    return "\n".join([
-        f"# {title}",
-        "",
-        f"Written by `{command}` on {hardware}. Test accuracy in per cent, worst 20 % of the clients and, in brackets, "
-        f"the average over clients; mean over {seeds} partitions; automatic rates.",
-        "",
-        *markdown_table(*cause_table(found)),
-        "",
-        *(__doc__ or "").strip().splitlines()[2:],
-        "",
-        "`causes.csv` has every round of every run.",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"# {title}",
+            "",
+            f"Written by `{command}` on {hardware}. Test accuracy in per cent, worst 20 % of the clients and, in brackets, "
+            f"the average over clients; mean over {seeds} partitions; automatic rates.",
+            "",
+            *markdown_table(*cause_table(found)),
+            "",
+            *(__doc__ or "").strip().splitlines()[2:],
+            "",
+            "`causes.csv` has every round of every run.",
+            "",
+        ]
+    )

@@ -27,18 +27,29 @@ from experiments.image_plans import Plan
 from experiments.image_rows import Values
 from experiments.image_study import Ground
 from experiments.spectral import Quadratics, Spectra, decompose, federation
-from scaffpd.cohort import Cohort, LocalChannel, Split
 from scaffpd.data import like_training
 from scaffpd.federation import Federation
-from scaffpd.metrics import worst_fifth
 from scaffpd.models import Linear
 from scaffpd.models.glm import LinearOracle
+from scaffpd.training.cohort import Cohort, LocalChannel, Split
+from scaffpd.training.metrics import worst_fifth
 
 LOSSES = ("squared", "tct", "softmax")
 HELD_OUT = 0.25
-FIT_L2, FIT_RHO = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2), (0.03, 0.1, 0.5)
+FIT_L2 = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+FIT_RHO = (0.03, 0.1, 0.5)
 RUNS = (
-    *("row", "partition", "average", "worst_20", "best_20", "train_accuracy", "correlation", "certificate", "rounds"),
+    *(
+        "row",
+        "partition",
+        "average",
+        "worst_20",
+        "best_20",
+        "train_accuracy",
+        "correlation",
+        "certificate",
+        "rounds",
+    ),
     *("seconds", "chosen", "accuracies"),
 )
 Accuracy = NDArray[np.float64]
@@ -74,7 +85,12 @@ class Piece:
     def name(self) -> str:
         """The folder."""
         plan = self.plan
-        words = [plan.backbone, plan.kind, f"alpha-{self.alpha:g}", "" if self.loss == "squared" else self.loss]
+        words = [
+            plan.backbone,
+            plan.kind,
+            f"alpha-{self.alpha:g}",
+            "" if self.loss == "squared" else self.loss,
+        ]
         return "-".join([*filter(None, words), *(["balanced"] if plan.balanced else [])])
 
 
@@ -94,13 +110,24 @@ class Division:
     """One partition: its clients' rows, their losses, and the accuracy of models on them."""
 
     def __init__(self, here: Ground, F: Tensor, labels: Tensor, piece: Piece, seed: int) -> None:
-        self.F, self.labels, self.classes, self.loss, self.seed = F, labels, here.classes, piece.loss, seed
+        self.F = F
+        self.labels = labels
+        self.classes = here.classes
+        self.loss = piece.loss
+        self.seed = seed
         self.n, cut = len(here.train), here.cut(piece.alpha)
         parts = cut.parts(seed)
         tests = [p + self.n for p in like_training(parts, here.train, here.test, seed)]
         fit, held = zip(*(halves(p, [seed, i, 8]) for i, p in enumerate(parts)), strict=True)
         inner, aside = zip(*(halves(p, [seed, i, 9]) for i, p in enumerate(fit)), strict=True)
-        named = {"all": parts, "test": tests, "fit": fit, "held": held, "inner": inner, "aside": aside}
+        named = {
+            "all": parts,
+            "test": tests,
+            "fit": fit,
+            "held": held,
+            "inner": inner,
+            "aside": aside,
+        }
         self.rows = {
             name: [torch.from_numpy(np.ascontiguousarray(p)).to(F.device) for p in chosen]
             for name, chosen in named.items()
@@ -125,9 +152,13 @@ class Division:
             return federation(Quadratics.shared(self.spectra(part), l2))
         key = part, "softmax"
         if key not in self._kept:
-            pairs = [(A.cpu().numpy().astype(np.float32), y.cpu().numpy()) for A, y in self.pairs(part)]
+            pairs = [
+                (A.cpu().numpy().astype(np.float32), y.cpu().numpy()) for A, y in self.pairs(part)
+            ]
             model = Linear("softmax", l2=1.0, classes=self.classes)
-            self._kept[key] = Cohort(pairs, model, device=self.F.device, dtype=torch.float32).channel
+            self._kept[key] = Cohort(
+                pairs, model, device=self.F.device, dtype=torch.float32
+            ).channel
         channel = self._kept[key]
         whole = channel.train.oracle
         oracle = LinearOracle(whole.rows, whole.loss, l2, whole.outputs, list(channel.names))
@@ -162,7 +193,9 @@ class Division:
     def own_accuracy(self, U: Tensor, part: str) -> Accuracy:
         """By client, of models of their own (N, d, C)."""
         pairs = zip(self.rows[part], U, strict=True)
-        return np.array([float(((self.F[p] @ u).argmax(1) == self.labels[p]).double().mean()) for p, u in pairs])
+        return np.array(
+            [float(((self.F[p] @ u).argmax(1) == self.labels[p]).double().mean()) for p, u in pairs]
+        )
 
     def held_losses(self, X: Tensor, part: str = "held") -> NDArray[np.float64]:
         """Every client's loss on the rows kept aside, without the regulariser."""
@@ -170,16 +203,22 @@ class Division:
         scale, shift = (0.5, 1 / self.classes) if self.loss == "tct" else (1.0, 0.0)
         Y = torch.nn.functional.one_hot(self.labels[index], self.classes).to(X) - shift
         each = (self.F[index] @ X - Y).square().sum(1)
-        out = torch.zeros(len(sizes), dtype=torch.float64, device=X.device).index_add_(0, owner, each)
+        out = torch.zeros(len(sizes), dtype=torch.float64, device=X.device).index_add_(
+            0, owner, each
+        )
         return (scale * out / sizes).cpu().numpy()
 
     def pull(self, kappa: float, part: str) -> Tensor:
         """γ_i = κ/n_i."""
-        return kappa / torch.tensor([len(p) for p in self.rows[part]], device=self.F.device, dtype=torch.float64)
+        return kappa / torch.tensor(
+            [len(p) for p in self.rows[part]], device=self.F.device, dtype=torch.float64
+        )
 
     def common_pull(self, kappa: float, part: str) -> Tensor:
         """One γ for all: κ over the mean number of rows."""
-        return torch.full_like(self.pull(kappa, part), kappa * len(self.rows[part]) / sum(map(len, self.rows[part])))
+        return torch.full_like(
+            self.pull(kappa, part), kappa * len(self.rows[part]) / sum(map(len, self.rows[part]))
+        )
 
 
 @dataclass
@@ -227,17 +266,31 @@ def shown(values: Values) -> str:
 
 
 def line(
-    name: str, division: Division, accuracy: Accuracy, fitted: Accuracy, losses: Any, certificate: float, rounds: Any,
-    seconds: float, chosen: str,
-) -> list[Any]:  # fmt: skip
+    name: str,
+    division: Division,
+    accuracy: Accuracy,
+    fitted: Accuracy,
+    losses: Any,
+    certificate: float,
+    rounds: Any,
+    seconds: float,
+    chosen: str,
+) -> list[Any]:
     """One line of runs.csv, in per cent."""
     best = -worst(-accuracy)
     numbers = [100 * accuracy.mean(), 100 * worst(accuracy), 100 * best, 100 * fitted.mean()]
     each = " ".join(f"{100 * a:.2f}" for a in accuracy)
     return [
-        name, division.seed, *(f"{v:.4f}" for v in numbers), f"{rank(losses, accuracy):.4f}", f"{certificate:.3g}",
-        rounds, f"{seconds:.2f}", chosen, each,
-    ]  # fmt: skip
+        name,
+        division.seed,
+        *(f"{v:.4f}" for v in numbers),
+        f"{rank(losses, accuracy):.4f}",
+        f"{certificate:.3g}",
+        rounds,
+        f"{seconds:.2f}",
+        chosen,
+        each,
+    ]
 
 
 def rank(losses: Any, accuracy: Accuracy) -> float:

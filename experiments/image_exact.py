@@ -25,7 +25,9 @@ from scaffpd.objectives import Average, ChiSquare
 
 ALONE_L2 = tuple(10**k for k in np.arange(-7, 2.1, 0.5).tolist())
 CHECKED = 2  # partitions on which personal rows are solved for by other means as well
-Fitted = Callable[[Division, str, Values], tuple[Any, Any, float, bool]]  # model(s), losses, gap, whether own models
+Fitted = Callable[
+    [Division, str, Values], tuple[Any, Any, float, bool]
+]  # model(s), losses, gap, whether own models
 
 
 def averaged(division: Division, part: str, v: Values) -> tuple[Any, Any, float, bool]:
@@ -48,12 +50,18 @@ def held_out(division: Division, part: str, v: Values) -> tuple[Any, Any, float,
 def ditto(division: Division, part: str, v: Values) -> tuple[Any, Any, float, bool]:
     """Solve for the average loss, then every client's own model, held to x by one γ for all."""
     X, losses, gap, _ = averaged(division, part, {"l2": v["l2"]})
-    return own_models(division.spectra(part), v["l2"], division.common_pull(v["pull"], part), X), losses, gap, True
+    return (
+        own_models(division.spectra(part), v["l2"], division.common_pull(v["pull"], part), X),
+        losses,
+        gap,
+        True,
+    )
 
 
 def personal(division: Division, part: str, v: Values) -> tuple[Any, Any, float, bool]:
     """Solve for the losses of the clients' own models, γ_i = κ/n_i; χ² where there is a ρ."""
-    s, pull = division.spectra(part), division.pull(v["kappa"], part)
+    s = division.spectra(part)
+    pull = division.pull(v["kappa"], part)
     q = Quadratics.personal(s, v["l2"], pull)
     found = saddle(q, ChiSquare(v["rho"]) if "rho" in v else Average())
     losses = q.losses(found.X, s.W @ found.X).cpu().numpy()
@@ -68,26 +76,38 @@ def exact_row(work: Work, name: str, axes: dict[str, Axis], fit: Fitted) -> tabl
         found = []
         for division in work.choosing:
             model, _, _, own = fit(division, "fit", v)
-            found.append(worst(division.own_accuracy(model, "held") if own else division.accuracy(model, "held")[0]))
+            found.append(
+                worst(
+                    division.own_accuracy(model, "held")
+                    if own
+                    else division.accuracy(model, "held")[0]
+                )
+            )
         return float(np.mean(found)), None
 
     found = climbed(axes, score)
-    work.append("tuning.csv", ("row", "values", "rounds", "worst_20", "chosen"), [
-        (name, shown(v), "", f"{100 * s:.4f}", int(v == found.values)) for v, s, _ in found.tried
-    ])  # fmt: skip
+    work.append(
+        "tuning.csv",
+        ("row", "values", "rounds", "worst_20", "chosen"),
+        [(name, shown(v), "", f"{100 * s:.4f}", int(v == found.values)) for v, s, _ in found.tried],
+    )
     write_exact(work, name, found.values, fit, "".join(f" open:{axis}" for axis in found.open))
     return found
 
 
-def write_exact(work: Work, name: str, values: Values, fit: Fitted, more: str = "", few: int | None = None) -> None:
+def write_exact(
+    work: Work, name: str, values: Values, fit: Fitted, more: str = "", few: int | None = None
+) -> None:
     """Solve for a row on every partition (or on a few of them) and write the lines."""
     lines = []
     for division in work.divisions[:few]:
         begin = time.perf_counter()
         model, losses, gap, own = fit(division, "all", values)
-        parts = [division.own_accuracy(model, p) for p in ("test", "all")] if own else division.accuracy(
-            model, "test", "all"
-        )  # fmt: skip
+        parts = (
+            [division.own_accuracy(model, p) for p in ("test", "all")]
+            if own
+            else division.accuracy(model, "test", "all")
+        )
         seconds = time.perf_counter() - begin
         lines.append(line(name, division, *parts, losses, gap, "", seconds, shown(values) + more))
     work.append("runs.csv", RUNS, lines)
@@ -98,22 +118,38 @@ def alone(work: Work) -> None:
     lines = []
     for division in work.divisions:
         work.check()
-        begin, N = time.perf_counter(), len(division.rows["all"])
+        begin = time.perf_counter()
+        N = len(division.rows["all"])
         zero = division.F.new_zeros(division.F.shape[1], division.classes)
 
-        def models(part: str, l2: float, division: Division = division, zero: Tensor = zero, N: int = N) -> Tensor:
+        def models(
+            part: str, l2: float, division: Division = division, zero: Tensor = zero, N: int = N
+        ) -> Tensor:
             return own_models(division.spectra(part), l2, zero.new_zeros(N), zero)
 
         held = np.array([division.own_accuracy(models("fit", l2), "held") for l2 in ALONE_L2])
-        pick = np.array([int(np.median(np.flatnonzero(h == h.max()))) for h in held.T])  # of equals the middle one
-        tested, fitted = np.zeros(N), np.zeros(N)
+        pick = np.array(
+            [int(np.median(np.flatnonzero(h == h.max()))) for h in held.T]
+        )  # of equals the middle one
+        tested = np.zeros(N)
+        fitted = np.zeros(N)
         for k in set(pick.tolist()):
             U = models("all", ALONE_L2[k])
             for out, part in ((tested, "test"), (fitted, "all")):
                 out[pick == k] = division.own_accuracy(U, part)[pick == k]
         chosen = " ".join(f"{ALONE_L2[k]:.0e}" for k in pick)
         lines.append(
-            line(table.ALONE, division, tested, fitted, None, 0.0, "", time.perf_counter() - begin, f"l2 {chosen}")
+            line(
+                table.ALONE,
+                division,
+                tested,
+                fitted,
+                None,
+                0.0,
+                "",
+                time.perf_counter() - begin,
+                f"l2 {chosen}",
+            )
         )
     work.append("runs.csv", RUNS, lines)
 
@@ -136,7 +172,10 @@ def exact_rows(work: Work) -> None:
         if name in done:
             continue
         if name == table.OWN_FAIR and table.OWN in chosen:  # from where the average ended
-            axes = {k: replace(axis, start=chosen[table.OWN].get(k, axis.start)) for k, axis in axes.items()}
+            axes = {
+                k: replace(axis, start=chosen[table.OWN].get(k, axis.start))
+                for k, axis in axes.items()
+            }
         chosen[name] = exact_row(work, name, axes, fit).values
         if name == table.OWN_FAIR:
             write_exact(work, f"{name} (other means)", chosen[name], by_other_means, few=CHECKED)
@@ -144,7 +183,8 @@ def exact_rows(work: Work) -> None:
 
 def by_other_means(division: Division, part: str, v: Values) -> tuple[Any, Any, float, bool]:
     """The personal, fair row without any decomposition: normal equations, Cholesky, and L-BFGS on max_λ."""
-    objective, pull = ChiSquare(v["rho"]), division.pull(v["kappa"], part)
+    objective = ChiSquare(v["rho"])
+    pull = division.pull(v["kappa"], part)
     scale, shift = (0.5, 1 / division.classes) if division.loss == "tct" else (1.0, 0.0)
     stored = []
     for (A, y), g in zip(division.pairs(part), pull, strict=True):
@@ -166,7 +206,9 @@ def by_other_means(division: Division, part: str, v: Values) -> tuple[Any, Any, 
             (u * (H @ u)).sum() / 2 - (b * u).sum() + k + g / 2 * (u - X).square().sum()
             for u, (H, b, k, g, _) in zip(own, stored, strict=True)
         ]
-        return torch.stack(values), torch.stack([g * (X - u) for u, (_, _, _, g, _) in zip(own, stored, strict=True)])
+        return torch.stack(values), torch.stack(
+            [g * (X - u) for u, (_, _, _, g, _) in zip(own, stored, strict=True)]
+        )
 
     def value(x: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         F, G = envelope(torch.from_numpy(x).to(pull).view(shape))

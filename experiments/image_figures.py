@@ -11,9 +11,21 @@ import numpy as np
 from experiments import image_tables as tables
 from experiments.image_curves import BASELINE, Curve
 from experiments.image_plans import METHODS, Cut
-from scaffpd.comparison import Comparison
-from scaffpd.comparison.runs import Run
-from scaffpd.figures import BLACK, BLUE, GREEN, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE, partition_picture
+from scaffpd.figures import (
+    BLACK,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PINK,
+    QUIET,
+    RED,
+    RULE,
+    SKY,
+    STYLE,
+    partition_picture,
+)
+from scaffpd.study.comparison import Comparison
+from scaffpd.study.comparison.runs import Run
 
 COLOURS = dict(zip(METHODS, (BLACK, ORANGE, GREEN, PINK, SKY, QUIET, "#9a6324", RED), strict=True))
 MARKS = dict(zip(METHODS, ("o", "s", "v", "^", "D", "P", "X", "*"), strict=True))
@@ -32,7 +44,9 @@ def tradeoff(comparison: Comparison, path: Path, title: str) -> Path:
 
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(1, 2, figsize=(9, 4.2), sharey=True, layout="constrained")
-        for panel, measure, name in zip(panels, (tables.AVERAGE, tables.BEST), ("average", "best 20 %"), strict=True):
+        for panel, measure, name in zip(
+            panels, (tables.AVERAGE, tables.BEST), ("average", "best 20 %"), strict=True
+        ):
             for method in METHODS:
                 _cloud(panel, comparison, method, measure)
             panel.set_xlabel(f"{name}, test accuracy in %")
@@ -49,7 +63,11 @@ POINTS = ("method", "seed", "average", "worst_20", "best_20")
 def points(comparison: Comparison) -> list[tuple[Any, ...]]:
     """What the picture shows, for a file."""
     return [
-        (run.job.method, run.job.seed, *(f"{row[name]:.6f}" for name in (tables.AVERAGE, tables.WORST, tables.BEST)))
+        (
+            run.job.method,
+            run.job.seed,
+            *(f"{row[name]:.6f}" for name in (tables.AVERAGE, tables.WORST, tables.BEST)),
+        )
         for run, row in _finals(comparison)
     ]
 
@@ -64,10 +82,14 @@ def _cloud(panel: Any, comparison: Comparison, method: str, measure: str) -> Non
     rows = [row for run, row in _finals(comparison) if run.job.method == method]
     if not rows:
         return
-    x, y = (100 * np.array([row[name] for row in rows], dtype=float) for name in (measure, tables.WORST))
+    x, y = (
+        100 * np.array([row[name] for row in rows], dtype=float) for name in (measure, tables.WORST)
+    )
     look = {"color": COLOURS[method], "marker": MARKS[method], "linewidth": 0}
     panel.plot(x, y, **look, markersize=5, alpha=0.35, markeredgewidth=0)
-    panel.plot(x.mean(), y.mean(), **look, markersize=13 if method == tables.OURS else 9, label=method)
+    panel.plot(
+        x.mean(), y.mean(), **look, markersize=13 if method == tables.OURS else 9, label=method
+    )
 
 
 def over_rounds(found: Sequence[Curve], path: Path, title: str) -> Path:
@@ -81,10 +103,21 @@ def over_rounds(found: Sequence[Curve], path: Path, title: str) -> Path:
         for panel, column, name in zip(panels, (0, 1), ("Average", "Worst 20 %"), strict=True):
             for label in labels:
                 scores = 100 * np.stack([c.scores[:, column] for c in found if c.label == label])
-                rounds, scores = np.arange(1, scores.shape[1]), scores[:, 1:]  # at the start everybody guesses
+                # at the start everybody guesses
+                rounds = np.arange(1, scores.shape[1])
+                scores = scores[:, 1:]
                 style = "--" if label == BASELINE else "-"
-                panel.plot(rounds, scores.mean(0), style, color=colours[label], label=label, linewidth=1.8)
-                panel.fill_between(rounds, scores.min(0), scores.max(0), color=colours[label], alpha=FADED, linewidth=0)
+                panel.plot(
+                    rounds, scores.mean(0), style, color=colours[label], label=label, linewidth=1.8
+                )
+                panel.fill_between(
+                    rounds,
+                    scores.min(0),
+                    scores.max(0),
+                    color=colours[label],
+                    alpha=FADED,
+                    linewidth=0,
+                )
             panel.set_xlabel("rounds")
             panel.set_ylabel("test accuracy in %")
             panel.set_title(name)

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from experiments import image_rows as table
 from experiments.csv_files import read_csv, write_csv
 from experiments.image_plans import NUMBERS, TITLES
-from scaffpd.comparison.tables import markdown_table
 from scaffpd.figures import BLACK, BLUE, GREEN, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE
-from scaffpd.metrics import half_interval
+from scaffpd.study.comparison.tables import markdown_table
+from scaffpd.training.metrics import half_interval
 
-OURS, PLAIN = "Scaff-PD, Auto", "Scaff-PD, average"
+OURS = "Scaff-PD, Auto"
+PLAIN = "Scaff-PD, average"
 NETWORKS = {"efficientnet-lite0": "EfficientNet-Lite0", "resnet18-layer3": "ResNet-18 trunk"}
 CONTRASTS: dict[str, tuple[tuple[str, str], ...]] = {
     "Fairness": (
@@ -41,7 +42,11 @@ CONTRASTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("DRFA", OURS),
         ("Δ-FL, by samples", "FedAvg, by samples"),
         ("Δ-FL, by clients", "FedAvg, by clients"),
-        *((f"{name}, {words}", f"FedAvg, {words}") for words in table.COUNTED for name in ("FedProx", "q-FFL")),
+        *(
+            (f"{name}, {words}", f"FedAvg, {words}")
+            for words in table.COUNTED
+            for name in ("FedProx", "q-FFL")
+        ),
     ),
     "Whose average": (
         ("FedAvg, by clients", "FedAvg, by samples"),
@@ -59,9 +64,22 @@ CONTRASTS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
 }
 ORDER = (
-    *(f"{name}, {words}" for words in table.COUNTED for name in ("FedAvg", "FedProx", "SCAFFOLD", "q-FFL", "Δ-FL")),
+    *(
+        f"{name}, {words}"
+        for words in table.COUNTED
+        for name in ("FedAvg", "FedProx", "SCAFFOLD", "q-FFL", "Δ-FL")
+    ),
     *("AFL", "DRFA", PLAIN, OURS, "Scaff-PD, Fixed"),
-    *(table.ONE, table.ONE_FAIR, table.HELD, table.ALONE, table.TUNED, table.DITTO, table.OWN, table.OWN_FAIR),
+    *(
+        table.ONE,
+        table.ONE_FAIR,
+        table.HELD,
+        table.ALONE,
+        table.TUNED,
+        table.DITTO,
+        table.OWN,
+        table.OWN_FAIR,
+    ),
 )
 CHECK = f"{table.OWN_FAIR} (other means)"
 FILES = ("runs.csv", "fit.csv", "held.csv")
@@ -93,13 +111,19 @@ class Made:
     @property
     def kind(self) -> str:
         """The network and its features."""
-        features = "" if self.plan["kind"] == "penultimate" else f", {self.plan['coordinates']:,} eNTK coordinates"
+        features = (
+            ""
+            if self.plan["kind"] == "penultimate"
+            else f", {self.plan['coordinates']:,} eNTK coordinates"
+        )
         return NETWORKS[self.plan["backbone"]] + features
 
     @property
     def title(self) -> str:
         """Everything that sets it apart."""
-        loss = {"squared": "", "tct": ", TCT's targets", "softmax": ", softmax"}[self.about["piece"]["loss"]]
+        loss = {"squared": "", "tct": ", TCT's targets", "softmax": ", softmax"}[
+            self.about["piece"]["loss"]
+        ]
         return f"{self.kind}{loss}{', balanced sizes' if self.plan['balanced'] else ''}, α = {self.alpha:g}"
 
     @property
@@ -116,7 +140,9 @@ class Made:
         """Row a minus row b by partition; `None` where one of them is missing."""
         if a not in self.runs or b not in self.runs:
             return None
-        both = [{line["partition"]: float(line[column]) for line in self.runs[name]} for name in (a, b)]
+        both = [
+            {line["partition"]: float(line[column]) for line in self.runs[name]} for name in (a, b)
+        ]
         return np.array([both[0][p] - both[1][p] for p in both[0] if p in both[1]])
 
 
@@ -130,15 +156,21 @@ def load(folder: Path) -> list[Made]:
         about = json.loads(path.read_text(encoding="utf-8"))
         if not runs:  # the time was up before its first row
             continue
-        found.append(Made(path.parent, about, runs, *(read_csv(path.with_name(name)) for name in FILES[1:])))
-    return sorted(found, key=lambda made: (not made.main, made.alpha, made.plan["backbone"] == "efficientnet-lite0"))
+        found.append(
+            Made(path.parent, about, runs, *(read_csv(path.with_name(name)) for name in FILES[1:]))
+        )
+    return sorted(
+        found,
+        key=lambda made: (not made.main, made.alpha, made.plan["backbone"] == "efficientnet-lite0"),
+    )
 
 
 def shown(values: NDArray[np.float64] | None, sign: bool = True) -> str:
     """Mean ± half of the 95 % interval; bold where it is clear of zero."""
     if values is None or not len(values):
         return "–"
-    mean, half = values.mean(), half_interval(values)
+    mean = values.mean()
+    half = half_interval(values)
     text = f"{mean:+.1f} ± {half:.1f}".replace("-", "−") if sign else f"{mean:.1f} ± {half:.1f}"
     return f"**{text}**" if sign and abs(mean) > half else text
 
@@ -150,10 +182,11 @@ def contrasts(pieces: Sequence[Made]) -> Iterator[tuple[str, list[str], list[lis
         rows = []
         for a, b in pairs:
             cells = [
-                "–" if (low := made.difference(a, b, "worst_20")) is None
+                "–"
+                if (low := made.difference(a, b, "worst_20")) is None
                 else f"{shown(low)} ({shown(made.difference(a, b, 'average')).strip('*')})"
                 for made in pieces
-            ]  # fmt: skip
+            ]
             if any(cell != "–" for cell in cells):
                 rows.append([f"{a} − {b}", *cells])
         yield question, header, rows
@@ -166,19 +199,41 @@ def contrast_lines(pieces: Sequence[Made]) -> Iterator[tuple[Any, ...]]:
             for a, b in pairs:
                 low, mean = (made.difference(a, b, column) for column in ("worst_20", "average"))
                 if low is not None and mean is not None:
-                    numbers = [round(float(v), 3) for d in (low, mean) for v in (d.mean(), half_interval(d))]
+                    numbers = [
+                        round(float(v), 3)
+                        for d in (low, mean)
+                        for v in (d.mean(), half_interval(d))
+                    ]
                     each = " ".join(f"{d:.2f}" for d in low)
                     yield (made.folder.name, question, a, b, *numbers, each)
 
 
-CONTRAST_COLUMNS = ("piece", "question", "row", "minus", "worst_20", "half", "average", "average_half", "partitions")
+CONTRAST_COLUMNS = (
+    "piece",
+    "question",
+    "row",
+    "minus",
+    "worst_20",
+    "half",
+    "average",
+    "average_half",
+    "partitions",
+)
 
 
 def piece_table(made: Made, dataset: str) -> tuple[list[str], list[list[str]]]:
     """All rows of a piece: accuracies, the distance to Scaff-PD, fit, correlation, choices, the paper's numbers."""
     paper = NUMBERS.get((dataset, made.alpha), {})
     header = [
-        *("row", "average", "worst 20 %", f"worst 20 %, minus {OURS}", "trained", "loss against accuracy", "rounds"),
+        *(
+            "row",
+            "average",
+            "worst 20 %",
+            f"worst 20 %, minus {OURS}",
+            "trained",
+            "loss against accuracy",
+            "rounds",
+        ),
         *("chosen", "paper: average", "paper: worst 20 %"),
     ]
     rows = []
@@ -188,14 +243,21 @@ def piece_table(made: Made, dataset: str) -> tuple[list[str], list[list[str]]]:
         if name == PLAIN:
             reported = None
         correlation = made.values(name, "correlation")
-        rows.append([
-            name, shown(made.values(name, "average"), False), shown(made.values(name, "worst_20"), False),
-            "" if name == OURS else shown(made.difference(name, OURS, "worst_20")),
-            f"{made.values(name, 'train_accuracy').mean():.1f}",
-            "" if np.isnan(correlation).all() else f"{np.nanmean(correlation):+.2f}".replace("-", "−"), first["rounds"],
-            "an l2 for every client" if name == table.ALONE else _greek(first["chosen"]),
-            *(("", "") if reported is None else (f"{reported[0]:.1f}", f"{reported[1]:.1f}")),
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                shown(made.values(name, "average"), False),
+                shown(made.values(name, "worst_20"), False),
+                "" if name == OURS else shown(made.difference(name, OURS, "worst_20")),
+                f"{made.values(name, 'train_accuracy').mean():.1f}",
+                ""
+                if np.isnan(correlation).all()
+                else f"{np.nanmean(correlation):+.2f}".replace("-", "−"),
+                first["rounds"],
+                "an l2 for every client" if name == table.ALONE else _greek(first["chosen"]),
+                *(("", "") if reported is None else (f"{reported[0]:.1f}", f"{reported[1]:.1f}")),
+            ]
+        )
     return header, rows
 
 
@@ -207,8 +269,14 @@ def _greek(words: str) -> str:
 def missing(made: Made) -> list[str]:
     """Rows that a later run of the same command adds."""
     rows = made.about["piece"]["rows"]
-    wanted = [n for n in ORDER if rows is None or n in rows or (n in table.EXACT and n != table.TUNED)]
-    return [n for n in wanted if n not in made.runs and (made.about["piece"]["loss"] != "softmax" or n in (rows or ()))]
+    wanted = [
+        n for n in ORDER if rows is None or n in rows or (n in table.EXACT and n != table.TUNED)
+    ]
+    return [
+        n
+        for n in wanted
+        if n not in made.runs and (made.about["piece"]["loss"] != "softmax" or n in (rows or ()))
+    ]
 
 
 def certificates(made: Made) -> str:
@@ -223,9 +291,7 @@ def certificates(made: Made) -> str:
         said += f" With held-out losses, λ could gain at most {gap:.0e} by another answer."
     if OURS in made.runs:
         ours = made.values(OURS, "certificate")
-        said += (
-            f" {OURS} ends at most {np.median(ours):.1g} (median; {ours.max():.1g}) above the optimum, by its own λ."
-        )
+        said += f" {OURS} ends at most {np.median(ours):.1g} (median; {ours.max():.1g}) above the optimum, by its own λ."
     if CHECK in made.runs:
         low, mean = (made.difference(table.OWN_FAIR, CHECK, c) for c in ("worst_20", "average"))
         assert low is not None
@@ -240,7 +306,8 @@ def certificates(made: Made) -> str:
 def made_by(pieces: Sequence[Made]) -> str:
     """Which commits, on what."""
     commits, machines = (
-        dict.fromkeys(word for made in pieces for word in made.about[key].split(", ")) for key in ("commit", "hardware")
+        dict.fromkeys(word for made in pieces for word in made.about[key].split(", "))
+        for key in ("commit", "hardware")
     )
     return f"commit {', '.join(commits)}, {', '.join(machines)}"
 
@@ -276,11 +343,17 @@ def page(pieces: Sequence[Made], dataset: str, command: str) -> str:
                 lines += [*markdown_table(header, rows), ""]
     if any(made.fit for made in pieces):
         lines += [
-            "## What explains it", "",
-            "Scaff-PD after 5 to 100 rounds, and the optimum, for five l2: what χ² gains over the average.", "",
-            "![Gain against fit](fit.png)", "", "![After 5 to 100 rounds](rounds.png)", "",
-            f"From `*/fit.csv`; {made_by(pieces)}.", "",
-        ]  # fmt: skip
+            "## What explains it",
+            "",
+            "Scaff-PD after 5 to 100 rounds, and the optimum, for five l2: what χ² gains over the average.",
+            "",
+            "![Gain against fit](fit.png)",
+            "",
+            "![After 5 to 100 rounds](rounds.png)",
+            "",
+            f"From `*/fit.csv`; {made_by(pieces)}.",
+            "",
+        ]
     for made in pieces:
         about = made.about
         lines += [f"## {made.title}", "", *markdown_table(*piece_table(made, dataset), words=8), ""]
@@ -288,8 +361,12 @@ def page(pieces: Sequence[Made], dataset: str, command: str) -> str:
         gone = missing(made)
         if gone:
             lines += ["", f"Not run yet: {', '.join(gone)}."]
-        lines += ["", f"`{made.folder.name}/`, {about['seconds']:.0f} s of processes on {about['hardware']}, commit "
-                  f"{about['commit']}; {about['images']}", ""]  # fmt: skip
+        lines += [
+            "",
+            f"`{made.folder.name}/`, {about['seconds']:.0f} s of processes on {about['hardware']}, commit "
+            f"{about['commit']}; {about['images']}",
+            "",
+        ]
     return "\n".join(lines)
 
 
@@ -304,7 +381,10 @@ def write(folder: Path, dataset: str, command: str) -> list[Path]:
     done.append(rows_figure(pieces, dataset, folder / "rows.png"))
     fitted = [made for made in pieces if made.fit]
     if fitted:
-        done += [fit_figure(fitted, folder / "fit.png"), rounds_figure(fitted, folder / "rounds.png")]
+        done += [
+            fit_figure(fitted, folder / "fit.png"),
+            rounds_figure(fitted, folder / "rounds.png"),
+        ]
     return done
 
 
@@ -329,19 +409,26 @@ def rows_figure(pieces: Sequence[Made], dataset: str, path: Path) -> Path:
 
     chosen = [made for made in pieces if made.main] or list(pieces)[:1]
     names = [name for name in reversed(ORDER) if any(name in made.runs for made in chosen)]
-    alphas, kinds = (list(dict.fromkeys(part)) for part in ((m.alpha for m in chosen), (m.kind for m in chosen)))
+    alphas, kinds = (
+        list(dict.fromkeys(part)) for part in ((m.alpha for m in chosen), (m.kind for m in chosen))
+    )
     size = 3 + 3 * len(alphas), 1.2 + 0.3 * len(names)
     with plt.rc_context(STYLE):
-        figure, grid = plt.subplots(1, len(alphas), figsize=size, sharey=True, squeeze=False, layout="constrained")
+        figure, grid = plt.subplots(
+            1, len(alphas), figsize=size, sharey=True, squeeze=False, layout="constrained"
+        )
         panels = dict(zip(alphas, grid[0], strict=True))
         for made in chosen:
             for y, name in enumerate(names):
                 if name in made.runs:
-                    low, colour = made.values(name, "worst_20"), GROUPS[group(name)]
+                    low = made.values(name, "worst_20")
+                    colour = GROUPS[group(name)]
                     look = {"color": colour, "markersize": 6, "capsize": 2, "linewidth": 1.2}
                     look["markerfacecolor"] = colour if kinds.index(made.kind) == 0 else "white"
                     mark = MARKS[kinds.index(made.kind)]
-                    panels[made.alpha].errorbar(low.mean(), y, xerr=half_interval(low), fmt=mark, **look)
+                    panels[made.alpha].errorbar(
+                        low.mean(), y, xerr=half_interval(low), fmt=mark, **look
+                    )
         for alpha, panel in panels.items():
             paper = NUMBERS.get((dataset, alpha), {})
             for y, name in enumerate(names):
@@ -356,12 +443,21 @@ def rows_figure(pieces: Sequence[Made], dataset: str, path: Path) -> Path:
         for label, name in zip(first.get_yticklabels(), names, strict=True):
             label.set_color(GROUPS[group(name)])
         for k, kind in enumerate(kinds):
-            first.plot([], [], MARKS[k], color=QUIET, markerfacecolor=QUIET if k == 0 else "white", label=kind)
+            first.plot(
+                [],
+                [],
+                MARKS[k],
+                color=QUIET,
+                markerfacecolor=QUIET if k == 0 else "white",
+                label=kind,
+            )
         if any((dataset, alpha) in NUMBERS for alpha in alphas):
             first.plot([], [], "x", color=BLACK, label="the paper's number, with a whole ResNet-18")
         names_of = first.get_legend_handles_labels()
         columns = len(names_of[0]) if len(alphas) > 1 else 1
-        figure.legend(*names_of, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+        figure.legend(
+            *names_of, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+        )
     return _save(figure, path)
 
 
@@ -376,11 +472,16 @@ def gains(made: Made, rho: str) -> list[dict[str, Any]]:
         if objective != "average" or set(fair) != set(plain):
             continue
         gain = np.array([float(fair[p]["worst_20"]) - float(plain[p]["worst_20"]) for p in plain])
-        out.append({
-            "l2": float(l2), "rounds": int(rounds), "gain": gain.mean(), "half": half_interval(gain),
-            "fitted": np.mean([float(v["train_accuracy"]) for v in plain.values()]),
-            "correlation": np.nanmean([float(v["correlation"]) for v in plain.values()]),
-        })  # fmt: skip
+        out.append(
+            {
+                "l2": float(l2),
+                "rounds": int(rounds),
+                "gain": gain.mean(),
+                "half": half_interval(gain),
+                "fitted": np.mean([float(v["train_accuracy"]) for v in plain.values()]),
+                "correlation": np.nanmean([float(v["correlation"]) for v in plain.values()]),
+            }
+        )
     return out
 
 
@@ -395,9 +496,14 @@ def fit_figure(pieces: Sequence[Made], path: Path) -> Path:
     kinds = list(dict.fromkeys(made.kind for made in pieces))
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
-            2, len(alphas), figsize=(1 + 4 * max(1.5, len(alphas)), 6), sharex=True, sharey="row", squeeze=False,
+            2,
+            len(alphas),
+            figsize=(1 + 4 * max(1.5, len(alphas)), 6),
+            sharex=True,
+            sharey="row",
+            squeeze=False,
             layout="constrained",
-        )  # fmt: skip
+        )
         for k, alpha in enumerate(alphas):
             for made in (m for m in pieces if m.alpha == alpha):
                 colour = SHADES[kinds.index(made.kind)]
@@ -406,7 +512,8 @@ def fit_figure(pieces: Sequence[Made], path: Path) -> Path:
                     if not points:
                         continue
                     x, y, half, corr = (
-                        np.array([point[key] for point in points]) for key in ("fitted", "gain", "half", "correlation")
+                        np.array([point[key] for point in points])
+                        for key in ("fitted", "gain", "half", "correlation")
                     )
                     look = {"color": colour, "markersize": 4, "linewidth": 0.6, "alpha": 0.7}
                     panels[0][k].errorbar(x, y, half, fmt=mark, **look)
@@ -424,16 +531,26 @@ def fit_figure(pieces: Sequence[Made], path: Path) -> Path:
             last.plot([], [], "s", color=SHADES[kinds.index(kind)], label=kind)
         for rho, mark in (("0.5", "^"), ("0.1", "o"), ("0.03", "v")):
             last.plot([], [], mark, color=QUIET, label=f"χ² with ρ = {rho} (above)")
-        figure.legend(*last.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+        figure.legend(
+            *last.get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=3,
+            frameon=False,
+            fontsize=8,
+        )
         words = "What fairness gains, over l2 and 5 to 100 rounds, and what training losses know of who is badly off"
-        figure.suptitle(words, fontsize=10 if len(alphas) > 1 else 8, color=QUIET, x=0.01, ha="left")
+        figure.suptitle(
+            words, fontsize=10 if len(alphas) > 1 else 8, color=QUIET, x=0.01, ha="left"
+        )
     return _save(figure, path)
 
 
 CURVES: Mapping[str, tuple[str, str]] = {
-    "average": (BLACK, "average (ρ = ∞)"), "0.5": (SKY, "ρ = 0.5"), "0.1": (ORANGE, "ρ = 0.1"),
+    "average": (BLACK, "average (ρ = ∞)"),
+    "0.5": (SKY, "ρ = 0.5"),
+    "0.1": (ORANGE, "ρ = 0.1"),
     "0.03": (RED, "ρ = 0.03"),
-}  # fmt: skip
+}
 
 
 def rounds_figure(pieces: Sequence[Made], path: Path) -> Path:
@@ -444,7 +561,9 @@ def rounds_figure(pieces: Sequence[Made], path: Path) -> Path:
         columns = min(3, len(pieces))
         lines = -(-len(pieces) // columns)
         size = 0.6 + (2.9 if columns > 2 else 3.4) * columns, 0.4 + 2.9 * lines
-        figure, panels = plt.subplots(lines, columns, figsize=size, squeeze=False, layout="constrained")
+        figure, panels = plt.subplots(
+            lines, columns, figsize=size, squeeze=False, layout="constrained"
+        )
         for panel in panels.flat[len(pieces) :]:
             panel.set_visible(False)
         for panel, made in zip(panels.flat, pieces, strict=False):
@@ -453,23 +572,50 @@ def rounds_figure(pieces: Sequence[Made], path: Path) -> Path:
             places = [*stops, 0] if any(line["rounds"] == "0" for line in made.fit) else stops
             for objective, (colour, label) in CURVES.items():
                 found = [
-                    np.array([
-                        float(line["worst_20"]) for line in made.fit
-                        if (line["objective"], line["l2"], line["rounds"]) == (objective, l2, str(r))
-                    ]) for r in places
-                ]  # fmt: skip
+                    np.array(
+                        [
+                            float(line["worst_20"])
+                            for line in made.fit
+                            if (line["objective"], line["l2"], line["rounds"])
+                            == (objective, l2, str(r))
+                        ]
+                    )
+                    for r in places
+                ]
                 if all(map(len, found)):
-                    y, half = np.array([v.mean() for v in found]), np.array([half_interval(v) for v in found])
-                    panel.plot(range(len(places)), y, "o-", color=colour, label=label, markersize=4, linewidth=1.4)
-                    panel.fill_between(range(len(places)), y - half, y + half, color=colour, alpha=0.12, linewidth=0)
+                    y = np.array([v.mean() for v in found])
+                    half = np.array([half_interval(v) for v in found])
+                    panel.plot(
+                        range(len(places)),
+                        y,
+                        "o-",
+                        color=colour,
+                        label=label,
+                        markersize=4,
+                        linewidth=1.4,
+                    )
+                    panel.fill_between(
+                        range(len(places)),
+                        y - half,
+                        y + half,
+                        color=colour,
+                        alpha=0.12,
+                        linewidth=0,
+                    )
             panel.set_xticks(range(len(places)), ["∞" if r == 0 else str(r) for r in places])
             panel.set_xlabel("rounds")
-            panel.set_title(made.title.replace(", α", "\nα").replace(" coordinates", ""), fontsize=9)
+            panel.set_title(
+                made.title.replace(", α", "\nα").replace(" coordinates", ""), fontsize=9
+            )
             panel.grid(color=RULE, linewidth=0.5)
             panel.set_ylabel("worst 20 %, accuracy in %", fontsize=8)
-        figure.suptitle(f"Scaff-PD, l2 = {l2}; ∞: the optimum", fontsize=10, color=QUIET, x=0.01, ha="left")
+        figure.suptitle(
+            f"Scaff-PD, l2 = {l2}; ∞: the optimum", fontsize=10, color=QUIET, x=0.01, ha="left"
+        )
         names = panels[0][0].get_legend_handles_labels()
-        figure.legend(*names, loc="outside lower center", ncols=len(CURVES), frameon=False, fontsize=8)
+        figure.legend(
+            *names, loc="outside lower center", ncols=len(CURVES), frameon=False, fontsize=8
+        )
     return _save(figure, path)
 
 

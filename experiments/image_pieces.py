@@ -29,23 +29,66 @@ import torch
 from torch import Tensor
 
 from experiments import image_rows as table
-from experiments.image_divisions import FIT_RHO, RUNS, Division, OutOfTimeError, Piece, Work, line, rank, shown, worst
+from experiments.image_divisions import (
+    FIT_RHO,
+    RUNS,
+    Division,
+    OutOfTimeError,
+    Piece,
+    Work,
+    line,
+    rank,
+    shown,
+    worst,
+)
 from experiments.image_exact import exact_row, exact_rows
 from experiments.image_rows import Axis, Row, Values, climbed
 from experiments.image_study import Ground, hardware
-from experiments.spectral import Quadratics, dual_value, equilibrium, fine_tuned, saddle, with_weights
+from experiments.spectral import (
+    Quadratics,
+    dual_value,
+    equilibrium,
+    fine_tuned,
+    saddle,
+    with_weights,
+)
 from scaffpd.algorithms import ScaffPD
 from scaffpd.federation import Federation
 from scaffpd.objectives import Average, ChiSquare
-from scaffpd.training import RoundInfo, Status, train
+from scaffpd.training.loop import RoundInfo, Status, train
 
 HERE = Path(__file__).parent
-WEAK, ASIDE_RHO = 1e-3, (0.1, 0.5)  # l2 up to which held.csv goes, and its ρ
-FIT = ("objective", "l2", "partition", "rounds", "average", "worst_20", "train_accuracy", "correlation", "largest")
-HELD = ("weigh_by", "l2", "rho", "partition", "average", "worst_20", "train_accuracy", "correlation", "largest", "gap")
+# l2 up to which held.csv goes, and its ρ
+WEAK = 1e-3
+ASIDE_RHO = (0.1, 0.5)
+FIT = (
+    "objective",
+    "l2",
+    "partition",
+    "rounds",
+    "average",
+    "worst_20",
+    "train_accuracy",
+    "correlation",
+    "largest",
+)
+HELD = (
+    "weigh_by",
+    "l2",
+    "rho",
+    "partition",
+    "average",
+    "worst_20",
+    "train_accuracy",
+    "correlation",
+    "largest",
+    "gap",
+)
 
 
-def followed(row: Row, values: Values, clients: Federation, stops: Sequence[int], seed: int) -> tuple[Any, Any]:
+def followed(
+    row: Row, values: Values, clients: Federation, stops: Sequence[int], seed: int
+) -> tuple[Any, Any]:
     """Return x and λ at every stop (none once it has diverged), and the result of the run."""
     seen: dict[int, tuple[Tensor, Any]] = {}
 
@@ -55,7 +98,12 @@ def followed(row: Row, values: Values, clients: Federation, stops: Sequence[int]
 
     with np.errstate(all="ignore"):
         result = train(
-            row.make(values, clients), clients, rounds=max(stops), seed=seed, progress=False, callbacks=[look]
+            row.make(values, clients),
+            clients,
+            rounds=max(stops),
+            seed=seed,
+            progress=False,
+            callbacks=[look],
         ).uninterrupted()
     if result.status is Status.DIVERGED:
         seen = {r: v for r, v in seen.items() if r < result.rounds}
@@ -76,13 +124,16 @@ def chosen_values(work: Work) -> dict[str, Values]:
 
 def tuned(work: Work, row: Row) -> table.Found:
     """Choose a row's values and rounds on validation images, from where rows like it ended."""
-    stops, row = work.piece.plan.stops, row.starting(chosen_values(work))
+    stops = work.piece.plan.stops
+    row = row.starting(chosen_values(work))
 
     def score(values: Values) -> tuple[float, Any]:
         work.check()
         found = np.full((len(work.choosing), len(stops)), -1.0)
         for i, division in enumerate(work.choosing):
-            seen, _ = followed(row, values, division.clients("fit", values["l2"]), stops, division.seed)
+            seen, _ = followed(
+                row, values, division.clients("fit", values["l2"]), stops, division.seed
+            )
             for k, stop in enumerate(stops):
                 if stop in seen:
                     found[i, k] = worst(division.accuracy(seen[stop][0], "held")[0])
@@ -95,27 +146,38 @@ def tuned(work: Work, row: Row) -> table.Found:
 def with_rounds(work: Work, row: Row) -> table.Found:
     """Tune a row, train it on every partition, write its lines."""
     found = tuned(work, row)
-    rounds, chosen = found.extra, shown(found.values) + ("".join(f" open:{name}" for name in found.open))
+    rounds = found.extra
+    chosen = shown(found.values) + ("".join(f" open:{name}" for name in found.open))
     lines = []
     for division in work.divisions:
-        begin, clients = time.perf_counter(), division.clients("all", found.values["l2"])
+        begin = time.perf_counter()
+        clients = division.clients("all", found.values["l2"])
         seen, result = followed(row, found.values, clients, (rounds,), division.seed)
         x = seen[rounds][0] if rounds in seen else clients.start()
         accuracy, fitted = division.accuracy(x, "test", "all")
-        losses, seconds = clients.evaluate(x, accuracy=False).loss, time.perf_counter() - begin
+        losses = clients.evaluate(x, accuracy=False).loss
+        seconds = time.perf_counter() - begin
         gap = proven(row.make(found.values, clients), division, found.values["l2"], losses, result)
-        lines.append(line(row.name, division, accuracy, fitted, losses, gap, rounds, seconds, chosen))
+        lines.append(
+            line(row.name, division, accuracy, fitted, losses, gap, rounds, seconds, chosen)
+        )
     best = (found.values, rounds)
-    work.append("tuning.csv", ("row", "values", "rounds", "worst_20", "chosen"), [
-        (row.name, shown(v), r, f"{100 * s:.4f}", int((v, r) == best)) for v, s, r in found.tried
-    ])  # fmt: skip
+    work.append(
+        "tuning.csv",
+        ("row", "values", "rounds", "worst_20", "chosen"),
+        [(row.name, shown(v), r, f"{100 * s:.4f}", int((v, r) == best)) for v, s, r in found.tried],
+    )
     work.append("runs.csv", RUNS, lines)
     return found
 
 
 def proven(method: Any, division: Division, l2: float, losses: Any, result: Any) -> float:
     """Bound how far x is from the optimum: by the dual value of the run's own λ, exactly, where losses are squared."""
-    if not isinstance(method, ScaffPD) or division.loss == "softmax" or result.status is Status.DIVERGED:
+    if (
+        not isinstance(method, ScaffPD)
+        or division.loss == "softmax"
+        or result.status is Status.DIVERGED
+    ):
         return float(result.certificate)
     q = Quadratics.shared(division.spectra("all"), l2)
     return method.objective.support(losses) - dual_value(q, method.objective, result.weights)
@@ -123,7 +185,8 @@ def proven(method: Any, division: Division, l2: float, losses: Any, result: Any)
 
 def fit_lines(work: Work) -> None:
     """Scaff-PD by l2, ρ and rounds, and the optimum, for fit.csv."""
-    plan, done = work.piece.plan, work.there("fit.csv", "objective", "l2")
+    plan = work.piece.plan
+    done = work.there("fit.csv", "objective", "l2")
     objectives = {"average": Average()} | {f"{rho:g}": ChiSquare(rho) for rho in FIT_RHO}
     for l2 in work.piece.l2s:
         for label, objective in objectives.items():
@@ -142,11 +205,20 @@ def fit_lines(work: Work) -> None:
                     accuracy, fitted = division.accuracy(x, "test", "all")
                     losses = clients.evaluate(x, accuracy=False).loss
                     largest = float(state.weights.max()) if state is not None else float("nan")
-                    lines.append((
-                        label, f"{l2:g}", division.seed, rounds,
-                        *(f"{100 * t:.4f}" for t in (accuracy.mean(), worst(accuracy), fitted.mean())),
-                        f"{rank(losses, accuracy):.4f}", f"{largest:.4f}",
-                    ))  # fmt: skip
+                    lines.append(
+                        (
+                            label,
+                            f"{l2:g}",
+                            division.seed,
+                            rounds,
+                            *(
+                                f"{100 * t:.4f}"
+                                for t in (accuracy.mean(), worst(accuracy), fitted.mean())
+                            ),
+                            f"{rank(losses, accuracy):.4f}",
+                            f"{largest:.4f}",
+                        )
+                    )
             work.append("fit.csv", FIT, lines)
 
 
@@ -164,34 +236,62 @@ def held_lines(work: Work) -> None:
                 objective = ChiSquare(rho)
                 for kind in ("average", "training", "held-out"):
                     if kind == "held-out":
-                        found = with_weights(equilibrium(fit, objective, division.held_losses), whole)
+                        found = with_weights(
+                            equilibrium(fit, objective, division.held_losses), whole
+                        )
                     else:
                         found = saddle(whole, objective if kind == "training" else Average())
                     accuracy, fitted = division.accuracy(found.X, "test", "all")
                     losses = whole.losses(found.X, whole.spectra.W @ found.X).cpu().numpy()
-                    lines.append((
-                        kind, f"{l2:g}", f"{rho:g}", division.seed,
-                        *(f"{100 * t:.4f}" for t in (accuracy.mean(), worst(accuracy), fitted.mean())),
-                        f"{rank(losses, accuracy):.4f}", f"{found.weights.max():.4f}", f"{found.gap:.2e}",
-                    ))  # fmt: skip
+                    lines.append(
+                        (
+                            kind,
+                            f"{l2:g}",
+                            f"{rho:g}",
+                            division.seed,
+                            *(
+                                f"{100 * t:.4f}"
+                                for t in (accuracy.mean(), worst(accuracy), fitted.mean())
+                            ),
+                            f"{rank(losses, accuracy):.4f}",
+                            f"{found.weights.max():.4f}",
+                            f"{found.gap:.2e}",
+                        )
+                    )
             work.append("held.csv", HELD, lines)
 
 
-FIRST = ("FedAvg, by clients", "FedAvg, by samples", "SCAFFOLD, by clients", "SCAFFOLD, by samples", "Scaff-PD, Auto")
+FIRST = (
+    "FedAvg, by clients",
+    "FedAvg, by samples",
+    "SCAFFOLD, by clients",
+    "SCAFFOLD, by samples",
+    "Scaff-PD, Auto",
+)
 LANES = ("exact", table.CLIENTS, table.SAMPLES, "Scaff-PD", "curves")
 
 
 def lane(name: str) -> str:
     """Where a row with rounds belongs: beside the rows that its climb starts from."""
-    return "Scaff-PD" if name.startswith("Scaff-PD") else table.SAMPLES if name.endswith(table.SAMPLES) else LANES[1]
+    return (
+        "Scaff-PD"
+        if name.startswith("Scaff-PD")
+        else table.SAMPLES
+        if name.endswith(table.SAMPLES)
+        else LANES[1]
+    )
 
 
 def steps(work: Work, lanes: Sequence[str] = LANES) -> Iterator[Callable[[], Any]]:
     """What is left of some lanes of a piece, the most telling first."""
-    piece, rows = work.piece, table.rows(work.piece.plan.local_steps, work.piece.loss)
+    piece = work.piece
+    rows = table.rows(work.piece.plan.local_steps, work.piece.loss)
     order = (*FIRST, *(name for name in reversed(rows) if name not in FIRST))
-    wanted = [name for name in order if (piece.rows is None or name in piece.rows) and lane(name) in lanes]
-    done, exact = {name for (name,) in work.there("runs.csv", "row")}, piece.loss != "softmax"
+    wanted = [
+        name for name in order if (piece.rows is None or name in piece.rows) and lane(name) in lanes
+    ]
+    done = {name for (name,) in work.there("runs.csv", "row")}
+    exact = piece.loss != "softmax"
     tuning = exact and (piece.rows is None or table.TUNED in piece.rows) and table.TUNED not in done
 
     def row(name: str) -> Callable[[], Any]:
@@ -204,7 +304,9 @@ def steps(work: Work, lanes: Sequence[str] = LANES) -> Iterator[Callable[[], Any
 
     if exact and "exact" in lanes and not {*table.EXACT} - {table.TUNED} <= done:
         yield lambda: exact_rows(work)
-    yield from (row(n) for n in wanted if n in FIRST and (n not in done or (n == FIRST[0] and tuning)))
+    yield from (
+        row(n) for n in wanted if n in FIRST and (n not in done or (n == FIRST[0] and tuning))
+    )
     if piece.extras and "curves" in lanes:
         if len(work.there("fit.csv", "objective", "l2")) < len(piece.l2s) * (1 + len(FIT_RHO)):
             yield lambda: fit_lines(work)
@@ -219,9 +321,13 @@ def fine_tuning(work: Work, row: Row, found: table.Found) -> None:
     starts: dict[tuple[int, str], Tensor] = {}
 
     def fit(division: Division, part: str, v: Values) -> tuple[Any, Any, float, bool]:
-        l2, rounds, key = found.values["l2"], found.extra, (division.seed, part)
+        l2 = found.values["l2"]
+        rounds = found.extra
+        key = (division.seed, part)
         if key not in starts:
-            seen, _ = followed(row, found.values, division.clients(part, l2), (rounds,), division.seed)
+            seen, _ = followed(
+                row, found.values, division.clients(part, l2), (rounds,), division.seed
+            )
             starts[key] = seen[rounds][0].view(division.F.shape[1], -1)
         U = fine_tuned(division.spectra(part), l2, starts[key], max(1, round(v["steps"])))
         return U, None, float("nan"), True
@@ -229,7 +335,9 @@ def fine_tuning(work: Work, row: Row, found: table.Found) -> None:
     exact_row(work, table.TUNED, {"steps": Axis(16.0, 2.0, 1.0, 2.0**20)}, fit)
 
 
-def carry_out(job: tuple[Piece, Ground, Sequence[str]], device: str, out: Path, deadline: float = float("inf")) -> bool:
+def carry_out(
+    job: tuple[Piece, Ground, Sequence[str]], device: str, out: Path, deadline: float = float("inf")
+) -> bool:
     """Do what is left of some lanes of a piece; whether all of that is done now."""
     piece, here, lanes = job
     if not device.startswith("cuda"):
@@ -240,7 +348,8 @@ def carry_out(job: tuple[Piece, Ground, Sequence[str]], device: str, out: Path, 
     work = Work(piece, [], folder, deadline)
     if next(steps(work, lanes), None) is None:
         return True
-    complete, log = False, folder / "log.txt"
+    complete = False
+    log = folder / "log.txt"
     try:
         work.check()
         work.divisions = divided(piece, here, device)
@@ -248,12 +357,17 @@ def carry_out(job: tuple[Piece, Ground, Sequence[str]], device: str, out: Path, 
             work.check()
             step()
             with log.open("a", encoding="utf-8") as file:
-                file.write(f"{' and '.join(lanes)}, step {k}: {time.perf_counter() - begin:.1f} s\n")
+                file.write(
+                    f"{' and '.join(lanes)}, step {k}: {time.perf_counter() - begin:.1f} s\n"
+                )
         complete = True
     except OutOfTimeError:
         pass
     except torch.OutOfMemoryError:
-        print(f"{piece.name}, {' and '.join(lanes)}: out of GPU memory; take fewer --workers.", flush=True)
+        print(
+            f"{piece.name}, {' and '.join(lanes)}: out of GPU memory; take fewer --workers.",
+            flush=True,
+        )
     about(work, here, device, complete, time.perf_counter() - begin)
     work.divisions = []
     torch.cuda.empty_cache()
@@ -270,21 +384,31 @@ def divided(piece: Piece, here: Ground, device: str) -> list[Division]:
 
 def commit() -> str:
     """The commit that runs: by git, or where the repository did not travel along by SCAFFPD_COMMIT."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
+    )
     return os.environ.get("SCAFFPD_COMMIT") or done.stdout.strip() or "unknown"
 
 
 def about(work: Work, here: Ground, device: str, complete: bool, seconds: float) -> None:
     """Write how the numbers came about; commits and seconds add up over the processes and calls that it took."""
-    path, piece = work.folder / "about.json", work.piece
+    path = work.folder / "about.json"
+    piece = work.piece
     with work.locked():
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"seconds": 0.0, "commit": ""}
+        before = (
+            json.loads(path.read_text(encoding="utf-8"))
+            if path.exists()
+            else {"seconds": 0.0, "commit": ""}
+        )
         commits = [*filter(None, before["commit"].split(", ")), commit()]
         facts = {
-            "piece": asdict(piece), "complete": complete and next(steps(work), None) is None,
+            "piece": asdict(piece),
+            "complete": complete and next(steps(work), None) is None,
             "seconds": round(before["seconds"] + seconds, 1),
-            "hardware": hardware(device), "commit": ", ".join(dict.fromkeys(commits)), "images": here.source,
+            "hardware": hardware(device),
+            "commit": ", ".join(dict.fromkeys(commits)),
+            "images": here.source,
             "features": list(here.table.values.shape),
             "precision": "features in TF32 on a GPU, softmax in single precision, all else in double precision",
-        }  # fmt: skip
+        }
         path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -15,10 +15,10 @@ from typing import Any
 
 from scaffpd.algorithms import AFL, DRFA, QFFL, DeltaFL, FedAvg, FedProx, Scaffold, ScaffPD
 from scaffpd.algorithms.base import safe_rate
-from scaffpd.comparison.setting import around, climb
+from scaffpd.algorithms.steps import Fixed
 from scaffpd.federation import Federation
 from scaffpd.objectives import Average, ChiSquare
-from scaffpd.steps import Fixed
+from scaffpd.study.comparison.setting import around, climb
 
 STOPS = (5, 10, 20, 50, 100)
 MOST = 60  # points of one climb
@@ -55,7 +55,9 @@ class Found:
     open: tuple[str, ...] = ()
 
 
-def climbed(axes: Mapping[str, Axis], score: Callable[[Values], tuple[float, Any]], most: int = MOST) -> Found:
+def climbed(
+    axes: Mapping[str, Axis], score: Callable[[Values], tuple[float, Any]], most: int = MOST
+) -> Found:
     """Climb a row's lattice from its middle until no neighbour scores more.
 
     The rule is that of `compare`; its tuner is not used, because it knows factors on rates and strengths alone, and a
@@ -77,9 +79,14 @@ def climbed(axes: Mapping[str, Axis], score: Callable[[Values], tuple[float, Any
         top, new = climb({point: found[0] for point, found in tried.items()}, near, most)
         best = best if top is None else top
     missing = [other for other in near(best) if other not in tried]
-    open_ = {name for other in missing for name, a, b in zip(axes, best, other, strict=True) if a != b}
+    open_ = {
+        name for other in missing for name, a, b in zip(axes, best, other, strict=True) if a != b
+    }
     return Found(
-        values(best), *tried[best], [(values(point), *found) for point, found in tried.items()], tuple(sorted(open_))
+        values(best),
+        *tried[best],
+        [(values(point), *found) for point, found in tried.items()],
+        tuple(sorted(open_)),
     )
 
 
@@ -105,11 +112,19 @@ class Row:
     def starting(self, known: Mapping[str, Values]) -> Row:
         """The same with axes that start at what rows before it have chosen."""
         values = {name: value for row in self.after for name, value in known.get(row, {}).items()}
-        return replace(self, axes={k: replace(axis, start=values.get(k, axis.start)) for k, axis in self.axes.items()})
+        return replace(
+            self,
+            axes={
+                k: replace(axis, start=values.get(k, axis.start)) for k, axis in self.axes.items()
+            },
+        )
 
 
-L2, RATE, RHO = Axis(3e-5, 10**0.5, 1e-9), Axis(1.0, 1.5), Axis(0.1, 10**0.5)
-SAMPLES, CLIENTS = "by samples", "by clients"
+L2 = Axis(3e-5, 10**0.5, 1e-9)
+RATE = Axis(1.0, 1.5)
+RHO = Axis(0.1, 10**0.5)
+SAMPLES = "by samples"
+CLIENTS = "by clients"
 COUNTED = {SAMPLES: "samples", CLIENTS: "uniform"}
 
 
@@ -118,7 +133,8 @@ def rows(local_steps: int, loss: str = "squared") -> dict[str, Row]:
 
     The smoothness of softmax is bounded, not known, and its rates are sought from further up.
     """
-    J, speed = local_steps, Axis(10.0, 2.0) if loss == "softmax" else RATE
+    J = local_steps
+    speed = Axis(10.0, 2.0) if loss == "softmax" else RATE
 
     def rate(v: Values, f: Federation) -> float:
         return v["rate"] * safe_rate(f, None)
@@ -131,49 +147,82 @@ def rows(local_steps: int, loss: str = "squared") -> dict[str, Row]:
     def dual(kind: Any) -> Make:
         def make(v: Values, f: Federation) -> Any:
             own = kind(local_steps=J, local_rate=rate(v, f))
-            return kind(local_steps=J, local_rate=own.local_rate, dual_rate=v["dual"] * own.automatic(f)["dual_rate"])
+            return kind(
+                local_steps=J,
+                local_rate=own.local_rate,
+                dual_rate=v["dual"] * own.automatic(f)["dual_rate"],
+            )
 
         return make
 
     def constant(v: Values, f: Federation) -> ScaffPD:
         """σ = (1 − θ)/(θ μ_λ), as the paper's SC-SC setting has it, and τ = J η_ℓ."""
-        objective, local = ChiSquare(v["rho"]), rate(v, f)
+        objective = ChiSquare(v["rho"])
+        local = rate(v, f)
         sigma = v["odds"] / objective.strong_convexity(len(f.names))
         steps = Fixed(tau=J * local, sigma=sigma, theta=1 / (1 + v["odds"]), local_rate=local)
         return ScaffPD(objective, local_steps=J, steps=steps)
 
     found = []
     for words, w in COUNTED.items():
-        plain, first = {"l2": L2, "rate": speed}, (f"FedAvg, {words}",)
+        plain = {"l2": L2, "rate": speed}
+        first = (f"FedAvg, {words}",)
         found += [
-            Row(f"FedAvg, {words}", plain, lambda v, f, w=w: FedAvg(local_steps=J, local_rate=rate(v, f), weights=w)),
-            Row(f"FedProx, {words}", {**plain, "mu": Axis(0.03, 10**0.5)}, lambda v, f, w=w: prox(v, f, w), first),
             Row(
-                f"SCAFFOLD, {words}", plain,
-                lambda v, f, w=w: Scaffold(local_steps=J, local_rate=rate(v, f), weights=w), first,
+                f"FedAvg, {words}",
+                plain,
+                lambda v, f, w=w: FedAvg(local_steps=J, local_rate=rate(v, f), weights=w),
             ),
             Row(
-                f"q-FFL, {words}", {**plain, "q": Axis(1.0, 3.0)},
-                lambda v, f, w=w: QFFL(local_steps=J, local_rate=rate(v, f), q=v["q"], weights=w), first,
+                f"FedProx, {words}",
+                {**plain, "mu": Axis(0.03, 10**0.5)},
+                lambda v, f, w=w: prox(v, f, w),
+                first,
             ),
             Row(
-                f"Δ-FL, {words}", {**plain, "tail": Axis(0.5, 2.0, 0.05, 1.0)},
-                lambda v, f, w=w: DeltaFL(local_steps=J, local_rate=rate(v, f), tail=v["tail"], weights=w), first,
+                f"SCAFFOLD, {words}",
+                plain,
+                lambda v, f, w=w: Scaffold(local_steps=J, local_rate=rate(v, f), weights=w),
+                first,
             ),
-        ]  # fmt: skip
-    both, alike = {"l2": L2, "rate": speed, "dual": Axis(1.0, 3.0)}, (f"FedAvg, {CLIENTS}",)
-    auto, fixed = "Scaff-PD, Auto", {"l2": L2, "rho": RHO, "rate": speed, "odds": Axis(0.3, 10**0.5)}
+            Row(
+                f"q-FFL, {words}",
+                {**plain, "q": Axis(1.0, 3.0)},
+                lambda v, f, w=w: QFFL(local_steps=J, local_rate=rate(v, f), q=v["q"], weights=w),
+                first,
+            ),
+            Row(
+                f"Δ-FL, {words}",
+                {**plain, "tail": Axis(0.5, 2.0, 0.05, 1.0)},
+                lambda v, f, w=w: DeltaFL(
+                    local_steps=J, local_rate=rate(v, f), tail=v["tail"], weights=w
+                ),
+                first,
+            ),
+        ]
+    both = {"l2": L2, "rate": speed, "dual": Axis(1.0, 3.0)}
+    alike = (f"FedAvg, {CLIENTS}",)
+    auto = "Scaff-PD, Auto"
+    fixed = {"l2": L2, "rho": RHO, "rate": speed, "odds": Axis(0.3, 10**0.5)}
     found += [
         Row("AFL", both, dual(AFL), alike),
         Row("DRFA", both, dual(DRFA), alike),
-        Row("Scaff-PD, average", {"l2": L2}, lambda v, f: ScaffPD(Average(), local_steps=J), (auto,)),
+        Row(
+            "Scaff-PD, average", {"l2": L2}, lambda v, f: ScaffPD(Average(), local_steps=J), (auto,)
+        ),
         Row(auto, {"l2": L2, "rho": RHO}, lambda v, f: ScaffPD(ChiSquare(v["rho"]), local_steps=J)),
         Row("Scaff-PD, Fixed", fixed, constant, (*alike, auto)),
     ]
     return {row.name: row for row in found}
 
 
-ALONE, ONE, ONE_FAIR, HELD = "alone", "one model, average", "one model, χ²", "one model, χ² on held-out rows"
-TUNED, DITTO, OWN, OWN_FAIR = "FedAvg + fine-tuning", "Ditto", "personal, average", "personal, χ²"
+ALONE = "alone"
+ONE = "one model, average"
+ONE_FAIR = "one model, χ²"
+HELD = "one model, χ² on held-out rows"
+TUNED = "FedAvg + fine-tuning"
+DITTO = "Ditto"
+OWN = "personal, average"
+OWN_FAIR = "personal, χ²"
 EXACT = (ALONE, ONE, ONE_FAIR, HELD, TUNED, DITTO, OWN, OWN_FAIR)
 PULL = Axis(10.0, 10**0.5)  # κ of γ_i = κ/n_i, and N κ/n of Ditto's common γ

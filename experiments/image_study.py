@@ -15,15 +15,21 @@ from torch import Tensor
 from experiments import packed
 from experiments.image_plans import TITLES, Cut, Plan, methods
 from scaffpd import data
-from scaffpd.comparison import Comparison, Problem, compare
 from scaffpd.errors import InputError
 from scaffpd.features import backbone, features
 from scaffpd.models import Linear
 from scaffpd.models.tables import StoredMatrix
 from scaffpd.models.wide import load_rows
+from scaffpd.study.comparison import Comparison, Problem, compare
 
-LOADERS = {"cifar10": packed.cifar10, "cifar100": packed.cifar100, "tinyimagenet": packed.tiny_imagenet}
-L2S, HELD_OUT = tuple(10**k for k in np.arange(-6, -1.9, 0.5).tolist()), 0.2  # of `regularisers`
+LOADERS = {
+    "cifar10": packed.cifar10,
+    "cifar100": packed.cifar100,
+    "tinyimagenet": packed.tiny_imagenet,
+}
+# of `regularisers`
+L2S = tuple(10**k for k in np.arange(-6, -1.9, 0.5).tolist())
+HELD_OUT = 0.2
 
 
 @dataclass(frozen=True)
@@ -94,12 +100,20 @@ def ground(plan: Plan, place: Place) -> Ground:
     images = _fewer(LOADERS[plan.dataset](place.data), plan)
     _try_out(plan, np.asarray(images.train.y))
     table = features(
-        images, backbone(plan.backbone, place.data, size=plan.size), plan.kind, plan.coordinates, device=place.device,
-        dtype=plan.stored, precision="tf32" if place.device.startswith("cuda") else "float32", cache=place.cache,
+        images,
+        backbone(plan.backbone, place.data, size=plan.size),
+        plan.kind,
+        plan.coordinates,
+        device=place.device,
+        dtype=plan.stored,
+        precision="tf32" if place.device.startswith("cuda") else "float32",
+        cache=place.cache,
         progress=place.progress,
-    )  # fmt: skip
+    )
     labels = (np.asarray(images.train.y), np.asarray(images.test.y))
-    return Ground(plan, table, *labels, len(images.classes), images.source, time.perf_counter() - start)
+    return Ground(
+        plan, table, *labels, len(images.classes), images.source, time.perf_counter() - start
+    )
 
 
 def _try_out(plan: Plan, labels: Any) -> None:
@@ -110,7 +124,10 @@ def _try_out(plan: Plan, labels: Any) -> None:
             for seed in range(plan.seeds):
                 Cut(nothing, labels, labels, plan.clients, alpha, plan.balanced).parts(seed)
     except InputError as error:
-        raise InputError(f"There are too few images for {plan.clients} clients (--train-per-class): {error}") from None
+        raise InputError(
+            "too-few-images",
+            f"There are too few images for {plan.clients} clients (--train-per-class): {error}",
+        ) from None
 
 
 def _fewer(images: data.Images, plan: Plan) -> data.Images:
@@ -119,7 +136,9 @@ def _fewer(images: data.Images, plan: Plan) -> data.Images:
     if all(number is None for _, number in wanted):
         return images
     common = [int(np.bincount(part.y, minlength=len(images.classes)).min()) for part, _ in wanted]
-    return images.subset(*(k if number is None else number for k, (_, number) in zip(common, wanted, strict=True)))
+    return images.subset(
+        *(k if number is None else number for k, (_, number) in zip(common, wanted, strict=True))
+    )
 
 
 def study(plan: Plan, place: Place, out: Path) -> Study:
@@ -134,10 +153,17 @@ def comparison(here: Ground, alpha: float, place: Place, out: Path) -> Compariso
     """Compare all methods for one α."""
     plan = here.plan
     return compare(
-        methods(plan.local_steps), here.problem(alpha, place.device), seeds=range(plan.seeds), rounds=plan.rounds,
-        tune=plan.tune, out=out / f"alpha-{alpha:g}", progress=place.progress, strengths=True, choosing=1,
+        methods(plan.local_steps),
+        here.problem(alpha, place.device),
+        seeds=range(plan.seeds),
+        rounds=plan.rounds,
+        tune=plan.tune,
+        out=out / f"alpha-{alpha:g}",
+        progress=place.progress,
+        strengths=True,
+        choosing=1,
         climb=plan.climb,
-    )  # fmt: skip
+    )
 
 
 def hardware(device: str) -> str:
@@ -151,8 +177,12 @@ def regularisers(here: Ground, device: str, seed: int = 0) -> dict[float, float]
     """By l2, the accuracy of ridge regression on a held-out fifth of the training images; no client, no test image."""
     order = np.random.default_rng([seed, 4]).permutation(len(here.train))
     cut = round(HELD_OUT * len(order))
-    place, kind = torch.device(device), torch.float32
-    A, V = (load_rows([here.table.rows(rows)], ["all clients"], place, kind) for rows in (order[cut:], order[:cut]))
+    place = torch.device(device)
+    kind = torch.float32
+    A, V = (
+        load_rows([here.table.rows(rows)], ["all clients"], place, kind)
+        for rows in (order[cut:], order[:cut])
+    )
     y, truth = (torch.from_numpy(here.train[rows]).to(place) for rows in (order[cut:], order[:cut]))
     Y = torch.nn.functional.one_hot(y, here.classes).to(kind)
     return {l2: float(((V @ ridge(A, Y, l2)).argmax(1) == truth).float().mean()) for l2 in L2S}
@@ -164,7 +194,9 @@ def ridge(A: StoredMatrix, Y: Tensor, l2: float, steps: int = 100) -> Tensor:
     By conjugate gradients from zero on (2/m) AᵀA X + l2 X = (2/m) AᵀY, all columns at once.
     """
     r = (A.T @ Y) * (2 / len(A))
-    X, p, size = torch.zeros_like(r), r.clone(), r.square().sum(0)
+    X = torch.zeros_like(r)
+    p = r.clone()
+    size = r.square().sum(0)
     start = size.clone()
     for _ in range(steps):
         if bool((size <= 1e-12 * start).all()):
@@ -173,6 +205,7 @@ def ridge(A: StoredMatrix, Y: Tensor, l2: float, steps: int = 100) -> Tensor:
         rate = size / (p * q).sum(0).clamp_min(torch.finfo(q.dtype).tiny)
         X += rate * p
         r -= rate * q
-        last, size = size, r.square().sum(0)
+        last = size
+        size = r.square().sum(0)
         p = r + size / last.clamp_min(torch.finfo(q.dtype).tiny) * p
     return X

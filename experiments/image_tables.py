@@ -15,19 +15,32 @@ from experiments import image_plans
 from experiments.csv_files import write_csv
 from experiments.image_plans import METHODS, NUMBERS, Plan
 from experiments.image_study import Study
-from scaffpd.comparison import Comparison, versions
-from scaffpd.comparison.runs import Run
-from scaffpd.comparison.setting import LATTICE, TAIL, grid, neighbours
-from scaffpd.comparison.tables import MethodSummary, markdown_table
 from scaffpd.federation import Vector
-from scaffpd.metrics import Summary, a_fifth
+from scaffpd.study.comparison import Comparison, versions
+from scaffpd.study.comparison.runs import Run
+from scaffpd.study.comparison.setting import LATTICE, TAIL, grid, neighbours
+from scaffpd.study.comparison.tables import MethodSummary, markdown_table
 from scaffpd.system import format_bytes
+from scaffpd.training.metrics import Summary, a_fifth
 
 OURS = "Scaff-PD"
 TUNING = ("α", "method", "chosen", "next value not tried", "diverged", "exchanges", "GB sent")
-MEASURES = AVERAGE, WORST, BEST = tuple(f"test_accuracy_{name}" for name in ("mean", "worst_20", "best_20"))
+MEASURES = AVERAGE, WORST, BEST = tuple(
+    f"test_accuracy_{name}" for name in ("mean", "worst_20", "best_20")
+)
 COLUMNS = (
-    *("table", "alpha", "method", "seeds", "average", "average_sd", "worst_20", "worst_20_sd", "best_20", "best_20_sd"),
+    *(
+        "table",
+        "alpha",
+        "method",
+        "seeds",
+        "average",
+        "average_sd",
+        "worst_20",
+        "worst_20_sd",
+        "best_20",
+        "best_20_sd",
+    ),
     *("paper_average", "paper_worst_20", "rounds", "exchanges", "seconds", "chosen"),
 )
 BACKBONE = "EfficientNet-Lite0 (ImageNet weights) takes the place of the paper's ResNet-18"
@@ -42,14 +55,17 @@ def header(study: Study) -> list[str]:
 def rows(study: Study) -> Iterator[list[str]]:
     """A row per method, the best of ours in every column between asterisks."""
     best = {
-        (alpha, name): max((row.mean[name] for row in comparison.table if not row.failures), default=math.nan)
+        (alpha, name): max(
+            (row.mean[name] for row in comparison.table if not row.failures), default=math.nan
+        )
         for alpha, comparison in study.comparisons.items()
         for name in (AVERAGE, WORST)
     }
     for method in METHODS:
         cells = []
         for alpha, comparison in study.comparisons.items():
-            row, reported = comparison.line(method), NUMBERS.get((study.plan.name, alpha), {}).get(method)
+            row = comparison.line(method)
+            reported = NUMBERS.get((study.plan.name, alpha), {}).get(method)
             cells += [_cell(row, name, best[alpha, name]) for name in (AVERAGE, WORST)]
             cells += ["–", "–"] if reported is None else [f"{value:.2f}" for value in reported]
         yield [method, *cells]
@@ -64,7 +80,9 @@ def _cell(row: MethodSummary, name: str, best: float) -> str:
 def percent(row: MethodSummary, name: str) -> str:
     """Mean ± standard deviation in per cent."""
     deviation = row.deviation[name]
-    return f"{100 * row.mean[name]:.2f}" + ("" if math.isnan(deviation) else f" ± {100 * deviation:.2f}")
+    return f"{100 * row.mean[name]:.2f}" + (
+        "" if math.isnan(deviation) else f" ± {100 * deviation:.2f}"
+    )
 
 
 def verdict(study: Study) -> Iterator[str]:
@@ -76,7 +94,12 @@ def verdict(study: Study) -> Iterator[str]:
             yield f"α = {alpha:g}: {ours.failures or 'no other method is ranked'}"
             continue
         runs = _runs(comparison, OURS)
-        said = (_standing(ours, others, comparison), _price(ours, comparison), _overlap(runs, comparison), _gap(runs))
+        said = (
+            _standing(ours, others, comparison),
+            _price(ours, comparison),
+            _overlap(runs, comparison),
+            _gap(runs),
+        )
         yield f"α = {alpha:g}: {' '.join(filter(None, said))}"
 
 
@@ -91,10 +114,12 @@ def _standing(ours: MethodSummary, others: list[MethodSummary], comparison: Comp
     place = 1 + sum(row.mean[WORST] > ours.mean[WORST] for row in others)
     pairs = 100 * (_by_seed(comparison, ours.method) - _by_seed(comparison, rival.method))
     range_ = f"; by partition {', '.join(f'{d:+.1f}' for d in pairs)}" if len(pairs) > 1 else ""
-    where = f"the best, {lead:.1f} points above" if lead >= 0 else f"number {place}, {-lead:.1f} points below"
-    return (
-        f"Scaff-PD's worst 20 % ({percent(ours, WORST)}) is {where} {rival.method} ({percent(rival, WORST)}{range_})."
+    where = (
+        f"the best, {lead:.1f} points above"
+        if lead >= 0
+        else f"number {place}, {-lead:.1f} points below"
     )
+    return f"Scaff-PD's worst 20 % ({percent(ours, WORST)}) is {where} {rival.method} ({percent(rival, WORST)}{range_})."
 
 
 def _by_seed(comparison: Comparison, method: str) -> Vector:
@@ -115,10 +140,14 @@ def _price(ours: MethodSummary, comparison: Comparison) -> str:
 
 def _overlap(runs: Sequence[Run], comparison: Comparison) -> str:
     """Whether the clients that fare worst on test images are those whose training loss is large."""
-    both, fifth = 0, a_fifth(comparison.clients)
+    both = 0
+    fifth = a_fifth(comparison.clients)
     for run in runs:
-        loss, accuracy = run.scores["train"].loss, run.scores["test"].accuracy
-        largest, lowest = (np.argsort(values, kind="stable")[:fifth] for values in (-loss, accuracy))
+        loss = run.scores["train"].loss
+        accuracy = run.scores["test"].accuracy
+        largest, lowest = (
+            np.argsort(values, kind="stable")[:fifth] for values in (-loss, accuracy)
+        )
         both += len(np.intersect1d(largest, lowest))
     fitted = min(float(run.scores["train"].accuracy.min()) for run in runs)
     return (
@@ -140,23 +169,36 @@ def tuning(study: Study) -> Iterator[list[str]]:
     """A row per method and α: what was chosen, whether at the edge of what was tried, how many diverged, the cost."""
     for alpha, comparison in study.comparisons.items():
         for method in METHODS:
-            tried = [run for run in comparison.runs if run.job.method == method and run.job.phase == "tune"]
+            tried = [
+                run
+                for run in comparison.runs
+                if run.job.method == method and run.job.phase == "tune"
+            ]
             final = next(run for run in comparison.finals if run.job.method == method)
             chosen = ", ".join(f"{name} = {value:.3g}" for name, value in final.rates.items())
-            failed, mean = sum(run.failed for run in tried), comparison.line(method).mean
+            failed = sum(run.failed for run in tried)
+            mean = comparison.line(method).mean
             sent = (mean.get("bytes_up", math.nan) + mean.get("bytes_down", math.nan)) / 1e9
             yield [
-                f"{alpha:g}", method, chosen or "nothing to choose", ", ".join(_edges(comparison, final, tried)) or "–",
-                f"{failed} of {len(tried)}", f"{mean.get('exchanges', math.nan):.0f}", f"{sent:.3g}",
-            ]  # fmt: skip
+                f"{alpha:g}",
+                method,
+                chosen or "nothing to choose",
+                ", ".join(_edges(comparison, final, tried)) or "–",
+                f"{failed} of {len(tried)}",
+                f"{mean.get('exchanges', math.nan):.0f}",
+                f"{sent:.3g}",
+            ]
 
 
 def _edges(comparison: Comparison, final: Run, tried: Sequence[Run]) -> Iterator[str]:
     """The rates and strengths whose next value, up or down, was not tried."""
-    lattice, done = grid(comparison.setting.methods[final.job.method], LATTICE, True), {run.job.point for run in tried}
+    lattice = grid(comparison.setting.methods[final.job.method], LATTICE, True)
+    done = {run.job.point for run in tried}
     for point in neighbours(lattice, final.job.point) if tried else ():
         if point not in done:
-            name = next(name for name, factor in final.factors.items() if lattice[point][name] != factor)
+            name = next(
+                name for name, factor in final.factors.items() if lattice[point][name] != factor
+            )
             up = lattice[point][name] > final.factors[name]
             if not (name == TAIL and final.rates[name] >= 1 and up):  # all clients are all clients
                 yield f"{name} {'↑' if up else '↓'}"
@@ -164,10 +206,14 @@ def _edges(comparison: Comparison, final: Run, tried: Sequence[Run]) -> Iterator
 
 def save(study: Study, folder: Path, command: str) -> list[Path]:
     """Write `table.csv`, `about.json` and a README."""
-    table, about, readme = folder / "table.csv", folder / "about.json", folder / "README.md"
+    table = folder / "table.csv"
+    about = folder / "about.json"
+    readme = folder / "README.md"
     study = _timed(study, command, about)
     write_csv(table, COLUMNS, _csv_rows(study))
-    about.write_text(json.dumps(facts(study, command), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    about.write_text(
+        json.dumps(facts(study, command), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     readme.write_text(markdown(study, command), encoding="utf-8")
     return [table, about, readme]
 
@@ -177,7 +223,8 @@ def _timed(study: Study, command: str, about: Path) -> Study:
     try:
         there = json.loads(about.read_text(encoding="utf-8"))
         first = there.pop("seconds")
-        features, everything = float(first["features"]), float(first["all"])
+        features = float(first["features"])
+        everything = float(first["all"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return study
     own = json.loads(json.dumps(facts(study, command)))
@@ -190,10 +237,16 @@ def _csv_rows(study: Study) -> Iterator[tuple[Any, ...]]:
     for alpha, comparison in study.comparisons.items():
         for method in METHODS:
             row = comparison.line(method)
-            numbers = [f"{part.get(name, np.nan):.6f}" for name in MEASURES for part in (row.mean, row.deviation)]
+            numbers = [
+                f"{part.get(name, np.nan):.6f}"
+                for name in MEASURES
+                for part in (row.mean, row.deviation)
+            ]
             reported = NUMBERS.get((study.plan.name, alpha), {}).get(method, ("", ""))
             final = next(run for run in comparison.finals if run.job.method == method)
-            costs = [f"{row.mean.get(name, np.nan):.6g}" for name in ("rounds", "exchanges", "seconds")]
+            costs = [
+                f"{row.mean.get(name, np.nan):.6g}" for name in ("rounds", "exchanges", "seconds")
+            ]
             chosen = " ".join(f"{name}={value:.3g}" for name, value in final.rates.items())
             yield (study.plan.name, alpha, method, row.seeds, *numbers, *reported, *costs, chosen)
 
@@ -209,7 +262,11 @@ def facts(study: Study, command: str) -> dict[str, Any]:
         "rho": image_plans.RHO,
         "images": ground.source,
         "precision": "float32 products on stored values; features in TF32 on a GPU, in float32 elsewhere",
-        "features": {"backbone": BACKBONE, "shape": list(ground.table.values.shape), "key": ground.table.key},
+        "features": {
+            "backbone": BACKBONE,
+            "shape": list(ground.table.values.shape),
+            "key": ground.table.key,
+        },
         "versions": versions(),
     }
 
@@ -228,46 +285,50 @@ def differences(plan: Plan) -> str:
 
 def markdown(study: Study, command: str) -> str:
     """The README of the folder."""
-    plan, ground, about = study.plan, study.ground, facts(study, command)
+    plan = study.plan
+    ground = study.ground
+    about = facts(study, command)
     values = ground.table.values
     listed = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    return "\n".join([
-        f"# {ground.title}, {plan.clients} clients",
-        "",
-        f"Written by `{command}` on {study.hardware} in {about['seconds']['all']:.0f} s, of which "
-        f"{about['seconds']['features']:.0f} s went into images and features ({listed}).",
-        "",
-        f"Accuracy in per cent on test images, mean ± standard deviation over {plan.seeds} partitions, after "
-        f"{plan.rounds} rounds of J = {plan.local_steps} local steps; every method had at most {plan.tune} "
-        "configurations, chosen on validation images of the first partition. In the columns marked (paper), the "
-        "paper's own numbers. So few partitions support no statement about significance; differences between methods "
-        "are given partition by partition below.",
-        "",
-        differences(plan),
-        "",
-        *markdown_table(header(study), rows(study)),
-        "",
-        *(f"- {sentence}" for sentence in verdict(study)),
-        "",
-        "## What was chosen, and what it cost",
-        "",
-        f"Exchanges are request-reply turns; GB are sent by and to all clients, in {plan.rounds} rounds. "
-        "An arrow: the next value in that direction was not among those tried.",
-        "",
-        *markdown_table(TUNING, tuning(study), words=4),
-        "",
-        f"Images: {ground.source} {len(ground.train):,} for training, {len(ground.test):,} for testing; "
-        f"{values.shape[1]:,} coordinates of the eNTK at {plan.size} pixels, stored in {plan.stored} "
-        f"({format_bytes(values.nbytes)}).",
-        "",
-        f"![partition](partition-alpha-{plan.alphas[0]:g}.png)",
-        "",
-        "## How",
-        "",
-        *(image_plans.__doc__ or "").strip().splitlines()[2:],
-        f"Here l2 = {plan.l2:g}.",
-        "",
-        "`table.csv` has these numbers, the best 20 %, costs and the chosen rates of the first seed; the folders "
-        "`alpha-…` have every run, tuning included, and every client; `about.json` has the versions and the settings.",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"# {ground.title}, {plan.clients} clients",
+            "",
+            f"Written by `{command}` on {study.hardware} in {about['seconds']['all']:.0f} s, of which "
+            f"{about['seconds']['features']:.0f} s went into images and features ({listed}).",
+            "",
+            f"Accuracy in per cent on test images, mean ± standard deviation over {plan.seeds} partitions, after "
+            f"{plan.rounds} rounds of J = {plan.local_steps} local steps; every method had at most {plan.tune} "
+            "configurations, chosen on validation images of the first partition. In the columns marked (paper), the "
+            "paper's own numbers. So few partitions support no statement about significance; differences between methods "
+            "are given partition by partition below.",
+            "",
+            differences(plan),
+            "",
+            *markdown_table(header(study), rows(study)),
+            "",
+            *(f"- {sentence}" for sentence in verdict(study)),
+            "",
+            "## What was chosen, and what it cost",
+            "",
+            f"Exchanges are request-reply turns; GB are sent by and to all clients, in {plan.rounds} rounds. "
+            "An arrow: the next value in that direction was not among those tried.",
+            "",
+            *markdown_table(TUNING, tuning(study), words=4),
+            "",
+            f"Images: {ground.source} {len(ground.train):,} for training, {len(ground.test):,} for testing; "
+            f"{values.shape[1]:,} coordinates of the eNTK at {plan.size} pixels, stored in {plan.stored} "
+            f"({format_bytes(values.nbytes)}).",
+            "",
+            f"![partition](partition-alpha-{plan.alphas[0]:g}.png)",
+            "",
+            "## How",
+            "",
+            *(image_plans.__doc__ or "").strip().splitlines()[2:],
+            f"Here l2 = {plan.l2:g}.",
+            "",
+            "`table.csv` has these numbers, the best 20 %, costs and the chosen rates of the first seed; the folders "
+            "`alpha-…` have every run, tuning included, and every client; `about.json` has the versions and the settings.",
+            "",
+        ]
+    )

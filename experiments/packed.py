@@ -21,7 +21,17 @@ from numpy.typing import NDArray
 
 from scaffpd.data.folder import Files
 from scaffpd.data.image_loaders import CIFAR10, CIFAR100, TINY, Folder, Layout, load_images
-from scaffpd.data.images import Images, Pictures, Pixels, Published, Raw, decoded, short, sized, whole_labels
+from scaffpd.data.images import (
+    Images,
+    Pictures,
+    Pixels,
+    Published,
+    Raw,
+    decoded,
+    short,
+    sized,
+    whole_labels,
+)
 from scaffpd.errors import InputError
 
 ENTRIES = ("data", "offsets", "labels", "header", "header_offsets", "header_id")
@@ -35,7 +45,12 @@ def cifar10(folder: Folder = None) -> Images:
 def cifar100(folder: Folder = None) -> Images:
     """CIFAR-100, from a layout of `scaffpd.data.cifar100`, from packed files or from a mosaic."""
     tiles: Layout = (is_mosaic, partial(mosaic, side=CIFAR100.side))
-    return _load(CIFAR100, folder, [tiles], "'cifar100' with train_mosaic.jpg, test_mosaic.jpg and labels.npz")
+    return _load(
+        CIFAR100,
+        folder,
+        [tiles],
+        "'cifar100' with train_mosaic.jpg, test_mosaic.jpg and labels.npz",
+    )
 
 
 def tiny_imagenet(folder: Folder = None) -> Images:
@@ -46,7 +61,9 @@ def tiny_imagenet(folder: Folder = None) -> Images:
 def _load(which: Published, folder: Folder, more: list[Layout], accepted: str) -> Images:
     """The pixels of Tiny-ImageNet were published as JPEG, CIFAR's were not."""
     jpeg: Layout = (is_packed, partial(packed, side=which.side, lossy=which is not TINY))
-    return load_images(replace(which, accepted=f"{which.accepted}, or {accepted}"), folder, [jpeg, *more])
+    return load_images(
+        replace(which, accepted=f"{which.accepted}, or {accepted}"), folder, [jpeg, *more]
+    )
 
 
 def is_packed(place: Path) -> bool:
@@ -60,11 +77,19 @@ def packed(place: Path, files: Files, side: int, lossy: bool) -> Raw:
     train = sorted(place.glob("train*.npz")) or [place / "train.npz"]
     if len(train) > 1:
         names = " and ".join(repr(file.name) for file in train)
-        raise InputError(f"{str(place)!r} has several files of training images, {names}: keep one of them.")
+        raise InputError(
+            "several-files-training",
+            f"{str(place)!r} has several files of training images, {names}: keep one of them.",
+        )
     (first, classes), (second, others) = (_unpacked(files, file, side) for file in (train[0], test))
     if classes != others:
-        raise InputError(f"{str(train[0])!r} and {str(test)!r} differ in their classes: they are not of one dataset.")
-    return Raw(first, second, classes, f"Packed JPEG images{' (lossy)' if lossy else ''} in {place.name!r}")
+        raise InputError(
+            "differ-classes-dataset",
+            f"{str(train[0])!r} and {str(test)!r} differ in their classes: they are not of one dataset.",
+        )
+    return Raw(
+        first, second, classes, f"Packed JPEG images{' (lossy)' if lossy else ''} in {place.name!r}"
+    )
 
 
 def is_mosaic(place: Path) -> bool:
@@ -76,17 +101,22 @@ def mosaic(place: Path, files: Files, side: int) -> Raw:
     """Tiles of two large images."""
     names = _arrays(files, place / "labels.npz", ("fine_names",))["fine_names"]
     classes = tuple(map(str, names))
-    train, test = (_tiles(files, place / f"{part}_mosaic.jpg", side, len(classes)) for part in ("train", "test"))
+    train, test = (
+        _tiles(files, place / f"{part}_mosaic.jpg", side, len(classes))
+        for part in ("train", "test")
+    )
     return Raw(train, test, classes, f"A lossy JPEG mosaic in {place.name!r}")
 
 
 def _tiles(files: Files, file: Path, side: int, classes: int) -> Pictures:
     pixels = decoded(files.read(file), repr(str(file)))
-    rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+    rows = pixels.shape[0] // side
+    columns = pixels.shape[1] // side
     if pixels.shape[:2] != (rows * side, columns * side) or not classes or rows * columns % classes:
         raise InputError(
+            "pixels-mosaic-tiles",
             f"{str(file)!r} has {pixels.shape[1]}×{pixels.shape[0]} pixels, which is no mosaic of {side}×{side} tiles "
-            f"with equally many of {classes} classes."
+            f"with equally many of {classes} classes.",
         )
     x = pixels.reshape(rows, side, columns, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
     return Pictures(x, np.repeat(np.arange(classes), rows * columns // classes))
@@ -103,7 +133,10 @@ def _classes(arrays: dict[str, NDArray[Any]], file: Path) -> tuple[str, ...]:
         return tuple(map(str, arrays["names"]))
     if "wnids" in arrays and "words" in arrays and len(arrays["wnids"]) == len(arrays["words"]):
         return short(list(map(str, arrays["wnids"])), list(map(str, arrays["words"])))
-    raise InputError(f"{str(file)!r} does not name its classes: expected 'names', or 'wnids' and 'words'.")
+    raise InputError(
+        "name-classes-expected",
+        f"{str(file)!r} does not name its classes: expected 'names', or 'wnids' and 'words'.",
+    )
 
 
 def _pixels(arrays: dict[str, NDArray[Any]], file: Path, side: int) -> Pixels:
@@ -114,28 +147,47 @@ def _pixels(arrays: dict[str, NDArray[Any]], file: Path, side: int) -> Pixels:
     ends = _pieces(arrays["data"], arrays["offsets"], file)
     chosen = arrays["header_id"].tolist()
     if len(chosen) != len(ends) or not set(chosen) <= set(range(len(headers))):
-        raise InputError(f"{str(file)!r} is damaged: its numbers of images and of beginnings do not fit together.")
+        raise InputError(
+            "damaged-numbers-images",
+            f"{str(file)!r} is damaged: its numbers of images and of beginnings do not fit together.",
+        )
     modes: dict[int, str] = {}
     x = np.empty((len(ends), side, side, 3), dtype=np.uint8)
     for i, (h, end) in enumerate(zip(chosen, ends, strict=True)):
-        content, what = headers[h] + end, f"Image {i} of {str(file)!r}"
+        content = headers[h] + end
+        what = f"Image {i} of {str(file)!r}"
         if h not in modes:
             sized(decoded(content, what), side, what)
             modes[h] = Image.open(io.BytesIO(content)).mode
         try:
             image = Image.frombytes(modes[h], (side, side), content, "jpeg", modes[h], "")
         except (ValueError, OSError):
-            raise InputError(f"{what} is no readable image: it is damaged.") from None
+            raise InputError(
+                "readable-image-damaged", f"{what} is no readable image: it is damaged."
+            ) from None
         x[i] = np.asarray(image.convert("RGB"))
     return x
 
 
 def _pieces(values: NDArray[Any], offsets: NDArray[Any], file: Path) -> list[bytes]:
     """values[offsets[i] : offsets[i+1]] for all i, as bytes."""
-    fits = values.dtype == np.uint8 and offsets.ndim == 1 and offsets.dtype.kind in "iu" and len(offsets) > 1
-    if not fits or offsets[0] != 0 or offsets[-1] != values.size or (offsets[1:] < offsets[:-1]).any():
-        raise InputError(f"{str(file)!r} is damaged: its offsets do not fit its data.")
-    content, cuts = values.tobytes(), offsets.tolist()
+    fits = (
+        values.dtype == np.uint8
+        and offsets.ndim == 1
+        and offsets.dtype.kind in "iu"
+        and len(offsets) > 1
+    )
+    if (
+        not fits
+        or offsets[0] != 0
+        or offsets[-1] != values.size
+        or (offsets[1:] < offsets[:-1]).any()
+    ):
+        raise InputError(
+            "damaged-offsets-fit", f"{str(file)!r} is damaged: its offsets do not fit its data."
+        )
+    content = values.tobytes()
+    cuts = offsets.tolist()
     return [content[start:stop] for start, stop in pairwise(cuts)]
 
 
@@ -145,8 +197,13 @@ def _arrays(files: Files, file: Path, needed: tuple[str, ...]) -> dict[str, NDAr
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except Exception:  # zipfile, zlib and numpy each have their own
-        raise InputError(f"{str(file)!r} is truncated or damaged: it is no archive of plain arrays.") from None
+        raise InputError(
+            "truncated-damaged-archive",
+            f"{str(file)!r} is truncated or damaged: it is no archive of plain arrays.",
+        ) from None
     missing = [name for name in needed if name not in arrays]
     if missing:
-        raise InputError(f"{str(file)!r} has no {missing[0]!r}: it needs {', '.join(needed)}.")
+        raise InputError(
+            "arrays", f"{str(file)!r} has no {missing[0]!r}: it needs {', '.join(needed)}."
+        )
     return arrays

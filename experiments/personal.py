@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 import scaffpd as sp
 from experiments.csv_files import append_csv, read_csv
-from scaffpd.comparison.tables import markdown_table
-from scaffpd.folds import Folds, fit_alone
-from scaffpd.metrics import half_interval, worst_fifth
+from scaffpd.study.comparison.tables import markdown_table
+from scaffpd.study.folds import Folds, fit_alone
+from scaffpd.training.metrics import half_interval, worst_fifth
 
 Array = NDArray[np.float64]
 FOLDS = 3
@@ -45,7 +45,8 @@ ARMS: dict[str, Callable[[Any], bool]] = {
     "personal, average": lambda p: not _one(p) and _average(p),
     "personal, fair": lambda p: not _one(p) and not _average(p),
 }
-FIRST, BEFORE = "alone", "one model, average"
+FIRST = "alone"
+BEFORE = "one model, average"
 
 
 def alone(silos: Any, seed: int) -> tuple[Array, Array]:
@@ -69,18 +70,34 @@ def study(load: Callable[[int], Any], seeds: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
 
     def add(seed: int, silos: Any, name: str, losses: Array, l2: Any, strength: Any) -> None:
-        sizes, clients = [len(y) for _, y in silos.train], enumerate(silos.names)
-        rows.extend({
-            "seed": seed, "model": name, "client": client, "train_rows": sizes[i], "l2": l2,
-            "strength": float(np.broadcast_to(strength, len(sizes))[i]), "loss": float(losses[i]),
-        } for i, client in clients)  # fmt: skip
+        sizes = [len(y) for _, y in silos.train]
+        clients = enumerate(silos.names)
+        rows.extend(
+            {
+                "seed": seed,
+                "model": name,
+                "client": client,
+                "train_rows": sizes[i],
+                "l2": l2,
+                "strength": float(np.broadcast_to(strength, len(sizes))[i]),
+                "loss": float(losses[i]),
+            }
+            for i, client in clients
+        )
 
     for seed in range(seeds):
         silos = load(seed)
         losses, kappas = alone(silos, seed)
         add(seed, silos, FIRST, losses, 0.0, kappas)
         grid = sp.choose(
-            silos.train, MODEL, [sp.Average(), FAIR], L2S, KAPPAS, folds=FOLDS, seed=seed, names=silos.names
+            silos.train,
+            MODEL,
+            [sp.Average(), FAIR],
+            L2S,
+            KAPPAS,
+            folds=FOLDS,
+            seed=seed,
+            names=silos.names,
         )
         for name, keep in ARMS.items():
             choice = grid.among(keep)
@@ -95,12 +112,16 @@ def measures(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Array]]:
     for name in (FIRST, *ARMS):
         own = [row for row in rows if row["model"] == name]
         seeds = sorted({row["seed"] for row in own})
-        table[name] = [np.array([row["loss"] for row in own if row["seed"] == seed]) for seed in seeds]
+        table[name] = [
+            np.array([row["loss"] for row in own if row["seed"] == seed]) for seed in seeds
+        ]
     return {
         name: {
             "mean": np.array([each.mean() for each in losses]),
             "worst fifth": np.array([worst_fifth(each) @ each for each in losses]),
-            "rounded": np.array([np.sort(each)[-max(1, round(len(each) / 5)) :].mean() for each in losses]),
+            "rounded": np.array(
+                [np.sort(each)[-max(1, round(len(each) / 5)) :].mean() for each in losses]
+            ),
             "worst": np.array([each.max() for each in losses]),
             "cost": np.array([(a - b).max() for a, b in zip(losses, table[FIRST], strict=True)]),
         }
@@ -121,12 +142,27 @@ def page(found: dict[str, dict[str, dict[str, Array]]]) -> str:
     lower = "lower than one model, average"
     for name, models in found.items():
         seeds = len(next(iter(models.values()))["mean"])
-        lines += [f"\n## {TITLES[name]}\n", f"`python -m experiments.personal {name} --seeds {seeds}`\n"]
-        header, rows = ["model", "mean", lower, "worst fifth", lower, "the most that joining costs a client"], []
+        lines += [
+            f"\n## {TITLES[name]}\n",
+            f"`python -m experiments.personal {name} --seeds {seeds}`\n",
+        ]
+        header = [
+            "model",
+            "mean",
+            lower,
+            "worst fifth",
+            lower,
+            "the most that joining costs a client",
+        ]
+        rows = []
         for model, own in models.items():
             cells = [model]
             for measure in ("mean", "worst fifth"):
-                share = "" if model == BEFORE else words(interval(own[measure], models[BEFORE][measure]))
+                share = (
+                    ""
+                    if model == BEFORE
+                    else words(interval(own[measure], models[BEFORE][measure]))
+                )
                 cells += [f"{own[measure].mean():.4f}", share]
             cells.append("" if model == FIRST else f"{own['cost'].mean():.4f}")
             rows.append(cells)
@@ -146,10 +182,17 @@ def verdict(models: dict[str, dict[str, Array]], model: str) -> str:
     parts = []
     for other in (BEFORE, FIRST):
         shares = {m: interval(models[model][m], models[other][m]) for m in ("mean", "worst fifth")}
-        said = (f"{m} {words(v) if v[1] > 0 or v[2] < 0 else 'no clear difference'}" for m, v in shares.items())
+        said = (
+            f"{m} {words(v) if v[1] > 0 or v[2] < 0 else 'no clear difference'}"
+            for m, v in shares.items()
+        )
         parts.append(f"lower than {other}: {', '.join(said)}")
-    rounded, worst = (words(interval(models[model][m], models[BEFORE][m])) for m in ("rounded", "worst"))
-    parts.append(f"worst client against {BEFORE}: {worst}; a fifth rounded to the nearest number of clients: {rounded}")
+    rounded, worst = (
+        words(interval(models[model][m], models[BEFORE][m])) for m in ("rounded", "worst")
+    )
+    parts.append(
+        f"worst client against {BEFORE}: {worst}; a fifth rounded to the nearest number of clients: {rounded}"
+    )
     cost, before = (float(models[m]["cost"].mean()) for m in (model, BEFORE))
     share = f"{100 * cost / before:.0f} % of one average model's {before:.4f}"
     parts.append(f"the most that joining costs a client is {cost:.4f}, {share}")
@@ -177,17 +220,23 @@ def written(folder: Path) -> str:
     for name in TITLES:
         if (folder / f"{name}.csv").exists():
             rows = read_csv(folder / f"{name}.csv")
-            found[name] = measures([{**row, "seed": int(row["seed"]), "loss": float(row["loss"])} for row in rows])
+            found[name] = measures(
+                [{**row, "seed": int(row["seed"]), "loss": float(row["loss"])} for row in rows]
+            )
     (folder / "README.md").write_text(page(found), encoding="utf-8")
     return page(found)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a study, and write its CSV and the page."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.personal", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.personal", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("what", choices=tuple(TITLES))
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--data", help="the folder that has school/school.mat; by default SCAFFPD_DATA")
+    parser.add_argument(
+        "--data", help="the folder that has school/school.mat; by default SCAFFPD_DATA"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/personal"))
     given = parser.parse_args(arguments)
     loaders = {
@@ -198,7 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     file = given.out / f"{given.what}.csv"
     file.unlink(missing_ok=True)
-    append_csv(file, list(rows[0]), [[*{**row, "loss": f"{row['loss']:.6f}"}.values()] for row in rows])
+    append_csv(
+        file, list(rows[0]), [[*{**row, "loss": f"{row['loss']:.6f}"}.values()] for row in rows]
+    )
     text = written(given.out)
     print(text[text.index(f"## {TITLES[given.what]}") :])
 

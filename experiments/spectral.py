@@ -26,17 +26,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.cohort import LocalChannel, Split
+from scaffpd.algorithms.saddle import solve_saddle
 from scaffpd.federation import Constants, Federation, LocalPlan, Vector, same_point
 from scaffpd.models.local_steps import local_gain
 from scaffpd.models.numerics import gamma
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.excess import equilibrium as answer
-from scaffpd.saddle import solve_saddle
+from scaffpd.training.cohort import LocalChannel, Split
 
-TARGETS = ("one-hot", "tct")  # e_y with factor 1, as in `Linear`; e_y − 1/C with factor 1/2, as in TCT
+TARGETS = (
+    "one-hot",
+    "tct",
+)  # e_y with factor 1, as in `Linear`; e_y − 1/C with factor 1/2, as in TCT
 LEAST = 1e-9  # of the largest eigenvalue: rows below are left out, they are not orthogonal to the others
-NEWTON, HALVINGS = 40, 12
+NEWTON = 40
+HALVINGS = 12
 
 
 @dataclass(frozen=True)
@@ -79,27 +83,39 @@ class Spectra:
 
     def within(self, v: Tensor) -> Tensor:
         """W_i v_i for every client's own v_i (N, d, C)."""
-        return torch.cat([own @ part for own, part in zip(torch.split(self.W, self.lengths), v, strict=True)])
+        return torch.cat(
+            [own @ part for own, part in zip(torch.split(self.W, self.lengths), v, strict=True)]
+        )
 
     def only(self, chosen: Sequence[int]) -> Spectra:
         """The same for some of the clients."""
         ends = np.cumsum([0, *self.lengths])
         rows = torch.cat([torch.arange(ends[i], ends[i + 1], device=self.W.device) for i in chosen])
         lengths, samples = (tuple(t[i] for i in chosen) for t in (self.lengths, self.samples))
-        return Spectra(self.W[rows], self.h[rows], self.b[rows], self.k[list(chosen)], lengths, samples)
+        return Spectra(
+            self.W[rows], self.h[rows], self.b[rows], self.k[list(chosen)], lengths, samples
+        )
 
 
-def decompose(clients: Sequence[tuple[Tensor, Tensor]], classes: int, targets: str = "one-hot") -> Spectra:
+def decompose(
+    clients: Sequence[tuple[Tensor, Tensor]], classes: int, targets: str = "one-hot"
+) -> Spectra:
     """Decompose every client's loss on its rows (features, labels): by features or by samples, whichever are fewer."""
     scale, shift = (1.0, 0.0) if targets == "one-hot" else (0.5, 1 / classes)
-    parts, k = [], []
+    parts = []
+    k = []
     own = [
-        (A.double(), torch.nn.functional.one_hot(y, classes).to(A.device, torch.float64) - shift) for A, y in clients
+        (A.double(), torch.nn.functional.one_hot(y, classes).to(A.device, torch.float64) - shift)
+        for A, y in clients
     ]
-    grams = [(A.mT @ A if len(A) >= A.shape[1] else A @ A.mT) * (2 * scale / len(A)) for A, _ in own]
+    grams = [
+        (A.mT @ A if len(A) >= A.shape[1] else A @ A.mT) * (2 * scale / len(A)) for A, _ in own
+    ]
     for (A, Y), (h, U) in zip(own, eigenvectors(grams), strict=True):
-        factor, keep = 2 * scale / len(A), h > LEAST * h[-1]
-        U, h = U[:, keep].mT, h[keep]
+        factor = 2 * scale / len(A)
+        keep = h > LEAST * h[-1]
+        U = U[:, keep].mT
+        h = h[keep]
         k.append(factor / 2 * Y.square().sum())
         if len(A) >= A.shape[1]:
             parts.append((U, h, U @ (factor * A.mT @ Y)))
@@ -107,10 +123,14 @@ def decompose(clients: Sequence[tuple[Tensor, Tensor]], classes: int, targets: s
             root = h.sqrt()[:, None]
             parts.append((factor**0.5 / root * (U @ A), h, factor**0.5 * root * (U @ Y)))
     W, h, b = (torch.cat(part) for part in zip(*parts, strict=True))
-    return Spectra(W, h, b, torch.stack(k), tuple(len(p[1]) for p in parts), tuple(len(y) for _, y in clients))
+    return Spectra(
+        W, h, b, torch.stack(k), tuple(len(p[1]) for p in parts), tuple(len(y) for _, y in clients)
+    )
 
 
-_together: dict[tuple[str, int], bool] = {}  # whether a batch of matrices of this size is decomposed faster
+_together: dict[
+    tuple[str, int], bool
+] = {}  # whether a batch of matrices of this size is decomposed faster
 
 
 def eigenvectors(grams: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -122,9 +142,9 @@ def eigenvectors(grams: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         if len(which) > 1 and key[0] == "cuda" and size > 1:
             some = torch.stack([grams[i] for i in which])
             if key not in _together:
-                _together[key] = _seconds(lambda some=some: torch.linalg.eigh(some[:2])) < 2 * _seconds(
-                    lambda some=some: torch.linalg.eigh(some[0])
-                )
+                _together[key] = _seconds(
+                    lambda some=some: torch.linalg.eigh(some[:2])
+                ) < 2 * _seconds(lambda some=some: torch.linalg.eigh(some[0]))
             if _together[key]:
                 h, U = torch.linalg.eigh(some)
                 for k, i in enumerate(which):
@@ -163,9 +183,12 @@ class Quadratics:
     @classmethod
     def personal(cls, spectra: Spectra, l2: float, pull: Tensor) -> Quadratics:
         """A model of every client's own, held to x by γ_i."""
-        H, g = spectra.h + l2, pull[spectra.owner]
+        H = spectra.h + l2
+        g = pull[spectra.owner]
         k = spectra.k - spectra.total((spectra.b.square() / (2 * (H + g))[:, None]).sum(1))
-        return cls(spectra, H * g / (H + g), spectra.b * (g / (H + g))[:, None], l2 * pull / (l2 + pull), k)
+        return cls(
+            spectra, H * g / (H + g), spectra.b * (g / (H + g))[:, None], l2 * pull / (l2 + pull), k
+        )
 
     @cached_property
     def above(self) -> Tensor:
@@ -222,7 +245,8 @@ class SpectralOracle:
 
     def only(self, clients: list[int]) -> SpectralOracle:
         """The same for some of the clients."""
-        q, part = self.q, self.q.spectra.only(clients)
+        q = self.q
+        part = self.q.spectra.only(clients)
         ends = np.cumsum([0, *q.spectra.lengths])
         rows = torch.cat([torch.arange(ends[i], ends[i + 1], device=q.w.device) for i in clients])
         own = Quadratics(part, q.w[rows], q.b[rows], q.off[clients], q.k[clients])
@@ -238,7 +262,9 @@ class SpectralOracle:
         """f_i(x)."""
         return self.q.losses(x.view(self.shape), self.along(x))
 
-    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = ()) -> SpectralPoint:
+    def evaluate(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = ()
+    ) -> SpectralPoint:
         """All clients at x."""
         return SpectralPoint(self, x)
 
@@ -247,23 +273,36 @@ class SpectralOracle:
         found = self.losses(x).cpu().numpy()
         return found, np.full(len(found), np.nan)
 
-    def local_updates(self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> SpectralUpdates:
+    def local_updates(
+        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan
+    ) -> SpectralUpdates:
         """d_i = ϕ(H_i)(∇f_i(x) − c_i + c), with μ of FedProx in the eigenvalues."""
-        q, s = self.q, self.q.spectra
-        rate = (plan.scale / self.smoothness) if plan.rate is None else torch.full_like(self.smoothness, plan.rate)
+        q = self.q
+        s = self.q.spectra
+        rate = (
+            (plan.scale / self.smoothness)
+            if plan.rate is None
+            else torch.full_like(self.smoothness, plan.rate)
+        )
         phi = local_gain(q.w + plan.prox, rate[s.owner], plan.steps)[:, None]
         base = local_gain(q.off + plan.prox, rate, plan.steps)
         c = None if correction is None else correction.view(self.shape)
         if isinstance(at, SpectralPoint) and same_point(at.x, x) and c is not None:
             return SpectralUpdates(s, (phi - base[s.owner][:, None]) * (s.W @ c), [(base, c)])
-        z, X = self.along(x), x.view(self.shape)
+        z = self.along(x)
+        X = x.view(self.shape)
         rows = phi * (q.w[:, None] * z - q.b) - (base * q.off)[s.owner][:, None] * z
         parts = [(base * q.off, X)]
         if at is not None or c is not None:
-            kept = 0.0 if at is None else (at if isinstance(at, Tensor) else at.each()).view(-1, *self.shape)
+            kept = (
+                0.0
+                if at is None
+                else (at if isinstance(at, Tensor) else at.each()).view(-1, *self.shape)
+            )
             v = (0.0 if c is None else c) - kept
             v = v.expand(len(s.k), *self.shape)
-            rows, parts = rows + (phi - base[s.owner][:, None]) * s.within(v), [*parts, (base, v)]
+            rows = rows + (phi - base[s.owner][:, None]) * s.within(v)
+            parts = [*parts, (base, v)]
         return SpectralUpdates(s, rows, parts)
 
     def proximal_steps(self, at: Any, correction: Tensor, plan: Any) -> Any:
@@ -286,7 +325,9 @@ class SpectralPoint:
     def sum(self, weights: Tensor) -> Tensor:
         """Σ λ_i c_i."""
         s = self.q.spectra
-        return ((weights @ self.q.off) * self.X + s.W.mT @ (weights[s.owner][:, None] * self.rows)).flatten()
+        return (
+            (weights @ self.q.off) * self.X + s.W.mT @ (weights[s.owner][:, None] * self.rows)
+        ).flatten()
 
     def each(self) -> Tensor:
         """The c_i, (N, d)."""
@@ -294,13 +335,17 @@ class SpectralPoint:
 
     def norms(self) -> Tensor:
         """‖c_i‖²: on the rows (w z − b)², off them (w⁰ x)²."""
-        s, z2 = self.q.spectra, self.z.square().sum(1)
+        s = self.q.spectra
+        z2 = self.z.square().sum(1)
         inside = (self.rows + self.q.off[s.owner][:, None] * self.z).square().sum(1)
-        return s.total(inside) + self.q.off.square() * (self.X.square().sum() - s.total(z2)).clamp_min(0)
+        return s.total(inside) + self.q.off.square() * (
+            self.X.square().sum() - s.total(z2)
+        ).clamp_min(0)
 
     def project(self, direction: Tensor) -> Tensor:
         """⟨c_i, v⟩."""
-        s, V = self.q.spectra, direction.view_as(self.X)
+        s = self.q.spectra
+        V = direction.view_as(self.X)
         return self.q.off * (self.X * V).sum() + s.total((self.rows * (s.W @ V)).sum(1))
 
     def rounding(self) -> tuple[Tensor, Tensor]:
@@ -309,14 +354,18 @@ class SpectralPoint:
         z is off by at most γ_d |W||x|, of norm √R_i γ_d ‖x‖; that moves L_i by the slope and c_i by the curvature.
         Sums over rows and outputs err by γ_n of their absolute terms.
         """
-        q, s = self.q, self.q.spectra
+        q = self.q
+        s = self.q.spectra
         d, C = self.X.shape
         long = torch.tensor(s.lengths, device=s.W.device, dtype=torch.float64)
         off = gamma(d + 4) * long.sqrt() * self.X.norm() * 1.01
-        top, slope = s.largest(q.above.abs()), s.total(self.rows.square().sum(1)).sqrt()
+        top = s.largest(q.above.abs())
+        slope = s.total(self.rows.square().sum(1)).sqrt()
         size = ((q.above.abs() / 2)[:, None] * self.z.square() + (q.b * self.z).abs()).sum(1)
         count = gamma(int(long.max()) + C + d * C + 16)
-        loss = count * (q.k.abs() + s.total(size) + q.off * self.X.square().sum()) + off * (slope + top * off)
+        loss = count * (q.k.abs() + s.total(size) + q.off * self.X.square().sum()) + off * (
+            slope + top * off
+        )
         add = gamma(int(long.sum()) + 8) * long.sqrt() * (slope + q.off * self.X.norm())
         return 1.01 * loss, 1.01 * (top * off + add + 4 * gamma(8) * q.off * self.X.norm()) * 1.5
 
@@ -324,8 +373,12 @@ class SpectralPoint:
 class SpectralUpdates:
     """d_i = Σ over parts of a_i v (one v, or every client's own) + W_iᵀ q_i."""
 
-    def __init__(self, spectra: Spectra, rows: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
-        self.s, self.rows, self.parts = spectra, rows, parts
+    def __init__(
+        self, spectra: Spectra, rows: Tensor, parts: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
+        self.s = spectra
+        self.rows = rows
+        self.parts = parts
 
     def sum(self, weights: Tensor) -> Tensor:
         """Σ λ_i d_i."""
@@ -336,13 +389,16 @@ class SpectralUpdates:
 
     def each(self) -> Tensor:
         """The d_i, (N, d)."""
-        return (self.s.each(self.rows) + sum(a[:, None, None] * v for a, v in self.parts)).flatten(1)
+        return (self.s.each(self.rows) + sum(a[:, None, None] * v for a, v in self.parts)).flatten(
+            1
+        )
 
 
 def federation(losses: Quadratics) -> Federation:
     """These clients, for the package's algorithms."""
     names = [f"client {i}" for i in range(len(losses.k))]
-    oracle, counts = SpectralOracle(losses, names), np.array(losses.spectra.samples)
+    oracle = SpectralOracle(losses, names)
+    counts = np.array(losses.spectra.samples)
     split = Split(oracle, counts, (oracle.shape[0],), None)  # type: ignore[arg-type]
     return Federation(LocalChannel(names, "spectral", split, None))
 
@@ -356,7 +412,9 @@ class Optimum:
     gap: float
 
 
-def _dual(q: Quadratics, objective: Objective, weights: Vector) -> tuple[float, float, Tensor, Tensor, Vector]:
+def _dual(
+    q: Quadratics, objective: Objective, weights: Vector
+) -> tuple[float, float, Tensor, Tensor, Vector]:
     """min_x Σ λ_i f_i(x) − ψ(λ), the gap at that x, x, the Cholesky factor and the losses."""
     lam = torch.tensor(weights).to(q.k)
     X, L = q.minimum(lam)
@@ -370,7 +428,9 @@ def dual_value(q: Quadratics, objective: Objective, weights: Vector) -> float:
     return _dual(q, objective, weights)[0]
 
 
-def saddle(q: Quadratics, objective: Objective, tol: float = 1e-7, start: Vector | None = None) -> Optimum:
+def saddle(
+    q: Quadratics, objective: Objective, tol: float = 1e-7, start: Vector | None = None
+) -> Optimum:
     """min_x max_{λ∈Λ} Σ λ_i f_i(x) − ψ(λ) by Newton's method on λ, to a duality gap of `tol`.
 
     The dual function has the gradient f_i(x(λ)) and the Hessian −⟨c_i, H(λ)⁻¹ c_j⟩ at x(λ) = argmin Σ λ_i f_i.
@@ -415,7 +475,12 @@ def equilibrium(
         nonlocal start
         found = saddle(q, goal, 0.01 * tol, start)
         start = found.weights
-        return found, start, q.losses(found.X, q.spectra.W @ found.X).cpu().numpy(), held_out(found.X)
+        return (
+            found,
+            start,
+            q.losses(found.X, q.spectra.W @ found.X).cpu().numpy(),
+            held_out(found.X),
+        )
 
     found, gain, _ = answer(objective, len(q.k), solve, tol)
     return replace(found, gap=gain)
@@ -423,8 +488,10 @@ def equilibrium(
 
 def own_models(spectra: Spectra, l2: float, pull: Tensor, X: Tensor) -> Tensor:
     """u_i = argmin f_i(u) + (γ_i/2)‖u − x‖², (N, d, C); γ = 0 is every client alone."""
-    H, g = spectra.h + l2, pull[spectra.owner]
-    z, keep = spectra.W @ X, pull / (l2 + pull)
+    H = spectra.h + l2
+    g = pull[spectra.owner]
+    z = spectra.W @ X
+    keep = pull / (l2 + pull)
     rows = (spectra.b + g[:, None] * z) / (H + g)[:, None] - keep[spectra.owner][:, None] * z
     return keep[:, None, None] * X + spectra.each(rows)
 

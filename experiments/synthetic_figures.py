@@ -16,12 +16,18 @@ from experiments.synthetic_tuning import DRFA_, SCAFF_PD
 from scaffpd.federation import Vector
 from scaffpd.figures import BLACK, BLUE, GREEN, INK, ORANGE, PINK, QUIET, RED, RULE, SKY, STYLE
 
-WIDTH, HEIGHT, DPI = 9.6, 5.2, 160
-LOWEST, HIGHEST = 1e-32, 1e2
+WIDTH = 9.6
+HEIGHT = 5.2
+DPI = 160
+LOWEST = 1e-32
+HIGHEST = 1e2
 TICKS = (1e0, 1e-6, 1e-12, 1e-18, 1e-24, 1e-30)
 SHADE = "#f3f3f3"
-DASHES, DOTS = (0, (4, 1.6)), (0, (1, 1.4))
-LOOKS: dict[str, tuple[str, dict[str, Any]]] = {  # name in the legend, and line; what matters most last
+DASHES = (0, (4, 1.6))
+DOTS = (0, (1, 1.4))
+LOOKS: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # name in the legend, and line; what matters most last
     FAN[0]: (FAN[0], {"color": RED, "lw": 1.2, "ls": DOTS, "zorder": 3}),
     FAN[5]: (FAN[5], {"color": RED, "lw": 1.2, "ls": DASHES, "zorder": 3}),
     DRAWN: (DRAWN, {"color": ORANGE, "lw": 0.9, "zorder": 2}),
@@ -29,10 +35,16 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {  # name in the legend, and line
     tuning.GDA: ("GDA, tuned", {"color": ORANGE, "lw": 1.8, "zorder": 3}),
     DRFA_: ("DRFA, tuned", {"color": RED, "lw": 2.6, "zorder": 4}),
     tuning.AFL_: ("AFL, tuned", {"color": INK, "lw": 1.4, "ls": DASHES, "zorder": 5}),
-    tuning.APD_CONSTANTS: ("APD, best constants", {"color": PINK, "lw": 1.8, "ls": DASHES, "zorder": 3}),
+    tuning.APD_CONSTANTS: (
+        "APD, best constants",
+        {"color": PINK, "lw": 1.8, "ls": DASHES, "zorder": 3},
+    ),
     tuning.APD: ("APD, untuned", {"color": PINK, "lw": 1.8, "zorder": 3}),
     tuning.MINIMAX: ("minimax gradient, untuned", {"color": GREEN, "lw": 1.8, "zorder": 3}),
-    tuning.CONSTANTS: ("Scaff-PD, best constants", {"color": SKY, "lw": 1.8, "ls": DASHES, "zorder": 5}),
+    tuning.CONSTANTS: (
+        "Scaff-PD, best constants",
+        {"color": SKY, "lw": 1.8, "ls": DASHES, "zorder": 5},
+    ),
     SCAFF_PD: ("Scaff-PD, untuned", {"color": BLUE, "lw": 2.6, "zorder": 6}),
 }
 STEPS = (ORANGE, PINK, GREEN, BLUE, BLACK, SKY)  # for J, from few to many
@@ -76,18 +88,25 @@ class FigureSpec(NamedTuple):
     caption: Callable[[Study], str]
 
 
-def _panels(study: Study, settings: Iterable[Setting], title: str, without: Sequence[str]) -> list[Panel]:
+def _panels(
+    study: Study, settings: Iterable[Setting], title: str, without: Sequence[str]
+) -> list[Panel]:
     """Methods by the order of `LOOKS` on several problems; `title` is formatted with the problem."""
     labels = [label for label in LOOKS if label not in without]
     return [
-        Panel(title.format(s), tuple(study.find(s, label) for label in labels), study.plan.limit(s)) for s in settings
+        Panel(title.format(s), tuple(study.find(s, label) for label in labels), study.plan.limit(s))
+        for s in settings
     ]
 
 
 def _steps_panels(study: Study) -> list[Panel]:
     plan = study.plan
     return [
-        Panel(title, tuple(study.find(setting, name, steps) for steps in plan.local_steps), plan.limit(setting))
+        Panel(
+            title,
+            tuple(study.find(setting, name, steps) for steps in plan.local_steps),
+            plan.limit(setting),
+        )
         for title, setting, name in (
             ("One short local rate", plan.paper, SHORT_RATE),
             ("Automatic steps", plan.paper, SCAFF_PD),
@@ -98,18 +117,25 @@ def _steps_panels(study: Study) -> list[Panel]:
 
 def span(curves: Iterable[Curve]) -> str:
     """Rounds to the target, from the fewest to the most."""
-    cells = sorted({cell(curve) for curve in curves}, key=lambda c: (c.startswith(">"), int(c.lstrip("> "))))
+    cells = sorted(
+        {cell(curve) for curve in curves}, key=lambda c: (c.startswith(">"), int(c.lstrip("> ")))
+    )
     return cells[0] if len(cells) == 1 else f"{cells[0]} to {cells[-1]}"
 
 
 def _versus(study: Study, settings: Sequence[Setting]) -> str:
     ours, theirs = (span(study.find(s, name) for s in settings) for name in (SCAFF_PD, DRFA_))
-    return f"Scaff-PD is at ‖x − x*‖² ≤ {text(TARGET)} after {ours} rounds, tuned DRFA after {theirs}"
+    return (
+        f"Scaff-PD is at ‖x − x*‖² ≤ {text(TARGET)} after {ours} rounds, tuned DRFA after {theirs}"
+    )
 
 
 def _steps_title(study: Study) -> str:
-    few, plan = study.plan.local_steps[0], study.plan
-    (a, b), (c, d) = ([cell(study.find(s, SCAFF_PD, k)) for k in (few, J)] for s in (plan.hard, plan.paper))
+    few = study.plan.local_steps[0]
+    plan = study.plan
+    (a, b), (c, d) = (
+        [cell(study.find(s, SCAFF_PD, k)) for k in (few, J)] for s in (plan.hard, plan.paper)
+    )
     rounds = f"{a} → {b} rounds for J = {few} → {J}; {c} → {d} on the paper's"
     return f"Local steps pay on badly scaled data: {rounds}"
 
@@ -127,7 +153,9 @@ CENTRAL = (tuning.EXTRA, tuning.GDA, tuning.APD_CONSTANTS, tuning.APD, tuning.MI
 DRAWS = (*FAN.values(), DRAWN)
 FIGURES = {
     "rho": FigureSpec(
-        lambda study: _panels(study, study.plan.rho_settings, "ρ = {0.rho:g}", (*CENTRAL, tuning.AFL_)),
+        lambda study: _panels(
+            study, study.plan.rho_settings, "ρ = {0.rho:g}", (*CENTRAL, tuning.AFL_)
+        ),
         lambda study: _versus(study, study.plan.rho_settings),
         lambda study: (
             f"{PROBLEM}, σ = {SIGMA:g}, J = {J} local steps. DRFA, tuned: the best of {_size(study)} pairs of rates, "
@@ -136,7 +164,9 @@ FIGURES = {
         ),
     ),
     "heterogeneity": FigureSpec(
-        lambda study: _panels(study, study.plan.sigma_settings, "σ = {0.sigma:g}", (*CENTRAL, *DRAWS)),
+        lambda study: _panels(
+            study, study.plan.sigma_settings, "σ = {0.sigma:g}", (*CENTRAL, *DRAWS)
+        ),
         lambda study: _versus(study, study.plan.sigma_settings),
         lambda study: (
             f"{PROBLEM}, ρ = {RHO:g}, J = {J} local steps. DRFA and AFL (with local steps): the best of {_size(study)} "
@@ -172,9 +202,13 @@ def draw(study: Study, folder: Path, command: str) -> list[Path]:
     with matplotlib.rc_context({**STYLE, "axes.titlepad": 6}):
         for name, about in FIGURES.items():
             figure = Figure(figsize=(WIDTH, HEIGHT), facecolor="white")
-            figure.text(0.012, 0.978, about.title(study), fontsize=12.5, fontweight="bold", va="top")
+            figure.text(
+                0.012, 0.978, about.title(study), fontsize=12.5, fontweight="bold", va="top"
+            )
             caption = fill(f"{about.caption(study)} {ENDS}", 150)
-            figure.text(0.012, 0.925, caption, fontsize=8.5, color=QUIET, va="top", linespacing=1.35)
+            figure.text(
+                0.012, 0.925, caption, fontsize=8.5, color=QUIET, va="top", linespacing=1.35
+            )
             figure.text(0.012, 0.012, command, fontsize=7.5, color=QUIET, family="DejaVu Sans Mono")
             _fill(figure, about.panels(study), by_steps=name == "local_steps")
             written.append(folder / f"{name}.png")
@@ -185,14 +219,23 @@ def draw(study: Study, folder: Path, command: str) -> list[Path]:
 def _lines(panel: Panel, by_steps: bool) -> list[Line]:
     if by_steps:
         colours = zip(panel.curves, STEPS, strict=False)
-        return [(curve, f"J = {curve.job.local_steps}", {"color": colour, "lw": 2.0}) for curve, colour in colours]
+        return [
+            (curve, f"J = {curve.job.local_steps}", {"color": colour, "lw": 2.0})
+            for curve, colour in colours
+        ]
     return [(curve, *LOOKS[curve.label]) for curve in panel.curves]
 
 
 def _fill(figure: Any, panels: Sequence[Panel], by_steps: bool) -> None:
-    grid = figure.add_gridspec(1, len(panels), left=0.075, right=0.975, top=0.715, bottom=0.235, wspace=0.1)
+    grid = figure.add_gridspec(
+        1, len(panels), left=0.075, right=0.975, top=0.715, bottom=0.235, wspace=0.1
+    )
     for i, panel in enumerate(panels):
-        near, far = grid[i].subgridspec(1, 2, width_ratios=(3, 2), wspace=0.018 * len(panels)).subplots(sharey=True)
+        near, far = (
+            grid[i]
+            .subgridspec(1, 2, width_ratios=(3, 2), wspace=0.018 * len(panels))
+            .subplots(sharey=True)
+        )
         lines = _lines(panel, by_steps)
         for axes, ends in ((near, (0, panel.near)), (far, (panel.near, panel.far))):
             _axes(axes, *ends)
@@ -206,9 +249,16 @@ def _fill(figure: Any, panels: Sequence[Panel], by_steps: bool) -> None:
         if len(panels) > 1:
             _row(near, lines if by_steps else lines[::-1])
     figure.text(0.53, 0.158, "communication rounds", color=QUIET, fontsize=9, ha="center")
-    handles, labels = (entries[:: 1 if by_steps else -1] for entries in near.get_legend_handles_labels())
+    handles, labels = (
+        entries[:: 1 if by_steps else -1] for entries in near.get_legend_handles_labels()
+    )
     columns = len(labels) if len(labels) < 6 else (len(labels) + 1) // 2
-    place = {"loc": "center", "bbox_to_anchor": (0.53, 0.09), "ncols": columns, "columnspacing": 1.4}
+    place = {
+        "loc": "center",
+        "bbox_to_anchor": (0.53, 0.09),
+        "ncols": columns,
+        "columnspacing": 1.4,
+    }
     figure.legend(handles, labels, frameon=False, fontsize=8.5, handlelength=2.4, **place)
 
 
@@ -237,7 +287,14 @@ def _cut(near: Any, far: Any) -> None:
     far.set_facecolor(SHADE)
     far.spines["left"].set_visible(False)
     far.tick_params(axis="y", length=0, labelleft=False)
-    stroke = {"marker": [(-1, -2), (1, 2)], "ms": 6, "ls": "none", "color": QUIET, "mew": 1, "clip_on": False}
+    stroke = {
+        "marker": [(-1, -2), (1, 2)],
+        "ms": 6,
+        "ls": "none",
+        "color": QUIET,
+        "mew": 1,
+        "clip_on": False,
+    }
     near.plot([1], [0], transform=near.transAxes, **stroke)
     far.plot([0], [0], transform=far.transAxes, **stroke)
 
@@ -256,11 +313,22 @@ def _crossings(axes: Any, lines: Sequence[Line], ends: tuple[int, int], numbers:
         rounds = curve.trace.rounds_to(TARGET)
         if rounds is None or style["lw"] < NUMBERED or not ends[0] < rounds <= ends[1]:
             continue
-        colour, error = style["color"], curve.trace.errors[rounds]
+        colour = style["color"]
+        error = curve.trace.errors[rounds]
         axes.plot(rounds, error, "o", ms=5.5, color=colour, zorder=7, mec="white", mew=0.6)
         if numbers:
             left &= (rounds - ends[0]) > 0.1 * (ends[1] - ends[0])
-            place = {"xytext": (-6, -8) if left else (6, 5), "ha": "right" if left else "left", "va": "center"}
-            look = {"textcoords": "offset points", "color": colour, "weight": "bold", "size": 9, "zorder": 8}
+            place = {
+                "xytext": (-6, -8) if left else (6, 5),
+                "ha": "right" if left else "left",
+                "va": "center",
+            }
+            look = {
+                "textcoords": "offset points",
+                "color": colour,
+                "weight": "bold",
+                "size": 9,
+                "zorder": 8,
+            }
             axes.annotate(str(rounds), (rounds, error), **place, **look)
             left = not left

@@ -17,15 +17,23 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from scaffpd.cohort import Cohort
 from scaffpd.data import synthetic
 from scaffpd.data.datasets import Regression
 from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare
 from scaffpd.reference import reference_optimum
+from scaffpd.training.cohort import Cohort
 
-N, D, M, L2, SIGMA, RHO, J = 5, 10, 100, 0.1, 0.1, 0.1, 100
-TARGET, DEEP = 1e-6, 1e-20  # what methods are tuned for, and what only linear convergence reaches
+N = 5
+D = 10
+M = 100
+L2 = 0.1
+SIGMA = 0.1
+RHO = 0.1
+J = 100
+# what methods are tuned for, and what only linear convergence reaches
+TARGET = 1e-6
+DEEP = 1e-20
 
 
 @dataclass(frozen=True)
@@ -72,9 +80,12 @@ class Bench:
 @lru_cache(maxsize=32)
 def bench(setting: Setting) -> Bench:
     """Draw the data and solve the problem."""
-    clients, objective = setting.clients(), ChiSquare(setting.rho)
+    clients = setting.clients()
+    objective = ChiSquare(setting.rho)
     solution = reference_optimum(clients, "squared", L2, objective)
-    return Bench(setting, Cohort(clients, Linear("squared", L2)), objective, torch.as_tensor(solution.x))
+    return Bench(
+        setting, Cohort(clients, Linear("squared", L2)), objective, torch.as_tensor(solution.x)
+    )
 
 
 @dataclass(frozen=True)

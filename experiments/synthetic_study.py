@@ -7,14 +7,25 @@ from itertools import product
 
 from experiments import synthetic_tuning as tuning
 from experiments.synthetic_problem import J, Plan, Setting, bench
-from experiments.synthetic_tuning import Attempt, Candidate, Trace, at_edge, best_in_hindsight, settled, trace
+from experiments.synthetic_tuning import (
+    Attempt,
+    Candidate,
+    Trace,
+    at_edge,
+    best_in_hindsight,
+    settled,
+    trace,
+)
 from scaffpd.algorithms import DRFA
-from scaffpd.comparison.runs import Pool
+from scaffpd.study.comparison.runs import Pool
 from scaffpd.system import Tally
 
 SAMPLED = 3  # of five clients, for DRFA as it was published
 DRAWN = f"DRFA, {SAMPLED} clients drawn"
-FAN = {0: "DRFA, local rate 1/L", 5: "DRFA, local rate 1/32L"}  # automatic rates times 2^−k: fast and biased
+FAN = {
+    0: "DRFA, local rate 1/L",
+    5: "DRFA, local rate 1/32L",
+}  # automatic rates times 2^−k: fast and biased
 SHORT = 0.01  # times 1/max_i L_i: a local rate that a single step makes little of
 SHORT_RATE = "Scaff-PD, one short local rate"
 
@@ -42,8 +53,14 @@ class Job:
     @property
     def cost(self) -> int:
         """Roughly how long it takes."""
-        tuned = self.halvings is None and self.method not in (tuning.SCAFF_PD, tuning.APD, tuning.MINIMAX)
-        return self.rounds * (20 if self.method in (tuning.DRFA_, tuning.AFL_) and tuned else 10 if tuned else 1)
+        tuned = self.halvings is None and self.method not in (
+            tuning.SCAFF_PD,
+            tuning.APD,
+            tuning.MINIMAX,
+        )
+        return self.rounds * (
+            20 if self.method in (tuning.DRFA_, tuning.AFL_) and tuned else 10 if tuned else 1
+        )
 
 
 @dataclass(frozen=True)
@@ -83,12 +100,25 @@ class Study:
 def jobs(plan: Plan) -> list[Job]:
     """Everything that is to be run, what takes longest first."""
     everything = [
-        *(Job(s, name, plan.limit(s), stride=plan.stride) for s in plan.settings for name in tuning.METHODS),
+        *(
+            Job(s, name, plan.limit(s), stride=plan.stride)
+            for s in plan.settings
+            for name in tuning.METHODS
+        ),
         *(Job(s, tuning.DRFA_, plan.limit(s), halvings=k) for s in plan.rho_settings for k in FAN),
-        *(Job(s, tuning.SCAFF_PD, plan.limit(s), steps) for s in (plan.paper, plan.hard) for steps in plan.local_steps),
-        *(Job(plan.paper, SHORT_RATE, plan.rounds, steps, stride=plan.stride) for steps in plan.local_steps),
+        *(
+            Job(s, tuning.SCAFF_PD, plan.limit(s), steps)
+            for s in (plan.paper, plan.hard)
+            for steps in plan.local_steps
+        ),
+        *(
+            Job(plan.paper, SHORT_RATE, plan.rounds, steps, stride=plan.stride)
+            for steps in plan.local_steps
+        ),
     ]
-    alone = dict.fromkeys(replace(job, stride=1) if job.method == tuning.SCAFF_PD else job for job in everything)
+    alone = dict.fromkeys(
+        replace(job, stride=1) if job.method == tuning.SCAFF_PD else job for job in everything
+    )
     return sorted(alone, key=lambda job: job.cost, reverse=True)
 
 
@@ -98,7 +128,9 @@ def carry_out(job: Job) -> list[Curve]:
     if job.halvings is not None:
         base = DRFA(place.objective, local_steps=job.local_steps)
         single = tuning.drifting(base, base.automatic(place.cohort), job.halvings, 1.0)
-        return [Curve(job, FAN[job.halvings], single.knobs, trace(single, place, job.rounds, settled))]
+        return [
+            Curve(job, FAN[job.halvings], single.knobs, trace(single, place, job.rounds, settled))
+        ]
     grid = _grid(job)
     best, attempts = best_in_hindsight(grid, place, job.rounds) if len(grid) > 1 else (None, [])
     chosen = grid[0] if best is None else best.candidate
@@ -115,7 +147,9 @@ def _grid(job: Job) -> list[Candidate]:
     if job.method != SHORT_RATE:
         return tuning.candidates(job.method, place, job.local_steps)[:: job.stride]
     points = product((1.0,), tuning.SIGMAS, tuning.THETA)
-    return list(tuning.constants(place, job.local_steps, SHORT * tuning.longest(place), points))[:: job.stride]
+    return list(tuning.constants(place, job.local_steps, SHORT * tuning.longest(place), points))[
+        :: job.stride
+    ]
 
 
 def study(plan: Plan, processes: int = 1, progress: bool | None = None) -> Study:

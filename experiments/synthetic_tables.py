@@ -15,13 +15,25 @@ from experiments.csv_files import write_csv
 from experiments.synthetic_figures import FIGURES, cell, text
 from experiments.synthetic_problem import DEEP, TARGET, J, Setting
 from experiments.synthetic_study import SHORT_RATE, Curve, Study
-from experiments.synthetic_tuning import AFL_, APD, DRFA_, FREE, GDA, METHODS, MINIMAX, SCAFF_PD, SIZE
-from scaffpd.comparison import versions
-from scaffpd.comparison.tables import markdown_table
+from experiments.synthetic_tuning import (
+    AFL_,
+    APD,
+    DRFA_,
+    FREE,
+    GDA,
+    METHODS,
+    MINIMAX,
+    SCAFF_PD,
+    SIZE,
+)
+from scaffpd.study.comparison import versions
+from scaffpd.study.comparison.tables import markdown_table
 
 DRIFTING = (DRFA_, AFL_)
 FEWER = 10  # Scaff-PD is to need at most a tenth of DRFA's rounds
-LAST, LEAST = 50, 0.99  # of a run that has come to rest
+# of a run that has come to rest
+LAST = 50
+LEAST = 0.99
 PROBLEM = ("sigma", "rho", "badly_scaled", "method", "local_steps")
 CURVE = (*PROBLEM, "round", "exchanges", "squared_distance")
 ROUNDS = (
@@ -48,7 +60,11 @@ def ratio(study: Study, setting: Setting) -> float:
     ours = study.find(setting, SCAFF_PD).trace.rounds_to(TARGET)
     trace = study.find(setting, DRFA_).trace
     theirs = trace.rounds_to(TARGET)
-    return np.nan if ours is None else (len(trace.errors) - 1 if theirs is None else theirs) / max(ours, 1)
+    return (
+        np.nan
+        if ours is None
+        else (len(trace.errors) - 1 if theirs is None else theirs) / max(ours, 1)
+    )
 
 
 def ratio_text(study: Study, setting: Setting) -> str:
@@ -127,7 +143,11 @@ def _local_steps(study: Study) -> Iterator[str]:
     few = min(study.plan.local_steps)
     for words, setting, name in (
         ("on the paper's problem", study.plan.paper, SCAFF_PD),
-        ("on the paper's problem with one short local rate for all J", study.plan.paper, SHORT_RATE),
+        (
+            "on the paper's problem with one short local rate for all J",
+            study.plan.paper,
+            SHORT_RATE,
+        ),
         ("on badly scaled data", study.plan.hard, SCAFF_PD),
     ):
         cells = [cell(study.find(setting, name, steps)) for steps in (few, J)]
@@ -145,7 +165,9 @@ def _easy(study: Study) -> str:
 def edges(study: Study) -> Iterator[str]:
     """Where the best configuration is at the edge of its grid, and on how many problems."""
     ours = [curve for curve in study.curves if curve.label in METHODS]
-    found = Counter((curve.label, name, f"{curve.knobs[name]:.3g}") for curve in ours for name in curve.edge)
+    found = Counter(
+        (curve.label, name, f"{curve.knobs[name]:.3g}") for curve in ours for name in curve.edge
+    )
     for (label, name, value), times in found.items():
         yield f"{label}: {name} {value} ({times} of {len(study.plan.settings)} problems)"
 
@@ -155,12 +177,19 @@ def save(study: Study, folder: Path, command: str) -> list[Path]:
     written = []
     for name, figure in FIGURES.items():
         curves = [curve for panel in figure.panels(study) for curve in panel.curves]
-        written.append(write_csv(folder / f"{name}.csv", CURVE, (row for curve in curves for row in _points(curve))))
+        written.append(
+            write_csv(
+                folder / f"{name}.csv", CURVE, (row for curve in curves for row in _points(curve))
+            )
+        )
     written.append(write_csv(folder / "rounds.csv", ROUNDS, map(_summary, study.curves)))
     attempts = (row for curve in study.curves for row in _attempts(curve))
     written.append(write_csv(folder / "tuning.csv", TUNING, attempts))
-    about, readme = folder / "about.json", folder / "README.md"
-    about.write_text(json.dumps(facts(study, command), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    about = folder / "about.json"
+    readme = folder / "README.md"
+    about.write_text(
+        json.dumps(facts(study, command), indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
     readme.write_text(markdown(study, command), encoding="utf-8")
     return [*written, about, readme]
 
@@ -171,7 +200,9 @@ def _problem(curve: Curve) -> tuple[Any, ...]:
 
 
 def _points(curve: Curve) -> Iterator[tuple[Any, ...]]:
-    for r, (error, exchanges) in enumerate(zip(curve.trace.errors, curve.trace.exchanges, strict=True)):
+    for r, (error, exchanges) in enumerate(
+        zip(curve.trace.errors, curve.trace.exchanges, strict=True)
+    ):
         yield (*_problem(curve), r, int(exchanges), f"{error:.6e}")
 
 
@@ -183,7 +214,14 @@ def _summary(curve: Curve) -> tuple[Any, ...]:
     trace = curve.trace
     reached = (trace.rounds_to(TARGET), trace.exchanges_to(TARGET), trace.rounds_to(DEEP))
     ends = (len(trace.errors) - 1, f"{trace.errors[-1]:.3e}", f"{np.nanmin(trace.errors):.3e}")
-    return (*_problem(curve), max(len(curve.attempts), 1), *reached, *ends, _knobs(curve.knobs), " ".join(curve.edge))
+    return (
+        *_problem(curve),
+        max(len(curve.attempts), 1),
+        *reached,
+        *ends,
+        _knobs(curve.knobs),
+        " ".join(curve.edge),
+    )
 
 
 def _attempts(curve: Curve) -> Iterator[tuple[Any, ...]]:
@@ -195,7 +233,8 @@ def _attempts(curve: Curve) -> Iterator[tuple[Any, ...]]:
 
 def facts(study: Study, command: str) -> dict[str, Any]:
     """How the numbers came about."""
-    plan, here = study.plan, synthetic_problem
+    plan = study.plan
+    here = synthetic_problem
     return {
         "command": command,
         "seed": plan.seed,
@@ -209,38 +248,43 @@ def facts(study: Study, command: str) -> dict[str, Any]:
 def markdown(study: Study, command: str) -> str:
     """The README of the folder."""
     columns = [" ".join(heading(setting)) for setting in study.plan.settings]
-    about, grids = facts(study, command), (synthetic_tuning.__doc__ or "").strip()
+    about = facts(study, command)
+    grids = (synthetic_tuning.__doc__ or "").strip()
     listed = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    return "\n".join([
-        "# The paper's synthetic experiments",
-        "",
-        f"Written by `{command}` (seed {study.plan.seed}; {listed}).",
-        "",
-        f"Rounds until ‖x − x*‖² ≤ {text(TARGET)}, J = {J} local steps where a method has any. "
-        "Scaff-PD, APD and minimax gradient run as they are; everybody else has the best of "
-        f"{about['configurations']} configurations, chosen for each problem with x* known. `> n`: not within n rounds.",
-        "",
-        *markdown_table(["method", *columns], ([name, *cells] for name, cells in rows(study))),
-        "",
-        *(f"- {sentence}" for sentence in verdict(study)),
-        "",
-        "![ρ](rho.png)",
-        "![heterogeneity](heterogeneity.png)",
-        "![local steps](local_steps.png)",
-        "![badly scaled](badly_scaled.png)",
-        "",
-        "## How",
-        "",
-        *(synthetic_problem.__doc__ or "").strip().splitlines()[2:],
-        "",
-        "The grids:",
-        "",
-        *grids[: grids.index("\nA configuration is better")].rstrip().splitlines()[2:],
-        "",
-        "Best configurations at the edge of a grid: " + "; ".join(list(edges(study)) or ["nowhere"]) + ".",
-        "",
-        "`rho.csv`, `heterogeneity.csv`, `local_steps.csv` and `badly_scaled.csv` have every point of every curve, "
-        "`rounds.csv` one line per curve with the chosen rates, `tuning.csv` every configuration tried, and "
-        "`about.json` the command, the seed and the versions.",
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "# The paper's synthetic experiments",
+            "",
+            f"Written by `{command}` (seed {study.plan.seed}; {listed}).",
+            "",
+            f"Rounds until ‖x − x*‖² ≤ {text(TARGET)}, J = {J} local steps where a method has any. "
+            "Scaff-PD, APD and minimax gradient run as they are; everybody else has the best of "
+            f"{about['configurations']} configurations, chosen for each problem with x* known. `> n`: not within n rounds.",
+            "",
+            *markdown_table(["method", *columns], ([name, *cells] for name, cells in rows(study))),
+            "",
+            *(f"- {sentence}" for sentence in verdict(study)),
+            "",
+            "![ρ](rho.png)",
+            "![heterogeneity](heterogeneity.png)",
+            "![local steps](local_steps.png)",
+            "![badly scaled](badly_scaled.png)",
+            "",
+            "## How",
+            "",
+            *(synthetic_problem.__doc__ or "").strip().splitlines()[2:],
+            "",
+            "The grids:",
+            "",
+            *grids[: grids.index("\nA configuration is better")].rstrip().splitlines()[2:],
+            "",
+            "Best configurations at the edge of a grid: "
+            + "; ".join(list(edges(study)) or ["nowhere"])
+            + ".",
+            "",
+            "`rho.csv`, `heterogeneity.csv`, `local_steps.csv` and `badly_scaled.csv` have every point of every curve, "
+            "`rounds.csv` one line per curve with the chosen rates, `tuning.csv` every configuration tried, and "
+            "`about.json` the command, the seed and the versions.",
+            "",
+        ]
+    )

@@ -38,24 +38,39 @@ from scaffpd.algorithms import (
     MinimaxGradient,
     ScaffPD,
 )
+from scaffpd.algorithms.steps import Fixed
 from scaffpd.federation import Vector
-from scaffpd.steps import Fixed
-from scaffpd.training import RoundInfo, train
+from scaffpd.training.loop import RoundInfo, train
 
 SIZE = 60
-HALVINGS = (*sorted((k / 2 for k in range(8, 27)), key=lambda k: abs(k - 10)), 0.0)  # likely ones first: quicker
+HALVINGS = (
+    *sorted((k / 2 for k in range(8, 27)), key=lambda k: abs(k - 10)),
+    0.0,
+)  # likely ones first: quicker
 DUAL = (0.1, 1.0, 0.01)  # the middle first: of equals, the first is chosen
-FREE_HALVINGS, FREE_REACH, FREE_DUAL = tuple(range(4, 14)), (2.0, 1.0, 0.5), (1.0, 10.0)
+FREE_HALVINGS = tuple(range(4, 14))
+FREE_REACH = (2.0, 1.0, 0.5)
+FREE_DUAL = (1.0, 10.0)
 CENTRAL = tuple(2.0 ** (k / 2) for k in range(5, -5, -1))
 CENTRAL_DUAL = (1.0, 10.0, 0.1, 100.0, 0.01, 1000.0)
-GLOBAL, SIGMAS, THETA = (2.8, 2.0, 1.4, 1.0, 0.7, 0.5), (1.0, 10.0, 0.1, 100.0, 0.01), (0.0, 1.0)
+GLOBAL = (2.8, 2.0, 1.4, 1.0, 0.7, 0.5)
+SIGMAS = (1.0, 10.0, 0.1, 100.0, 0.01)
+THETA = (0.0, 1.0)
 
-SCAFF_PD, CONSTANTS = "Scaff-PD", "Scaff-PD, constants"
-DRFA_, FREE, AFL_ = "DRFA", "DRFA, server rate free", "AFL, local steps"
-GDA, EXTRA = "GDA", "extragradient"
-APD, APD_CONSTANTS, MINIMAX = "APD", "APD, constants", "minimax gradient"
+SCAFF_PD = "Scaff-PD"
+CONSTANTS = "Scaff-PD, constants"
+DRFA_ = "DRFA"
+FREE = "DRFA, server rate free"
+AFL_ = "AFL, local steps"
+GDA = "GDA"
+EXTRA = "extragradient"
+APD = "APD"
+APD_CONSTANTS = "APD, constants"
+MINIMAX = "minimax gradient"
 
-WINDOW, LEAST = 30, 0.99  # a floor: the least error stays above 0.99 times that of 30 rounds ago
+# a floor: the least error stays above 0.99 times that of 30 rounds ago
+WINDOW = 30
+LEAST = 0.99
 PACE = 2.0  # errors fall ever more slowly, so twice the present pace is generous
 ROUNDING = 1e-24  # a floor below is one of arithmetic
 EXPLODED = 1e4  # times the error at the start
@@ -76,7 +91,10 @@ def candidates(name: str, bench: Bench, local_steps: int) -> list[Candidate]:
 def drifting(base: DRFA | AFL, own: dict[str, float], halvings: float, dual: float) -> Candidate:
     """DRFA or AFL at one point of their grid; `own` are the automatic rates of `base`, the dual one ∝ 1/η_ℓ."""
     factor = 2.0**-halvings
-    rates = {"local_rate": factor * own["local_rate"], "dual_rate": dual * own["dual_rate"] / factor}
+    rates = {
+        "local_rate": factor * own["local_rate"],
+        "dual_rate": dual * own["dual_rate"] / factor,
+    }
     return Candidate(replace(base, **rates), {"local_rate": factor, "dual_rate": dual})
 
 
@@ -102,7 +120,10 @@ def _central(
     base = kind(bench.objective)
     own = base.automatic(bench.cohort)
     for server, dual in product(CENTRAL, CENTRAL_DUAL):
-        rates = {"server_rate": server * own["server_rate"], "dual_rate": dual * own["dual_rate"] / server}
+        rates = {
+            "server_rate": server * own["server_rate"],
+            "dual_rate": dual * own["dual_rate"] / server,
+        }
         yield Candidate(replace(base, **rates), {"server_rate": server, "dual_rate": dual})
 
 
@@ -128,7 +149,9 @@ def _scaff_pd(bench: Bench, local_steps: int) -> Iterator[Candidate]:
 
 def _apd(bench: Bench, local_steps: int) -> Iterator[Candidate]:
     for point in _scaff_pd(bench, 1):
-        yield Candidate(AcceleratedPrimalDual(bench.objective, steps=point.method.steps), point.knobs)
+        yield Candidate(
+            AcceleratedPrimalDual(bench.objective, steps=point.method.steps), point.knobs
+        )
 
 
 METHODS: dict[str, Callable[[Bench, int], Iterator[Candidate]]] = {
@@ -172,12 +195,16 @@ class Attempt(NamedTuple):
     @property
     def rank(self) -> tuple[float, float]:
         """Less is better."""
-        rounds, last = self.trace.rounds_to(TARGET), float(self.trace.errors[-1])
+        rounds = self.trace.rounds_to(TARGET)
+        last = float(self.trace.errors[-1])
         return (np.inf, last if np.isfinite(last) else np.inf) if rounds is None else (rounds, 0.0)
 
 
 def trace(
-    candidate: Candidate, bench: Bench, rounds: int, enough: Callable[[list[float]], bool] | None = None
+    candidate: Candidate,
+    bench: Bench,
+    rounds: int,
+    enough: Callable[[list[float]], bool] | None = None,
 ) -> Trace:
     """Run a method for so many rounds, or until `enough` of the errors."""
     errors = [bench.error(bench.cohort.start())]
@@ -188,24 +215,32 @@ def trace(
 
     with np.errstate(all="ignore"):
         seed = bench.setting.seed
-        result = train(candidate.method, bench.cohort, rounds, seed=seed, progress=False, callbacks=[watch])
+        result = train(
+            candidate.method, bench.cohort, rounds, seed=seed, progress=False, callbacks=[watch]
+        )
     result.uninterrupted()
     return Trace(np.array(errors), result.history["exchanges"][: len(errors)].astype(np.float64))
 
 
-def best_in_hindsight(grid: Sequence[Candidate], bench: Bench, rounds: int) -> tuple[Attempt, list[Attempt]]:
+def best_in_hindsight(
+    grid: Sequence[Candidate], bench: Bench, rounds: int
+) -> tuple[Attempt, list[Attempt]]:
     """The best of a grid, and all attempts; of equals the first.
 
     This is not `compare`'s tuner, which chooses by validation rows after a fixed number of rounds: here x* is known,
     fewest rounds to it win, and a run that cannot win any more is given up.
     """
     attempts: list[Attempt] = []
-    limit, goal = rounds, np.inf
+    limit = rounds
+    goal = np.inf
     for candidate in grid:
-        attempt = Attempt(candidate, trace(candidate, bench, limit, partial(decided, limit=limit, goal=goal)))
+        attempt = Attempt(
+            candidate, trace(candidate, bench, limit, partial(decided, limit=limit, goal=goal))
+        )
         attempts.append(attempt)
         reached, last = attempt.rank
-        limit, goal = min(limit, max(int(reached) - 1, 1)) if reached < np.inf else limit, max(TARGET, min(goal, last))
+        limit = min(limit, max(int(reached) - 1, 1)) if reached < np.inf else limit
+        goal = max(TARGET, min(goal, last))
     return min(attempts, key=lambda attempt: attempt.rank), attempts
 
 
@@ -216,17 +251,26 @@ def decided(errors: list[float], limit: int, goal: float) -> bool:
         return True
     if len(errors) <= WINDOW + 20:
         return False
-    least, before = min(errors), min(errors[:-WINDOW])
+    least = min(errors)
+    before = min(errors[:-WINDOW])
     pace = PACE * np.log(before / least) / WINDOW
     return least > LEAST * before or bool(np.log(least / goal) > pace * (limit + 1 - len(errors)))
 
 
 def settled(errors: list[float]) -> bool:
     """Whether a run has come to rest at the accuracy of its arithmetic."""
-    return len(errors) > WINDOW and min(errors) < ROUNDING and min(errors) > LEAST * min(errors[:-WINDOW])
+    return (
+        len(errors) > WINDOW
+        and min(errors) < ROUNDING
+        and min(errors) > LEAST * min(errors[:-WINDOW])
+    )
 
 
 def at_edge(best: Candidate, grid: Sequence[Candidate]) -> tuple[str, ...]:
     """The knobs whose best value is the smallest or largest of the grid (θ, which has no beyond, left out)."""
-    values = {name: {candidate.knobs[name] for candidate in grid} for name in best.knobs if name != "theta"}
+    values = {
+        name: {candidate.knobs[name] for candidate in grid}
+        for name in best.knobs
+        if name != "theta"
+    }
     return tuple(n for n, v in values.items() if len(v) > 1 and best.knobs[n] in (min(v), max(v)))

@@ -39,23 +39,40 @@ from experiments.image_study import LOADERS, Ground, hardware
 from experiments.small_networks import ResNet8
 from experiments.spectral import Quadratics, federation, own_models
 from scaffpd.algorithms import FedAvg, ScaffPD
-from scaffpd.cohort import Cohort
-from scaffpd.comparison.tables import markdown_table
 from scaffpd.convexify import gradients, representation
 from scaffpd.data import Table, like_training
 from scaffpd.features.extract import place
-from scaffpd.history import Checkpoint
 from scaffpd.models import LocalSGD, Module
 from scaffpd.objectives import Average, ChiSquare
-from scaffpd.training import RoundInfo, Status, train
+from scaffpd.study.comparison.tables import markdown_table
+from scaffpd.training.cohort import Cohort
+from scaffpd.training.history import Checkpoint
+from scaffpd.training.loop import RoundInfo, Status, train
 
-STAGE_1, LONGER, CENTRAL = "FedAvg, stage 1", "FedAvg, all rounds", "centralised"
+STAGE_1 = "FedAvg, stage 1"
+LONGER = "FedAvg, all rounds"
+CENTRAL = "centralised"
 COMMON = "every client's commonest class"
-MEAN, FAIR, OWN = "TCT + average", "TCT + fair", "TCT + personal fair"
+MEAN = "TCT + average"
+FAIR = "TCT + fair"
+OWN = "TCT + personal fair"
 ROWS = (STAGE_1, LONGER, MEAN, FAIR, OWN, CENTRAL, COMMON)
 RATES = (0.03, 0.1, 0.3, 1.0)
-L2S, RHOS, KAPPAS = (1e-5, 1e-4, 1e-3), (0.1, 0.5), (1.0, 10.0, 100.0, 1000.0)
-COLUMNS = ("dataset", "alpha", "seed", "row", "average", "worst_20", "rounds", "chosen", "seconds", "accuracies")
+L2S = (1e-5, 1e-4, 1e-3)
+RHOS = (0.1, 0.5)
+KAPPAS = (1.0, 10.0, 100.0, 1000.0)
+COLUMNS = (
+    "dataset",
+    "alpha",
+    "seed",
+    "row",
+    "average",
+    "worst_20",
+    "rounds",
+    "chosen",
+    "seconds",
+    "accuracies",
+)
 
 
 @dataclass(frozen=True)
@@ -106,8 +123,17 @@ def setting(dataset: str, alpha: float, seed: int, small: bool) -> Setting:
         return full
     few = (120, 60) if dataset == "cifar10" else (16, 10)
     return replace(
-        full, clients=5, width=8, rounds=6, final=10, local_steps=12, batch=32, epochs=4, coordinates=400, per_class=few
-    )  # fmt: skip
+        full,
+        clients=5,
+        width=8,
+        rounds=6,
+        final=10,
+        local_steps=12,
+        batch=32,
+        epochs=4,
+        coordinates=400,
+        per_class=few,
+    )
 
 
 @dataclass
@@ -136,9 +162,14 @@ class Study:
             self.images = LOADERS[self.setting.dataset](self.data)
         if self.setting.per_class is not None:
             self.images = self.images.subset(*self.setting.per_class)
-        self.plan = Plan("tct", self.setting.dataset, self.setting.clients, balanced=True, kind="entk")
-        empty, labels = Table(np.zeros((0, 1), dtype=np.float32)), (self.images.train.y, self.images.test.y)
-        self.ground = Ground(self.plan, empty, *map(np.asarray, labels), len(self.images.classes), "", 0.0)
+        self.plan = Plan(
+            "tct", self.setting.dataset, self.setting.clients, balanced=True, kind="entk"
+        )
+        empty = Table(np.zeros((0, 1), dtype=np.float32))
+        labels = (self.images.train.y, self.images.test.y)
+        self.ground = Ground(
+            self.plan, empty, *map(np.asarray, labels), len(self.images.classes), "", 0.0
+        )
 
     # ------------------------------------------------------------------ stage 1
 
@@ -152,7 +183,8 @@ class Study:
     def pixels(self) -> tuple[Any, Any]:
         """All training and test images, (n, 3, h, w)."""
         train, test = (
-            np.ascontiguousarray(part.x.transpose(0, 3, 1, 2)) for part in (self.images.train, self.images.test)
+            np.ascontiguousarray(part.x.transpose(0, 3, 1, 2))
+            for part in (self.images.train, self.images.test)
         )
         return train, test
 
@@ -164,17 +196,31 @@ class Study:
         return self._cohort(rows, [(V[p], here.test[p]) for p in held])
 
     def _cohort(self, rows: Sequence[Any], test: Any) -> Cohort:
-        X, y = self.pixels[0], self.ground.train
-        return Cohort([(X[p], y[p]) for p in rows], self.model, test=test, device=self.device, dtype=torch.float32)
+        X = self.pixels[0]
+        y = self.ground.train
+        return Cohort(
+            [(X[p], y[p]) for p in rows],
+            self.model,
+            test=test,
+            device=self.device,
+            dtype=torch.float32,
+        )
 
     @cached_property
     def model(self) -> Module:
         """The network before any training."""
         x = self.images.train.x[::7]
         torch.manual_seed(self.setting.seed)
-        net = ResNet8(self.ground.classes, self.setting.width, x.mean((0, 1, 2)).tolist(), x.std((0, 1, 2)).tolist())
+        net = ResNet8(
+            self.ground.classes,
+            self.setting.width,
+            x.mean((0, 1, 2)).tolist(),
+            x.std((0, 1, 2)).tolist(),
+        )
         return Module(
-            net, optimizer=LocalSGD(momentum=0.9), precision="bf16" if self.device.startswith("cuda") else None
+            net,
+            optimizer=LocalSGD(momentum=0.9),
+            precision="bf16" if self.device.startswith("cuda") else None,
         )
 
     def fed_avg(self, rounds: int) -> Any:
@@ -182,19 +228,27 @@ class Study:
         return self._trained(self._method(self.rate), self._clients, rounds, "fed_avg.npz")
 
     def _method(self, rate: float) -> FedAvg:
-        return FedAvg(local_steps=self.setting.local_steps, batch_size=self.setting.batch, local_rate=rate)
+        return FedAvg(
+            local_steps=self.setting.local_steps, batch_size=self.setting.batch, local_rate=rate
+        )
 
     @cached_property
     def rate(self) -> float:
         """η of stage 1, chosen once: the best mean accuracy over clients on images that were held out."""
-        path, s = self.folder / "rates.json", self.setting
+        path = self.folder / "rates.json"
+        s = self.setting
         scores = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         if missing := [rate for rate in RATES if f"{rate:g}" not in scores]:
-            X, y = self.pixels[0], self.ground.train
-            fit, held = zip(*(halves(p, [s.seed, i, 8]) for i, p in enumerate(self.parts[0])), strict=True)
+            X = self.pixels[0]
+            y = self.ground.train
+            fit, held = zip(
+                *(halves(p, [s.seed, i, 8]) for i, p in enumerate(self.parts[0])), strict=True
+            )
             trial = self._cohort(fit, [(X[p], y[p]) for p in held])
             for rate in missing:
-                x = self._trained(self._method(rate), trial, max(1, s.rounds // 2), f"rate-{rate:g}.npz")
+                x = self._trained(
+                    self._method(rate), trial, max(1, s.rounds // 2), f"rate-{rate:g}.npz"
+                )
                 scores[f"{rate:g}"] = float(trial.evaluate(x, "test").accuracy.mean())
                 path.write_text(json.dumps(scores) + "\n", encoding="utf-8")
         return max(RATES, key=lambda rate: scores[f"{rate:g}"])
@@ -206,9 +260,15 @@ class Study:
     def _trained(self, method: Any, cohort: Cohort, rounds: int, file: str) -> Any:
         keeper = Checkpoint(self.folder / file, every=10)
         result = train(
-            method, cohort, rounds, seed=self.setting.seed, progress=False, checkpoint=keeper, callbacks=[self._late],
+            method,
+            cohort,
+            rounds,
+            seed=self.setting.seed,
+            progress=False,
+            checkpoint=keeper,
+            callbacks=[self._late],
             every_client=False,
-        )  # fmt: skip
+        )
         if result.status is Status.STOPPED and result.rounds < rounds:
             raise OutOfTimeError
         return result.uninterrupted().x
@@ -225,7 +285,8 @@ class Study:
 
     def central(self) -> Any:
         """One network on all clients' images, as many passes over them as `epochs`, batches of 256."""
-        s, batch = self.setting, 256
+        s = self.setting
+        batch = 256
         cohort = self.cohort(together=True)
         n = sum(map(len, self.parts[0]))
         method = FedAvg(local_steps=max(1, n // batch // 2), batch_size=batch, local_rate=s.rate)
@@ -236,25 +297,35 @@ class Study:
     @cached_property
     def division(self) -> Division:
         """The same clients with rows of gradients, standardised by sums over all clients' training images."""
-        s, device = self.setting, torch.device(self.device)
+        s = self.setting
+        device = torch.device(self.device)
         network, (rows, _), (X, V) = self.model.network(self.stage_1()), self.parts, self.pixels
-        found = representation(network, [X[p] for p in rows], "fc", s.coordinates, device, None, s.seed)
+        found = representation(
+            network, [X[p] for p in rows], "fc", s.coordinates, device, None, s.seed
+        )
         F = torch.empty(len(X) + len(V), found.entk.coordinates, dtype=torch.float64, device=device)
         first = 0
         for part in (X, V):
             for g in gradients(found.entk, part, found.chunk):
                 F[first : first + len(g)] = (g - found.mean) / found.deviation
                 first += len(g)
-        labels = torch.from_numpy(np.concatenate([self.ground.train, self.ground.test]).astype(np.int64)).to(device)
-        return Division(self.ground, F * F.shape[1] ** -0.5, labels, Piece(self.plan, s.alpha), s.seed)
+        labels = torch.from_numpy(
+            np.concatenate([self.ground.train, self.ground.test]).astype(np.int64)
+        ).to(device)
+        return Division(
+            self.ground, F * F.shape[1] ** -0.5, labels, Piece(self.plan, s.alpha), s.seed
+        )
 
     def linear(self, part: str, values: dict[str, float]) -> tuple[Any, bool]:
         """Stage 3: one model, or every client's own, (N, d, C), where there is a κ; and whether it is their own."""
         if time.time() > self.deadline:
             raise OutOfTimeError
-        s, division = self.setting, self.division
+        s = self.setting
+        division = self.division
         spectra = division.spectra(part)
-        method = ScaffPD(ChiSquare(values["rho"]) if "rho" in values else Average(), local_steps=s.local_steps)
+        method = ScaffPD(
+            ChiSquare(values["rho"]) if "rho" in values else Average(), local_steps=s.local_steps
+        )
         own = "kappa" in values
         pull = division.pull(values["kappa"], part) if own else None
         losses = (
@@ -268,22 +339,31 @@ class Study:
 
     def accuracy(self, model: Any, own: bool, part: str) -> Any:
         """By client."""
-        return self.division.own_accuracy(model, part) if own else self.division.accuracy(model, part)[0]
+        return (
+            self.division.own_accuracy(model, part)
+            if own
+            else self.division.accuracy(model, part)[0]
+        )
 
     def chosen(self, **grid: Sequence[float]) -> dict[str, float]:
         """The values of which the worst fifth does best on held-out training images.
 
         `compare` has no part in it: it tunes rates, and l2, ρ and κ are tried here on losses decomposed once for all.
         """
-        points = (dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
-        return max(points, key=lambda point: worst(self.accuracy(*self.linear("fit", point), "held")))
+        points = (
+            dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
+        )
+        return max(
+            points, key=lambda point: worst(self.accuracy(*self.linear("fit", point), "held"))
+        )
 
     # ------------------------------------------------------------------ rows
 
     def steps(self) -> Iterator[tuple[str, Callable[[], tuple[Any, int, str]]]]:
         """Every row: its accuracies by client, its rounds and what was chosen."""
         s = self.setting
-        whole, fair = s.rounds + s.final, dict[str, float]()
+        whole = s.rounds + s.final
+        fair = dict[str, float]()
 
         def network(x: Any, rounds: int, rate: float) -> tuple[Any, int, str]:
             return self._clients.evaluate(x, "test").accuracy, rounds, f"rate={rate:g}"
@@ -310,7 +390,10 @@ class Study:
     def commonest(self) -> Any:
         """By client, the accuracy of always naming the class that it has most training images of."""
         pairs = zip(*self.parts, strict=True)
-        named = [(np.bincount(self.ground.train[rows]).argmax(), self.ground.test[held]) for rows, held in pairs]
+        named = [
+            (np.bincount(self.ground.train[rows]).argmax(), self.ground.test[held])
+            for rows, held in pairs
+        ]
         return np.array([float((y == label).mean()) for label, y in named])
 
     def done(self) -> list[dict[str, str]]:
@@ -326,7 +409,8 @@ class Study:
                     continue
                 begin = time.perf_counter()
                 accuracy, rounds, chosen = make()
-                s, seconds = self.setting, f"{time.perf_counter() - begin:.1f}"
+                s = self.setting
+                seconds = f"{time.perf_counter() - begin:.1f}"
                 numbers = [f"{100 * v:.3f}" for v in (accuracy.mean(), worst(accuracy))]
                 line = [s.dataset, s.alpha, s.seed, name, *numbers, rounds, chosen, seconds]
                 append_csv(path, COLUMNS, [[*line, " ".join(f"{100 * a:.2f}" for a in accuracy)]])
@@ -335,8 +419,15 @@ class Study:
             return False
         about = self.folder / "about.json"
         if not about.exists():
-            facts = {"setting": asdict(self.setting), "hardware": hardware(self.device), "commit": commit()}
-            facts |= {"sizes": [len(p) for p in self.parts[0]], "parameters": self._clients.dimension}
+            facts = {
+                "setting": asdict(self.setting),
+                "hardware": hardware(self.device),
+                "commit": commit(),
+            }
+            facts |= {
+                "sizes": [len(p) for p in self.parts[0]],
+                "parameters": self._clients.dimension,
+            }
             about.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         return True
 
@@ -352,7 +443,9 @@ def page(out: Path) -> str:
     lines = []
     for name in ROWS:
         cells = [
-            " / ".join(f"{np.mean(each):.1f}" for each in zip(*rows[name], strict=True)) if name in rows else "not run"
+            " / ".join(f"{np.mean(each):.1f}" for each in zip(*rows[name], strict=True))
+            if name in rows
+            else "not run"
             for rows in found.values()
         ]
         lines.append([name, *cells])
@@ -361,7 +454,8 @@ def page(out: Path) -> str:
 
 def write(out: Path, command: str) -> str:
     """Write README.md beside the folders, and return the table."""
-    table, facts = page(out), [json.loads(p.read_text(encoding="utf-8")) for p in sorted(out.glob("*/about.json"))]
+    table = page(out)
+    facts = [json.loads(p.read_text(encoding="utf-8")) for p in sorted(out.glob("*/about.json"))]
     said = [
         "; ".join(sorted({f["hardware"] for f in facts})),
         "commits " + ", ".join(sorted({f["commit"] for f in facts})),
@@ -369,19 +463,25 @@ def write(out: Path, command: str) -> str:
     known = [(f["setting"], f["sizes"]) for f in facts]
     sizes = [f"{s['dataset']}, α = {s['alpha']:g}, seed {s['seed']}: {n}" for s, n in known]
     text = [
-        "# Train, convexify, train, end to end\n", f"`{command}`; {', '.join(said) if facts else 'not complete'}.\n",
+        "# Train, convexify, train, end to end\n",
+        f"`{command}`; {', '.join(said) if facts else 'not complete'}.\n",
         "Per cent of test images in every client's own mixture of classes: the mean over clients, and over the worst "
         "fifth of them; means over seeds. `runs.csv` in each folder has every client, `rates.json` what FedAvg's rates "
-        "gave, `about.json` the setting.\n", table, "",
-        "Training images by client:\n", *(f"- {line}" for line in sizes),
-    ]  # fmt: skip
+        "gave, `about.json` the setting.\n",
+        table,
+        "",
+        "Training images by client:\n",
+        *(f"- {line}" for line in sizes),
+    ]
     (out / "README.md").write_text("\n".join(text) + "\n", encoding="utf-8")
     return table
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Carry out what is left of what a command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dataset", choices=("cifar10", "cifar100"))
     parser.add_argument("--alpha", type=float, nargs="+", default=[0.1, 0.01])
     parser.add_argument("--seeds", type=int, default=1)
@@ -391,14 +491,20 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
     parser.add_argument("--small", action="store_true", help="few images: minutes on two cores")
     given = parser.parse_args(words)
-    device, end = str(place(given.device)), time.time() + given.seconds
+    device = str(place(given.device))
+    end = time.time() + given.seconds
     if device == "cpu":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
-    images, complete = LOADERS[given.dataset](given.data), True
+        torch.set_num_threads(
+            max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+        )
+    images = LOADERS[given.dataset](given.data)
+    complete = True
     for seed in range(given.seeds):
         for alpha in given.alpha:
             what = setting(given.dataset, alpha, seed, given.small)
-            complete &= Study(what, given.out / what.name, device, given.data, end, images).carry_out()
+            complete &= Study(
+                what, given.out / what.name, device, given.data, end, images
+            ).carry_out()
     told = f" --seeds {given.seeds}" * (given.seeds > 1) + " --small" * given.small
     print(write(given.out, "python -m experiments.tct_end_to_end cifar10|cifar100" + told))
     print("" if complete else "Time was up: the same command goes on.", end="\n" * (not complete))

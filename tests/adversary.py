@@ -29,8 +29,17 @@ mp.prec = 500
 TOO_LARGE = 2e49  # losses beyond it have no certificate
 UNDERFLOW = mpf(10) ** -300  # what all products of a sum that underflow are off together
 OBJECTIVES = (
-    "Average", "Agnostic", "ChiSquare", "Capped", "ChiSquareBall", "CVaR", "Tilted", "QFair", "Nash", "Excess",
-)  # fmt: skip
+    "Average",
+    "Agnostic",
+    "ChiSquare",
+    "Capped",
+    "ChiSquareBall",
+    "CVaR",
+    "Tilted",
+    "QFair",
+    "Nash",
+    "Excess",
+)
 PATTERNS = ("normal", "equal", "alternating", "huge", "ties", "cancelling")
 STORES = ("rows", "table", "mapped", "personal", "columns")
 PLACES = ("random", "near", "trained", "zero")
@@ -72,7 +81,9 @@ class Verdict:
     @property
     def holds(self) -> bool:
         """Whether nothing is wrong."""
-        return not self.broken and (not np.isfinite(self.certificate) or self.gap <= mpf(self.certificate))
+        return not self.broken and (
+            not np.isfinite(self.certificate) or self.gap <= mpf(self.certificate)
+        )
 
 
 # --- the objectives, from their definitions, with p/Σp and, on the simplex, λ/Σλ
@@ -94,8 +105,11 @@ def penalised(L, p, rho, cap=None):
     def weights(nu):
         return [min(max(q * (1 + (v - nu) / rho), 0), cap) for v, q in zip(L, p, strict=True)]
 
-    bends = sorted([v + rho for v in L] + [v - rho * (cap / q - 1) for v, q in zip(L, p, strict=True)])
-    low, high = max((b for b in bends if fsum(weights(b)) >= 1), default=bends[0] - 1), None
+    bends = sorted(
+        [v + rho for v in L] + [v - rho * (cap / q - 1) for v, q in zip(L, p, strict=True)]
+    )
+    low = max((b for b in bends if fsum(weights(b)) >= 1), default=bends[0] - 1)
+    high = None
     high = min((b for b in bends if b > low), default=low)
     nu, (a, b) = low, (fsum(weights(low)), fsum(weights(high)))
     if a > 1 > b:
@@ -108,7 +122,8 @@ def penalised(L, p, rho, cap=None):
 def in_ball(L, p, delta):
     """The best of all paths' ends: the k largest losses have weight p_i(1/P + t(L_i − m)), on the sphere."""
     order = sorted(range(len(L)), key=lambda i: -L[i])
-    best, top = [], max(L)
+    best = []
+    top = max(L)
     if 1 / fsum(p[i] for i in range(len(L)) if L[i] == top) - 1 <= delta:
         return top
     for k in range(1, len(L) + 1):
@@ -140,14 +155,19 @@ def support(objective, L):
         case sp.ChiSquareBall():
             return in_ball(L, p, mpf(objective.delta))
         case sp.CVaR():
-            left, value = mpf(1), mpf(0)
+            left = mpf(1)
+            value = mpf(0)
             for i in sorted(range(len(L)), key=lambda i: -L[i]):
                 share = min(p[i] / mpf(objective.alpha), left)
-                left, value = left - share, value + share * L[i]
+                left = left - share
+                value = value + share * L[i]
             return value
         case sp.Tilted():
-            rho, top = mpf(objective.rho), max(L)
-            return top + rho * log(fsum(q * mp.exp((v - top) / rho) for v, q in zip(L, p, strict=True)))
+            rho = mpf(objective.rho)
+            top = max(L)
+            return top + rho * log(
+                fsum(q * mp.exp((v - top) / rho) for v, q in zip(L, p, strict=True))
+            )
         case sp.QFair():
             e = mpf(objective.q) + 1
             return fsum(q * max(v, 0) ** e for v, q in zip(L, p, strict=True)) / e
@@ -164,11 +184,16 @@ def penalty(objective, w):
     p = prior(objective, len(w))
     match objective:
         case sp.ChiSquare():
-            return mpf(objective.rho) / 2 * fsum((v - q) ** 2 / q for v, q in zip(w, p, strict=True))
+            return (
+                mpf(objective.rho) / 2 * fsum((v - q) ** 2 / q for v, q in zip(w, p, strict=True))
+            )
         case sp.Tilted():
-            return mpf(objective.rho) * fsum(v * log(v / q) for v, q in zip(w, p, strict=True) if v > 0)
+            return mpf(objective.rho) * fsum(
+                v * log(v / q) for v, q in zip(w, p, strict=True) if v > 0
+            )
         case sp.QFair():
-            q_, e = mpf(objective.q), 1 + 1 / mpf(objective.q)
+            q_ = mpf(objective.q)
+            e = 1 + 1 / mpf(objective.q)
             return q_ / (q_ + 1) * fsum(q * (v / q) ** e for v, q in zip(w, p, strict=True))
         case sp.Nash():
             b = exact(objective.levels(len(w)))
@@ -194,25 +219,32 @@ def value_and_slope(loss, z, y):
         e = mp.exp(s * z[0])
         return mp.log1p(e), [s * e / (1 + e)]
     if loss == "poisson":
-        mu, sigma = mp.log1p(mp.exp(z[0])), 1 / (1 + mp.exp(-z[0]))
+        mu = mp.log1p(mp.exp(z[0]))
+        sigma = 1 / (1 + mp.exp(-z[0]))
         return (y[0] * log(y[0] / mu) if y[0] > 0 else 0) + mu - y[0], [sigma * (1 - y[0] / mu)]
     top = max(z)
     e = [mp.exp(v - top) for v in z]
-    total, own = fsum(e), int(y[0])
+    total = fsum(e)
+    own = int(y[0])
     return log(total) + top - z[own], [v / total - (k == own) for k, v in enumerate(e)]
 
 
 def at(loss, A, y, l2, X):
     """f(x) and its gradient for rows A, targets y and a (features × outputs) x."""
-    m, columns = len(A), list(zip(*X, strict=True))
-    slopes, total = [], mpf(0)
+    m = len(A)
+    columns = list(zip(*X, strict=True))
+    slopes = []
+    total = mpf(0)
     for a, t in zip(A, y, strict=True):
         value, slope = value_and_slope(loss, [fdot(a, c) for c in columns], t)
         slopes.append(slope)
         total += value
     square = fsum(v * v for row in X for v in row)
     gradient = [
-        [fdot([a[j] for a in A], [s[k] for s in slopes]) / m + l2 * X[j][k] for k in range(len(columns))]
+        [
+            fdot([a[j] for a in A], [s[k] for s in slopes]) / m + l2 * X[j][k]
+            for k in range(len(columns))
+        ]
         for j in range(len(X))
     ]
     return total / m + l2 / 2 * square, gradient
@@ -229,9 +261,13 @@ def bend(loss, z, y):
     if loss == "logistic":
         return np.eye(1) / (2 * np.cosh(np.clip(z[0] / 2, -300, 300))) ** 2
     if loss == "poisson":
-        v, t = mpf(float(np.clip(z[0], -300, 300))), mpf(float(np.ravel(y)[0]))
-        mu, sigma = mp.log1p(mp.exp(v)), 1 / (1 + mp.exp(-v))
-        return np.eye(1) * float(sigma * (1 - sigma) + t * sigma * (sigma - (1 - sigma) * mu) / mu**2)
+        v = mpf(float(np.clip(z[0], -300, 300)))
+        t = mpf(float(np.ravel(y)[0]))
+        mu = mp.log1p(mp.exp(v))
+        sigma = 1 / (1 + mp.exp(-v))
+        return np.eye(1) * float(
+            sigma * (1 - sigma) + t * sigma * (sigma - (1 - sigma) * mu) / mu**2
+        )
     e = np.exp(z - z.max())
     e = e / e.sum()
     return np.diag(e) - np.outer(e, e)
@@ -249,7 +285,8 @@ def hessian(loss, data, shares, u):
 
 def newton(loss, data, shares, U, d, ridge, gradient):
     """H⁻¹ times a gradient over the first d features."""
-    outputs, k = len(U[0]), d * len(U[0])
+    outputs = len(U[0])
+    k = d * len(U[0])
     if loss != "squared":
         here = np.array([[float(v) for v in row] for row in U])
         H = hessian(loss, data, shares, here)[:k, :k] + float(ridge) * np.eye(k)
@@ -278,10 +315,12 @@ def lowest(loss, data, shares, l2, X, pulls=(), free=None, steps=40):
 
     Newton's method with gradients in 150 digits and, unless losses are squared, Hessians in double precision.
     """
-    outputs, d = len(X[0]), len(X) if free is None else free
+    outputs = len(X[0])
+    d = len(X) if free is None else free
 
     def slope(U):
-        value, total = mpf(0), [mpf(0)] * (len(X) * outputs)
+        value = mpf(0)
+        total = [mpf(0)] * (len(X) * outputs)
         for w, (A, y) in zip(shares, data, strict=True):
             f, g = at(loss, A, y, l2, U)
             value += w * f
@@ -293,17 +332,21 @@ def lowest(loss, data, shares, l2, X, pulls=(), free=None, steps=40):
             inside = [a + g * b for a, b in zip(inside, away, strict=True)]
         return value, inside[: d * outputs], total
 
-    U, ridge = [list(row) for row in X], l2 * fsum(shares) + fsum(pulls)
+    U = [list(row) for row in X]
+    ridge = l2 * fsum(shares) + fsum(pulls)
     value, gradient, total = slope(U)
     first = max((abs(v) for v in gradient), default=mpf(0))
     for _ in range(steps):
         unit = max(abs(v) for v in gradient)
         if unit <= first * mpf(10) ** -40:
             break
-        step, length = newton(loss, data, shares, U, d, ridge, [v / unit for v in gradient]), mpf(1)
+        step = newton(loss, data, shares, U, d, ridge, [v / unit for v in gradient])
+        length = mpf(1)
         for _ in range(12):
             new = [
-                [U[j][k] - length * unit * step[j * outputs + k] for k in range(outputs)] if j < d else U[j]
+                [U[j][k] - length * unit * step[j * outputs + k] for k in range(outputs)]
+                if j < d
+                else U[j]
                 for j in range(len(X))
             ]
             found = slope(new)
@@ -328,14 +371,21 @@ def drawn(random) -> Point:
     tame = loss != "squared" or random.random() < 0.5
     wide = loss == "squared" and store in ("rows", "mapped") and random.random() < 0.04
     return Point(
-        seed=int(random.integers(2**31)), objective=str(random.choice(OBJECTIVES)), loss=loss, single=single,
-        clients=int(random.choice([1, 2, 3, 5])), rows=int(random.choice([1, 2, 4, 9])),
+        seed=int(random.integers(2**31)),
+        objective=str(random.choice(OBJECTIVES)),
+        loss=loss,
+        single=single,
+        clients=int(random.choice([1, 2, 3, 5])),
+        rows=int(random.choice([1, 2, 4, 9])),
         features=int(random.choice([400, 2000, 20_000])) if wide else int(random.choice([1, 2, 3])),
-        pattern=str(random.choice(PATTERNS)), store=store, place=str(random.choice(PLACES, p=[0.3, 0.5, 0.1, 0.1])),
+        pattern=str(random.choice(PATTERNS)),
+        store=store,
+        place=str(random.choice(PLACES, p=[0.3, 0.5, 0.1, 0.1])),
         features_scale=float(random.uniform(-2, 2)),
         targets_scale=float(random.uniform(-2, 2) if tame else random.uniform(*reach)),
-        l2=float(10 ** random.uniform(-8, 1)), vertex=bool(random.random() < 0.2),
-    )  # fmt: skip
+        l2=float(10 ** random.uniform(-8, 1)),
+        vertex=bool(random.random() < 0.2),
+    )
 
 
 def entries(random, shape, pattern):
@@ -344,11 +394,15 @@ def entries(random, shape, pattern):
     if pattern == "equal":
         values = np.full(shape, random.uniform(0.1, 1))
     if pattern == "alternating":
-        values = random.uniform(0.1, 1) * (-1.0) ** np.add.outer(np.arange(shape[0]), np.arange(shape[1]))
+        values = random.uniform(0.1, 1) * (-1.0) ** np.add.outer(
+            np.arange(shape[0]), np.arange(shape[1])
+        )
     if pattern == "huge":
         values[random.integers(shape[0]), random.integers(shape[1])] *= 1e8
     if pattern == "ties":
-        values = np.repeat(values[:1], shape[0], 0) * (1 + 1e-15 * random.integers(0, 3, (shape[0], 1)))
+        values = np.repeat(values[:1], shape[0], 0) * (
+            1 + 1e-15 * random.integers(0, 3, (shape[0], 1))
+        )
     if pattern == "cancelling" and shape[1] > 1:
         values[:, 1] = -values[:, 0] * (1 + 1e-7 * random.standard_normal(shape[0]))
     return values
@@ -356,16 +410,21 @@ def entries(random, shape, pattern):
 
 def problem(point: Point):
     """Clients' arrays as they are stored, targets as the losses take them, and the model."""
-    random, kind = np.random.default_rng(point.seed), np.float32 if point.single else np.float64
+    random = np.random.default_rng(point.seed)
+    kind = np.float32 if point.single else np.float64
     outputs = 1 if point.loss != "squared" or random.random() < 0.8 else 2
     clients = []
     for _ in range(point.clients):
         m = int(random.integers(1, point.rows + 1))
-        X = (10**point.features_scale * entries(random, (m, point.features), point.pattern)).astype(kind)
+        X = (10**point.features_scale * entries(random, (m, point.features), point.pattern)).astype(
+            kind
+        )
         if point.store == "table":
             X = X.astype(np.float32)
         if point.loss == "squared":
-            y = (10**point.targets_scale * entries(random, (m, outputs), point.pattern)).astype(kind)
+            y = (10**point.targets_scale * entries(random, (m, outputs), point.pattern)).astype(
+                kind
+            )
             y = y[:, 0] if outputs == 1 else y
         elif point.loss == "poisson":
             y = random.poisson(10 ** random.uniform(-1, 3), m)
@@ -383,7 +442,8 @@ def bound(point: Point, clients, model):
         sizes = np.cumsum([0, *(len(X) for X, _ in clients)])
         table = sp.data.Table(np.concatenate([X for X, _ in clients]))
         clients = [
-            (table.rows(np.arange(i, j)), y) for (_, y), i, j in zip(clients, sizes[:-1], sizes[1:], strict=True)
+            (table.rows(np.arange(i, j)), y)
+            for (_, y), i, j in zip(clients, sizes[:-1], sizes[1:], strict=True)
         ]
     if point.store in ("personal", "columns"):
         model = sp.Personal(model, 0.5, columns=[0] if point.store == "columns" else None)
@@ -397,7 +457,8 @@ def bound(point: Point, clients, model):
 
 def objective_of(point: Point, losses, random):
     """The objective, with parameters in proportion to the losses."""
-    size, n = float(np.abs(losses).max()) or 1.0, len(losses)
+    size = float(np.abs(losses).max()) or 1.0
+    n = len(losses)
     p = None if random.random() < 0.5 else random.uniform(0.1, 1, n)
     strength = 10 ** random.uniform(-3, 3)
     scale = float(np.clip(strength * size, 1e-45, 1e45))
@@ -468,21 +529,32 @@ def place(point: Point, cohort, random, clients):
     if point.place == "random":
         return near, None, None
     if point.place == "near":
-        return descended(point, cohort, near, clients) + 10 ** random.uniform(-16, -1) * near, None, None
+        return (
+            descended(point, cohort, near, clients) + 10 ** random.uniform(-16, -1) * near,
+            None,
+            None,
+        )
     losses = cohort.gradients(x).losses
     if not np.all(np.abs(losses) < TOO_LARGE):
         return near, None, None
     objective = objective_of(point, losses, random)
     if not np.isfinite(objective.support(losses)):
         return near, None, None
-    found = sp.train(sp.QuasiNewtonMinimax(objective), cohort, rounds=int(random.integers(1, 8)), progress=False)
-    return torch.from_numpy(found.x).to(x), found.weights, objective if np.all(np.isfinite(found.x)) else None
+    found = sp.train(
+        sp.QuasiNewtonMinimax(objective), cohort, rounds=int(random.integers(1, 8)), progress=False
+    )
+    return (
+        torch.from_numpy(found.x).to(x),
+        found.weights,
+        objective if np.all(np.isfinite(found.x)) else None,
+    )
 
 
 def descended(point: Point, cohort, x, clients):
     """Near the minimiser of the mean loss, by a few Newton steps in double precision."""
     data = [(np.asarray(X, dtype=np.float64), y) for X, y in clients]
-    p, features = np.full(len(data), 1 / len(data)), data[0][0].shape[1]
+    p = np.full(len(data), 1 / len(data))
+    features = data[0][0].shape[1]
     for _ in range(5):
         u = x.double().numpy().reshape(features, -1)
         H = hessian(point.loss, data, p, u) + point.l2 * np.eye(u.size)
@@ -492,10 +564,16 @@ def descended(point: Point, cohort, x, clients):
 
 def verdict(point, cohort, clients, x, weights, objective, answers, c, certificate) -> Verdict:
     """The truth in 150 digits."""
-    data, l2 = [], mpf(float(point.l2))
+    data = []
+    l2 = mpf(float(point.l2))
     for X, y in clients:
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
-        data.append(([exact(row) for row in np.asarray(X, dtype=np.float64)], [exact(row) for row in targets]))
+        data.append(
+            (
+                [exact(row) for row in np.asarray(X, dtype=np.float64)],
+                [exact(row) for row in targets],
+            )
+        )
     outputs = 3 if point.loss == "softmax" else len(data[0][1][0])
     values = exact(x.double().numpy())
     X = [values[j : j + outputs] for j in range(0, len(values), outputs)]
@@ -503,8 +581,10 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
         pairs = [own(point, cohort, i, rows, l2, X) for i, rows in enumerate(data)]
     else:
         pairs = [at(point.loss, *rows, l2, X) for rows in data]
-    losses, gradients = [pair[0] for pair in pairs], [flat(pair[1]) for pair in pairs]
-    w, broken = normal_weights(objective, weights), []
+    losses = [pair[0] for pair in pairs]
+    gradients = [flat(pair[1]) for pair in pairs]
+    w = normal_weights(objective, weights)
+    broken = []
     e, slack = (exact(bound) for bound in answers.rounding)
     for i, (true, said) in enumerate(zip(losses, exact(answers.losses), strict=True)):
         if abs(true - said) > e[i]:
@@ -520,17 +600,22 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
     least = (mpf(2) ** -126 if point.single else UNDERFLOW) * sqrt(len(values))  # see `length`
     if off > fdot(plain, slack) + least and torch.isfinite(c).all():
         broken.append(f"sum: {float(off):.3g} > {float(fdot(plain, slack)):.3g}")
-    return Verdict(certificate, gap(point, cohort, data, l2, X, w, objective, losses, mixed), tuple(broken))
+    return Verdict(
+        certificate, gap(point, cohort, data, l2, X, w, objective, losses, mixed), tuple(broken)
+    )
 
 
 def own(point, cohort, i, rows, l2, X):
     """F_i(x) and ∇F_i(x) of a client with a model of its own; in the first feature alone for `columns`."""
-    gamma, free = mpf(float(cohort._oracle.anchor.gamma[i])), 1 if point.store == "columns" else len(X)
+    gamma = mpf(float(cohort._oracle.anchor.gamma[i]))
+    free = 1 if point.store == "columns" else len(X)
     U, value, gradient, left = lowest(point.loss, [rows], [mpf(1)], l2, X, [gamma], free)
     if left / (l2 + gamma) > mpf(10) ** -30 * value:
         raise UndecidedError
     outputs = len(X[0])
-    found = [[gamma * (a - b) for a, b in zip(r, s, strict=True)] for r, s in zip(X, U, strict=True)]
+    found = [
+        [gamma * (a - b) for a, b in zip(r, s, strict=True)] for r, s in zip(X, U, strict=True)
+    ]
     for j in range(free, len(X)):
         found[j] = gradient[j * outputs : (j + 1) * outputs]
     return value, found
@@ -559,13 +644,18 @@ def judged(point: Point) -> Verdict | None:
 
 def main() -> None:
     """Draw points and print what came of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--points", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=1)
     options = parser.parse_args()
-    random, start = np.random.default_rng(options.seed), time.perf_counter()
-    points, seen, tightest = [drawn(random) for _ in range(options.points)], Counter(), {}
+    random = np.random.default_rng(options.seed)
+    start = time.perf_counter()
+    points = [drawn(random) for _ in range(options.points)]
+    seen = Counter()
+    tightest = {}
     with ProcessPoolExecutor(options.processes, get_context("spawn")) as pool:
         for point, found in zip(points, pool.map(judged, points, chunksize=20), strict=True):
             name = "float32" if point.single else "float64"
@@ -578,12 +668,18 @@ def main() -> None:
                 seen["violations"] += 1
                 print(point, found, flush=True)
             elif np.isfinite(found.certificate) and found.gap > 0:
-                tightest[name] = min(tightest.get(name, mpf("inf")), mpf(found.certificate) / found.gap - 1)
-    print(f"{options.points} points, {seen['violations']} violations, {seen['unknown']} of unknown truth, "
-          f"{time.perf_counter() - start:.0f} s")  # fmt: skip
+                tightest[name] = min(
+                    tightest.get(name, mpf("inf")), mpf(found.certificate) / found.gap - 1
+                )
+    print(
+        f"{options.points} points, {seen['violations']} violations, {seen['unknown']} of unknown truth, "
+        f"{time.perf_counter() - start:.0f} s"
+    )
     for name in ("float64", "float32"):
-        print(f"{name}: {seen[name]} points, {seen[f'{name}, no certificate']} without a certificate; the tightest "
-              f"certificate is 1 + {float(tightest.get(name, mpf('nan'))):.2g} times the true gap")  # fmt: skip
+        print(
+            f"{name}: {seen[name]} points, {seen[f'{name}, no certificate']} without a certificate; the tightest "
+            f"certificate is 1 + {float(tightest.get(name, mpf('nan'))):.2g} times the true gap"
+        )
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from scaffpd.history import SPREAD
-from scaffpd.metrics import Spread
-from scaffpd.runs import OLD_NAMES
+from scaffpd.run import OLD_NAMES
+from scaffpd.training.history import SPREAD
+from scaffpd.training.metrics import Spread
 
 PAGE = Path(__file__).parents[1] / "docs" / "report.md"
 COSTS = {"rounds", "exchanges", "bytes_up", "bytes_down", "seconds"}
@@ -27,7 +27,11 @@ BUILT = [  # names that are put together
 
 def documented() -> set[str]:
     """The whole names in the first column of the page's table."""
-    table = PAGE.read_text(encoding="utf-8").partition("### The names of columns")[2].partition("\n## ")[0]
+    table = (
+        PAGE.read_text(encoding="utf-8")
+        .partition("### The names of columns")[2]
+        .partition("\n## ")[0]
+    )
     firsts = " ".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
     names = set(re.findall(r"`(\w+)`", firsts))
     return {name for name in names if not any(re.fullmatch(rule, name) for rule in BUILT)}
@@ -47,7 +51,8 @@ def own_names(folder: Path, table: str) -> set[str]:
 
 def written(folder: Path) -> dict[tuple[str, str], bool]:
     """Every (table, column) of a folder, and whether the page knows that name."""
-    known, found = documented(), {}
+    known = documented()
+    found = {}
     for file in sorted(folder.glob("*.csv")):
         own = own_names(folder, file.stem)
         with file.open(newline="", encoding="utf-8") as text:
@@ -67,7 +72,9 @@ def keys(value: object) -> set[str]:
 
 def old_keys(folder: Path) -> set[str]:
     """The keys of a folder's JSON files that are names of earlier versions."""
-    files = [file for name in ("summary", "joining", "outcome") for file in folder.glob(f"{name}.json")]
+    files = [
+        file for name in ("summary", "joining", "outcome") for file in folder.glob(f"{name}.json")
+    ]
     values = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     for file in folder.glob("*.jsonl"):
         values += [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]

@@ -36,7 +36,12 @@ def toy(seed: int, garbage: bool = False) -> Silos:
 def regression(seed: int) -> Silos:
     """Three clients, squared loss."""
     pairs = sp.data.synthetic(N=3, d=3, m=30, seed=seed)
-    return Silos(tuple("abc"), [(X[:20], y[:20]) for X, y in pairs], [(X[20:], y[20:]) for X, y in pairs], tuple("uvw"))
+    return Silos(
+        tuple("abc"),
+        [(X[:20], y[:20]) for X, y in pairs],
+        [(X[20:], y[20:]) for X, y in pairs],
+        tuple("uvw"),
+    )
 
 
 PROBLEM = sp.Problem(toy, sp.Linear("logistic", l2=0.01, intercept=True), "toy")
@@ -90,7 +95,7 @@ def twice(job):
     if job < 0:
         os.kill(os.getpid(), signal.SIGKILL)
     if job == 404:
-        raise InputError("No such number.")
+        raise InputError("such-number", "No such number.")
     if job == np.inf:
         raise AwkwardError("this", "that")
     return 2 * job // abs(job) * abs(job)

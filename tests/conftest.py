@@ -23,7 +23,9 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 gc.disable()  # until everything is imported; see below
-os.fsync = lambda file: None  # no test pulls the plug, and thousands of small files wait for the disk otherwise
+os.fsync = lambda file: (
+    None
+)  # no test pulls the plug, and thousands of small files wait for the disk otherwise
 MEMORY = "/dev/shm"  # the folders of tests are there, where it has room, and go with each test that passes
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
@@ -37,7 +39,9 @@ def pytest_configure(config):
     import typer.main
 
     torch.set_num_threads(1)
-    typer.main.get_command = cache(typer.main.get_command)  # what it makes of an app is the same for every command line
+    typer.main.get_command = cache(
+        typer.main.get_command
+    )  # what it makes of an app is the same for every command line
     try:
         import hypothesis
     except ImportError:  # machines with nothing but the run-time dependencies
@@ -51,14 +55,22 @@ def pytest_configure(config):
 @pytest.hookimpl(tryfirst=True)  # before long ones are deselected
 def pytest_collection_modifyitems(items):
     """Keep those combinations of a test's parameters that `cover` and `sample` leave, and mark the others as long."""
-    _thin(items, "cover", lambda group, k: covering([tuple(enumerate(item.callspec._idlist)) for item in group], k))
+    _thin(
+        items,
+        "cover",
+        lambda group, k: covering([tuple(enumerate(item.callspec._idlist)) for item in group], k),
+    )
     _thin(items, "sample", lambda group, n: spaced(len(group), n))
 
 
 def _thin(items, name, choose):
     groups = defaultdict(list)
     for item in items:
-        if item.get_closest_marker(name) and hasattr(item, "callspec") and not item.get_closest_marker("long"):
+        if (
+            item.get_closest_marker(name)
+            and hasattr(item, "callspec")
+            and not item.get_closest_marker("long")
+        ):
             groups[item.parent.nodeid, item.originalname].append(item)
     for group in groups.values():
         kept = choose(group, *group[0].get_closest_marker(name).args)

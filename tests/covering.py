@@ -9,9 +9,14 @@ from itertools import combinations
 def covering(rows, strength):
     """Choose few rows that hold all the combinations of `strength` values that any row holds."""
     held = [set(combinations(row, strength)) for row in rows]
-    missing, used, kept = set().union(*held), Counter(), set()
+    missing = set().union(*held)
+    used = Counter()
+    kept = set()
     while missing:
-        best = max(range(len(rows)), key=lambda k: (len(held[k] & missing), -sum(used[value] for value in rows[k])))
+        best = max(
+            range(len(rows)),
+            key=lambda k: (len(held[k] & missing), -sum(used[value] for value in rows[k])),
+        )
         missing -= held[best]
         used.update(rows[best])
         kept.add(best)

@@ -23,9 +23,14 @@ def forked(code, *hidden, stdout=None, stderr=None, env=None):
     environment, `env` is added; a variable that is None there is removed.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        files = [temporary if given is None else given for given, temporary in ((stdout, out), (stderr, err))]
+        files = [
+            temporary if given is None else given
+            for given, temporary in ((stdout, out), (stderr, err))
+        ]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, where other threads run
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of Python 3.12, where other threads run
             child = os.fork()
         if not child:
             _run(code, hidden, files, env or {})
@@ -36,7 +41,9 @@ def forked(code, *hidden, stdout=None, stderr=None, env=None):
 
 def command(*words, **how):
     """Call `scaffpd` with these words in a fork."""
-    return forked(f"import sys; sys.argv = {['scaffpd', *words]}; from scaffpd.cli import main; main()", **how)
+    return forked(
+        f"import sys; sys.argv = {['scaffpd', *words]}; from scaffpd.cli import main; main()", **how
+    )
 
 
 def _run(code, hidden, files, env):
@@ -45,7 +52,9 @@ def _run(code, hidden, files, env):
         gc.disable()  # it would copy what is shared with the parent
         for name, value in env.items():
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
-        sys.stdout, sys.stderr = (_opened(file, number) for number, file in enumerate(files, start=1))
+        sys.stdout, sys.stderr = (
+            _opened(file, number) for number, file in enumerate(files, start=1)
+        )
         for name in [name for name in sys.modules if name.partition(".")[0] == "scaffpd"]:
             del sys.modules[name]
         sys.modules.update(dict.fromkeys(hidden))
@@ -65,7 +74,13 @@ def _opened(file, number):
         os.close(number)
         return None
     os.dup2(file if isinstance(file, int) else file.fileno(), number)
-    return open(number, "w", encoding="utf-8", errors="backslashreplace" if number == 2 else "strict", closefd=False)
+    return open(
+        number,
+        "w",
+        encoding="utf-8",
+        errors="backslashreplace" if number == 2 else "strict",
+        closefd=False,
+    )
 
 
 def _flushed(status):

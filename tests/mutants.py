@@ -26,7 +26,11 @@ LIMIT = 600  # seconds; a mutant that makes the tests hang is caught
 
 def place(src: Path, line: str) -> Path:
     """Return the one file that has this line."""
-    found = [f for f in sorted(src.rglob("*.py")) if any(t.strip() == line for t in f.read_text("utf-8").splitlines())]
+    found = [
+        f
+        for f in sorted(src.rglob("*.py"))
+        if any(t.strip() == line for t in f.read_text("utf-8").splitlines())
+    ]
     if len(found) != 1:
         raise SystemExit(f"{len(found)} files have the line {line!r}")
     return found[0]
@@ -41,10 +45,24 @@ def outcome(row: dict[str, str]) -> tuple[str, str]:
         if text.count(row["line"]) != 1:
             raise SystemExit(f"{file.name} has the line {row['line']!r} more than once")
         file.write_text(text.replace(row["line"], row["broken"]), "utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *row["tests"].split()]
-        environment = os.environ | {"PYTHONPATH": str(src), "CI": "true"}  # the same random examples each time
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *row["tests"].split(),
+        ]
+        environment = os.environ | {
+            "PYTHONPATH": str(src),
+            "CI": "true",
+        }  # the same random examples each time
         try:
-            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT)
+            done = subprocess.run(
+                command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT
+            )
         except subprocess.TimeoutExpired:
             return file.relative_to(src).as_posix(), "caught"
         if done.returncode not in (0, 1):
@@ -55,13 +73,21 @@ def outcome(row: dict[str, str]) -> tuple[str, str]:
 def main(words: list[str]) -> None:
     """Run the mutants and print one line each; write the table if they were all."""
     with LIST.open(encoding="utf-8", newline="") as lines:
-        rows = [r for r in csv.DictReader(lines) if not words or any(w in r["line"] + r["tests"] for w in words)]
+        rows = [
+            r
+            for r in csv.DictReader(lines)
+            if not words or any(w in r["line"] + r["tests"] for w in words)
+        ]
     table = []
     with ThreadPoolExecutor(2) as pool:
         for row, (file, now) in zip(rows, pool.map(outcome, rows), strict=True):
-            worse = " <- was caught before" if (row["before"], now) == ("caught", "survived") else ""
+            worse = (
+                " <- was caught before" if (row["before"], now) == ("caught", "survived") else ""
+            )
             print(f"{now:9} {file}: {row['line']}{worse}", flush=True)
-            table.append(f"| `{file}` | `{row['line']}` | `{row['broken']}` | {row['before']} | {now} |")
+            table.append(
+                f"| `{file}` | `{row['line']}` | `{row['broken']}` | {row['before']} | {now} |"
+            )
     caught = sum(line.endswith("| caught |") for line in table)
     print(f"{caught} of {len(rows)} caught")
     if not words:

@@ -14,12 +14,18 @@ class Client:
     def __init__(self, X, y, loss, l2, outputs=1, intercept=False):
         A = np.asarray(X, dtype=np.float64)
         self.A = np.hstack([A, np.ones((len(A), 1))]) if intercept else A
-        self.y, self.loss, self.l2, self.k = np.asarray(y), loss, l2, outputs
+        self.y = np.asarray(y)
+        self.loss = loss
+        self.l2 = l2
+        self.k = outputs
 
     def value_and_gradient(self, x, rows=None):
         rows = np.arange(len(self.A)) if rows is None else rows
-        A, y, W = self.A[rows], self.y[rows], x.reshape(-1, self.k)
-        total, G = 0.0, np.zeros_like(W)
+        A = self.A[rows]
+        y = self.y[rows]
+        W = x.reshape(-1, self.k)
+        total = 0.0
+        G = np.zeros_like(W)
         for a, b in zip(A, y, strict=True):
             z = a @ W
             if self.loss == "squared":
@@ -42,7 +48,8 @@ class Client:
         return self.value_and_gradient(x, rows)[1]
 
     def hessian(self, x):
-        m, W = len(self.A), x.reshape(-1, self.k)
+        m = len(self.A)
+        W = x.reshape(-1, self.k)
         H = self.l2 * np.eye(x.size)
         for a in self.A:
             z = a @ W
@@ -58,11 +65,14 @@ class Client:
 
     @property
     def smoothness(self):
-        return CURVATURE[self.loss] * np.linalg.eigvalsh(self.A.T @ self.A)[-1] / len(self.A) + self.l2
+        return (
+            CURVATURE[self.loss] * np.linalg.eigvalsh(self.A.T @ self.A)[-1] / len(self.A) + self.l2
+        )
 
     def descend(self, x, c_i, c, rate, steps, batches=None):
         """d = x − u after u ← u − η (g_i(u) − c_i + c), `steps` times; `batches` are the rows of each step."""
-        u, shift = x.copy(), c - c_i
+        u = x.copy()
+        shift = c - c_i
         for j in range(steps):
             u = u - rate * (self.fast_gradient(u, None if batches is None else batches[j]) + shift)
         return x - u
@@ -107,5 +117,6 @@ def unequal_clients(loss, outputs=1, d=6, seed=0):
 
 def relative(a, b):
     """‖a − b‖ against ‖b‖."""
-    a, b = np.asarray(a), np.asarray(b)
+    a = np.asarray(a)
+    b = np.asarray(b)
     return np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300)

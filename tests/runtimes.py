@@ -6,16 +6,18 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from scaffpd.config.federation import FaultPolicy
-from scaffpd.config.model_file import Setup
+from scaffpd.data.tabular.agree import PREPARED, VERSION
 from scaffpd.deploy.agreement import settle
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.remote import Remote
 from scaffpd.deploy.session import Membership, Session
 from scaffpd.deploy.silo.silo import Silo
-from scaffpd.tabular.agree import PREPARED, VERSION
+from scaffpd.run.settings.federation import FaultPolicy
+from scaffpd.run.settings.model_file import Setup
 
-NAMES, SIZES, FEATURES = ("a", "b", "c", "d"), (8, 13, 21, 10), 3
+NAMES = ("a", "b", "c", "d")
+SIZES = (8, 13, 21, 10)
+FEATURES = 3
 MODELS = ("squared", "logistic", "softmax", "module")
 RUNTIMES = ("cohort", "remote", "masked cohort", "masked remote")
 EVERYTHING = """
@@ -39,7 +41,8 @@ projections = {projections}
 
 def data_of(model):
     """Training and test pairs by the clients' names."""
-    random, splits = np.random.default_rng(3), ({}, {})
+    random = np.random.default_rng(3)
+    splits = ({}, {})
     for name, m in zip(NAMES, SIZES, strict=True):
         X = random.standard_normal((m + 6, FEATURES)) + 0.5 * random.standard_normal(FEATURES)
         y = X @ random.standard_normal(FEATURES) + 0.3 * random.standard_normal(m + 6)
@@ -57,7 +60,9 @@ def model_of(model):
 
 def cohort_of(model, names=NAMES):
     train, test = data_of(model)
-    return sp.Cohort({n: train[n] for n in names}, model_of(model), test={n: test[n] for n in names})
+    return sp.Cohort(
+        {n: train[n] for n in names}, model_of(model), test={n: test[n] for n in names}
+    )
 
 
 def federation_of(runtime, model, folder, projections=True, algorithm=EVERYTHING):
@@ -65,7 +70,11 @@ def federation_of(runtime, model, folder, projections=True, algorithm=EVERYTHING
     federation = cohort_of(model)
     if "remote" in runtime:
         federation = remote_of(model, folder, runtime, projections, algorithm)
-    return sp.SecureAggregation(federation, share=1.0, projections=projections) if "masked" in runtime else federation
+    return (
+        sp.SecureAggregation(federation, share=1.0, projections=projections)
+        if "masked" in runtime
+        else federation
+    )
 
 
 def remote_of(model, folder, runtime, projections, algorithm):
@@ -78,9 +87,12 @@ def remote_of(model, folder, runtime, projections, algorithm):
             f"import sys; sys.path.insert(0, {__file__.rsplit('/', 1)[0]!r})\nfrom runtimes import cohort_of\n"
             f"client = lambda: cohort_of({model!r}, [{name!r}])\n"
         )
-        (place / "silo.toml").write_text(SILO.format(name=name, projections=str(projections).lower()))
+        (place / "silo.toml").write_text(
+            SILO.format(name=name, projections=str(projections).lower())
+        )
         silos[name] = Silo.open(place / "silo.toml")
-    session, nothing = Session(InProcess(silos)), np.zeros(0)
+    session = Session(InProcess(silos))
+    nothing = np.zeros(0)
     session.greet(60.0)
     secure = {"projections": projections} if "masked" in runtime else {}
     schema = {"version": VERSION, "task": PREPARED, "standardise": False, "dimension": 1}

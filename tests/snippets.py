@@ -11,7 +11,8 @@ import typer
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>[\w-]+)[^\n]*\n(?P<code>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE
+    r"^(?P<indent> *)```(?P<language>[\w-]+)[^\n]*\n(?P<code>.*?)^(?P=indent)```",
+    re.DOTALL | re.MULTILINE,
 )
 FRAGMENT = "<!-- fragment"  # on the line before a block that cannot run by itself, with the reason
 
@@ -47,10 +48,20 @@ EXPERIMENTS = "python -m experiments.reproduce "
 def commands(page):
     """Every line of a page's consoles and indented blocks that calls us, as words, without comments."""
     text = page.read_text(encoding="utf-8")
-    consoles = [line for code in blocks(page, "console") + blocks(page, "text") for line in code.splitlines()]
-    indented = [line.strip() for line in FENCE.sub("", text).splitlines() if line.startswith("    ")]
+    consoles = [
+        line
+        for code in blocks(page, "console") + blocks(page, "text")
+        for line in code.splitlines()
+    ]
+    indented = [
+        line.strip() for line in FENCE.sub("", text).splitlines() if line.startswith("    ")
+    ]
     lines = [re.sub(r"^(\$ |[A-Z_]+=\S+ )+", "", line) for line in (*consoles, *indented)]
-    return [shlex.split(line, comments=True) for line in lines if line.startswith(("scaffpd ", EXPERIMENTS))]
+    return [
+        shlex.split(line, comments=True)
+        for line in lines
+        if line.startswith(("scaffpd ", EXPERIMENTS))
+    ]
 
 
 def understood(words):
@@ -59,7 +70,8 @@ def understood(words):
     from scaffpd import cli
 
     ours = words[0] == "scaffpd"
-    rest, parent = [word for word in words[1 if ours else 3 :] if word != "--help"], None
+    rest = [word for word in words[1 if ours else 3 :] if word != "--help"]
+    parent = None
     command = typer.main.get_command(cli.app if ours else reproduce.app)
     while isinstance(command, click.Group):
         context = command.make_context(command.name or "scaffpd", list(rest), parent=parent)

@@ -28,10 +28,14 @@ def row(age, occupation, sex, income):
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(import_module("scaffpd.data.datasets"), "FEWEST", 2)
     rows = [
-        row(20, "Sales", "Male", "<=50K"), row(60, "Sales", "Female", ">50K"), row(30, "Tech", "Male", ">50K"),
-        row(40, "Tech", "Male", "<=50K"), row(50, "Army", "Male", ">50K"), row(50, "?", "Male", ">50K"),
+        row(20, "Sales", "Male", "<=50K"),
+        row(60, "Sales", "Female", ">50K"),
+        row(30, "Tech", "Male", ">50K"),
+        row(40, "Tech", "Male", "<=50K"),
+        row(50, "Army", "Male", ">50K"),
         row(50, "?", "Male", ">50K"),
-    ]  # fmt: skip
+        row(50, "?", "Male", ">50K"),
+    ]
     (tmp_path / "adult").mkdir()
     for part, lines in (
         ("data", rows),
@@ -85,7 +89,12 @@ def test_the_real_data():
     assert len(silos.names) == 13
     assert sum(len(y) for _, y in silos.train) == 30709
     assert silos.train[0][0].shape[1] == len(silos.features)
-    cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=1e-3, intercept=True), names=silos.names, test=silos.test)
+    cohort = sp.Cohort(
+        silos.train,
+        sp.Linear("logistic", l2=1e-3, intercept=True),
+        names=silos.names,
+        test=silos.test,
+    )
     result = sp.train(sp.fair(sp.ChiSquare(rho=0.05)), cohort, rounds=60, tol=1e-7)
     assert result.status is sp.Status.CONVERGED
     assert cohort.evaluate(result.x, "test").accuracy.mean() > 0.82

@@ -60,15 +60,24 @@ def test_no_point_of_many_breaks_the_certificate(part):
 def server_truth(objective, losses, weights, gradient, mu):
     """The right-hand side of the certificate for exact losses and gradients."""
     w = hostile.normal_weights(objective, weights)
-    dual = hostile.support(objective, losses) - hostile.fdot(w, losses) + hostile.penalty(objective, w)
+    dual = (
+        hostile.support(objective, losses) - hostile.fdot(w, losses) + hostile.penalty(objective, w)
+    )
     mass = hostile.fsum(hostile.exact(weights)) if objective.simplex else 1
     return dual + (hostile.mpf(gradient) / mass) ** 2 / (2 * hostile.fdot(w, hostile.exact(mu)))
 
 
-@pytest.mark.parametrize(("examples", "most"), [(40, 8), pytest.param(2000, 70, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("examples", "most"), [(40, 8), pytest.param(2000, 70, marks=pytest.mark.long)]
+)
 def test_the_servers_part_holds_for_all_losses_within_their_bounds(examples, most):
     @settings(max_examples=examples, deadline=None)
-    @given(seed=SERVER, kind=st.sampled_from(hostile.OBJECTIVES), scale=st.floats(-150, 45), error=st.floats(-18, 0))
+    @given(
+        seed=SERVER,
+        kind=st.sampled_from(hostile.OBJECTIVES),
+        scale=st.floats(-150, 45),
+        error=st.floats(-18, 0),
+    )
     def search(seed, kind, scale, error):
         check_server(np.random.default_rng(seed), kind, scale, error, most)
 
@@ -81,23 +90,36 @@ def check_server(random, kind, scale, error, most):
     losses = 10**scale * random.uniform(0.5, 1, n) * (1 + 1e-15 * random.integers(0, 4, n))
     bounds = 10.0 ** (scale + error) * random.uniform(0, 1, n)
     objective = hostile.objective_of(hostile.Point(0, kind), losses, random)
-    assume(kind != "Nash" or (objective.levels(n) > losses).any())  # there is a gain, where rounding has left one
+    assume(
+        kind != "Nash" or (objective.levels(n) > losses).any()
+    )  # there is a gain, where rounding has left one
     start = objective.start(losses)
-    weights = objective.prox(losses, start, random.uniform(0.1, 10)) if random.random() < 0.5 else start
+    weights = (
+        objective.prox(losses, start, random.uniform(0.1, 10)) if random.random() < 0.5 else start
+    )
     if not objective.simplex and random.random() < 0.5:
         weights = 10 ** random.uniform(-40, 3, n)
-    gradient, mu = float(10 ** random.uniform(-80, 10)), 10 ** random.uniform(-8, 1, n)
+    gradient = float(10 ** random.uniform(-80, 10))
+    mu = 10 ** random.uniform(-8, 1, n)
     proof = certify(objective, losses, weights, gradient, mu, (bounds, np.zeros(n)))
     for sign in (random.choice([-1, 0, 1], n), np.ones(n), np.where(losses == losses.max(), 1, -1)):
-        true = [a + int(s) * b for a, s, b in zip(*map(hostile.exact, (losses, sign, bounds)), strict=True)]
+        true = [
+            a + int(s) * b
+            for a, s, b in zip(*map(hostile.exact, (losses, sign, bounds)), strict=True)
+        ]
         truth = server_truth(objective, true, weights, gradient, mu)
-        assert truth <= hostile.mpf(proof.gap) or proof.gap == np.inf, (objective, float(truth), proof)
+        assert truth <= hostile.mpf(proof.gap) or proof.gap == np.inf, (
+            objective,
+            float(truth),
+            proof,
+        )
 
 
 @pytest.mark.parametrize("room", [-1, 0, 1, 2, 100])
 def test_nash_proves_nothing_where_rounding_may_have_eaten_the_gain(room):
     """b within `room` bounds of the loss: up to one, b − f ≤ 0 may be true."""
-    losses, e = np.array([1.0, 2.0]), np.full(2, 1e-15)
+    losses = np.array([1.0, 2.0])
+    e = np.full(2, 1e-15)
     objective = sp.Nash(losses + room * 1e-15 + np.array([0.0, 1.0]))
     gap = certify(objective, losses, np.array([1e15, 1.0]), 0.0, np.ones(2), (e, np.zeros(2))).gap
     assert (gap == np.inf) == (room <= 1)
@@ -109,14 +131,18 @@ def long_row(n: int, dtype: torch.dtype):
     f(ta) = (ts − y)² + (l2/2) t²s with s = ‖a‖².
     """
     value = np.float32(0.1)
-    row, x = np.full((1, n), value), torch.full((n,), float(value), dtype=torch.float32)
+    row = np.full((1, n), value)
+    x = torch.full((n,), float(value), dtype=torch.float32)
     l2 = 0.6 * n * float(value) ** 2
     y = (torch.from_numpy(row) @ x).numpy() + np.float32(l2 / 2)
     cohort = sp.Cohort([(row, y)], sp.Linear("squared", l2=l2), dtype=dtype)
-    at, one = cohort.gradients(x.to(dtype)), np.ones(1)
+    at = cohort.gradients(x.to(dtype))
+    one = np.ones(1)
     mu = cohort.constants().strong_convexity
     proof = certify(sp.Average(), at.losses, one, length(at.sum(one)), mu, at.rounding)
-    s, target, ridge = n * Fraction(float(value)) ** 2, Fraction(float(y[0])), Fraction(l2)
+    s = n * Fraction(float(value)) ** 2
+    target = Fraction(float(y[0]))
+    ridge = Fraction(l2)
     loss = (s - target) ** 2 + ridge / 2 * s
     best = target**2 * ridge / 2 / (s + ridge / 2)
     return proof.gap, loss - best, abs(Fraction(at.losses[0]) - loss), at.rounding[0][0]
@@ -128,4 +154,6 @@ def test_equal_signs_in_a_long_row_do_not_fool_it(n, dtype):
     certificate, gap, error, bound = long_row(n, dtype)
     assert gap <= Fraction(certificate)
     assert error <= Fraction(bound)
-    assert certificate < 5 * gap  # as it would be without rounding: l2 is a quarter of the curvature
+    assert (
+        certificate < 5 * gap
+    )  # as it would be without rounding: l2 is a quarter of the curvature

@@ -17,34 +17,22 @@ from forked import forked
 
 ROOT = Path(scaffpd.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-MOST_FILES, MOST_LINES = 178, 46_150
+MOST_FILES = 178
+MOST_LINES = 46_150
 BARE = r"(What|Who|Whose|Whom|Whether|How|As|Where|When|Why)\b"
 
 # From the bottom up. A module may import from its own layer only within its own package.
 LAYERS = [
     {"errors"},
     {"system"},
-    {"federation", "objectives", "data", "masking"},
-    {
-        "figures",
-        "history",
-        "metrics",
-        "models",
-        "steps",
-        "reference",
-        "saddle",
-        "tabular",
-    },
-    {"subspace", "features", "privacy"},
-    {"algorithms", "cohort"},
-    {"training", "config", "secure"},
-    {"fairness_path", "folds", "trackers"},
-    {"choosing"},
-    {"gains"},
-    {"coalitions", "comparison", "convexify", "deploy", "estimators"},
-    {"runs"},
-    {"report"},
-    {"demo"},
+    {"federation", "objectives", "data"},
+    {"figures", "reference", "models", "secure"},
+    {"features", "privacy"},
+    {"algorithms"},
+    {"training"},
+    {"study", "estimators", "convexify"},
+    {"run"},
+    {"deploy"},
     {"cli"},
 ]
 FORBIDDEN = {
@@ -66,7 +54,9 @@ def layer(part):
 def parsed():
     """{file: its syntax tree} of the package; nothing of them is garbage, so none is searched for."""
     gc.disable()
-    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(ROOT.rglob("*.py"))}
+    trees = {
+        file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(ROOT.rglob("*.py"))
+    }
     gc.enable()
     return trees
 
@@ -85,7 +75,10 @@ def imports():
     """(importing part, imported part, file) for every import of our own modules."""
     for file, tree in parsed().items():
         relative = file.relative_to(ROOT)
-        if relative in (Path("__init__.py"), Path("__main__.py")):  # they open the package and are in no layer
+        if relative in (
+            Path("__init__.py"),
+            Path("__main__.py"),
+        ):  # they open the package and are in no layer
             continue
         part = relative.parts[0].removesuffix(".py")
         for node in statements(tree):
@@ -103,7 +96,9 @@ def imports():
 
 
 def test_every_module_has_a_layer():
-    parts = {p.name.removesuffix(".py") for p in ROOT.iterdir() if not p.name.startswith(("_", "."))}
+    parts = {
+        p.name.removesuffix(".py") for p in ROOT.iterdir() if not p.name.startswith(("_", "."))
+    }
     parts -= {"py.typed"}
     assert parts == set().union(*LAYERS) & parts
     assert set().union(*LAYERS) <= parts
@@ -113,7 +108,9 @@ def test_arrows_point_down():
     seen = 0
     for part, used, file in imports():
         seen += 1
-        assert part == used or layer(used) < layer(part), f"{file} imports scaffpd.{used}, which is not below it"
+        assert part == used or layer(used) < layer(part), (
+            f"{file} imports scaffpd.{used}, which is not below it"
+        )
         assert (part, used) not in FORBIDDEN, f"{file} must not know scaffpd.{used}"
     assert seen > 50
 
@@ -134,7 +131,17 @@ def test_the_core_needs_nothing_but_torch_numpy_and_scipy():
         "sp.reference.reference_optimum(sp.data.synthetic(), 'squared', 0.1, sp.ChiSquare(rho=0.1))\n"
         "print(result.status)\n"
     )
-    done = forked(code, "sklearn", "matplotlib", "rich", "typer", "pandas", "threadpoolctl", "cvxpy", "hypothesis")
+    done = forked(
+        code,
+        "sklearn",
+        "matplotlib",
+        "rich",
+        "typer",
+        "pandas",
+        "threadpoolctl",
+        "cvxpy",
+        "hypothesis",
+    )
     assert done.stdout.strip() == "converged", done.stderr
 
 
@@ -196,18 +203,39 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
 
 
 def test_no_sentence_that_contributing_rejects_is_in_the_package():
-    page = (PAGE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## How we write")[1]
-    rejected = [row.replace("\\|", "|") for row in re.findall(r"^\| (.+?) \| .+ \| .+ \|$", page, re.M)][1:]
+    page = (
+        (PAGE.parents[1] / "CONTRIBUTING.md")
+        .read_text(encoding="utf-8")
+        .split("## How we write")[1]
+    )
+    rejected = [
+        row.replace("\\|", "|") for row in re.findall(r"^\| (.+?) \| .+ \| .+ \|$", page, re.M)
+    ][1:]
     assert len(rejected) == 10
-    files = {f.relative_to(ROOT): " ".join(f.read_text(encoding="utf-8").split()) for f in ROOT.rglob("*.py")}
-    parts = [part.strip(" .") for row in rejected for part in (row, *row.split(";")) if len(part.split()) > 3]
-    assert {(str(name), part) for name, text in files.items() for part in parts if part in text} == set()
+    files = {
+        f.relative_to(ROOT): " ".join(f.read_text(encoding="utf-8").split())
+        for f in ROOT.rglob("*.py")
+    }
+    parts = [
+        part.strip(" .")
+        for row in rejected
+        for part in (row, *row.split(";"))
+        if len(part.split()) > 3
+    ]
+    assert {
+        (str(name), part) for name, text in files.items() for part in parts if part in text
+    } == set()
 
 
 def test_the_page_lists_the_files_that_there_are():
     """`python docs/generate_architecture.py` writes the list; lines may drift a little before it is run again."""
-    listed = {path: int(n) for path, n in re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", PAGE.read_text("utf-8"), re.M)}
-    lines = {f.relative_to(ROOT).as_posix(): f.read_text("utf-8").count("\n") for f in ROOT.rglob("*.py")}
+    listed = {
+        path: int(n)
+        for path, n in re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", PAGE.read_text("utf-8"), re.M)
+    }
+    lines = {
+        f.relative_to(ROOT).as_posix(): f.read_text("utf-8").count("\n") for f in ROOT.rglob("*.py")
+    }
     assert set(listed) == {path for path, n in lines.items() if n > 1}
     assert {path: n for path, n in listed.items() if abs(n - lines[path]) > max(20, 0.15 * n)} == {}
 
@@ -228,12 +256,19 @@ def test_the_drawing_of_layers_names_what_there_is():
 
 
 def test_modules_have_moved_to_where_the_changelog_says():
-    moved = (PAGE.parents[1] / "CHANGELOG.md").read_text("utf-8").split("### Modules that moved")[1].split("\n## ")[0]
+    moved = (
+        (PAGE.parents[1] / "CHANGELOG.md")
+        .read_text("utf-8")
+        .split("### Modules that moved")[1]
+        .split("\n## ")[0]
+    )
     places = [row.split(" | ")[1] for row in moved.splitlines() if row.startswith("| `")]
     found = [name for place in places for name in re.findall(r"`(scaffpd[\w.{},]*)`", place)]
     assert len(found) >= len(places) > 5
     for name in found:
         home, _, several = name.partition(".{")
-        for module in [f"{home}.{one}" for one in several.rstrip("}").split(",")] if several else [home]:
+        for module in (
+            [f"{home}.{one}" for one in several.rstrip("}").split(",")] if several else [home]
+        ):
             path = ROOT.joinpath(*module.split(".")[1:])
             assert path.with_suffix(".py").is_file() or (path / "__init__.py").is_file(), module

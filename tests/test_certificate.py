@@ -15,13 +15,18 @@ from scaffpd.data import synthetic
 
 EXACT = (np.zeros(2), np.zeros(2))
 SQUARED = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient"]
-EASY = ("synthetic", "unequal sizes")  # others are as good at showing a certificate that is too small
+EASY = (
+    "synthetic",
+    "unequal sizes",
+)  # others are as good at showing a certificate that is too small
 
 
 def exact_minimum(clients, l2, weights):
     """min_x Σ λ_i f_i(x) of squared losses, by one dense solve."""
     d = clients[0][0].shape[1]
-    H, b, constant = l2 * weights.sum() * np.eye(d), np.zeros(d), 0.0
+    H = l2 * weights.sum() * np.eye(d)
+    b = np.zeros(d)
+    constant = 0.0
     for w, (X, y) in zip(weights, clients, strict=True):
         H += 2 * w * X.T @ X / len(X)
         b += 2 * w * X.T @ y / len(X)
@@ -29,7 +34,9 @@ def exact_minimum(clients, l2, weights):
     return constant - 0.5 * b @ np.linalg.solve(H, b)
 
 
-@pytest.mark.parametrize("family", [pytest.param(f, marks=pytest.mark.long if f in EASY else ()) for f in SQUARED])
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=pytest.mark.long if f in EASY else ()) for f in SQUARED]
+)
 def test_never_below_the_true_duality_gap_during_a_run(family):
     problem = families(seed=5)[family]()
     for name, objective in objectives(problem).items():
@@ -38,7 +45,9 @@ def test_never_below_the_true_duality_gap_during_a_run(family):
         def check(moment, objective=objective, name=name, checked=checked):
             state = moment.state
             upper = objective.support(state.losses)
-            lower = exact_minimum(problem.clients, problem.model.l2, state.weights) - objective.value(state.weights)
+            lower = exact_minimum(
+                problem.clients, problem.model.l2, state.weights
+            ) - objective.value(state.weights)
             rounding = 1e-13 * (abs(upper) + abs(lower) + 1)
             assert upper - lower <= state.certificate + rounding, name
             checked.append(1)
@@ -56,9 +65,15 @@ def test_never_below_the_true_duality_gap_anywhere(seed, scale, which):
     x = 10**scale * random.standard_normal(6)
     at = cohort.gradients(cohort.start() + torch.from_numpy(x))
     every = [
-        sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.ChiSquareBall(0.5), sp.CVaR(0.4), sp.Tilted(0.3),
-        sp.QFair(1.5), sp.Nash(b=float(2 * at.losses.max())),
-    ]  # fmt: skip
+        sp.Average(),
+        sp.Agnostic(),
+        sp.ChiSquare(0.1),
+        sp.ChiSquareBall(0.5),
+        sp.CVaR(0.4),
+        sp.Tilted(0.3),
+        sp.QFair(1.5),
+        sp.Nash(b=float(2 * at.losses.max())),
+    ]
     objective = every[which]
     weights = objective.prox(random.standard_normal(4), objective.start(at.losses), 1.0)
     gradient = at.sum(weights)
@@ -86,14 +101,24 @@ def test_it_bounds_the_distance_to_the_optimum():
 def test_own_strong_convexity_sharpens_it():
     clients = synthetic()
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
-    at, weights = cohort.gradients(cohort.start()), np.full(5, 0.2)
+    at = cohort.gradients(cohort.start())
+    weights = np.full(5, 0.2)
     size = float(at.sum(weights).norm())
-    sharp = certify(sp.ChiSquare(0.1), at.losses, weights, size, cohort.constants().strong_convexity, at.rounding)
+    sharp = certify(
+        sp.ChiSquare(0.1),
+        at.losses,
+        weights,
+        size,
+        cohort.constants().strong_convexity,
+        at.rounding,
+    )
     plain = certify(sp.ChiSquare(0.1), at.losses, weights, size, np.full(5, 0.1), at.rounding)
     assert sharp.primal < plain.primal / 5
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 4))])
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 4))]
+)
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.floats(-2, 5), l2=st.sampled_from([0.0, 1e-6, 0.1]))
 def test_rounding_never_makes_a_false_proof_in_single_precision(part, seed, size, l2):
@@ -104,7 +129,9 @@ def test_rounding_never_makes_a_false_proof_in_single_precision(part, seed, size
     y = (10**size * random.standard_normal(d)).astype(np.float32)
     cohort = sp.Cohort([(X, y)], sp.Linear("squared", l2=l2), dtype=torch.float32)
     result = sp.train(sp.ScaffPD(sp.Average()), cohort, rounds=60)
-    X, y, x = X.astype(np.float64), y.astype(np.float64), result.x.astype(np.float64)
+    X = X.astype(np.float64)
+    y = y.astype(np.float64)
+    x = result.x.astype(np.float64)
     value = np.mean((X @ x - y) ** 2) + l2 / 2 * x @ x
     gap = value - exact_minimum([(X, y)], l2, np.ones(1))
     assert gap <= result.certificate + 1e-13 * (1 + np.mean(y**2))
@@ -114,9 +141,17 @@ def test_rounding_never_makes_a_false_proof_in_single_precision(part, seed, size
 def test_nothing_is_proven_by_broken_numbers(bad):
     losses = np.array([1.0, bad])
     assert certify(sp.Agnostic(), losses, np.full(2, 0.5), 1.0, np.ones(2), EXACT).gap == np.inf
-    assert certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), abs(bad), np.ones(2), EXACT).gap == np.inf
+    assert (
+        certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), abs(bad), np.ones(2), EXACT).gap
+        == np.inf
+    )
 
 
 def test_nothing_is_proven_without_strong_convexity_or_outside_nash():
-    assert certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), 1.0, np.zeros(2), EXACT).gap == np.inf
-    assert certify(sp.Nash(b=1.0), np.array([0.5, 1.5]), np.ones(2), 0.0, np.ones(2), EXACT).gap == np.inf
+    assert (
+        certify(sp.Agnostic(), np.ones(2), np.full(2, 0.5), 1.0, np.zeros(2), EXACT).gap == np.inf
+    )
+    assert (
+        certify(sp.Nash(b=1.0), np.array([0.5, 1.5]), np.ones(2), 0.0, np.ones(2), EXACT).gap
+        == np.inf
+    )

@@ -13,10 +13,10 @@ import pytest
 
 import scaffpd as sp
 from scaffpd import cli
-from scaffpd.choosing import GridPoint, _chosen, search
 from scaffpd.data.silos import fold_numbers
 from scaffpd.errors import InputError
-from scaffpd.folds import Folds
+from scaffpd.study.choosing import GridPoint, _chosen, search
+from scaffpd.study.folds import Folds
 
 SQUARED = sp.Linear("squared")
 
@@ -24,19 +24,25 @@ SQUARED = sp.Linear("squared")
 def clients(N=4, n=60, d=3, apart=0.0, noise=1.0, seed=0, useless=0):
     """Linear regression; the clients' coefficients lie `apart`, and some columns say nothing."""
     random = np.random.default_rng(seed)
-    common, made = random.normal(size=d), []
+    common = random.normal(size=d)
+    made = []
     for _ in range(N):
         X = random.normal(size=(n, d + useless))
-        made.append((X, X[:, :d] @ (common + apart * random.normal(size=d)) + noise * random.normal(size=n)))
+        made.append(
+            (X, X[:, :d] @ (common + apart * random.normal(size=d)) + noise * random.normal(size=n))
+        )
     return made
 
 
 def envelope_minimiser(pairs, l2, kappa):
     """The joint problem in (x, u_1 … u_N) of the average objective, as one linear system."""
-    N, d = len(pairs), pairs[0][0].shape[1]
-    A, b = np.zeros(((N + 1) * d,) * 2), np.zeros((N + 1) * d)
+    N = len(pairs)
+    d = pairs[0][0].shape[1]
+    A = np.zeros(((N + 1) * d,) * 2)
+    b = np.zeros((N + 1) * d)
     for i, (X, y) in enumerate(pairs, 1):
-        own, gamma = slice(i * d, (i + 1) * d), kappa / len(y)
+        own = slice(i * d, (i + 1) * d)
+        gamma = kappa / len(y)
         A[own, own] = 2 * X.T @ X / len(y) + (l2 + gamma) * np.eye(d)
         A[own, :d] = A[:d, own] = -gamma * np.eye(d)
         A[:d, :d] += gamma * np.eye(d)
@@ -46,8 +52,12 @@ def envelope_minimiser(pairs, l2, kappa):
 
 def test_losses_of_a_point_are_those_of_models_solved_for_directly():
     """Squared loss is (⟨a, u⟩ − y)², and N·K of them make a point."""
-    pairs, K, seed = clients(apart=0.7), 3, 5
-    choice = sp.choose(pairs, SQUARED, sp.Average(), 0.3, [math.inf, 20.0], folds=K, tol=1e-10, seed=seed)
+    pairs = clients(apart=0.7)
+    K = 3
+    seed = 5
+    choice = sp.choose(
+        pairs, SQUARED, sp.Average(), 0.3, [math.inf, 20.0], folds=K, tol=1e-10, seed=seed
+    )
     numbers = [fold_numbers(f"client-{i}", y, K, seed) for i, (_, y) in enumerate(pairs)]
     for point in choice.points:
         expected = np.empty((len(pairs), K))
@@ -88,7 +98,10 @@ def test_columns_that_say_nothing_ask_for_a_larger_l2():
 
 
 def test_the_worst_fifth_asks_for_fairness_where_a_client_is_outvoted():
-    pairs = [*clients(N=4, noise=0.1), (clients(N=1, noise=0.1)[0][0], clients(N=1, noise=0.1, seed=9)[0][1])]
+    pairs = [
+        *clients(N=4, noise=0.1),
+        (clients(N=1, noise=0.1)[0][0], clients(N=1, noise=0.1, seed=9)[0][1]),
+    ]
     X, _ = pairs[-1]
     pairs[-1] = (X, X @ np.array([3.0, -3.0, 3.0]))
     options = {"l2": 0.01, "strength": math.inf}
@@ -106,12 +119,16 @@ def made(losses, l2):
 
 def test_the_rule_takes_the_simplest_within_one_standard_error():
     far = made([[3, 3.1], [3, 3.2]], 1.0)
-    near = made([[1.1, 1.3], [1.2, 0.9]], 0.1)  # behind by 0.1 at one client, by 0.3 and −0.2 at the other
+    near = made(
+        [[1.1, 1.3], [1.2, 0.9]], 0.1
+    )  # behind by 0.1 at one client, by 0.3 and −0.2 at the other
     best = made([[1.0, 1.2], [0.9, 1.1]], 0.01)
     choice = _chosen([far, near, best], "mean", 1.0, SQUARED)
     differences = np.array([[0.1, 0.1], [0.3, -0.2]]) / 2
     assert choice.points[1].behind == pytest.approx(0.075)
-    assert choice.points[1].error == pytest.approx(math.sqrt((differences.var(1, ddof=1) / 2).sum()))
+    assert choice.points[1].error == pytest.approx(
+        math.sqrt((differences.var(1, ddof=1) / 2).sum())
+    )
     assert choice.l2 == 0.1
     assert choice.best.l2 == 0.01
     assert "within one standard error" in choice.sentence
@@ -120,38 +137,55 @@ def test_the_rule_takes_the_simplest_within_one_standard_error():
     assert strict.l2 == 0.01
     assert strict.sentence.endswith("is the lowest of 3 points tried in 3 rounds.")
     one = sp.Average()
-    same = [GridPoint(l2, one, math.inf, point.losses, 1) for l2, point in ((1.0, far), (0.1, near), (0.01, best))]
+    same = [
+        GridPoint(l2, one, math.inf, point.losses, 1)
+        for l2, point in ((1.0, far), (0.1, near), (0.01, best))
+    ]
     strict = _chosen(same, "mean", 0.0, SQUARED)
     assert strict.matters == {"l2": pytest.approx(3.075 / 1.05 - 1)}
     assert "in 3 rounds; it moves with l2 by up to 193 %." in strict.sentence
 
 
 def test_the_table_has_a_row_for_every_point():
-    choice = sp.choose(clients(n=12), SQUARED, [sp.Average(), sp.CVaR(0.5)], [0.1, 1.0], [math.inf, 10], folds=2)
+    choice = sp.choose(
+        clients(n=12), SQUARED, [sp.Average(), sp.CVaR(0.5)], [0.1, 1.0], [math.inf, 10], folds=2
+    )
     assert len(choice.table) == 8
     assert [row["chosen"] for row in choice.table].count(True) == 1
     first = choice.table[0]
-    assert (first["kappa"], first["l2"], first["objective"]) == (math.inf, 1.0, "Average()")  # the simplest
+    assert (first["kappa"], first["l2"], first["objective"]) == (
+        math.inf,
+        1.0,
+        "Average()",
+    )  # the simplest
     own = choice.points[0].losses
-    assert first["validation_loss_mean_se"] == pytest.approx(np.sqrt((own.var(1, ddof=1) / 2).sum()) / len(own))
+    assert first["validation_loss_mean_se"] == pytest.approx(
+        np.sqrt((own.var(1, ddof=1) / 2).sum()) / len(own)
+    )
     assert min(row["behind"] for row in choice.table) == 0
     line = choice.kappa_path
     assert [row["kappa"] for row in line] == [math.inf, 10.0]
     assert {(row["l2"], row["objective"]) for row in line} == {(choice.l2, repr(choice.objective))}
     assert [row["chosen"] for row in line] == [row["kappa"] == choice.strength for row in line]
     assert choice.rounds == sum(point.rounds for point in choice.points) > 0
-    again = sp.choose(clients(n=12), SQUARED, [sp.Average(), sp.CVaR(0.5)], [0.1, 1.0], [math.inf, 10], folds=2)
+    again = sp.choose(
+        clients(n=12), SQUARED, [sp.Average(), sp.CVaR(0.5)], [0.1, 1.0], [math.inf, 10], folds=2
+    )
     assert again.table == choice.table
 
 
 @pytest.mark.parametrize("frames", [False, True])
 def test_labels_in_every_form(frames):
     """A label that a fold lacks is known all the same, and data frames and named clients are fine."""
-    random, pandas = np.random.default_rng(0), pytest.importorskip("pandas")
+    random = np.random.default_rng(0)
+    pandas = pytest.importorskip("pandas")
     pairs = {f"site {k}": (random.normal(size=(12, 2)), np.arange(12) % 2) for k in range(2)}
     pairs["site 1"][1][:1] = 2
     if frames:
-        pairs = {name: (pandas.DataFrame(X, columns=["a", "b"]), pandas.Series(y)) for name, (X, y) in pairs.items()}
+        pairs = {
+            name: (pandas.DataFrame(X, columns=["a", "b"]), pandas.Series(y))
+            for name, (X, y) in pairs.items()
+        }
     own = sp.Personal(sp.Linear("softmax", intercept=True), 1.0, ["intercept"])
     choice = sp.choose(pairs, own, sp.ChiSquare(0.1), 0.1, [3.0, 30.0])
     assert choice.model.columns == ("intercept",)
@@ -165,7 +199,9 @@ def test_folds_are_even_in_size_and_labels():
     assert [np.bincount(y[number == k]).tolist() for k in range(3)] == [[3, 1]] * 3
     z = np.random.default_rng(1).normal(size=11)
     assert sorted(np.bincount(fold_numbers("a", z, 4, 2))) == [2, 3, 3, 3]
-    assert (fold_numbers("a", z, 4, 2) != fold_numbers("b", z, 4, 2)).any()  # of their own at every client
+    assert (
+        fold_numbers("a", z, 4, 2) != fold_numbers("b", z, 4, 2)
+    ).any()  # of their own at every client
 
 
 @pytest.mark.parametrize(
@@ -193,7 +229,9 @@ def test_nonsense_is_refused_in_a_sentence(wrong, message):
 
 def test_a_client_without_rows_for_folds_is_named():
     pairs = {"big": clients()[0], "small": tuple(part[:1] for part in clients()[0])}
-    with pytest.raises(InputError, match="Client 'small' has 1 row, too few for 3 folds: leave it out"):
+    with pytest.raises(
+        InputError, match="Client 'small' has 1 row, too few for 3 folds: leave it out"
+    ):
         sp.choose(pairs, SQUARED)
 
 
@@ -236,7 +274,9 @@ def summary():
 
 def test_a_table_chooses_l2_fairness_and_kappa_together(table):
     found = trained(*table, "--splits", "1", "--no-coalition")
-    l2, rho, kappa = found["model"]["l2"], found["objective"]["rho"], found["model"]["strength"]
+    l2 = found["model"]["l2"]
+    rho = found["objective"]["rho"]
+    kappa = found["model"]["strength"]
     assert l2 > 0.05  # not 0.001: columns are many, rows are few
     (said,) = [remark for remark in summary()["remarks"] if remark.startswith("Chosen by 3 folds")]
     assert f"l2 = {l2:.3g}, ChiSquare with ρ = {rho:.3g}" in said
@@ -254,7 +294,8 @@ def test_a_table_chooses_l2_fairness_and_kappa_together(table):
 
 def test_without_choosing_strengths_go_by_rows_columns_and_the_spread_of_losses(table):
     found = trained(*table, "--no-choose", "--splits", "0")
-    l2, rho = found["model"]["l2"], found["objective"]["rho"]
+    l2 = found["model"]["l2"]
+    rho = found["objective"]["rho"]
     assert l2 == pytest.approx(0.3 * 42 / 96, rel=0.05)
     assert any(f"ρ = {rho:g}, the standard deviation" in remark for remark in summary()["remarks"])
     rows = csv.DictReader(Path("runs/table/clients.csv").read_text().splitlines())
@@ -263,10 +304,36 @@ def test_without_choosing_strengths_go_by_rows_columns_and_the_spread_of_losses(
 
 
 def test_what_is_given_stays(table):
-    found = trained(*table, "--l2", "0.02", "--strength", "0.7", "--kappa", "20", "--splits", "1", "--no-coalition")
-    assert (found["model"]["l2"], found["objective"]["rho"], found["model"]["strength"]) == (0.02, 0.7, 20.0)
+    found = trained(
+        *table,
+        "--l2",
+        "0.02",
+        "--strength",
+        "0.7",
+        "--kappa",
+        "20",
+        "--splits",
+        "1",
+        "--no-coalition",
+    )
+    assert (found["model"]["l2"], found["objective"]["rho"], found["model"]["strength"]) == (
+        0.02,
+        0.7,
+        20.0,
+    )
     assert not any(remark.startswith("Chosen") for remark in summary()["remarks"])
-    given = ("--l2", "0.02", "--objective", "CVaR", "--by", "mean", "--budget", "60", "--splits", "0")
+    given = (
+        "--l2",
+        "0.02",
+        "--objective",
+        "CVaR",
+        "--by",
+        "mean",
+        "--budget",
+        "60",
+        "--splits",
+        "0",
+    )
     found = trained(*table, *given, "--fresh", "--out", "runs/table")
     assert found["model"]["l2"] == 0.02
     assert found["objective"]["kind"] == "CVaR"
@@ -310,13 +377,18 @@ def test_clients_without_rows_for_folds_train_and_are_not_chosen_by(table):
 
 def test_where_nobody_has_rows_for_folds_the_usual_strengths_are_taken(table, capsys):
     head, *lines = Path("table.csv").read_text().splitlines()
-    Path("table.csv").write_text("\n".join([head, *(f"{k % 40}{line[1:]}" for k, line in enumerate(lines))]))
+    Path("table.csv").write_text(
+        "\n".join([head, *(f"{k % 40}{line[1:]}" for k, line in enumerate(lines))])
+    )
     assert cli.run([*table, "--choose", "--splits", "0"]) == 2
     assert "nobody has the 3 rows to train on that folds need." in capsys.readouterr().err
     trained(*table, "--splits", "1")
     assert any("by the numbers of rows and columns" in remark for remark in summary()["remarks"])
     (caution,) = summary()["cautions"]
-    assert caution == "What joining brings is not known: nobody has the 3 rows to train on that folds need."
+    assert (
+        caution
+        == "What joining brings is not known: nobody has the 3 rows to train on that folds need."
+    )
     assert not Path("runs/table/joining.csv").exists()
 
 
@@ -326,9 +398,14 @@ def test_one_model_for_all_says_why_personal_models_are_shown(table):
     said = " ".join(summary()["remarks"])
     assert ", one model for all. Its worst fifth" in said
     kappa = summary()["joining"]["kappa"]
-    assert f"Personal models are shown too, to compare, with the best κ that is finite, {kappa:.4g}." in said
+    assert (
+        f"Personal models are shown too, to compare, with the best κ that is finite, {kappa:.4g}."
+        in said
+    )
     trained(*table, "--columns", "x0,x1,x2,x3", "--splits", "0", "--fresh")
-    assert "Personal models are shown" not in " ".join(summary()["remarks"])  # where nothing is compared
+    assert "Personal models are shown" not in " ".join(
+        summary()["remarks"]
+    )  # where nothing is compared
 
 
 def test_noise_columns_do_not_drown_the_worst_client(tmp_path, monkeypatch):
@@ -343,7 +420,18 @@ def test_noise_columns_do_not_drown_the_worst_client(tmp_path, monkeypatch):
         for i, (x, label) in enumerate(zip(X, y, strict=True))
     ]
     Path("table.csv").write_text("\n".join(lines))
-    command = ["train", "table.csv", "--client", "site", "--target", "y", "--no-report", "--quiet", "--splits", "0"]
+    command = [
+        "train",
+        "table.csv",
+        "--client",
+        "site",
+        "--target",
+        "y",
+        "--no-report",
+        "--quiet",
+        "--splits",
+        "0",
+    ]
     losses = {}
     for name, more in (("usual", ["--no-choose"]), ("small", ["--no-choose", "--l2", "0.001"])):
         trained(*command, *more, "--fresh", "--out", "runs/table")
@@ -361,7 +449,9 @@ def test_private_tables_spend_nothing_on_strengths(table):
 def test_free_strengths_keep_the_prior_and_the_cap(budget):
     rows = Folds.of(clients(apart=1.0), SQUARED, None, 2, 0)
     goal = sp.ChiSquare(0.1, prior=[1, 1, 1, 2], cap=0.3)
-    choice = search(rows, goal, 0.1, math.inf, "mean", 1.0, 20, None, 0, budget, fairly=True, free=True)
+    choice = search(
+        rows, goal, 0.1, math.inf, "mean", 1.0, 20, None, 0, budget, fairly=True, free=True
+    )
     assert {type(one.objective) for one in choice.tried} == {sp.Average, sp.ChiSquare}
     for point in choice.tried:
         assert np.array_equal(point.objective.prior, goal.prior)
@@ -374,18 +464,28 @@ def test_free_strengths_keep_the_prior_and_the_cap(budget):
 
 def test_a_table_that_chooses_keeps_the_cap_of_its_settings(table):
     """Of three clients nobody gets more than 0.4, whether ρ is chosen, goes by losses, or is given by an option."""
-    place, data = Path("capped.toml"), f'[data]\nfile = "{table[1]}"\nclient = "site"\ntarget = "y"\n'
+    place = Path("capped.toml")
+    data = f'[data]\nfile = "{table[1]}"\nclient = "site"\ntarget = "y"\n'
     place.write_text(data + '[objective]\nkind = "ChiSquare"\ncap = 0.4\n')
     quick = ("--splits", "0", "--no-coalition", "--no-report", "--quiet", "--fresh")
     for k, more in enumerate(
-        (["--choose", "--budget", "60"], ["--no-choose"], ["--objective", "chi2", "--strength", "0.01"])
+        (
+            ["--choose", "--budget", "60"],
+            ["--no-choose"],
+            ["--objective", "chi2", "--strength", "0.01"],
+        )
     ):
         assert cli.run(["train", str(place), *more, *quick, "--out", f"capped-{k}"]) == 0
         objective = tomllib.loads(Path(f"capped-{k}/config.toml").read_text())["objective"]
         assert objective["cap"] == 0.4
         assert (objective["rho"] == 0.01) == (k == 2)
         assert largest(f"capped-{k}") <= 0.4 + 1e-9
-    assert cli.run(["path", str(place), "--points", "3", "--no-report", "--quiet", "--out", "capped-path"]) == 0
+    assert (
+        cli.run(
+            ["path", str(place), "--points", "3", "--no-report", "--quiet", "--out", "capped-path"]
+        )
+        == 0
+    )
     assert largest("capped-path") <= 0.4 + 1e-9
 
 

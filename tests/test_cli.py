@@ -15,15 +15,23 @@ import pytest
 
 import scaffpd
 from scaffpd import cli
-from scaffpd import demo as studies
 from scaffpd.algorithms import Fair, ScaffPD
 from scaffpd.cli.compare import OURS
-from scaffpd.comparison import problem
 from scaffpd.errors import InputError
+from scaffpd.run import demo as studies
+from scaffpd.study.comparison import problem
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
-RUN = {"clients.csv", "draws.csv", "environment.json", "demo.png", "report.html", "rounds.csv", "summary.json"}
+RUN = {
+    "clients.csv",
+    "draws.csv",
+    "environment.json",
+    "demo.png",
+    "report.html",
+    "rounds.csv",
+    "summary.json",
+}
 
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
@@ -59,7 +67,9 @@ def test_help(arguments, capsys):
 def test_help_of_the_demo_names_every_option(capsys):
     assert cli.run(["demo", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(option in out for option in ("--out", "--seed", "--splits", "--quiet", "scaffpd-demo"))
+    assert all(
+        option in out for option in ("--out", "--seed", "--splits", "--quiet", "scaffpd-demo")
+    )
 
 
 def test_version(capsys):
@@ -123,13 +133,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(capsys, tmp_
     monkeypatch.setattr(studies, "stations", lambda *_, **__: pytest.fail("worked in vain"))
     (tmp_path / "taken").write_text("")
     assert cli.run(["demo", "--out", str(tmp_path / "taken")]) == 2
-    assert capsys.readouterr().err == f"Cannot write to the folder {str(tmp_path / 'taken')!r}: it is a file.\n"
+    assert (
+        capsys.readouterr().err
+        == f"Cannot write to the folder {str(tmp_path / 'taken')!r}: it is a file.\n"
+    )
     assert cli.run(["demo", "--out", str(tmp_path / "taken" / "below")]) == 2
 
 
 def test_an_input_error_is_a_red_sentence_without_a_traceback(capsys, tmp_path, monkeypatch):
     def refuse(*_, **__):
-        raise InputError("The moon is full.")
+        raise InputError("moon-full", "The moon is full.")
 
     monkeypatch.setattr(studies, "stations", refuse)
     assert cli.run(["demo", "--quiet", "--out", str(tmp_path)]) == 2
@@ -140,7 +153,9 @@ def test_an_input_error_is_a_red_sentence_without_a_traceback(capsys, tmp_path, 
 
 
 def test_control_c_in_the_middle_of_a_round_ends_with_130(capsys, tmp_path, monkeypatch):
-    calls, real, handler = [], Fair.round, signal.getsignal(signal.SIGINT)
+    calls = []
+    real = Fair.round
+    handler = signal.getsignal(signal.SIGINT)
 
     def interrupted(self, federation, state):
         calls.append(state.rounds)
@@ -211,8 +226,12 @@ def test_the_demo_through_a_pipe_writes_its_files_in_plain_text(tmp_path):
     assert set(files_in(folder)) >= RUN
     assert (folder / "report.html").stat().st_size > 10_000
     assert "\x1b" not in out + err
-    assert err.replace("Matplotlib is building the font cache; this may take a moment.", "").strip() == ""
-    joined, table = out.replace("\n", ""), out[: out.index("Written")]
+    assert (
+        err.replace("Matplotlib is building the font cache; this may take a moment.", "").strip()
+        == ""
+    )
+    joined = out.replace("\n", "")
+    table = out[: out.index("Written")]
     assert all(str(folder / name) in joined for name in ("report.html", "demo.png"))
     assert max(map(len, table.splitlines())) <= 80
     assert "…" not in table
@@ -237,17 +256,41 @@ def test_the_module_is_the_command():
 
 # ------------------------------------------------------------------ the comparison
 
-SMALL = ["compare", "synthetic", "--clients", "4", "--methods", "fedavg,scaff-pd", "--rounds", "4", "--processes", "1"]
+SMALL = [
+    "compare",
+    "synthetic",
+    "--clients",
+    "4",
+    "--methods",
+    "fedavg,scaff-pd",
+    "--rounds",
+    "4",
+    "--processes",
+    "1",
+]
 
 
 def test_help_of_compare_names_every_option(capsys):
     assert cli.run(["compare", "--help"]) == 0
     out = capsys.readouterr().out
-    options = ("methods", "rounds", "local-steps", "batch-size", "seeds", "tune", "rho", "clients", "alpha", "out")
+    options = (
+        "methods",
+        "rounds",
+        "local-steps",
+        "batch-size",
+        "seeds",
+        "tune",
+        "rho",
+        "clients",
+        "alpha",
+        "out",
+    )
     assert all(f"--{option}" in out for option in (*options, "processes", "quiet"))
     assert all(name in out for name in problem.NAMES)
     flat = " ".join(out.replace("│", " ").split())
-    for ours, other in zip(problem.PARTITIONS["digits"], problem.PARTITIONS["breast-cancer"], strict=True):
+    for ours, other in zip(
+        problem.PARTITIONS["digits"], problem.PARTITIONS["breast-cancer"], strict=True
+    ):
         assert f"[default: ({ours}; {other} for breast-cancer)]" in flat
 
 
@@ -259,10 +302,24 @@ def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, ca
     lines = captured.out.splitlines()
     assert max(map(len, lines[: lines.index("")])) <= 80
     words = " ".join(captured.out.split())
-    for word in ("synthetic, 4 clients", "worst 20 %", "±", "2 seeds", "1 of 4 clients", "Scaff-PD"):
+    for word in (
+        "synthetic, 4 clients",
+        "worst 20 %",
+        "±",
+        "2 seeds",
+        "1 of 4 clients",
+        "Scaff-PD",
+    ):
         assert word in words
     assert "worst-20 % test loss" in words
-    assert files_in(folder) == ["about.json", "clients.csv", "command.txt", "runs.csv", "runs.jsonl", "table.csv"]
+    assert files_in(folder) == [
+        "about.json",
+        "clients.csv",
+        "command.txt",
+        "runs.csv",
+        "runs.jsonl",
+        "table.csv",
+    ]
     command = (folder / "command.txt").read_text()
     assert command == (
         "scaffpd compare synthetic --methods fedavg,scaff-pd --rounds 4 --local-steps 10 --seeds 2 --tune 2 "
@@ -279,8 +336,13 @@ def test_our_methods_get_a_verdict_each(capsys):
     assert cli.run([*SMALL, "--methods", methods, "--tune", "1"]) == 0
     out = capsys.readouterr().out
     words = " ".join(out.split())
-    assert all(sum(line.startswith(label) for line in out.splitlines()) >= 1 for label in ("Quasi-Newton", "FedAvg"))
-    assert all(re.search(rf"\b{label}('s| has the best) worst-20 % test loss", words) for label in OURS)
+    assert all(
+        sum(line.startswith(label) for line in out.splitlines()) >= 1
+        for label in ("Quasi-Newton", "FedAvg")
+    )
+    assert all(
+        re.search(rf"\b{label}('s| has the best) worst-20 % test loss", words) for label in OURS
+    )
     assert words.count("worst-20 % test loss") == 2
 
 
@@ -292,7 +354,8 @@ def test_compare_can_be_quiet(tmp_path, capsys):
 
 
 def test_control_c_in_a_comparison_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    calls, real = [], ScaffPD.round
+    calls = []
+    real = ScaffPD.round
 
     def interrupted(self, federation, state):
         calls.append(state.rounds)
@@ -303,6 +366,8 @@ def test_control_c_in_a_comparison_says_how_to_go_on(tmp_path, capsys, monkeypat
     monkeypatch.setattr(ScaffPD, "round", interrupted)
     assert cli.run([*SMALL, "--out", str(tmp_path)]) == 130
     assert "the same command goes on there" in capsys.readouterr().err
-    assert len((tmp_path / "runs.jsonl").read_text().splitlines()) == 5  # all rates of FedAvg; half a run is none
+    assert (
+        len((tmp_path / "runs.jsonl").read_text().splitlines()) == 5
+    )  # all rates of FedAvg; half a run is none
     assert cli.run([*SMALL, "--out", str(tmp_path)]) == 0
     assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 5 + 5 + 2

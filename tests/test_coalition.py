@@ -11,14 +11,16 @@ import torch
 from scipy.optimize import minimize
 
 import scaffpd as sp
-from scaffpd.coalitions import Coalition
 from scaffpd.errors import InputError
+from scaffpd.study.coalitions import Coalition
 
 L2 = 0.05
 
 
 def made(seed=0, clients=4, rows=9, held=30, d=3, apart=0.6):
-    rng, train, test = np.random.default_rng(seed), [], []
+    rng = np.random.default_rng(seed)
+    train = []
+    test = []
     common = rng.normal(size=d)
     for _ in range(clients):
         X = rng.normal(size=(rows + held, d))
@@ -30,12 +32,15 @@ def made(seed=0, clients=4, rows=9, held=30, d=3, apart=0.6):
 
 def ridge(train, group, prior):
     """argmin_x Σ p_i (1/m_i) Σ_j (⟨a_j, x⟩ − y_j)² + (l2/2)‖x‖², by the normal equations."""
-    p, d = np.array([prior[i] for i in group]), train[0][0].shape[1]
+    p = np.array([prior[i] for i in group])
+    d = train[0][0].shape[1]
     p = p / p.sum()
-    A, b = L2 * np.eye(d), np.zeros(d)
+    A = L2 * np.eye(d)
+    b = np.zeros(d)
     for weight, i in zip(p, group, strict=True):
         X, y = train[i]
-        A, b = A + 2 * weight * X.T @ X / len(y), b + 2 * weight * X.T @ y / len(y)
+        A = A + 2 * weight * X.T @ X / len(y)
+        b = b + 2 * weight * X.T @ y / len(y)
     return np.linalg.solve(A, b)
 
 
@@ -52,11 +57,16 @@ def naive(train, test, prior):
 
 def orders_mean(losses, N):
     """Shapley's value as the mean over all N! orders of what a client adds when it comes."""
-    alone, total = [losses[(i,)][0] for i in range(N)], np.zeros(N)
+    alone = [losses[(i,)][0] for i in range(N)]
+    total = np.zeros(N)
 
     def v(group):
         group = tuple(sorted(group))
-        return sum(alone[i] - own for i, own in zip(group, losses[group], strict=True)) if group else 0.0
+        return (
+            sum(alone[i] - own for i, own in zip(group, losses[group], strict=True))
+            if group
+            else 0.0
+        )
 
     for order in itertools.permutations(range(N)):
         for k, i in enumerate(order):
@@ -82,13 +92,18 @@ def test_everything_is_what_ridge_fits_and_all_orders_say(prior):
         rise = [losses[others][k] - whole[i] for k, i in enumerate(others)]
         np.testing.assert_allclose(found.matrix[list(others), j], rise, atol=1e-5)
         assert found.brings[j] == pytest.approx(np.mean(rise), abs=1e-5)
-        assert found.gets[j] == found.matrix[j, j] == pytest.approx(losses[(j,)][0] - whole[j], abs=1e-5)
+        assert (
+            found.gets[j]
+            == found.matrix[j, j]
+            == pytest.approx(losses[(j,)][0] - whole[j], abs=1e-5)
+        )
 
 
 def test_drawn_orders_agree_with_all_within_their_errors_and_add_up():
     train, test = made(seed=3, clients=5)
     model = sp.Linear("squared", L2)
-    exact, drawn = sp.coalition(train, test, model), sp.coalition(train, test, model, most=4, permutations=60, seed=2)
+    exact = sp.coalition(train, test, model)
+    drawn = sp.coalition(train, test, model, most=4, permutations=60, seed=2)
     assert drawn.leaving is None
     assert f"of the {len(drawn.losses)} that were tried would do better by " in str(drawn)
     assert str(drawn).endswith(drawn.summary()["peace"])
@@ -119,27 +134,41 @@ def test_a_client_that_shares_no_column_with_the_others_neither_brings_nor_gets(
 
 def test_two_parties_that_disagree_would_part():
     """Clients 0 and 1 have the truth w, clients 2 and 3 have −w: each pair is better off without the other."""
-    rng, w = np.random.default_rng(0), np.array([1.0, -2.0])
+    rng = np.random.default_rng(0)
+    w = np.array([1.0, -2.0])
     pairs = [(X, X @ (w if i < 2 else -w)) for i, X in enumerate(rng.normal(size=(4, 40, 2)))]
     halves = [[(X[half], y[half]) for X, y in pairs] for half in (slice(20), slice(20, 40))]
-    found = sp.coalition(*halves, sp.Linear("squared", 1e-3), names=["a", "b", "c", "d"], word="site")
+    found = sp.coalition(
+        *halves, sp.Linear("squared", 1e-3), names=["a", "b", "c", "d"], word="site"
+    )
     groups = [set(one.names) for one in found.leaving]
     assert {"a", "b"} in groups
     assert {"c", "d"} in groups
     assert {"a", "b", "c", "d"} not in groups
-    assert [one.gain for one in found.leaving] == sorted((one.gain for one in found.leaving), reverse=True)
+    assert [one.gain for one in found.leaving] == sorted(
+        (one.gain for one in found.leaving), reverse=True
+    )
     assert "groups would do better by themselves, first" in str(found)
     assert "none gains and 4 lose more than 1 %" in str(found)
     assert found.matrix[0, 2] < 0 < found.matrix[0, 1]
 
 
 def game(losses, N=3, **about):
-    return sp.Coalition.of([f"c{i}" for i in range(N)], {g: np.array(v) for g, v in losses.items()}, **about)
+    return sp.Coalition.of(
+        [f"c{i}" for i in range(N)], {g: np.array(v) for g, v in losses.items()}, **about
+    )
 
 
 def test_a_made_up_game_has_the_shares_and_the_core_that_one_works_out_by_hand():
     """0 and 1 save one each as a pair; 2 changes nothing for anybody, and is the null player."""
-    pair = {(0,): [2.0], (1,): [2.0], (2,): [3.0], (0, 1): [1.0, 1.0], (0, 2): [2.0, 3.0], (1, 2): [2.0, 3.0]}
+    pair = {
+        (0,): [2.0],
+        (1,): [2.0],
+        (2,): [3.0],
+        (0, 1): [1.0, 1.0],
+        (0, 2): [2.0, 3.0],
+        (1, 2): [2.0, 3.0],
+    }
     peace = game(pair | {(0, 1, 2): [1.0, 1.0, 3.0]})
     np.testing.assert_allclose(peace.shapley, [1, 1, 0], atol=1e-15)
     np.testing.assert_allclose(peace.gets, [1, 1, 0])
@@ -153,7 +182,9 @@ def test_a_made_up_game_has_the_shares_and_the_core_that_one_works_out_by_hand()
     strife = game(pair | {(0, 1, 2): [1.25, 1.6, 2.9]})
     assert [one.names for one in strife.leaving] == [("c0", "c1")]
     assert strife.leaving[0].gain == pytest.approx(0.2)
-    assert str(strife).endswith("1 group would do better by itself: c0 and c1 (loss at least 20.0 % lower).")
+    assert str(strife).endswith(
+        "1 group would do better by itself: c0 and c1 (loss at least 20.0 % lower)."
+    )
     assert game(pair | {(0, 1, 2): [1.25, 1.6, 2.9]}, margin=0.21).leaving == ()
 
 
@@ -170,7 +201,9 @@ def test_members_are_scored_with_their_own_models():
 
 def test_without_a_proof_no_group_starts_from_what_others_have_learnt():
     """A network that is trained for one round is what one round from its own start makes of it."""
-    network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1), torch.nn.Flatten(0))
+    network = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1), torch.nn.Flatten(0)
+    )
     train, test = ([(X.astype("f4"), y.astype("f4")) for X, y in part] for part in made(clients=2))
     model = sp.Module(network, torch.nn.functional.mse_loss)
     found = sp.coalition(train, test, model, rounds=1)
@@ -190,8 +223,14 @@ def test_groups_that_lack_a_class_train_the_same_model():
 def test_the_bargain_is_the_one_that_a_general_solver_finds():
     train, test = made(seed=2, rows=3, apart=0.05)
     found = sp.coalition(train, test, sp.Linear("squared", L2), tol=1e-12)
-    bargain = sp.train(sp.fair(found.nash()), sp.Cohort(train, sp.Linear("squared", L2)), tol=1e-10, x0=found.whole.x)
-    losses, start = naive(train, test, [1.0] * 4), ridge(train, range(4), [1.0] * 4)
+    bargain = sp.train(
+        sp.fair(found.nash()),
+        sp.Cohort(train, sp.Linear("squared", L2)),
+        tol=1e-10,
+        x0=found.whole.x,
+    )
+    losses = naive(train, test, [1.0] * 4)
+    start = ridge(train, range(4), [1.0] * 4)
     gets = np.array([losses[(i,)][0] for i in range(4)]) - losses[0, 1, 2, 3]
     assert gets.min() > 0
 
@@ -202,7 +241,12 @@ def test_the_bargain_is_the_one_that_a_general_solver_finds():
         gains = training(start) + gets - training(x)
         return np.inf if gains.min() <= 0 else -np.mean(np.log(gains))
 
-    best = minimize(regret, start, method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000})
+    best = minimize(
+        regret,
+        start,
+        method="Nelder-Mead",
+        options={"xatol": 1e-9, "fatol": 1e-13, "maxiter": 4000},
+    )
     assert regret(bargain.x) == pytest.approx(best.fun, abs=1e-6)
     assert best.fun < regret(start) - 1e-4
 
@@ -220,7 +264,10 @@ def test_who_is_better_off_alone_does_not_bargain():
         ({"test": None}, "needs held-out rows"),
         ({"train": made()[0][:1], "test": made()[1][:1]}, "at least two clients"),
         ({"test": made()[1][:3]}, "test data cannot be used"),
-        ({"model": sp.Private(sp.Linear("squared", L2), clip=1.0, noise=1.0)}, "needs a model such as"),
+        (
+            {"model": sp.Private(sp.Linear("squared", L2), clip=1.0, noise=1.0)},
+            "needs a model such as",
+        ),
         ({"objective": "fair"}, "needs an objective such as"),
         ({"permutations": 1}, "permutations >= 2"),
         ({"most": 0}, "most >= 1"),
@@ -249,7 +296,9 @@ def test_groups_too_small_for_a_cap_share_alike_and_all_together_keep_it():
     for group in capped:
         if len(group) <= 2:
             np.testing.assert_allclose(capped[group], average[group], atol=1e-4)
-    assert any(np.abs(capped[group] - free[group]).max() > 1e-3 for group in capped if len(group) > 1)
+    assert any(
+        np.abs(capped[group] - free[group]).max() > 1e-3 for group in capped if len(group) > 1
+    )
 
 
 def test_losses_alone_may_be_given():
@@ -270,7 +319,13 @@ def test_nobody_brings_anything_where_all_cost_the_others():
     pairs = {(0, 1): [0.9, 0.9], (0, 2): [0.99, 0.99], (1, 2): [0.95, 0.95]}
     losses = {(i,): [1.0] for i in range(3)} | pairs | {(0, 1, 2): [1.0] * 3}
     game = Coalition.of(list("abc"), {group: np.array(own) for group, own in losses.items()})
-    assert "Nobody brings the others anything: their loss is 1.0 % lower without b, 10 % lower without c." in str(game)
+    assert (
+        "Nobody brings the others anything: their loss is 1.0 % lower without b, 10 % lower without c."
+        in str(game)
+    )
     losses[0, 2] = [1.2, 1.2]
     game = Coalition.of(list("abc"), {group: np.array(own) for group, own in losses.items()})
-    assert "b brings the most: the others' loss is 20 % higher without it; c brings the least: 10 % lower" in str(game)
+    assert (
+        "b brings the most: the others' loss is 20 % higher without it; c brings the least: 10 % lower"
+        in str(game)
+    )

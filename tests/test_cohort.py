@@ -49,7 +49,8 @@ def test_a_cohort_of_all_equals_cohorts_of_one(name, batch_size):
         together.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
     )
     weights = np.linspace(0.1, 1, n)
-    at, ats = together.gradients(x, batch_size, (1, 5)), [cohort.gradients(x, batch_size, (1, 5)) for cohort in alone]
+    at = together.gradients(x, batch_size, (1, 5))
+    ats = [cohort.gradients(x, batch_size, (1, 5)) for cohort in alone]
     np.testing.assert_allclose(at.losses, [a.losses[0] for a in ats], rtol=1e-12)
     np.testing.assert_allclose(at.norms(), [a.norms()[0] for a in ats], rtol=1e-11)
     np.testing.assert_allclose(at.project(x), [a.project(x)[0] for a in ats], rtol=1e-9, atol=1e-11)
@@ -62,13 +63,21 @@ def test_a_cohort_of_all_equals_cohorts_of_one(name, batch_size):
             for cohort, a, w in zip(alone, ats, weights, strict=True)
         ]
         assert relative(d, sum(parts)) < 1e-11
-    digits = 1e-7 if name == "module" else 1e-10  # a network's L_i come from differences of gradients
+    digits = (
+        1e-7 if name == "module" else 1e-10
+    )  # a network's L_i come from differences of gradients
     np.testing.assert_allclose(
-        together.constants().smoothness, [cohort.constants().smoothness[0] for cohort in alone], rtol=digits
+        together.constants().smoothness,
+        [cohort.constants().smoothness[0] for cohort in alone],
+        rtol=digits,
     )
     scores = together.evaluate(x)
-    np.testing.assert_allclose(scores.loss, [cohort.evaluate(x).loss[0] for cohort in alone], rtol=1e-12)
-    np.testing.assert_array_equal(scores.accuracy, [cohort.evaluate(x).accuracy[0] for cohort in alone])
+    np.testing.assert_allclose(
+        scores.loss, [cohort.evaluate(x).loss[0] for cohort in alone], rtol=1e-12
+    )
+    np.testing.assert_array_equal(
+        scores.accuracy, [cohort.evaluate(x).accuracy[0] for cohort in alone]
+    )
 
 
 def test_the_order_of_clients_only_permutes_the_answers():
@@ -78,7 +87,8 @@ def test_the_order_of_clients_only_permutes_the_answers():
     straight = sp.Cohort(data, model)
     x = straight.start() + 0.3
     for batch_size in (None, 4):
-        a, b = straight.gradients(x, batch_size), turned.gradients(x, batch_size)
+        a = straight.gradients(x, batch_size)
+        b = turned.gradients(x, batch_size)
         np.testing.assert_allclose(a.losses, b.losses[::-1], rtol=1e-13)
 
 
@@ -88,14 +98,17 @@ def test_it_is_a_federation():
     assert isinstance(cohort, Federation)
     at = cohort.gradients(cohort.start())
     assert isinstance(at, Gradients)
-    assert isinstance(cohort.local_updates(cohort.start(), at, cohort.start(), LocalPlan(2)), Updates)
+    assert isinstance(
+        cohort.local_updates(cohort.start(), at, cohort.start(), LocalPlan(2)), Updates
+    )
     assert tuple(cohort.names) == tuple(data)
     assert repr(cohort).startswith("Cohort of 8 clients, 91 samples, Linear(loss='logistic'")
 
 
 def test_gradients_of_another_cohort_are_refused():
     model, data = data_for("logistic")
-    one, other = sp.Cohort(data, model), sp.Cohort(data, model)
+    one = sp.Cohort(data, model)
+    other = sp.Cohort(data, model)
     x = one.start()
     with pytest.raises(InputError, match="these very clients"):
         one.local_updates(x, other.gradients(x), x, LocalPlan(1))
@@ -109,7 +122,8 @@ def test_gradients_of_another_cohort_are_refused():
 def test_traffic_is_what_a_hand_counts(dtype, size, name):
     model, data = data_for(name)
     cohort = sp.Cohort(data, model, dtype=dtype)
-    n, d = 8, cohort.dimension
+    n = 8
+    d = cohort.dimension
     seen = []
 
     def sent():
@@ -122,7 +136,11 @@ def test_traffic_is_what_a_hand_counts(dtype, size, name):
     cohort.constants()
     assert sent() == (1, n * 4 * size, 0)  # L_i, μ_i, max_j L_ij and n_i
     at = cohort.gradients(cohort.start())
-    assert sent() == (1, n * (d + 3) * size, n * d * size)  # x down; c_i, L_i and bounds on their rounding up
+    assert sent() == (
+        1,
+        n * (d + 3) * size,
+        n * d * size,
+    )  # x down; c_i, L_i and bounds on their rounding up
     c = at.sum(np.ones(n))
     assert at.rounding[0].shape == at.rounding[1].shape == (n,)
     assert sent() == (0, 0, 0)  # all that is there already
@@ -142,7 +160,8 @@ def test_traffic_is_what_a_hand_counts(dtype, size, name):
 
 def small(value=0.0, label=0, name="b", split=3):
     random = np.random.default_rng(0)
-    X, y = random.standard_normal((6, 2)), np.array([0, 1, 1, 0, 1, 1])
+    X = random.standard_normal((6, 2))
+    y = np.array([0, 1, 1, 0, 1, 1])
     X[4, 1] += value
     y[5] += label
     return {"a": (X[:split], y[:split]), name: (X[split:], y[split:])}
@@ -159,7 +178,9 @@ def test_fingerprints_tell_problems_apart():
         "the order": sp.Cohort(dict(reversed(small().items())), model),
         "l2": sp.Cohort(small(), sp.Linear("softmax", l2=0.2, classes=3)),
         "the classes": sp.Cohort(small(), sp.Linear("softmax", l2=0.1, classes=4)),
-        "the intercept": sp.Cohort(small(), sp.Linear("softmax", l2=0.1, classes=3, intercept=True)),
+        "the intercept": sp.Cohort(
+            small(), sp.Linear("softmax", l2=0.1, classes=3, intercept=True)
+        ),
         "the loss": sp.Cohort(small(), sp.Linear("logistic", l2=0.1)),
         "regression": sp.Cohort(small(), sp.Linear("squared", l2=0.1)),
         "the precision": sp.Cohort(small(), model, dtype=torch.float32),
@@ -173,7 +194,9 @@ def test_fingerprints_tell_problems_apart():
 
 def network(width=4, seed=0, shift=0.0):
     torch.manual_seed(seed)
-    layers = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.BatchNorm1d(width), nn.Linear(width, 3)).eval()
+    layers = nn.Sequential(
+        nn.Linear(2, width), nn.Tanh(), nn.BatchNorm1d(width), nn.Linear(width, 3)
+    ).eval()
     layers[2].running_mean += shift
     return layers
 
@@ -207,7 +230,10 @@ def test_fingerprints_are_the_same_in_another_process():
     here = {}
     exec(PRINTS, here)
     there = subprocess.run(
-        [sys.executable, "-c", PRINTS + "print(*prints)"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", PRINTS + "print(*prints)"],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     assert there == here["prints"]
     assert len(set(there)) == 3
@@ -218,7 +244,9 @@ def test_fingerprints_are_the_same_in_another_process():
 
 def test_logistic_scores_are_those_of_scikit_learn():
     silos = breast_cancer(test_fraction=0.3)
-    cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=1e-3, intercept=True), silos.names, test=silos.test)
+    cohort = sp.Cohort(
+        silos.train, sp.Linear("logistic", l2=1e-3, intercept=True), silos.names, test=silos.test
+    )
     X, y = (np.concatenate(part) for part in zip(*silos.train, strict=True))
     sklearn = LogisticRegression().fit(X, y)
     x = np.concatenate([sklearn.coef_[0], sklearn.intercept_])
@@ -241,7 +269,9 @@ def test_softmax_scores_are_those_of_scikit_learn():
         scores = cohort.evaluate(torch.tensor(x), split)
         for i, (X, y) in enumerate(pairs):
             assert scores.accuracy[i] == accuracy_score(y, sklearn.predict(X))
-            assert scores.loss[i] == pytest.approx(log_loss(y, sklearn.predict_proba(X), labels=range(10)), rel=1e-9)
+            assert scores.loss[i] == pytest.approx(
+                log_loss(y, sklearn.predict_proba(X), labels=range(10)), rel=1e-9
+            )
 
 
 def test_an_undecided_model_says_label_zero_as_scikit_learn_does():
@@ -251,7 +281,9 @@ def test_an_undecided_model_says_label_zero_as_scikit_learn_does():
 
 def test_all_right_is_exactly_one_whatever_the_count():
     for m in range(1, 60):
-        cohort = sp.Cohort([(np.ones((m, 1)), np.ones(m))], sp.Linear("logistic"), dtype=torch.float32)
+        cohort = sp.Cohort(
+            [(np.ones((m, 1)), np.ones(m))], sp.Linear("logistic"), dtype=torch.float32
+        )
         assert cohort.evaluate([5.0]).accuracy[0] == 1.0
 
 
@@ -271,7 +303,8 @@ def test_test_data_may_lack_classes_and_come_in_any_order():
 def test_arrays_of_every_kind_give_the_same_cohort():
     pandas = pytest.importorskip("pandas")
     random = np.random.default_rng(0)
-    X, y = random.integers(-5, 5, (7, 3)), np.array([0, 1, 1, 0, 1, 0, 0])
+    X = random.integers(-5, 5, (7, 3))
+    y = np.array([0, 1, 1, 0, 1, 0, 0])
     frozen = X.astype(float), y.copy()
     for array in frozen:
         array.setflags(write=False)
@@ -291,15 +324,25 @@ def test_arrays_of_every_kind_give_the_same_cohort():
         "strided": (np.repeat(X, 2, axis=0)[::2], np.repeat(y, 2)[::2]),
         "Fortran order": (np.asfortranarray(X), y),
         "tensors": (torch.tensor(X), torch.tensor(y)),
-        "tensors with a gradient": (torch.tensor(X, dtype=torch.float32, requires_grad=True), torch.tensor(y)),
+        "tensors with a gradient": (
+            torch.tensor(X, dtype=torch.float32, requires_grad=True),
+            torch.tensor(y),
+        ),
         "brain floats": (torch.tensor(X, dtype=torch.bfloat16), torch.tensor(y)),
         "a data frame": (frame, pandas.Series(y)),
-        "an index of its own": (frame.set_index(pandas.Index(range(10, 17))), pandas.Series(y, index=range(20, 27))),
+        "an index of its own": (
+            frame.set_index(pandas.Index(range(10, 17))),
+            pandas.Series(y, index=range(20, 27)),
+        ),
         "nullable columns": (frame.astype("Int64"), pandas.Series(y, dtype="boolean")),
         "mixed columns": (frame.astype({"age": float, "height": "int8", "weight": object}), y),
         "a masked array with nothing masked": (np.ma.masked_array(X), y),
     }
-    for model in (sp.Linear("logistic", l2=0.1), sp.Linear("squared", intercept=True), sp.Linear("softmax")):
+    for model in (
+        sp.Linear("logistic", l2=0.1),
+        sp.Linear("squared", intercept=True),
+        sp.Linear("softmax"),
+    ):
         reference = sp.Cohort([(X, y)], model)
         for kind, pair in kinds.items():
             assert sp.Cohort([pair], model).fingerprint == reference.fingerprint, kind
@@ -307,13 +350,19 @@ def test_arrays_of_every_kind_give_the_same_cohort():
 
 def test_a_network_takes_read_only_arrays_and_data_frames():
     pandas = pytest.importorskip("pandas")
-    X, y = np.random.default_rng(0).standard_normal((5, 2)), np.array([0, 1, 0, 1, 1])
+    X = np.random.default_rng(0).standard_normal((5, 2))
+    y = np.array([0, 1, 0, 1, 1])
     X.setflags(write=False)
     y.setflags(write=False)
     model = sp.Module(nn.Linear(2, 2))
     prints = [
         sp.Cohort([pair], model).fingerprint
-        for pair in [(X, y), (pandas.DataFrame(X), pandas.Series(y)), (X.tolist(), y.tolist()), (X, y.astype(float))]
+        for pair in [
+            (X, y),
+            (pandas.DataFrame(X), pandas.Series(y)),
+            (X.tolist(), y.tolist()),
+            (X, y.astype(float)),
+        ]
     ]
     assert len(set(prints)) == 1
 
@@ -324,10 +373,12 @@ def test_a_cohort_keeps_its_own_copy_of_the_data():
         sp.Linear("squared", intercept=True),
         sp.Module(nn.Linear(2, 1).double(), "squared"),
     ):
-        X, y = np.random.default_rng(0).standard_normal((5, 2)), np.ones(5)
+        X = np.random.default_rng(0).standard_normal((5, 2))
+        y = np.ones(5)
         cohort = sp.Cohort([(X, y)], model)
         before = cohort.gradients(cohort.start()).losses
-        X[:], y[:] = 9.0, 9.0
+        X[:] = 9.0
+        y[:] = 9.0
         assert np.array_equal(cohort.gradients(cohort.start()).losses, before)
 
 

@@ -25,18 +25,27 @@ from rich.console import Console
 
 import comparison_cases as cases
 import scaffpd as sp
-import scaffpd.comparison as compete
+import scaffpd.study.comparison as compete
 from comparison_cases import METHODS, PROBLEM, toy
-from scaffpd.comparison import Journal
-from scaffpd.comparison import runs as pool
-from scaffpd.comparison.problem import Problem, carve
-from scaffpd.comparison.problem import problem as known_problem
-from scaffpd.comparison.runs import Run, RunKey, Runner
-from scaffpd.comparison.setting import Setting, choose_methods, climb, configured, grid, labelled, neighbours, zoo
-from scaffpd.comparison.tables import MEASURES
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
-from scaffpd.metrics import Summary
+from scaffpd.study.comparison import Journal
+from scaffpd.study.comparison import runs as pool
+from scaffpd.study.comparison.problem import Problem, carve
+from scaffpd.study.comparison.problem import problem as known_problem
+from scaffpd.study.comparison.runs import Run, RunKey, Runner
+from scaffpd.study.comparison.setting import (
+    Setting,
+    choose_methods,
+    climb,
+    configured,
+    grid,
+    labelled,
+    neighbours,
+    zoo,
+)
+from scaffpd.study.comparison.tables import MEASURES
+from scaffpd.training.metrics import Summary
 
 ROUNDS = 3
 SETTING = {"seeds": (0, 1), "rounds": ROUNDS, "tune": 3}
@@ -78,8 +87,11 @@ def test_two_processes_give_the_same_numbers(comparison, folder, tmp_path, monke
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("after", [1, 7, 15])
-def test_what_was_interrupted_goes_on_with_the_same_numbers(comparison, tmp_path, monkeypatch, after):
-    done, real = [], Runner.carry_out
+def test_what_was_interrupted_goes_on_with_the_same_numbers(
+    comparison, tmp_path, monkeypatch, after
+):
+    done = []
+    real = Runner.carry_out
 
     def interrupted(self, job):
         if len(done) == after:
@@ -101,7 +113,9 @@ def test_what_was_interrupted_goes_on_with_the_same_numbers(comparison, tmp_path
 
 def test_a_call_that_is_done_runs_nothing(comparison, folder, monkeypatch):
     monkeypatch.setattr(Runner, "carry_out", lambda *_: pytest.fail("ran again"))
-    assert numbers(sp.compare(METHODS, PROBLEM, **SETTING, out=folder, processes=1)) == numbers(comparison)
+    assert numbers(sp.compare(METHODS, PROBLEM, **SETTING, out=folder, processes=1)) == numbers(
+        comparison
+    )
 
 
 def test_a_line_that_was_being_written_is_cut_off(comparison, folder, tmp_path):
@@ -109,7 +123,9 @@ def test_a_line_that_was_being_written_is_cut_off(comparison, folder, tmp_path):
     log = tmp_path / "runs.jsonl"
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines[:-2]) + lines[-2][:50])
-    assert numbers(sp.compare(METHODS, PROBLEM, **SETTING, out=tmp_path, processes=1)) == numbers(comparison)
+    assert numbers(sp.compare(METHODS, PROBLEM, **SETTING, out=tmp_path, processes=1)) == numbers(
+        comparison
+    )
     assert len(log.read_bytes().splitlines()) == len(lines)
 
 
@@ -123,10 +139,13 @@ sp.compare(METHODS, sp.Problem({data}, PROBLEM.model, "toy"), **{setting}, out={
 
 def script(tmp_path, definition="", data="toy"):
     """A script that compares in two processes, as its author might write it, without a guard."""
-    path, out = tmp_path / "script.py", tmp_path / "out"
+    path = tmp_path / "script.py"
+    out = tmp_path / "out"
     path.write_text(SCRIPT.format(definition=definition, data=data, setting=SETTING, out=str(out)))
     environment = os.environ | {"PYTHONPATH": os.path.dirname(cases.__file__)}
-    running = subprocess.Popen([sys.executable, path], env=environment, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [sys.executable, path], env=environment, stderr=subprocess.PIPE, text=True
+    )
     return running, out / "runs.jsonl"
 
 
@@ -135,12 +154,18 @@ def test_killed_in_two_processes(comparison, tmp_path):
     """Kill -9 as soon as a run is on disk; the same call goes on."""
     running, log = script(tmp_path)
     deadline = time.monotonic() + 120
-    while not (log.exists() and log.stat().st_size) and running.poll() is None and time.monotonic() < deadline:
+    while (
+        not (log.exists() and log.stat().st_size)
+        and running.poll() is None
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.005)
     running.send_signal(signal.SIGKILL)
     assert running.communicate()[1] == ""
     assert log.stat().st_size
-    assert numbers(sp.compare(METHODS, PROBLEM, **SETTING, out=log.parent, processes=1)) == numbers(comparison)
+    assert numbers(sp.compare(METHODS, PROBLEM, **SETTING, out=log.parent, processes=1)) == numbers(
+        comparison
+    )
 
 
 @pytest.mark.long
@@ -195,28 +220,40 @@ def test_the_choice_and_the_final_run_by_hand(comparison):
         random = np.random.default_rng([seed, 2])
         silos = toy(seed)
         parts = [carve(pair, 0.25, random) for pair in silos.train]
-        small = sp.Cohort([p[0] for p in parts], PROBLEM.model, silos.names, test=[p[1] for p in parts])
+        small = sp.Cohort(
+            [p[0] for p in parts], PROBLEM.model, silos.names, test=[p[1] for p in parts]
+        )
         scored = []
         base = 1 / small.constants().smoothness.max()
         for k, factor in enumerate((1.0, 10**0.5, 10.0)):
-            result = sp.train(sp.FedAvg(local_steps=3, local_rate=factor * base), small, rounds=ROUNDS, seed=seed)
+            result = sp.train(
+                sp.FedAvg(local_steps=3, local_rate=factor * base), small, rounds=ROUNDS, seed=seed
+            )
             scores = small.evaluate(result.x, "test")
             worst = np.sort(scores.accuracy)[:2].mean()
-            scored.append((worst, scores.accuracy.mean(), -np.sort(scores.loss)[-2:].mean(), -k, factor))
+            scored.append(
+                (worst, scores.accuracy.mean(), -np.sort(scores.loss)[-2:].mean(), -k, factor)
+            )
         factor = max(scored)[-1]
         run = next(r for r in comparison.finals if r.job.method == "FedAvg" and r.job.seed == seed)
         assert run.factors == {"local_rate": factor}
         cohort = sp.Cohort(silos.train, PROBLEM.model, silos.names, test=silos.test)
         rate = factor / cohort.constants().smoothness.max()
         assert run.rates["local_rate"] == pytest.approx(rate)
-        result = sp.train(sp.FedAvg(local_steps=3, local_rate=rate), cohort, rounds=ROUNDS, seed=seed)
+        result = sp.train(
+            sp.FedAvg(local_steps=3, local_rate=rate), cohort, rounds=ROUNDS, seed=seed
+        )
         assert run.scores["test"].loss == pytest.approx(cohort.evaluate(result.x, "test").loss)
 
 
 def test_test_rows_change_no_choice(comparison):
-    spoilt = sp.compare(METHODS, replace(PROBLEM, data=partial(toy, garbage=True)), **SETTING, processes=1)
+    spoilt = sp.compare(
+        METHODS, replace(PROBLEM, data=partial(toy, garbage=True)), **SETTING, processes=1
+    )
     pairs = list(zip(comparison.runs, spoilt.runs, strict=True))
-    assert [a.job for a, _ in pairs] == [b.job for _, b in pairs]  # the point of every final run included
+    assert [a.job for a, _ in pairs] == [
+        b.job for _, b in pairs
+    ]  # the point of every final run included
     for a, b in pairs:
         assert all((a.scores[k].loss == b.scores[k].loss).all() for k in a.scores if k != "test")
         if a.job.phase == "final":
@@ -224,7 +261,8 @@ def test_test_rows_change_no_choice(comparison):
 
 
 def test_validation_rows_are_training_rows_of_every_label():
-    X, y = np.arange(40.0).reshape(20, 2), np.array([0] * 12 + [1] * 8)
+    X = np.arange(40.0).reshape(20, 2)
+    y = np.array([0] * 12 + [1] * 8)
     (A, a), (B, b) = carve((X, y), 0.25, np.random.default_rng(0))
     assert sorted([*A[:, 0], *B[:, 0]]) == X[:, 0].tolist()
     assert np.bincount(b).tolist() == [3, 2]
@@ -237,12 +275,17 @@ def test_validation_rows_are_training_rows_of_every_label():
 def scored(point, accuracy, loss):
     """A tuning run with made-up validation scores of five clients (a fifth is one client)."""
     names = tuple("abcde")
-    scores = ClientScores(names, np.array(loss, dtype=float), np.array(accuracy, dtype=float), np.full(5, 10))
-    return Run(RunKey("FedAvg", 0, "tune", point), {}, {}, "round limit", "", scores={"validation": scores})
+    scores = ClientScores(
+        names, np.array(loss, dtype=float), np.array(accuracy, dtype=float), np.full(5, 10)
+    )
+    return Run(
+        RunKey("FedAvg", 0, "tune", point), {}, {}, "round limit", "", scores={"validation": scores}
+    )
 
 
 def test_selection_follows_the_measure_then_the_mean_then_the_loss():
-    even, unequal = scored(0, [0.6] * 5, [1] * 5), scored(1, [0.5, 1, 1, 1, 1], [1] * 5)
+    even = scored(0, [0.6] * 5, [1] * 5)
+    unequal = scored(1, [0.5, 1, 1, 1, 1], [1] * 5)
     assert even.merit("worst_20") > unequal.merit("worst_20")
     assert even.merit("mean") < unequal.merit("mean")
     better_mean = scored(2, [0.6, 0.9, 0.9, 0.9, 0.9], [1] * 5)
@@ -250,7 +293,9 @@ def test_selection_follows_the_measure_then_the_mean_then_the_loss():
     lower_loss = scored(3, [0.6] * 5, [0.9] * 5)
     assert lower_loss.merit("worst_20") > even.merit("worst_20")
     ten = [
-        ClientScores(tuple("abcdefghij"), np.ones(10), np.array([*pair, *[9] * 8]) / 10, np.full(10, 3))
+        ClientScores(
+            tuple("abcdefghij"), np.ones(10), np.array([*pair, *[9] * 8]) / 10, np.full(10, 3)
+        )
         for pair in ((1, 9), (2, 2))
     ]
     worst, fifth = (replace(even, scores={"validation": score}) for score in ten)
@@ -310,16 +355,23 @@ def test_who_cannot_work_is_skipped_with_the_reason():
     theory = sp.ScaffPD(sp.QFair(1.0), steps=sp.Theory())
     hopeless = sp.FedAvg(local_rate=1e9)
     methods = {"theory": theory, "hopeless": hopeless, "fine": sp.FedAvg(local_steps=2)}
-    result = sp.compare(methods, sp.Problem(cases.regression, sp.Linear("squared")), rounds=40, tune=3, processes=1)
+    result = sp.compare(
+        methods, sp.Problem(cases.regression, sp.Linear("squared")), rounds=40, tune=3, processes=1
+    )
     assert result.table[0].method == "fine"
     assert "simplex" in result.line("theory").failures
     assert result.line("hopeless").failures == "It diverged with each of its 3 configurations."
     status = {run.job.method: run.status for run in result.finals}
     assert status == {"theory": "refused", "hopeless": "skipped", "fine": "round limit"}
-    tuning = [run.status for run in result.runs if run.job == RunKey("hopeless", 0, "tune", run.job.point)]
+    tuning = [
+        run.status for run in result.runs if run.job == RunKey("hopeless", 0, "tune", run.job.point)
+    ]
     assert tuning == ["diverged"] * 3
     assert "theory is not ranked: Theory needs weights on the simplex" in str(result)
-    assert result.verdict("hopeless") == "hopeless is not ranked: It diverged with each of its 3 configurations."
+    assert (
+        result.verdict("hopeless")
+        == "hopeless is not ranked: It diverged with each of its 3 configurations."
+    )
     assert "only method that is ranked" in result.verdict("fine")
     assert not any(row["model"] == "theory" for row in result.client_rows)
 
@@ -346,9 +398,14 @@ def test_everybody_may_fail(tmp_path):
 
 
 def test_a_bug_of_one_method_is_its_reason_and_not_the_end_of_the_others():
-    result = sp.compare({"fine": sp.FedAvg(), "broken": cases.Broken()}, PROBLEM, rounds=2, tune=1, processes=1)
+    result = sp.compare(
+        {"fine": sp.FedAvg(), "broken": cases.Broken()}, PROBLEM, rounds=2, tune=1, processes=1
+    )
     assert result.line("fine").failures == ""
-    assert "raised ZeroDivisionError: a bug (seed 0, configuration 0)" in result.line("broken").failures
+    assert (
+        "raised ZeroDivisionError: a bug (seed 0, configuration 0)"
+        in result.line("broken").failures
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -381,7 +438,10 @@ def test_workers_that_fail_or_end(monkeypatch):
         ({"validation": 0.5}, "other validation"),
         ({"select": "mean"}, "other select"),
         ({"methods": {"FedAvg": sp.FedAvg()}}, "other methods and grid"),
-        ({"problem": replace(PROBLEM, model=sp.Linear("logistic", l2=0.1))}, "other model and data"),
+        (
+            {"problem": replace(PROBLEM, model=sp.Linear("logistic", l2=0.1))},
+            "other model and data",
+        ),
         ({"problem": replace(PROBLEM, data=partial(toy, garbage=True))}, "other data"),
         ({"problem": replace(PROBLEM, name="other")}, "other problem"),
     ],
@@ -396,9 +456,13 @@ def test_other_settings_in_the_same_folder_are_refused(comparison, folder, chang
 
 def test_a_folder_of_an_earlier_version_says_so(comparison, folder, tmp_path):
     note = json.loads((folder / "about.json").read_text())
-    note["versions"]["scaffpd"], note["setting"]["rounds"] = "0.1.0", 6
+    note["versions"]["scaffpd"] = "0.1.0"
+    note["setting"]["rounds"] = 6
     (tmp_path / "about.json").write_text(json.dumps(note))
-    with pytest.raises(InputError, match=r"other rounds, written by scaffpd 0\.1\.0, whose comparisons do not go on"):
+    with pytest.raises(
+        InputError,
+        match=r"other rounds, written by scaffpd 0\.1\.0, whose comparisons do not go on",
+    ):
         sp.compare(METHODS, PROBLEM, **SETTING, processes=1, out=tmp_path)
 
 
@@ -408,7 +472,11 @@ def test_folders_that_cannot_be_used(tmp_path):
     (tmp_path / "mine" / "runs.csv").write_text("precious")
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "about.json").write_text("[]")
-    for name, words in (("file", "it is a file"), ("mine", "runs.csv of something else"), ("odd", "not of a compar")):
+    for name, words in (
+        ("file", "it is a file"),
+        ("mine", "runs.csv of something else"),
+        ("odd", "not of a compar"),
+    ):
         with pytest.raises(InputError, match=words):
             sp.compare(METHODS, PROBLEM, **SETTING, out=tmp_path / name, processes=1)
     assert (tmp_path / "mine" / "runs.csv").read_text() == "precious"
@@ -416,13 +484,22 @@ def test_folders_that_cannot_be_used(tmp_path):
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
     more = {"validation": np.float32(0.25), "strengths": np.False_, "climb": np.True_}
-    sp.compare([sp.FedAvg()], PROBLEM, rounds=np.int64(1), tune=1, out=tmp_path, processes=1, **more)
+    sp.compare(
+        [sp.FedAvg()], PROBLEM, rounds=np.int64(1), tune=1, out=tmp_path, processes=1, **more
+    )
     said = json.loads((tmp_path / "about.json").read_text())["setting"]
     assert (said["validation"], said["strengths"], said["climb"]) == (0.25, False, True)
 
 
 def test_a_record_that_cannot_be_read_is_refused(tmp_path):
-    call = {"methods": [sp.FedAvg()], "problem": PROBLEM, "rounds": 1, "tune": 1, "out": tmp_path, "processes": 1}
+    call = {
+        "methods": [sp.FedAvg()],
+        "problem": PROBLEM,
+        "rounds": 1,
+        "tune": 1,
+        "out": tmp_path,
+        "processes": 1,
+    }
     sp.compare(**call)
     (tmp_path / "runs.jsonl").write_text("what?\n")
     with pytest.raises(InputError, match="not a readable record"):
@@ -436,7 +513,10 @@ def test_a_record_that_cannot_be_read_is_refused(tmp_path):
         ({"methods": sp.FedAvg()}, "list or a mapping"),
         ({"methods": [sp.FedAvg]}, "methods such as"),
         ({"methods": {"x": 3}}, "methods such as"),
-        ({"methods": [SimpleNamespace(init=1, round=1, resume=1, uncertified="")]}, "methods such as"),
+        (
+            {"methods": [SimpleNamespace(init=1, round=1, resume=1, uncertified="")]},
+            "methods such as",
+        ),
         ({"problem": toy}, "a problem such as"),
         ({"seeds": 3}, r"such as range\(5\)"),
         ({"seeds": ()}, "at least one seed"),
@@ -465,7 +545,9 @@ def test_problems_that_are_none():
     with pytest.raises(InputError, match="must return Silos"):
         sp.compare(METHODS, sp.Problem(lambda seed: 3, sp.Linear()), processes=1)
     with pytest.raises(InputError, match="no test rows"):
-        sp.compare(METHODS, sp.Problem(replace(toy(0), test=[]), sp.Linear("logistic")), processes=1)
+        sp.compare(
+            METHODS, sp.Problem(replace(toy(0), test=[]), sp.Linear("logistic")), processes=1
+        )
 
 
 def test_what_cannot_be_sent_is_said_before_the_work():
@@ -485,7 +567,9 @@ def test_mean_and_deviation_over_seeds(comparison):
         worst = [np.sort(run.scores["test"].accuracy)[:2].mean() for run in runs]
         assert line.mean["test_accuracy_worst_20"] == pytest.approx(np.mean(worst))
         assert line.deviation["test_accuracy_worst_20"] == pytest.approx(np.std(worst, ddof=1))
-        loss = [np.average(run.scores["train"].loss, weights=run.scores["train"].counts) for run in runs]
+        loss = [
+            np.average(run.scores["train"].loss, weights=run.scores["train"].counts) for run in runs
+        ]
         assert line.mean["train_loss_weighted_mean"] == pytest.approx(np.mean(loss))
         assert line.seeds == 2
     ranks = [line.mean["test_accuracy_worst_20"] for line in comparison.table]
@@ -514,10 +598,16 @@ def test_clients_csv_reads_back(comparison, folder):
     rows = read(folder / "clients.csv")
     assert len(rows) == 2 * 3 * 6
     for run in comparison.finals:
-        mine = [row for row in rows if row["model"] == run.job.method and int(row["seed"]) == run.job.seed]
+        mine = [
+            row
+            for row in rows
+            if row["model"] == run.job.method and int(row["seed"]) == run.job.seed
+        ]
         assert [row["client"] for row in mine] == list(cases.NAMES)
         assert [float(row["test_loss"]) for row in mine] == run.scores["test"].loss.tolist()
-        assert [float(row["train_accuracy"]) for row in mine] == run.scores["train"].accuracy.tolist()
+        assert [float(row["train_accuracy"]) for row in mine] == run.scores[
+            "train"
+        ].accuracy.tolist()
         assert [int(row["test_rows"]) for row in mine] == [9] * 6
         assert [float(row["weight"]) for row in mine] == run.weights
 
@@ -548,8 +638,13 @@ def test_to_csv_needs_a_folder(comparison, tmp_path, folder):
 
 def test_regression_is_ranked_by_loss():
     methods = [sp.FedAvg(local_steps=k) for k in (1, 4)]
-    result = sp.compare(methods, sp.Problem(cases.regression, sp.Linear("squared")), rounds=3, tune=2, processes=1)
-    assert [line.method for line in result.table] == ["FedAvg(local_steps=4)", "FedAvg(local_steps=1)"]
+    result = sp.compare(
+        methods, sp.Problem(cases.regression, sp.Linear("squared")), rounds=3, tune=2, processes=1
+    )
+    assert [line.method for line in result.table] == [
+        "FedAvg(local_steps=4)",
+        "FedAvg(local_steps=1)",
+    ]
     assert result.rows[0]["train_accuracy_mean"] is None
     assert "accuracy" not in str(result)
     assert "worst-20 % test loss" in result.verdict("FedAvg(local_steps=1)")
@@ -559,30 +654,69 @@ def test_regression_is_ranked_by_loss():
 
 
 def test_labels_are_short_and_unique():
-    methods = [sp.FedAvg(), sp.FedAvg(local_steps=3), sp.FedProx(), sp.FedProx(), sp.ScaffPD(sp.Average())]
+    methods = [
+        sp.FedAvg(),
+        sp.FedAvg(local_steps=3),
+        sp.FedProx(),
+        sp.FedProx(),
+        sp.ScaffPD(sp.Average()),
+    ]
     labels = list(labelled(methods))
-    assert labels == ["FedAvg(local_steps=10)", "FedAvg(local_steps=3)", "FedProx", "FedProx #2", "ScaffPD"]
+    assert labels == [
+        "FedAvg(local_steps=10)",
+        "FedAvg(local_steps=3)",
+        "FedProx",
+        "FedProx #2",
+        "ScaffPD",
+    ]
     fair = labelled([sp.ScaffPD(sp.Average()), sp.ScaffPD(sp.ChiSquare(0.1))])
     assert list(fair) == ["ScaffPD(Average())", "ScaffPD(ChiSquare(rho=0.1))"]
 
 
 # A choice between two of the zoo; what quasi-Newton minimax replaces; the subspace saddle method with clients away; the
 # method for losses that stay with their clients, of which a comparison has none.
-ELSEWHERE = {"Fair", "fair", "MinimaxGradient", "SampledSubspaceSaddle", "MinimaxSums", "ALGORITHMS", "Algorithm"}
+ELSEWHERE = {
+    "Fair",
+    "fair",
+    "MinimaxGradient",
+    "SampledSubspaceSaddle",
+    "MinimaxSums",
+    "ALGORITHMS",
+    "Algorithm",
+}
 
 
 def test_the_zoo_is_complete_and_can_be_sent():
     from scaffpd import algorithms
 
     methods = zoo(sp.ChiSquare(0.1), local_steps=7, batch_size=5)
-    assert {type(method).__name__ for method in methods.values()} == set(algorithms.__all__) - ELSEWHERE
+    assert {type(method).__name__ for method in methods.values()} == set(
+        algorithms.__all__
+    ) - ELSEWHERE
     assert repr(pickle.loads(pickle.dumps(methods))) == repr(methods)
     steps = {label: getattr(method, "local_steps", None) for label, method in methods.items()}
     assert {label for label, J in steps.items() if J != 7} == {
-        *("AFL", "GDA", "Extragradient", "APD", "Quasi-Newton minimax", "Minimax Newton", "Subspace saddle"),
+        *(
+            "AFL",
+            "GDA",
+            "Extragradient",
+            "APD",
+            "Quasi-Newton minimax",
+            "Minimax Newton",
+            "Subspace saddle",
+        ),
     }
-    full = {label for label, method in methods.items() if getattr(method, "batch_size", None) is None}
-    assert full == {"GDA", "Extragradient", "APD", "Quasi-Newton minimax", "Minimax Newton", "Subspace saddle"}
+    full = {
+        label for label, method in methods.items() if getattr(method, "batch_size", None) is None
+    }
+    assert full == {
+        "GDA",
+        "Extragradient",
+        "APD",
+        "Quasi-Newton minimax",
+        "Minimax Newton",
+        "Subspace saddle",
+    }
 
 
 @pytest.mark.parametrize("label", ["Quasi-Newton minimax", "Minimax Newton", "Subspace saddle"])
@@ -603,13 +737,19 @@ def test_fair_is_compared_as_what_it_chooses():
     assert {k: v for k, v in fair.mean.items() if k != "seconds"} == {
         k: v for k, v in itself.mean.items() if k != "seconds"
     }
-    noisy = sp.compare([sp.fair(objective, 2, 4)], PROBLEM, rounds=2, tune=1, processes=1).line("Fair")
+    noisy = sp.compare([sp.fair(objective, 2, 4)], PROBLEM, rounds=2, tune=1, processes=1).line(
+        "Fair"
+    )
     assert (noisy.local_steps, noisy.batch_size) == (2, 4)
 
 
 def test_methods_by_name():
     methods = zoo(sp.ChiSquare(0.1))
-    assert list(choose_methods(methods, ["scaffpd", "FEDAVG", "Δ-FL"])) == ["FedAvg", "Δ-FL", "Scaff-PD"]
+    assert list(choose_methods(methods, ["scaffpd", "FEDAVG", "Δ-FL"])) == [
+        "FedAvg",
+        "Δ-FL",
+        "Scaff-PD",
+    ]
     assert list(choose_methods(methods, ["delta-fl", "gradientdescentascent"])) == ["Δ-FL", "GDA"]
     assert list(choose_methods(methods, ["subspace-saddle", "QuasiNewtonMinimax"])) == [
         "Quasi-Newton minimax",
@@ -648,7 +788,17 @@ def test_the_table_fits(comparison, width):
     lines = out.splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in out
-    for word in ("worst 20 %", "mean", "J", "batch", "changes", "MB", "2 of 6 clients", "2 seeds", "on test rows"):
+    for word in (
+        "worst 20 %",
+        "mean",
+        "J",
+        "batch",
+        "changes",
+        "MB",
+        "2 of 6 clients",
+        "2 seeds",
+        "on test rows",
+    ):
         assert word in " ".join(out.split()).replace("On test", "on test")
     assert (lines[1].count("worst 20 %") == 2) == (width == 120)  # there is room for the losses
     assert all(sum(line.startswith(label) for line in lines) == 1 for label in METHODS)
@@ -667,12 +817,15 @@ def test_the_verdict_in_a_sentence(comparison):
     best = comparison.table[0]
     name = "test_accuracy_worst_20"
     for label in others:
-        line, words = comparison.line(label), comparison.verdict(label)
+        line = comparison.line(label)
+        words = comparison.verdict(label)
         if line.mean[name] == best.mean[name]:
             assert "has the best" in words
         else:
             near = best.mean[name] - line.mean[name] <= best.deviation[name]
-            assert ("within one standard deviation" if near else "more than one standard deviation") in words
+            assert (
+                "within one standard deviation" if near else "more than one standard deviation"
+            ) in words
     with pytest.raises(InputError, match="did you mean 'FedAvg'"):
         comparison.verdict("FedAv")
 
@@ -728,8 +881,12 @@ def test_strengths_are_tuned_only_where_asked():
         "dual_rate",
         "rho",
     ]
-    assert [p["q"] for p in grid(sp.QFFL(), 4, strong=True)] == pytest.approx([1, 1, 0.316, 0.316], abs=1e-3)
-    wide, values = configured(sp.DeltaFL(tail=0.5, local_rate=1.0), {"local_rate": 1.0, "tail": 3.16}, None)
+    assert [p["q"] for p in grid(sp.QFFL(), 4, strong=True)] == pytest.approx(
+        [1, 1, 0.316, 0.316], abs=1e-3
+    )
+    wide, values = configured(
+        sp.DeltaFL(tail=0.5, local_rate=1.0), {"local_rate": 1.0, "tail": 3.16}, None
+    )
     assert wide.tail == values["tail"] == 1.0
 
 
@@ -750,17 +907,25 @@ def test_tuned_and_automatic_runs_pay_for_the_same_questions():
 
 def test_one_seed_may_choose_for_all():
     problem = sp.Problem(
-        partial(sp.data.digits, clients=4, alpha=1.0, test_fraction=0.3), sp.Linear("softmax", classes=10), "digits"
+        partial(sp.data.digits, clients=4, alpha=1.0, test_fraction=0.3),
+        sp.Linear("softmax", classes=10),
+        "digits",
     )
     options = {"seeds": range(3), "rounds": 3, "tune": 4, "processes": 1, "progress": False}
     alone = sp.compare({"FedAvg": sp.FedAvg(local_steps=3)}, problem, **options)
     shared = sp.compare({"FedAvg": sp.FedAvg(local_steps=3)}, problem, **options, choosing=1)
     both = sp.compare({"FedAvg": sp.FedAvg(local_steps=3)}, problem, **options, choosing=2)
-    tuned = {seed: [r for r in alone.runs if r.job.seed == seed and r.job.phase == "tune"] for seed in range(3)}
+    tuned = {
+        seed: [r for r in alone.runs if r.job.seed == seed and r.job.phase == "tune"]
+        for seed in range(3)
+    }
     assert [run.job.seed for run in shared.runs] == [0, 0, 0, 0, 0, 1, 2]
     assert len(both.runs) == 8 + 3
     assert {run.job.point for run in shared.finals} == {alone.finals[0].job.point}
-    means = [np.mean([tuned[seed][k].merit("worst_20") for seed in (0, 1)], axis=0).tolist() for k in range(4)]
+    means = [
+        np.mean([tuned[seed][k].merit("worst_20") for seed in (0, 1)], axis=0).tolist()
+        for k in range(4)
+    ]
     assert {run.job.point for run in both.finals} == {max(range(4), key=lambda k: (means[k], -k))}
     assert "of the first seed" in str(shared)
     assert "of 2 seeds" in str(both)
@@ -769,11 +934,14 @@ def test_one_seed_may_choose_for_all():
 def test_climbing_goes_beyond_the_edge_of_the_grid():
     """A method whose best rate is far above its automatic one gets there, within twice the budget."""
     problem = sp.Problem(
-        partial(sp.data.digits, clients=4, alpha=1.0, test_fraction=0.3), sp.Linear("softmax", classes=10), "digits"
+        partial(sp.data.digits, clients=4, alpha=1.0, test_fraction=0.3),
+        sp.Linear("softmax", classes=10),
+        "digits",
     )
     method = {"FedAvg": sp.FedAvg(local_steps=2, local_rate=1e-5)}
     options = {"rounds": 4, "tune": 3, "processes": 1, "progress": False, "select": "mean"}
-    fixed, climbed = sp.compare(method, problem, **options), sp.compare(method, problem, **options, climb=True)
+    fixed = sp.compare(method, problem, **options)
+    climbed = sp.compare(method, problem, **options, climb=True)
     tuned = [run for run in climbed.runs if run.job.phase == "tune"]
     assert [run.job for run in climbed.runs[:3]] == [run.job for run in fixed.runs[:3]]
     assert 3 < len(tuned) <= 6
@@ -785,17 +953,28 @@ def test_climbing_goes_beyond_the_edge_of_the_grid():
 
 def test_a_climb_ends_where_all_neighbours_are_worse():
     problem = sp.Problem(
-        partial(sp.data.digits, clients=4, alpha=1.0, test_fraction=0.3), sp.Linear("softmax", classes=10), "digits"
+        partial(sp.data.digits, clients=4, alpha=1.0, test_fraction=0.3),
+        sp.Linear("softmax", classes=10),
+        "digits",
     )
-    options = {"rounds": 3, "tune": 7, "processes": 1, "progress": False, "climb": True, "strengths": True}
+    options = {
+        "rounds": 3,
+        "tune": 7,
+        "processes": 1,
+        "progress": False,
+        "climb": True,
+        "strengths": True,
+    }
     found = sp.compare({"FedProx": sp.FedProx(local_steps=2)}, problem, **options)
-    lattice, tried = found.setting.lattice["FedProx"], {run.job.point for run in found.runs if run.job.phase == "tune"}
+    lattice = found.setting.lattice["FedProx"]
+    tried = {run.job.point for run in found.runs if run.job.phase == "tune"}
     best = found.finals[0].job.point
     assert len(tried) == 14 or set(neighbours(lattice, best)) <= tried
 
 
 def test_a_climb_goes_on_from_the_first_of_the_best_and_never_from_a_failure():
-    merits, near = {4: (1.0, 9.0), 1: None, 2: (2.0, 0.0), 3: (2.0, 0.0)}, {2: [1, 5, 3, 7, 9]}.get
+    merits = {4: (1.0, 9.0), 1: None, 2: (2.0, 0.0), 3: (2.0, 0.0)}
+    near = {2: [1, 5, 3, 7, 9]}.get
     assert climb(merits, near, 9) == (2, [5, 7, 9])
     assert climb(merits, near, 5) == (2, [5])
     assert climb(merits, near, 3) == (2, [])
@@ -810,4 +989,7 @@ def test_the_lattice_begins_with_the_grid():
         assert len(near) == 2 * len(lattice[0])
         for point in near:
             ratios = [lattice[point][name] / factor for name, factor in lattice[0].items()]
-            assert sorted(round(abs(2 * np.log10(r)), 9) for r in ratios) == [*[0.0] * (len(ratios) - 1), 1.0]
+            assert sorted(round(abs(2 * np.log10(r)), 9) for r in ratios) == [
+                *[0.0] * (len(ratios) - 1),
+                1.0,
+            ]

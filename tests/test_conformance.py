@@ -18,7 +18,9 @@ from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
 from scaffpd.federation.questions import QUESTIONS, GradientsAt, Losses, Question
 
-N, SOME, W = len(NAMES), [3, 0, 2], np.array([0.4, 0.3, 0.2, 0.1])
+N = len(NAMES)
+SOME = [3, 0, 2]
+W = np.array([0.4, 0.3, 0.2, 0.1])
 ASKED = {"all, full": ((None, (0,)), None), "some, minibatch": ((5, (4, 2)), SOME)}
 EXACT = {"cohort": 1e-12, "remote": 1e-12, "masked cohort": 1e-9, "masked remote": 1e-9}
 OTHERS = [name for name in RUNTIMES if name != "cohort"]
@@ -39,7 +41,8 @@ def weights(clients):
 
 
 def close(seen, expected, runtime, steps=1):
-    seen, expected = np.asarray(seen), np.asarray(expected)
+    seen = np.asarray(seen)
+    expected = np.asarray(expected)
     np.testing.assert_array_equal(np.isnan(seen), np.isnan(expected))
     scale = float(np.nanmax(np.abs(expected), initial=1e-3))
     np.testing.assert_allclose(seen, expected, rtol=0, atol=steps * EXACT[runtime] * scale)
@@ -61,7 +64,9 @@ class Both:
         for federation in (self.here, self.there):
             before = traffic(federation)
             answer = question(federation)
-            out.append((answer, tuple(b - a for a, b in zip(before, traffic(federation), strict=True))))
+            out.append(
+                (answer, tuple(b - a for a, b in zip(before, traffic(federation), strict=True)))
+            )
         (expected, cost), (seen, paid) = out
         if not self.runtime.startswith("masked"):
             assert paid == cost
@@ -79,7 +84,9 @@ def runtime(request):
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
     """A runtime of a model, made once: no question changes what another one is answered."""
-    return cache(lambda runtime, model: federation_of(runtime, model, tmp_path_factory.mktemp("silos")))
+    return cache(
+        lambda runtime, model: federation_of(runtime, model, tmp_path_factory.mktemp("silos"))
+    )
 
 
 @pytest.fixture(params=MODELS)
@@ -94,7 +101,11 @@ def gradients(federation, batch=(None, (0,)), clients=None, seed=1):
 @pytest.mark.cover(2)
 @pytest.mark.parametrize(("batch", "clients"), ASKED.values(), ids=ASKED)
 def test_losses_and_gradients(both, batch, clients):
-    w, apart = weights(clients), lambda f: point(f, 2) - point(f)
+    w = weights(clients)
+
+    def apart(f):
+        return point(f, 2) - point(f)
+
     both.agree(lambda f: f.losses(point(f), *batch, clients=clients))
     (seen, expected) = both(lambda f: gradients(f, batch, clients))
     close(seen.losses, expected.losses, both.runtime)
@@ -103,7 +114,9 @@ def test_losses_and_gradients(both, batch, clients):
     loss, gradient = seen.rounding
     picked = np.arange(N) if clients is None else clients
     for bound, other in zip((loss, gradient), expected.rounding, strict=True):
-        assert (bound[picked] >= other[picked] / 2).all()  # a cohort of four pads its rows, and bounds a little more
+        assert (
+            bound[picked] >= other[picked] / 2
+        ).all()  # a cohort of four pads its rows, and bounds a little more
     federations = both.here, both.there
     ways = {f: (point(f), point(f, 2)) for f in federations}
 
@@ -200,10 +213,14 @@ def test_clients_may_make_different_numbers_of_local_steps(both, start, batch, c
     close(seen.norms(), expected.norms(), both.runtime)
     for i, number in zip(range(N) if clients is None else clients, counts, strict=True):
         alone = np.where(np.arange(N) == i, 1.0, 0.0)
-        apart = steps(both.here, LocalPlan(number, 0.05, batch_size=batch[0], key=batch[1], prox=0.2))
+        apart = steps(
+            both.here, LocalPlan(number, 0.05, batch_size=batch[0], key=batch[1], prox=0.2)
+        )
         close(expected.sum(alone), apart.sum(alone), "cohort")
     with pytest.raises(InputError, match="for every client that is asked"):
-        both.there.local_updates(point(both.there), None, None, LocalPlan(4, 0.05, each=(4, 4)), clients)
+        both.there.local_updates(
+            point(both.there), None, None, LocalPlan(4, 0.05, each=(4, 4)), clients
+        )
 
 
 @pytest.mark.cover(2)
@@ -213,10 +230,14 @@ def test_proximal_steps(both, clients):
 
     def steps(f):
         D = 1 + point(f, 7).abs()
-        return f.proximal_steps(gradients(f, clients=clients), point(f, 2), ProximalPlan(0.5, D, steepest=9.0))
+        return f.proximal_steps(
+            gradients(f, clients=clients), point(f, 2), ProximalPlan(0.5, D, steepest=9.0)
+        )
 
     seen, expected = both(steps)
-    close(seen.sum(w), expected.sum(w), both.runtime, steps=20)  # each rounds, a network otherwise in another batch
+    close(
+        seen.sum(w), expected.sum(w), both.runtime, steps=20
+    )  # each rounds, a network otherwise in another batch
 
 
 @pytest.mark.cover(1)
@@ -227,7 +248,12 @@ def test_kept_vectors(both):
         return
 
     def kept(f):
-        return f.memory().plus(0.5, gradients(f)).plus(-1.0, point(f, 2), [1, 3]).replaced(gradients(f), [2])
+        return (
+            f.memory()
+            .plus(0.5, gradients(f))
+            .plus(-1.0, point(f, 2), [1, 3])
+            .replaced(gradients(f), [2])
+        )
 
     seen, expected = both(kept)
     close(seen.sum(W), expected.sum(W), both.runtime)
@@ -258,7 +284,8 @@ def test_own_optima(both):
 
 
 def test_points_belong_to_those_who_were_asked(runtime, asked):
-    federation, question = asked(runtime, "squared"), None
+    federation = asked(runtime, "squared")
+    question = None
     question = GradientsAt(point(federation))
     everybody = federation.gradients(question.x).losses
     for clients in ([0], [1], [2, 0]):
@@ -284,7 +311,10 @@ def test_refusals(runtime, asked):
     for wrong in ([], [0, 0], [N], [-1]):
         with pytest.raises(InputError, match=f"distinct numbers from 0 to {N - 1}"):
             federation.losses(x, clients=wrong)
-    for answers in (gradients(federation, clients=SOME), federation.local_updates(x, None, None, LocalPlan(2), SOME)):
+    for answers in (
+        gradients(federation, clients=SOME),
+        federation.local_updates(x, None, None, LocalPlan(2), SOME),
+    ):
         with pytest.raises(InputError, match="zero for clients that were not asked"):
             answers.sum(np.ones(N))
     at = federation.gradients(x, clients=[0, 1])
@@ -298,7 +328,11 @@ def test_directions_have_to_be_allowed(where, tmp_path):
     assert federation.constants().first_order
     at = gradients(federation)
     with pytest.raises(InputError, match="projections=True"):
-        at.restriction(torch.ones(len(federation.start()), 1).double(), W, torch.ones(len(federation.start())).double())
+        at.restriction(
+            torch.ones(len(federation.start()), 1).double(),
+            W,
+            torch.ones(len(federation.start())).double(),
+        )
 
 
 @pytest.mark.sample(2)
@@ -330,11 +364,13 @@ def test_the_problems_differ_between_clients():
 def test_a_silo_that_leaves_is_bounded_by_its_last_answer(batch, tmp_path):
     """Its losses and gradients are made up from the answer before, over all samples or over a minibatch."""
     remote = federation_of("remote", "squared", tmp_path)
-    x, y = point(remote), point(remote, 2)
+    x = point(remote)
+    y = point(remote, 2)
     before = remote.gradients(x, batch, (1,))
     mu = float(remote.constants().strong_convexity[1])
     remote.channel.membership.absent.add(NAMES[1])
-    after, way = remote.gradients(y, batch, (2,)), y - x
+    after = remote.gradients(y, batch, (2,))
+    way = y - x
     c = before.each()[1]
     np.testing.assert_allclose(after.each()[1], c + mu * way, rtol=1e-12)
     expected = before.losses[1] + float(c @ way) + mu / 2 * float(way @ way)

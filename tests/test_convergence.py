@@ -9,7 +9,9 @@ import scaffpd as sp
 from problems import OBJECTIVES, families, objectives
 
 QUICK = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient", "breast cancer"]
-SLOW = {("breast cancer", name) for name in OBJECTIVES}  # logistic losses in tests/deploy/test_faults.py
+SLOW = {
+    ("breast cancer", name) for name in OBJECTIVES
+}  # logistic losses in tests/deploy/test_faults.py
 SLOW |= {("rank-deficient", name) for name in ("Average", "Tilted", "CVaR", "ChiSquareBall")}
 CASES = [
     pytest.param(family, objective, marks=pytest.mark.long if (family, objective) in SLOW else [])
@@ -29,16 +31,23 @@ def solve_and_compare(family, name):
     chosen = problem(family)
     objective = objectives(chosen)[name]
     model = chosen.model
-    optimum = sp.reference.reference_optimum(chosen.clients, model.loss, model.l2, objective, model.intercept)
+    optimum = sp.reference.reference_optimum(
+        chosen.clients, model.loss, model.l2, objective, model.intercept
+    )
     cohort = chosen.cohort()
-    size, total = np.linalg.norm(optimum.x), optimum.weights.sum()
-    enough = 0.5 * model.l2 * total * (1e-5 * size) ** 2  # the gap that promises x to a relative 1e-5
+    size = np.linalg.norm(optimum.x)
+    total = optimum.weights.sum()
+    enough = (
+        0.5 * model.l2 * total * (1e-5 * size) ** 2
+    )  # the gap that promises x to a relative 1e-5
 
     def never_below(moment):
         excess = objective.support(moment.state.losses) - optimum.value
         assert excess <= moment.state.certificate + 1e-13 * (1 + abs(optimum.value))
 
-    result = sp.train(sp.ScaffPD(objective), cohort, rounds=2000, tol=min(1e-8, enough), callbacks=[never_below])
+    result = sp.train(
+        sp.ScaffPD(objective), cohort, rounds=2000, tol=min(1e-8, enough), callbacks=[never_below]
+    )
     assert result.status in ("converged", "precision")
     assert result.certificate <= 1e-8
     assert np.linalg.norm(result.x - optimum.x) <= 1e-5 * size
@@ -89,9 +98,15 @@ def test_degenerate_federations(objective, clients):
 def test_priors_tilt_the_answer():
     clients = problem("synthetic").clients
     prior = [0.6, 0.1, 0.1, 0.1, 0.1]
-    for objective in (sp.Average(prior=prior), sp.ChiSquare(0.5, prior=prior), sp.CVaR(0.5, prior=prior)):
+    for objective in (
+        sp.Average(prior=prior),
+        sp.ChiSquare(0.5, prior=prior),
+        sp.CVaR(0.5, prior=prior),
+    ):
         optimum = sp.reference.reference_optimum(clients, "squared", 0.1, objective)
-        result = sp.train(sp.ScaffPD(objective), problem("synthetic").cohort(), rounds=500, tol=1e-10)
+        result = sp.train(
+            sp.ScaffPD(objective), problem("synthetic").cohort(), rounds=500, tol=1e-10
+        )
         np.testing.assert_allclose(result.x, optimum.x, atol=1e-4)
         assert abs(result.weights - optimum.weights).max() < 1e-3
 

@@ -9,7 +9,9 @@ import pytest
 from covering import covering, spaced
 
 
-@pytest.mark.parametrize(("sizes", "strength", "most"), [((8, 2), 1, 8), ((3, 6, 2), 2, 18), ((3, 2, 3, 2), 2, 11)])
+@pytest.mark.parametrize(
+    ("sizes", "strength", "most"), [((8, 2), 1, 8), ((3, 6, 2), 2, 18), ((3, 2, 3, 2), 2, 11)]
+)
 def test_every_combination_of_so_many_values_is_there(sizes, strength, most):
     rows = [tuple(enumerate(values)) for values in product(*map(range, sizes))]
     kept = covering(rows, strength)
@@ -29,7 +31,9 @@ def test_values_are_used_about_equally_often():
 @pytest.mark.parametrize("a", range(5))
 @pytest.mark.parametrize("b", range(5))
 def test_the_mark_leaves_few(a, b, request):
-    chosen = [item for item in request.session.items if item.originalname == request.node.originalname]
+    chosen = [
+        item for item in request.session.items if item.originalname == request.node.originalname
+    ]
     assert len(chosen) in (1, 5, 25)  # one that was asked for, or all of them with the long ones
 
 
@@ -46,5 +50,7 @@ def test_a_sample_is_spread_evenly(number, few):
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("a", range(9))
 def test_the_mark_leaves_a_sample(a, request):
-    chosen = [item for item in request.session.items if item.originalname == request.node.originalname]
+    chosen = [
+        item for item in request.session.items if item.originalname == request.node.originalname
+    ]
     assert len(chosen) in (1, 3, 9)

@@ -21,15 +21,21 @@ def problem(loss):
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
-@pytest.mark.parametrize("objective", [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.QFair(1.0)])
+@pytest.mark.parametrize(
+    "objective", [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.QFair(1.0)]
+)
 def test_a_gpu_finds_the_same_certified_optimum(loss, objective):
     results = []
     for device in ("cpu", "cuda", "cuda"):
         cohort = sp.Cohort(problem(loss), sp.Linear(loss, l2=0.05), device=device)
-        results.append(sp.train(sp.ScaffPD(objective, local_steps=20), cohort, rounds=1000, tol=1e-10))
+        results.append(
+            sp.train(sp.ScaffPD(objective, local_steps=20), cohort, rounds=1000, tol=1e-10)
+        )
     cpu, gpu, again = results
     assert cpu.status == gpu.status == "converged"
-    np.testing.assert_allclose(gpu.x, cpu.x, atol=2 * np.sqrt(2 * 1e-10 / (0.05 * cpu.weights.sum())))
+    np.testing.assert_allclose(
+        gpu.x, cpu.x, atol=2 * np.sqrt(2 * 1e-10 / (0.05 * cpu.weights.sum()))
+    )
     np.testing.assert_array_equal(gpu.x, again.x)
     np.testing.assert_array_equal(gpu.history.losses, again.history.losses)
 
@@ -55,7 +61,9 @@ def test_minibatches_and_networks_run_on_a_gpu():
     cohort = sp.Cohort(problem("softmax"), sp.Module(network, "cross_entropy"), device="cuda")
     result = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=10, batch_size=16), cohort, rounds=20)
     assert result.history.losses[-1].max() < result.history.losses[0].max()
-    personal = sp.Cohort(problem("softmax"), sp.Personal(sp.Module(network, "cross_entropy"), 5.0), device="cuda")
+    personal = sp.Cohort(
+        problem("softmax"), sp.Personal(sp.Module(network, "cross_entropy"), 5.0), device="cuda"
+    )
     own = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=2, batch_size=16), personal, rounds=2)
     assert np.all(np.isfinite(own.personal))
 
@@ -66,16 +74,20 @@ def test_minibatches_and_networks_run_on_a_gpu():
 def test_half_precision_is_for_storage_only(method):
     """Features in half precision on a GPU: products as exact as single precision makes them."""
     random = np.random.default_rng(0)
-    values, y = random.normal(size=(300, 700)).astype(np.float16), random.integers(0, 5, 300)
+    values = random.normal(size=(300, 700)).astype(np.float16)
+    y = random.integers(0, 5, 300)
     table = sp.data.Table(values, 700**-0.5, "random")
     parts = np.split(np.arange(300), [20, 25, 140])
     model = sp.Linear("squared", l2=1e-3, classes=5)
     cpu = sp.Cohort([(np.asarray(table.rows(p)), y[p]) for p in parts], model)
-    gpu = sp.Cohort([(table.rows(p), y[p]) for p in parts], model, device="cuda", dtype=torch.float32)
+    gpu = sp.Cohort(
+        [(table.rows(p), y[p]) for p in parts], model, device="cuda", dtype=torch.float32
+    )
     exact, single = (sp.train(method, cohort, rounds=10) for cohort in (cpu, gpu))
     np.testing.assert_allclose(single.x, exact.x, rtol=0, atol=2e-4 * np.abs(exact.x).max())
     x = torch.randn(3500, dtype=torch.float64)
-    ours, theirs = gpu.gradients(x.float().cuda()), cpu.gradients(x.float().double())
+    ours = gpu.gradients(x.float().cuda())
+    theirs = cpu.gradients(x.float().double())
     weights = np.full(4, 0.25)
     np.testing.assert_allclose(ours.losses, theirs.losses, rtol=2e-6)
     error = ours.sum(weights).cpu() - theirs.sum(weights)
@@ -87,7 +99,8 @@ def test_half_precision_is_for_storage_only(method):
 def test_recorded_local_steps_are_those_of_the_cpu(loss, inside, monkeypatch):
     """Minibatches in the space of samples and over features, often enough to be recorded and replayed."""
     monkeypatch.setattr("scaffpd.models.local_steps.pays", lambda *_, **__: inside)
-    method, ends = sp.FedAvg(local_steps=9, batch_size=8, local_rate=0.01), []
+    method = sp.FedAvg(local_steps=9, batch_size=8, local_rate=0.01)
+    ends = []
     for device in ("cpu", "cuda"):
         cohort = sp.Cohort(problem(loss), sp.Linear(loss, l2=0.05), device=device)
         ends.append(sp.train(method, cohort, rounds=8, progress=False))
@@ -96,7 +109,8 @@ def test_recorded_local_steps_are_those_of_the_cpu(loss, inside, monkeypatch):
 
 def test_half_the_digits_in_local_steps_lead_to_the_same_optimum():
     random = np.random.default_rng(0)
-    values, y = random.normal(size=(300, 700)).astype(np.float16), random.integers(0, 5, 300)
+    values = random.normal(size=(300, 700)).astype(np.float16)
+    y = random.integers(0, 5, 300)
     table = sp.data.Table(values, 700**-0.5, "random")
     ends = []
     for precision in ("full", "half"):

@@ -28,8 +28,8 @@ from scaffpd.data.heart_disease import (
     read,
 )
 from scaffpd.data.silos import held_out, standardiser
+from scaffpd.data.tabular.agree import deviation_of
 from scaffpd.errors import InputError
-from scaffpd.tabular.agree import deviation_of
 
 FILES = Path(scaffpd.data.__file__).parent / "files" / "heart_disease"
 
@@ -54,8 +54,13 @@ def test_the_papers_problem_has_its_shape_and_statistics():
 
 
 def test_synthetic_is_fixed_by_its_seed():
-    first, again, other = synthetic(seed=3), synthetic(seed=3), synthetic(seed=4)
-    assert all(np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1]) for a, b in zip(first, again, strict=True))
+    first = synthetic(seed=3)
+    again = synthetic(seed=3)
+    other = synthetic(seed=4)
+    assert all(
+        np.array_equal(a[0], b[0]) and np.array_equal(a[1], b[1])
+        for a, b in zip(first, again, strict=True)
+    )
     assert not np.array_equal(first[0][0], other[0][0])
 
 
@@ -120,7 +125,10 @@ def test_alpha_sets_the_skew_and_the_seed_fixes_it():
 
 def test_no_client_is_favoured_by_rounding():
     y = np.repeat(np.arange(10), 20)
-    sizes = np.mean([[len(rows) for rows in dirichlet(y, y, 5, 0.2, seed=s, minimum=1)] for s in range(200)], axis=0)
+    sizes = np.mean(
+        [[len(rows) for rows in dirichlet(y, y, 5, 0.2, seed=s, minimum=1)] for s in range(200)],
+        axis=0,
+    )
     np.testing.assert_allclose(sizes, 40.0, atol=4.0)
 
 
@@ -142,7 +150,8 @@ def test_partitions_that_cannot_be_are_refused():
 )
 def test_embedded_sets_are_complete_and_standardised(load, rows, columns, classes, factor):
     silos = load()
-    X, y = np.vstack([X for X, _ in silos.train]), np.concatenate([y for _, y in silos.train])
+    X = np.vstack([X for X, _ in silos.train])
+    y = np.concatenate([y for _, y in silos.train])
     assert X.shape == (rows, columns)
     assert len(silos.names) == len(silos.train) == 10
     assert len(silos.features) == columns
@@ -151,9 +160,14 @@ def test_embedded_sets_are_complete_and_standardised(load, rows, columns, classe
     deviation = X.std(0)
     np.testing.assert_allclose(X.mean(0), 0, atol=1e-12)
     np.testing.assert_allclose(deviation[deviation > 0], factor)
-    assert (deviation == 0).sum() == (3 if load is digits else 0)  # corner pixels that nobody writes on
-    again, other = load(), load(seed=1)
-    assert all(np.array_equal(a, b) for (a, _), (b, _) in zip(silos.train, again.train, strict=True))
+    assert (deviation == 0).sum() == (
+        3 if load is digits else 0
+    )  # corner pixels that nobody writes on
+    again = load()
+    other = load(seed=1)
+    assert all(
+        np.array_equal(a, b) for (a, _), (b, _) in zip(silos.train, again.train, strict=True)
+    )
     assert [len(y) for _, y in silos.train] != [len(y) for _, y in other.train]
 
 
@@ -161,7 +175,8 @@ def test_held_out_rows_are_stratified_and_do_not_scale_the_columns():
     silos = digits(alpha=1.0, test_fraction=0.25)
     assert sum(len(y) for _, y in [*silos.train, *silos.test]) == 1797
     for (_, train), (_, test) in zip(silos.train, silos.test, strict=True):
-        kept, gone = np.bincount(train, minlength=10), np.bincount(test, minlength=10)
+        kept = np.bincount(train, minlength=10)
+        gone = np.bincount(test, minlength=10)
         assert np.abs(gone - 0.25 * (kept + gone)).max() <= 0.5
     np.testing.assert_allclose(np.vstack([X for X, _ in silos.train]).mean(0), 0, atol=1e-12)
     assert np.abs(np.vstack([X for X, _ in silos.test]).mean(0)).max() > 1e-3
@@ -174,7 +189,9 @@ def test_impossible_fractions_are_refused(fraction):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 3), min_size=2, max_size=30), st.floats(0.01, 0.99), st.integers(0, 99))
+@given(
+    st.lists(st.integers(0, 3), min_size=2, max_size=30), st.floats(0.01, 0.99), st.integers(0, 99)
+)
 def test_a_split_always_leaves_rows_on_both_sides(labels, fraction, seed):
     gone = held_out(np.array(labels), fraction, np.random.default_rng(seed))
     assert 0 < gone.sum() < len(labels)
@@ -198,14 +215,19 @@ def test_sums_of_clients_give_the_pooled_mean_and_deviation():
 @pytest.mark.parametrize("weighted", [False, True])
 def test_units_decide_nothing_and_constants_count_as_constant(weighted):
     """Also where a sum of many equal numbers has rounded; the deviation by sums of silos is the same."""
-    random, n = np.random.default_rng(0), 50_000
-    same, units = np.array([0.1, 1e9 + 0.1, 1e-13 / 3, 0.0]), np.array([1e-13, 1.0, 1e13])
+    random = np.random.default_rng(0)
+    n = 50_000
+    same = np.array([0.1, 1e9 + 0.1, 1e-13 / 3, 0.0])
+    units = np.array([1e-13, 1.0, 1e13])
     X = np.column_stack([np.tile(same, (2 * n, 1)), random.standard_normal((2 * n, 1)) * units])
     parts = np.split(X, 2)
     mean, deviation = standardiser(parts, [np.full(n, 0.3)] * 2 if weighted else None)
     assert deviation[:4].tolist() == [1.0] * 4
     np.testing.assert_allclose(deviation[4:], np.std(X[:, 5]) * units, rtol=1e-12)
-    squares = {str(k): {"n": np.full(7, n), "squares": ((own - mean) ** 2).sum(0)} for k, own in enumerate(parts)}
+    squares = {
+        str(k): {"n": np.full(7, n), "squares": ((own - mean) ** 2).sum(0)}
+        for k, own in enumerate(parts)
+    }
     np.testing.assert_allclose(deviation_of(squares, mean), deviation, rtol=1e-12)
 
 
@@ -243,7 +265,14 @@ def test_each_hospital_is_read_as_it_was_donated(hospital):
 
 def test_the_donors_are_named():
     text = (FILES / "README.md").read_text()
-    for word in ("Janosi", "Steinbrunn", "Pfisterer", "Detrano", "10.24432/C52P4X", "Attribution 4.0"):
+    for word in (
+        "Janosi",
+        "Steinbrunn",
+        "Pfisterer",
+        "Detrano",
+        "10.24432/C52P4X",
+        "Attribution 4.0",
+    ):
         assert word in text
 
 
@@ -266,8 +295,12 @@ def test_hospitals_keep_their_patients_and_their_share_of_ill_ones():
 
 
 def test_the_seed_fixes_the_split():
-    first, again, other = heart_disease(seed=1), heart_disease(seed=1), heart_disease(seed=2)
-    assert all(np.array_equal(a, b) for (a, _), (b, _) in zip(first.train, again.train, strict=True))
+    first = heart_disease(seed=1)
+    again = heart_disease(seed=1)
+    other = heart_disease(seed=2)
+    assert all(
+        np.array_equal(a, b) for (a, _), (b, _) in zip(first.train, again.train, strict=True)
+    )
     assert not np.array_equal(first.train[0][0], other.train[0][0])
 
 
@@ -289,7 +322,9 @@ def test_missing_values_take_the_hospitals_own_median_or_most_frequent_value():
     assert fill("hungarian", "exang") == 0
     assert fill("switzerland", "ca") == 2
     # Switzerland has no cholesterol: Σ x / Σ n over the other three
-    known = [float(row[4]) for name in HOSPITALS for row in raw_table(name) if row[4] not in ("NaN", "0")]
+    known = [
+        float(row[4]) for name in HOSPITALS for row in raw_table(name) if row[4] not in ("NaN", "0")
+    ]
     assert len(known) == 920 - 30 - 172
     assert fill("switzerland", "chol") == pytest.approx(sum(known) / len(known), rel=1e-14)
 
@@ -298,7 +333,9 @@ def test_a_category_nobody_recorded_at_one_hospital_comes_from_the_added_counts(
     parts = [read(name)[0] for name in HOSPITALS]
     column = COLUMNS.index("thal")
     parts[3][:, column] = np.nan
-    counts = {value: sum(int((part[:, column] == value).sum()) for part in parts) for value in (3, 6, 7)}
+    counts = {
+        value: sum(int((part[:, column] == value).sum()) for part in parts) for value in (3, 6, 7)
+    }
     assert counts == {3: 166 + 7 + 19, 6: 18 + 10 + 10, 7: 117 + 11 + 42}
     assert fill_values(parts)[3][column] == 3
 
@@ -308,7 +345,15 @@ def test_encoding_of_one_patient():
     fill = np.array([0.0, 0, 0, 131, 0, 0, 0, 0, 0, 0, 2, 0, 0])
     row = dict(zip(encoded_names(), encode(raw, fill)[0], strict=True))
     expected = dict.fromkeys(encoded_names(), 0.0)
-    expected |= {"age": 63, "sex": 1, "cp=4": 1, "trestbps": 131, "chol": 233, "fbs": 1, "restecg=2": 1}
+    expected |= {
+        "age": 63,
+        "sex": 1,
+        "cp=4": 1,
+        "trestbps": 131,
+        "chol": 233,
+        "fbs": 1,
+        "restecg=2": 1,
+    }
     expected |= {"thalach": 150, "oldpeak": 2.3, "slope=2": 1, "thal=6": 1, "slope missing": 1}
     assert row == expected
 

@@ -80,10 +80,14 @@ def test_a_file_cut_anywhere_has_its_whole_lines_and_goes_on_after_them(tmp_path
     text = filled(path)
     assert text == b"".join(json.dumps(entry).encode() + b"\n" for entry in ENTRIES)
     ends = [i + 1 for i, byte in enumerate(text) if byte == ord("\n")]
-    near = {place + k for place in (0, *ends) for k in range(-12, 13)} | set(range(0, len(text), 4999))
+    near = {place + k for place in (0, *ends) for k in range(-12, 13)} | set(
+        range(0, len(text), 4999)
+    )
     for cut in sorted(near & set(range(len(text) + 1))):
         path.write_bytes(text[:cut])
-        whole, lines, late = ENTRIES[: sum(end <= cut for end in ends)], JsonLines(path), JsonLines(path)
+        whole = ENTRIES[: sum(end <= cut for end in ends)]
+        lines = JsonLines(path)
+        late = JsonLines(path)
         late.skip()
         assert list(lines.read()) == whole
         assert lines.last() == (whole[-1] if whole else None)

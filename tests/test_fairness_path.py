@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
-from scaffpd.fairness_path import WALKABLE, grid
 from scaffpd.objectives import named
+from scaffpd.study.path import WALKABLE, grid
 
 TOL = 1e-7
 OTHERS = ("ChiSquareBall", "Tilted")  # as ChiSquare, on the simplex; their grids are tested alike
@@ -20,7 +20,9 @@ def cohort():
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.long if k in OTHERS else ()) for k in WALKABLE])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=pytest.mark.long if k in OTHERS else ()) for k in WALKABLE]
+)
 def test_every_point_is_as_good_as_a_run_of_its_own_and_cheaper(cohort, kind):
     average = sp.train(sp.fair(sp.Average()), cohort, tol=TOL)
     objectives = grid(named(kind), average.history.losses[-1], points=5)
@@ -35,7 +37,11 @@ def test_every_point_is_as_good_as_a_run_of_its_own_and_cheaper(cohort, kind):
 
 def test_the_grid_goes_from_the_average_to_the_worst_case():
     objectives = grid(sp.ChiSquare(0.1), np.array([0.1, 0.2, 0.6]), points=4)
-    assert [type(o).__name__ for o in objectives.values()] == ["Average", *["ChiSquare"] * 4, "Agnostic"]
+    assert [type(o).__name__ for o in objectives.values()] == [
+        "Average",
+        *["ChiSquare"] * 4,
+        "Agnostic",
+    ]
     rhos = [o.rho for o in list(objectives.values())[1:-1]]
     assert rhos == sorted(rhos, reverse=True)
     assert list(objectives)[1] == f"ρ = {rhos[0]:g}"
@@ -43,7 +49,9 @@ def test_the_grid_goes_from_the_average_to_the_worst_case():
 
 def test_a_follower_starts_with_what_is_known_and_resumes_nothing(cohort):
     seen = []
-    sp.train(sp.fair(sp.ChiSquare(0.1)), cohort, tol=TOL, callbacks=[lambda m: seen.append(m.state)])
+    sp.train(
+        sp.fair(sp.ChiSquare(0.1)), cohort, tol=TOL, callbacks=[lambda m: seen.append(m.state)]
+    )
     again = sp.train(sp.fair(sp.ChiSquare(0.1)), cohort, tol=10 * TOL, x0=seen[-1])
     assert again.rounds == 0
     assert again.status is sp.Status.CONVERGED
@@ -85,7 +93,9 @@ def test_no_point_of_a_capped_path_exceeds_the_cap(cohort, prior):
         limit = sp.ChiSquare(1e-9, prior, cap=0.3).support(losses)
         assert points["worst case"].support(losses) == pytest.approx(limit, abs=1e-7)
     exact = grid(sp.ChiSquare(0.1, cap=1 / 3), np.array([0.1, 0.2, 0.6]), 1)["worst case"]
-    np.testing.assert_allclose(exact.maximizer([0.0, 5.0, 1.0]), 1 / 3)  # a cap that leaves no choice
+    np.testing.assert_allclose(
+        exact.maximizer([0.0, 5.0, 1.0]), 1 / 3
+    )  # a cap that leaves no choice
 
 
 def test_many_points_stay_apart():

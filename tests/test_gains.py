@@ -12,19 +12,30 @@ import torch
 from scipy import stats
 
 import scaffpd as sp
-from scaffpd import folds, gains
 from scaffpd.data.silos import fold_numbers
 from scaffpd.errors import InputError
-from scaffpd.metrics import HeldOutMoments, PairedDifference, RelativeGain, SplitTables, every, worst_fifth
+from scaffpd.study import folds
+from scaffpd.study import joining as gains
+from scaffpd.training.metrics import (
+    HeldOutMoments,
+    PairedDifference,
+    RelativeGain,
+    SplitTables,
+    every,
+    worst_fifth,
+)
 
 linear_model = pytest.importorskip("sklearn.linear_model")
 
 
 def made(rng, clients=6, rows=40, held=200, d=5, apart=0.0, noise=1.0, labels=False):
     """Clients whose true models are `apart` from a common one."""
-    common, train, test = rng.normal(size=d), [], []
+    common = rng.normal(size=d)
+    train = []
+    test = []
     for _ in range(clients):
-        w, X = common + apart * rng.normal(size=d), rng.normal(size=(rows + held, d))
+        w = common + apart * rng.normal(size=d)
+        X = rng.normal(size=(rows + held, d))
         z = X @ w + noise * rng.normal(size=len(X))
         y = (z > 0).astype(int) if labels else z
         train.append((X[:rows], y[:rows]))
@@ -35,7 +46,9 @@ def made(rng, clients=6, rows=40, held=200, d=5, apart=0.0, noise=1.0, labels=Fa
 @cache
 def alike():
     """Few rows of the same truth."""
-    return sp.joining(*made(np.random.default_rng(1), rows=12), sp.Linear("squared", 1e-2, True), sp.CVaR(0.4))
+    return sp.joining(
+        *made(np.random.default_rng(1), rows=12), sp.Linear("squared", 1e-2, True), sp.CVaR(0.4)
+    )
 
 
 @cache
@@ -61,7 +74,9 @@ def test_staying_alone_is_recommended_among_strangers():
     assert found.gain("average").pays == "no"
     assert found.losers("average") == 6
     assert found.sentence.startswith(("Stay alone", "Joining brings no clear gain"))
-    assert found.gain("personal").value > -0.05 > found.gain("average").value  # a model of one's own is nearly alone
+    assert (
+        found.gain("personal").value > -0.05 > found.gain("average").value
+    )  # a model of one's own is nearly alone
 
 
 def test_a_difference_within_noise_is_called_no_difference():
@@ -78,7 +93,10 @@ def naive_folds(X, y, fit, seed, client, loss):
     fold = fold_numbers(f"client-{client}", y, folds.FOLDS, seed)
     tried = []
     for kappa in folds.RIDGES:
-        rows = [loss(fit(X[fold != k], y[fold != k], kappa), X[fold == k], y[fold == k]) for k in range(folds.FOLDS)]
+        rows = [
+            loss(fit(X[fold != k], y[fold != k], kappa), X[fold == k], y[fold == k])
+            for k in range(folds.FOLDS)
+        ]
         tried.append(np.concatenate(rows))
     best = min(tried, key=np.mean)
     near = [np.mean(t - best) <= np.std(t - best, ddof=1) / math.sqrt(len(y)) for t in tried]
@@ -87,7 +105,9 @@ def naive_folds(X, y, fit, seed, client, loss):
 
 def test_alone_is_scikit_learns_ridge_with_its_own_regulariser():
     train, test = made(np.random.default_rng(4), clients=3, rows=25, apart=1.0)
-    found = sp.joining(train, test, sp.Linear("squared", 1e-2), sp.ChiSquare(0.1), seed=7, strength=10.0)
+    found = sp.joining(
+        train, test, sp.Linear("squared", 1e-2), sp.ChiSquare(0.1), seed=7, strength=10.0
+    )
 
     def fit(X, y, kappa):  # Σ (⟨a, u⟩ − y)² + (κ/2)‖u‖²
         return linear_model.Ridge(alpha=kappa / 2, fit_intercept=False).fit(X, y)
@@ -109,7 +129,9 @@ def test_alone_is_scikit_learns_logistic_regression():
     found = sp.joining(train, test, sp.Linear("logistic", 1e-2), sp.ChiSquare(0.1), strength=10.0)
 
     def fit(X, y, kappa):
-        return linear_model.LogisticRegression(C=1 / kappa, fit_intercept=False, tol=1e-10).fit(X, y)
+        return linear_model.LogisticRegression(C=1 / kappa, fit_intercept=False, tol=1e-10).fit(
+            X, y
+        )
 
     def loss(model, X, y):
         return -np.log(model.predict_proba(X)[np.arange(len(y)), y])
@@ -120,18 +142,27 @@ def test_alone_is_scikit_learns_logistic_regression():
         assert found.loss[1, i] == pytest.approx(loss(fit(X, y, kappa), A, b).mean(), rel=1e-5)
         assert found.score[1, i] == pytest.approx(fit(X, y, kappa).score(A, b), abs=1e-12)
         share = (y.sum() + 0.5) / (len(y) + 1)
-        assert found.loss[0, i] == pytest.approx(-np.where(b == 1, np.log(share), np.log(1 - share)).mean())
+        assert found.loss[0, i] == pytest.approx(
+            -np.where(b == 1, np.log(share), np.log(1 - share)).mean()
+        )
 
 
 def test_shared_and_personal_models_are_those_of_train():
     train, test = made(np.random.default_rng(6), clients=4, rows=30, apart=0.5)
-    model, goal = sp.Linear("squared", 1e-2, True), sp.ChiSquare(0.1)
+    model = sp.Linear("squared", 1e-2, True)
+    goal = sp.ChiSquare(0.1)
     found = sp.joining(train, test, model, goal, strength=20.0, tol=1e-8)
-    for row, objective, wanted in ((2, sp.Average(), model), (3, goal, model), (4, goal, sp.Personal(model, 20.0))):
+    for row, objective, wanted in (
+        (2, sp.Average(), model),
+        (3, goal, model),
+        (4, goal, sp.Personal(model, 20.0)),
+    ):
         cohort = sp.Cohort(train, wanted, test=test)
         result = sp.train(sp.fair(objective), cohort, tol=1e-8, progress=False)
         own = [result.x] * 4 if result.personal is None else result.personal
-        errors = [((A @ u[:-1] + u[-1] - b) ** 2).mean() for u, (A, b) in zip(own, test, strict=True)]
+        errors = [
+            ((A @ u[:-1] + u[-1] - b) ** 2).mean() for u, (A, b) in zip(own, test, strict=True)
+        ]
         np.testing.assert_allclose(found.loss[row], errors, rtol=1e-4)
 
 
@@ -147,12 +178,19 @@ def test_intervals_of_rows_are_paired_t_intervals():
     total = RelativeGain.of(evidence.difference(0, 1, every))
     d = [own[0] - own[1] for own in rows]
     error = math.sqrt(sum(x.var(ddof=1) / len(x) for x in d)) / 3
-    assert total.value == pytest.approx(np.mean([x.mean() for x in d]) / np.mean([own[0].mean() for own in rows]))
-    assert 1.9 * error < (total.high - total.value) * np.mean([own[0].mean() for own in rows]) < 2.3 * error
+    assert total.value == pytest.approx(
+        np.mean([x.mean() for x in d]) / np.mean([own[0].mean() for own in rows])
+    )
+    assert (
+        1.9 * error
+        < (total.high - total.value) * np.mean([own[0].mean() for own in rows])
+        < 2.3 * error
+    )
 
 
 def test_intervals_of_rows_cover_the_truth_as_often_as_they_say():
-    rng, hits = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    hits = 0
     for _ in range(400):
         rows = [np.stack([2 + rng.normal(size=n), 1 + rng.normal(size=n)]) for n in (12, 30)]
         found = HeldOutMoments.of(rows).difference(0, 1, every)
@@ -162,7 +200,9 @@ def test_intervals_of_rows_cover_the_truth_as_often_as_they_say():
 
 
 def test_blocks_of_rows_that_resemble_each_other_widen_the_interval():
-    slow = np.repeat(np.random.default_rng(1).normal(size=(2, 40)), 7, axis=1) + np.array([[2.0], [1.9]])
+    slow = np.repeat(np.random.default_rng(1).normal(size=(2, 40)), 7, axis=1) + np.array(
+        [[2.0], [1.9]]
+    )
     plain, blocked = (HeldOutMoments.of([slow], block).difference(0, 1, every) for block in (1, 7))
     assert plain.mean == pytest.approx(blocked.mean)
     assert blocked.half / plain.half == pytest.approx(math.sqrt(7), rel=0.1)
@@ -181,7 +221,9 @@ def test_intervals_of_splits_are_corrected_t_intervals():
     worst = np.array([[np.sort(t[k])[-2:].mean() for k in (0, 1)] for t in tables])
     d = worst[:, 0] - worst[:, 1]
     reach = stats.t.ppf(0.975, 4) * d.std(ddof=1) * math.sqrt(1 / 5 + 0.25)
-    assert found == pytest.approx(np.array([d.mean(), d.mean() - reach, d.mean() + reach]) / worst[:, 0].mean())
+    assert found == pytest.approx(
+        np.array([d.mean(), d.mean() - reach, d.mean() + reach]) / worst[:, 0].mean()
+    )
 
 
 @pytest.mark.sample(1)
@@ -207,19 +249,29 @@ def test_accuracy_and_error_have_paired_intervals_too(labels):
     found = sp.joining(train, test, model, sp.Average(), strength=10.0)
     result = sp.train(sp.fair(sp.Average()), sp.Cohort(train, model), tol=1e-6, progress=False)
     X, y = test[0]
-    z, own = model.outputs(result.x, X)[:, 0], found.errors.means[:, 0]
+    z = model.outputs(result.x, X)[:, 0]
+    own = found.errors.means[:, 0]
     first = found.change("average", "constant", lambda _: np.array([1.0, 0.0]))
     assert first.mean == pytest.approx(own[0] - own[2])
     if labels:
-        wrong, constant = (z > 0) != y, (train[0][1].mean() > 0.5) != y
-        low, high = stats.ttest_rel(constant.astype(float), wrong.astype(float)).confidence_interval(0.95)
-        assert (first.mean - first.half, first.mean + first.half) == pytest.approx((low, high), abs=1e-9)
+        wrong = (z > 0) != y
+        constant = (train[0][1].mean() > 0.5) != y
+        low, high = stats.ttest_rel(
+            constant.astype(float), wrong.astype(float)
+        ).confidence_interval(0.95)
+        assert (first.mean - first.half, first.mean + first.half) == pytest.approx(
+            (low, high), abs=1e-9
+        )
         assert found.score[2, 0] == pytest.approx(1 - wrong.mean())
     else:
-        random, draws = np.random.default_rng(0), []
+        random = np.random.default_rng(0)
+        draws = []
         for _ in range(2000):
             rows = random.integers(len(y), size=len(y))
-            roots = [np.sqrt(np.mean((a[rows] - y[rows]) ** 2)) for a in (np.full_like(y, train[0][1].mean()), z)]
+            roots = [
+                np.sqrt(np.mean((a[rows] - y[rows]) ** 2))
+                for a in (np.full_like(y, train[0][1].mean()), z)
+            ]
             draws.append(roots[0] - roots[1])
         assert first.half == pytest.approx(1.97 * np.std(draws), rel=0.08)
     assert found.measure in " ".join(found.table()[0])
@@ -229,10 +281,16 @@ def test_accuracy_and_error_have_paired_intervals_too(labels):
 
 def test_changes_are_written_as_one_says_them():
     change = PairedDifference(0.012, 0.008, 0.3)
-    assert change.in_units("accuracy", "alone") == "1.2 points above alone (95 % interval +0.4 to +2.0)"
+    assert (
+        change.in_units("accuracy", "alone")
+        == "1.2 points above alone (95 % interval +0.4 to +2.0)"
+    )
     assert change.in_units("rmse", "alone") == "0.012 below alone (95 % interval −0.020 to −0.004)"
     noise = PairedDifference(-0.012, 0.02, 0.3)
-    assert noise.in_units("accuracy", "alone") == "no different from alone (95 % interval −3.2 to +0.8)"
+    assert (
+        noise.in_units("accuracy", "alone")
+        == "no different from alone (95 % interval −3.2 to +0.8)"
+    )
     assert (
         PairedDifference(0.1, math.inf, 1.0).in_units("rmse", "x")
         == "no different from x (too few rows for an interval)"
@@ -245,12 +303,20 @@ def test_the_strength_is_chosen_by_folds():
 
 def test_several_labels_names_and_the_average_alone():
     rng = np.random.default_rng(9)
-    X, centre = rng.normal(size=(4, 60, 3)), 2 * rng.normal(size=(3, 3))
-    train, test = {}, {}
+    X = rng.normal(size=(4, 60, 3))
+    centre = 2 * rng.normal(size=(3, 3))
+    train = {}
+    test = {}
     for k in range(4):
         y = (X[k] @ centre.T + rng.gumbel(size=(60, 3))).argmax(1)
         train[f"site {k}"], test[f"site {k}"] = (X[k][:40], y[:40]), (X[k][40:], y[40:])
-    found = sp.joining(train, dict(reversed(test.items())), sp.Linear("softmax", 1e-2, True), sp.Average(), strength=9)
+    found = sp.joining(
+        train,
+        dict(reversed(test.items())),
+        sp.Linear("softmax", 1e-2, True),
+        sp.Average(),
+        strength=9,
+    )
     assert found.models == ("constant", "alone", "average", "personal")
     assert found.names == ("site 0", "site 1", "site 2", "site 3")
     y = test["site 1"][1]
@@ -265,7 +331,11 @@ def test_the_table_says_what_the_object_says():
     assert len(rows) == 6 * 5
     one = next(row for row in rows if row["client"] == "client-2" and row["model"] == "personal")
     gain = found.gains("personal")[2]
-    assert (one["gain_over_alone"], one["gain_over_alone_low"], one["pays"]) == (gain.value, gain.low, gain.pays)
+    assert (one["gain_over_alone"], one["gain_over_alone_low"], one["pays"]) == (
+        gain.value,
+        gain.low,
+        gain.pays,
+    )
     assert one["test_loss"] == found.loss[4, 2]
     assert next(row for row in rows if row["model"] == "alone")["gain_over_alone"] == ""
     assert found.summary()["recommendation"] == found.recommendation
@@ -288,15 +358,28 @@ PAIR = (np.ones((4, 2)), np.arange(4.0))
     ("change", "words"),
     [
         ({"test": []}, "joining needs held-out rows: give test= as one (X, y) per client."),
-        ({"model": sp.Module(torch.nn.Linear(2, 1))}, "joining compares linear models: give Linear(...), got Module"),
-        ({"objective": "fair"}, "joining needs an objective such as ChiSquare(rho=0.1), got 'fair'."),
-        ({"train": [(np.ones((1, 2)), np.ones(1))] * 2}, "nobody has the 3 rows to train on that folds need."),
+        (
+            {"model": sp.Module(torch.nn.Linear(2, 1))},
+            "joining compares linear models: give Linear(...), got Module",
+        ),
+        (
+            {"objective": "fair"},
+            "joining needs an objective such as ChiSquare(rho=0.1), got 'fair'.",
+        ),
+        (
+            {"train": [(np.ones((1, 2)), np.ones(1))] * 2},
+            "nobody has the 3 rows to train on that folds need.",
+        ),
         ({"splits": 0}, "joining needs a whole number splits >= 1, got 0."),
         ({"test": [PAIR]}, "The test data cannot be used"),
     ],
 )
 def test_refusals(change, words):
-    given = {"train": [PAIR, PAIR], "test": [PAIR, PAIR], "model": sp.Linear("squared", 0.1)} | change
+    given = {
+        "train": [PAIR, PAIR],
+        "test": [PAIR, PAIR],
+        "model": sp.Linear("squared", 0.1),
+    } | change
     with pytest.raises(InputError, match=re.escape(words)):
         sp.joining(**given)
 
@@ -305,7 +388,9 @@ def test_a_client_with_too_few_rows_for_folds_takes_nothing_from_the_others():
     """It trains with the others, is not compared itself, and all others hear what they would have heard of it."""
     train, test = made(np.random.default_rng(4), clients=4, rows=20)
     train[1] = tuple(part[:2] for part in train[1])
-    model, names, goal = sp.Linear("squared", 1e-2, True), ["a", "few", "b", "c"], sp.CVaR(0.5, prior=[1, 2, 3, 4])
+    model = sp.Linear("squared", 1e-2, True)
+    names = ["a", "few", "b", "c"]
+    goal = sp.CVaR(0.5, prior=[1, 2, 3, 4])
     found = sp.joining(train, test, model, goal, names=names, word="site")
     assert (found.names, found.without, found.rows) == (("a", "b", "c"), ("few",), ((20, 200),) * 3)
     assert found.own.shape == (5, 6)  # the shared model, and a personal one for each of the four
@@ -314,7 +399,10 @@ def test_a_client_with_too_few_rows_for_folds_takes_nothing_from_the_others():
     others = sp.joining(*rest, model, sp.CVaR(0.5), names=found.names, strength=found.strength)
     k = found.models.index("alone")
     np.testing.assert_array_equal(found.loss[k], others.loss[k])
-    for name, objective in (("average", sp.Average(prior=goal.prior)), ("fair", goal)):  # of all four
+    for name, objective in (
+        ("average", sp.Average(prior=goal.prior)),
+        ("fair", goal),
+    ):  # of all four
         cohort = sp.Cohort(train, model, names, test=test)
         x = sp.train(sp.fair(objective), cohort, tol=1e-9).x
         mine = [np.mean((test[i][0] @ x[:-1] + x[-1] - test[i][1]) ** 2) for i in kept]
@@ -327,4 +415,6 @@ def test_a_client_with_too_few_rows_for_folds_takes_nothing_from_the_others():
     several = sp.joining(train, test, model, goal, names=names, strength=30.0, splits=2)
     assert (several.names, several.without, several.splits) == (found.names, found.without, 2)
     with pytest.raises(InputError, match="another split leaves other clients rows enough"):
-        gains.Joining.mean([found, others, sp.joining([rest[0][0]], [rest[1][0]], model, strength=30.0)])
+        gains.Joining.mean(
+            [found, others, sp.joining([rest[0][0]], [rest[1][0]], model, strength=30.0)]
+        )

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
-from scaffpd import history as table
-from scaffpd.history import LEVELS, SPREAD
+from scaffpd.training.history import LEVELS, SPREAD
+from scaffpd.training.loop import history as table
 
 
 def cohort(clients: int = 40) -> sp.Cohort:
@@ -29,7 +29,9 @@ def test_the_spread_is_that_of_the_losses_and_weights() -> None:
     assert known[[0, 10, 12]].all()  # every 10 = 2 · 40/(4 · 2) rounds, and the end
     assert known.sum() == 3
     for name, level in LEVELS.items():
-        np.testing.assert_allclose(spread[f"loss {name}"][known], np.quantile(whole.losses, level, 1)[known])
+        np.testing.assert_allclose(
+            spread[f"loss {name}"][known], np.quantile(whole.losses, level, 1)[known]
+        )
         np.testing.assert_allclose(spread[f"weight {name}"], np.quantile(whole.weights, level, 1))
     np.testing.assert_allclose(spread["loss mean"][known], whole.losses.mean(1)[known])
     np.testing.assert_array_equal(spread.first_losses, whole.losses[0])
@@ -37,18 +39,22 @@ def test_the_spread_is_that_of_the_losses_and_weights() -> None:
 
 
 def test_looking_up_less_often_changes_no_model() -> None:
-    whole, spread = (sp.train(FEW, cohort(), rounds=12, every_client=kept) for kept in (True, False))
+    whole, spread = (
+        sp.train(FEW, cohort(), rounds=12, every_client=kept) for kept in (True, False)
+    )
     np.testing.assert_array_equal(whole.x, spread.x)
     np.testing.assert_array_equal(whole.weights, spread.weights)
 
 
 def test_methods_that_need_losses_have_them_in_every_round() -> None:
-    history = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=5, every_client=False).history
+    history = sp.train(
+        sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=5, every_client=False
+    ).history
     assert np.isfinite(history["loss max"]).all()
 
 
 def test_beyond_many_clients_the_spread_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scaffpd.training.MANY", 30)
+    monkeypatch.setattr("scaffpd.training.loop.MANY", 30)
     assert not sp.train(FEW, cohort(), rounds=1).history.every_client
     assert sp.train(FEW, cohort(30), rounds=1).history.every_client
     assert table.MANY == 10_000
@@ -84,7 +90,9 @@ def test_a_resumed_run_has_the_same_history(tmp_path: Path) -> None:
     whole = sp.train(FEW, cohort(), rounds=12, every_client=False)
     np.testing.assert_array_equal(parts.x, whole.x)
     np.testing.assert_array_equal(parts.history["weight max"], whole.history["weight max"])
-    np.testing.assert_array_equal(parts.history["loss max"][[0, 10, 12]], whole.history["loss max"][[0, 10, 12]])
+    np.testing.assert_array_equal(
+        parts.history["loss max"][[0, 10, 12]], whole.history["loss max"][[0, 10, 12]]
+    )
     np.testing.assert_array_equal(parts.history.last_losses, whole.history.last_losses)
 
 

@@ -9,9 +9,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, log_loss
 
 import scaffpd as sp
-from scaffpd.gains import AVERAGE, FAIR
+from scaffpd.study.joining import AVERAGE, FAIR
 
-L2, RHO = 0.03, 0.1
+L2 = 0.03
+RHO = 0.1
 
 
 def with_ones(X):
@@ -22,9 +23,13 @@ def fitted_by_sklearn(clients):
     """argmin (1/N) Σ_i mean log-loss of i + (l2/2)‖x‖², the intercept in x: all rows at once, weighted."""
     A = np.concatenate([with_ones(X) for X, _ in clients])
     y = np.concatenate([labels for _, labels in clients])
-    weights = np.concatenate([np.full(len(labels), 1 / (len(clients) * len(labels))) for _, labels in clients])
+    weights = np.concatenate(
+        [np.full(len(labels), 1 / (len(clients) * len(labels))) for _, labels in clients]
+    )
     # scikit-learn minimises C Σ weight · loss + ½‖x‖²
-    return LogisticRegression(C=1 / L2, fit_intercept=False, solver="newton-cholesky", tol=1e-12).fit(A, y, weights)
+    return LogisticRegression(
+        C=1 / L2, fit_intercept=False, solver="newton-cholesky", tol=1e-12
+    ).fit(A, y, weights)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +37,15 @@ def found():
     silos = sp.data.heart_disease(test_fraction=0.3)
     model = sp.Linear("logistic", L2, intercept=True)
     several = [
-        sp.joining(silos.train, silos.test, model, sp.ChiSquare(RHO), names=silos.names, strength=100.0, splits=k)
+        sp.joining(
+            silos.train,
+            silos.test,
+            model,
+            sp.ChiSquare(RHO),
+            names=silos.names,
+            strength=100.0,
+            splits=k,
+        )
         for k in (1, 3)
     ]
     return silos, *several
@@ -40,10 +53,15 @@ def found():
 
 def test_the_average_model_is_scikit_learns(found):
     silos, first, _ = found
-    model, k = fitted_by_sklearn(silos.train), first.models.index(AVERAGE)
+    model = fitted_by_sklearn(silos.train)
+    k = first.models.index(AVERAGE)
     for i, (X, y) in enumerate(silos.test):
-        assert first.score[k, i] == pytest.approx(accuracy_score(y, model.predict(with_ones(X))), abs=1e-12)
-        assert first.loss[k, i] == pytest.approx(log_loss(y, model.predict_proba(with_ones(X))), abs=1e-3)
+        assert first.score[k, i] == pytest.approx(
+            accuracy_score(y, model.predict(with_ones(X))), abs=1e-12
+        )
+        assert first.loss[k, i] == pytest.approx(
+            log_loss(y, model.predict_proba(with_ones(X))), abs=1e-3
+        )
 
 
 def test_intervals_over_splits_are_those_of_the_corrected_t_test(found):

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from scaffpd.federation import ClientScores
-from scaffpd.metrics import Summary, a_fifth, gini, jain
+from scaffpd.training.metrics import Summary, a_fifth, gini, jain
 
 SCORES = ClientScores(
     names=("a", "b", "c"),
@@ -32,7 +32,12 @@ def test_the_worst_loss_is_the_largest():
 def test_the_worst_accuracy_is_the_smallest():
     accuracy = Summary.of(SCORES).accuracy
     assert accuracy is not None
-    assert (accuracy.worst, accuracy.worst_client, accuracy.best, accuracy.best_client) == (0.6, "c", 0.9, "a")
+    assert (accuracy.worst, accuracy.worst_client, accuracy.best, accuracy.best_client) == (
+        0.6,
+        "c",
+        0.9,
+        "a",
+    )
     assert accuracy.mean == pytest.approx(2.2 / 3)
     assert accuracy.weighted_mean == pytest.approx(0.09 + 0.21 + 0.36)
 
@@ -46,13 +51,17 @@ def scores(loss, accuracy=None, counts=None):
     N = len(loss)
     accuracy = np.full(N, np.nan) if accuracy is None else np.array(accuracy, dtype=float)
     counts = np.ones(N, dtype=int) if counts is None else np.array(counts)
-    return ClientScores(tuple(f"c{i}" for i in range(N)), np.array(loss, dtype=float), accuracy, counts)
+    return ClientScores(
+        tuple(f"c{i}" for i in range(N)), np.array(loss, dtype=float), accuracy, counts
+    )
 
 
 # ------------------------------------------------------------------ fifths
 
 
-@pytest.mark.parametrize(("N", "k"), [(1, 1), (2, 1), (4, 1), (5, 1), (6, 2), (10, 2), (11, 3), (20, 4), (100, 20)])
+@pytest.mark.parametrize(
+    ("N", "k"), [(1, 1), (2, 1), (4, 1), (5, 1), (6, 2), (10, 2), (11, 3), (20, 4), (100, 20)]
+)
 def test_a_fifth_is_rounded_up(N, k):
     assert a_fifth(N) == k
 
@@ -73,7 +82,9 @@ def test_of_four_clients_the_fifths_are_the_worst_and_the_best():
 
 def test_one_client_is_everything():
     loss = Summary.of(scores([0.7])).loss
-    assert {loss.mean, loss.weighted_mean, loss.worst, loss.best, loss.worst_20, loss.best_20} == {0.7}
+    assert {loss.mean, loss.weighted_mean, loss.worst, loss.best, loss.worst_20, loss.best_20} == {
+        0.7
+    }
     assert (loss.deviation, loss.gini, loss.jain) == (0.0, 0.0, 1.0)
 
 
@@ -91,7 +102,9 @@ def test_gini_and_jain_by_their_definitions(values):
     v = [x if x > 1e-100 else 0.0 for x in values]  # squares that do not underflow
     assume(max(v) > 0)
     assert gini(v) == pytest.approx(gini_by_double_loop(v), abs=1e-9)
-    assert jain(v) == pytest.approx(math.fsum(v) ** 2 / (len(v) * math.fsum(x * x for x in v)), rel=1e-9)
+    assert jain(v) == pytest.approx(
+        math.fsum(v) ** 2 / (len(v) * math.fsum(x * x for x in v)), rel=1e-9
+    )
 
 
 @given(SIZES, st.randoms(use_true_random=False))
@@ -118,7 +131,12 @@ def test_one_that_has_everything():
 def test_all_zeros_are_equal():
     assert (gini([0.0, 0.0]), jain([0.0, 0.0])) == (0.0, 1.0)
     accuracy = Summary.of(scores([1.0, 2.0], accuracy=[0.0, 0.0])).accuracy
-    assert (accuracy.worst_20, accuracy.best_20, accuracy.gini, accuracy.jain) == (0.0, 0.0, 0.0, 1.0)
+    assert (accuracy.worst_20, accuracy.best_20, accuracy.gini, accuracy.jain) == (
+        0.0,
+        0.0,
+        0.0,
+        1.0,
+    )
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.inf, np.nan])

@@ -18,8 +18,13 @@ def test_the_example_prints_what_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run_python(PAGE)
     shown = next(block for block in blocks(PAGE, "text") if block.startswith("Average()"))
-    digits = re.compile(r"within \d")  # the proven gap's own digits may differ between processors; its order may not
-    assert digits.sub("within ·", capsys.readouterr().out).split() == digits.sub("within ·", shown).split()
+    digits = re.compile(
+        r"within \d"
+    )  # the proven gap's own digits may differ between processors; its order may not
+    assert (
+        digits.sub("within ·", capsys.readouterr().out).split()
+        == digits.sub("within ·", shown).split()
+    )
 
 
 def test_it_fits_on_two_screens():
@@ -34,7 +39,11 @@ def test_the_commands_are_the_two_that_are_checked():
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_make_test_runs_these_tests():
     done = subprocess.run(
-        ["make", "--no-print-directory", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "-n", "test"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip().splitlines()[-1].endswith("-m pytest -n auto --dist worksteal")
 

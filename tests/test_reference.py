@@ -14,7 +14,16 @@ from scipy.optimize import minimize
 
 from scaffpd.data import breast_cancer, digits, heart_disease, synthetic
 from scaffpd.errors import InputError
-from scaffpd.objectives import Agnostic, Average, ChiSquare, ChiSquareBall, CVaR, Nash, QFair, Tilted
+from scaffpd.objectives import (
+    Agnostic,
+    Average,
+    ChiSquare,
+    ChiSquareBall,
+    CVaR,
+    Nash,
+    QFair,
+    Tilted,
+)
 from scaffpd.reference import reference_optimum
 
 PRIOR = (0.1, 0.3, 0.25, 0.15, 0.2)
@@ -38,20 +47,24 @@ OBJECTIVES = {
 
 def losses_and_gradients(clients, loss, l2, x, intercept=False):
     """f_i and ∇f_i by plain loops over clients, nothing shared with the package."""
-    values, rows = [], []
+    values = []
+    rows = []
     for X, y in clients:
         A = np.column_stack([X, np.ones(len(X))]) if intercept else X
         Z = A @ x.reshape(A.shape[1], -1)
         if loss == "squared":
             difference = Z - np.reshape(y, Z.shape)
-            value, slope = np.sum(difference**2), 2 * difference
+            value = np.sum(difference**2)
+            slope = 2 * difference
         elif loss == "logistic":
             p = 1 / (1 + np.exp(-Z[:, 0]))
-            value, slope = -np.sum(np.log(np.where(y == 1, p, 1 - p))), (p - y)[:, None]
+            value = -np.sum(np.log(np.where(y == 1, p, 1 - p)))
+            slope = (p - y)[:, None]
         else:
             p = np.exp(Z) / np.exp(Z).sum(1, keepdims=True)
             hot = np.eye(Z.shape[1])[y]
-            value, slope = -np.sum(np.log(p[hot == 1])), p - hot
+            value = -np.sum(np.log(p[hot == 1]))
+            slope = p - hot
         values.append(value / len(A) + l2 / 2 * x @ x)
         rows.append((A.T @ slope).ravel() / len(A) + l2 * x)
     return np.array(values), np.array(rows)
@@ -103,7 +116,10 @@ def cvxpy_objective(objective, f):
         return objective.rho * cp.log_sum_exp(cp.hstack(f) / objective.rho + np.log(p))
     if isinstance(objective, QFair):
         power = objective.q + 1
-        return cp.sum([w * cp.power(t, power, approx=False) for w, t in zip(p, f, strict=True)]) / power
+        return (
+            cp.sum([w * cp.power(t, power, approx=False) for w, t in zip(p, f, strict=True)])
+            / power
+        )
     levels = objective.levels(n)
     return -cp.sum([w * cp.log(b - t) for w, t, b in zip(p, f, levels, strict=True)])
 
@@ -113,7 +129,9 @@ def cvxpy_optimum(clients, loss, l2, objective):
     t = cp.Variable(len(clients))
     below = [f <= bound for f, bound in zip(cvxpy_losses(clients, loss, l2, x), t, strict=True)]
     problem = cp.Problem(cp.Minimize(cvxpy_objective(objective, list(t))), below)
-    with warnings.catch_warnings():  # where it stops short of 1e-9 it says so, and is still good enough here
+    with (
+        warnings.catch_warnings()
+    ):  # where it stops short of 1e-9 it says so, and is still good enough here
         warnings.filterwarnings("ignore", "Solution may be inaccurate")
         problem.solve(solver="CLARABEL", tol_gap_abs=1e-9, tol_gap_rel=1e-9, tol_feas=1e-9)
     return x.value, problem.value
@@ -133,7 +151,8 @@ def small(loss):
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_agrees_with_an_interior_point_method(loss, name, prior):
-    clients, objective = small(loss), OBJECTIVES[name](prior)
+    clients = small(loss)
+    objective = OBJECTIVES[name](prior)
     result = reference_optimum(clients, loss, 0.1, objective)
     x, value = cvxpy_optimum(clients, loss, 0.1, objective)
     assert result.value == pytest.approx(value, rel=1e-5)
@@ -148,14 +167,17 @@ def test_agrees_with_an_interior_point_method(loss, name, prior):
 def test_the_average_agrees_with_scipy(loss):
     silos = heart_disease(test_fraction=0.0)
     clients = silos.train if loss == "logistic" else [(X[:, :5], y) for X, y in silos.train]
-    objective, l2 = Average([0.4, 0.3, 0.2, 0.1]), 0.01
+    objective = Average([0.4, 0.3, 0.2, 0.1])
+    l2 = 0.01
     result = reference_optimum(clients, loss, l2, objective, intercept=True)
 
     def average(x):
         f, G = losses_and_gradients(clients, loss, l2, x, intercept=True)
         return objective.prior @ f, objective.prior @ G
 
-    found = minimize(average, np.zeros_like(result.x), jac=True, method="BFGS", options={"gtol": 1e-9})
+    found = minimize(
+        average, np.zeros_like(result.x), jac=True, method="BFGS", options={"gtol": 1e-9}
+    )
     assert result.value == pytest.approx(found.fun, rel=1e-13)
     np.testing.assert_allclose(result.x, found.x, atol=1e-6)
 
@@ -194,7 +216,10 @@ LARGE = {("digits", name) for name in OBJECTIVES} - {
 @pytest.mark.sample(20)
 @pytest.mark.parametrize(
     ("family", "name"),
-    [pytest.param(*case, marks=pytest.mark.long if case in LARGE else ()) for case in product(FAMILIES, OBJECTIVES)],
+    [
+        pytest.param(*case, marks=pytest.mark.long if case in LARGE else ())
+        for case in product(FAMILIES, OBJECTIVES)
+    ],
 )
 def test_optimality_conditions_hold_to_rounding(family, name):
     load, loss, l2, intercept = FAMILIES[family]
@@ -222,7 +247,9 @@ def test_ten_clients_and_650_parameters():
 def test_random_problems(part, seed, name, d):
     random = np.random.default_rng(seed)
     sizes = random.integers(1, 30, 5).tolist()
-    clients = synthetic(N=5, d=d, sizes=sizes, sigma=10 ** random.uniform(-2, 1), seed=seed, scaling=1.0)
+    clients = synthetic(
+        N=5, d=d, sizes=sizes, sigma=10 ** random.uniform(-2, 1), seed=seed, scaling=1.0
+    )
     objective = OBJECTIVES[name](random.dirichlet(np.full(5, 3.0)))
     if name == "nash":
         objective = Nash([1.2 * np.mean(y**2) + 0.1 for _, y in clients])
@@ -239,7 +266,9 @@ def test_targets_with_columns_are_independent_regressions():
     result = reference_optimum(both, "squared", 0.1, Average())
     one = reference_optimum(clients, "squared", 0.1, Average())
     other = reference_optimum([(X, 1 - 2 * y) for X, y in clients], "squared", 0.1, Average())
-    np.testing.assert_allclose(result.x.reshape(4, 2), np.column_stack([one.x, other.x]), rtol=1e-12)
+    np.testing.assert_allclose(
+        result.x.reshape(4, 2), np.column_stack([one.x, other.x]), rtol=1e-12
+    )
     robust = reference_optimum(both, "squared", 0.1, Agnostic())
     assert_optimal(robust, both, "squared", 0.1, Agnostic())
 
@@ -308,7 +337,12 @@ def test_nash_without_an_agreement_is_refused():
         ("squared", 0.0, [(np.ones((2, 1)), np.ones(2))], "l2 > 0"),
         ("squared", 0.1, [(np.ones(2), np.ones(2))], "shape"),
         ("squared", 0.1, [(np.ones((2, 1)), np.ones(3))], "as many targets"),
-        ("squared", 0.1, [(np.ones((2, 1)), np.ones(2)), (np.ones((2, 3)), np.ones(2))], "same features"),
+        (
+            "squared",
+            0.1,
+            [(np.ones((2, 1)), np.ones(2)), (np.ones((2, 3)), np.ones(2))],
+            "same features",
+        ),
         ("squared", 0.1, [(np.full((2, 1), np.nan), np.ones(2))], "finite"),
         ("softmax", 0.1, [(np.ones((2, 1)), np.array([0, np.inf]))], "finite targets"),
         ("squared", 0.1, [], "at least one client"),

@@ -17,9 +17,9 @@ from test_objective_solver import model
 from test_objective_solver import solve as by_clarabel
 
 import scaffpd as sp
+from scaffpd.algorithms.saddle import Saddle, solve_quadratics, solve_saddle
+from scaffpd.algorithms.subspace import SubspaceModel, orthonormal
 from scaffpd.objectives.base import Objective
-from scaffpd.saddle import Saddle, solve_quadratics, solve_saddle
-from scaffpd.subspace import SubspaceModel, orthonormal
 
 every_kind = pytest.mark.parametrize("kind", ALL)
 TINY = 1e-25  # what is below it is rounding of sums that vanish
@@ -62,20 +62,37 @@ class Problem:
 
     def bounds(self, found: Saddle) -> tuple[float, float]:
         """Both sides of the duality, from their definitions."""
-        z, weights = self.whole(found), found.weights
+        z = self.whole(found)
+        weights = found.weights
         pull = self.coupling @ weights - self.shift
-        above = self.objective.support(self.a + self.coupling.T @ z) - float(self.shift @ z) + 0.5 * float(z @ z)
-        return above, float(self.a @ weights) - self.objective.value(weights) - 0.5 * float(pull @ pull)
+        above = (
+            self.objective.support(self.a + self.coupling.T @ z)
+            - float(self.shift @ z)
+            + 0.5 * float(z @ z)
+        )
+        return above, float(self.a @ weights) - self.objective.value(weights) - 0.5 * float(
+            pull @ pull
+        )
 
     def size(self, found: Saddle) -> float:
         """The sum of the terms whose difference the gap is, without their signs."""
-        z, weights, E = np.abs(self.whole(found)), np.abs(found.weights), np.abs(self.coupling)
-        terms = (np.abs(self.a) + E.T @ z) @ weights + penalty_size(self.objective, found.weights) + z @ z
+        z = np.abs(self.whole(found))
+        weights = np.abs(found.weights)
+        E = np.abs(self.coupling)
+        terms = (
+            (np.abs(self.a) + E.T @ z) @ weights
+            + penalty_size(self.objective, found.weights)
+            + z @ z
+        )
         far = np.max(np.abs(self.a) + E.T @ z) if self.objective.simplex else 0.0
         held = self.w**2 @ weights  # it multiplies the last digits of the weights
         off = np.abs(self.whole(found) + self.coupling @ found.weights - self.shift)
-        lost = 1e-2 * off @ (E @ weights)  # ½‖z + Eλ‖² has the rounding ⟨|z + Eλ|, ε|E|λ⟩ of sums that cancel
-        return float(terms + far + self.shift @ z + held + lost + 1e-15 * np.sum((E @ weights) ** 2))
+        lost = (
+            1e-2 * off @ (E @ weights)
+        )  # ½‖z + Eλ‖² has the rounding ⟨|z + Eλ|, ε|E|λ⟩ of sums that cancel
+        return float(
+            terms + far + self.shift @ z + held + lost + 1e-15 * np.sum((E @ weights) ** 2)
+        )
 
 
 def penalty_size(objective: Objective, weights: np.ndarray) -> float:
@@ -126,11 +143,20 @@ def diagonals(random: np.random.Generator, n: int, wide: float) -> dict[str, np.
 def problems(draw: st.DrawFn, kind: str, clients: int = 8, wide: float = 1.5) -> Problem:
     """Any number of clients, with ties, zeros, weights on the boundary and couplings of every kind."""
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    n, r = draw(st.integers(1, clients)), draw(st.sampled_from([0, 1, 2, 5]))
-    scale = draw(powers(-wide, wide)) if kind != "QFair" else draw(powers(-1, 1))  # its weights are powers of losses
-    others = st.one_of(st.sampled_from([0.0, 1.0, 1.0 + 2e-16]), st.floats(0.0, 3.0).map(lambda v: round(v, 9)))
-    a = draw(vectors(n, others)) * scale + (draw(st.sampled_from([0.0, 0.0, 1e6])) if kind in ON_SIMPLEX else 0.0)
-    prior = draw(st.sampled_from([None, random.uniform(0.1, 1.0, n), 10.0 ** random.uniform(-6, 0, n)]))
+    n = draw(st.integers(1, clients))
+    r = draw(st.sampled_from([0, 1, 2, 5]))
+    scale = (
+        draw(powers(-wide, wide)) if kind != "QFair" else draw(powers(-1, 1))
+    )  # its weights are powers of losses
+    others = st.one_of(
+        st.sampled_from([0.0, 1.0, 1.0 + 2e-16]), st.floats(0.0, 3.0).map(lambda v: round(v, 9))
+    )
+    a = draw(vectors(n, others)) * scale + (
+        draw(st.sampled_from([0.0, 0.0, 1e6])) if kind in ON_SIMPLEX else 0.0
+    )
+    prior = draw(
+        st.sampled_from([None, random.uniform(0.1, 1.0, n), 10.0 ** random.uniform(-6, 0, n)])
+    )
     objective = build(kind, draw(powers(-2 * wide, 2 * wide)), a, prior)
     start = objective.start(a)
     if draw(st.booleans()):
@@ -202,7 +228,9 @@ def test_the_proof_is_honest_however_wild_the_numbers(kind: str, data: st.DataOb
 @every_kind
 @given(data=st.data())
 @settings(deadline=None, max_examples=1000)
-def test_the_proof_is_honest_however_wild_the_numbers_many_times(kind: str, data: st.DataObject) -> None:
+def test_the_proof_is_honest_however_wild_the_numbers_many_times(
+    kind: str, data: st.DataObject
+) -> None:
     problem = data.draw(problems(kind, clients=40, wide=6.0))
     assert_proven(problem, problem.solve())
 
@@ -212,13 +240,27 @@ def test_the_proof_is_honest_however_wild_the_numbers_many_times(kind: str, data
 @settings(deadline=None, max_examples=7)
 def test_neither_player_gains_by_moving(kind: str, data: st.DataObject, seed: int) -> None:
     """L(z, λ') − gap ≤ L(z, λ) ≤ L(z', λ) + gap for all λ' ∈ Λ and all z'."""
-    problem, random = data.draw(problems(kind)), np.random.default_rng(seed)
+    problem = data.draw(problems(kind))
+    random = np.random.default_rng(seed)
     found = problem.solve()
-    z, weights, slack = problem.whole(found), found.weights, found.gap + 1e-12 * assert_proven(problem, found) + TINY
-    value, objective, v = problem.lagrangian(z, weights), problem.objective, problem.a + problem.coupling.T @ z
-    for other in (problem.start, *(objective.prox(v, weights, sigma) for sigma in (1e-3, 1.0, 1e6))):
-        assert problem.lagrangian(z, other) <= value + slack + 1e-12 * (np.abs(v) @ other + abs(objective.value(other)))
-    for other in (problem.shift - problem.coupling @ weights, 0 * z, z + 1e-3 * random.normal(size=z.shape)):
+    z = problem.whole(found)
+    weights = found.weights
+    slack = found.gap + 1e-12 * assert_proven(problem, found) + TINY
+    value = problem.lagrangian(z, weights)
+    objective = problem.objective
+    v = problem.a + problem.coupling.T @ z
+    for other in (
+        problem.start,
+        *(objective.prox(v, weights, sigma) for sigma in (1e-3, 1.0, 1e6)),
+    ):
+        assert problem.lagrangian(z, other) <= value + slack + 1e-12 * (
+            np.abs(v) @ other + abs(objective.value(other))
+        )
+    for other in (
+        problem.shift - problem.coupling @ weights,
+        0 * z,
+        z + 1e-3 * random.normal(size=z.shape),
+    ):
         assert problem.lagrangian(other, weights) >= value - slack
 
 
@@ -227,8 +269,10 @@ def test_neither_player_gains_by_moving(kind: str, data: st.DataObject, seed: in
 @settings(deadline=None, max_examples=5)
 def test_every_start_leads_to_the_same_value(kind: str, data: st.DataObject) -> None:
     problem = data.draw(problems(kind))
-    objective, a = problem.objective, problem.a
-    values, slack = [], 0.0
+    objective = problem.objective
+    a = problem.a
+    values = []
+    slack = 0.0
     for sigma in (1e-6, 1.0, 1e6):
         start = objective.prox(a[::-1], objective.start(a), sigma)
         found = Problem(objective, a, problem.coupling, start, None, problem.tol).solve()
@@ -246,21 +290,28 @@ def test_every_start_leads_to_the_same_value(kind: str, data: st.DataObject) -> 
 @settings(deadline=None, max_examples=4, derandomize=True)
 def test_the_value_is_that_of_an_interior_point_solver(kind: str, data: st.DataObject) -> None:
     problem = data.draw(problems(kind, clients=6, wide=0.5))
-    objective, a = problem.objective, problem.a
+    objective = problem.objective
+    a = problem.a
     if kind == "QFair":  # an exponent that a cone expresses exactly
         objective = sp.QFair(data.draw(st.sampled_from([0.5, 1.0, 2.0])), objective.prior)
     level = float(a.mean()) if objective.simplex else 0.0
     found = solve_saddle(objective, a - level, problem.F, problem.start, 1e-9, problem.diagonal)
     lam, psi, members = model(objective, len(a))
     concave = (a - level) @ lam - psi - 0.5 * cp.sum_squares(problem.coupling @ lam - problem.shift)
-    assert found.value == pytest.approx(by_clarabel(cp.Problem(cp.Maximize(concave), members)), rel=1e-6, abs=1e-6)
+    assert found.value == pytest.approx(
+        by_clarabel(cp.Problem(cp.Maximize(concave), members)), rel=1e-6, abs=1e-6
+    )
 
 
 @every_kind
 def test_without_coupling_it_is_the_support_function(kind: str) -> None:
     losses = np.array([0.3, 1.2, 0.7, 0.9])
     objective = build(kind, 0.5, losses, np.array([0.1, 0.2, 0.3, 0.4]))
-    for F, w in ((np.empty((0, 4)), None), (np.zeros((3, 4)), None), (np.empty((0, 4)), np.zeros(4))):
+    for F, w in (
+        (np.empty((0, 4)), None),
+        (np.zeros((3, 4)), None),
+        (np.empty((0, 4)), np.zeros(4)),
+    ):
         found = solve_saddle(objective, losses, F, objective.start(losses), 1e-12, w)
         assert found.value == pytest.approx(objective.support(losses), rel=1e-12)
         np.testing.assert_allclose(found.weights, objective.maximizer(losses), atol=1e-6)
@@ -272,11 +323,14 @@ def test_a_diagonal_alone_takes_no_newton_steps(kind: str) -> None:
     """It is one proximal step from the start, with a step size for every client."""
     random = np.random.default_rng(0)
     for n in (1, 3, 50):
-        losses, w = random.exponential(size=n), random.uniform(0.5, 2.0, n)
+        losses = random.exponential(size=n)
+        w = random.uniform(0.5, 2.0, n)
         objective = build(kind, 0.5, losses, None)
         start = objective.start(losses)
         found = solve_saddle(objective, losses, np.empty((0, n)), start, 1e-12, w)
-        np.testing.assert_allclose(found.weights, objective.prox(losses, start, w**-2.0), atol=1e-12)
+        np.testing.assert_allclose(
+            found.weights, objective.prox(losses, start, w**-2.0), atol=1e-12
+        )
         assert found.iterations == 0
         assert found.gap <= 1e-12
 
@@ -285,12 +339,16 @@ def test_a_diagonal_alone_takes_no_newton_steps(kind: str) -> None:
 def test_weights_held_to_zero_are_rows_of_the_matrix(kind: str) -> None:
     """−½ Σ w_i² (λ_i − l_i)² is −½‖diag(w) λ‖² with the losses raised by w² ∘ l."""
     random = np.random.default_rng(1)
-    a, F, w = random.exponential(size=7), random.normal(size=(3, 7)), random.uniform(0.1, 2.0, 7)
+    a = random.exponential(size=7)
+    F = random.normal(size=(3, 7))
+    w = random.uniform(0.1, 2.0, 7)
     objective = build(kind, 0.5, a, None)
     start = objective.start(a)
     apart = solve_saddle(objective, a, F, start, 1e-13, w)
     dense = solve_saddle(objective, a + w**2 * start, np.vstack([F, np.diag(w)]), start, 1e-13)
-    assert apart.value == pytest.approx(dense.value - 0.5 * float(np.sum((w * start) ** 2)), rel=1e-12)
+    assert apart.value == pytest.approx(
+        dense.value - 0.5 * float(np.sum((w * start) ** 2)), rel=1e-12
+    )
     np.testing.assert_allclose(apart.weights, dense.weights, atol=1e-6)
     assert dense.iterations > 0 or kind == "Average"
 
@@ -328,7 +386,14 @@ EXTREMES = {
 
 
 def extreme(kind: str, name: str) -> Problem:
-    case = {"a": LOSSES, "diagonal": None, "tol": 1e-10, "prior": None, "parameter": 0.5, **EXTREMES[name]}
+    case = {
+        "a": LOSSES,
+        "diagonal": None,
+        "tol": 1e-10,
+        "prior": None,
+        "parameter": 0.5,
+        **EXTREMES[name],
+    }
     objective = build(kind, case["parameter"], case["a"], case["prior"])
     start = objective.start(case["a"])
     if "start" in case:
@@ -364,7 +429,9 @@ def test_what_overflows_is_no_error_and_no_proof(kind: str, size: float, where: 
 
 @pytest.mark.parametrize("gain", [1e-2, 1e-6, 1e-10])
 def test_nash_with_losses_close_to_the_level(gain: float) -> None:
-    problem = Problem(sp.Nash(LOSSES + gain), LOSSES, COUPLING, np.full(5, 0.2), np.full(5, 0.1), 1e-10)
+    problem = Problem(
+        sp.Nash(LOSSES + gain), LOSSES, COUPLING, np.full(5, 0.2), np.full(5, 0.1), 1e-10
+    )
     assert_solved(problem, problem.solve())
 
 
@@ -376,7 +443,9 @@ def test_nash_needs_the_coupling_where_losses_are_above_the_level() -> None:
 
 
 @pytest.mark.parametrize("delta", [1e-20, 1e-8, 1e-2, 1.0, 4.0, 1e8])
-@pytest.mark.parametrize("prior", [None, 10.0 ** np.array([-6.0, -3.0, -1.0, 0.0, 0.0])], ids=["uniform", "uneven"])
+@pytest.mark.parametrize(
+    "prior", [None, 10.0 ** np.array([-6.0, -3.0, -1.0, 0.0, 0.0])], ids=["uniform", "uneven"]
+)
 def test_balls_of_any_radius(delta: float, prior: np.ndarray | None) -> None:
     objective = sp.ChiSquareBall(delta, prior)
     for w in (None, np.zeros(5), np.array([0.0, 1e-3, 1.0, 0.1, 2.0])):
@@ -389,7 +458,8 @@ def test_balls_of_any_radius(delta: float, prior: np.ndarray | None) -> None:
 
 def typical(kind: str, n: int, r: int, seed: int) -> Problem:
     random = np.random.default_rng(seed)
-    a, F = random.exponential(size=n), random.normal(size=(r, n)) * 10.0 ** random.uniform(-1, 0.5, (r, 1))
+    a = random.exponential(size=n)
+    F = random.normal(size=(r, n)) * 10.0 ** random.uniform(-1, 0.5, (r, 1))
     objective = build(kind, 0.3, a, random.uniform(0.1, 1.0, n) if seed % 2 else None)
     return Problem(objective, a, F, objective.start(a), random.uniform(0.2, 2.0, n), 1e-12)
 
@@ -423,9 +493,13 @@ def test_no_matrix_of_all_pairs_of_clients_is_formed(kind: str) -> None:
 # ------------------------------------------------------------------ the model of the subspace saddle method
 
 
-def subspace_model(kind: str, n: int, k: int, seed: int, w: np.ndarray | None = None) -> SubspaceModel:
+def subspace_model(
+    kind: str, n: int, k: int, seed: int, w: np.ndarray | None = None
+) -> SubspaceModel:
     random = np.random.default_rng(seed)
-    losses, slopes, root = random.exponential(size=n), random.normal(size=(n, k)), random.normal(size=(k, k + 2))
+    losses = random.exponential(size=n)
+    slopes = random.normal(size=(n, k))
+    root = random.normal(size=(k, k + 2))
     objective = build(kind, 0.3, losses, random.uniform(0.2, 1.0, n))
     weights = objective.prox(random.normal(size=n), objective.start(losses), 0.1)
     w = random.uniform(0.1, 1.0, n) * (random.random(n) < 0.8) if w is None else w
@@ -457,12 +531,17 @@ def by_search(m: SubspaceModel, damping: float | None) -> float:
     ends = []
     inside = float(m.objective.start(m.losses)[0])
     for outside in (-1e-9, 1 + 1e-9) if m.objective.simplex else (0.0, 1e3):
-        near, far = inside, outside
+        near = inside
+        far = outside
         for _ in range(60):
             middle = (near + far) / 2
-            near, far = (middle, far) if m.objective.contains(weights(middle), 0.0) else (near, middle)
+            near, far = (
+                (middle, far) if m.objective.contains(weights(middle), 0.0) else (near, middle)
+            )
         ends.append(near)
-    found = minimize_scalar(fall, bounds=ends, method="bounded", options={"xatol": 1e-12, "maxiter": 500})
+    found = minimize_scalar(
+        fall, bounds=ends, method="bounded", options={"xatol": 1e-12, "maxiter": 500}
+    )
     return -min(float(found.fun), fall(ends[0]), fall(ends[1]))
 
 
@@ -479,7 +558,9 @@ def test_the_models_saddle_is_that_of_a_search(kind: str, seed: int) -> None:
 @every_kind
 @pytest.mark.parametrize("seed", range(4))
 def test_the_models_players_have_nothing_to_gain(kind: str, seed: int) -> None:
-    m, random, damping = subspace_model(kind, 8, 3, seed), np.random.default_rng(seed), 0.25
+    m = subspace_model(kind, 8, 3, seed)
+    random = np.random.default_rng(seed)
+    damping = 0.25
     step = m.solve(damping, 1e-12)
     np.testing.assert_allclose(step.z, answer(m, step.weights, damping), atol=1e-5)
     assert height(m, step.z, step.weights, damping) == pytest.approx(step.value, rel=1e-10)
@@ -498,7 +579,9 @@ def test_the_merit_lies_between_staying_and_moving_freely(kind: str) -> None:
     if kind == "Nash":
         losses = m.losses - 0.01 * np.arange(6)
     stay = float(losses @ m.weights) - m.objective.value(m.weights)
-    free, held = (subspace_model(kind, 6, 2, 0, np.full(6, w)).merit(losses, 1e-12) for w in (0.0, 1e3))
+    free, held = (
+        subspace_model(kind, 6, 2, 0, np.full(6, w)).merit(losses, 1e-12) for w in (0.0, 1e3)
+    )
     assert stay - 1e-12 <= m.merit(losses, 1e-12) <= m.objective.support(losses) + 1e-12
     assert free == pytest.approx(m.objective.support(losses), rel=1e-9)
     assert held == pytest.approx(stay, abs=1e-5)
@@ -507,9 +590,13 @@ def test_the_merit_lies_between_staying_and_moving_freely(kind: str) -> None:
 def test_a_model_with_flat_directions_is_solved() -> None:
     """Curvature of rank one, and none at all."""
     m = subspace_model("ChiSquare", 5, 3, 0)
-    flat = SubspaceModel(m.objective, m.losses, m.slopes[:, :1] * np.ones(3), np.ones((3, 3)), m.weights, m.w)
+    flat = SubspaceModel(
+        m.objective, m.losses, m.slopes[:, :1] * np.ones(3), np.ones((3, 3)), m.weights, m.w
+    )
     step = flat.solve(0.0, 1e-10)
-    line = SubspaceModel(m.objective, m.losses, m.slopes[:, :1], np.ones((1, 1)), m.weights, m.w).solve(0.0, 1e-10)
+    line = SubspaceModel(
+        m.objective, m.losses, m.slopes[:, :1], np.ones((1, 1)), m.weights, m.w
+    ).solve(0.0, 1e-10)
     assert step.value == pytest.approx(line.value, rel=1e-6)
     assert step.z.sum() == pytest.approx(float(line.z[0]), rel=1e-4)
     none = SubspaceModel(m.objective, m.losses, m.slopes[:, :0], np.empty((0, 0)), m.weights, m.w)
@@ -519,26 +606,51 @@ def test_a_model_with_flat_directions_is_solved() -> None:
 # ------------------------------------------------------------------ the basis
 
 
-@given(st.integers(1, 8), st.integers(0, 12), st.integers(1, 10), st.integers(0, 2**16), st.sampled_from([0, 1, 2, 3]))
+@given(
+    st.integers(1, 8),
+    st.integers(0, 12),
+    st.integers(1, 10),
+    st.integers(0, 2**16),
+    st.sampled_from([0, 1, 2, 3]),
+)
 @settings(deadline=None, max_examples=60)
-def test_the_basis_is_orthonormal_and_spans_the_first_columns(d: int, count: int, most: int, seed: int, rank: int):
+def test_the_basis_is_orthonormal_and_spans_the_first_columns(
+    d: int, count: int, most: int, seed: int, rank: int
+):
     random = np.random.default_rng(seed)
-    columns = list(torch.from_numpy(random.normal(size=(count, d)) * 10.0 ** random.uniform(-8, 8, (count, 1))))
+    columns = list(
+        torch.from_numpy(random.normal(size=(count, d)) * 10.0 ** random.uniform(-8, 8, (count, 1)))
+    )
     if rank:  # everything in the span of a few, and one of them missing
-        columns = [sum(float(c) * b for c, b in zip(random.normal(size=rank), columns[:rank], strict=False))
-                   for _ in columns] if len(columns) >= rank else columns  # fmt: skip
+        columns = (
+            [
+                sum(
+                    float(c) * b
+                    for c, b in zip(random.normal(size=rank), columns[:rank], strict=False)
+                )
+                for _ in columns
+            ]
+            if len(columns) >= rank
+            else columns
+        )
     metric = torch.from_numpy(10.0 ** random.uniform(-3, 3, d))
     V = orthonormal(columns, metric, most)
     assert V.shape[0] == d
-    sizes = np.linalg.svd(np.array([np.asarray(c / c.norm()) for c in columns]).reshape(count, d), compute_uv=False)
-    assume(not np.any((sizes > 1e-10) & (sizes < 1e-3)))  # neither dependent nor clearly independent
+    sizes = np.linalg.svd(
+        np.array([np.asarray(c / c.norm()) for c in columns]).reshape(count, d), compute_uv=False
+    )
+    assume(
+        not np.any((sizes > 1e-10) & (sizes < 1e-3))
+    )  # neither dependent nor clearly independent
     expected = int(np.count_nonzero(sizes > 1e-3))
     assert V.shape[1] == min(expected, most, d)
     np.testing.assert_allclose(V.mT @ (metric[:, None] * V), np.eye(V.shape[1]), atol=1e-12)
     if V.shape[1] == expected:
         for column in columns:  # nothing is left outside
             inside = V @ (V.mT @ (metric * column))
-            assert float((metric.sqrt() * (column - inside)).norm()) <= 1e-5 * float((metric.sqrt() * column).norm())
+            assert float((metric.sqrt() * (column - inside)).norm()) <= 1e-5 * float(
+                (metric.sqrt() * column).norm()
+            )
 
 
 def test_the_basis_leaves_out_what_adds_nothing() -> None:
@@ -571,10 +683,12 @@ def test_the_basis_of_long_columns(d: int) -> None:
 def test_a_capped_step_whose_level_is_far_from_the_quantile() -> None:
     """Held clients keep weight that the quantile counts on, so that ν lies at a larger loss: steps 1e30 apart."""
     prior = np.array([0.134, 0.068, 0.027, 0.023, 0.166, 0.184, 0.129, 0.151, 0.118])
-    objective, losses = sp.CVaR(0.76, prior), np.array([1.0, 1.0, 0.0, 1.0, 1.0, 0.125, 0.0, 0.0, 1.0])
+    objective = sp.CVaR(0.76, prior)
+    losses = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 0.125, 0.0, 0.0, 1.0])
     for small in (1e-2, 1e-12, 1e-30):
         held = np.where(np.isin(np.arange(9), (2, 6)), 3.5, small)
-        lam, old = objective.prox(losses, objective.prior, 1 / held), objective.prior
+        lam = objective.prox(losses, objective.prior, 1 / held)
+        old = objective.prior
         v = losses - (lam - old) * held
         assert lam.sum() == pytest.approx(1, abs=1e-15)
         assert objective.support(v) == pytest.approx(float(v @ lam), abs=1e-15)
@@ -582,9 +696,11 @@ def test_a_capped_step_whose_level_is_far_from_the_quantile() -> None:
 
 def test_what_one_mixture_needs_for_a_factor_is_not_added_to_the_next():
     H = np.stack([np.diag([1.0, -1e-6]), np.diag([1.0, 1e-6])])
-    a, E = np.array([-10.0, 0.0]), np.array([[0.0, 0.0], [1e-3, 1e-3]])
+    a = np.array([-10.0, 0.0])
+    E = np.array([[0.0, 0.0], [1e-3, 1e-3]])
     found = [
-        solve_quadratics(sp.Agnostic(), a, E, H, np.array(start), 0.0, 1e-12) for start in ([1.0, 0.0], [0.0, 1.0])
+        solve_quadratics(sp.Agnostic(), a, E, H, np.array(start), 0.0, 1e-12)
+        for start in ([1.0, 0.0], [0.0, 1.0])
     ]
     assert found[0].value == pytest.approx(-0.5, abs=1e-6)
     assert found[0].value == pytest.approx(found[1].value)

@@ -36,12 +36,22 @@ def test_candidates_take_turns_in_changing_order(harness):
     order = []
     calls = {name: (lambda name=name: order.append(name)) for name in "abc"}
     timing = harness.interleaved(calls, turns=3, least=0.0)
-    assert order == [*"aabbcc", *"abc", *"bca", *"cab"]  # first each twice, to warm up and to learn how long it takes
-    assert {name: len(seconds) for name, seconds in timing.seconds.items()} == {"a": 3, "b": 3, "c": 3}
+    assert order == [
+        *"aabbcc",
+        *"abc",
+        *"bca",
+        *"cab",
+    ]  # first each twice, to warm up and to learn how long it takes
+    assert {name: len(seconds) for name, seconds in timing.seconds.items()} == {
+        "a": 3,
+        "b": 3,
+        "c": 3,
+    }
 
 
 def test_short_calls_are_repeated_and_the_device_is_waited_for(harness):
-    called, waited = [], []
+    called = []
+    waited = []
     calls = {"short": lambda: (called.append(1), time.sleep(1e-4))}
     timing = harness.interleaved(calls, turns=2, least=0.01, sync=lambda: waited.append(1))
     assert len(called) > 2 + 2 * 5
@@ -50,7 +60,9 @@ def test_short_calls_are_repeated_and_the_device_is_waited_for(harness):
 
 
 def test_a_ratio_is_taken_within_turns(harness):
-    timing = harness.Timing({"fast": [1.0, 10.0, 1.0], "slow": [2.0, 30.0, 4.0]})  # a busy second turn
+    timing = harness.Timing(
+        {"fast": [1.0, 10.0, 1.0], "slow": [2.0, 30.0, 4.0]}
+    )  # a busy second turn
     assert timing.ratio("slow", to="fast") == (3.0, 2.5, 3.5)
     assert timing.ratio("fast", to="fast") == (1.0, 1.0, 1.0)
     assert timing.median("slow") == 4.0

@@ -39,7 +39,10 @@ def test_the_numbers_are_those_of_the_stored_measurements(publish, found):
 
 
 def test_the_documentation_says_what_is_stored(publish, found):
-    texts = {"benchmarks.md": publish.headline(found), "networks.md": publish.beside(found.get("network_simulators"))}
+    texts = {
+        "benchmarks.md": publish.headline(found),
+        "networks.md": publish.beside(found.get("network_simulators")),
+    }
     for page, text in texts.items():
         assert text.join(publish.MARKS) in (publish.DOCS / page).read_text(encoding="utf-8")
 
@@ -58,7 +61,13 @@ def test_the_picture_can_be_drawn(publish, found, tmp_path):
 
 def test_a_page_of_two_parts(publish):
     row = {"loss": "squared", "seconds": 1.23456, "note": None}
-    part = {"title": "T", "docstring": "(b) One\ntwo.\n\nMore.", "sentences": ["It is."], "rows": [row], "seconds": 9.0}
+    part = {
+        "title": "T",
+        "docstring": "(b) One\ntwo.\n\nMore.",
+        "sentences": ["It is."],
+        "rows": [row],
+        "seconds": 9.0,
+    }
     part["machine"] = {"CPU": "C", "cores": 2, "torch": "2", "numpy": "1"}
     gpu = {"title": "G", "machine": "H", "command": "run it", "rows": [{"a": 1}], "sentences": []}
     page = publish.page({"memory": part, "gpu": gpu})
@@ -76,7 +85,13 @@ def test_a_page_of_two_parts(publish):
 def test_networks_stand_beside_each_other(publish):
     def row(network, candidate, speed, times, note=""):
         values = {"version": "1", "accuracy": 0.301, "note": note}
-        return {"network": network, "candidate": candidate, "s a round": speed, publish.TIMES: times, **values}
+        return {
+            "network": network,
+            "candidate": candidate,
+            "s a round": speed,
+            publish.TIMES: times,
+            **values,
+        }
 
     rows = [row("CNN", "scaffpd", 2.0, 1.0), row("CNN", "pfl", 5.0, 2.5)]
     rows += [row("ResNet", "scaffpd", 8.0, 1.0), row("ResNet", "pfl", None, None, "failed: no")]
@@ -84,5 +99,6 @@ def test_networks_stand_beside_each_other(publish):
     lines = publish.beside(part).splitlines()
     assert lines[2] == "On 2 cores (abacus, torch 2), 61 s in all:"
     assert lines[-3:-1] == [
-        "| scaffpd 1 | 2 | 1 | 30.1% | 8 | 1 | 30.1% |", "| pfl 1 | 5 | 2.5 | 30.1% | failed: no |  | 30.1% |",
-    ]  # fmt: skip
+        "| scaffpd 1 | 2 | 1 | 30.1% | 8 | 1 | 30.1% |",
+        "| pfl 1 | 5 | 2.5 | 30.1% | failed: no |  | 30.1% |",
+    ]

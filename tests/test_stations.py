@@ -15,13 +15,15 @@ from scipy import stats
 
 import columns
 import scaffpd as sp
-from scaffpd import cli, demo, gains
+from scaffpd import cli
 from scaffpd.data import beijing_air
-from scaffpd.gains import ALONE, AVERAGE, FAIR, PERSONAL
-from scaffpd.report.figures import figures
-from scaffpd.report.read import read
-from scaffpd.report.verdict import QUESTIONS, answers
-from scaffpd.runs import train as pipeline
+from scaffpd.run import demo
+from scaffpd.run import train as pipeline
+from scaffpd.run.page.figures import figures
+from scaffpd.run.page.read import read
+from scaffpd.run.page.verdict import QUESTIONS, answers
+from scaffpd.study import joining as gains
+from scaffpd.study.joining import ALONE, AVERAGE, FAIR, PERSONAL
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +38,8 @@ def test_the_average_model_is_numpys(study):
     for seed, one in zip(study.seeds, study.found, strict=True):
         silos = beijing_air(4, 40, seed)
         train, test = (
-            [(np.hstack([X, np.ones((len(X), 1))]), y) for X, y in part] for part in (silos.train, silos.test)
+            [(np.hstack([X, np.ones((len(X), 1))]), y) for X, y in part]
+            for part in (silos.train, silos.test)
         )
         H = sum(2 * A.T @ A / len(y) for A, y in train) / 12 + demo.L2 * np.eye(16)
         x = np.linalg.solve(H, sum(2 * A.T @ y / len(y) for A, y in train) / 12)
@@ -48,18 +51,23 @@ def test_the_average_model_is_numpys(study):
 
 def test_gains_are_means_over_draws_with_both_sources_of_doubt(study):
     new = [np.array([n == 40 for n, _ in one.rows]) for one in study.found]
-    values, halves = [], []
+    values = []
+    halves = []
     for own, one in zip(new, study.found, strict=True):
-        C, weeks = one.evidence.covariances[own], np.array([-(-held // 7) for _, held in one.rows])[own]
+        C = one.evidence.covariances[own]
+        weeks = np.array([-(-held // 7) for _, held in one.rows])[own]
         assert (one.evidence.blocks[own] == weeks).all()
-        base, errors = one.loss[1, own].mean(), (C[:, 1, 1] + C[:, 4, 4] - 2 * C[:, 1, 4]) / 16 / weeks
+        base = one.loss[1, own].mean()
+        errors = (C[:, 1, 1] + C[:, 4, 4] - 2 * C[:, 1, 4]) / 16 / weeks
         freedom = errors.sum() ** 2 / (errors**2 / (weeks - 1)).sum()
         values.append(1 - one.loss[4, own].mean() / base)
         halves.append(stats.t.ppf(0.975, freedom) * np.sqrt(errors.sum()) / base)
     draws = stats.t.ppf(0.975, 1) * np.std(values, ddof=1) / np.sqrt(2)
     reach = np.sqrt(draws**2 + np.mean(np.square(halves)))
     found = study.gain(PERSONAL, ALONE, True)
-    assert found == pytest.approx((np.mean(values), np.mean(values) - reach, np.mean(values) + reach))
+    assert found == pytest.approx(
+        (np.mean(values), np.mean(values) - reach, np.mean(values) + reach)
+    )
 
 
 def test_models_of_their_own_cost_the_least(study):
@@ -74,12 +82,17 @@ def test_the_folder_and_the_words(study, tmp_path):
     assert (run.joining.sentence, run.joining.details) == study.verdict
     assert run.joining.recommendation == study.recommendation
     said = dict(answers(run))
-    assert [said[question] for question in (QUESTIONS["who"], QUESTIONS["much"], QUESTIONS["cost"])] == [
-        study.answers[name] for name in ("who", "much", "cost")
-    ]
+    assert [
+        said[question] for question in (QUESTIONS["who"], QUESTIONS["much"], QUESTIONS["cost"])
+    ] == [study.answers[name] for name in ("who", "much", "cost")]
     assert study.gain(PERSONAL, ALONE, True).range in study.answers["much"]
     assert len(said) == 5
-    assert {figure.name for figure in figures(run)} > {"joining", "strengths", "coalition", "shares"}
+    assert {figure.name for figure in figures(run)} > {
+        "joining",
+        "strengths",
+        "coalition",
+        "shares",
+    }
     assert [point.strength for point in run.strengths][:: len(run.strengths) - 1] == [np.inf, 0.0]
     assert run.coalition.names == study.problem.names
     assert "that were tried" in run.coalition.peace
@@ -94,7 +107,9 @@ def test_the_folder_and_the_words(study, tmp_path):
     assert shown["verdict"] == list(study.verdict)
 
 
-def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(monkeypatch, tmp_path, capsys, study):
+def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(
+    monkeypatch, tmp_path, capsys, study
+):
     monkeypatch.setattr(demo, "stations", lambda *_: study)
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.run(["demo", "--splits", "2", "--out", str(tmp_path)]) == 0
@@ -127,8 +142,12 @@ def test_a_terminal_gets_colours_and_room(tmp_path, monkeypatch, capsys, study):
 
 
 def test_progress_threads_and_interruptions(monkeypatch):
-    seen, threads, done = [], torch.get_num_threads(), []
-    monkeypatch.setattr(torch, "set_num_threads", lambda n, real=torch.set_num_threads: (seen.append(n), real(n)))
+    seen = []
+    threads = torch.get_num_threads()
+    done = []
+    monkeypatch.setattr(
+        torch, "set_num_threads", lambda n, real=torch.set_num_threads: (seen.append(n), real(n))
+    )
     found = types.SimpleNamespace(strength=1.0, models=("alone",), loss=np.ones((1, 12)))
     monkeypatch.setattr(demo, "joining", lambda *_, **__: found)
     monkeypatch.setattr(demo, "coalition", lambda *_, **__: None)
@@ -137,7 +156,9 @@ def test_progress_threads_and_interruptions(monkeypatch):
     assert seen == [1, threads]
     real = pipeline.train
     monkeypatch.setattr(
-        pipeline, "train", lambda *a, **k: replace(real(*a[:2], 1, *a[3:], **k), status=sp.Status.INTERRUPTED)
+        pipeline,
+        "train",
+        lambda *a, **k: replace(real(*a[:2], 1, *a[3:], **k), status=sp.Status.INTERRUPTED),
     )
     with pytest.raises(KeyboardInterrupt):
         demo.stations(draws=2)

@@ -11,7 +11,7 @@ import pytest
 
 import scaffpd as sp
 from scaffpd.algorithms import subspace_saddle
-from scaffpd.subspace import SubspaceModel
+from scaffpd.algorithms.subspace import SubspaceModel
 
 FLAT = [sp.Agnostic(), sp.CVaR(alpha=0.3), sp.ChiSquareBall(delta=0.5)]
 BENT = [sp.ChiSquare(rho=0.05), sp.Tilted(rho=0.1)]
@@ -20,7 +20,8 @@ BENT = [sp.ChiSquare(rho=0.05), sp.Tilted(rho=0.1)]
 def chebyshev(N=20, d=12, l2=0.01, seed=0):
     """One row a client: regression in the maximum norm for `Agnostic`, with about d active clients."""
     random = np.random.default_rng(seed)
-    X, w = random.standard_normal((N, d)), random.standard_normal(d) / d**0.5
+    X = random.standard_normal((N, d))
+    w = random.standard_normal(d) / d**0.5
     rows = {str(i): (X[i : i + 1], X[i : i + 1] @ w + random.standard_normal(1)) for i in range(N)}
     return sp.Cohort(rows, sp.Linear("squared", l2=l2)), X
 
@@ -36,7 +37,9 @@ def model_at(cohort, objective, x, weights, V, w=0.0, stiffness=1.0):
     at = cohort.gradients(x)
     seen = at.restriction(x.new_tensor(V), weights, x.new_ones(len(x)))
     held = np.broadcast_to(w, len(weights)).astype(float)
-    return SubspaceModel(objective, at.losses, seen.slopes, seen.curvature, weights, held, stiffness)
+    return SubspaceModel(
+        objective, at.losses, seen.slopes, seen.curvature, weights, held, stiffness
+    )
 
 
 def random_point(cohort, objective, random):
@@ -59,7 +62,9 @@ def test_lemma_1_a_damped_model_lies_above_the_merit(objective):
         V = np.linalg.qr(random.standard_normal((12, 4)))[0]
         model = model_at(cohort, objective, x, weights, V, random.random(20), smooth)
         alpha = 10 ** random.uniform(-2, 1) * random.standard_normal(4)
-        above = replace(model, losses=model.losses + model.slopes @ alpha).merit(model.losses + model.slopes @ alpha, 0)
+        above = replace(model, losses=model.losses + model.slopes @ alpha).merit(
+            model.losses + model.slopes @ alpha, 0
+        )
         above += 0.5 * alpha @ (2 * model.curvature + smooth * np.eye(4)) @ alpha  # δ = 1, κ = L
         losses = cohort.evaluate(x + x.new_tensor(V @ alpha)).loss
         assert model.merit(losses, 1e-12) <= above * (1 + 1e-9)
@@ -70,7 +75,8 @@ def test_theorem_1_a_subspace_that_sees_everything_promises_a_share_of_the_exces
     """ε ≥ (μ/ℓ)(F(x) − F*), ℓ = (1 + δ)L + δκ, for V = R^d, w = 0 and any λ in Q."""
     random = np.random.default_rng(4)
     cohort, X = chebyshev(l2=0.3)
-    best, smooth = optimum(cohort, objective), 2 * (X**2).sum(1).max() + 0.3
+    best = optimum(cohort, objective)
+    smooth = 2 * (X**2).sum(1).max() + 0.3
     for damping in (0.0, 0.5, 8.0):
         x, weights = random_point(cohort, objective, random)
         model = model_at(cohort, objective, x, weights, np.eye(12))
@@ -82,21 +88,34 @@ def test_theorem_1_a_subspace_that_sees_everything_promises_a_share_of_the_exces
 @pytest.mark.parametrize("objective", BENT, ids=str)
 def test_theorem_2_two_promises_bound_the_excess(objective):
     """With one merit F: F falls by ε/10, c follows ∇F, and F(x⁺) − F* ≤ (ℓ + γ)/μ ε⁺ + 4(γ/μ)² ε."""
-    mu, n = 0.3, 20
+    mu = 0.3
+    n = 20
     cohort, X = chebyshev(N=n, l2=mu)
-    best, smooth, rho = optimum(cohort, objective), 2 * (X**2).sum(1).max() + mu, objective.strong_convexity(n)
+    best = optimum(cohort, objective)
+    smooth = 2 * (X**2).sum(1).max() + mu
+    rho = objective.strong_convexity(n)
     method = sp.SubspaceSaddle(objective, memory=3)
     state = method.init(cohort)
     state = replace(state, centre=state.weights)  # held from the start, with ω = 0
     rounds = []
     for _ in range(14):
         C = np.array([state.at.sum(row).numpy() for row in np.eye(n)])
-        damping, value, gradient = state.damping, objective.support(state.losses), objective.maximizer(state.losses) @ C
+        damping = state.damping
+        value = objective.support(state.losses)
+        gradient = objective.maximizer(state.losses) @ C
         coupling = np.linalg.norm(C - C.mean(0), 2)
         error = np.linalg.norm(state.direction.numpy() - gradient)
         state = method.round(cohort, state)
         if state.accepted:
-            rounds.append((value - best, state.promise, coupling**2 / rho, error, (1 + damping) * smooth + damping))
+            rounds.append(
+                (
+                    value - best,
+                    state.promise,
+                    coupling**2 / rho,
+                    error,
+                    (1 + damping) * smooth + damping,
+                )
+            )
     for (above, e, g, _, _), (above_next, e_next, g_next, error, bend) in pairwise(rounds):
         gamma = max(g, g_next)
         assert above_next <= above - 0.1 * e + 1e-9
@@ -107,17 +126,24 @@ def test_theorem_2_two_promises_bound_the_excess(objective):
 
 def test_a_round_in_all_of_space_is_a_newton_step_for_the_optimality_conditions():
     """V = R^d, δ = 0, ψ bends: min(μ, ρ) ‖z⁺ − z*‖ ≤ ‖R‖, z = (x, λ), for the remainder R of second order at z*."""
-    mu, objective = 0.3, sp.ChiSquare(rho=0.05)
+    mu = 0.3
+    objective = sp.ChiSquare(rho=0.05)
     cohort, X = chebyshev(l2=mu)
-    H, modulus = 2 * X[:, :, None] * X[:, None, :] + mu * np.eye(12), min(mu, objective.strong_convexity(20))
-    x, weights = cohort.start(), objective.weights(20)
+    H = 2 * X[:, :, None] * X[:, None, :] + mu * np.eye(12)
+    modulus = min(mu, objective.strong_convexity(20))
+    x = cohort.start()
+    weights = objective.weights(20)
     best = sp.train(sp.SubspaceSaddle(objective, memory=60), cohort, rounds=100, tol=1e-13)
     for _ in range(6):
         step = model_at(cohort, objective, x, weights, np.eye(12)).solve(0.0, 1e-14)
-        p, far = best.x - x.numpy(), best.weights - weights
+        p = best.x - x.numpy()
+        far = best.weights - weights
         bent = 0.5 * np.einsum("j,ijk,k->i", p, H, p)
-        rest = np.hypot(np.linalg.norm(np.einsum("i,ijk,k->j", far, H, p)), np.linalg.norm(bent - bent.mean()))
-        x, weights = x + x.new_tensor(step.z), step.weights
+        rest = np.hypot(
+            np.linalg.norm(np.einsum("i,ijk,k->j", far, H, p)), np.linalg.norm(bent - bent.mean())
+        )
+        x = x + x.new_tensor(step.z)
+        weights = step.weights
         error = np.hypot(np.linalg.norm(x.numpy() - best.x), np.linalg.norm(weights - best.weights))
         assert modulus * error <= rest + 1e-6
     assert error < 1e-5
@@ -130,25 +156,35 @@ def test_a_round_in_all_of_space_is_a_newton_step_for_the_optimality_conditions(
 def test_weights_can_cycle_for_ever_where_psi_is_flat_and_nothing_holds_them(n):
     """V = the n − 1 newest c, w = 0: x stays at 0, c goes round the axes, and F(0) − F* = 1/(2n)."""
     B = 1 / n + 1.5 * (np.eye(n) - 1 / n)  # f_i = ½‖x‖² + ⟨b_i, x⟩: the optimum is −1/n, by λ = 1/n
-    weights, axes = 1 / (3 * n) + 2 / 3 * np.eye(n), np.eye(n)
+    weights = 1 / (3 * n) + 2 / 3 * np.eye(n)
+    axes = np.eye(n)
     for r in range(3 * n):
         V = np.array([axes[(r - j) % n] for j in range(n - 1)]).T
         assert np.allclose(weights[r % n] @ B, axes[r % n])  # c, which is in V
-        model = SubspaceModel(sp.Agnostic(), np.zeros(n), B @ V, np.eye(n - 1), weights[r % n], np.zeros(n))
+        model = SubspaceModel(
+            sp.Agnostic(), np.zeros(n), B @ V, np.eye(n - 1), weights[r % n], np.zeros(n)
+        )
         step = model.solve(0.0, 1e-13)
         assert np.abs(step.z).max() < 1e-6
         assert np.abs(step.weights - weights[(r + 1) % n]).max() < 1e-5
-    whole = SubspaceModel(sp.Agnostic(), np.zeros(n), B, np.eye(n), weights[0], np.zeros(n)).solve(0.0, 1e-13)
+    whole = SubspaceModel(sp.Agnostic(), np.zeros(n), B, np.eye(n), weights[0], np.zeros(n)).solve(
+        0.0, 1e-13
+    )
     assert whole.value == pytest.approx(-1 / (2 * n))
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(rho=0.003)], ids=str)
-def test_theorem_3_a_centre_that_moves_in_every_round_wanders_and_one_that_waits_converges(objective, monkeypatch):
+def test_theorem_3_a_centre_that_moves_in_every_round_wanders_and_one_that_waits_converges(
+    objective, monkeypatch
+):
     monkeypatch.setattr(subspace_saddle, "PATIENCE", 20)  # any number will do
     cohort, _ = chebyshev()
-    method, states = sp.SubspaceSaddle(objective, memory=3), []
-    result = sp.train(method, cohort, rounds=400, tol=1e-4, callbacks=[lambda now: bool(states.append(now.state))])
+    method = sp.SubspaceSaddle(objective, memory=3)
+    states = []
+    result = sp.train(
+        method, cohort, rounds=400, tol=1e-4, callbacks=[lambda now: bool(states.append(now.state))]
+    )
     assert result.status is sp.Status.CONVERGED
     held = [state for state in states if len(state.centre)]
     assert held
@@ -163,11 +199,20 @@ def test_theorem_3_a_centre_that_moves_in_every_round_wanders_and_one_that_waits
 def test_lemma_1_few_trials_in_a_row_are_rejected():
     """6 + (3/2) log₂(L/μ), and one more in a run."""
     random = np.random.default_rng(0)
-    clients = {str(i): (3 * random.standard_normal((8, 6)), random.integers(0, 2, 8)) for i in range(6)}
+    clients = {
+        str(i): (3 * random.standard_normal((8, 6)), random.integers(0, 2, 8)) for i in range(6)
+    }
     cohort = sp.Cohort(clients, sp.Linear("logistic", l2=1e-3))
-    method, taken = sp.SubspaceSaddle(sp.Agnostic(), memory=4), []
-    sp.train(method, cohort, rounds=60, tol=1e-8, x0=20 * cohort.start().new_tensor(random.standard_normal(6)),
-             callbacks=[lambda now: bool(taken.append(now.state.accepted))])  # fmt: skip
+    method = sp.SubspaceSaddle(sp.Agnostic(), memory=4)
+    taken = []
+    sp.train(
+        method,
+        cohort,
+        rounds=60,
+        tol=1e-8,
+        x0=20 * cohort.start().new_tensor(random.standard_normal(6)),
+        callbacks=[lambda now: bool(taken.append(now.state.accepted))],
+    )
     runs = [len(run) for run in "".join("+" if one else "-" for one in taken).split("+")]
     assert 0 < max(runs) <= 7 + 1.5 * np.log2(cohort.constants().smoothness.max() / 1e-3)
 
@@ -182,9 +227,15 @@ class Columns(sp.SubspaceSaddle):
 def test_one_mixture_of_squared_losses_ends_within_d_rounds():
     """c is orthogonal to every earlier c, so that at most d of them are nonzero."""
     cohort, _ = chebyshev(N=6, d=9)
-    method, directions = Columns(sp.Average(), memory=60), []
-    result = sp.train(method, cohort, rounds=9, tol=1e-10,
-                      callbacks=[lambda now: bool(directions.append(now.state.direction.numpy()))])  # fmt: skip
+    method = Columns(sp.Average(), memory=60)
+    directions = []
+    result = sp.train(
+        method,
+        cohort,
+        rounds=9,
+        tol=1e-10,
+        callbacks=[lambda now: bool(directions.append(now.state.direction.numpy()))],
+    )
     assert result.status is sp.Status.CONVERGED
     assert len(directions) > 2
     for one, other in pairwise(directions[:4]):
@@ -204,14 +255,19 @@ def test_theorem_4_squared_losses_take_one_round(objective):
 @pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
 def test_theorem_4_a_certificate_falls_with_order_three_halves(objective):
     """C⁺ ≤ (2√2/3) M (C/μ)^{3/2} + M² C²/(2μ³) without damping; the logistic loss bends by at most 1/(6√3) more."""
-    random, mu, m = np.random.default_rng(0), 0.05, 30
+    random = np.random.default_rng(0)
+    mu = 0.05
+    m = 30
     rows = [random.standard_normal((m, 5)) + 0.3 * random.standard_normal(5) for _ in range(8)]
     cohort = sp.Cohort([(X, random.integers(0, 2, m)) for X in rows], sp.Linear("logistic", l2=mu))
     bent = [np.linalg.eigvalsh((X.T * np.linalg.norm(X, axis=1)) @ X / m)[-1] for X in rows]
-    M, method = max(bent) / (6 * 3**0.5), sp.MinimaxNewton(objective)
-    state, informative = method.init(cohort, x0=cohort.start() + 1.0), 0
+    M = max(bent) / (6 * 3**0.5)
+    method = sp.MinimaxNewton(objective)
+    state = method.init(cohort, x0=cohort.start() + 1.0)
+    informative = 0
     for _ in range(6):
-        C, damping = state.certificate, state.damping
+        C = state.certificate
+        damping = state.damping
         state = method.round(cohort, state)
         bound = (2 * 2**0.5 / 3) * M * (C / mu) ** 1.5 + M**2 * C**2 / (2 * mu**3)
         if state.accepted and damping == 0 and C > 1e-9:

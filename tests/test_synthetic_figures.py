@@ -47,9 +47,12 @@ def scaff_pd(setting, rounds=120):
 def exact_optimum(setting, solution):
     """Newton's method on the optimality conditions of the active clients, with 50 digits."""
     mp = pytest.importorskip("mpmath").mp
-    rho, clients = mp.mpf(setting.rho), setting.clients()
+    rho = mp.mpf(setting.rho)
+    clients = setting.clients()
     active = [i for i, weight in enumerate(solution.weights) if weight > 0]
-    n, k, d = len(clients), len(active), len(solution.x)
+    n = len(clients)
+    k = len(active)
+    d = len(solution.x)
     with mp.workdps(50):
         A = [(mp.matrix(X.tolist()), mp.matrix(y.tolist()), mp.mpf(2) / len(X)) for X, y in clients]
         H = [X.T * X * share + mp.mpf(L2) * mp.eye(d) for X, _, share in A]
@@ -57,15 +60,20 @@ def exact_optimum(setting, solution):
         c = [(y.T * y)[0] * share / 2 for _, y, share in A]
         z = mp.matrix([*solution.x.tolist(), *(solution.weights[i] for i in active), 0])
         for _ in range(5):
-            x, F, M = z[:d], mp.zeros(d + k + 1, 1), mp.zeros(d + k + 1, d + k + 1)
+            x = z[:d]
+            F = mp.zeros(d + k + 1, 1)
+            M = mp.zeros(d + k + 1, d + k + 1)
             for a, i in enumerate(active):
                 g = H[i] * x - b[i]
                 F[:d] = F[:d] + z[d + a] * g
                 M[:d, :d] = M[:d, :d] + z[d + a] * H[i]
-                M[:d, d + a], M[d + a, :d] = g, g.T
+                M[:d, d + a] = g
+                M[d + a, :d] = g.T
                 loss = (x.T * H[i] * x)[0] / 2 - (b[i].T * x)[0] + c[i]
-                F[d + a], M[d + a, d + a] = loss - rho * (n * z[d + a] - 1) - z[d + k], -rho * n
-                M[d + a, d + k], M[d + k, d + a] = -1, 1
+                F[d + a] = loss - rho * (n * z[d + a] - 1) - z[d + k]
+                M[d + a, d + a] = -rho * n
+                M[d + a, d + k] = -1
+                M[d + k, d + a] = 1
             F[d + k] = sum(z[d : d + k]) - 1
             step = mp.lu_solve(M, -F)
             z += step
@@ -76,7 +84,10 @@ def exact_optimum(setting, solution):
 
 @pytest.mark.parametrize(
     "setting",
-    [pytest.param(s, marks=() if s in (PLAN.rho_settings[0], PLAN.hard) else pytest.mark.long) for s in PLAN.settings],
+    [
+        pytest.param(s, marks=() if s in (PLAN.rho_settings[0], PLAN.hard) else pytest.mark.long)
+        for s in PLAN.settings
+    ],
     ids=lambda s: s.name,
 )
 def test_the_optimum_is_right_to_the_last_digits(setting):
@@ -101,7 +112,9 @@ def test_scaff_pd_converges_linearly_to_rounding(setting):
     r = np.arange(run.rounds_to(DEEP) + 1)
     slope, start = np.polyfit(r, np.log10(run.errors[r]), 1)
     assert slope < -0.25
-    assert np.abs(np.log10(run.errors[r]) - start - slope * r).max() < 4  # a straight line, of some twenty decades
+    assert (
+        np.abs(np.log10(run.errors[r]) - start - slope * r).max() < 4
+    )  # a straight line, of some twenty decades
 
 
 @pytest.mark.parametrize(
@@ -111,7 +124,8 @@ def test_scaff_pd_converges_linearly_to_rounding(setting):
 )
 def test_drfa_needs_more_than_ten_times_the_rounds_at_every_local_rate(setting):
     """Every fifth local rate of the grid, at its middle dual rate; all are in `results/`."""
-    place, limit = bench(setting), 10 * scaff_pd(setting).rounds_to(TARGET)
+    place = bench(setting)
+    limit = 10 * scaff_pd(setting).rounds_to(TARGET)
     base = DRFA(place.objective, local_steps=100)
     for halvings in tuning.HALVINGS[::5]:
         point = drifting(base, base.automatic(place.cohort), halvings, tuning.DUAL[0])
@@ -134,9 +148,20 @@ def test_drift_leaves_a_floor_that_falls_with_the_local_rate(kind):
 
 def test_local_steps_pay_where_the_local_rate_or_the_scaling_holds_a_round_back():
     rounds = {}
-    for setting, J in ((PLAN.paper, 1), (PLAN.paper, 100), (PLAN.hard, 10), (PLAN.hard, 100), (PLAN.hard, 500)):
+    for setting, J in (
+        (PLAN.paper, 1),
+        (PLAN.paper, 100),
+        (PLAN.hard, 10),
+        (PLAN.hard, 100),
+        (PLAN.hard, 500),
+    ):
         place = bench(setting)
-        run = trace(Candidate(ScaffPD(place.objective, local_steps=J), {}), place, 100, lambda e: e[-1] <= TARGET)
+        run = trace(
+            Candidate(ScaffPD(place.objective, local_steps=J), {}),
+            place,
+            100,
+            lambda e: e[-1] <= TARGET,
+        )
         rounds[setting.scaled, J] = run.rounds_to(TARGET)
     assert rounds[False, 1] <= rounds[False, 100] + 3  # the paper's problem is easy
     assert rounds[True, 10] > 3 * rounds[True, 100] > 3 * rounds[True, 500]
@@ -148,7 +173,9 @@ def test_local_steps_pay_where_the_local_rate_or_the_scaling_holds_a_round_back(
 @pytest.mark.parametrize("name", tuning.METHODS)
 def test_everybody_has_a_grid_of_the_same_size_or_nothing_to_tune(name):
     grid = candidates(name, bench(PLAN.paper), 100)
-    assert len(grid) == (1 if name in (tuning.SCAFF_PD, tuning.APD, tuning.MINIMAX) else tuning.SIZE)
+    assert len(grid) == (
+        1 if name in (tuning.SCAFF_PD, tuning.APD, tuning.MINIMAX) else tuning.SIZE
+    )
     assert len({tuple(sorted(c.knobs.items())) for c in grid}) == len(grid)
     assert len({repr(c.method) for c in grid}) == len(grid)
 
@@ -166,20 +193,31 @@ def test_dual_rates_are_relative_to_the_automatic_one_for_the_same_primal_rates(
 
 def test_drfa_with_a_free_server_rate_is_gda_in_the_limit():
     """100 tiny local steps, times a server rate that makes up for it."""
-    place, halvings = bench(PLAN.paper), 30
+    place = bench(PLAN.paper)
+    halvings = 30
     tau = 0.5 * tuning.longest(place)
     gda = GradientDescentAscent(place.objective, server_rate=tau, dual_rate=3.0)
     free = DRFA(
-        place.objective, local_steps=100, local_rate=2.0**-halvings * tuning.longest(place),
-        server_rate=2.0**halvings / 200, dual_rate=0.03,
-    )  # fmt: skip
+        place.objective,
+        local_steps=100,
+        local_rate=2.0**-halvings * tuning.longest(place),
+        server_rate=2.0**halvings / 200,
+        dual_rate=0.03,
+    )
     runs = [trace(Candidate(method, {}), place, 5) for method in (gda, free)]
-    np.testing.assert_allclose(runs[0].errors[1], runs[1].errors[1], rtol=1e-6)  # the same step of x
+    np.testing.assert_allclose(
+        runs[0].errors[1], runs[1].errors[1], rtol=1e-6
+    )  # the same step of x
 
 
 def curve(*errors):
     return lambda rounds, enough: next(
-        (errors[: r + 1] for r in range(1, len(errors)) if r == rounds or enough(list(errors[: r + 1]))), errors
+        (
+            errors[: r + 1]
+            for r in range(1, len(errors))
+            if r == rounds or enough(list(errors[: r + 1]))
+        ),
+        errors,
     )
 
 
@@ -223,7 +261,11 @@ def test_a_run_is_given_up_only_where_it_is_decided():
 
 
 def test_edges_are_reported():
-    grid = [Candidate(None, {"a": a, "theta": t, "only": 1.0}) for a in (1.0, 2.0, 3.0) for t in (0.0, 1.0)]
+    grid = [
+        Candidate(None, {"a": a, "theta": t, "only": 1.0})
+        for a in (1.0, 2.0, 3.0)
+        for t in (0.0, 1.0)
+    ]
     assert at_edge(grid[0], grid) == ("a",)
     assert at_edge(grid[2], grid) == ()
     assert at_edge(Candidate(None, {}), grid) == ()
@@ -255,8 +297,13 @@ def folder(done, tmp_path_factory):
     """The command's folder; the runs behind it are made only once."""
     out = tmp_path_factory.mktemp("out") / "synthetic"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(study, "study", lambda plan, processes, progress: done if plan == quick(3) else None)
-        assert reproduce.run(["synthetic", "--quick", "--quiet", "--seed", "3", "--out", str(out)]) == 0
+        patch.setattr(
+            study, "study", lambda plan, processes, progress: done if plan == quick(3) else None
+        )
+        assert (
+            reproduce.run(["synthetic", "--quick", "--quiet", "--seed", "3", "--out", str(out)])
+            == 0
+        )
     return out
 
 
@@ -267,13 +314,21 @@ def read(path):
 
 def test_the_command_writes_pictures_numbers_and_where_they_come_from(folder):
     names = sorted(path.name for path in folder.iterdir())
-    assert names == sorted([
-        *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "csv")),
-        "README.md", "about.json", "rounds.csv", "tuning.csv",
-    ])  # fmt: skip
+    assert names == sorted(
+        [
+            *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "csv")),
+            "README.md",
+            "about.json",
+            "rounds.csv",
+            "tuning.csv",
+        ]
+    )
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     assert about["seed"] == 3
-    assert about["command"] == f"python -m experiments.reproduce synthetic --seed 3 --quick --out {folder.as_posix()}"
+    assert (
+        about["command"]
+        == f"python -m experiments.reproduce synthetic --seed 3 --quick --out {folder.as_posix()}"
+    )
     readme = (folder / "README.md").read_text(encoding="utf-8")
     assert about["command"] in readme
     assert "mean nothing" in readme
@@ -282,7 +337,8 @@ def test_the_command_writes_pictures_numbers_and_where_they_come_from(folder):
 def test_the_pictures_can_be_read_at_800_pixels(folder):
     for name in FIGURES:
         head = (folder / f"{name}.png").read_bytes()[16:24]
-        width, height = int.from_bytes(head[:4]), int.from_bytes(head[4:])
+        width = int.from_bytes(head[:4])
+        height = int.from_bytes(head[4:])
         assert width >= 1500
         assert 0.4 < height / width < 0.7
 
@@ -293,13 +349,17 @@ def test_every_curve_is_in_the_csv_and_is_right(folder):
     for name, panels in (("rho", 2), ("heterogeneity", 1), ("local_steps", 3), ("badly_scaled", 1)):
         rows = read(folder / f"{name}.csv")
         starts = [row for row in rows if row["round"] == "0"]
-        assert len(starts) == panels * {"rho": 6, "heterogeneity": 4, "local_steps": 2, "badly_scaled": 9}[name]
+        assert (
+            len(starts)
+            == panels * {"rho": 6, "heterogeneity": 4, "local_steps": 2, "badly_scaled": 9}[name]
+        )
         if name != "badly_scaled":
             mine = [
-                float(row["squared_distance"]) for row in rows
+                float(row["squared_distance"])
+                for row in rows
                 if (row["method"], row["rho"], row["badly_scaled"], row["local_steps"])
                 == ("Scaff-PD", "0.1", "False", "100")
-            ]  # fmt: skip
+            ]
             np.testing.assert_allclose(mine, own, rtol=1e-5)
 
 
@@ -317,7 +377,9 @@ def test_the_table_and_the_verdict_are_on_the_screen(done, tmp_path, capsys, mon
     assert max(map(len, out[: out.index("Written")].splitlines())) <= 80
 
 
-@pytest.mark.parametrize("arguments", [["--seed", "-1"], ["--processes", "0"], ["--rounds", "5"], ["more"]])
+@pytest.mark.parametrize(
+    "arguments", [["--seed", "-1"], ["--processes", "0"], ["--rounds", "5"], ["more"]]
+)
 def test_what_cannot_work_is_said_in_one_sentence(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert reproduce.run(["synthetic", *arguments]) == 2
@@ -336,7 +398,10 @@ def test_help(capsys):
     assert "synthetic" in capsys.readouterr().out
     assert reproduce.run(["synthetic", "--help"]) == 0
     out = capsys.readouterr().out
-    assert all(option in out for option in ("--out", "--seed", "--quick", "--processes", "results/synthetic"))
+    assert all(
+        option in out
+        for option in ("--out", "--seed", "--quick", "--processes", "results/synthetic")
+    )
 
 
 # ------------------------------------------------------------------ the numbers in the repository
@@ -356,7 +421,9 @@ def shipped():
 @pytest.mark.parametrize("setting", PLAN.settings, ids=lambda s: s.name)
 def test_the_shipped_numbers_are_what_is_claimed(shipped, setting):
     where = (setting.sigma, setting.rho, setting.scaled)
-    ours, drfa, afl = (shipped[*where, name] for name in (tuning.SCAFF_PD, tuning.DRFA_, tuning.AFL_))
+    ours, drfa, afl = (
+        shipped[*where, name] for name in (tuning.SCAFF_PD, tuning.DRFA_, tuning.AFL_)
+    )
     own = scaff_pd(setting)
     assert int(ours["rounds_to_1e-6"]) == own.rounds_to(TARGET)
     for other in (drfa, afl):

@@ -32,7 +32,8 @@ FAST = {"network_rounds": 5, "progress": False, "coordinates": 10_000}
 
 
 def test_the_three_stages():
-    silos, test = clients(), clients(seed=1)
+    silos = clients()
+    test = clients(seed=1)
     found = sp.tct(network(), silos, "2", test=test, tol=1e-6, rounds=300, l2=1e-2, **FAST)
     assert found.trained is not None
     assert found.trained.rounds == 5
@@ -47,9 +48,11 @@ def test_the_three_stages():
 
 def test_features_are_gradients_of_the_trained_network():
     """Against autograd, sample by sample, on all coordinates; standardised by all clients' rows."""
-    net, silos = network(), clients()
+    net = network()
+    silos = clients()
     represent = representation(net, [X for X, _ in silos], "2", coordinates=10_000)
-    w, body = represent.entk.w, net[:2]
+    w = represent.entk.w
+    body = net[:2]
     rows = []
     for x in torch.from_numpy(np.concatenate([X for X, _ in silos])).float():
         h = body(x[None])[0]
@@ -64,8 +67,12 @@ def test_features_are_gradients_of_the_trained_network():
 
 
 def test_another_chunk_gives_the_same_rows():
-    net, silos = network(), clients()
-    one, other = (representation(net, [X for X, _ in silos], "2", 20, chunk=chunk)(silos[0][0]) for chunk in (1, 64))
+    net = network()
+    silos = clients()
+    one, other = (
+        representation(net, [X for X, _ in silos], "2", 20, chunk=chunk)(silos[0][0])
+        for chunk in (1, 64)
+    )
     np.testing.assert_allclose(one, other, atol=1e-5)
 
 
@@ -80,8 +87,12 @@ def test_a_network_that_is_trained_already():
 
 def test_any_method_and_objective():
     options = FAST | {"network_rounds": 0}
-    ours = sp.tct(network(), clients(), "2", method=sp.fair(sp.Agnostic()), tol=1e-6, l2=1e-2, **options)
-    theirs = sp.tct(network(), clients(), "2", method=sp.FedAvg(local_steps=5), rounds=10, l2=1e-2, **options)
+    ours = sp.tct(
+        network(), clients(), "2", method=sp.fair(sp.Agnostic()), tol=1e-6, l2=1e-2, **options
+    )
+    theirs = sp.tct(
+        network(), clients(), "2", method=sp.FedAvg(local_steps=5), rounds=10, l2=1e-2, **options
+    )
     assert ours.result.status == "converged"
     worst = [found.cohort.evaluate(found.result.x).loss.max() for found in (ours, theirs)]
     assert worst[0] < worst[1]
@@ -95,7 +106,9 @@ def test_many_coordinates_take_a_single_copy():
 def test_names_and_labels():
     named = dict(zip("abcd", clients(), strict=True))
     test = {name: named[name] for name in "dcba"}
-    found = sp.tct(network(), named, "2", test=test, rounds=2, classes=3, **FAST | {"network_rounds": 0})
+    found = sp.tct(
+        network(), named, "2", test=test, rounds=2, classes=3, **FAST | {"network_rounds": 0}
+    )
     assert found.cohort.names == tuple("abcd")
     assert found.cohort.evaluate(found.result.x, "test").counts.tolist() == [30, 40, 50, 60]
 
@@ -123,8 +136,16 @@ def test_the_network_of_x():
 )
 def test_refusals(change, sentence, monkeypatch):
     """Before any work."""
-    monkeypatch.setattr("scaffpd.convexify.train", lambda *_, **__: pytest.fail("it should not have come to this"))
-    options = {"module": network(), "clients": clients(), "head": "2", "network_rounds": 1, "rounds": 1} | change
+    monkeypatch.setattr(
+        "scaffpd.convexify.train", lambda *_, **__: pytest.fail("it should not have come to this")
+    )
+    options = {
+        "module": network(),
+        "clients": clients(),
+        "head": "2",
+        "network_rounds": 1,
+        "rounds": 1,
+    } | change
     with pytest.raises(sp.InputError, match=sentence):
         sp.tct(**options)
 
@@ -133,5 +154,7 @@ def test_samples_that_the_network_does_not_take():
     found = sp.tct(network(), clients(), "2", rounds=1, **FAST | {"network_rounds": 0})
     assert found.predict(np.zeros((0, 5))).shape == (0,)
     for shape in ((3, 4), (5,)):
-        with pytest.raises(sp.InputError, match=r"An array of shape \(n, 5\) is expected, n samples, got one of"):
+        with pytest.raises(
+            sp.InputError, match=r"An array of shape \(n, 5\) is expected, n samples, got one of"
+        ):
             found.predict(np.zeros(shape))

@@ -50,7 +50,9 @@ class TestOutcomes:
 
     def test_diverged_returns_the_last_finite_point(self):
         steps = sp.Fixed(tau=100.0, sigma=1.0, local_rate=0.1)
-        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=1, steps=steps), cohort(), rounds=1000)
+        result = sp.train(
+            sp.ScaffPD(sp.ChiSquare(0.1), local_steps=1, steps=steps), cohort(), rounds=1000
+        )
         assert result.status == "diverged"
         assert result.rounds < 1000
         assert np.all(np.isfinite(result.x))
@@ -59,7 +61,9 @@ class TestOutcomes:
     def test_overflow_is_divergence_too(self):
         steps = sp.Fixed(tau=1e200, sigma=1.0, local_rate=0.1)
         with np.errstate(all="ignore"):
-            result = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=1, steps=steps), cohort(), rounds=10)
+            result = sp.train(
+                sp.ScaffPD(sp.Agnostic(), local_steps=1, steps=steps), cohort(), rounds=10
+            )
         assert result.status == "diverged"
         np.testing.assert_array_equal(result.x, 0)
 
@@ -81,7 +85,9 @@ class TestOutcomes:
         assert np.all(np.isinf(result.history["certificate"][gone]))
 
     def test_a_callback_can_stop(self):
-        result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort(), rounds=500, callbacks=[lambda m: m.rounds == 5])
+        result = sp.train(
+            sp.ScaffPD(sp.Agnostic()), cohort(), rounds=500, callbacks=[lambda m: m.rounds == 5]
+        )
         assert result.status == "stopped"
         assert result.rounds == 5
 
@@ -109,7 +115,9 @@ class TestOutcomes:
 
     def test_non_convex_models_say_that_nothing_is_proven(self):
         torch.manual_seed(0)
-        network = torch.nn.Sequential(torch.nn.Linear(10, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+        network = torch.nn.Sequential(
+            torch.nn.Linear(10, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)
+        ).double()
         federation = sp.Cohort(synthetic(m=30), sp.Module(network, "squared", l2=1e-3))
         result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=5), federation, rounds=12)
         assert result.certificate == np.inf
@@ -169,7 +177,9 @@ ALGORITHMS = {
 
 SHORT = {("auto", 1), ("fixed", 40), ("stochastic", 1)}
 RESUMED = [  # round 13 of "auto" is a rejected one
-    pytest.param(name, first, marks=() if first == 13 or (name, first) in SHORT else pytest.mark.long)
+    pytest.param(
+        name, first, marks=() if first == 13 or (name, first) in SHORT else pytest.mark.long
+    )
     for name in ALGORITHMS
     for first in (1, 13, 40)
 ]
@@ -186,11 +196,14 @@ def job(checkpoint, table):
 class TestCheckpoint:
     @pytest.mark.parametrize(("name", "first"), RESUMED)
     def test_resuming_gives_the_numbers_of_an_uninterrupted_run(self, tmp_path, name, first):
-        clients, model = synthetic(sigma=1.0, seed=3, scaling=1.0), sp.Linear("squared", l2=0.01)
+        clients = synthetic(sigma=1.0, seed=3, scaling=1.0)
+        model = sp.Linear("squared", l2=0.01)
         whole = sp.train(ALGORITHMS[name], sp.Cohort(clients, model), rounds=first + 7, seed=7)
         path = tmp_path / "run.ckpt"
         sp.train(ALGORITHMS[name], sp.Cohort(clients, model), rounds=first, seed=7, checkpoint=path)
-        resumed = sp.train(ALGORITHMS[name], sp.Cohort(clients, model), rounds=first + 7, seed=7, checkpoint=path)
+        resumed = sp.train(
+            ALGORITHMS[name], sp.Cohort(clients, model), rounds=first + 7, seed=7, checkpoint=path
+        )
         same(whole.history, resumed.history)
         np.testing.assert_array_equal(whole.x, resumed.x)
         np.testing.assert_array_equal(whole.weights, resumed.weights)
@@ -198,8 +211,10 @@ class TestCheckpoint:
             assert not np.all(whole.history["accepted"]), "the case must cover rejected steps"
 
     def test_interrupted_in_the_middle_of_a_round(self, tmp_path):
-        path, federation = tmp_path / "run.ckpt", cohort()
-        evaluate, calls = federation.gradients, []
+        path = tmp_path / "run.ckpt"
+        federation = cohort()
+        evaluate = federation.gradients
+        calls = []
 
         def sometimes_interrupted(*arguments, **options):
             calls.append(1)
@@ -216,7 +231,8 @@ class TestCheckpoint:
         same(resumed.history, sp.train(algorithm, cohort(), rounds=30).history)
 
     def test_a_finished_run_is_returned_as_it_was(self, tmp_path):
-        path, algorithm = tmp_path / "run.ckpt", sp.ScaffPD(sp.ChiSquare(0.1))
+        path = tmp_path / "run.ckpt"
+        algorithm = sp.ScaffPD(sp.ChiSquare(0.1))
         first = sp.train(algorithm, cohort(), rounds=100, tol=1e-8, checkpoint=path)
         again = sp.train(algorithm, cohort(), rounds=100, tol=1e-8, checkpoint=path)
         same(first.history, again.history)
@@ -227,7 +243,8 @@ class TestCheckpoint:
         """Processes that are forked from this one, which has imported everything already."""
         processes = multiprocessing.get_context("fork")
         job(tmp_path / "whole.ckpt", tmp_path / "whole.csv")
-        path, kills = tmp_path / "killed.ckpt", 0
+        path = tmp_path / "killed.ckpt"
+        kills = 0
         while not (tmp_path / "killed.csv").exists():
             process = processes.Process(target=job, args=(path, tmp_path / "killed.csv"))
             process.start()
@@ -242,12 +259,18 @@ class TestCheckpoint:
         tables = []
         for name in ("whole", "killed"):
             with open(tmp_path / f"{name}.csv", newline="") as file:
-                tables.append([{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)])
+                tables.append(
+                    [
+                        {k: v for k, v in row.items() if k != "seconds"}
+                        for row in csv.DictReader(file)
+                    ]
+                )
         assert kills == 2
         assert tables[0] == tables[1]
 
     def test_an_interrupt_while_the_history_is_written_loses_no_row(self, tmp_path, monkeypatch):
-        path, algorithm = tmp_path / "run.ckpt", sp.ScaffPD(sp.Agnostic())
+        path = tmp_path / "run.ckpt"
+        algorithm = sp.ScaffPD(sp.Agnostic())
         append = sp.History.append
 
         def interrupted(self, state, *arguments):
@@ -267,7 +290,8 @@ class TestCheckpoint:
             if moment.rounds == 6:
                 raise RuntimeError("mine")
 
-        path, algorithm = tmp_path / "run.ckpt", sp.ScaffPD(sp.Agnostic())
+        path = tmp_path / "run.ckpt"
+        algorithm = sp.ScaffPD(sp.Agnostic())
         with pytest.raises(RuntimeError, match="mine"):
             sp.train(algorithm, cohort(), rounds=30, checkpoint=path, callbacks=[broken])
         resumed = sp.train(algorithm, cohort(), rounds=30, checkpoint=path)

@@ -30,8 +30,12 @@ def problem(loss, dtype=torch.float64):
 def network(n=4):
     random = np.random.default_rng(0)
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
-    data = [(random.standard_normal((5 + 3 * i, 3)), random.integers(0, 2, 5 + 3 * i)) for i in range(n)]
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+    ).double()
+    data = [
+        (random.standard_normal((5 + 3 * i, 3)), random.integers(0, 2, 5 + 3 * i)) for i in range(n)
+    ]
     return sp.Cohort(data, sp.Module(net, l2=0.01))
 
 
@@ -49,7 +53,9 @@ def rows(key, name, m, size, steps):
     if m <= size:
         return [np.arange(m)] * steps
     draws = Draws(key, [name])
-    return [np.minimum((draws.uniform(size)[0].numpy() * m).astype(int), m - 1) for _ in range(steps)]
+    return [
+        np.minimum((draws.uniform(size)[0].numpy() * m).astype(int), m - 1) for _ in range(steps)
+    ]
 
 
 def test_a_cohort_offers_the_whole_waist():
@@ -62,15 +68,20 @@ def test_a_cohort_offers_the_whole_waist():
 @pytest.mark.parametrize("loss", LOSSES)
 def test_some_clients_answer_what_they_answer_in_company(loss, batch_size):
     cohort, _ = problem(loss)
-    x, n, key = point(cohort), 8, (4, 2)
+    x = point(cohort)
+    n = 8
+    key = (4, 2)
     everybody, some = (cohort.gradients(x, batch_size, key, clients) for clients in (None, SOME))
     assert np.isnan(np.delete(some.losses, SOME)).all()
     np.testing.assert_allclose(some.losses[SOME], everybody.losses[SOME], rtol=1e-13)
-    np.testing.assert_allclose(cohort.losses(x, batch_size, key, SOME)[SOME], everybody.losses[SOME], rtol=1e-13)
+    np.testing.assert_allclose(
+        cohort.losses(x, batch_size, key, SOME)[SOME], everybody.losses[SOME], rtol=1e-13
+    )
     np.testing.assert_allclose(some.norms()[SOME], everybody.norms()[SOME], rtol=1e-12)
     torch.testing.assert_close(some.each(), everybody.each()[SOME], atol=1e-12, rtol=1e-12)
     plan = LocalPlan(4, 0.01, batch_size=batch_size, key=key, prox=0.3)
-    c, kept = point(cohort, 2), cohort.memory().plus(0.1, everybody)
+    c = point(cohort, 2)
+    kept = cohort.memory().plus(0.1, everybody)
     for at in (None, kept):
         a, b = (cohort.local_updates(x, at, c, plan, clients) for clients in (None, SOME))
         for i in SOME:
@@ -86,20 +97,31 @@ def test_some_clients_answer_what_they_answer_in_company(loss, batch_size):
 def test_local_steps_match_a_naive_loop(loss, kind, batch_size, prox):
     """With and without c_i and a correction, pulled back or not."""
     cohort, clients = problem(loss)
-    x, c, key, rate = point(cohort), point(cohort, 2), (7, 1), 0.01
+    x = point(cohort)
+    c = point(cohort, 2)
+    key = (7, 1)
+    rate = 0.01
     at = {
         "nothing": lambda: None,
-        "kept": lambda: cohort.memory().plus(1.0, cohort.gradients(point(cohort, 3))).plus(-0.5, c, [1, 2]),
+        "kept": lambda: (
+            cohort.memory().plus(1.0, cohort.gradients(point(cohort, 3))).plus(-0.5, c, [1, 2])
+        ),
         "answered elsewhere": lambda: cohort.gradients(point(cohort, 3)),
     }[kind]()
     updates = cohort.local_updates(
         x, at, None if kind == "nothing" else c, LocalPlan(5, rate, 1.0, batch_size, key, prox)
     )
     for i, (name, client) in enumerate(zip(cohort.names, clients, strict=True)):
-        c_i = np.zeros(cohort.dimension) if kind == "nothing" else client.gradient(point(cohort, 3).numpy())
+        c_i = (
+            np.zeros(cohort.dimension)
+            if kind == "nothing"
+            else client.gradient(point(cohort, 3).numpy())
+        )
         c_i -= 0.5 * c.numpy() if kind == "kept" and i in (1, 2) else 0
         shift = 0 if kind == "nothing" else c.numpy() - c_i
-        batches = [None] * 5 if batch_size is None else rows(key, name, len(client.A), batch_size, 5)
+        batches = (
+            [None] * 5 if batch_size is None else rows(key, name, len(client.A), batch_size, 5)
+        )
         u = x.numpy().copy()
         for batch in batches:
             u = u - rate * (client.gradient(u, batch) + shift + prox * (u - x.numpy()))
@@ -110,7 +132,8 @@ def test_local_steps_match_a_naive_loop(loss, kind, batch_size, prox):
 @pytest.mark.parametrize("make", [*LOSSES, "network"])
 def test_a_snapshot_is_the_same_path_cut_short(make, batch_size):
     cohort = network() if make == "network" else problem(make)[0]
-    x, w = point(cohort), np.random.default_rng(0).random(len(cohort.names))
+    x = point(cohort)
+    w = np.random.default_rng(0).random(len(cohort.names))
     plan = LocalPlan(9, 0.01, batch_size=batch_size, key=(3,), snapshot=4)
     updates = cohort.local_updates(x, None, None, plan)
     short = cohort.local_updates(x, None, None, LocalPlan(4, 0.01, batch_size=batch_size, key=(3,)))
@@ -122,10 +145,15 @@ def test_a_snapshot_is_the_same_path_cut_short(make, batch_size):
 
 def test_a_network_answers_for_some_clients_too():
     cohort = network()
-    x, some, n = cohort.start(), [2, 0], 4
+    x = cohort.start()
+    some = [2, 0]
+    n = 4
     for batch_size in (None, 4):
         everybody = cohort.gradients(x, batch_size, (1,))
-        for losses in (cohort.gradients(x, batch_size, (1,), some).losses, cohort.losses(x, batch_size, (1,), some)):
+        for losses in (
+            cohort.gradients(x, batch_size, (1,), some).losses,
+            cohort.losses(x, batch_size, (1,), some),
+        ):
             np.testing.assert_allclose(losses[some], everybody.losses[some], rtol=1e-12)
         plan = LocalPlan(3, 0.1, batch_size=batch_size, prox=0.2)
         a, b = (cohort.local_updates(x, None, None, plan, clients) for clients in (None, some))
@@ -135,7 +163,8 @@ def test_a_network_answers_for_some_clients_too():
 
 def test_memory_is_a_value():
     cohort, _ = problem("logistic")
-    zero, v = cohort.memory(), point(cohort)
+    zero = cohort.memory()
+    v = point(cohort)
     one = zero.plus(2.0, v, [1, 4])
     assert torch.equal(zero.sum(np.ones(8)), torch.zeros_like(v))
     assert relative(one.sum(np.arange(8.0)), 10 * v) < 1e-14
@@ -155,7 +184,10 @@ def test_memory_is_a_value():
 def test_nobody_speaks_for_clients_that_were_not_asked():
     cohort, _ = problem("squared")
     x = point(cohort)
-    for answers in (cohort.gradients(x, clients=SOME), cohort.local_updates(x, None, None, LocalPlan(2), SOME)):
+    for answers in (
+        cohort.gradients(x, clients=SOME),
+        cohort.local_updates(x, None, None, LocalPlan(2), SOME),
+    ):
         with pytest.raises(InputError, match="zero for clients that were not asked"):
             answers.sum(np.ones(8))
     for wrong in ([], [0, 0], [8], [-1]):
@@ -168,14 +200,22 @@ def test_nobody_speaks_for_clients_that_were_not_asked():
 
 def test_traffic_of_questions_to_some_clients():
     cohort, _ = problem("softmax")
-    d, size, last = cohort.dimension, 8, [(0, 0, 0)]
+    d = cohort.dimension
+    size = 8
+    last = [(0, 0, 0)]
 
     def sent():
-        now = (cohort.traffic.exchanges, cohort.traffic.bytes_up // size, cohort.traffic.bytes_down // size)
+        now = (
+            cohort.traffic.exchanges,
+            cohort.traffic.bytes_up // size,
+            cohort.traffic.bytes_down // size,
+        )
         last.append(now)
         return tuple(b - a for a, b in zip(*last[-2:], strict=True))
 
-    x, y, c = point(cohort), point(cohort, 2), point(cohort, 3)
+    x = point(cohort)
+    y = point(cohort, 2)
+    c = point(cohort, 3)
     cohort.losses(x, clients=SOME)
     assert sent() == (1, 3, 3 * d)  # x down, a scalar up
     cohort.local_updates(x, None, None, LocalPlan(2), [5, 0])

@@ -25,19 +25,26 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from scaffpd.comparison.tables import markdown_table
 from scaffpd.data.silos import Silos
 from scaffpd.figures import BLUE, ORANGE, QUIET, STYLE
-from scaffpd.metrics import Summary, a_fifth
+from scaffpd.study.comparison.tables import markdown_table
 from scaffpd.system import csv_text, write_file
+from scaffpd.training.metrics import Summary, a_fifth
 
 HERE = Path(__file__).parent
-EPSILONS, DELTA = (1.0, 4.0, 8.0, np.inf), 1e-5
-SCAFF_PD, FED_AVG, MAJORITY, SHARED = "Scaff-PD, χ²", "FedAvg", "the most frequent label", ", shared noise"
+EPSILONS = (1.0, 4.0, 8.0, np.inf)
+DELTA = 1e-5
+SCAFF_PD = "Scaff-PD, χ²"
+FED_AVG = "FedAvg"
+MAJORITY = "the most frequent label"
+SHARED = ", shared noise"
 METHODS = (SCAFF_PD, SCAFF_PD + SHARED, FED_AVG, FED_AVG + SHARED)
-TUNING, REPORTED = (100, 101), range(8)
+TUNING = (100, 101)
+REPORTED = range(8)
 LENGTHS = ((10, 1), (30, 1), (100, 1), (10, 4), (30, 4))  # rounds R, local steps J
-CLIPS, RATES, RHOS = (0.3, 1.0), (1.0, 3.0), (0.1, 1.0)
+CLIPS = (0.3, 1.0)
+RATES = (1.0, 3.0)
+RHOS = (0.1, 1.0)
 LOSS_SHARE = 0.3
 HEAD = (
     *("data", "epsilon", "method", "seed", "mean", "worst_fifth", "loss", "cosine", "spent"),
@@ -117,16 +124,28 @@ class Run(NamedTuple):
     spent: float
 
 
-def measure(case: Case, epsilon: float, setting: Setting, seed: int, shared: bool = False, other: int = 0) -> Run:
+def measure(
+    case: Case, epsilon: float, setting: Setting, seed: int, shared: bool = False, other: int = 0
+) -> Run:
     """One run; `other` noise is drawn where that is not zero."""
     silos = case.silos(seed)
     colluding = len(silos.names) // 3 if shared else None
-    method, model = algorithm(case, setting, len(silos.names)), case.model
+    method = algorithm(case, setting, len(silos.names))
+    model = case.model
     if np.isfinite(epsilon):
         model = sp.Private.solved(
-            case.model, epsilon, method, setting.rounds, delta=DELTA, loss_share=LOSS_SHARE, clip=setting.clip,
-            loss_clip=case.loss_clip, radius=case.radius, secret=seed + 1000 * other, colluding=colluding,
-        )  # fmt: skip
+            case.model,
+            epsilon,
+            method,
+            setting.rounds,
+            delta=DELTA,
+            loss_share=LOSS_SHARE,
+            clip=setting.clip,
+            loss_clip=case.loss_clip,
+            radius=case.radius,
+            secret=seed + 1000 * other,
+            colluding=colluding,
+        )
     cohort = sp.Cohort(silos.train, model, names=silos.names, test=silos.test)
     result = sp.train(method, cohort, rounds=setting.rounds, seed=seed, progress=False)
     scores = Summary.of(cohort.evaluate(result.x, "test"))
@@ -141,7 +160,9 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 def chosen(case: Case, epsilon: float, method: str) -> Setting:
     """The setting with the highest mean of both accuracies on the splits for tuning; each leaves the better half."""
-    left, scores, shared = grid(method, epsilon), {}, method.endswith(SHARED)
+    left = grid(method, epsilon)
+    scores = {}
+    shared = method.endswith(SHARED)
     for seed in TUNING:
         for setting in left:
             found = sum(measure(case, epsilon, setting, seed, shared)[:2])
@@ -162,7 +183,13 @@ def picture(rows: Sequence[tuple[Any, ...]], path: Path) -> None:
     """Accuracy over ε; error bars are standard deviations over splits."""
     import matplotlib.pyplot as plt
 
-    lines = zip(METHODS, (BLUE, BLUE, ORANGE, ORANGE), ("-", "--") * 2, (-0.06, -0.02, 0.02, 0.06), strict=True)
+    lines = zip(
+        METHODS,
+        (BLUE, BLUE, ORANGE, ORANGE),
+        ("-", "--") * 2,
+        (-0.06, -0.02, 0.02, 0.06),
+        strict=True,
+    )
     looks = {method: look for method, *look in lines}
     with plt.rc_context(STYLE):
         figure, grid = plt.subplots(2, 2, figsize=(9, 6.4), sharex=True, sharey=True)
@@ -171,13 +198,24 @@ def picture(rows: Sequence[tuple[Any, ...]], path: Path) -> None:
         ):
             axis = grid[row, column]
             for method, (colour, line, shift) in looks.items():
-                found = {e: [r[4 + column] for r in rows if r[:3] == (case.name, e, method)] for e in EPSILONS}
+                found = {
+                    e: [r[4 + column] for r in rows if r[:3] == (case.name, e, method)]
+                    for e in EPSILONS
+                }
                 places = [k for k, e in enumerate(EPSILONS) if found[e]]
                 own = [found[EPSILONS[k]] for k in places]
                 axis.errorbar(
-                    np.array(places) + shift, np.mean(own, 1), np.std(own, 1, ddof=1), color=colour, linestyle=line,
-                    marker="o", markersize=4, capsize=2, linewidth=1.5, label=method,
-                )  # fmt: skip
+                    np.array(places) + shift,
+                    np.mean(own, 1),
+                    np.std(own, 1, ddof=1),
+                    color=colour,
+                    linestyle=line,
+                    marker="o",
+                    markersize=4,
+                    capsize=2,
+                    linewidth=1.5,
+                    label=method,
+                )
             level = np.mean([majority(case, seed)[column] for seed in REPORTED])
             axis.axhline(level, color=QUIET, linewidth=1, linestyle=":", label=MAJORITY)
             axis.set_xticks(range(len(EPSILONS)), ["1", "4", "8", "no privacy"])
@@ -186,7 +224,13 @@ def picture(rows: Sequence[tuple[Any, ...]], path: Path) -> None:
             axis.set_xlabel("ε per record, δ = 1e-5")
         for axis in grid[:, 0]:
             axis.set_ylabel("test accuracy")
-        figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="lower center", ncols=5, frameon=False, fontsize=8)
+        figure.legend(
+            *grid[0, 0].get_legend_handles_labels(),
+            loc="lower center",
+            ncols=5,
+            frameon=False,
+            fontsize=8,
+        )
         figure.tight_layout(rect=(0, 0.05, 1, 1))
         figure.savefig(path, dpi=150, metadata={"Software": None})
         plt.close(figure)
@@ -197,17 +241,33 @@ def table(rows: Sequence[tuple[Any, ...]]) -> list[str]:
     lines = []
     for name, epsilon, method in dict.fromkeys(r[:3] for r in rows):
         own = [r for r in rows if r[:3] == (name, epsilon, method)]
-        s, numbers = Setting(*own[0][9:]), np.array([r[4:8] for r in own])
-        means, spreads = 100 * numbers.mean(0), 100 * numbers.std(0, ddof=1)
+        s = Setting(*own[0][9:])
+        numbers = np.array([r[4:8] for r in own])
+        means = 100 * numbers.mean(0)
+        spreads = 100 * numbers.std(0, ddof=1)
         cells = [f"{mean:.1f} ± {sd:.1f}" for mean, sd in zip(means[:2], spreads[:2], strict=True)]
         cells += [f"{value:.2f}" for value in means[2:] / 100]
-        clip, rho = (f"{s.clip:g}" if np.isfinite(s.clip) else "–"), ("–" if s.rho is None else f"{s.rho:g}")
+        clip = f"{s.clip:g}" if np.isfinite(s.clip) else "–"
+        rho = "–" if s.rho is None else f"{s.rho:g}"
         where = [str(s.rounds), str(s.local_steps), clip, f"{s.rate:g}", rho]
         lines.append([name, "∞" if np.isinf(epsilon) else f"{epsilon:g}", method, *cells, *where])
     for case in CASES:
         found = 100 * np.array([majority(case, seed) for seed in REPORTED]).mean(0)
         lines.append([case.name, "0", MAJORITY, *(f"{value:.1f}" for value in found), *("–",) * 7])
-    head = ("data", "ε", "method", "mean accuracy, %", "worst fifth, %", "loss", "cosine", "R", "J", "C", "η_ℓ L", "ρ")
+    head = (
+        "data",
+        "ε",
+        "method",
+        "mean accuracy, %",
+        "worst fifth, %",
+        "loss",
+        "cosine",
+        "R",
+        "J",
+        "C",
+        "η_ℓ L",
+        "ρ",
+    )
     return markdown_table(head, lines, words=3)
 
 
@@ -224,7 +284,9 @@ def reading(rows: Sequence[tuple[Any, ...]]) -> list[str]:
         means = {}
         for e in EPSILONS:
             name = method if np.isfinite(e) else bare
-            means[e] = 100 * np.mean([r[4:6] for r in rows if r[:3] == (case.name, e, name)], axis=0)
+            means[e] = 100 * np.mean(
+                [r[4:6] for r in rows if r[:3] == (case.name, e, name)], axis=0
+            )
         alike = np.mean([r[7] for r in rows if r[:3] == (case.name, 1.0, method)])
         lost = [
             f"{mean:.1f} and {worst:.1f} points at ε = {e:g}"
@@ -241,48 +303,55 @@ def report(rows: Sequence[tuple[Any, ...]], lines: list[str], command: str, seco
     """The Markdown file."""
     versions = f"scaffpd {sp.__version__}, torch {torch.__version__}, NumPy {np.__version__}"
     sizes = {case.name: [len(y) for _, y in case.silos(0).train] for case in CASES}
-    counts = "; ".join(f"{name}: {min(m)} to {max(m)} training records a client" for name, m in sizes.items())
-    return "\n".join([
-        "# What differential privacy costs",
-        "",
-        f"Written by `{command}` in {seconds / 60:.0f} minutes of one core ({versions}).",
-        "",
-        "![Accuracy over ε](differential.png)",
-        "",
-        f"Test accuracy over {len(REPORTED)} random splits (and, for digits, partitions), mean ± standard deviation: "
-        "the mean over clients and the mean of the worst fifth of them, which is one hospital of four. (ε, 1e-5) "
-        f"protects every record of every client; {counts}. Digits: 20 clients, label skew Dirichlet(0.3), softmax "
-        "loss. Heart disease: four hospitals, logistic loss. Both methods count clients alike and take all records in "
-        f"every step. Where losses are asked for they get {LOSS_SHARE:.0%} of the budget.",
-        "",
-        "Without another word every client hides its own vectors from everybody. With shared noise (`colluding=`, a "
-        "third of the clients) gradients leave in secure sums alone, of which every client adds a part of the noise; "
-        "the same (ε, 1e-5) then holds against whoever sees sums, and losses, with the help of up to a third of the "
-        "clients. Losses carry noise of every client's own in both cases. Shared noise is for single local steps, "
-        "J = 1.",
-        "",
-        "R rounds, J local steps, clip C, local rate η_ℓ (over the public 1/L) and ρ of χ² were chosen for every row "
-        f"from (R, J) among {shown(LENGTHS)}, C among {shown(CLIPS)}, η_ℓ L among {shown(RATES)} and ρ among "
-        f"{shown(RHOS)}, by both accuracies on {len(TUNING)} other splits, the better half of the first one's on the "
-        "second. Choosing is not accounted for: these are "
-        "costs of privacy for somebody who knows good settings. Scaling of the columns is not private here either.",
-        "",
-        *lines,
-        "",
-        "Loss: of test records, the mean over clients, regulariser included. Cosine: between two models that were "
-        "trained alike but for the noise; 1 without privacy. R rounds, J local steps, and so on: as chosen.",
-        "",
-        "## In words",
-        "",
-        *reading(rows),
-        "",
-    ])  # fmt: skip
+    counts = "; ".join(
+        f"{name}: {min(m)} to {max(m)} training records a client" for name, m in sizes.items()
+    )
+    return "\n".join(
+        [
+            "# What differential privacy costs",
+            "",
+            f"Written by `{command}` in {seconds / 60:.0f} minutes of one core ({versions}).",
+            "",
+            "![Accuracy over ε](differential.png)",
+            "",
+            f"Test accuracy over {len(REPORTED)} random splits (and, for digits, partitions), mean ± standard deviation: "
+            "the mean over clients and the mean of the worst fifth of them, which is one hospital of four. (ε, 1e-5) "
+            f"protects every record of every client; {counts}. Digits: 20 clients, label skew Dirichlet(0.3), softmax "
+            "loss. Heart disease: four hospitals, logistic loss. Both methods count clients alike and take all records in "
+            f"every step. Where losses are asked for they get {LOSS_SHARE:.0%} of the budget.",
+            "",
+            "Without another word every client hides its own vectors from everybody. With shared noise (`colluding=`, a "
+            "third of the clients) gradients leave in secure sums alone, of which every client adds a part of the noise; "
+            "the same (ε, 1e-5) then holds against whoever sees sums, and losses, with the help of up to a third of the "
+            "clients. Losses carry noise of every client's own in both cases. Shared noise is for single local steps, "
+            "J = 1.",
+            "",
+            "R rounds, J local steps, clip C, local rate η_ℓ (over the public 1/L) and ρ of χ² were chosen for every row "
+            f"from (R, J) among {shown(LENGTHS)}, C among {shown(CLIPS)}, η_ℓ L among {shown(RATES)} and ρ among "
+            f"{shown(RHOS)}, by both accuracies on {len(TUNING)} other splits, the better half of the first one's on the "
+            "second. Choosing is not accounted for: these are "
+            "costs of privacy for somebody who knows good settings. Scaling of the columns is not private here either.",
+            "",
+            *lines,
+            "",
+            "Loss: of test records, the mean over clients, regulariser included. Cosine: between two models that were "
+            "trained alike but for the noise; 1 without privacy. R rounds, J local steps, and so on: as chosen.",
+            "",
+            "## In words",
+            "",
+            *reading(rows),
+            "",
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.parse_args()
-    started, rows = time.process_time(), []
+    started = time.process_time()
+    rows = []
     for case, epsilon, method in itertools.product(CASES, EPSILONS, METHODS):
         shared = method.endswith(SHARED)
         if shared and np.isinf(epsilon):
@@ -291,10 +360,26 @@ def main() -> None:
         for seed in REPORTED:
             run, again = (measure(case, epsilon, setting, seed, shared, other) for other in (0, 1))
             assert run.spent <= epsilon
-            about = (case.name, epsilon, method, seed, run.mean, run.worst, run.loss, cosine(run.x, again.x), run.spent)
+            about = (
+                case.name,
+                epsilon,
+                method,
+                seed,
+                run.mean,
+                run.worst,
+                run.loss,
+                cosine(run.x, again.x),
+                run.spent,
+            )
             rows.append((*about, *setting))
-        print(f"[{time.process_time() - started:4.0f} s] {case.name}, ε = {epsilon:g}, {method}: {setting}", flush=True)
-    write_file(HERE / "differential.csv", csv_text([dict(zip(HEAD, row, strict=True)) for row in rows], HEAD))
+        print(
+            f"[{time.process_time() - started:4.0f} s] {case.name}, ε = {epsilon:g}, {method}: {setting}",
+            flush=True,
+        )
+    write_file(
+        HERE / "differential.csv",
+        csv_text([dict(zip(HEAD, row, strict=True)) for row in rows], HEAD),
+    )
     picture(rows, HERE / "differential.png")
     command = shlex.join(["python", "benchmarks/privacy/cost_of_privacy.py", *sys.argv[1:]])
     lines = table(rows)

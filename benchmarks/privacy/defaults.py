@@ -17,14 +17,17 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from scaffpd.comparison.problem import problem
-from scaffpd.comparison.tables import markdown_table
-from scaffpd.metrics import a_fifth
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.privacy.noise import discrete_gaussians, key_stream
+from scaffpd.study.comparison.problem import problem
+from scaffpd.study.comparison.tables import markdown_table
+from scaffpd.training.metrics import a_fifth
 
-HERE, COMMAND = Path(__file__).parent, "OMP_NUM_THREADS=1 python benchmarks/privacy/defaults.py"
-NAMES, SEEDS, EPSILON = ("hospitals", "breast-cancer"), range(8), 4.0
+HERE = Path(__file__).parent
+COMMAND = "OMP_NUM_THREADS=1 python benchmarks/privacy/defaults.py"
+NAMES = ("hospitals", "breast-cancer")
+SEEDS = range(8)
+EPSILON = 4.0
 
 
 class Setting(NamedTuple):
@@ -37,14 +40,19 @@ class Setting(NamedTuple):
     loss_clip: float = 4.0
 
     def __str__(self) -> str:
-        return ", ".join(f"{s} = {v:g}" for s, v in zip(("R", "J", "radius", "C", "B"), self, strict=True))
+        return ", ".join(
+            f"{s} = {v:g}" for s, v in zip(("R", "J", "radius", "C", "B"), self, strict=True)
+        )
 
 
 SETTINGS = (
-    Setting(), *(Setting(rounds=r) for r in (10, 60, 100)), *(Setting(local_steps=j) for j in (2, 4, 10)),
-    *(Setting(radius=r) for r in (2.0, 5.0)), *(Setting(clip=c) for c in (0.5, 2.0)),
+    Setting(),
+    *(Setting(rounds=r) for r in (10, 60, 100)),
+    *(Setting(local_steps=j) for j in (2, 4, 10)),
+    *(Setting(radius=r) for r in (2.0, 5.0)),
+    *(Setting(clip=c) for c in (0.5, 2.0)),
     *(Setting(loss_clip=b) for b in (2.0,)),
-)  # fmt: skip
+)
 
 
 @lru_cache
@@ -55,16 +63,23 @@ def data(name: str, seed: int) -> sp.data.Silos:
 
 def scores(name: str, seed: int, setting: Setting | None) -> tuple[float, float]:
     """Test accuracy, the mean over clients and that of the worst fifth; without privacy where there is no setting."""
-    silos, bare = data(name, seed), sp.Linear("logistic", l2=1e-3, intercept=True)
+    silos = data(name, seed)
+    bare = sp.Linear("logistic", l2=1e-3, intercept=True)
     if setting is None:
         cohort = sp.Cohort(silos.train, bare, silos.names, test=silos.test)
         result = sp.train(sp.fair(sp.ChiSquare(0.1)), cohort, tol=1e-6, progress=False)
     else:
         method = sp.fair(sp.ChiSquare(0.1), setting.local_steps)
         private = sp.Private.solved(
-            bare, EPSILON, method, setting.rounds, radius=setting.radius, clip=setting.clip,
-            loss_clip=setting.loss_clip, secret=seed,
-        )  # fmt: skip
+            bare,
+            EPSILON,
+            method,
+            setting.rounds,
+            radius=setting.radius,
+            clip=setting.clip,
+            loss_clip=setting.loss_clip,
+            secret=seed,
+        )
         cohort = sp.Cohort(silos.train, private, silos.names, test=silos.test)
         result = sp.train(method, cohort, setting.rounds, progress=False)
         assert result.privacy is not None
@@ -78,7 +93,9 @@ def line(label: str, setting: Setting | None) -> list[str]:
     cells = []
     for name in NAMES:
         both = 100 * np.array([scores(name, seed, setting) for seed in SEEDS])
-        cells += [f"{m:.1f} ± {sd:.1f}" for m, sd in zip(both.mean(0), both.std(0, ddof=1), strict=True)]
+        cells += [
+            f"{m:.1f} ± {sd:.1f}" for m, sd in zip(both.mean(0), both.std(0, ddof=1), strict=True)
+        ]
     print(label, cells, flush=True)
     return [label, *cells]
 
@@ -91,20 +108,27 @@ def speed(sigma: int, size: int = 1_000_000) -> float:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     started = time.process_time()
     head = ["", *(f"{name}, {what}" for name in NAMES for what in ("mean, %", "worst fifth, %"))]
     rows = [line("no privacy", None), *(line(str(setting), setting) for setting in SETTINGS)]
     text = [
-        "# Defaults of private runs", "",
-        f"Written by `{COMMAND}` in {time.process_time() - started:.0f} seconds of one core.", "",
+        "# Defaults of private runs",
+        "",
+        f"Written by `{COMMAND}` in {time.process_time() - started:.0f} seconds of one core.",
+        "",
         f"Test accuracy at ε = {EPSILON:g}, δ = 1e-5, over {len(SEEDS)} splits, mean ± standard deviation. The first "
         "private row has the defaults of `scaffpd train --epsilon`; the others change one of them. R rounds, J local "
-        "steps, clips C and B. This choice has seen these data, and not yours.", "",
-        *markdown_table(head, rows, words=1), "",
+        "steps, clips C and B. This choice has seen these data, and not yours.",
+        "",
+        *markdown_table(head, rows, words=1),
+        "",
         f"Noise is drawn at {speed(2**40) / 1e6:.1f} million numbers a second on one core where σ is a power of two, "
-        f"the slowest case, and at {speed(13 * 2**36) / 1e6:.1f} million where it is 0.81 of one.", "",
-    ]  # fmt: skip
+        f"the slowest case, and at {speed(13 * 2**36) / 1e6:.1f} million where it is 0.81 of one.",
+        "",
+    ]
     (HERE / "DEFAULTS.md").write_text("\n".join(text), encoding="utf-8")
 
 

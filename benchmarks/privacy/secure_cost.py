@@ -31,14 +31,24 @@ from scaffpd.data import beijing_air, digits, heart_disease, synthetic
 from scaffpd.deploy.messages import Message, encode
 from scaffpd.deploy.secure import SiloParties
 from scaffpd.deploy.session import SiloRequest
-from scaffpd.masking import FixedPoint, Identity, Party, Terms
-from scaffpd.secure.parties import DisclosureGuard, GuardedParty, MaskedReply, Sketch, SumRequest, Weighting
+from scaffpd.secure.masking import FixedPoint, Identity, Party, Terms
+from scaffpd.secure.parties import (
+    DisclosureGuard,
+    GuardedParty,
+    MaskedReply,
+    Sketch,
+    SumRequest,
+    Weighting,
+)
 
-CLIENTS, LENGTHS = (4, 10, 32, 100), (10**3, 10**5, 10**6, 5 * 10**6)
+CLIENTS = (4, 10, 32, 100)
+LENGTHS = (10**3, 10**5, 10**6, 5 * 10**6)
 TIMED = 3  # clients whose masks are timed
 ALL = 98  # t of 100 clients for which everybody is everybody's neighbour
 SUMS = 2  # in a round of Scaff-PD: Σ λ_i d_i and Σ λ_i c_i
-BYTES_GOAL, SECONDS_GOAL, GOAL_LENGTH = 2.2, 1.0, 5 * 10**6
+BYTES_GOAL = 2.2
+SECONDS_GOAL = 1.0
+GOAL_LENGTH = 5 * 10**6
 NAMES = {"question": "0" * 16, "setup": "0" * 32, "vectors": {"x": f"{'0' * 16}-1"}}
 
 
@@ -86,16 +96,22 @@ def size(question: SiloRequest) -> int:
 
 def reply(name: str, values: dict[str, Any], **arrays: Any) -> int:
     """Bytes of an answer."""
-    return len(encode(Message("answer", {**values, "question": NAMES["question"], "silo": name}, arrays)))
+    return len(
+        encode(Message("answer", {**values, "question": NAMES["question"], "silo": name}, arrays))
+    )
 
 
 def secure_sum(n: int, length: int, colluding: int | None) -> dict[str, Any]:
     """Bytes up and down of a client, and seconds of a client and of the server, for one sum."""
-    everyone, first = parties(n), [f"silo-{i:03}" for i in range(TIMED)]
+    everyone = parties(n)
+    first = [f"silo-{i:03}" for i in range(TIMED)]
     weights = Weighting(Terms.usual(tuple(everyone), colluding), np.full(n, 1 / n))
-    numbers, vector = FixedPoint.finest(n, 3), np.random.default_rng(0).standard_normal(length)
+    numbers = FixedPoint.finest(n, 3)
+    vector = np.random.default_rng(0).standard_normal(length)
     about = SiloRequest("gradients", {"batch_size": None, "key": [0, 1, 0], "parts": ["c"]})
-    question, up, seconds = asked(SiloParties.mask, SumRequest(about, weights, numbers), length), 0, []
+    question = asked(SiloParties.mask, SumRequest(about, weights, numbers), length)
+    up = 0
+    seconds = []
     sketch = Sketch()
     sketch(vector)  # its random signs are drawn once a run
     for name in first:
@@ -104,16 +120,22 @@ def secure_sum(n: int, length: int, colluding: int | None) -> dict[str, Any]:
             weights, numbers, vector, bytes(32)
         )
         seconds.append(time.process_time() - start)
-        up += reply(name, {"exponent": found.exponent}, masked=_taken(found).view(np.int64)) // TIMED
-    start, total = time.process_time(), np.zeros(length, dtype=np.uint64)
+        up += (
+            reply(name, {"exponent": found.exponent}, masked=_taken(found).view(np.int64)) // TIMED
+        )
+    start = time.process_time()
+    total = np.zeros(length, dtype=np.uint64)
     for _ in range(n):
         np.add(total, _taken(found), out=total)
     numbers.decode(total)
     server = time.process_time() - start
     return {
-        "up": up, "down": size(question), "client": min(seconds), "server": server,
+        "up": up,
+        "down": size(question),
+        "client": min(seconds),
+        "server": server,
         "neighbours": weights.terms.degree,
-    }  # fmt: skip
+    }
 
 
 def _taken(found: MaskedReply) -> Any:
@@ -123,26 +145,41 @@ def _taken(found: MaskedReply) -> Any:
 
 def plain(length: int, numbers: str) -> tuple[int, int]:
     """Bytes of a client in a plain round: c_i and d_i up, x and the correction down."""
-    vector, scalars = np.zeros(length, dtype=numbers), np.zeros(3)
+    vector = np.zeros(length, dtype=numbers)
+    scalars = np.zeros(3)
     up = reply("silo-000", {}, c=vector, scalars=scalars) + reply("silo-000", {}, d=vector)
-    down = 2 * len(encode(Message("gradients", {"batch_size": None, "key": [0, 1, 0], **NAMES}, {"x": vector})))
+    down = 2 * len(
+        encode(Message("gradients", {"batch_size": None, "key": [0, 1, 0], **NAMES}, {"x": vector}))
+    )
     return up, down
 
 
 def measure(clients: Sequence[int], lengths: Sequence[int]) -> list[Row]:
     """All of it."""
     rows = []
-    cases: list[tuple[int, int | None]] = [(n, None) for n in clients] + [(n, ALL) for n in clients if n == 100]
+    cases: list[tuple[int, int | None]] = [(n, None) for n in clients] + [
+        (n, ALL) for n in clients if n == 100
+    ]
     for n, colluding in cases:
         for length in lengths:
             cost = secure_sum(n, length, colluding)
             for numbers in ("float64", "float32"):
                 up, down = plain(length, numbers)
                 scalars = reply("silo-000", {}, scalars=np.zeros(3))
-                rows.append(Row(
-                    n, length, cost["neighbours"], numbers, up, down, SUMS * cost["up"] + scalars,
-                    down + SUMS * cost["down"], cost["client"], cost["server"],
-                ))  # fmt: skip
+                rows.append(
+                    Row(
+                        n,
+                        length,
+                        cost["neighbours"],
+                        numbers,
+                        up,
+                        down,
+                        SUMS * cost["up"] + scalars,
+                        down + SUMS * cost["down"],
+                        cost["client"],
+                        cost["server"],
+                    )
+                )
             print(rows[-2], flush=True)
     return rows
 
@@ -161,10 +198,17 @@ def trainings() -> list[tuple[str, str, int, int, float, float, str]]:
             method = sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=20)
             result = sp.train(method, federation, rounds=500, tol=1e-6, progress=False)
             sent = federation.traffic
-            found.append((
-                f"{name}, N = {len(federation.names)}, d = {cohort.dimension}", way, result.rounds, sent.exchanges,
-                sent.bytes_up / 1e6, sent.bytes_down / 1e6, f"{result.certificate:.1e}",
-            ))  # fmt: skip
+            found.append(
+                (
+                    f"{name}, N = {len(federation.names)}, d = {cohort.dimension}",
+                    way,
+                    result.rounds,
+                    sent.exchanges,
+                    sent.bytes_up / 1e6,
+                    sent.bytes_down / 1e6,
+                    f"{result.certificate:.1e}",
+                )
+            )
     return found
 
 
@@ -174,27 +218,38 @@ RELATIVE = 1e-6  # certified gap, as a share of the mean loss at the start
 
 def hidden() -> list[str]:
     """Whole trainings where losses are clear (Scaff-PD) and hidden (minimax from sums): the table in Markdown."""
-    stations, spread = beijing_air().train, synthetic()
+    stations = beijing_air().train
+    spread = synthetic()
     problems: dict[str, Any] = {
-        "hospitals": lambda: sp.Cohort(heart_disease().train, sp.Linear("logistic", l2=0.03, intercept=True)),
+        "hospitals": lambda: sp.Cohort(
+            heart_disease().train, sp.Linear("logistic", l2=0.03, intercept=True)
+        ),
         "stations": lambda: sp.Cohort(stations, sp.Linear("squared", l2=0.01, intercept=True)),
         "synthetic": lambda: sp.Cohort(spread, sp.Linear("squared", l2=0.01)),
     }
     lines = [
-        HEADING, "",
+        HEADING,
+        "",
         f"Printed by `python benchmarks/privacy/secure_cost.py --losses`: to a certified gap of {RELATIVE:g} of the "
         "mean loss at the start, 20 local steps, all clients together. Clear is Scaff-PD, whose server sees every "
         "loss; hidden is `MinimaxSums`. A round of it is three exchanges: local work, thresholds, the gradient. More "
         "are needed where a threshold is looked for twice, where a step is too long (it counts as a round), and where "
-        "the centre of CVaR's weights moves.", "",
+        "the centre of CVaR's weights moves.",
+        "",
         "| problem | objective | losses | rounds | exchanges | up, kB | down, kB | certified gap |",
         "|---|---|---|---:|---:|---:|---:|---:|",
-    ]  # fmt: skip
-    for (name, make), goal in itertools.product(problems.items(), (sp.ChiSquare(0.1), sp.Tilted(0.1), sp.CVaR(0.5))):
+    ]
+    for (name, make), goal in itertools.product(
+        problems.items(), (sp.ChiSquare(0.1), sp.Tilted(0.1), sp.CVaR(0.5))
+    ):
         tol = RELATIVE * float(make().losses(make().start()).mean())
-        for losses, method in (("clear", sp.ScaffPD(goal, 20)), ("hidden", sp.MinimaxSums(goal, 20))):
+        for losses, method in (
+            ("clear", sp.ScaffPD(goal, 20)),
+            ("hidden", sp.MinimaxSums(goal, 20)),
+        ):
             federation = sp.SecureAggregation(make(), share=1.0, losses=losses)
-            result, sent = sp.train(method, federation, rounds=400, tol=tol, progress=False), federation.traffic
+            result = sp.train(method, federation, rounds=400, tol=tol, progress=False)
+            sent = federation.traffic
             about = f"{name}, N = {len(federation.names)}, d = {federation.dimension} | {goal!r} | {losses}"
             count = f"{result.rounds} | {sent.exchanges} | {sent.bytes_up / 1e3:.3g} | {sent.bytes_down / 1e3:.3g}"
             lines.append(f"| {about} | {count} | {result.certificate:.1e} |")
@@ -206,7 +261,9 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     """Which goals hold, plainly."""
     usual = [row for row in rows if row.neighbours < 99]
     broken = [row for row in usual if row.ratio > BYTES_GOAL]
-    words = ", ".join(f"N = {r.clients}, d = {r.length:,}, {r.numbers}: {r.ratio:.1f}" for r in broken)
+    words = ", ".join(
+        f"N = {r.clients}, d = {r.length:,}, {r.numbers}: {r.ratio:.1f}" for r in broken
+    )
     beyond = f" Beyond it: {words}; there weights and names outweigh the vectors." if broken else ""
     long = [row for row in usual if row.length == GOAL_LENGTH and row.numbers == "float64"]
     slow = ", ".join(f"N = {r.clients}: {r.client_seconds:.2f} s" for r in long)
@@ -226,7 +283,9 @@ def table(rows: Sequence[Row]) -> list[str]:
     head = "| N | neighbours | d | numbers | plain up, MB | secure up, MB | plain down, MB | secure down, MB | ratio |"
     lines = [f"{head} client, s | server, s |", "|" + "---:|" * 11]
     for r in rows:
-        sent = " | ".join(f"{b / 1e6:.3g}" for b in (r.plain_up, r.secure_up, r.plain_down, r.secure_down))
+        sent = " | ".join(
+            f"{b / 1e6:.3g}" for b in (r.plain_up, r.secure_up, r.plain_down, r.secure_down)
+        )
         seconds = f"{r.client_seconds:.3g} | {r.server_seconds:.3g}"
         about = f"{r.clients} | {r.neighbours} | {r.length:,} | {r.numbers}"
         lines.append(f"| {about} | {sent} | {r.ratio:.2f} | {seconds} |")
@@ -260,17 +319,24 @@ def report(rows: Sequence[Row], runs: Sequence[tuple[Any, ...]], command: str) -
         "",
         "| problem | sums | rounds | exchanges | up, MB | down, MB | certified gap |",
         "|---|---|---:|---:|---:|---:|---:|",
-        *("| " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in run) + " |" for run in runs),
+        *(
+            "| " + " | ".join(f"{v:.3g}" if isinstance(v, float) else str(v) for v in run) + " |"
+            for run in runs
+        ),
         "",
     ]
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes only")
     parser.add_argument("--no-write", action="store_true", help="print only")
-    parser.add_argument("--losses", action="store_true", help="only what hidden losses cost, into SECURE.md")
+    parser.add_argument(
+        "--losses", action="store_true", help="only what hidden losses cost, into SECURE.md"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     here = Path(__file__).parent
@@ -278,13 +344,17 @@ def main() -> None:
         before = (here / "SECURE.md").read_text(encoding="utf-8").split(HEADING)[0].rstrip()
         (here / "SECURE.md").write_text("\n".join([before, "", *hidden()]), encoding="utf-8")
         return
-    rows = measure(CLIENTS[:2] if options.quick else CLIENTS, LENGTHS[:2] if options.quick else LENGTHS)
+    rows = measure(
+        CLIENTS[:2] if options.quick else CLIENTS, LENGTHS[:2] if options.quick else LENGTHS
+    )
     runs = trainings()
     print("\n".join(verdicts(rows)))
     if options.no_write:
         return
     command = shlex.join(["python", "benchmarks/privacy/secure_cost.py", *sys.argv[1:]])
-    (here / "SECURE.md").write_text("\n".join([report(rows, runs, command), *hidden()]), encoding="utf-8")
+    (here / "SECURE.md").write_text(
+        "\n".join([report(rows, runs, command), *hidden()]), encoding="utf-8"
+    )
     with (here / "secure.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(asdict(rows[0])), lineterminator="\n")
         writer.writeheader()

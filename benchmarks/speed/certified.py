@@ -30,7 +30,10 @@ from scaffpd.reference import reference_optimum
 
 TITLE = "Seconds to a certified gap of 1e-8"
 SIZES = ((10, 100, 20), (30, 300, 50), (100, 1000, 100))
-LIMIT, SLOW, TURNS = 60, 10, 5  # seconds after which a candidate is stopped, or is not run again; turns
+# seconds after which a candidate is stopped, or is not run again; turns
+LIMIT = 60
+SLOW = 10
+TURNS = 5
 OURS, *OTHERS = CANDIDATES
 
 Size = tuple[int, int, int]
@@ -50,8 +53,11 @@ def _compared(size: Size, once: Once, turns: int) -> list[Row]:
     optimum = reference_optimum(clients, "squared", L2, sp.ChiSquare(RHO))
     if not optimum.gap <= 0.01 * TOL:
         raise RuntimeError(f"The reference proves {optimum.gap:.1e} only.")
-    least, seconds, gaps = optimum.value - optimum.gap, defaultdict(list), defaultdict(list)
-    ratios, failed = defaultdict(list), {}
+    least = optimum.value - optimum.gap
+    seconds = defaultdict(list)
+    gaps = defaultdict(list)
+    ratios = defaultdict(list)
+    failed = {}
     for _ in range(turns):
         own = once(OURS, size, clients)
         if isinstance(own, str):
@@ -71,20 +77,37 @@ def _compared(size: Size, once: Once, turns: int) -> list[Row]:
             ratios[name].append(found[0] / own[0])
     if max(gaps[OURS]) > TOL:
         raise RuntimeError(f"{OURS} claimed a gap of {TOL}, but has {max(gaps[OURS]):.1e}.")
-    return [_row(size, name, seconds[name], gaps[name], ratios[name], failed.get(name)) for name in CANDIDATES]
+    return [
+        _row(size, name, seconds[name], gaps[name], ratios[name], failed.get(name))
+        for name in CANDIDATES
+    ]
 
 
 def _row(
-    size: Size, name: str, seconds: list[float], gaps: list[float], ratios: list[float], failed: str | None
+    size: Size,
+    name: str,
+    seconds: list[float],
+    gaps: list[float],
+    ratios: list[float],
+    failed: str | None,
 ) -> Row:
     """A line; where a candidate was stopped its ratio is a lower bound, where it failed there is none."""
-    row: Row = dict(zip(("N", "m", "d"), size, strict=True)) | {"candidate": name, "runs": len(seconds)}
+    row: Row = dict(zip(("N", "m", "d"), size, strict=True)) | {
+        "candidate": name,
+        "runs": len(seconds),
+    }
     late = failed is not None and failed.startswith(">")
     row["seconds"] = failed if failed else statistics.median(seconds)
     row["gap"] = max(gaps) if gaps else None
-    row["times ours"] = 1.0 if name == OURS else None if failed and not late else statistics.median(ratios)
-    row["middle half"] = "" if failed or name == OURS else "–".join(f"{edge:.3g}" for edge in quartiles(ratios))
-    row["note"] = "at least" if late else f"at gap {max(gaps):.0e}" if gaps and max(gaps) > TOL else ""
+    row["times ours"] = (
+        1.0 if name == OURS else None if failed and not late else statistics.median(ratios)
+    )
+    row["middle half"] = (
+        "" if failed or name == OURS else "–".join(f"{edge:.3g}" for edge in quartiles(ratios))
+    )
+    row["note"] = (
+        "at least" if late else f"at gap {max(gaps):.0e}" if gaps and max(gaps) > TOL else ""
+    )
     return row
 
 
@@ -96,10 +119,17 @@ def _here(name: str, size: Size, clients: Clients) -> Answer:
 
 def _apart(name: str, size: Size, clients: Clients) -> Answer:
     """(seconds, F(x)) by a process of its own, or why there are none."""
-    command = [sys.executable, str(Path(__file__).with_name("certified_peers.py")), name, *map(str, size)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("certified_peers.py")),
+        name,
+        *map(str, size),
+    ]
     free = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=free, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT, env=free, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"> {LIMIT} s"
     if done.returncode:
@@ -135,7 +165,8 @@ def _words(row: Row) -> str:
 
 def least_cpu(size: Size, turns: int = 40) -> dict[str, float]:
     """Milliseconds of CPU of the candidates on one thread, in turn and in one process: what a busy machine can tell."""
-    clients, names = problem(*size), (OURS, "SciPy L-BFGS-B", "SciPy L-BFGS-B, QR")
+    clients = problem(*size)
+    names = (OURS, "SciPy L-BFGS-B", "SciPy L-BFGS-B, QR")
     seconds = defaultdict(list)
     with threadpool_limits(1):
         torch.set_num_threads(1)

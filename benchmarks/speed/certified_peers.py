@@ -22,17 +22,22 @@ import scaffpd as sp
 
 Array = NDArray[np.float64]
 Clients = list[tuple[Array, Array]]
-RHO, L2, TOL = 0.1, 1e-3, 1e-8  # TOL is also Clarabel's own default for gap and feasibility
+# TOL is also Clarabel's own default for gap and feasibility
+RHO = 0.1
+L2 = 1e-3
+TOL = 1e-8
 
 
 def problem(N: int, m: int, d: int, seed: int = 0) -> Clients:
     """Clients with models of their own, unlike noise, and features of falling size."""
     random = np.random.default_rng(seed)
-    sizes, common = np.arange(1, d + 1) ** -0.6, random.standard_normal(d)
+    sizes = np.arange(1, d + 1) ** -0.6
+    common = random.standard_normal(d)
     clients = []
     for _ in range(N):
         A = random.standard_normal((m, d)) * sizes
-        own, noise = common + 0.3 * random.standard_normal(d), random.uniform(0.2, 1.0)
+        own = common + 0.3 * random.standard_normal(d)
+        noise = random.uniform(0.2, 1.0)
         clients.append((A, A @ own + noise * random.standard_normal(m)))
     return clients
 
@@ -43,7 +48,9 @@ def primal(clients: Clients, x: Array) -> tuple[float, Array]:
     losses = np.array([r @ r / len(r) for r in residuals]) + L2 / 2 * (x @ x)
     chi = sp.ChiSquare(RHO)
     weights = chi.maximizer(losses)
-    slopes = (w * 2 / len(r) * (A.T @ r) for w, r, (A, _) in zip(weights, residuals, clients, strict=True))
+    slopes = (
+        w * 2 / len(r) * (A.T @ r) for w, r, (A, _) in zip(weights, residuals, clients, strict=True)
+    )
     return chi.support(losses), sum(slopes, L2 * x)
 
 
@@ -67,9 +74,13 @@ def quasi_newton(clients: Clients) -> Array:
 
 
 def _trained(method: Any, clients: Clients) -> Array:
-    result = sp.train(method, sp.Cohort(clients, sp.Linear("squared", l2=L2)), tol=TOL, progress=False)
+    result = sp.train(
+        method, sp.Cohort(clients, sp.Linear("squared", l2=L2)), tol=TOL, progress=False
+    )
     if not result.certificate <= TOL:
-        raise RuntimeError(f"{type(method).__name__} proved no more than {result.certificate:.1e}: {result.status}.")
+        raise RuntimeError(
+            f"{type(method).__name__} proved no more than {result.certificate:.1e}: {result.status}."
+        )
     return np.asarray(result.x)
 
 
@@ -80,10 +91,17 @@ def plain_cvxpy(clients: Clients) -> Array:
     """
     import cvxpy as cp
 
-    N, d = len(clients), clients[0][0].shape[1]
-    x, nu = cp.Variable(d), cp.Variable()
+    N = len(clients)
+    d = clients[0][0].shape[1]
+    x = cp.Variable(d)
+    nu = cp.Variable()
     losses = cp.hstack([cp.sum_squares(A @ x - y) / len(y) for A, y in clients])
-    total = nu + RHO / 2 + cp.sum_squares(cp.pos(losses - nu)) / (2 * RHO * N) + L2 / 2 * cp.sum_squares(x)
+    total = (
+        nu
+        + RHO / 2
+        + cp.sum_squares(cp.pos(losses - nu)) / (2 * RHO * N)
+        + L2 / 2 * cp.sum_squares(x)
+    )
     _solved(cp.Problem(cp.Minimize(total)))
     return np.asarray(x.value)
 
@@ -92,9 +110,16 @@ def best_cvxpy(clients: Clients) -> Array:
     """CVXPY with QR first, one cone per client, and all else that is quadratic in the objective."""
     import cvxpy as cp
 
-    N, d = len(clients), clients[0][0].shape[1]
-    x, nu, losses, above = cp.Variable(d), cp.Variable(), cp.Variable(N), cp.Variable(N, nonneg=True)
-    cones = [cp.sum_squares(A @ x - y) <= len(y) * losses[i] for i, (A, y) in enumerate(compressed(clients))]
+    N = len(clients)
+    d = clients[0][0].shape[1]
+    x = cp.Variable(d)
+    nu = cp.Variable()
+    losses = cp.Variable(N)
+    above = cp.Variable(N, nonneg=True)
+    cones = [
+        cp.sum_squares(A @ x - y) <= len(y) * losses[i]
+        for i, (A, y) in enumerate(compressed(clients))
+    ]
     total = nu + RHO / 2 + cp.sum_squares(above) / (2 * RHO * N) + L2 / 2 * cp.sum_squares(x)
     _solved(cp.Problem(cp.Minimize(total), [*cones, losses - nu <= above]))
     return np.asarray(x.value)
@@ -102,7 +127,10 @@ def best_cvxpy(clients: Clients) -> Array:
 
 def _solved(problem: Any) -> None:
     problem.solve(solver="CLARABEL")
-    if problem.status not in ("optimal", "optimal_inaccurate"):  # how far off is measured afterwards
+    if problem.status not in (
+        "optimal",
+        "optimal_inaccurate",
+    ):  # how far off is measured afterwards
         raise RuntimeError(f"CVXPY ended with {problem.status}.")
 
 
@@ -114,24 +142,36 @@ def clarabel_alone(clients: Clients) -> Array:
     import clarabel
     from scipy import sparse
 
-    N, d = len(clients), clients[0][0].shape[1]
-    quadratic = sparse.diags_array(np.r_[np.full(d, L2), np.zeros(1 + N), np.full(N, 1 / (RHO * N))]).tocsc()
+    N = len(clients)
+    d = clients[0][0].shape[1]
+    quadratic = sparse.diags_array(
+        np.r_[np.full(d, L2), np.zeros(1 + N), np.full(N, 1 / (RHO * N))]
+    ).tocsc()
     linear = np.r_[np.zeros(d), 1.0, np.zeros(2 * N)]
-    one, eye = np.ones((N, 1)), sparse.eye_array(N)
+    one = np.ones((N, 1))
+    eye = sparse.eye_array(N)
     upper = [sparse.hstack([sparse.csr_array((N, d + 1 + N)), -eye])]
     upper += [sparse.hstack([sparse.csr_array((N, d)), -one, eye, -eye])]
-    sides, cones = [np.zeros(2 * N)], [clarabel.NonnegativeConeT(2 * N)]
+    sides = [np.zeros(2 * N)]
+    cones = [clarabel.NonnegativeConeT(2 * N)]
     for i, (A, y) in enumerate(compressed(clients)):
-        rows, scale = len(y), 2 / np.sqrt(len(y))
-        pick = sparse.csr_array(([-1.0, -1.0], ([0, rows + 1], [d + 1 + i, d + 1 + i])), (rows + 2, d + 1 + 2 * N))
-        spread = sparse.vstack([sparse.csr_array((1, d)), sparse.csr_array(-scale * A), sparse.csr_array((1, d))])
+        rows = len(y)
+        scale = 2 / np.sqrt(len(y))
+        pick = sparse.csr_array(
+            ([-1.0, -1.0], ([0, rows + 1], [d + 1 + i, d + 1 + i])), (rows + 2, d + 1 + 2 * N)
+        )
+        spread = sparse.vstack(
+            [sparse.csr_array((1, d)), sparse.csr_array(-scale * A), sparse.csr_array((1, d))]
+        )
         upper.append(pick + sparse.hstack([spread, sparse.csr_array((rows + 2, 1 + 2 * N))]))
         sides.append(np.r_[1.0, -scale * y, -1.0])
         cones.append(clarabel.SecondOrderConeT(rows + 2))
     settings = clarabel.DefaultSettings()
     settings.verbose = False
     matrix = sparse.vstack(upper).tocsc()
-    found = clarabel.DefaultSolver(quadratic, linear, matrix, np.concatenate(sides), cones, settings).solve()
+    found = clarabel.DefaultSolver(
+        quadratic, linear, matrix, np.concatenate(sides), cones, settings
+    ).solve()
     if str(found.status) not in ("Solved", "AlmostSolved"):  # how far off is measured afterwards
         raise RuntimeError(f"Clarabel ended with {found.status}.")
     return np.asarray(found.x[:d])
@@ -144,7 +184,11 @@ def scipy_rows(clients: Clients) -> Array:
     start = np.zeros(clients[0][0].shape[1])
     largest = np.sqrt(2 * L2 * TOL / len(start))
     options = {"maxiter": 20_000, "maxfun": 20_000, "ftol": 0.0, "gtol": largest, "maxcor": 30}
-    return np.asarray(minimize(lambda x: primal(clients, x), start, jac=True, method="L-BFGS-B", options=options).x)
+    return np.asarray(
+        minimize(
+            lambda x: primal(clients, x), start, jac=True, method="L-BFGS-B", options=options
+        ).x
+    )
 
 
 def scipy_compressed(clients: Clients) -> Array:
@@ -165,7 +209,8 @@ CANDIDATES: dict[str, Callable[[Clients], Array]] = {
 
 def timed(name: str, size: tuple[int, int, int]) -> tuple[float, Array]:
     """Seconds and x, after a tiny problem that loads everything."""
-    solve, clients = CANDIDATES[name], problem(*size)
+    solve = CANDIDATES[name]
+    clients = problem(*size)
     solve(problem(3, 12, 4))
     begun = time.perf_counter()
     x = solve(clients)

@@ -15,11 +15,24 @@ import numpy as np
 from harness import Row, exponent, interleaved, table
 from numpy.typing import NDArray
 
-from scaffpd.objectives import Agnostic, Average, ChiSquare, ChiSquareBall, CVaR, Nash, Objective, QFair, Tilted
+from scaffpd.objectives import (
+    Agnostic,
+    Average,
+    ChiSquare,
+    ChiSquareBall,
+    CVaR,
+    Nash,
+    Objective,
+    QFair,
+    Tilted,
+)
 
 TITLE = "Milliseconds of prox and support"
-SIZES, QUICK, FITTED = (1_000, 10_000, 100_000, 1_000_000), (1_000, 10_000, 50_000), 10_000
-SIGMA, ACCURACY = 0.01, 1e-9
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+QUICK = (1_000, 10_000, 50_000)
+FITTED = 10_000
+SIGMA = 0.01
+ACCURACY = 1e-9
 
 Array = NDArray[np.float64]
 
@@ -48,7 +61,8 @@ def measure(quick: bool) -> list[Row]:
         turns=2 if quick else 5,
         least=0.005 if quick else 0.02,
     )
-    fitted, rows = [n for n in sizes if n >= FITTED], []
+    fitted = [n for n in sizes if n >= FITTED]
+    rows = []
     for name in calls[sizes[0]]:
         here = {n: 1e3 * timing.median(f"{n} {name}") for n in sizes}
         row: Row = dict(zip(("objective", "prior", "operation"), name.split(" "), strict=True))
@@ -60,7 +74,9 @@ def measure(quick: bool) -> list[Row]:
 def _calls(n: int) -> dict[str, Callable[[], object]]:
     """What is timed for n clients, by "objective prior operation"."""
     random = np.random.default_rng(0)
-    losses, old, uneven = random.exponential(size=n), random.dirichlet(np.ones(n)), random.uniform(0.2, 5.0, n)
+    losses = random.exponential(size=n)
+    old = random.dirichlet(np.ones(n))
+    uneven = random.uniform(0.2, 5.0, n)
     calls: dict[str, Callable[[], object]] = {}
     for prior, weights in (("uniform", None), ("random", uneven)):
         for name, objective in cases(weights).items():
@@ -77,10 +93,13 @@ def check(name: str, objective: Objective, losses: Array, old: Array) -> None:
         ("prox", losses - (weights - old) / SIGMA, weights),
         ("support", losses, objective.maximizer(losses)),
     ):
-        reached, best = float(v @ found) - objective.value(found), objective.support(v)
+        reached = float(v @ found) - objective.value(found)
+        best = objective.support(v)
         size = float(np.abs(v) @ found) + abs(objective.value(found))
         if not (objective.contains(found) and abs(best - reached) <= ACCURACY * max(size, 1.0)):
-            raise RuntimeError(f"{what} of {name} for {len(losses):,} clients is off by {best - reached:.1e}.")
+            raise RuntimeError(
+                f"{what} of {name} for {len(losses):,} clients is off by {best - reached:.1e}."
+            )
 
 
 def sentences(rows: list[Row]) -> list[str]:
@@ -89,7 +108,8 @@ def sentences(rows: list[Row]) -> list[str]:
     found = []
     for operation in ("prox", "support"):
         here = [row for row in rows if row["operation"] == operation]
-        slowest, steepest = max(here, key=lambda row: row[largest]), max(here, key=lambda row: row["exponent"])
+        slowest = max(here, key=lambda row: row[largest])
+        steepest = max(here, key=lambda row: row["exponent"])
         found.append(
             f"{operation.capitalize()} at {largest.removesuffix(', ms')} takes at most {slowest[largest]:.0f} ms "
             f"({slowest['objective']}, {slowest['prior']} prior) and grows like N^{steepest['exponent']:.2f} at most "

@@ -46,9 +46,11 @@ def limits(device: str, quick: bool) -> dict[str, float]:
     found = {"copy, B/s": 2 * len(source) / median(lambda: target.copy_(source), device)}
     n = 256 if quick else 8192
     for name, dtype, tf32 in (
-        ("float16", torch.float16, False), ("tf32", torch.float32, True), ("float32", torch.float32, False),
+        ("float16", torch.float16, False),
+        ("tf32", torch.float32, True),
+        ("float32", torch.float32, False),
         ("float64", torch.float64, False),
-    ):  # fmt: skip
+    ):
         A, B = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
         torch.backends.cuda.matmul.allow_tf32 = tf32
         found[f"product in {name}, FLOP/s"] = 2 * n**3 / median(lambda A=A, B=B: A @ B, device, 5)
@@ -59,7 +61,8 @@ def limits(device: str, quick: bool) -> dict[str, float]:
 def digits(clients: int, device: str) -> sp.Cohort:
     """Softmax regression, 72 samples of 64 features a client."""
     random = np.random.default_rng(0)
-    X, y = random.random((clients * 72, 64), dtype=np.float32), random.integers(0, 10, clients * 72)
+    X = random.random((clients * 72, 64), dtype=np.float32)
+    y = random.integers(0, 10, clients * 72)
     pairs = list(zip(np.split(X, clients), np.split(y, clients), strict=True))
     model = sp.Linear("softmax", l2=1e-4, intercept=True, classes=10)
     return sp.Cohort(pairs, model, device=device, dtype=torch.float32)
@@ -67,19 +70,34 @@ def digits(clients: int, device: str) -> sp.Cohort:
 
 def simulators(device: str, quick: bool) -> list[Row]:
     """Local steps of clients per second, with and without recorded graphs, and host synchronisations in a round."""
-    rows, rounds = [], 3 if quick else 20
+    rows = []
+    rounds = 3 if quick else 20
     for N in (20,) if quick else (20, 1000, 10_000):
-        cohort, method = digits(N, device), sp.FedAvg(local_steps=50, batch_size=32, local_rate=0.1)
-        call, plain = partial(sp.train, method, cohort, rounds=rounds, progress=False), GraphReplay.__call__
+        cohort = digits(N, device)
+        method = sp.FedAvg(local_steps=50, batch_size=32, local_rate=0.1)
+        call = partial(sp.train, method, cohort, rounds=rounds, progress=False)
+        plain = GraphReplay.__call__
         recorded = median(call, device, 5)
         GraphReplay.__call__ = lambda self, *tensors: self.function(*tensors)  # type: ignore[method-assign]
         eager = median(call, device, 5)
         GraphReplay.__call__ = plain  # type: ignore[method-assign]
         steps = rounds * N * 50
-        rows.append({"what": f"FedAvg on digits-like data, N = {N:,}: local steps of clients per second",
-                     "value": steps / recorded, "limit": None, "fraction": None})  # fmt: skip
-        rows.append({"what": f"the same without graphs, N = {N:,}", "value": steps / eager, "limit": None,
-                     "fraction": None})  # fmt: skip
+        rows.append(
+            {
+                "what": f"FedAvg on digits-like data, N = {N:,}: local steps of clients per second",
+                "value": steps / recorded,
+                "limit": None,
+                "fraction": None,
+            }
+        )
+        rows.append(
+            {
+                "what": f"the same without graphs, N = {N:,}",
+                "value": steps / eager,
+                "limit": None,
+                "fraction": None,
+            }
+        )
     return rows
 
 
@@ -93,24 +111,47 @@ def wide(device: str, quick: bool, known: dict[str, float]) -> list[Row]:
     parts = np.array_split(np.arange(samples), clients)
     data = Table(values, width**-0.5, "random")
     model = sp.Linear("squared", l2=1e-6, classes=outputs, local_precision="half")
-    cohort = sp.Cohort([(data.rows(p), y[p]) for p in parts], model, device=device, dtype=torch.float32)
+    cohort = sp.Cohort(
+        [(data.rows(p), y[p]) for p in parts], model, device=device, dtype=torch.float32
+    )
     method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=100)
     state = method.round(cohort, method.init(cohort))
-    store, size = cohort._oracle.rows.A, values.nbytes
+    store = cohort._oracle.rows.A
+    size = values.nbytes
     X, V = (torch.randn(n, outputs, device=device) for n in (width, samples))
     timing = interleaved(
-        {"round": lambda: method.round(cohort, state), "A x": lambda: store @ X, "Aᵀv": lambda: store.T @ V},
-        7, least=0.2, sync=sync(device),
-    )  # fmt: skip
+        {
+            "round": lambda: method.round(cohort, state),
+            "A x": lambda: store @ X,
+            "Aᵀv": lambda: store.T @ V,
+        },
+        7,
+        least=0.2,
+        sync=sync(device),
+    )
     least = size / known["copy, B/s"]
     rows = []  # x goes as two halves, and in local steps as one
     for name, passes, halves in (("A x", 1, 2), ("Aᵀv", 1, 2), ("round", PASSES, 6)):
-        seconds, rate = timing.median(name), known["product in float16, FLOP/s"]
+        seconds = timing.median(name)
+        rate = known["product in float16, FLOP/s"]
         done = halves * 2 * samples * width * outputs / seconds
         what = f"{name} of Scaff-PD (J = 100)" if name == "round" else name
-        rows.append({"what": f"{what} over {samples:,} × {width:,} × {outputs}, float16: seconds", "value": seconds,
-                     "limit": passes * least, "fraction": passes * least / seconds})  # fmt: skip
-        rows.append({"what": f"{what}: FLOP/s of its products", "value": done, "limit": rate, "fraction": done / rate})
+        rows.append(
+            {
+                "what": f"{what} over {samples:,} × {width:,} × {outputs}, float16: seconds",
+                "value": seconds,
+                "limit": passes * least,
+                "fraction": passes * least / seconds,
+            }
+        )
+        rows.append(
+            {
+                "what": f"{what}: FLOP/s of its products",
+                "value": done,
+                "limit": rate,
+                "fraction": done / rate,
+            }
+        )
     return rows
 
 
@@ -121,7 +162,9 @@ def entk(device: str, quick: bool) -> list[Row]:
 
     torch.manual_seed(0)
     size, chunk, coordinates = (32, 2, 500) if quick else (224, 256, 50_000)
-    net = Backbone.of(EfficientNetLite0(), lambda net, x: net.forward_features(x), size=size).to(torch.device(device))
+    net = Backbone.of(EfficientNetLite0(), lambda net, x: net.forward_features(x), size=size).to(
+        torch.device(device)
+    )
     images = torch.randint(0, 256, (chunk, 32, 32, 3), dtype=torch.uint8)
     x = net.preprocess(images.to(device))
     ours = Entk(net.trunk, x, coordinates, precision="tf32")
@@ -136,20 +179,37 @@ def entk(device: str, quick: bool) -> list[Row]:
 def reproduced(folder: Path) -> list[Row]:
     """(g) What the CIFAR-10 table took, from the folder of `python -m experiments.reproduce cifar10`."""
     about = json.loads((folder / "about.json").read_text())
-    seconds, plan = about["seconds"], about["plan"]
+    seconds = about["seconds"]
+    plan = about["plan"]
     runs = f"{plan['rounds']} rounds of eight methods, {plan['seeds']} partitions, {plan['tune']} configurations each"
     name = "CIFAR-10 table (scaffpd reproduce cifar10)"
     return [
-        {"what": f"{name}, {runs}: seconds", "value": seconds["all"], "limit": None, "fraction": None},
-        {"what": f"{name}: seconds of them for images and features", "value": seconds["features"], "limit": None,
-         "fraction": None},
-    ]  # fmt: skip
+        {
+            "what": f"{name}, {runs}: seconds",
+            "value": seconds["all"],
+            "limit": None,
+            "fraction": None,
+        },
+        {
+            "what": f"{name}: seconds of them for images and features",
+            "value": seconds["features"],
+            "limit": None,
+            "fraction": None,
+        },
+    ]
 
 
 def measure(device: str, quick: bool) -> list[Row]:
     known = limits(device, quick)
-    rows = [{"what": name, "value": value, "limit": None, "fraction": None} for name, value in known.items()]
-    for part in (partial(simulators, device, quick), partial(wide, device, quick, known), partial(entk, device, quick)):
+    rows = [
+        {"what": name, "value": value, "limit": None, "fraction": None}
+        for name, value in known.items()
+    ]
+    for part in (
+        partial(simulators, device, quick),
+        partial(wide, device, quick, known),
+        partial(entk, device, quick),
+    ):
         begun = time.perf_counter()
         rows += part()
         print(f"{time.perf_counter() - begun:.0f} s", *rows[-4:], sep="\n", flush=True)
@@ -158,9 +218,12 @@ def measure(device: str, quick: bool) -> list[Row]:
 
 def sentences(rows: list[Row]) -> list[str]:
     by = {row["what"]: row for row in rows}
-    whole = next(row for what, row in by.items() if what.startswith("round") and what.endswith("seconds"))
+    whole = next(
+        row for what, row in by.items() if what.startswith("round") and what.endswith("seconds")
+    )
     images = next(row for what, row in by.items() if what.startswith("eNTK"))
-    part, rate = 100 * whole["fraction"], 100 * images["fraction"]
+    part = 100 * whole["fraction"]
+    rate = 100 * images["fraction"]
     return [
         f"A round runs at {part:.0f} % of the bandwidth limit of its {PASSES} passes (aim: 60 %).",
         f"eNTK features come at {rate:.0f} % of the rate of a forward and backward pass (aim: 30 %).",
@@ -168,19 +231,28 @@ def sentences(rows: list[Row]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--table", type=Path, help="the folder of `python -m experiments.reproduce cifar10`")
+    parser.add_argument(
+        "--table", type=Path, help="the folder of `python -m experiments.reproduce cifar10`"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     rows = measure(given.device, given.quick) + (reproduced(given.table) if given.table else [])
     machine = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     print(table(rows), *sentences(rows), sep="\n")
     if given.out:
-        about = {"title": TITLE, "command": "python benchmarks/speed/gpu.py --out benchmarks/speed/gpu.json",
-                 "machine": f"{machine}, torch {torch.__version__}"}  # fmt: skip
-        given.out.write_text(json.dumps(about | {"rows": rows, "sentences": sentences(rows)}, indent=1) + "\n")
+        about = {
+            "title": TITLE,
+            "command": "python benchmarks/speed/gpu.py --out benchmarks/speed/gpu.json",
+            "machine": f"{machine}, torch {torch.__version__}",
+        }
+        given.out.write_text(
+            json.dumps(about | {"rows": rows, "sentences": sentences(rows)}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ def quartiles(values: list[float]) -> tuple[float, float]:
     return low, high
 
 
-def interleaved(calls: Mapping[str, Call], turns: int = 7, least: float = 0.02, sync: Call = lambda: None) -> Timing:
+def interleaved(
+    calls: Mapping[str, Call], turns: int = 7, least: float = 0.02, sync: Call = lambda: None
+) -> Timing:
     """Every candidate in every turn, in changing order; short calls are repeated until `least` seconds are full.
 
     Args:

@@ -22,9 +22,16 @@ from harness import Row, table
 from numpy.typing import NDArray
 
 TITLE = "Peak memory"
-MEGABYTES, QUICK, BARE, TURNS = (32, 128), (16,), 0.05, 3
-LOSSES, KINDS, SHAPES = ("squared", "logistic"), ("arrays", "mapped table"), ("equal", "one 100×")
-CLIENTS, FEATURES, ROUNDS = 50, 100, 3
+MEGABYTES = (32, 128)
+QUICK = (16,)
+BARE = 0.05
+TURNS = 3
+LOSSES = ("squared", "logistic")
+KINDS = ("arrays", "mapped table")
+SHAPES = ("equal", "one 100×")
+CLIENTS = 50
+FEATURES = 100
+ROUNDS = 3
 
 
 def measure(quick: bool) -> list[Row]:
@@ -80,9 +87,11 @@ def case(loss: str, kind: str, shape: str, megabytes: float, file: str) -> int:
     import scaffpd as sp
     from scaffpd.data import Table
 
-    random, rows = np.random.default_rng(1), sizes(shape, megabytes)
+    random = np.random.default_rng(1)
+    rows = sizes(shape, megabytes)
     if kind == KINDS[1]:
-        stored, ends = Table(np.load(file, mmap_mode="r")), np.cumsum(rows)
+        stored = Table(np.load(file, mmap_mode="r"))
+        ends = np.cumsum(rows)
         X = [stored.rows(np.arange(end - n, end)) for end, n in zip(ends, rows, strict=True)]
     else:
         X = [random.standard_normal((n, FEATURES)) for n in rows]
@@ -99,7 +108,11 @@ def _most() -> int:
     """The largest resident size of this process, in bytes; on Linux getrusage would remember that of its parent."""
     status = Path("/proc/self/status")
     if status.exists():
-        line = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM:"))
+        line = next(
+            line
+            for line in status.read_text(encoding="ascii").splitlines()
+            if line.startswith("VmHWM:")
+        )
         return 1024 * int(line.split()[1])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak
@@ -112,11 +125,18 @@ def _targets(loss: str, rows: int, random: np.random.Generator) -> NDArray[np.fl
 
 def sentences(rows: list[Row]) -> list[str]:
     """The most that is added, by loss and kind of data, at the largest size."""
-    largest, found = max(row["data, MB"] for row in rows), []
+    largest = max(row["data, MB"] for row in rows)
+    found = []
     for loss, kind in dict.fromkeys((row["loss"], row["data as"]) for row in rows):
-        here = [r for r in rows if (r["loss"], r["data as"]) == (loss, kind) and r["data, MB"] > 0.9 * largest]
+        here = [
+            r
+            for r in rows
+            if (r["loss"], r["data as"]) == (loss, kind) and r["data, MB"] > 0.9 * largest
+        ]
         parts = [f"{row['ratio']:.2f} times the data ({row['clients']})" for row in here]
-        found.append(f"{loss.capitalize()} loss, {kind}: the peak is above the data by {' and '.join(parts)}.")
+        found.append(
+            f"{loss.capitalize()} loss, {kind}: the peak is above the data by {' and '.join(parts)}."
+        )
     return found
 
 

@@ -41,22 +41,33 @@ TIMES = "time ÷ scaffpd's"
 Models = dict[str, dict[str, Any]]  # the parameters that every candidate has ended with
 
 
-def measure(quick: bool, only: Sequence[str] = tuple(NETWORKS), rounds: int | None = None) -> list[Row]:
+def measure(
+    quick: bool, only: Sequence[str] = tuple(NETWORKS), rounds: int | None = None
+) -> list[Row]:
     """A row per network and candidate."""
     rows = []
     for network in only:
         torch.manual_seed(0)
         contest = Rounds(NETWORKS[network](), "cpu", *((20, None, 3) if quick else ()))
-        rows += judged(network, contest, *answers(network, contest, 1 + (rounds or (1 if quick else ROUNDS[network]))))
+        rows += judged(
+            network,
+            contest,
+            *answers(network, contest, 1 + (rounds or (1 if quick else ROUNDS[network]))),
+        )
     return rows
 
 
 def problem(network: str, contest: Rounds, rounds: int) -> Images:
     """What every candidate is given."""
     clients = np.stack([contest.chosen(r) for r in range(1, rounds + 1)])
-    rows = [[contest.minibatches(r, i).numpy() for i in chosen] for r, chosen in enumerate(clients, start=1)]
+    rows = [
+        [contest.minibatches(r, i).numpy() for i in chosen]
+        for r, chosen in enumerate(clients, start=1)
+    ]
     start = {name: value.detach().numpy() for name, value in contest.network.named_parameters()}
-    return Images(network, contest.X.numpy(), contest.y.numpy(), clients, np.array(rows), start, RATE)
+    return Images(
+        network, contest.X.numpy(), contest.y.numpy(), clients, np.array(rows), start, RATE
+    )
 
 
 def answers(network: str, contest: Rounds, rounds: int) -> tuple[dict[str, Answer], Models]:
@@ -68,8 +79,12 @@ def answers(network: str, contest: Rounds, rounds: int) -> tuple[dict[str, Answe
         problem(network, contest, rounds).save(given)
         for name in NAMES:
             into = Path(folder, f"{name}.npz")
-            for _ in range(2):  # Ray gives up starting after half a minute, which a busy machine may need
-                found[name] = said(name, interpreter(name, {}), "--images", str(given), "--into", str(into))
+            for _ in range(
+                2
+            ):  # Ray gives up starting after half a minute, which a busy machine may need
+                found[name] = said(
+                    name, interpreter(name, {}), "--images", str(given), "--into", str(into)
+                )
                 if "timed out during startup" not in str(found[name]):
                     break
             if not isinstance(found[name], str):
@@ -91,20 +106,33 @@ def judged(network: str, contest: Rounds, found: Mapping[str, Answer], models: M
     for name, answer in found.items():
         reason = problem_of(answer, scores.get(name), scores["loop"])
         timings: Row = {} if reason else speeds(answer, found["scaffpd"])
-        off = (vectors[name] - vectors["loop"]).norm() / (vectors["loop"] - start).norm() if name in vectors else None
-        rows.append({
-            "network": TITLES[network], "candidate": CANDIDATES[name],
-            "version": None if isinstance(answer, str) else answer["version"],
-            **{key: timings.get(key) for key in ("s a round", TIMES, "from", "to", "first round, s", "start-up, s")},
-            "accuracy": scores.get(name), "model off the loop's": None if off is None else float(off),
-            "note": reason or answer["setting"],
-        })  # fmt: skip
+        off = (
+            (vectors[name] - vectors["loop"]).norm() / (vectors["loop"] - start).norm()
+            if name in vectors
+            else None
+        )
+        rows.append(
+            {
+                "network": TITLES[network],
+                "candidate": CANDIDATES[name],
+                "version": None if isinstance(answer, str) else answer["version"],
+                **{
+                    key: timings.get(key)
+                    for key in ("s a round", TIMES, "from", "to", "first round, s", "start-up, s")
+                },
+                "accuracy": scores.get(name),
+                "model off the loop's": None if off is None else float(off),
+                "note": reason or answer["setting"],
+            }
+        )
     return rows
 
 
 def vector(contest: Rounds, model: Mapping[str, Any]) -> torch.Tensor:
     """Parameters as the package orders them."""
-    return torch.cat([torch.from_numpy(model[name]).flatten() for name, _ in contest.network.named_parameters()])
+    return torch.cat(
+        [torch.from_numpy(model[name]).flatten() for name, _ in contest.network.named_parameters()]
+    )
 
 
 def problem_of(answer: Answer, accuracy: float | None, loop: float | None) -> str:
@@ -118,12 +146,16 @@ def problem_of(answer: Answer, accuracy: float | None, loop: float | None) -> st
 
 def speeds(answer: Any, ours: Any) -> Row:
     """Medians over rounds but the first; the range of a ratio is that of any two rounds."""
-    theirs, own = answer["seconds"][1:], ours["seconds"][1:]
+    theirs = answer["seconds"][1:]
+    own = ours["seconds"][1:]
     return {
-        "s a round": statistics.median(theirs), TIMES: statistics.median(theirs) / statistics.median(own),
-        "from": min(theirs) / max(own), "to": max(theirs) / min(own), "first round, s": answer["seconds"][0],
+        "s a round": statistics.median(theirs),
+        TIMES: statistics.median(theirs) / statistics.median(own),
+        "from": min(theirs) / max(own),
+        "to": max(theirs) / min(own),
+        "first round, s": answer["seconds"][0],
         "start-up, s": answer["startup_seconds"],
-    }  # fmt: skip
+    }
 
 
 def sentences(rows: list[Row]) -> list[str]:
@@ -131,9 +163,17 @@ def sentences(rows: list[Row]) -> list[str]:
     told = []
     for title in dict.fromkeys(row["network"] for row in rows):
         here = [row for row in rows if row["network"] == title]
-        parts = [f"{row['candidate']} takes {row[TIMES]:.2f} times as long" for row in here[1:] if row[TIMES]]
-        parts += [f"{row['candidate']} has no speed ({row['note']})" for row in here[1:] if not row[TIMES]]
-        told.append(f"{title}, {here[0]['s a round']:.3g} s a round by scaffpd: {'; '.join(parts)}.")
+        parts = [
+            f"{row['candidate']} takes {row[TIMES]:.2f} times as long"
+            for row in here[1:]
+            if row[TIMES]
+        ]
+        parts += [
+            f"{row['candidate']} has no speed ({row['note']})" for row in here[1:] if not row[TIMES]
+        ]
+        told.append(
+            f"{title}, {here[0]['s a round']:.3g} s a round by scaffpd: {'; '.join(parts)}."
+        )
     return told
 
 
@@ -141,7 +181,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=TITLE)
     parser.add_argument("--only", choices=list(NETWORKS), help="one network")
     parser.add_argument("--rounds", type=int, help=f"how many count; by default {ROUNDS}")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal: two of 20 clients, three steps")
+    parser.add_argument(
+        "--quick", action="store_true", help="a rehearsal: two of 20 clients, three steps"
+    )
     given = parser.parse_args()
     rows = measure(given.quick, [given.only] if given.only else tuple(NETWORKS), given.rounds)
     print(table(rows), "", *sentences(rows), sep="\n")

@@ -36,16 +36,25 @@ from scaffpd.federation import LocalPlan
 from scaffpd.models.numerics import Draws
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
-STEPS, BATCH, RATE, EACH = 20, 32, 0.05, 100
+STEPS = 20
+BATCH = 32
+RATE = 0.05
+EACH = 100
 AIMS = {"cpu": (2.5, 0.0), "cuda": (15.0, 0.5)}  # times the loop, and share of the large batch
 
 
 def small() -> nn.Module:
     """Two convolutions, for 28 × 28 images in grey."""
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(784, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(784, 10),
+    )
 
 
 class Contest:
@@ -61,20 +70,29 @@ class Contest:
     """
 
     def __init__(
-        self, network: nn.Module, clients: int, device: str, shape: tuple[int, ...], precision: str | None = None,
+        self,
+        network: nn.Module,
+        clients: int,
+        device: str,
+        shape: tuple[int, ...],
+        precision: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.clock = clock
         random = np.random.default_rng(0)
         data = [
-            (random.standard_normal((EACH, *shape)).astype("f4"), random.integers(0, 10, EACH)) for _ in range(clients)
+            (random.standard_normal((EACH, *shape)).astype("f4"), random.integers(0, 10, EACH))
+            for _ in range(clients)
         ]
         self.cohort = sp.Cohort(data, sp.Module(network, precision=precision), device=device)
-        self.network, self.device = copy.deepcopy(network).to(device), device
+        self.network = copy.deepcopy(network).to(device)
+        self.device = device
         self.X = torch.tensor(np.stack([X for X, _ in data]), device=device)
         self.y = torch.tensor(np.stack([y for _, y in data]), device=device)
         self.plan = LocalPlan(STEPS, RATE, batch_size=BATCH, key=(1, 2))
-        draws = [Draws(self.plan.key, [name]).uniform(STEPS * BATCH)[0] for name in self.cohort.names]
+        draws = [
+            Draws(self.plan.key, [name]).uniform(STEPS * BATCH)[0] for name in self.cohort.names
+        ]
         self.rows = (torch.stack(draws) * EACH).long().view(clients, STEPS, BATCH).to(device)
 
     def beside(self) -> Tensor:
@@ -85,7 +103,9 @@ class Contest:
 
     def loop(self) -> Tensor:
         """One client after the other, as everybody writes it first."""
-        return torch.stack([self._trained(self.X[i], self.y[i], self.rows[i]) for i in range(len(self.X))])
+        return torch.stack(
+            [self._trained(self.X[i], self.y[i], self.rows[i]) for i in range(len(self.X))]
+        )
 
     def large(self) -> Tensor:
         """A single model, with everybody's images of a step in one batch."""
@@ -112,7 +132,11 @@ class Contest:
 
     def seconds(self, turns: int) -> dict[str, float]:
         """The median time of each, in turn."""
-        ways: dict[str, Callable[[], Tensor]] = {"beside": self.beside, "loop": self.loop, "large": self.large}
+        ways: dict[str, Callable[[], Tensor]] = {
+            "beside": self.beside,
+            "loop": self.loop,
+            "large": self.large,
+        }
         clock = self.clock
         times: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(turns + 3):  # the first ones warm up, and record graphs
@@ -147,21 +171,34 @@ class Rounds:
     """
 
     def __init__(
-        self, network: nn.Module, device: str, clients: int = 100, precision: str | None = None, steps: int = STEPS
+        self,
+        network: nn.Module,
+        device: str,
+        clients: int = 100,
+        precision: str | None = None,
+        steps: int = STEPS,
     ) -> None:
-        images, random = everything(), np.random.default_rng(0)
+        images = everything()
+        random = np.random.default_rng(0)
         rows = random.permutation(len(images.train.y))[: clients * EACH].reshape(clients, EACH)
         X, V = (
             torch.tensor(part.x.transpose(0, 3, 1, 2) / np.float32(255) - np.float32(0.5))
             for part in (images.train, images.test)
         )
-        y, w = (torch.tensor(np.asarray(part.y, dtype=np.int64)) for part in (images.train, images.test))
+        y, w = (
+            torch.tensor(np.asarray(part.y, dtype=np.int64)) for part in (images.train, images.test)
+        )
         model = sp.Module(network, precision=precision)
         self.cohort = sp.Cohort([(X[p].numpy(), y[p].numpy()) for p in rows], model, device=device)
         self.X, self.y = (part[torch.from_numpy(rows)].to(device) for part in (X, y))
-        self.test, self.model, self.device = (V[::5].to(device), w[::5].to(device)), model, device
-        self.network, self.steps = copy.deepcopy(network).to(device), steps
-        self.method = sp.FedAvg(local_steps=steps, batch_size=BATCH, local_rate=RATE, clients_per_round=clients // 10)
+        self.test = (V[::5].to(device), w[::5].to(device))
+        self.model = model
+        self.device = device
+        self.network = copy.deepcopy(network).to(device)
+        self.steps = steps
+        self.method = sp.FedAvg(
+            local_steps=steps, batch_size=BATCH, local_rate=RATE, clients_per_round=clients // 10
+        )
 
     def ours(self, rounds: int) -> Tensor:
         """The package's own rounds; losses, which a loop would not compute either, are not looked up."""
@@ -175,7 +212,9 @@ class Rounds:
 
     def chosen(self, r: int) -> Any:
         """The clients of round r = 1, 2, …, as `FedAvg` draws them."""
-        return np.sort(np.random.default_rng([0, r, 2]).choice(len(self.X), len(self.X) // 10, replace=False))
+        return np.sort(
+            np.random.default_rng([0, r, 2]).choice(len(self.X), len(self.X) // 10, replace=False)
+        )
 
     def minibatches(self, r: int, i: int) -> Tensor:
         """Which images client i uses in round r, (steps, batch), as `Module` draws them."""
@@ -189,7 +228,8 @@ class Rounds:
     def _loop(self, rounds: int) -> Tensor:
         own = copy.deepcopy(self.network)
         for r in range(1, rounds + 1):
-            start, total = copy.deepcopy(own.state_dict()), None
+            start = copy.deepcopy(own.state_dict())
+            total = None
             for i in self.chosen(r):
                 own.load_state_dict(start)
                 optimizer = torch.optim.SGD(own.parameters(), RATE)
@@ -198,7 +238,11 @@ class Rounds:
                     nn.functional.cross_entropy(own(self.X[i][batch]), self.y[i][batch]).backward()
                     optimizer.step()
                 reached = [p.detach().clone() for p in own.parameters()]
-                total = reached if total is None else [a + b for a, b in zip(total, reached, strict=True)]
+                total = (
+                    reached
+                    if total is None
+                    else [a + b for a, b in zip(total, reached, strict=True)]
+                )
             own.load_state_dict(start)
             with torch.no_grad():
                 for p, value in zip(own.parameters(), total or [], strict=True):
@@ -239,37 +283,48 @@ def measure_rounds(device: str, rounds: int, turns: int, quick: bool) -> None:
     """Print the table of rounds."""
     from experiments.small_networks import NETWORKS, TITLES
 
-    print(f"| a round of FedAvg on {device}, {rounds} rounds | ours | loop | ratio | accuracy, ours | loop |")
+    print(
+        f"| a round of FedAvg on {device}, {rounds} rounds | ours | loop | ratio | accuracy, ours | loop |"
+    )
     print("|---|---|---|---|---|---|")
     for key, make in NETWORKS.items():
         for precision in (None, "bf16") if device == "cuda" else (None,):
             torch.manual_seed(0)
             contest = Rounds(make(), device, 20 if quick else 100, precision)
-            print(contest.row(TITLES[key] + (", bf16" if precision else ""), rounds, turns), flush=True)
+            print(
+                contest.row(TITLES[key] + (", bf16" if precision else ""), rounds, turns),
+                flush=True,
+            )
 
 
 def row(title: str, contest: Contest, turns: int, exact: bool) -> str:
     """One line of the table, and a verdict against the aims."""
     if exact:  # rounding may turn a ReLU or a maximum of single clients: half of them have none
-        ours, theirs, start = contest.beside(), contest.loop(), contest.cohort.start()
+        ours = contest.beside()
+        theirs = contest.loop()
+        start = contest.cohort.start()
         off = float(((ours - theirs).norm(dim=1) / (theirs - start).norm(dim=1)).median())
         assert off < 1e-5, f"{title}: the models differ by {off}"
     found = contest.seconds(turns)
-    images, aims = len(contest.X) * STEPS * BATCH, AIMS[contest.device]
-    ratio, share = found["loop"] / found["beside"], found["large"] / found["beside"]
+    images = len(contest.X) * STEPS * BATCH
+    aims = AIMS[contest.device]
+    ratio = found["loop"] / found["beside"]
+    share = found["large"] / found["beside"]
     holds = ratio >= aims[0] and share >= aims[1]
     rates = " | ".join(f"{images / found[name]:,.0f}" for name in ("loop", "beside", "large"))
     aim = f"≥ {aims[0]:g} ×" + (f", ≥ {aims[1]:g}" if aims[1] else "")
     line = f"| {title} | {rates} | {ratio:.1f} × | {share:.2f} | {aim}: {'holds' if holds else 'DOES NOT HOLD'} |"
     if contest.device == "cuda":
         return line
-    speed, bound = images / found["beside"] * contest.operations() / 1e9, product_speed(contest.clock)
+    speed = images / found["beside"] * contest.operations() / 1e9
+    bound = product_speed(contest.clock)
     return f"{line} {speed:.1f} of {bound:.1f} GFLOPS: {speed / bound:.0%} |"
 
 
 def product_speed(clock: Callable[[], float], size: int = 1024) -> float:
     """GFLOPS of a product of large matrices, on as many threads as PyTorch has."""
-    A, times = torch.ones(size, size), list[float]()
+    A = torch.ones(size, size)
+    times = list[float]()
     for _ in range(6):
         began = clock()
         A @ A
@@ -293,14 +348,20 @@ def main() -> None:
     """Print the table."""
     from experiments.small_networks import ResNet8, two_convolutions
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=list(AIMS))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=list(AIMS)
+    )
     parser.add_argument("--clients", type=int)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="a few clients, to see that it runs")
     parser.add_argument("--profile", action="store_true", help="say where the time goes")
     parser.add_argument("--processor", action="store_true", help="count processor seconds")
-    parser.add_argument("--rounds", type=int, help="whole rounds of FedAvg on CIFAR-10, so many of them")
+    parser.add_argument(
+        "--rounds", type=int, help="whole rounds of FedAvg on CIFAR-10, so many of them"
+    )
     given = parser.parse_args()
     if given.rounds:
         measure_rounds(given.device, given.rounds, 1 if given.quick else given.turns, given.quick)
@@ -318,10 +379,14 @@ def main() -> None:
         ("two convolutions of 32 px", two_convolutions(), (3, 32, 32)),
     ]
     if cpu and not given.quick:
-        cases.append(("ResNet-8 with group norm", ResNet8(10, 16, (0.0,) * 3, (1.0,) * 3), (3, 32, 32)))
+        cases.append(
+            ("ResNet-8 with group norm", ResNet8(10, 16, (0.0,) * 3, (1.0,) * 3), (3, 32, 32))
+        )
     for name, network, shape in cases[: 1 if given.quick else 3]:
         contest = Contest(network, clients, given.device, shape, clock=clock)
-        exact = cpu and "ResNet" not in name  # in 20 steps of a ResNet rounding grows a thousandfold, for all ways
+        exact = (
+            cpu and "ResNet" not in name
+        )  # in 20 steps of a ResNet rounding grows a thousandfold, for all ways
         print(row(f"{name}, {clients} clients, {given.device}", contest, turns, exact), flush=True)
         if given.device == "cuda":
             half = Contest(network, clients, "cuda", shape, "bf16")

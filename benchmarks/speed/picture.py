@@ -16,7 +16,12 @@ LOSSES = {"squared": BLUE, "logistic": ORANGE, "softmax": GREEN}
 
 def draw(rows: dict[str, list[Row]], file: Path) -> None:
     """Write the picture; a panel whose module was not measured says so."""
-    panels = {"simulators": simulators, "round_cost": round_cost, "certified": certified, "scale": scale}
+    panels = {
+        "simulators": simulators,
+        "round_cost": round_cost,
+        "certified": certified,
+        "scale": scale,
+    }
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11.5, 8.6), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.15, h_pad=0.15)
@@ -25,16 +30,30 @@ def draw(rows: dict[str, list[Row]], file: Path) -> None:
                 panel(axes, rows[name])
             else:
                 axes.set_axis_off()
-                axes.text(0.5, 0.5, f"{name}: not measured yet", ha="center", color=QUIET, transform=axes.transAxes)
+                axes.text(
+                    0.5,
+                    0.5,
+                    f"{name}: not measured yet",
+                    ha="center",
+                    color=QUIET,
+                    transform=axes.transAxes,
+                )
         figure.savefig(file, dpi=130, metadata={"Software": None})
 
 
 def bars(axes: Any, names: list[str], values: list[float], texts: list[str], left: float) -> None:
     """Horizontal bars on a logarithmic axis, the first on top, with their numbers beside them; ours in blue."""
-    axes.barh(names, values, color=[BLUE if name.startswith("scaffpd") else "#b5b5b5" for name in names], height=0.65)
+    axes.barh(
+        names,
+        values,
+        color=[BLUE if name.startswith("scaffpd") else "#b5b5b5" for name in names],
+        height=0.65,
+    )
     axes.set_xscale("log")
     for place, (value, text) in enumerate(zip(values, texts, strict=True)):
-        axes.annotate(text, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5)
+        axes.annotate(
+            text, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=8.5
+        )
     axes.invert_yaxis()
     axes.set_xlim(left, 4 * max(values))
     axes.tick_params(axis="y", length=0)
@@ -43,8 +62,11 @@ def bars(axes: Any, names: list[str], values: list[float], texts: list[str], lef
 
 def simulators(axes: Any, rows: list[Row]) -> None:
     """Steps a second of those who have a speed."""
-    rows = sorted((row for row in rows if row["steps/s"] is not None), key=lambda row: -row["steps/s"])
-    names, speeds = [row["candidate"] for row in rows], [row["steps/s"] for row in rows]
+    rows = sorted(
+        (row for row in rows if row["steps/s"] is not None), key=lambda row: -row["steps/s"]
+    )
+    names = [row["candidate"] for row in rows]
+    speeds = [row["steps/s"] for row in rows]
     bars(axes, names, speeds, [shown(speed) for speed in speeds], 0.6 * min(speeds))
     axes.set_title("Simulators: FedAvg on digits")
     axes.set_xlabel("local steps of clients a second (more is better)")
@@ -57,7 +79,10 @@ def round_cost(axes: Any, rows: list[Row]) -> None:
         steps = sorted({row["J"] for row in here})
         if not steps:
             continue
-        worst = [max((row for row in here if row["J"] == J), key=lambda row: row["round/gradient"]) for J in steps]
+        worst = [
+            max((row for row in here if row["J"] == J), key=lambda row: row["round/gradient"])
+            for J in steps
+        ]
         limits = [row["at most"] * row["round/gradient"] / row["of its unit"] for row in worst]
         axes.loglog(steps, [row["round/gradient"] for row in worst], "o-", color=colour, label=loss)
         axes.loglog(steps, limits, "--", color=colour, linewidth=1)
@@ -108,7 +133,13 @@ def scale(axes: Any, rows: list[Row]) -> None:
 def line(axes: Any, rows: list[Row], colour: str, label: str) -> None:
     """Time against N."""
     if rows:
-        axes.loglog([row["N"] for row in rows], [row["round, s"] for row in rows], "o-", color=colour, label=label)
+        axes.loglog(
+            [row["N"] for row in rows],
+            [row["round, s"] for row in rows],
+            "o-",
+            color=colour,
+            label=label,
+        )
 
 
 def finish(axes: Any) -> None:

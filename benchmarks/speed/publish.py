@@ -17,8 +17,16 @@ from harness import shown, table
 
 GPU = "gpu"
 MODULES = (
-    "simulators", "network_simulators", "round_cost", "certified", "memory", "dual_prox", "scale", "streaming", GPU,
-)  # fmt: skip
+    "simulators",
+    "network_simulators",
+    "round_cost",
+    "certified",
+    "memory",
+    "dual_prox",
+    "scale",
+    "streaming",
+    GPU,
+)
 INTRODUCTION = """# Speed
 
 All of this is written by one command, `python benchmarks/speed/run.py`; `--only NAME` measures one part again,
@@ -65,14 +73,21 @@ def beside(part: Found | None) -> str:
     if part is None:
         return "Not measured yet."
     titles = list(dict.fromkeys(row["network"] for row in part["rows"]))
-    head = ["", *(column for title in titles for column in (f"{title}, s a round", "÷ ours", "accuracy"))]
+    head = [
+        "",
+        *(column for title in titles for column in (f"{title}, s a round", "÷ ours", "accuracy")),
+    ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for name in dict.fromkeys(row["candidate"] for row in part["rows"]):
         here = {row["network"]: row for row in part["rows"] if row["candidate"] == name}
         cells = [f"{name} {here[titles[0]]['version'] or ''}".strip()]
         for row in (here[title] for title in titles):
             accuracy = "" if row["accuracy"] is None else f"{row['accuracy']:.1%}"
-            cells += [row["note"] if row["s a round"] is None else shown(row["s a round"]), shown(row[TIMES]), accuracy]
+            cells += [
+                row["note"] if row["s a round"] is None else shown(row["s a round"]),
+                shown(row[TIMES]),
+                accuracy,
+            ]
         lines.append("| " + " | ".join(cells) + " |")
     here = part["machine"]
     where = f"On {here['cores']} cores ({here['CPU']}, torch {here['torch']}), {part['seconds']:,.0f} s in all:"
@@ -82,10 +97,12 @@ def beside(part: Found | None) -> str:
 def headline(found: dict[str, Found]) -> str:
     """The measurements in one sentence."""
     peers = {row["candidate"]: row for row in found["simulators"]["rows"]}
-    fedjax, flower = peers["FedJAX"], peers["Flower (Ray)"]
+    fedjax = peers["FedJAX"]
+    flower = peers["Flower (Ray)"]
     solvers = [row for row in found["certified"]["rows"] if row["N"] == 100]
     ours, cones = (
-        next(row for row in solvers if name in row["candidate"]) for name in ("fair", "CVXPY + Clarabel, QR")
+        next(row for row in solvers if name in row["candidate"])
+        for name in ("fair", "CVXPY + Clarabel, QR")
     )
     return (
         f"{fedjax[TIMES]:.1f} times the local steps a second of FedJAX ({fedjax['from']:.1f} to "
@@ -97,8 +114,14 @@ def headline(found: dict[str, Found]) -> str:
 
 def stored(folder: Path) -> dict[str, Found]:
     """What has been measured, by module; a GPU's results are a file of their own."""
-    files = {name: folder / "results" / f"{name}.json" for name in MODULES} | {GPU: folder / "gpu.json"}
-    return {name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.exists()}
+    files = {name: folder / "results" / f"{name}.json" for name in MODULES} | {
+        GPU: folder / "gpu.json"
+    }
+    return {
+        name: json.loads(file.read_text(encoding="utf-8"))
+        for name, file in files.items()
+        if file.exists()
+    }
 
 
 def page(found: dict[str, Found]) -> str:
@@ -112,13 +135,17 @@ def page(found: dict[str, Found]) -> str:
 
 def section(name: str, part: Found) -> str:
     """A module's heading, what is measured, the findings and the table."""
-    about = re.sub(r"^\([a-z]\) ", "", " ".join((part.get("docstring") or "").strip().split("\n\n")[0].split()))
+    about = re.sub(
+        r"^\([a-z]\) ", "", " ".join((part.get("docstring") or "").strip().split("\n\n")[0].split())
+    )
     if name == GPU:
         about = f"On {part['machine']}, by `{part['command']}`."
     elif part.get("quick"):
         about += " **A rehearsal on tiny sizes.**"
     lines = "\n".join(f"- {sentence}" for sentence in part["sentences"])
-    return "\n\n".join(text for text in (f"## {part['title']}", about, lines, table(part["rows"])) if text)
+    return "\n\n".join(
+        text for text in (f"## {part['title']}", about, lines, table(part["rows"])) if text
+    )
 
 
 def machines(found: dict[str, Found]) -> str:
@@ -128,10 +155,14 @@ def machines(found: dict[str, Found]) -> str:
     for name, part in found.items():
         if name != GPU:
             words = f"{part['machine']['CPU']}, {part['machine']['cores']} cores; " + ", ".join(
-                f"{key} {value}" for key, value in part["machine"].items() if key not in ("CPU", "cores")
+                f"{key} {value}"
+                for key, value in part["machine"].items()
+                if key not in ("CPU", "cores")
             )
             by_machine.setdefault(words, []).append(f"{name} ({part['seconds']:,.0f} s)")
-    return "\n".join(lines + [f"- {words}: {', '.join(names)}." for words, names in by_machine.items()])
+    return "\n".join(
+        lines + [f"- {words}: {', '.join(names)}." for words, names in by_machine.items()]
+    )
 
 
 def long(found: dict[str, Found]) -> str:
@@ -141,5 +172,8 @@ def long(found: dict[str, Found]) -> str:
     writer.writerow(("module", "row", "column", "value"))
     for name, part in found.items():
         for number, row in enumerate(part["rows"]):
-            writer.writerows((name, number, column, "" if value is None else value) for column, value in row.items())
+            writer.writerows(
+                (name, number, column, "" if value is None else value)
+                for column, value in row.items()
+            )
     return file.getvalue()

@@ -31,10 +31,18 @@ HERE = Path(__file__).parent
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default=",".join(MODULES), help=f"some of {', '.join(MODULES)}, separated by commas")
+    parser.add_argument(
+        "--only",
+        default=",".join(MODULES),
+        help=f"some of {', '.join(MODULES)}, separated by commas",
+    )
     parser.add_argument("--quick", action="store_true", help="a rehearsal on tiny sizes")
-    parser.add_argument("--from-stored", action="store_true", help="measure nothing, write all files again")
-    parser.add_argument("--into", type=Path, help="the folder to write to; by default the one of this script")
+    parser.add_argument(
+        "--from-stored", action="store_true", help="measure nothing, write all files again"
+    )
+    parser.add_argument(
+        "--into", type=Path, help="the folder to write to; by default the one of this script"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
@@ -48,7 +56,10 @@ def main() -> int:
     begun = time.perf_counter()
     failed = [name for name in names if name != GPU and not stored(name, given.quick, folder)]
     publish(folder)
-    print(f"Written after {time.perf_counter() - begun:.0f} s: {folder / 'RESULTS.md'}", file=sys.stderr)
+    print(
+        f"Written after {time.perf_counter() - begun:.0f} s: {folder / 'RESULTS.md'}",
+        file=sys.stderr,
+    )
     return 1 if failed else 0
 
 
@@ -73,20 +84,31 @@ def stored(name: str, quick: bool, folder: Path) -> bool:
 
 def one(name: str, quick: bool) -> dict[str, Any]:
     """One module's findings."""
-    module, begun = importlib.import_module(name), time.perf_counter()
+    module = importlib.import_module(name)
+    begun = time.perf_counter()
     rows = module.measure(quick)
     seconds = round(time.perf_counter() - begun, 1)
     return {
-        "title": module.TITLE, "docstring": module.__doc__, "sentences": module.sentences(rows), "rows": rows,
-        "seconds": seconds, "quick": quick, "machine": machine(),
-    }  # fmt: skip
+        "title": module.TITLE,
+        "docstring": module.__doc__,
+        "sentences": module.sentences(rows),
+        "rows": rows,
+        "seconds": seconds,
+        "quick": quick,
+        "machine": machine(),
+    }
 
 
 def machine() -> dict[str, Any]:
     """What it was measured on."""
-    cpu, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
     if info.exists():
-        lines = [line for line in info.read_text(encoding="utf-8").splitlines() if line.startswith("model name")]
+        lines = [
+            line
+            for line in info.read_text(encoding="utf-8").splitlines()
+            if line.startswith("model name")
+        ]
         cpu = lines[0].split(":", 1)[1].strip() if lines else cpu
     versions = {name: metadata.version(name) for name in ("torch", "numpy")}
     return {"CPU": cpu, "cores": os.cpu_count(), "Python": platform.python_version(), **versions}

@@ -27,17 +27,36 @@ from harness import Row, exponent, table
 from memory import _most as peak
 
 TITLE = "Scale: clients, rows, and how cost grows"
-MANY, WIDE, GROWTH = "many clients", "many rows", "growth"
-PART, TOL, THREADS = 1_000, 1e-6, ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+MANY = "many clients"
+WIDE = "many rows"
+GROWTH = "growth"
+PART = 1_000
+TOL = 1e-6
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 BASE = {"N": 200, "m": 500, "d": 50, "J": 10}
-FACTORS = {"N": (50, 200, 800, 3200), "m": (125, 500, 2000, 8000), "d": (25, 50, 100, 200), "J": (1, 10, 100, 1000)}
+FACTORS = {
+    "N": (50, 200, 800, 3200),
+    "m": (125, 500, 2000, 8000),
+    "d": (25, 50, 100, 200),
+    "J": (1, 10, 100, 1000),
+}
 SHAPE = ("N", "m", "d", "J")
 
 
 def measure(quick: bool) -> list[Row]:
     """One row per case; the one that all growth starts from is measured once for each loss."""
-    bare = {"part": "nothing", "method": "", "loss": "logistic", "N": 2, "m": 2, "d": 2, "J": 1, "rounds": 1}
-    rows, known = [], dict[str, Row]()
+    bare = {
+        "part": "nothing",
+        "method": "",
+        "loss": "logistic",
+        "N": 2,
+        "m": 2,
+        "d": 2,
+        "J": 1,
+        "rounds": 1,
+    }
+    rows = []
+    known = dict[str, Row]()
     with tempfile.TemporaryDirectory() as folder:
         for case in [*(_quick() if quick else _cases()), bare]:
             base = case["loss"] if all(case[name] == BASE[name] for name in SHAPE) else ""
@@ -55,12 +74,30 @@ def _cases() -> list[Row]:
 
 
 def _quick() -> list[Row]:
-    wide = {"part": WIDE, "method": "fair", "N": 10, "m": 500, "d": 10, "J": None, "loss": "squared", "rounds": 200}
+    wide = {
+        "part": WIDE,
+        "method": "fair",
+        "N": 10,
+        "m": 500,
+        "d": 10,
+        "J": None,
+        "loss": "squared",
+        "rounds": 200,
+    }
     return [_many("FedAvg", 2_000), wide, *[_grown("logistic", "N", n) for n in (20, 40)]]
 
 
 def _many(method: str, n: int) -> Row:
-    return {"part": MANY, "method": method, "loss": "logistic", "N": n, "m": 50, "d": 20, "J": 10, "rounds": 20}
+    return {
+        "part": MANY,
+        "method": method,
+        "loss": "logistic",
+        "N": n,
+        "m": 50,
+        "d": 20,
+        "J": 10,
+        "rounds": 20,
+    }
 
 
 def _growth(loss: str) -> list[Row]:
@@ -98,7 +135,9 @@ def _write(folder: Path, case: Row) -> None:
     w = random.standard_normal(d) / d**0.5
     for rows in (slice(i * m, (i + 1) * m) for i in range(N)):
         X[rows] = random.standard_normal((m, d), dtype=np.float32)
-        y[rows] = X[rows] @ (w + 0.2 * random.standard_normal(d) / d**0.5) + 0.5 * random.standard_normal(m)
+        y[rows] = X[rows] @ (
+            w + 0.2 * random.standard_normal(d) / d**0.5
+        ) + 0.5 * random.standard_normal(m)
     X.flush()
     y.flush()
 
@@ -108,22 +147,34 @@ def case(given: Row, folder: str) -> Row:
     import scaffpd as sp
 
     tiny = sp.Cohort([(np.eye(2), np.zeros(2)), (np.eye(2), np.ones(2))], sp.Linear(given["loss"]))
-    sp.train(_method(given | {"N": 2}), tiny, rounds=1, progress=False)  # loads what is loaded when it is needed
+    sp.train(
+        _method(given | {"N": 2}), tiny, rounds=1, progress=False
+    )  # loads what is loaded when it is needed
     clients, size = _clients(given, Path(folder))
     begun = time.perf_counter()
     cohort = sp.Cohort(clients, sp.Linear(given["loss"], l2=1e-2))
     bound = time.perf_counter()
     tol = TOL if given["part"] == WIDE else None
     result = sp.train(_method(given), cohort, rounds=given["rounds"], tol=tol, progress=False)
-    ended, seconds, history = time.perf_counter(), result.history["seconds"], result.history
+    ended = time.perf_counter()
+    seconds = result.history["seconds"]
+    history = result.history
     if tol is not None and not result.certificate <= tol:
         raise RuntimeError(f"A gap of {tol} was not reached: {result}")
     if not history.last_losses.mean() < history.first_losses.mean():
         raise RuntimeError("The losses have not fallen.")
-    row = {name: given[name] for name in ("part", "method", "loss", *SHAPE)} | {"data, GB": size / 1e9}
+    row = {name: given[name] for name in ("part", "method", "loss", *SHAPE)} | {
+        "data, GB": size / 1e9
+    }
     row |= {"Cohort, s": bound - begun, "start, s": float(seconds[0]), "rounds": result.rounds}
-    row |= {"round, s": float(np.mean(np.diff(seconds))), "train, s": ended - bound, "peak, GB": peak() / 1e9}
-    return row | {"certified gap": float(result.certificate) if np.isfinite(result.certificate) else None}
+    row |= {
+        "round, s": float(np.mean(np.diff(seconds))),
+        "train, s": ended - bound,
+        "peak, GB": peak() / 1e9,
+    }
+    return row | {
+        "certified gap": float(result.certificate) if np.isfinite(result.certificate) else None
+    }
 
 
 def _clients(given: Row, folder: Path) -> tuple[list[tuple[Any, Any]], int]:
@@ -133,7 +184,8 @@ def _clients(given: Row, folder: Path) -> tuple[list[tuple[Any, Any]], int]:
     N, m, d = (given[name] for name in SHAPE[:3])
     cuts = [slice(i * m, (i + 1) * m) for i in range(N)]
     if given["part"] == WIDE:
-        stored, z = Table(np.load(folder / "X.npy", mmap_mode="r")), np.load(folder / "y.npy")
+        stored = Table(np.load(folder / "X.npy", mmap_mode="r"))
+        z = np.load(folder / "y.npy")
         y = z if given["loss"] == "squared" else (z > 0).astype(float)
         numbers = np.arange(N * m)
         return [(stored.rows(numbers[cut]), y[cut]) for cut in cuts], stored.values.nbytes
@@ -149,7 +201,9 @@ def _method(given: Row) -> Any:
 
     if given["part"] == MANY:
         method = {"FedAvg": sp.FedAvg, "Scaffold": sp.Scaffold}[given["method"]]
-        return method(local_steps=given["J"], batch_size=10, clients_per_round=min(PART, given["N"]))
+        return method(
+            local_steps=given["J"], batch_size=10, clients_per_round=min(PART, given["N"])
+        )
     if given["method"] == "fair":
         return sp.fair(sp.ChiSquare(0.1))
     return sp.ScaffPD(sp.ChiSquare(0.1), local_steps=given["J"])
@@ -157,7 +211,8 @@ def _method(given: Row) -> Any:
 
 def sentences(rows: list[Row]) -> list[str]:
     """What the largest cases took, and the exponents."""
-    bare, found = rows[-1]["peak, GB"], []
+    bare = rows[-1]["peak, GB"]
+    found = []
     most = max((row["N"] for row in rows if row["part"] == MANY), default=0)
     for row in rows:
         if row["part"] == MANY and row["N"] == most:
@@ -167,20 +222,29 @@ def sentences(rows: list[Row]) -> list[str]:
                 f"({row['data, GB']:.2g} GB of data included)."
             )
         if row["part"] == WIDE:
-            proof = f", certified gap {row['certified gap']:.1e}" if row["certified gap"] is not None else ""
+            proof = (
+                f", certified gap {row['certified gap']:.1e}"
+                if row["certified gap"] is not None
+                else ""
+            )
             found.append(
                 f"{row['N'] * row['m']:,} rows × {row['d']} features, {row['loss']} loss: {row['rounds']} rounds in "
                 f"{row['train, s']:.0f} s after {row['Cohort, s']:.0f} s for the Cohort{proof}; peak "
                 f"{row['peak, GB']:.3g} GB ({row['data, GB']:.3g} GB of mapped table included)."
             )
-    return found + [line for loss in ("squared", "logistic") for line in _exponents(rows, loss, bare)]
+    return found + [
+        line for loss in ("squared", "logistic") for line in _exponents(rows, loss, bare)
+    ]
 
 
 def _exponents(rows: list[Row], loss: str, bare: float) -> list[str]:
     """Powers of the growth of time and of memory above an empty process, fitted to the three largest sizes."""
-    time_like, memory_like = [], []
+    time_like = []
+    memory_like = []
     for factor in SHAPE:
-        here = [row for row in rows if (row["part"], row["loss"]) == (f"{GROWTH} in {factor}", loss)][-3:]
+        here = [
+            row for row in rows if (row["part"], row["loss"]) == (f"{GROWTH} in {factor}", loss)
+        ][-3:]
         if len(here) == 3:
             sizes = [row[factor] for row in here]
             time_like.append(f"{factor}^{exponent(sizes, [row['round, s'] for row in here]):.2f}")

@@ -42,14 +42,19 @@ SHORTFALL = 0.02  # by how much a candidate's accuracy may fall below the plain 
 PATIENCE = 600  # seconds
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-FEWER, LONG = 5, 30  # rounds of later turns, where the first one took so many seconds
+# rounds of later turns, where the first one took so many seconds
+FEWER = 5
+LONG = 30
 CACHE = Path.home() / ".cache" / "scaffpd" / "peers"
 OLD_JAX = "jax==0.4.30 jaxlib==0.4.30 dm-haiku==0.0.12 optax==0.2.3 chex==0.1.86"
 ENVIRONMENTS = {  # what each peer needs, in the order in which it is installed
     "jax": ["jax scikit-learn"],
     "fedjax": [f"fedjax==0.0.17 {OLD_JAX} numpy<2 scipy<1.14 scikit-learn"],
     "flower": ["flwr[simulation]==1.41.0"],
-    "fedlab": ["pynvml pillow pandas munch tqdm requests", "--no-deps fedlab==1.3.0 torchvision==0.15.2"],
+    "fedlab": [
+        "pynvml pillow pandas munch tqdm requests",
+        "--no-deps fedlab==1.3.0 torchvision==0.15.2",
+    ],
     "pfl": [
         "multiprocess attrs absl-py dm-tree mpmath packaging<26",
         "--no-deps pfl==0.6.0 dp-accounting>=0.4,<0.6 prv-accountant<0.3",
@@ -71,7 +76,8 @@ def prepare(folder: Path) -> list[str]:
     """Make the environment of every peer, where there is none; return those that could not be made."""
     missing = []
     for name, steps in ENVIRONMENTS.items():
-        home, done = folder / name, folder / name / "complete"
+        home = folder / name
+        done = folder / name / "complete"
         if done.exists():
             continue
         venv.create(home, clear=True, with_pip=True)
@@ -79,7 +85,10 @@ def prepare(folder: Path) -> list[str]:
             paths = {key: str(home) for key in ("base", "platbase")}
             own = Path(sysconfig.get_path("purelib", "venv", vars=paths))
             (own / "shared.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
-        commands = [[str(home / "bin" / "python"), "-m", "pip", "install", "-q", *step.split()] for step in steps]
+        commands = [
+            [str(home / "bin" / "python"), "-m", "pip", "install", "-q", *step.split()]
+            for step in steps
+        ]
         if all(subprocess.run(command, check=False).returncode == 0 for command in commands):
             done.touch()
         else:
@@ -87,7 +96,9 @@ def prepare(folder: Path) -> list[str]:
     return missing
 
 
-def turns(names: tuple[str, ...], count: int, rounds: int, pythons: Mapping[str, str]) -> dict[str, list[Answer]]:
+def turns(
+    names: tuple[str, ...], count: int, rounds: int, pythons: Mapping[str, str]
+) -> dict[str, list[Answer]]:
     """Every candidate in every turn, in changing order; one that is not there is asked once.
 
     One that takes long makes fewer rounds in later turns: it has shown what it learns in the first (see `problem`).
@@ -121,7 +132,9 @@ def said(name: str, python: str, *arguments: str, folder: Path = PEERS) -> Answe
     free = {key: value for key, value in os.environ.items() if key not in THREADS}
     command = [python, str(folder / f"run_{name}.py"), *arguments]
     try:
-        done = subprocess.run(command, env=free, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command, env=free, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"failed: not done after {PATIENCE} s"
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
@@ -138,7 +151,12 @@ def judged(found: Mapping[str, list[Answer]]) -> list[Row]:
         if problems[name]:
             raise RuntimeError(f"{CANDIDATES[name]}: {problems[name]}")
     good = {name: answers for name, answers in found.items() if not problems[name]}
-    timing = Timing({name: [1 / answer["steps_per_second"] for answer in answers] for name, answers in good.items()})
+    timing = Timing(
+        {
+            name: [1 / answer["steps_per_second"] for answer in answers]
+            for name, answers in good.items()
+        }
+    )
     return [row(name, answers, problems[name], timing) for name, answers in found.items()]
 
 
@@ -185,26 +203,42 @@ def middle(said: list[dict[str, Any]], key: str) -> float | None:
 def sentences(rows: list[Row]) -> list[str]:
     """Who is how much faster than whom."""
     ours = next(row for row in rows if row["candidate"] == "scaffpd")
-    said = [f"scaffpd makes {ours['steps/s']:,.0f} local steps of clients a second (accuracy {ours['accuracy']:.3f})."]
+    said = [
+        f"scaffpd makes {ours['steps/s']:,.0f} local steps of clients a second (accuracy {ours['accuracy']:.3f})."
+    ]
     for row in rows:
-        name, ratio = f"{row['candidate']} {row['version'] or ''}".strip(), row["time ÷ scaffpd's"]
+        name = f"{row['candidate']} {row['version'] or ''}".strip()
+        ratio = row["time ÷ scaffpd's"]
         if row is ours:
             continue
         if ratio is None:
             said.append(f"{name} has no speed here: {row['note']}.")
         elif ratio >= 1:
-            said.append(f"scaffpd is {ratio:.3g}× as fast as {name} ({row['from']:.3g} to {row['to']:.3g}).")
+            said.append(
+                f"scaffpd is {ratio:.3g}× as fast as {name} ({row['from']:.3g} to {row['to']:.3g})."
+            )
         else:
-            low, high = 1 / row["to"], 1 / row["from"]
+            low = 1 / row["to"]
+            high = 1 / row["from"]
             said.append(f"{name} is {1 / ratio:.3g}× as fast as scaffpd ({low:.3g} to {high:.3g}).")
     return said
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=TITLE)
-    parser.add_argument("--quick", action="store_true", help="a rehearsal: one turn of what needs no other library")
-    parser.add_argument("--prepare", action="store_true", help="make the peers' environments, and measure nothing")
-    parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="a candidate's interpreter")
+    parser.add_argument(
+        "--quick", action="store_true", help="a rehearsal: one turn of what needs no other library"
+    )
+    parser.add_argument(
+        "--prepare", action="store_true", help="make the peers' environments, and measure nothing"
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="a candidate's interpreter",
+    )
     given = parser.parse_args()
     if given.prepare:
         missing = prepare(Path(os.environ.get("SCAFFPD_PEERS", CACHE)))

@@ -30,14 +30,20 @@ from scaffpd.data import Table
 from scaffpd.models import linear
 
 TITLE = "Features larger than memory"
-GIGABYTES, QUICK, FEATURES, CLIENTS = 1.0, 0.02, 1000, 50
-ORDERS, ROUNDS, TURNS = ("consecutive", "scattered"), 2, 3
+GIGABYTES = 1.0
+QUICK = 0.02
+FEATURES = 1000
+CLIENTS = 50
+ORDERS = ("consecutive", "scattered")
+ROUNDS = 2
+TURNS = 3
 PIECE = 1000  # rows that the plain read copies at a time
 
 
 def measure(quick: bool) -> list[Row]:
     """One row per order of the rows of a client and kind of work."""
-    gigabytes, rows = QUICK if quick else GIGABYTES, []
+    gigabytes = QUICK if quick else GIGABYTES
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "table.npy"
         write(file, int(gigabytes * 1e9 / 4 / FEATURES))
@@ -46,7 +52,10 @@ def measure(quick: bool) -> list[Row]:
             for work, timing, passes in _timings(file, order, 3 if quick else TURNS):
                 size = file.stat().st_size
                 row: Row = {"rows of a client": order, "work": work, "table, GB": size / 1e9}
-                row |= {f"{name}, GB/s": passes[name] * size / 1e9 / timing.median(name) for name in timing.seconds}
+                row |= {
+                    f"{name}, GB/s": passes[name] * size / 1e9 / timing.median(name)
+                    for name in timing.seconds
+                }
                 row["time, over in memory"] = timing.ratio("mapped", "in memory")[0]
                 row["peak memory, MB"] = peak / 1e6
                 rows.append(row | {"peak over table": peak / size})
@@ -58,14 +67,17 @@ def write(file: Path, rows: int) -> None:
     random = np.random.default_rng(0)
     values = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(rows, FEATURES))
     for start in range(0, rows, PIECE):
-        values[start : start + PIECE] = random.standard_normal(values[start : start + PIECE].shape, dtype=np.float32)
+        values[start : start + PIECE] = random.standard_normal(
+            values[start : start + PIECE].shape, dtype=np.float32
+        )
     values.flush()
 
 
 def _timings(file: Path, order: str, turns: int) -> list[tuple[str, Timing, dict[str, int]]]:
     """(work, timing, how often each candidate goes through the table)."""
     values: NDArray[np.float32] = np.load(file, mmap_mode="r")
-    disk, memory = cohort(file, order, mapped=True), cohort(file, order, mapped=False)
+    disk = cohort(file, order, mapped=True)
+    memory = cohort(file, order, mapped=False)
     x = torch.from_numpy(np.random.default_rng(2).standard_normal(FEATURES)).float() / FEATURES**0.5
     weights = np.full(CLIENTS, 1 / CLIENTS)
     ours, theirs = (c.gradients(x).sum(weights) for c in (disk, memory))
@@ -76,12 +88,16 @@ def _timings(file: Path, order: str, turns: int) -> list[tuple[str, Timing, dict
         return lambda: of.gradients(x).sum(weights)
 
     def rounds(of: sp.Cohort) -> Callable[[], object]:
-        return lambda: sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=3), of, rounds=ROUNDS, progress=False)
+        return lambda: sp.train(
+            sp.ScaffPD(sp.ChiSquare(0.1), local_steps=3), of, rounds=ROUNDS, progress=False
+        )
 
     found = []
     for work, make, passes in (("Gradient", gradient, 2), ("Scaff-PD round", rounds, ROUNDS)):
         calls = {"read": lambda: read(values), "mapped": make(disk), "in memory": make(memory)}
-        found.append((work, interleaved(calls, turns), {"read": 1, "mapped": passes, "in memory": passes}))
+        found.append(
+            (work, interleaved(calls, turns), {"read": 1, "mapped": passes, "in memory": passes})
+        )
     return found
 
 
@@ -96,7 +112,8 @@ def read(values: NDArray[np.float32]) -> None:
 def cohort(file: Path, order: str, mapped: bool) -> sp.Cohort:
     """Clients on the table; where `mapped`, memory is said to be too small for a copy."""
     values = np.load(file, mmap_mode="r")
-    random, stored = np.random.default_rng(1), Table(values, key="benchmark")
+    random = np.random.default_rng(1)
+    stored = Table(values, key="benchmark")
     numbers = np.arange(len(values)) if order == ORDERS[0] else random.permutation(len(values))
     y = random.integers(0, 2, len(values))
     clients = [(stored.rows(part), y[part]) for part in np.array_split(numbers, CLIENTS)]
@@ -117,7 +134,9 @@ def _peak(file: Path, order: str) -> int:
 
 def case(file: Path, order: str) -> int:
     """The most anonymous memory while a mapped cohort is bound and trained, less what there was before."""
-    before, most, done = _own(), [0], threading.Event()
+    before = _own()
+    most = [0]
+    done = threading.Event()
 
     def watch() -> None:
         while not done.is_set():

@@ -34,7 +34,11 @@ CHOICES: dict[str, sp.objectives.Objective] = {
 }
 LEVEL = {"nash": sp.Nash(b=1.2)}  # the ten clients have larger losses: b must be above them
 COLOURS = (BLUE, ORANGE, GREEN, PINK)
-SETTINGS: dict[Any, Any] = STYLE | {"svg.hashsalt": "scaffpd", "svg.fonttype": "path", "axes.titleweight": "normal"}
+SETTINGS: dict[Any, Any] = STYLE | {
+    "svg.hashsalt": "scaffpd",
+    "svg.fonttype": "path",
+    "axes.titleweight": "normal",
+}
 
 
 def hospitals() -> sp.Cohort:
@@ -45,7 +49,9 @@ def hospitals() -> sp.Cohort:
 
 def solved(cohort: sp.Cohort, objective: Any) -> np.ndarray:
     """The hospitals' losses f_i at the optimum."""
-    tol = 1e-12 if isinstance(objective, sp.QFair) else 1e-8  # a gap in units of f^(q+1), which are small
+    tol = (
+        1e-12 if isinstance(objective, sp.QFair) else 1e-8
+    )  # a gap in units of f^(q+1), which are small
     result = sp.train(sp.fair(objective), cohort, tol=tol, progress=False)
     assert result.status == "converged", result
     return cohort.evaluate(result.x).loss
@@ -59,11 +65,17 @@ def shares(objective: Any) -> np.ndarray:
 
 def picture(name: str, cohort: sp.Cohort, before: np.ndarray, after: np.ndarray) -> Figure:
     """One objective: whom it looks at, and what comes of it."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 2.3), width_ratios=(1.1, 1), layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(7.2, 2.3), width_ratios=(1.1, 1), layout="constrained"
+    )
     objective = LEVEL.get(name, CHOICES[name])
     left.bar(range(len(LOSSES)), shares(objective), color=BLUE, width=0.75)
     left.axhline(1 / len(LOSSES), color=QUIET, linewidth=0.8, linestyle=(0, (4, 3)))
-    left.set(xticks=range(len(LOSSES)), xticklabels=[f"{loss:g}" for loss in LOSSES], xlabel="loss of ten clients")
+    left.set(
+        xticks=range(len(LOSSES)),
+        xticklabels=[f"{loss:g}" for loss in LOSSES],
+        xlabel="loss of ten clients",
+    )
     left.set(ylim=(0, 1.05), yticks=(0, 0.5, 1), title="weight λ")
     left.tick_params(axis="x", labelsize=7.5)
     rows = np.arange(len(before))
@@ -71,7 +83,9 @@ def picture(name: str, cohort: sp.Cohort, before: np.ndarray, after: np.ndarray)
     right.scatter(before, rows, s=34, facecolor="white", edgecolor=QUIET, zorder=2, label="average")
     right.scatter(after, rows, s=34, color=BLUE, zorder=3, label=type(CHOICES[name]).__name__)
     right.axvline(after.max(), color=BLUE, linewidth=0.8, linestyle=(0, (1, 2)))
-    right.set(yticks=rows, yticklabels=cohort.names, ylim=(len(rows) - 0.5, -0.5), xlim=(0.15, 0.55))
+    right.set(
+        yticks=rows, yticklabels=cohort.names, ylim=(len(rows) - 0.5, -0.5), xlim=(0.15, 0.55)
+    )
     right.set(xlabel="loss at the optimum (○ of the average)", title="four hospitals")
     right.tick_params(axis="y", labelcolor=INK)
     return figure
@@ -80,7 +94,11 @@ def picture(name: str, cohort: sp.Cohort, before: np.ndarray, after: np.ndarray)
 def ranges(cohort: sp.Cohort, points: int) -> Figure:
     """From average to worst case by ρ, by α and by q (which has a long way to go beyond 10)."""
     grids: list[tuple[str, Any, Any]] = [
-        ("ChiSquare(rho): ρ", np.geomspace(10, 1e-3, points), lambda value: sp.ChiSquare(rho=value)),
+        (
+            "ChiSquare(rho): ρ",
+            np.geomspace(10, 1e-3, points),
+            lambda value: sp.ChiSquare(rho=value),
+        ),
         ("CVaR(alpha): α", np.linspace(1, 0.25, points), lambda value: sp.CVaR(alpha=value)),
         ("QFair(q): q", np.geomspace(0.05, 10, points), lambda value: sp.QFair(q=value)),
     ]
@@ -88,16 +106,31 @@ def ranges(cohort: sp.Cohort, points: int) -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(7.2, 2.7), sharey=True, layout="constrained")
     for axis, (title, values, make) in zip(axes, grids, strict=True):
         curves = np.array([solved(cohort, make(float(value))) for value in values])
-        for name, colour, curve, start, end in zip(cohort.names, COLOURS, curves.T, *ends, strict=True):
+        for name, colour, curve, start, end in zip(
+            cohort.names, COLOURS, curves.T, *ends, strict=True
+        ):
             axis.plot(values, curve, color=colour, linewidth=1.8, label=name)
             reached = 1 if title.startswith("QFair") else 2
-            axis.plot(values[[0, -1]][:reached], (start, end)[:reached], "o", color=colour, markersize=4, clip_on=False)
+            axis.plot(
+                values[[0, -1]][:reached],
+                (start, end)[:reached],
+                "o",
+                color=colour,
+                markersize=4,
+                clip_on=False,
+            )
         if not title.startswith("CVaR"):
             axis.set_xscale("log")
         axis.set_xlim(values[0], values[-1])
         axis.set_xlabel(title)
     axes[0].set_ylabel("loss at the optimum")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(
+        *axes[0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+    )
     return figure
 
 

@@ -34,26 +34,18 @@ if TYPE_CHECKING:
     from scaffpd.algorithms import ScaffPD as ScaffPD
     from scaffpd.algorithms import SubspaceSaddle as SubspaceSaddle
     from scaffpd.algorithms.fair import fair as fair
-    from scaffpd.choosing import Choice as Choice
-    from scaffpd.choosing import choose as choose
-    from scaffpd.coalitions import Coalition as Coalition
-    from scaffpd.coalitions import coalition as coalition
-    from scaffpd.cohort import Cohort as Cohort
-    from scaffpd.comparison import Comparison as Comparison
-    from scaffpd.comparison import Problem as Problem
-    from scaffpd.comparison import compare as compare
+    from scaffpd.algorithms.steps import Auto as Auto
+    from scaffpd.algorithms.steps import Fixed as Fixed
+    from scaffpd.algorithms.steps import Nonconvex as Nonconvex
+    from scaffpd.algorithms.steps import Schedule as Schedule
+    from scaffpd.algorithms.steps import Theory as Theory
     from scaffpd.convexify import Convexified as Convexified
     from scaffpd.convexify import tct as tct
     from scaffpd.errors import InputError as InputError
     from scaffpd.estimators import FairFederatedClassifier as FairFederatedClassifier
     from scaffpd.estimators import FairFederatedRegressor as FairFederatedRegressor
-    from scaffpd.fairness_path import path as path
     from scaffpd.federation import Federation as Federation
     from scaffpd.figures import partition_picture as partition_picture
-    from scaffpd.gains import Joining as Joining
-    from scaffpd.gains import joining as joining
-    from scaffpd.history import Checkpoint as Checkpoint
-    from scaffpd.history import History as History
     from scaffpd.models import Augment as Augment
     from scaffpd.models import Linear as Linear
     from scaffpd.models import LocalAdam as LocalAdam
@@ -73,48 +65,92 @@ if TYPE_CHECKING:
     from scaffpd.privacy import Private as Private
     from scaffpd.privacy import Spent as Spent
     from scaffpd.secure import SecureAggregation as SecureAggregation
-    from scaffpd.steps import Auto as Auto
-    from scaffpd.steps import Fixed as Fixed
-    from scaffpd.steps import Nonconvex as Nonconvex
-    from scaffpd.steps import Schedule as Schedule
-    from scaffpd.steps import Theory as Theory
-    from scaffpd.trackers import MLflow as MLflow
-    from scaffpd.trackers import TensorBoard as TensorBoard
-    from scaffpd.training import Result as Result
-    from scaffpd.training import Status as Status
-    from scaffpd.training import train as train
+    from scaffpd.study.choosing import Choice as Choice
+    from scaffpd.study.choosing import choose as choose
+    from scaffpd.study.coalitions import Coalition as Coalition
+    from scaffpd.study.coalitions import coalition as coalition
+    from scaffpd.study.comparison import Comparison as Comparison
+    from scaffpd.study.comparison import Problem as Problem
+    from scaffpd.study.comparison import compare as compare
+    from scaffpd.study.joining import Joining as Joining
+    from scaffpd.study.joining import joining as joining
+    from scaffpd.study.path import path as path
+    from scaffpd.training.cohort import Cohort as Cohort
+    from scaffpd.training.history import Checkpoint as Checkpoint
+    from scaffpd.training.history import History as History
+    from scaffpd.training.loop import Result as Result
+    from scaffpd.training.loop import Status as Status
+    from scaffpd.training.loop import train as train
+    from scaffpd.training.trackers import MLflow as MLflow
+    from scaffpd.training.trackers import TensorBoard as TensorBoard
 
 __version__ = "0.2.0"
 
 _HOME = {
     "scaffpd.algorithms": (
-        "AFL", "DRFA", "QFFL", "AcceleratedPrimalDual", "DeltaFL", "Extragradient", "FedAdam", "FedAvg", "FedAvgM",
-        "FedDyn", "FedNova", "FedProx", "FedYogi", "GradientDescentAscent", "MinimaxGradient", "MinimaxNewton",
-        "MinimaxSums", "ProxSkip", "QuasiNewtonMinimax", "SampledSubspaceSaddle", "ScaffPD", "Scaffold",
-        "SubspaceSaddle", "fair",
+        "AFL",
+        "DRFA",
+        "QFFL",
+        "AcceleratedPrimalDual",
+        "DeltaFL",
+        "Extragradient",
+        "FedAdam",
+        "FedAvg",
+        "FedAvgM",
+        "FedDyn",
+        "FedNova",
+        "FedProx",
+        "FedYogi",
+        "GradientDescentAscent",
+        "MinimaxGradient",
+        "MinimaxNewton",
+        "MinimaxSums",
+        "ProxSkip",
+        "QuasiNewtonMinimax",
+        "SampledSubspaceSaddle",
+        "ScaffPD",
+        "Scaffold",
+        "SubspaceSaddle",
+        "fair",
     ),
-    "scaffpd.choosing": ("Choice", "choose"),
-    "scaffpd.coalitions": ("Coalition", "coalition"),
-    "scaffpd.cohort": ("Cohort",),
-    "scaffpd.comparison": ("Comparison", "Problem", "compare"),
+    "scaffpd.study.choosing": ("Choice", "choose"),
+    "scaffpd.study.coalitions": ("Coalition", "coalition"),
+    "scaffpd.training.cohort": ("Cohort",),
+    "scaffpd.study.comparison": ("Comparison", "Problem", "compare"),
     "scaffpd.errors": ("InputError",),
     "scaffpd.estimators": ("FairFederatedClassifier", "FairFederatedRegressor"),
     "scaffpd.figures": ("partition_picture",),
-    "scaffpd.fairness_path": ("path",),
+    "scaffpd.study.path": ("path",),
     "scaffpd.federation": ("Federation",),
-    "scaffpd.gains": ("Joining", "joining"),
-    "scaffpd.history": ("Checkpoint", "History"),
-    "scaffpd.models": ("Augment", "Linear", "LocalAdam", "LocalSGD", "Module", "Personal", "personalise"),
+    "scaffpd.study.joining": ("Joining", "joining"),
+    "scaffpd.training.history": ("Checkpoint", "History"),
+    "scaffpd.models": (
+        "Augment",
+        "Linear",
+        "LocalAdam",
+        "LocalSGD",
+        "Module",
+        "Personal",
+        "personalise",
+    ),
     "scaffpd.objectives": (
-        "Agnostic", "Average", "ChiSquare", "ChiSquareBall", "CVaR", "Excess", "Nash", "QFair", "Tilted",
+        "Agnostic",
+        "Average",
+        "ChiSquare",
+        "ChiSquareBall",
+        "CVaR",
+        "Excess",
+        "Nash",
+        "QFair",
+        "Tilted",
     ),
     "scaffpd.privacy": ("Private", "Spent"),
     "scaffpd.secure": ("SecureAggregation",),
-    "scaffpd.steps": ("Auto", "Fixed", "Nonconvex", "Schedule", "Theory"),
+    "scaffpd.algorithms.steps": ("Auto", "Fixed", "Nonconvex", "Schedule", "Theory"),
     "scaffpd.convexify": ("Convexified", "tct"),
-    "scaffpd.trackers": ("MLflow", "TensorBoard"),
-    "scaffpd.training": ("Result", "Status", "train"),
-}  # fmt: skip
+    "scaffpd.training.trackers": ("MLflow", "TensorBoard"),
+    "scaffpd.training.loop": ("Result", "Status", "train"),
+}
 _MODULES = ("data", "features", "reference")
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
 

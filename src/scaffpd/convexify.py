@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scaffpd.algorithms import FedAvg, ScaffPD
-from scaffpd.cohort import Cohort, checked_device, in_order, named_pairs
 from scaffpd.data import Table
 from scaffpd.errors import InputError, count
 from scaffpd.features import Entk, trunk
@@ -33,7 +32,8 @@ from scaffpd.features.store import chunk as fitting
 from scaffpd.models import Linear, Module
 from scaffpd.models.oracle import read_features, read_labels
 from scaffpd.objectives import ChiSquare
-from scaffpd.training import Algorithm, Result, train
+from scaffpd.training.cohort import Cohort, checked_device, in_order, named_pairs
+from scaffpd.training.loop import Algorithm, Result, train
 
 Clients = Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]]
 Head = str | Callable[[nn.Module, Tensor], Tensor] | None
@@ -51,13 +51,19 @@ class Representation:
 
     def __call__(self, X: Any, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """Return standardised rows, (samples, coordinates), in `out` where that is given."""
-        X, shape = np.asarray(X), tuple(self.entk.example.shape[1:])
+        X = np.asarray(X)
+        shape = tuple(self.entk.example.shape[1:])
         if X.shape[1:] != shape:
             whole = f"({', '.join(map(str, ('n', *shape)))})"
-            raise InputError(f"An array of shape {whole} is expected, n samples, got one of shape {X.shape}.")
+            raise InputError(
+                "array-shape-expected",
+                f"An array of shape {whole} is expected, n samples, got one of shape {X.shape}.",
+            )
         rows = np.empty((len(X), self.entk.coordinates), dtype=np.float32) if out is None else out
         for k, g in enumerate(gradients(self.entk, X, self.chunk)):
-            rows[k * self.chunk : k * self.chunk + len(g)] = ((g - self.mean) / self.deviation).float().cpu().numpy()
+            rows[k * self.chunk : k * self.chunk + len(g)] = (
+                ((g - self.mean) / self.deviation).float().cpu().numpy()
+            )
         return rows
 
 
@@ -84,7 +90,9 @@ class Convexified:
     def scores(self, X: Any) -> NDArray[np.float64]:
         """Return Xᵀa of every sample, (samples, classes): about one for the right class and zero for the others."""
         a = self.represent(X).astype(np.float64)
-        scores: NDArray[np.float64] = a @ self.result.x.reshape(-1, self.classes) * a.shape[1] ** -0.5
+        scores: NDArray[np.float64] = (
+            a @ self.result.x.reshape(-1, self.classes) * a.shape[1] ** -0.5
+        )
         return scores
 
     def predict(self, X: Any) -> NDArray[np.int64]:
@@ -138,7 +146,9 @@ def tct(
     pairs, labels = _read(*named_pairs(clients, names))
     held = None if test is None else _read_test(test, labels)
     known = _classes(classes, [*pairs, *(held or [])])
-    place, trained, network = checked_device(device), None, module
+    place = checked_device(device)
+    trained = None
+    network = module
     linear = Linear("squared", l2=l2, classes=known)
     trunk(module, head)  # what is wrong with the head is said before any work
     if chunk is not None:
@@ -148,9 +158,13 @@ def tct(
         model = Module(module, "cross_entropy")
         federation = Cohort(pairs, model, names=labels, device=place)
         first = FedAvg(local_steps=10, batch_size=32) if network_method is None else network_method
-        trained = train(first, federation, rounds=network_rounds, seed=seed, progress=progress).uninterrupted()
+        trained = train(
+            first, federation, rounds=network_rounds, seed=seed, progress=progress
+        ).uninterrupted()
         network = model.network(trained.x)
-    represent = representation(network, [X for X, _ in pairs], head, coordinates, place, chunk, seed)
+    represent = representation(
+        network, [X for X, _ in pairs], head, coordinates, place, chunk, seed
+    )
     cohort = linearised(represent, pairs, held, labels, linear, place)
     last = ScaffPD(ChiSquare(rho=0.1)) if method is None else method
     result = train(last, cohort, rounds=rounds, tol=tol, seed=seed, progress=progress)
@@ -219,7 +233,7 @@ def _read_test(test: Clients, names: list[str]) -> Pairs:
     try:
         return _read(in_order(test, names), names)[0]
     except InputError as error:
-        raise InputError(f"The test data cannot be used: {error}") from None
+        raise InputError("test-data-used", f"The test data cannot be used: {error}") from None
 
 
 def _classes(given: int | None, pairs: Pairs) -> int:

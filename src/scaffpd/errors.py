@@ -9,7 +9,25 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Invalid input from the caller; the message is one sentence for the user."""
+    """Invalid input from the caller: one sentence for the user, and a code for programs.
+
+    Sentences may be reworded; a code stays, so callers and tests compare codes.
+    """
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # BaseException rebuilds itself from `args`, which hold the sentence alone
+        return _rebuilt, (type(self), self.args, self.__dict__)
+
+
+def _rebuilt(kind: type[InputError], args: tuple[Any, ...], fields: dict[str, Any]) -> InputError:
+    """Return an unpickled error, of a subclass with any signature."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 class ExposedError(InputError):
@@ -21,13 +39,19 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
     options = list(known)
     lowered = {name.lower(): name for name in reversed(options)}
     near = get_close_matches(str(given).lower(), list(lowered), n=1)
-    hint = f"did you mean {lowered[near[0]]!r}?" if near else f"choose one of {', '.join(map(repr, options))}."
-    return InputError(f"Unknown {what} {given!r}: {hint}")
+    hint = (
+        f"did you mean {lowered[near[0]]!r}?"
+        if near
+        else f"choose one of {', '.join(map(repr, options))}."
+    )
+    return InputError("unknown-unknown", f"Unknown {what} {given!r}: {hint}")
 
 
 def not_installed(package: str, extra: str) -> InputError:
     """Return an `InputError` for a missing package of one of our extras."""
-    return InputError(f"{package} is not installed: pip install 'scaffpd[{extra}]'.")
+    return InputError(
+        "installed-pip-install", f"{package} is not installed: pip install 'scaffpd[{extra}]'."
+    )
 
 
 def needed(module: str, package: str, extra: str) -> Any:
@@ -42,13 +66,13 @@ def positive(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or refuse it unless it is a finite number above zero."""
     number = real(owner, name, value)
     if not 0 < number < float("inf"):
-        raise InputError(f"{owner} needs {name} > 0 and finite, got {value!r}.")
+        raise InputError("finite-positive", f"{owner} needs {name} > 0 and finite, got {value!r}.")
     return number
 
 
 def real(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or refuse it if it is not a number."""
-    refusal = InputError(f"{owner} needs a number for {name}, got {value!r}.")
+    refusal = InputError("number-real", f"{owner} needs a number for {name}, got {value!r}.")
     if isinstance(value, (str, bytes, bool)):
         raise refusal
     try:
@@ -56,14 +80,16 @@ def real(owner: str, name: str, value: Any) -> float:
     except (TypeError, ValueError):
         raise refusal from None
     if number != number:
-        raise InputError(f"{owner} needs a number for {name}, got NaN.")
+        raise InputError("number-nan", f"{owner} needs a number for {name}, got NaN.")
     return number
 
 
 def count(owner: str, name: str, value: Any) -> int:
     """Return `value` as an int, or refuse it unless it is a whole number of at least one."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 1:
-        raise InputError(f"{owner} needs a whole number {name} >= 1, got {value!r}.")
+        raise InputError(
+            "whole-number", f"{owner} needs a whole number {name} >= 1, got {value!r}."
+        )
     return int(value)
 
 

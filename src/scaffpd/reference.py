@@ -49,7 +49,11 @@ class Reference:
 
 
 def reference_optimum(
-    clients: Sequence[tuple[Any, Any]], loss: str, l2: float, objective: Objective, intercept: bool = False
+    clients: Sequence[tuple[Any, Any]],
+    loss: str,
+    l2: float,
+    objective: Objective,
+    intercept: bool = False,
 ) -> Reference:
     """Solve the minimax problem to about 1e-14 of its value.
 
@@ -80,7 +84,8 @@ def _solve(problem: _ReferenceProblem, objective: Objective) -> Reference:
     point = _start(problem, objective)
     if not point.G.any():  # zero is optimal for all clients
         return Reference(point.x, point.weights, point.support, _EPS * abs(point.support))
-    best, sigma = point, 1.0
+    best = point
+    sigma = 1.0
     for _ in range(40):
         point = _proximal_step(point, sigma)
         _refuse_divergence(point)
@@ -105,7 +110,8 @@ def _logistic(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
     """Return log(1 + e^{−sz}) per row, s = 2y − 1, its slope −s·p and curvature p(1 − p), p = 1/(1 + e^{sz})."""
     sign = 2 * Y - 1
     value = np.logaddexp(0.0, -sign * Z)
-    wrong, right = np.exp(-np.logaddexp(0.0, sign * Z)), np.exp(-value)
+    wrong = np.exp(-np.logaddexp(0.0, sign * Z))
+    right = np.exp(-value)
     return value[:, 0], -sign * wrong, (wrong * right)[:, :, None]
 
 
@@ -123,10 +129,13 @@ _LINKS: dict[str, Link] = {"squared": _squared, "logistic": _logistic, "softmax"
 class _ReferenceProblem:
     """Losses f_i(x) = (1/m_i) Σ_j link(Wᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape (d, k)."""
 
-    def __init__(self, clients: Sequence[tuple[Any, Any]], loss: str, l2: float, intercept: bool) -> None:
+    def __init__(
+        self, clients: Sequence[tuple[Any, Any]], loss: str, l2: float, intercept: bool
+    ) -> None:
         if loss not in _LINKS:
             raise unknown("loss", loss, _LINKS)
-        self.link, self.l2 = _LINKS[loss], l2
+        self.link = _LINKS[loss]
+        self.l2 = l2
         X = [_features(X, intercept) for X, _ in clients]
         Y = _targets([np.asarray(y) for _, y in clients], loss)
         _check_shapes(X, Y)
@@ -169,33 +178,45 @@ class _ReferenceProblem:
 def _features(X: Any, intercept: bool) -> Array:
     A = np.asarray(X, dtype=np.float64)
     if A.ndim != 2 or len(A) == 0 or not np.isfinite(A).all():
-        raise InputError(f"reference_optimum needs finite X of shape (samples, features), got shape {A.shape}.")
+        raise InputError(
+            "reference-optimum-finite",
+            f"reference_optimum needs finite X of shape (samples, features), got shape {A.shape}.",
+        )
     return np.column_stack([A, np.ones(len(A))]) if intercept else A
 
 
 def _check_shapes(X: list[Array], Y: list[Array]) -> None:
     if len({rows.shape[1] for rows in X}) > 1 or len({y.shape[1] for y in Y}) > 1:
-        raise InputError("reference_optimum needs clients with the same features and the same target columns.")
+        raise InputError(
+            "reference-optimum-clients",
+            "reference_optimum needs clients with the same features and the same target columns.",
+        )
     if any(len(rows) != len(y) for rows, y in zip(X, Y, strict=True)):
-        raise InputError("reference_optimum needs as many targets as samples at every client.")
+        raise InputError(
+            "reference-optimum-many",
+            "reference_optimum needs as many targets as samples at every client.",
+        )
 
 
 def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
     """Return targets as (m_i, k) matrices: unchanged, 0/1, or one-hot."""
     if not targets:
-        raise InputError("reference_optimum needs at least one client.")
+        raise InputError("reference-optimum-least", "reference_optimum needs at least one client.")
     if any(not np.isfinite(y).all() for y in targets):
-        raise InputError("reference_optimum needs finite targets.")
+        raise InputError("reference-optimum-finite", "reference_optimum needs finite targets.")
     if loss == "squared":
         return [y.reshape(len(y), -1).astype(np.float64) for y in targets]
     labels = [y.reshape(-1).astype(np.int64) for y in targets]
     whole = [np.array_equal(y, given.reshape(-1)) for y, given in zip(labels, targets, strict=True)]
     if not all(whole) or min(int(y.min()) for y in labels) < 0:
-        raise InputError(f"The {loss} loss needs whole labels from zero on.")
+        raise InputError("loss-whole-labels", f"The {loss} loss needs whole labels from zero on.")
     highest = max(int(y.max()) for y in labels)
     if loss == "logistic":
         if highest > 1:
-            raise InputError(f"The logistic loss needs labels 0 and 1, got {highest}; use the softmax loss.")
+            raise InputError(
+                "logistic-loss-labels",
+                f"The logistic loss needs labels 0 and 1, got {highest}; use the softmax loss.",
+            )
         return [y[:, None].astype(np.float64) for y in labels]
     return [np.eye(highest + 1)[y] for y in labels]
 
@@ -206,8 +227,13 @@ def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
 class _Point:
     """Pair (x, λ) with its cached quantities."""
 
-    def __init__(self, problem: _ReferenceProblem, objective: Objective, x: Array, weights: Array) -> None:
-        self.problem, self.objective, self.x, self.weights = problem, objective, x, weights
+    def __init__(
+        self, problem: _ReferenceProblem, objective: Objective, x: Array, weights: Array
+    ) -> None:
+        self.problem = problem
+        self.objective = objective
+        self.x = x
+        self.weights = weights
         self.losses, self.G = problem.losses(x), problem.gradients(x)
         self.gradient = weights @ self.G
         # σ in these units weighs losses against weights evenly, in any units of either
@@ -218,7 +244,9 @@ class _Point:
     @property
     def residual(self) -> float:
         """Residual of g = 0 and λ = prox_σ(f(x), λ), relative to the size of the terms."""
-        dual = np.abs(self.weights - self.objective.prox(self.losses, self.weights, self.unit)).max()
+        dual = np.abs(
+            self.weights - self.objective.prox(self.losses, self.weights, self.unit)
+        ).max()
         primal = np.linalg.norm(self.gradient)
         return float(max(dual / self.weights.max(), primal / (self.weights @ self.problem.sizes)))
 
@@ -231,12 +259,17 @@ class _Point:
         centred = self.losses - shift
         lagrangian = float(self.weights @ centred) - self.objective.value(self.weights)
         dual = max(self.objective.support(centred) - lagrangian, _EPS * self.scale)
-        return dual + float(self.gradient @ self.gradient / (2 * self.problem.l2 * self.weights.sum()))
+        return dual + float(
+            self.gradient @ self.gradient / (2 * self.problem.l2 * self.weights.sum())
+        )
 
     def step(self, P: Array, left: Array, right: Array) -> tuple[Array, Array]:
         """Solve  H dx + Gᵀ dλ = −g  and  left·dλ − P G dx = right,  with H = Σ λ_i ∇²f_i."""
-        factor = cho_factor(self.problem.hessian(self.x, self.weights), lower=True, overwrite_a=True)
-        newton, spread = cho_solve(factor, self.gradient), cho_solve(factor, self.G.T)
+        factor = cho_factor(
+            self.problem.hessian(self.x, self.weights), lower=True, overwrite_a=True
+        )
+        newton = cho_solve(factor, self.gradient)
+        spread = cho_solve(factor, self.G.T)
         matrix = left + P @ (self.G @ spread)
         change = np.linalg.lstsq(matrix, right - P @ (self.G @ newton), rcond=_EPS)[0]
         return -newton - spread @ change, change
@@ -255,13 +288,19 @@ def _refuse_divergence(point: _Point) -> None:
     """Refuse unbounded weights: proximal steps never move away from a solution, so there is none."""
     if not np.isfinite(point.support) and point.weights @ np.abs(point.losses) > 1e12:
         owner = type(point.objective).__name__
-        raise InputError(f"{owner} has no optimum here: no model keeps all losses where the objective is finite.")
+        raise InputError(
+            "optimum-model-keeps",
+            f"{owner} has no optimum here: no model keeps all losses where the objective is finite.",
+        )
 
 
 def _proximal_step(start: _Point, factor: float) -> _Point:
     """Solve min_x max_{l∈Λ} ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) by damped semismooth Newton; λ⁺ is the maximiser l."""
-    problem, objective, anchor = start.problem, start.objective, start.weights
-    sigma, identity = factor * start.unit, np.eye(len(anchor))
+    problem = start.problem
+    objective = start.objective
+    anchor = start.weights
+    sigma = factor * start.unit
+    identity = np.eye(len(anchor))
 
     def smoothed(x: Array) -> tuple[float, Array]:
         losses = problem.losses(x)
@@ -274,7 +313,8 @@ def _proximal_step(start: _Point, factor: float) -> _Point:
     for _ in range(200):
         P = objective.prox_jacobian(point.losses, anchor, sigma)
         direction, _ = point.step(P, identity, np.zeros(len(anchor)))
-        slope, length = float(point.gradient @ direction), 1.0
+        slope = float(point.gradient @ direction)
+        length = 1.0
         if -slope <= 1e-15 * point.scale:
             return point
         while True:
@@ -284,20 +324,26 @@ def _proximal_step(start: _Point, factor: float) -> _Point:
             length /= 2
             if length < 1e-10:
                 return point
-        value, point = trial, _Point(problem, objective, point.x + length * direction, weights)
+        value = trial
+        point = _Point(problem, objective, point.x + length * direction, weights)
     return point
 
 
 def _polish(point: _Point) -> _Point:
     """Make Newton steps on g = 0 and λ = prox_σ(f(x), λ) while they help; return the best pair met, with λ ∈ Λ."""
-    best, objective, identity = point, point.objective, np.eye(len(point.weights))
+    best = point
+    objective = point.objective
+    identity = np.eye(len(point.weights))
     for _ in range(30):
         sigma = point.unit
         P = objective.prox_jacobian(point.losses, point.weights, sigma)
         target = objective.prox(point.losses, point.weights, sigma)
         dx, change = point.step(P, identity - P / sigma, target - point.weights)
-        x, weights = point.x + dx, point.weights + change
-        point = _Point(point.problem, objective, x, objective.prox(point.problem.losses(x), weights, sigma))
+        x = point.x + dx
+        weights = point.weights + change
+        point = _Point(
+            point.problem, objective, x, objective.prox(point.problem.losses(x), weights, sigma)
+        )
         if not point.residual < 0.5 * best.residual:
             return min(best, point, key=lambda candidate: candidate.residual)
         best = point

@@ -31,8 +31,17 @@ if TYPE_CHECKING:
 UMASK = os.umask(0o077)
 os.umask(UMASK)
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ENFILE, errno.EMFILE)  # errors of the machine
-FORMULA = re.compile(r"'*[=+\-@\t\r](?![\d.]+([eE][+-]?\d+)?$)")  # texts that spreadsheets compute, and not numbers
+FULL = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EIO,
+    errno.ENFILE,
+    errno.EMFILE,
+)  # errors of the machine
+FORMULA = re.compile(
+    r"'*[=+\-@\t\r](?![\d.]+([eE][+-]?\d+)?$)"
+)  # texts that spreadsheets compute, and not numbers
 
 
 def cores() -> int:
@@ -41,10 +50,16 @@ def cores() -> int:
 
 
 ASSUMED_FREE = 4 * 2**30  # bytes assumed free if the system does not say
-CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # limits of containers, and our own group
+# limits of containers, and our own group
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUP = Path("/proc/self/cgroup")
 CGROUP_FILES = {  # limit, use and reclaimable page cache, in versions 2 and 1 of control groups
     "": ("memory.max", "memory.current", ("inactive_file", "active_file")),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
+    "memory": (
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
 }
 
 
@@ -61,7 +76,9 @@ def free_memory(device: torch.device) -> int:
 def _of_machine() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:  # includes reclaimable page cache
-            return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+            return 1024 * next(
+                int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")
+            )
     except (OSError, ValueError, StopIteration):
         pass
     return _pages("SC_AVPHYS_PAGES") or ASSUMED_FREE
@@ -71,7 +88,8 @@ def _of_containers() -> Iterator[int]:
     """Yield limit - use + page cache of every control group around us whose limit is below physical memory."""
     for kind, (limit, use, cached) in CGROUP_FILES.items():
         for folder in _groups(kind):
-            most, used = _number(folder / limit), _number(folder / use)
+            most = _number(folder / limit)
+            used = _number(folder / use)
             if most is not None and used is not None and most < (physical_memory() or float("inf")):
                 yield max(0, most - max(0, used - _cache(folder, cached)))
 
@@ -87,7 +105,11 @@ def _groups(kind: str) -> Iterator[Path]:
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if kind in controllers.split(","):  # a line of version 2 names none
             own = root / path.strip("/")
-            yield from (folder for folder in (own, *own.parents) if folder != root and folder.is_relative_to(root))
+            yield from (
+                folder
+                for folder in (own, *own.parents)
+                if folder != root and folder.is_relative_to(root)
+            )
 
 
 def _number(file: Path) -> int | None:
@@ -101,7 +123,9 @@ def _number(file: Path) -> int | None:
 def _cache(folder: Path, names: tuple[str, ...]) -> int:
     try:
         lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.split()[:1] and line.split()[0] in names)
+        return sum(
+            int(line.split()[1]) for line in lines if line.split()[:1] and line.split()[0] in names
+        )
     except (OSError, ValueError, IndexError):
         return 0
 
@@ -116,9 +140,37 @@ def format_bytes(size: float) -> str:
 
 
 PACKAGES = (  # packages whose version is recorded if installed, without importing them
-    *("torch", "numpy", "scipy", "scikit-learn", "safetensors", "threadpoolctl", "matplotlib", "pillow"),
-    *("vl-convert-python", "rich", "typer", "click", "pandas", "pyarrow", "nvflare", "flwr", "tensorboard"),
-    *("mlflow", "mlflow-skinny", "pydantic", "tomli-w", "filelock", "jinja2", "cryptography", "dp-accounting"),
+    *(
+        "torch",
+        "numpy",
+        "scipy",
+        "scikit-learn",
+        "safetensors",
+        "threadpoolctl",
+        "matplotlib",
+        "pillow",
+    ),
+    *(
+        "vl-convert-python",
+        "rich",
+        "typer",
+        "click",
+        "pandas",
+        "pyarrow",
+        "nvflare",
+        "flwr",
+        "tensorboard",
+    ),
+    *(
+        "mlflow",
+        "mlflow-skinny",
+        "pydantic",
+        "tomli-w",
+        "filelock",
+        "jinja2",
+        "cryptography",
+        "dp-accounting",
+    ),
 )
 
 
@@ -207,7 +259,9 @@ def lock_file(path: Path) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def _locked(path: Path, refused: str, busy: str | None = None, seconds: float = -1) -> Iterator[None]:
+def _locked(
+    path: Path, refused: str, busy: str | None = None, seconds: float = -1
+) -> Iterator[None]:
     try:
         from filelock import FileLock, Timeout
     except ImportError:  # only the numerics are installed
@@ -217,9 +271,9 @@ def _locked(path: Path, refused: str, busy: str | None = None, seconds: float = 
     try:
         lock.acquire()
     except Timeout:
-        raise InputError(busy or refused) from None
+        raise InputError("locked", busy or refused) from None
     except OSError as error:
-        raise InputError(f"{refused}: {error.strerror}.") from None
+        raise InputError("locked", f"{refused}: {error.strerror}.") from None
     try:
         yield
     finally:
@@ -237,11 +291,17 @@ def load_or_create(path: Path) -> bytes:
         open_to_others = os.name == "posix" and path.stat().st_mode & 0o077 != 0
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):
-        open_to_others, secret = False, b""
+        open_to_others = False
+        secret = b""
     if open_to_others:
-        raise InputError(f"The secret in {str(path)!r} is a file that others can read: chmod 600 it.")
+        raise InputError(
+            "secret-file-others",
+            f"The secret in {str(path)!r} is a file that others can read: chmod 600 it.",
+        )
     if len(secret) != SECRET_BYTES:
-        raise InputError(f"The secret in {str(path)!r} cannot be read or written.")
+        raise InputError(
+            "secret-read-written", f"The secret in {str(path)!r} cannot be read or written."
+        )
     return secret
 
 
@@ -302,7 +362,9 @@ def write_file(path: Path, content: str | bytes) -> None:
     except OSError as error:
         if error.errno in FULL:
             raise
-        raise InputError(f"Cannot write {str(path)!r}: {error.strerror}.") from None
+        raise InputError(
+            "write-write-file", f"Cannot write {str(path)!r}: {error.strerror}."
+        ) from None
 
 
 class JsonLines:
@@ -313,7 +375,10 @@ class JsonLines:
     """
 
     def __init__(self, file: Path, mode: int = 0o600) -> None:
-        self.file, self.mode, self.place = file, mode, 0  # the permissions of a new file; where `read` goes on
+        # the permissions of a new file; where `read` goes on
+        self.file = file
+        self.mode = mode
+        self.place = 0
 
     def lock(self) -> AbstractContextManager[None]:
         """Hold the lock of the file."""
@@ -321,7 +386,9 @@ class JsonLines:
 
     def append(self, entry: Any) -> None:
         """Append an entry and flush it to disk."""
-        with os.fdopen(os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, self.mode), "r+b") as file:
+        with os.fdopen(
+            os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, self.mode), "r+b"
+        ) as file:
             whole = file.truncate(_line_start(file, file.seek(0, os.SEEK_END)))
             file.write(f"{json.dumps(entry)}\n".encode())
             file.flush()
@@ -371,7 +438,9 @@ def make_folder(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = "it is a file" if folder.is_file() else error.strerror
-        raise InputError(f"Cannot write to the folder {str(folder)!r}: {why}.") from None
+        raise InputError(
+            "write-folder", f"Cannot write to the folder {str(folder)!r}: {why}."
+        ) from None
     return folder
 
 
@@ -403,7 +472,12 @@ class _LogFile(RotatingFileHandler):
     """Log file that only its owner reads; several processes may write to it, each line under a lock."""
 
     def _open(self) -> Any:
-        return open(self.baseFilename, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600))
+        return open(
+            self.baseFilename,
+            "a",
+            encoding="utf-8",
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        )
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append a line to the current file: another process may have started a new one."""
@@ -422,21 +496,33 @@ class RunLog:
     """
 
     def __init__(self, settings: Any) -> None:
-        self.run, self._handler = "", None
+        self.run = ""
+        self._handler = None
         if settings is not None:
-            size, level = settings.size_mb * 2**20, settings.level.upper()
-            self._handler = _LogFile(settings.file, maxBytes=size, backupCount=settings.keep, delay=True)
+            size = settings.size_mb * 2**20
+            level = settings.level.upper()
+            self._handler = _LogFile(
+                settings.file, maxBytes=size, backupCount=settings.keep, delay=True
+            )
             self._handler.setLevel(level)
 
-    def note(self, level: str, message: str, silo: str | None = None, number: int | None = None) -> None:
+    def note(
+        self, level: str, message: str, silo: str | None = None, number: int | None = None
+    ) -> None:
         """Write a line, if there is a log; `number` is that of the round, if known."""
         if self._handler is None:
             return
         line = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"), "level": level, "run": self.run or None,
-            "round": number, "silo": silo, "message": message[:LONGEST_MESSAGE],
-        }  # fmt: skip
-        record = logging.makeLogRecord({"levelno": getattr(logging, level.upper()), "msg": json.dumps(line)})
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "level": level,
+            "run": self.run or None,
+            "round": number,
+            "silo": silo,
+            "message": message[:LONGEST_MESSAGE],
+        }
+        record = logging.makeLogRecord(
+            {"levelno": getattr(logging, level.upper()), "msg": json.dumps(line)}
+        )
         if record.levelno >= self._handler.level:
             self._handler.handle(record)
 
@@ -484,7 +570,8 @@ class Progress(Tally):
             return
         state = info.state
         goal = "" if self.tol is None else f" → {self.tol:.0e}"
-        text, worst = f"gap ≤ {state.certificate:.1e}{goal}", float(state.losses.max())
+        text = f"gap ≤ {state.certificate:.1e}{goal}"
+        worst = float(state.losses.max())
         text += "" if math.isnan(worst) else f"  worst loss {worst:.4g}"  # it was not computed
         self.bar.update(self.task, completed=info.rounds, description=text)
 

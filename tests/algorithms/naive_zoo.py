@@ -49,7 +49,8 @@ def chi_square_prox(rho):
         n = len(s)
         pull = rho + s + centre / sigma
         weights = lambda nu: np.maximum(0, (pull - nu) / (rho * n + 1 / sigma))  # noqa: E731
-        low, high = pull.min() - (rho * n + 1 / sigma), pull.max()
+        low = pull.min() - (rho * n + 1 / sigma)
+        high = pull.max()
         for _ in range(200):
             middle = (low + high) / 2
             low, high = (middle, high) if weights(middle).sum() > 1 else (low, middle)
@@ -116,13 +117,17 @@ def everyone(clients, participants, r):
 
 def mean_of(values, weights):
     """Σ w v / Σ w over the keys of `values`."""
-    return sum(weights[name] * v for name, v in values.items()) / sum(weights[name] for name in values)
+    return sum(weights[name] * v for name, v in values.items()) / sum(
+        weights[name] for name in values
+    )
 
 
 # ------------------------------------------------------------------ averages
 
 
-def fed_avg(clients, x, rounds, steps, rate, weights, participants=None, batches=None, server_rate=1.0):
+def fed_avg(
+    clients, x, rounds, steps, rate, weights, participants=None, batches=None, server_rate=1.0
+):
     """McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017, Algorithm 1 (with the server rate of Reddi et al. 2021).
 
     w_{t+1} = Σ_{k∈S} (n_k / Σ_S n) w^k_{t+1}
@@ -138,7 +143,9 @@ def fed_avg(clients, x, rounds, steps, rate, weights, participants=None, batches
     return iterates
 
 
-def fed_prox(clients, x, rounds, steps, rate, weights, mu, participants=None, batches=None, server_rate=1.0):
+def fed_prox(
+    clients, x, rounds, steps, rate, weights, mu, participants=None, batches=None, server_rate=1.0
+):
     """Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith 2020, Algorithm 2: gradient steps on f_k(u) + (μ/2)‖u − w_t‖²."""
     iterates = []
     for r in range(rounds):
@@ -151,11 +158,24 @@ def fed_prox(clients, x, rounds, steps, rate, weights, mu, participants=None, ba
     return iterates
 
 
-def fed_nova(clients, x, rounds, steps, rate, weights, mu=0.0, participants=None, batches=None, server_rate=1.0):
+def fed_nova(
+    clients,
+    x,
+    rounds,
+    steps,
+    rate,
+    weights,
+    mu=0.0,
+    participants=None,
+    batches=None,
+    server_rate=1.0,
+):
     """Wang, Liu, Liang, Joshi and Poor 2020, Algorithm 1: `steps` are the τ_i by name, a_i = ((1 − ημ)^(τ−1), …, 1)."""
     iterates = []
     for r in range(rounds):
-        d, a, p = {}, {}, {}
+        d = {}
+        a = {}
+        p = {}
         for name in everyone(clients, participants, r):
             rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
             end = descent(clients[name], x, steps[name], rate, rows, mu=mu)[-1]
@@ -168,17 +188,32 @@ def fed_nova(clients, x, rounds, steps, rate, weights, mu=0.0, participants=None
     return iterates
 
 
-def fed_dyn(clients, x, rounds, steps, rate, weights, alpha, participants=None, batches=None, server_rate=1.0):
+def fed_dyn(
+    clients,
+    x,
+    rounds,
+    steps,
+    rate,
+    weights,
+    alpha,
+    participants=None,
+    batches=None,
+    server_rate=1.0,
+):
     """Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama 2021, Algorithm 1 (1/m there is p_i here).
 
     ∇L_k is `own`; x⁺ = mean_P θ_k − h/α; a server rate other than 1 (the paper has none) is taken of the whole move.
     """
-    h, own, iterates = np.zeros_like(x), {name: np.zeros_like(x) for name in clients}, []
+    h = np.zeros_like(x)
+    own = {name: np.zeros_like(x) for name in clients}
+    iterates = []
     for r in range(rounds):
         ends = {}
         for name in everyone(clients, participants, r):
             rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
-            ends[name] = descent(clients[name], x, steps, rate, rows, shift=-own[name], mu=alpha)[-1]
+            ends[name] = descent(clients[name], x, steps, rate, rows, shift=-own[name], mu=alpha)[
+                -1
+            ]
         for name, end in ends.items():
             own[name] = own[name] - alpha * (end - x)
             h = h - alpha * weights[name] * (end - x)
@@ -188,11 +223,24 @@ def fed_dyn(clients, x, rounds, steps, rate, weights, alpha, participants=None, 
 
 
 def fed_opt(
-    clients, x, rounds, steps, rate, weights, rule, participants=None, batches=None, server_rate=1.0, beta=0.9,
-    beta2=0.99, tau=1e-3,
-):  # fmt: skip
+    clients,
+    x,
+    rounds,
+    steps,
+    rate,
+    weights,
+    rule,
+    participants=None,
+    batches=None,
+    server_rate=1.0,
+    beta=0.9,
+    beta2=0.99,
+    tau=1e-3,
+):
     """Reddi et al. 2021, Algorithm 2, entry by entry; `rule` is "momentum" (Hsu et al. 2019), "adam" or "yogi"."""
-    m, v, iterates = [0.0] * len(x), [tau**2] * len(x), []
+    m = [0.0] * len(x)
+    v = [tau**2] * len(x)
+    iterates = []
     for r in range(rounds):
         ends = {}
         for name in everyone(clients, participants, r):
@@ -217,9 +265,18 @@ def fed_opt(
 
 
 def scaffold(
-    clients, x, rounds, steps, rate, weights, option, participants=None, batches=None, variate_batches=None,
+    clients,
+    x,
+    rounds,
+    steps,
+    rate,
+    weights,
+    option,
+    participants=None,
+    batches=None,
+    variate_batches=None,
     server_rate=1.0,
-):  # fmt: skip
+):
     """Karimireddy, Kale, Mohri, Reddi, Stich and Suresh 2020, Algorithm 1 (1/N there is p_i here).
 
     y_i ← y_i − η_l (g_i(y_i) − c_i + c);  c_i⁺ = (i) g_i(x), (ii) c_i − c + (x − y_i)/(K η_l);
@@ -227,10 +284,12 @@ def scaffold(
 
     Option I looks at the rows variate_batches(round, name).
     """
-    c, own = np.zeros_like(x), {name: np.zeros_like(x) for name in clients}
+    c = np.zeros_like(x)
+    own = {name: np.zeros_like(x) for name in clients}
     iterates = []
     for r in range(rounds):
-        ends, fresh = {}, {}
+        ends = {}
+        fresh = {}
         for name in everyone(clients, participants, r):
             rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
             y = descent(clients[name], x, steps, rate, rows, shift=c - own[name])[-1]
@@ -275,9 +334,18 @@ def scaffnew(clients, x, steps, probability, rate, weights, batches=None):
 
 
 def afl(
-    clients, x, rounds, rate, dual_rate, steps=1, prox=agnostic_prox, batches=None, loss_batches=None, server_rate=1.0,
+    clients,
+    x,
+    rounds,
+    rate,
+    dual_rate,
+    steps=1,
+    prox=agnostic_prox,
+    batches=None,
+    loss_batches=None,
+    server_rate=1.0,
     start=None,
-):  # fmt: skip
+):
     """Mohri, Sivek and Suresh 2019, Stochastic-AFL; with `steps` > 1, local steps in place of the gradient.
 
     w_t = w_{t−1} − γ_w ∇_w L(w_{t−1}, λ_{t−1});  λ_t = Project(λ_{t−1} + γ_λ ∇_λ L(w_{t−1}, λ_{t−1}))
@@ -290,7 +358,8 @@ def afl(
         for weight, (name, f) in zip(mixture(weights), clients.items(), strict=True):
             rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
             move = move + weight * (x - descent(f, x, steps, rate, rows)[-1])
-        x, weights = x - server_rate * move, prox(losses, weights, dual_rate)
+        x = x - server_rate * move
+        weights = prox(losses, weights, dual_rate)
         iterates.append((x, weights))
     return iterates
 
@@ -301,9 +370,21 @@ def running_means(points):
 
 
 def drfa(
-    clients, x, rounds, steps, rate, dual_rate, snapshots, participants=None, asked=None, batches=None,
-    loss_batches=None, prox=agnostic_prox, server_rate=1.0, start=None,
-):  # fmt: skip
+    clients,
+    x,
+    rounds,
+    steps,
+    rate,
+    dual_rate,
+    snapshots,
+    participants=None,
+    asked=None,
+    batches=None,
+    loss_batches=None,
+    prox=agnostic_prox,
+    server_rate=1.0,
+    start=None,
+):
     """Deng, Kamani and Mahdavi 2020, Algorithm 1.
 
     `participants` are the lists D (a name as often as it was drawn), `asked` the sets U, `snapshots` the t' of every
@@ -313,7 +394,8 @@ def drfa(
 
     A server rate other than 1 (the paper has none) is taken by both means.
     """
-    names, n = list(clients), len(clients)
+    names = list(clients)
+    n = len(clients)
     weights = np.full(n, 1 / n) if start is None else start
     iterates = []
     for r in range(rounds):
@@ -322,19 +404,22 @@ def drfa(
         else:
             drawn = list(participants[r])
             share = {name: drawn.count(name) / len(drawn) for name in drawn}
-        end, snapshot = np.zeros_like(x), np.zeros_like(x)
+        end = np.zeros_like(x)
+        snapshot = np.zeros_like(x)
         for name, part in share.items():
             rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
             path = descent(clients[name], x, steps, rate, rows)
             end = end + part * path[steps]
             snapshot = snapshot + part * path[snapshots[r]]
-        end, snapshot = x + server_rate * (end - x), x + server_rate * (snapshot - x)
+        end = x + server_rate * (end - x)
+        snapshot = x + server_rate * (snapshot - x)
         chosen = everyone(clients, asked, r)
         v = np.zeros(n)
         for name in chosen:
             loss = loss_of(clients[name], snapshot, rows_of(loss_batches, r, name))
             v[names.index(name)] = n / len(chosen) * loss
-        x, weights = end, prox(v, weights, steps * dual_rate)
+        x = end
+        weights = prox(v, weights, steps * dual_rate)
         iterates.append((x, weights))
     return iterates
 
@@ -349,9 +434,11 @@ def q_fed_sgd(clients, x, rounds, q, L, weights, participants=None):
     """
     iterates = []
     for r in range(rounds):
-        top, bottom = np.zeros_like(x), 0.0
+        top = np.zeros_like(x)
+        bottom = 0.0
         for name in everyone(clients, participants, r):
-            F, gradient = loss_of(clients[name], x), clients[name].fast_gradient(x)
+            F = loss_of(clients[name], x)
+            gradient = clients[name].fast_gradient(x)
             top = top + weights[name] * F**q * gradient
             bottom = bottom + weights[name] * (q * F ** (q - 1) * gradient @ gradient + L * F**q)
         x = x - top / bottom
@@ -364,9 +451,11 @@ def q_fed_avg(clients, x, rounds, q, steps, rate, weights, participants=None, ba
 
     Δw_k = L (w − w̄_k);  Δ_k = F_k^q Δw_k;  h_k = q F_k^{q−1} ‖Δw_k‖² + L F_k^q;  w⁺ = w − Σ Δ_k / Σ h_k
     """
-    L, iterates = 1 / rate, []
+    L = 1 / rate
+    iterates = []
     for r in range(rounds):
-        top, bottom = np.zeros_like(x), 0.0
+        top = np.zeros_like(x)
+        bottom = 0.0
         for name in everyone(clients, participants, r):
             rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
             F = loss_of(clients[name], x)
@@ -378,7 +467,9 @@ def q_fed_avg(clients, x, rounds, q, steps, rate, weights, participants=None, ba
     return iterates
 
 
-def delta_fl(clients, x, rounds, steps, rate, weights, tail, participants=None, batches=None, server_rate=1.0):
+def delta_fl(
+    clients, x, rounds, steps, rate, weights, tail, participants=None, batches=None, server_rate=1.0
+):
     """Laguel, Pillutla, Malick and Harchaoui 2021, Algorithm 1: FedAvg among the clients of the worst tail.
 
     Of the sampled clients those stay whose loss is at least the (1 − θ)-quantile by weight: the least value that no
@@ -389,7 +480,9 @@ def delta_fl(clients, x, rounds, steps, rate, weights, tail, participants=None, 
         sampled = everyone(clients, participants, r)
         F = {name: loss_of(clients[name], x) for name in sampled}
         total = sum(weights[name] for name in sampled)
-        below = {name: sum(weights[k] for k in sampled if F[k] <= F[name]) / total for name in sampled}
+        below = {
+            name: sum(weights[k] for k in sampled if F[k] <= F[name]) / total for name in sampled
+        }
         quantile = min(F[name] for name in sampled if below[name] >= 1 - tail)
         ends = {}
         for name in sampled:
@@ -434,11 +527,13 @@ def accelerated_primal_dual(clients, x, rounds, tau, sigma, theta, prox, start=N
     λ_{k+1} = prox_σ((1 + θ) L(x_k) − θ L(x_{k−1}), λ_k);  x_{k+1} = x_k − τ ∇_x Φ(x_k, λ_{k+1})
     """
     weights = np.full(len(clients), 1 / len(clients)) if start is None else start
-    before, iterates = losses_at(clients, x), []
+    before = losses_at(clients, x)
+    iterates = []
     for _ in range(rounds):
         losses = losses_at(clients, x)
         weights = prox((1 + theta) * losses - theta * before, weights, sigma)
-        x, before = x - tau * (weights @ gradients_at(clients, x)), losses
+        x = x - tau * (weights @ gradients_at(clients, x))
+        before = losses
         iterates.append((x, weights))
     return iterates
 
@@ -449,14 +544,19 @@ def accelerated_primal_dual(clients, x, rounds, tau, sigma, theta, prox, start=N
 def scaff_pd(clients, x, rounds, steps, rate, tau, sigma, theta, prox, start=None):
     """Yu, Karimireddy, Ma and Jordan 2023, Algorithms 1 and 2, on the simplex."""
     weights = np.full(len(clients), 1 / len(clients)) if start is None else start
-    before, iterates = losses_at(clients, x), []
+    before = losses_at(clients, x)
+    iterates = []
     for _ in range(rounds):
-        losses, own = losses_at(clients, x), gradients_at(clients, x)
+        losses = losses_at(clients, x)
+        own = gradients_at(clients, x)
         weights = prox((1 + theta) * losses - theta * before, weights, sigma)
         c = weights @ own
         move = np.zeros_like(x)
         for weight, c_i, f in zip(weights, own, clients.values(), strict=True):
-            move = move + weight * (x - descent(f, x, steps, rate, lambda j: None, shift=c - c_i)[-1]) / (rate * steps)
-        x, before = x - tau * move, losses
+            move = move + weight * (
+                x - descent(f, x, steps, rate, lambda j: None, shift=c - c_i)[-1]
+            ) / (rate * steps)
+        x = x - tau * move
+        before = losses
         iterates.append((x, weights))
     return iterates

@@ -21,11 +21,16 @@ COLUMNS = ("certificate", "exchanges", "bytes_up", "bytes_down")
 
 def rows():
     random = np.random.default_rng(0)
-    return [(random.standard_normal((m, 3)) + i, random.integers(0, 2, m)) for i, m in enumerate((9, 14, 20))]
+    return [
+        (random.standard_normal((m, 3)) + i, random.integers(0, 2, m))
+        for i, m in enumerate((9, 14, 20))
+    ]
 
 
 def cohort(loss="logistic"):
-    return sp.Cohort(rows(), sp.Linear(loss, l2=0.1, intercept=True, classes=2 if loss == "softmax" else None))
+    return sp.Cohort(
+        rows(), sp.Linear(loss, l2=0.1, intercept=True, classes=2 if loss == "softmax" else None)
+    )
 
 
 def network():
@@ -55,7 +60,9 @@ def test_linear_models_go_to_minimax_newton(loss):
 def test_many_parameters_go_to_the_subspace_saddle_method(monkeypatch):
     monkeypatch.setattr(FAIR, "WIDEST", 3)
     result = sp.train(sp.fair(CHI), cohort(), tol=1e-8)
-    assert result.message.endswith("subspace saddle method: the losses are convex and gradients are full.")
+    assert result.message.endswith(
+        "subspace saddle method: the losses are convex and gradients are full."
+    )
     same_run(result, sp.train(sp.SubspaceSaddle(CHI), cohort(), tol=1e-8))
 
 
@@ -66,13 +73,20 @@ def test_where_that_stalls_the_quasi_newton_method_goes_on(monkeypatch, tmp_path
     monkeypatch.setattr(FAIR, "PROGRESS", 1e-9)
     whole = sp.train(sp.fair(CHI), cohort(), tol=1e-8, rounds=60)
     assert whole.status is sp.Status.CONVERGED
-    assert "and from round 2 on by the quasi-Newton minimax method: the certificate had not fallen" in whole.message
+    assert (
+        "and from round 2 on by the quasi-Newton minimax method: the certificate had not fallen"
+        in whole.message
+    )
     for stop in (1, 2, 4):
         sp.train(sp.fair(CHI), cohort(), tol=1e-8, rounds=stop, checkpoint=tmp_path / f"run{stop}")
-        again = sp.train(sp.fair(CHI), cohort(), tol=1e-8, rounds=60, checkpoint=tmp_path / f"run{stop}")
+        again = sp.train(
+            sp.fair(CHI), cohort(), tol=1e-8, rounds=60, checkpoint=tmp_path / f"run{stop}"
+        )
         assert again.message == whole.message
         same_run(again, whole)
-    masked = sp.train(sp.fair(CHI), SecureAggregation(cohort(), projections=True), tol=1e-6, rounds=30)
+    masked = sp.train(
+        sp.fair(CHI), SecureAggregation(cohort(), projections=True), tol=1e-6, rounds=30
+    )
     assert "by the subspace saddle method: the losses" in masked.message
 
 
@@ -90,7 +104,9 @@ def test_a_module_is_not_known_to_be_convex():
 def test_minibatches_go_to_scaff_pd():
     result = sp.train(sp.fair(CHI, local_steps=3, batch_size=4), cohort(), rounds=5, seed=1)
     assert result.message.endswith("Solved by Scaff-PD: local gradients are of minibatches.")
-    same_run(result, sp.train(sp.ScaffPD(CHI, local_steps=3, batch_size=4), cohort(), rounds=5, seed=1))
+    same_run(
+        result, sp.train(sp.ScaffPD(CHI, local_steps=3, batch_size=4), cohort(), rounds=5, seed=1)
+    )
 
 
 def test_a_checkpoint_of_another_method_is_refused(tmp_path):
@@ -102,7 +118,9 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
 
 def test_it_is_a_plain_value():
     method = sp.fair(CHI, local_steps=7)
-    assert repr(pickle.loads(pickle.dumps(method))) == repr(method) == repr(Fair(CHI, local_steps=7))
+    assert (
+        repr(pickle.loads(pickle.dumps(method))) == repr(method) == repr(Fair(CHI, local_steps=7))
+    )
     assert isinstance(method.choice(cohort()), sp.MinimaxNewton)
     assert method.choice(network()).local_steps == 7
 
@@ -118,7 +136,10 @@ def test_it_is_a_plain_value():
         (lambda: sp.ScaffPD(CHI, local_steps=None), "local_steps >= 1"),
         (lambda: sp.fair(CHI, batch_size=2.5), "batch_size >= 1"),
         (lambda: sp.train(sp.fair, cohort()), "needs an algorithm such as fair"),
-        (lambda: sp.train(sp.fair(sp.ChiSquare(0.1, prior=[1, 2])), cohort()), "prior for 2 clients"),
+        (
+            lambda: sp.train(sp.fair(sp.ChiSquare(0.1, prior=[1, 2])), cohort()),
+            "prior for 2 clients",
+        ),
     ],
 )
 def test_mistakes_get_a_sentence(make, words):

@@ -10,14 +10,20 @@ import pytest
 import torch
 
 import scaffpd as sp
+from scaffpd.algorithms.saddle import solve_quadratics
 from scaffpd.reference import reference_optimum
-from scaffpd.saddle import solve_quadratics
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from problems import HARD, families, objectives, single, tolerance
 
 OBJECTIVES = [
-    *(sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.ChiSquareBall(delta=0.5), sp.CVaR(alpha=0.3)),
+    *(
+        sp.Average(),
+        sp.Agnostic(),
+        sp.ChiSquare(rho=0.05),
+        sp.ChiSquareBall(delta=0.5),
+        sp.CVaR(alpha=0.3),
+    ),
     *(sp.Tilted(rho=0.1), sp.QFair(q=1.0), sp.Nash(b=30.0)),
 ]
 REFERENCES: dict = {}  # each takes seconds
@@ -45,9 +51,15 @@ def check(clients, loss, l2, objective, result, tol):
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_it_reaches_the_optimum_of_another_solver(loss, objective):
-    clients = sp.data.synthetic(sigma=0.5) if loss == "squared" else sp.data.breast_cancer(clients=5, alpha=0.5).train
+    clients = (
+        sp.data.synthetic(sigma=0.5)
+        if loss == "squared"
+        else sp.data.breast_cancer(clients=5, alpha=0.5).train
+    )
     l2 = 0.1 if loss == "squared" else 0.01
-    result = sp.train(sp.MinimaxNewton(objective), sp.Cohort(clients, sp.Linear(loss, l2=l2)), rounds=15, tol=1e-9)
+    result = sp.train(
+        sp.MinimaxNewton(objective), sp.Cohort(clients, sp.Linear(loss, l2=l2)), rounds=15, tol=1e-9
+    )
     check(clients, loss, l2, objective, result, 1e-9)
     assert loss == "logistic" or result.rounds == 1  # squared losses are their own model
 
@@ -59,18 +71,24 @@ def test_small_members_of_the_hard_families(name, method):
     clients, loss, l2, newton, sums = SMALL[name]
     cohort = sp.Cohort(clients, sp.Linear(loss, l2=l2))
     tol = 1e-8 * float(cohort.gradients(cohort.start()).losses.max())
-    result = sp.train(method(sp.Agnostic()), cohort, rounds=newton if method is sp.fair else sums, tol=tol)
+    result = sp.train(
+        method(sp.Agnostic()), cohort, rounds=newton if method is sp.fair else sums, tol=tol
+    )
     check(clients, loss, l2, sp.Agnostic(), result, tol)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 11])
 @pytest.mark.parametrize("method", [sp.fair, sp.SubspaceSaddle], ids=["fair", "sums only"])
-@pytest.mark.parametrize(("name", "which"), [(name, which) for name in HARD for which in HARD[name]])
+@pytest.mark.parametrize(
+    ("name", "which"), [(name, which) for name in HARD for which in HARD[name]]
+)
 def test_the_hard_families(name, which, method, seed):
     family = families(seed)[name]()
     objective = objectives(family)[which]
-    result = sp.train(method(objective), family.cohort(), rounds=100, tol=tolerance(family, objective))
+    result = sp.train(
+        method(objective), family.cohort(), rounds=100, tol=tolerance(family, objective)
+    )
     model = family.model
     check(family.clients, model.loss, model.l2, objective, result, tolerance(family, objective))
 
@@ -123,11 +141,16 @@ def test_hessians_of_clients_add_up_to_curvature(model):
     clients[0] = (clients[0][0], np.array([2 if "softmax" in str(model) else 1]))
     cohort = sp.Cohort(clients, model)
     x = torch.from_numpy(random.standard_normal(cohort.dimension)).to(cohort.start())
-    at, weights = cohort.gradients(x), np.array([0.1, 0.2, 0.3, 0.4])
-    whole = at.restriction(torch.eye(cohort.dimension).double(), weights, torch.ones(cohort.dimension).double())
+    at = cohort.gradients(x)
+    weights = np.array([0.1, 0.2, 0.3, 0.4])
+    whole = at.restriction(
+        torch.eye(cohort.dimension).double(), weights, torch.ones(cohort.dimension).double()
+    )
     H = at.hessians().numpy()
     np.testing.assert_allclose(np.tensordot(weights, H, 1), whole.curvature, atol=1e-12)
-    one = at.restriction(torch.eye(cohort.dimension).double(), np.eye(4)[2], torch.ones(cohort.dimension).double())
+    one = at.restriction(
+        torch.eye(cohort.dimension).double(), np.eye(4)[2], torch.ones(cohort.dimension).double()
+    )
     np.testing.assert_allclose(H[2], one.curvature, atol=1e-12)
 
 
@@ -136,7 +159,9 @@ def test_the_saddle_point_of_quadratics(objective):
     """No other z lowers the value, and the lower bound that the gap speaks of is one."""
     random = np.random.default_rng(1)
     A = random.standard_normal((12, 6, 4))
-    H, E, a = A.transpose(0, 2, 1) @ A, random.standard_normal((4, 12)), 5 + random.random(12)
+    H = A.transpose(0, 2, 1) @ A
+    E = random.standard_normal((4, 12))
+    a = 5 + random.random(12)
     found = solve_quadratics(objective, a, E, H, objective.start(a), 0.0, 1e-11)
 
     def value(z):
@@ -179,7 +204,9 @@ def test_secure_sums_refuse_it():
     assert "subspace saddle" in result.message
 
 
-@pytest.mark.parametrize("objective", [sp.ChiSquare(rho=0.1), sp.Agnostic(), sp.QFair(q=1.0)], ids=str)
+@pytest.mark.parametrize(
+    "objective", [sp.ChiSquare(rho=0.1), sp.Agnostic(), sp.QFair(q=1.0)], ids=str
+)
 def test_singular_squared_losses_in_single_precision_end_in_a_named_outcome(objective):
     """Hessians that single precision has made indefinite by rounding: columns that are sums of others, and l2 = 0."""
     random = np.random.default_rng(0)
@@ -189,13 +216,17 @@ def test_singular_squared_losses_in_single_precision_end_in_a_named_outcome(obje
     result = sp.train(sp.fair(objective), cohort, rounds=5)
     assert result.status in (sp.Status.ROUND_LIMIT, sp.Status.STALLED)
     best = reference_optimum(clients, "squared", 1e-9, objective)
-    value = objective.support(sp.Cohort(clients, sp.Linear("squared", l2=0.0)).evaluate(result.x).loss)
+    value = objective.support(
+        sp.Cohort(clients, sp.Linear("squared", l2=0.0)).evaluate(result.x).loss
+    )
     assert value == pytest.approx(best.value, rel=1e-5)
 
 
 def test_a_model_without_curvature_leaves_the_point_where_it_is():
     """No ridge makes a Cholesky factor of a matrix that is indefinite by more than rounding."""
     H = np.stack([np.diag([1.0, -1.0])] * 2)
-    found = solve_quadratics(sp.Average(), np.ones(2), np.ones((2, 2)), H, np.full(2, 0.5), 0.0, 1e-12)
+    found = solve_quadratics(
+        sp.Average(), np.ones(2), np.ones((2, 2)), H, np.full(2, 0.5), 0.0, 1e-12
+    )
     assert not found.z.any()
     assert (found.value, found.gap) == (1.0, np.inf)

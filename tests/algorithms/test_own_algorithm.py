@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 import scaffpd as sp
 from scaffpd.algorithms import ALGORITHMS
 from scaffpd.cli import app
-from scaffpd.config.reading import kind_of
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.silo.silo import Silo
+from scaffpd.run.settings.reading import kind_of
 
 OWN = '''
 from dataclasses import dataclass
@@ -81,7 +81,9 @@ def test_it_trains_and_proves(own):
     assert result.status == "converged"
     known = sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, tol=1e-9)
     assert np.sum((result.x - known.x) ** 2) <= 2 * (result.certificate + known.certificate) / 0.1
-    assert own.Alternating(sp.Average()).releases(7) == sp.GradientDescentAscent(sp.Average()).releases(7)
+    assert own.Alternating(sp.Average()).releases(7) == sp.GradientDescentAscent(
+        sp.Average()
+    ).releases(7)
     assert kind_of(own.READY) == ALGORITHM
     assert kind_of(sp.FedAvg()) == "FedAvg"
 
@@ -99,7 +101,9 @@ def deployed(folder, listed, kind=ALGORITHM):
     for place in places.values():
         text = place.read_text()
         assert "[limits]" not in text
-        place.write_text(text + (f"\n[limits]\nalgorithms = {json.dumps(listed)}\n" if listed else ""))
+        place.write_text(
+            text + (f"\n[limits]\nalgorithms = {json.dumps(listed)}\n" if listed else "")
+        )
     return coordinate(path, InProcess({name: Silo.open(place) for name, place in places.items()}))
 
 
@@ -108,7 +112,10 @@ def test_it_is_deployed_where_the_silos_name_it(own, tmp_path):
     assert outcome.rounds == 4
     for listed, sentence in (
         (None, "SampledSubspaceSaddle, MinimaxSums, Fair, not in own_algorithm:Alternating."),
-        ("all", "This silo does not know own_algorithm:Alternating: limits.algorithms has to name it."),
+        (
+            "all",
+            "This silo does not know own_algorithm:Alternating: limits.algorithms has to name it.",
+        ),
     ):
         outcome = deployed(tmp_path / str(listed), listed)
         assert outcome.status == "failed"
@@ -159,7 +166,9 @@ def test_what_is_no_algorithm_is_refused(own):
         ("Alternating", "Unknown --algorithm 'Alternating'"),
     ):
         assert sentence in refused("train", "hospitals", "--algorithm", kind, "--quiet")
-    assert "is complete" in refused("train", "hospitals", "--algorithm", "own_algorithm:READY", "--objective", "CVaR")
+    assert "is complete" in refused(
+        "train", "hospitals", "--algorithm", "own_algorithm:READY", "--objective", "CVaR"
+    )
 
 
 def test_our_algorithms_say_what_they_are():

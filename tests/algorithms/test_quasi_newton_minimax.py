@@ -11,15 +11,27 @@ import torch
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.algorithms.minimax import compact
-from scaffpd.algorithms.quasi_newton_minimax import InverseHessian, Pairs, combined, conjugated, inverse_hessian
+from scaffpd.algorithms.quasi_newton_minimax import (
+    InverseHessian,
+    Pairs,
+    combined,
+    conjugated,
+    inverse_hessian,
+)
 from scaffpd.errors import InputError
 from scaffpd.reference import reference_optimum
 
 LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}
 OBJECTIVES = [
-    sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.ChiSquareBall(delta=0.5), sp.CVaR(alpha=0.3),
-    sp.Tilted(rho=0.1), sp.QFair(q=1.0), sp.Nash(b=40.0),
-]  # fmt: skip
+    sp.Average(),
+    sp.Agnostic(),
+    sp.ChiSquare(rho=0.05),
+    sp.ChiSquareBall(delta=0.5),
+    sp.CVaR(alpha=0.3),
+    sp.Tilted(rho=0.1),
+    sp.QFair(q=1.0),
+    sp.Nash(b=40.0),
+]
 every_objective = pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
 L2 = 0.1
 
@@ -27,7 +39,8 @@ L2 = 0.1
 def squares(N=4, d=5, m=20, own=0.0, seed=1):
     """Squared losses; with `own`, every client measures its features in units of its own."""
     random = np.random.default_rng(seed)
-    centre, data = random.standard_normal(d), []
+    centre = random.standard_normal(d)
+    data = []
     for _ in range(N):
         X = random.standard_normal((m, d)) * 10 ** (own * random.uniform(-1, 1, d))
         data.append((X, X @ (centre + 0.5 * random.standard_normal(d))))
@@ -37,7 +50,10 @@ def squares(N=4, d=5, m=20, own=0.0, seed=1):
 def labels(N=4, d=4, m=30, seed=1):
     random = np.random.default_rng(seed)
     data = [random.standard_normal((m, d)) for _ in range(N)]
-    return [(X, (X @ random.standard_normal(d) + random.standard_normal(m) > 0).astype(int)) for X in data]
+    return [
+        (X, (X @ random.standard_normal(d) + random.standard_normal(m) > 0).astype(int))
+        for X in data
+    ]
 
 
 def cohort(data, loss="squared", l2=L2, **options):
@@ -77,7 +93,8 @@ def test_products_and_factors_are_those_of_the_dense_matrix(K):
     A, random = quadratic(7)
     steps = torch.from_numpy(random.standard_normal((K, 7)))
     H = InverseHessian(Pairs(steps, steps @ A), torch.from_numpy(random.random(7) + 0.1))
-    full, v = dense(H.pairs, H.initial), torch.from_numpy(random.standard_normal(7))
+    full = dense(H.pairs, H.initial)
+    v = torch.from_numpy(random.standard_normal(7))
     assert relative(H.apply(v), full @ v.numpy()) < 1e-10
     for N in (1, 3, 20):
         C = torch.from_numpy(random.standard_normal((N, 7)))
@@ -95,7 +112,10 @@ def test_a_factor_keeps_the_digits_of_a_small_combination():
     c, small = torch.from_numpy(random.standard_normal((2, 6)))
     E = H.factor(torch.stack([c, -c + 1e-10 * small]))
     both = E.numpy() @ np.ones(2)
-    assert relative(both @ both, 1e-20 * small.numpy() @ dense(H.pairs, H.initial) @ small.numpy()) < 1e-3
+    assert (
+        relative(both @ both, 1e-20 * small.numpy() @ dense(H.pairs, H.initial) @ small.numpy())
+        < 1e-3
+    )
 
 
 def test_compact_keeps_the_products_of_columns():
@@ -135,10 +155,14 @@ def test_pairs_of_two_hessians_are_not_conjugated():
 def test_useless_pairs_are_left_out():
     A, random = quadratic(5)
     s = torch.from_numpy(random.standard_normal((3, 5)))
-    raw = Pairs(torch.stack([s[0], s[1], 0 * s[1], s[2], s[0] + 1e-9 * s[1]]), torch.stack([*s, s[0], s[0]]))
+    raw = Pairs(
+        torch.stack([s[0], s[1], 0 * s[1], s[2], s[0] + 1e-9 * s[1]]), torch.stack([*s, s[0], s[0]])
+    )
     changes = torch.stack([s[0] @ A, -s[1] @ A, 0 * s[1], s[2] @ A, s[0] @ A])
     kept = conjugated(Pairs(raw.steps, changes), 1e-3, 1e3)
-    assert len(kept) == 2  # without negative curvature, a step of no length, and what a newer step says already
+    assert (
+        len(kept) == 2
+    )  # without negative curvature, a step of no length, and what a newer step says already
     assert len(conjugated(Pairs(s[:0], s[:0]), 0.0, 1.0)) == 0
 
 
@@ -165,10 +189,15 @@ def test_every_clients_gradient_and_diagonal(loss):
     data = unequal_clients(loss, outputs)
     federation = sp.Cohort(data, sp.Linear(loss, l2=L2, classes=3 if loss == "softmax" else None))
     x = torch.from_numpy(0.3 * np.random.default_rng(1).standard_normal(federation.dimension))
-    everybody, some = federation.gradients(x), federation.gradients(x, clients=[5, 0, 3])
+    everybody = federation.gradients(x)
+    some = federation.gradients(x, clients=[5, 0, 3])
     before = federation.traffic.snapshot()
-    each, diagonals = everybody.each(), everybody.diagonals()
-    sent = federation.traffic.exchanges - before.exchanges, federation.traffic.bytes_up - before.bytes_up
+    each = everybody.each()
+    diagonals = everybody.diagonals()
+    sent = (
+        federation.traffic.exchanges - before.exchanges,
+        federation.traffic.bytes_up - before.bytes_up,
+    )
     assert sent == (1, 8 * 8 * federation.dimension)  # the c_i have gone up with the losses
     for i, (X, y) in enumerate(data.values()):
         client = Client(X, y, loss, L2, outputs)
@@ -178,11 +207,14 @@ def test_every_clients_gradient_and_diagonal(loss):
     assert relative(some.diagonals(), diagonals[[5, 0, 3]]) < 1e-12
 
 
-@pytest.mark.parametrize(("loss", "data", "before"), [("squared", squares(), 3), ("logistic", labels(), 2)])
+@pytest.mark.parametrize(
+    ("loss", "data", "before"), [("squared", squares(), 3), ("logistic", labels(), 2)]
+)
 def test_one_exchange_a_round(loss, data, before):
     federation = cohort(data, loss)
     history = sp.train(sp.QuasiNewtonMinimax(sp.ChiSquare(rho=0.05)), federation, rounds=5).history
-    N, d = 4, federation.dimension
+    N = 4
+    d = federation.dimension
     assert history["exchanges"].tolist() == [before + r for r in range(6)]
     assert np.all(np.diff(history["bytes_up"]) == 8 * N * (d + 3))
     assert np.all(np.diff(history["bytes_down"]) == 8 * N * d)
@@ -194,16 +226,21 @@ def test_one_exchange_a_round(loss, data, before):
 @pytest.mark.cover(1)
 @every_objective
 @pytest.mark.parametrize("loss", ["squared", "badly scaled", "logistic"])
-@pytest.mark.parametrize(("method", "most"), [(sp.QuasiNewtonMinimax, 16), (sp.MinimaxGradient, 40)])
+@pytest.mark.parametrize(
+    ("method", "most"), [(sp.QuasiNewtonMinimax, 16), (sp.MinimaxGradient, 40)]
+)
 def test_it_reaches_the_optimum_of_another_solver(method, most, loss, objective):
     kind = "logistic" if loss == "logistic" else "squared"
     data = labels() if kind == "logistic" else squares(own=0.5 if loss == "badly scaled" else 0.0)
-    federation, best = cohort(data, kind), reference_optimum(data, kind, L2, objective)
+    federation = cohort(data, kind)
+    best = reference_optimum(data, kind, L2, objective)
     result = sp.train(method(objective), federation, rounds=most, tol=1e-9)
     assert result.status is sp.Status.CONVERGED
     value = objective.support(federation.evaluate(result.x).loss)
     assert -1e-11 <= value - best.value <= result.certificate + best.gap
-    assert np.sum((result.x - best.x) ** 2) <= 2 * (result.certificate + best.gap) / (L2 * min(1, result.weights.sum()))
+    assert np.sum((result.x - best.x) ** 2) <= 2 * (result.certificate + best.gap) / (
+        L2 * min(1, result.weights.sum())
+    )
 
 
 def test_softmax_and_several_outputs():
@@ -211,11 +248,14 @@ def test_softmax_and_several_outputs():
     X = [random.standard_normal((25, 3)) for _ in range(3)]
     hot = [np.eye(3)[random.integers(0, 3, 25)] for _ in X]
     for loss, y in (("softmax", [h.argmax(1) for h in hot]), ("squared", hot)):
-        data, objective = list(zip(X, y, strict=True)), sp.CVaR(alpha=0.5)
+        data = list(zip(X, y, strict=True))
+        objective = sp.CVaR(alpha=0.5)
         result = sp.train(sp.QuasiNewtonMinimax(objective), cohort(data, loss), rounds=40, tol=1e-9)
         assert result.status is sp.Status.CONVERGED
         best = reference_optimum(data, loss, L2, objective)
-        assert abs(objective.support(cohort(data, loss).evaluate(result.x).loss) - best.value) < 1e-8
+        assert (
+            abs(objective.support(cohort(data, loss).evaluate(result.x).loss) - best.value) < 1e-8
+        )
 
 
 def test_a_quadratic_takes_about_as_many_rounds_as_it_has_dimensions():
@@ -235,10 +275,20 @@ def test_the_certificate_is_never_below_the_true_gap(objective):
     data = squares(own=0.5, seed=3)
     clients = [Client(X, y, "squared", L2, 1) for X, y in data]
     for state in states(sp.QuasiNewtonMinimax(objective), cohort(data), 9):
-        H = sum(w * client.hessian(state.x.numpy()) for w, client in zip(state.weights, clients, strict=True))
-        g = sum(w * client.gradient(state.x.numpy()) for w, client in zip(state.weights, clients, strict=True))
+        H = sum(
+            w * client.hessian(state.x.numpy())
+            for w, client in zip(state.weights, clients, strict=True)
+        )
+        g = sum(
+            w * client.gradient(state.x.numpy())
+            for w, client in zip(state.weights, clients, strict=True)
+        )
         assert objective.contains(state.weights)
-        dual = objective.support(state.losses) - state.weights @ state.losses + objective.value(state.weights)
+        dual = (
+            objective.support(state.losses)
+            - state.weights @ state.losses
+            + objective.value(state.weights)
+        )
         gap = dual + g @ np.linalg.solve(H, g) / 2
         assert gap <= state.certificate
 
@@ -256,7 +306,8 @@ def test_the_certificate_takes_the_better_weights():
 
 def test_a_rejected_step_leaves_x_and_teaches():
     """Clients with units of their own: the first steps are too long, κ grows, and every point tried is kept."""
-    federation, objective = cohort(squares(N=3, d=6, m=30, own=1.5, seed=4), l2=0.01), sp.ChiSquare(rho=0.05)
+    federation = cohort(squares(N=3, d=6, m=30, own=1.5, seed=4), l2=0.01)
+    objective = sp.ChiSquare(rho=0.05)
     found = states(sp.QuasiNewtonMinimax(objective), federation, 11)
     rejected = 0
     for before, after in pairwise(found):
@@ -294,7 +345,9 @@ def test_a_resumed_run_is_the_run(loss, data, pairs, tmp_path):
 
 
 def test_the_history_is_as_long_as_it_was_asked_to_be():
-    state = states(sp.QuasiNewtonMinimax(sp.CVaR(alpha=0.5), pairs=3), cohort(labels(), "logistic"), 6)[-1]
+    state = states(
+        sp.QuasiNewtonMinimax(sp.CVaR(alpha=0.5), pairs=3), cohort(labels(), "logistic"), 6
+    )[-1]
     assert state.points.shape == (4, 4)
     assert state.answers.shape == (4, 4, 4)
     assert state.diagonals.shape == (0, 4)
@@ -333,7 +386,12 @@ def test_a_start_far_away(loss, data, objective):
 @pytest.mark.sample(2)
 @every_objective
 def test_float32_goes_as_far_as_it_can(objective):
-    result = sp.train(sp.QuasiNewtonMinimax(objective), cohort(squares(), dtype=torch.float32), rounds=60, tol=1e-12)
+    result = sp.train(
+        sp.QuasiNewtonMinimax(objective),
+        cohort(squares(), dtype=torch.float32),
+        rounds=60,
+        tol=1e-12,
+    )
     assert result.x.dtype == np.float32
     assert result.status in (sp.Status.CONVERGED, sp.Status.PRECISION, sp.Status.ROUND_LIMIT)
     assert result.certificate < 1e-2
@@ -342,7 +400,8 @@ def test_float32_goes_as_far_as_it_can(objective):
 
 
 def test_a_start_at_the_optimum_stays():
-    federation, method = cohort(squares()), sp.QuasiNewtonMinimax(sp.ChiSquare(rho=0.05))
+    federation = cohort(squares())
+    method = sp.QuasiNewtonMinimax(sp.ChiSquare(rho=0.05))
     best = sp.train(method, federation, rounds=40, tol=1e-12)
     again = sp.train(method, federation, rounds=3, x0=best.x)
     np.testing.assert_allclose(again.x, best.x, atol=1e-6)
@@ -361,10 +420,14 @@ def test_without_strong_convexity_there_is_no_certificate():
 def test_networks_train():
     torch.manual_seed(0)
     random = np.random.default_rng(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+    ).double()
     data = [(random.standard_normal((m, 3)), random.integers(0, 2, m)) for m in (4, 9, 13, 6)]
     result = sp.train(
-        sp.QuasiNewtonMinimax(sp.ChiSquare(rho=0.05)), sp.Cohort(data, sp.Module(net, l2=0.01)), rounds=20
+        sp.QuasiNewtonMinimax(sp.ChiSquare(rho=0.05)),
+        sp.Cohort(data, sp.Module(net, l2=0.01)),
+        rounds=20,
     )
     assert result.history.losses[-1].max() < 0.9 * result.history.losses[0].max()
     assert result.certificate == np.inf
@@ -376,13 +439,18 @@ def test_networks_train():
     [
         (lambda: sp.QuasiNewtonMinimax(None), "QuasiNewtonMinimax needs an objective"),
         (lambda: sp.QuasiNewtonMinimax(sp.Average(), pairs=0), "whole number pairs >= 1, got 0"),
-        (lambda: sp.QuasiNewtonMinimax(sp.Average(), pairs=1.5), "whole number pairs >= 1, got 1.5"),
+        (
+            lambda: sp.QuasiNewtonMinimax(sp.Average(), pairs=1.5),
+            "whole number pairs >= 1, got 1.5",
+        ),
         (
             lambda: sp.train(sp.QuasiNewtonMinimax(sp.Nash(b=1e-3)), cohort(squares()), rounds=1),
             "Nash needs every loss below b",
         ),
         (
-            lambda: sp.train(sp.QuasiNewtonMinimax(sp.Average(prior=[1, 1])), cohort(squares()), rounds=1),
+            lambda: sp.train(
+                sp.QuasiNewtonMinimax(sp.Average(prior=[1, 1])), cohort(squares()), rounds=1
+            ),
             "prior for 2 clients",
         ),
     ],

@@ -32,7 +32,8 @@ def chi_square_prox(s, center, sigma, rho):
     """argmin over the simplex by bisection on the multiplier, straight from the optimality conditions."""
     n = len(s)
     weights = lambda nu: np.maximum(0, (s + rho + center / sigma - nu) / (rho * n + 1 / sigma))  # noqa: E731
-    low, high = np.min(s + rho + center / sigma) - n * (rho * n + 1 / sigma), np.max(s + rho + center / sigma)
+    low = np.min(s + rho + center / sigma) - n * (rho * n + 1 / sigma)
+    high = np.max(s + rho + center / sigma)
     return weights(brentq(lambda nu: weights(nu).sum() - 1, low, high, xtol=1e-15, rtol=1e-15))
 
 
@@ -46,7 +47,8 @@ def algorithms_1_and_2(clients, loss, l2, prox, weights, steps, J, rounds):
     """The paper's pseudo-code, one client and one local step at a time."""
     functions = [loss(X, y, l2) for X, y in clients]
     x = np.zeros(clients[0][0].shape[1])
-    L_previous, iterates = None, []
+    L_previous = None
+    iterates = []
     for _ in range(rounds):
         L = np.array([f(x) for f, _ in functions])
         c = [g(x) for _, g in functions]
@@ -60,7 +62,8 @@ def algorithms_1_and_2(clients, loss, l2, prox, weights, steps, J, rounds):
             for _ in range(J):
                 u = u - steps.local_rate * (g(u) - c_i + mean)
             move += w * (x - u) / (steps.local_rate * J)
-        x, L_previous = x - steps.tau * move, L
+        x = x - steps.tau * move
+        L_previous = L
         iterates.append((x, weights))
     return iterates
 
@@ -91,13 +94,17 @@ def test_equals_the_pseudo_code_on_squared_losses(J):
         J,
         8,
     )
-    for (x, weights), (x_naive, naive) in zip(trajectory(algorithm, cohort, 8), expected, strict=True):
+    for (x, weights), (x_naive, naive) in zip(
+        trajectory(algorithm, cohort, 8), expected, strict=True
+    ):
         np.testing.assert_allclose(x, x_naive, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(weights, naive, rtol=1e-10, atol=1e-12)
 
 
 def test_equals_the_pseudo_code_on_logistic_losses():
-    clients = [(X, (y > 0).astype(float)) for X, y in synthetic(sizes=(5, 20, 50, 100, 9), sigma=1.0)]
+    clients = [
+        (X, (y > 0).astype(float)) for X, y in synthetic(sizes=(5, 20, 50, 100, 9), sigma=1.0)
+    ]
     cohort = sp.Cohort(clients, sp.Linear("logistic", l2=0.1))
     steps = sp.Fixed(tau=1.0, sigma=2.0, theta=1.0, local_rate=0.2)
     algorithm = sp.ScaffPD(sp.ChiSquare(rho=0.01), local_steps=10, steps=steps)
@@ -111,7 +118,9 @@ def test_equals_the_pseudo_code_on_logistic_losses():
         10,
         8,
     )
-    for (x, weights), (x_naive, naive) in zip(trajectory(algorithm, cohort, 8), expected, strict=True):
+    for (x, weights), (x_naive, naive) in zip(
+        trajectory(algorithm, cohort, 8), expected, strict=True
+    ):
         np.testing.assert_allclose(x, x_naive, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(weights, naive, rtol=1e-10, atol=1e-12)
 
@@ -124,14 +133,18 @@ def test_off_the_simplex_c_and_weights_enter_normalised():
     first = objective.start(cohort.gradients(cohort.start()).losses)
     expected = algorithms_1_and_2(clients, squared_loss, 0.1, q_fair_prox, first, steps, 10, 8)
     algorithm = sp.ScaffPD(objective, local_steps=10, steps=steps)
-    for (x, weights), (x_naive, naive) in zip(trajectory(algorithm, cohort, 8), expected, strict=True):
+    for (x, weights), (x_naive, naive) in zip(
+        trajectory(algorithm, cohort, 8), expected, strict=True
+    ):
         np.testing.assert_allclose(x, x_naive, rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(weights, naive, rtol=1e-10, atol=1e-12)
 
 
 def test_one_local_step_on_the_average_is_gradient_descent():
     clients = synthetic()
-    algorithm = sp.ScaffPD(sp.Average(), local_steps=1, steps=sp.Fixed(tau=0.2, sigma=1.0, local_rate=0.1))
+    algorithm = sp.ScaffPD(
+        sp.Average(), local_steps=1, steps=sp.Fixed(tau=0.2, sigma=1.0, local_rate=0.1)
+    )
     gradients = [squared_loss(X, y, 0.1)[1] for X, y in clients]
     x = np.zeros(10)
     for seen, _ in trajectory(algorithm, sp.Cohort(clients, sp.Linear("squared", l2=0.1)), 10):
@@ -141,15 +154,26 @@ def test_one_local_step_on_the_average_is_gradient_descent():
 
 @pytest.mark.parametrize(
     "objective",
-    [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.ChiSquareBall(0.5), sp.CVaR(0.5), sp.Tilted(0.1)],
+    [
+        sp.Average(),
+        sp.Agnostic(),
+        sp.ChiSquare(0.1),
+        sp.ChiSquareBall(0.5),
+        sp.CVaR(0.5),
+        sp.Tilted(0.1),
+    ],
 )
 def test_a_single_client_makes_plain_local_gradient_steps(objective):
     (X, y), *_ = synthetic()
     gradient = squared_loss(X, y, 0.1)[1]
-    steps = sp.Fixed(tau=5 * 0.05, sigma=1.0, theta=1.0, local_rate=0.05)  # τ = J η: x⁺ is where the client ended
+    steps = sp.Fixed(
+        tau=5 * 0.05, sigma=1.0, theta=1.0, local_rate=0.05
+    )  # τ = J η: x⁺ is where the client ended
     algorithm = sp.ScaffPD(objective, local_steps=5, steps=steps)
     x = np.zeros(10)
-    for seen, weights in trajectory(algorithm, sp.Cohort([(X, y)], sp.Linear("squared", l2=0.1)), 6):
+    for seen, weights in trajectory(
+        algorithm, sp.Cohort([(X, y)], sp.Linear("squared", l2=0.1)), 6
+    ):
         for _ in range(5):
             x = x - 0.05 * gradient(x)
         np.testing.assert_allclose(seen, x, rtol=1e-11)
@@ -163,7 +187,9 @@ def test_a_round_costs_two_exchanges():
     exchanges, up, down = (history[name] for name in ("exchanges", "bytes_up", "bytes_down"))
     np.testing.assert_array_equal(np.diff(exchanges), 2)
     np.testing.assert_array_equal(np.diff(down), 8 * 5 * 20)  # x and c to five clients
-    np.testing.assert_array_equal(np.diff(up), 8 * 5 * 23)  # c_i, L_i, two bounds on rounding, and the update back
+    np.testing.assert_array_equal(
+        np.diff(up), 8 * 5 * 23
+    )  # c_i, L_i, two bounds on rounding, and the update back
 
 
 @pytest.mark.sample(2)
@@ -171,9 +197,14 @@ def test_a_round_costs_two_exchanges():
 @pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
 @pytest.mark.parametrize("steps", ["auto", "fixed"])
 def test_linear_convergence_on_the_papers_problem(rho, steps):
-    clients, objective = synthetic(), sp.ChiSquare(rho)
+    clients = synthetic()
+    objective = sp.ChiSquare(rho)
     optimum = sp.reference.reference_optimum(clients, "squared", 0.1, objective)
-    rule = sp.Auto() if steps == "auto" else sp.Fixed(tau=0.15, sigma=2.0, theta=0.0, local_rate=0.15 / 100)
+    rule = (
+        sp.Auto()
+        if steps == "auto"
+        else sp.Fixed(tau=0.15, sigma=2.0, theta=0.0, local_rate=0.15 / 100)
+    )
     distances = []
     sp.train(
         sp.ScaffPD(objective, local_steps=100, steps=rule),
@@ -212,13 +243,21 @@ def test_fully_stochastic_runs_have_no_certificate_and_settle_at_a_floor_that_fa
     for batch_size in (4, 64):
         steps = sp.Fixed(tau=0.1, sigma=0.1, theta=0.0, local_rate=0.01)
         algorithm = sp.ScaffPD(
-            sp.ChiSquare(0.1), local_steps=10, batch_size=batch_size, steps=steps, full_gradients=False
+            sp.ChiSquare(0.1),
+            local_steps=10,
+            batch_size=batch_size,
+            steps=steps,
+            full_gradients=False,
         )
         distances = []
         result = sp.train(
-            algorithm, cohort, rounds=70,
-            callbacks=[lambda m, d=distances: d.append(float(np.sum((m.state.x.numpy() - optimum.x) ** 2)))],
-        )  # fmt: skip
+            algorithm,
+            cohort,
+            rounds=70,
+            callbacks=[
+                lambda m, d=distances: d.append(float(np.sum((m.state.x.numpy() - optimum.x) ** 2)))
+            ],
+        )
         floors.append(np.mean(distances[-35:]))
         assert result.certificate == np.inf
         assert "minibatch" in result.message
@@ -231,7 +270,9 @@ def test_steps_that_are_rejected_are_counted_and_change_nothing():
     result = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=1), cohort, rounds=200)
     rejected = np.flatnonzero(~result.history["accepted"])
     assert len(rejected) > 0
-    np.testing.assert_array_equal(result.history.losses[rejected], result.history.losses[rejected - 1])
+    np.testing.assert_array_equal(
+        result.history.losses[rejected], result.history.losses[rejected - 1]
+    )
     assert set(np.diff(result.history["exchanges"])) <= {2, 4}, (
         "two, and two turns of scalars where losses are all rounding"
     )

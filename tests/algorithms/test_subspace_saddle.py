@@ -17,9 +17,15 @@ from scaffpd.reference import reference_optimum
 
 LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}
 OBJECTIVES = [
-    sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.ChiSquareBall(delta=0.5), sp.CVaR(alpha=0.3),
-    sp.Tilted(rho=0.1), sp.QFair(q=1.0), sp.Nash(b=40.0),
-]  # fmt: skip
+    sp.Average(),
+    sp.Agnostic(),
+    sp.ChiSquare(rho=0.05),
+    sp.ChiSquareBall(delta=0.5),
+    sp.CVaR(alpha=0.3),
+    sp.Tilted(rho=0.1),
+    sp.QFair(q=1.0),
+    sp.Nash(b=40.0),
+]
 
 
 def problem(loss, l2=0.05):
@@ -39,8 +45,11 @@ def point(cohort, seed=1):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_restriction_is_what_dense_matrices_say(loss):
     cohort, clients = problem(loss)
-    x, random = point(cohort), np.random.default_rng(3)
-    V, w, D = random.standard_normal((cohort.dimension, 4)), random.random(8), random.random(cohort.dimension) + 0.1
+    x = point(cohort)
+    random = np.random.default_rng(3)
+    V = random.standard_normal((cohort.dimension, 4))
+    w = random.random(8)
+    D = random.random(cohort.dimension) + 0.1
     seen = cohort.gradients(x).restriction(torch.from_numpy(V), w, torch.from_numpy(D))
     H = sum(wi * client.hessian(x.numpy()) for wi, client in zip(w, clients, strict=True))
     c = np.array([client.gradient(x.numpy()) for client in clients])
@@ -52,7 +61,8 @@ def test_a_restriction_is_what_dense_matrices_say(loss):
 
 def test_local_models_of_squared_losses_are_solved_exactly():
     cohort, clients = problem("squared")
-    x, c = point(cohort), point(cohort, 2)
+    x = point(cohort)
+    c = point(cohort, 2)
     D = np.random.default_rng(0).random(len(x)) + 0.5
     plan = ProximalPlan(0.5, torch.from_numpy(D))
     updates = cohort.proximal_steps(cohort.gradients(x), c, plan)
@@ -65,7 +75,9 @@ def test_local_models_of_squared_losses_are_solved_exactly():
 def test_other_local_models_are_approached_by_accelerated_steps(loss):
     """The same as a naive loop, and closer to the minimiser of f_i(u) + ⟨c − c_i, u⟩ + (β/2)‖u − x‖²_D than x is."""
     cohort, clients = problem(loss)
-    x, c, pull = 0.1 * point(cohort), 0.01 * point(cohort, 2), 0.5
+    x = 0.1 * point(cohort)
+    c = 0.01 * point(cohort, 2)
+    pull = 0.5
     D = torch.from_numpy(np.random.default_rng(0).random(len(x)) + 0.5)
     L = cohort.constants().smoothness / float(D.min())
     updates = cohort.proximal_steps(cohort.gradients(x), c, ProximalPlan(pull, D))
@@ -74,11 +86,17 @@ def test_other_local_models_are_approached_by_accelerated_steps(loss):
     for i, client in [*enumerate(clients)][:: 1 if loss == "logistic" else 3]:
 
         def gradient(u, client=client):
-            return client.gradient(u) - client.gradient(x.numpy()) + c.numpy() + pull * D.numpy() * (u - x.numpy())
+            return (
+                client.gradient(u)
+                - client.gradient(x.numpy())
+                + c.numpy()
+                + pull * D.numpy() * (u - x.numpy())
+            )
 
         u = z = x.numpy()
         for _ in range(steps):
-            last, u = u, z - gradient(z) / (D.numpy() * (L[i] + pull))
+            last = u
+            u = z - gradient(z) / (D.numpy() * (L[i] + pull))
             z = u + (1 - q[i]) / (1 + q[i]) * (u - last)
         assert relative(updates.sum(np.eye(8)[i]), x.numpy() - u) < 1e-10
         assert np.linalg.norm(gradient(u)) < 0.5 * np.linalg.norm(c)
@@ -87,7 +105,8 @@ def test_other_local_models_are_approached_by_accelerated_steps(loss):
 def test_several_outputs_are_solved_exactly_too():
     data = unequal_clients("squared", 3)
     cohort = sp.Cohort(data, sp.Linear("squared", l2=0.05))
-    x, c = point(cohort), point(cohort, 2)
+    x = point(cohort)
+    c = point(cohort, 2)
     D = cohort.gradients(x).diagonal(np.full(8, 1 / 8))
     updates = cohort.proximal_steps(cohort.gradients(x), c, ProximalPlan(0.3, D))
     for i, (X, y) in enumerate(data.values()):
@@ -97,7 +116,9 @@ def test_several_outputs_are_solved_exactly_too():
 
 def test_traffic_of_a_round():
     cohort, _ = problem("logistic")
-    n, d, size = 8, cohort.dimension, 8
+    n = 8
+    d = cohort.dimension
+    size = 8
     for memory, k, work in ((3, 2, 1), (None, d, 0)):  # d and c; or all of R^d, without local work
         method = sp.SubspaceSaddle(sp.ChiSquare(rho=0.05), memory)
         state = method.init(cohort)
@@ -107,7 +128,9 @@ def test_traffic_of_a_round():
         assert state.rounds == 1
         assert sent.exchanges - before.exchanges == 2 + work
         assert sent.bytes_down - before.bytes_down == n * size * (work * (d + 1) + d + (k + n))
-        assert sent.bytes_up - before.bytes_up == n * size * (work * d + (k + 1 + k * (k + 1) // 2) + (d + 3))
+        assert sent.bytes_up - before.bytes_up == n * size * (
+            work * d + (k + 1 + k * (k + 1) // 2) + (d + 3)
+        )
 
 
 # ------------------------------------------------------------------ what it finds
@@ -126,7 +149,8 @@ def test_it_reaches_the_optimum_of_another_solver(loss, objective):
     assert result.status is sp.Status.CONVERGED
     value = objective.support(cohort.evaluate(result.x).loss)
     assert -1e-8 <= value - best.value <= 2e-9 + 1e-8 * abs(best.value)
-    certificates, losses = result.history["certificate"], result.history.losses
+    certificates = result.history["certificate"]
+    losses = result.history.losses
     for row in range(len(certificates)):  # no certificate is below the true excess
         assert objective.support(losses[row]) - best.value <= certificates[row] + 1e-8
 
@@ -136,17 +160,25 @@ def test_it_needs_fewer_rounds_than_scaff_pd():
     cohort = sp.Cohort(silos.train, sp.Linear("softmax", l2=1e-2, intercept=True, classes=10))
     objective = sp.ChiSquare(rho=0.05)
     ours = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=60, tol=1e-6)
-    theirs = sp.train(sp.ScaffPD(objective, local_steps=20), cohort, rounds=2 * ours.rounds, tol=1e-6)
+    theirs = sp.train(
+        sp.ScaffPD(objective, local_steps=20), cohort, rounds=2 * ours.rounds, tol=1e-6
+    )
     assert ours.status is sp.Status.CONVERGED
     assert theirs.status is sp.Status.ROUND_LIMIT
 
 
 def test_a_resumed_run_is_the_run(tmp_path):
     """From the first round, the last, and around a rejected trial."""
-    method, cohort, accepted = sp.SubspaceSaddle(sp.CVaR(alpha=0.4), memory=5), problem("logistic")[0], []
+    method = sp.SubspaceSaddle(sp.CVaR(alpha=0.4), memory=5)
+    cohort = problem("logistic")[0]
+    accepted = []
     x0 = 30 * point(cohort)
     whole = sp.train(
-        method, cohort, rounds=9, x0=x0, callbacks=[lambda moment: accepted.append(moment.state.accepted) or False]
+        method,
+        cohort,
+        rounds=9,
+        x0=x0,
+        callbacks=[lambda moment: accepted.append(moment.state.accepted) or False],
     )
     rejected = accepted.index(False) + 1
     for stop in sorted({1, rejected, rejected + 1, 8} & set(range(1, 9))):
@@ -173,28 +205,47 @@ def test_awkward_problems(clients, objective):
 def test_starting_far_away_and_losses_that_are_hardly_convex(objective):
     clients = sp.data.synthetic(sigma=0.5)
     far = sp.train(
-        sp.SubspaceSaddle(objective), sp.Cohort(clients, sp.Linear(l2=0.1)), rounds=100, tol=1e-7, x0=np.full(10, 1e4)
+        sp.SubspaceSaddle(objective),
+        sp.Cohort(clients, sp.Linear(l2=0.1)),
+        rounds=100,
+        tol=1e-7,
+        x0=np.full(10, 1e4),
     )
     assert far.status is sp.Status.CONVERGED
-    flat = sp.train(sp.SubspaceSaddle(objective), sp.Cohort(clients, sp.Linear(l2=1e-8)), rounds=60, tol=1e-7)
+    flat = sp.train(
+        sp.SubspaceSaddle(objective), sp.Cohort(clients, sp.Linear(l2=1e-8)), rounds=60, tol=1e-7
+    )
     assert flat.status is sp.Status.CONVERGED
 
 
 def test_without_strong_convexity_it_says_how_far_the_model_still_sees():
     clients = sp.data.synthetic(N=3, d=8, m=4)
-    result = sp.train(sp.SubspaceSaddle(sp.Agnostic()), sp.Cohort(clients, sp.Linear(l2=0.0)), rounds=20)
+    result = sp.train(
+        sp.SubspaceSaddle(sp.Agnostic()), sp.Cohort(clients, sp.Linear(l2=0.0)), rounds=20
+    )
     assert result.certificate == np.inf
     assert "promised" in result.message
-    nearly = sp.train(sp.SubspaceSaddle(sp.Agnostic()), sp.Cohort(clients, sp.Linear(l2=1e-9)), rounds=60, tol=1e-7)
-    assert result.history.losses[-1].max() == pytest.approx(nearly.history.losses[-1].max(), abs=1e-6)
+    nearly = sp.train(
+        sp.SubspaceSaddle(sp.Agnostic()),
+        sp.Cohort(clients, sp.Linear(l2=1e-9)),
+        rounds=60,
+        tol=1e-7,
+    )
+    assert result.history.losses[-1].max() == pytest.approx(
+        nearly.history.losses[-1].max(), abs=1e-6
+    )
 
 
 def test_columns_of_zeros_and_flat_losses():
     """Without a regulariser: a feature that nobody has does no harm; where nobody has any, a sentence says so."""
     clients = [(X * (np.arange(10) != 3), y) for X, y in sp.data.synthetic()]
-    result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(clients, sp.Linear(l2=0.0)), rounds=10)
+    result = sp.train(
+        sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(clients, sp.Linear(l2=0.0)), rounds=10
+    )
     without = [(np.delete(X, 3, 1), y) for X, y in clients]
-    same = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(without, sp.Linear(l2=0.0)), rounds=10)
+    same = sp.train(
+        sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(without, sp.Linear(l2=0.0)), rounds=10
+    )
     np.testing.assert_allclose(np.delete(result.x, 3), same.x, atol=1e-6)
     nothing = sp.Cohort([(0 * X, y) for X, y in clients], sp.Linear(l2=0.0))
     with pytest.raises(InputError, match="do not depend on the model"):
@@ -204,7 +255,9 @@ def test_columns_of_zeros_and_flat_losses():
 def test_the_round_limit_is_kept():
     """A rejected trial is a round of its own."""
     cohort = problem("logistic")[0]
-    result = sp.train(sp.SubspaceSaddle(sp.Agnostic()), cohort, rounds=13, x0=np.full(cohort.dimension, 30.0))
+    result = sp.train(
+        sp.SubspaceSaddle(sp.Agnostic()), cohort, rounds=13, x0=np.full(cohort.dimension, 30.0)
+    )
     assert result.rounds == 13
     assert len(result.history["certificate"]) == 14
 
@@ -213,7 +266,9 @@ def test_float32():
     cohort = sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1), dtype=torch.float32)
     result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), cohort, rounds=20)
     exact = sp.train(
-        sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1)), rounds=20
+        sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)),
+        sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1)),
+        rounds=20,
     )
     np.testing.assert_allclose(result.x, exact.x, atol=1e-3)
 
@@ -234,9 +289,13 @@ def test_twelve_digits(objective):
 @pytest.mark.long
 def test_five_million_parameters():
     random = np.random.default_rng(0)
-    clients = [(random.standard_normal((4, 5_000_000)), random.standard_normal(4)) for _ in range(3)]
+    clients = [
+        (random.standard_normal((4, 5_000_000)), random.standard_normal(4)) for _ in range(3)
+    ]
     cohort = sp.Cohort(clients, sp.Linear(l2=1e3))
-    result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1), memory=20), cohort, rounds=8, tol=1e-6)
+    result = sp.train(
+        sp.SubspaceSaddle(sp.ChiSquare(rho=0.1), memory=20), cohort, rounds=8, tol=1e-6
+    )
     assert result.status is sp.Status.CONVERGED
 
 
@@ -264,7 +323,13 @@ def test_mistakes_get_a_sentence(make, words):
 
 @pytest.mark.parametrize(
     "objective",
-    [sp.CVaR(alpha=0.3), *(pytest.param(slow, marks=pytest.mark.long) for slow in (sp.ChiSquare(0.05), sp.Agnostic()))],
+    [
+        sp.CVaR(alpha=0.3),
+        *(
+            pytest.param(slow, marks=pytest.mark.long)
+            for slow in (sp.ChiSquare(0.05), sp.Agnostic())
+        ),
+    ],
     ids=str,
 )
 def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
@@ -274,7 +339,9 @@ def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
     torch.nn.init.zeros_(layer.weight)
     network = sp.Cohort(data, sp.Module(layer, l2=0.05))
     linear = sp.Cohort(data, sp.Linear("softmax", l2=0.05, classes=3))
-    results = [sp.train(sp.SubspaceSaddle(objective), cohort, rounds=16) for cohort in (network, linear)]
+    results = [
+        sp.train(sp.SubspaceSaddle(objective), cohort, rounds=16) for cohort in (network, linear)
+    ]
     values = [objective.support(result.history.losses[-1]) for result in results]
     assert values[0] == pytest.approx(values[1], abs=1e-7)
     assert results[1].certificate < 1e-7
@@ -303,7 +370,9 @@ def test_networks_learn(objective, activation, dtype):
     result = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=30)
     assert np.isfinite(result.x).all()
     assert np.isfinite(result.history.losses).all()
-    assert objective.support(result.history.losses[-1]) < 0.95 * objective.support(result.history.losses[0])
+    assert objective.support(result.history.losses[-1]) < 0.95 * objective.support(
+        result.history.losses[0]
+    )
 
 
 # ------------------------------------------------------------------ the choice
@@ -315,6 +384,13 @@ def test_fair_chooses_and_says_so(tmp_path):
     result = sp.train(noisy, cohort, rounds=4)
     assert "Solved by Scaff-PD" in result.message
     sp.train(noisy, cohort, rounds=2, checkpoint=tmp_path / "run")
-    assert np.array_equal(sp.train(noisy, cohort, rounds=4, checkpoint=tmp_path / "run").x, result.x)
-    network = sp.Cohort(sp.data.synthetic(), sp.Module(torch.nn.Linear(10, 1).double(), loss="squared"))
-    assert "Solved by Scaff-PD" in sp.train(sp.fair(sp.Agnostic(), local_steps=2), network, rounds=2).message
+    assert np.array_equal(
+        sp.train(noisy, cohort, rounds=4, checkpoint=tmp_path / "run").x, result.x
+    )
+    network = sp.Cohort(
+        sp.data.synthetic(), sp.Module(torch.nn.Linear(10, 1).double(), loss="squared")
+    )
+    assert (
+        "Solved by Scaff-PD"
+        in sp.train(sp.fair(sp.Agnostic(), local_steps=2), network, rounds=2).message
+    )

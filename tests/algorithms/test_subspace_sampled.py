@@ -19,9 +19,15 @@ from scaffpd.errors import InputError
 from scaffpd.reference import reference_optimum
 
 OBJECTIVES = [
-    sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.ChiSquareBall(delta=0.5), sp.CVaR(alpha=0.3),
-    sp.Tilted(rho=0.1), sp.QFair(q=1.0), sp.Nash(b=40.0),
-]  # fmt: skip
+    sp.Average(),
+    sp.Agnostic(),
+    sp.ChiSquare(rho=0.05),
+    sp.ChiSquareBall(delta=0.5),
+    sp.CVaR(alpha=0.3),
+    sp.Tilted(rho=0.1),
+    sp.QFair(q=1.0),
+    sp.Nash(b=40.0),
+]
 SOME = [sp.Average(), sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.QFair(q=1.0), sp.Nash(b=40.0)]
 HOSPITALS = sp.data.heart_disease().train
 SYNTHETIC = sp.data.synthetic(N=10, sigma=0.5)
@@ -104,7 +110,11 @@ def test_it_follows_through_rejected_trials():
     runs = [states(method, cohort, 12, x0=far()) for method in pair]
     for ours, theirs in zip(*runs, strict=True):
         assert relative(ours.x, theirs.x) < 1e-8
-        assert (ours.accepted, ours.moving, ours.damping) == (theirs.accepted, theirs.moving, theirs.damping)
+        assert (ours.accepted, ours.moving, ours.damping) == (
+            theirs.accepted,
+            theirs.moving,
+            theirs.damping,
+        )
     assert not all(state.accepted for state in runs[0])
 
 
@@ -112,49 +122,72 @@ def test_it_follows_through_rejected_trials():
 
 
 @pytest.mark.cover(1)
-@pytest.mark.parametrize("objective", [sp.ChiSquare(rho=0.05), sp.Agnostic(), sp.Nash(b=1e6)], ids=str)
+@pytest.mark.parametrize(
+    "objective", [sp.ChiSquare(rho=0.05), sp.Agnostic(), sp.Nash(b=1e6)], ids=str
+)
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
 def test_c_is_the_sum_of_what_everybody_has_said_last(loss, objective):
     """Σ_{i∈P} λ_i ∇f_i(x) + Σ_{i∉P} λ_i′ ∇f_i(x_i), by a loop over clients with their last points and weights."""
     data = unequal_clients(loss)
-    cohort, clients = sp.Cohort(data, sp.Linear(loss, l2=0.05)), [Client(*pair, loss, 0.05) for pair in data.values()]
+    cohort = sp.Cohort(data, sp.Linear(loss, l2=0.05))
+    clients = [Client(*pair, loss, 0.05) for pair in data.values()]
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=5)
     state = method.init(cohort, 1, far())
-    points, weights, absences, rejections = [far().numpy()] * 8, state.weights.copy(), 0, 0
+    points = [far().numpy()] * 8
+    weights = state.weights.copy()
+    absences = 0
+    rejections = 0
     for _ in range(15):
         mask = method._present(state, 8)
         state = method.round(cohort, state)
         for i in np.flatnonzero(mask):
             points[i], weights[i] = state.iterate.numpy(), state.mixture[i]
-        parts = [w * client.gradient(x) for w, client, x in zip(weights, clients, points, strict=True)]
-        assert np.linalg.norm(state.direction.numpy() - sum(parts)) < 1e-11 * max(map(np.linalg.norm, parts))
-        np.testing.assert_allclose(state.losses, [c.loss_at(x) for c, x in zip(clients, points, strict=True)])
+        parts = [
+            w * client.gradient(x) for w, client, x in zip(weights, clients, points, strict=True)
+        ]
+        assert np.linalg.norm(state.direction.numpy() - sum(parts)) < 1e-11 * max(
+            map(np.linalg.norm, parts)
+        )
+        np.testing.assert_allclose(
+            state.losses, [c.loss_at(x) for c, x in zip(clients, points, strict=True)]
+        )
         assert np.array_equal(state.counted, weights)
-        absences, rejections = absences + int((~mask).sum()), rejections + (not state.accepted)
+        absences = absences + int((~mask).sum())
+        rejections = rejections + (not state.accepted)
     assert absences >= 12
     assert rejections or loss == "squared"
 
 
-@pytest.mark.parametrize("weights", [np.arange(8.0) / 28, np.where(np.arange(8) < 4, 0.0, 0.3), np.zeros(8)])
+@pytest.mark.parametrize(
+    "weights", [np.arange(8.0) / 28, np.where(np.arange(8) < 4, 0.0, 0.3), np.zeros(8)]
+)
 def test_the_view_of_a_round_is_what_dense_matrices_say(weights):
     data = unequal_clients("logistic")
-    cohort, clients = (
-        sp.Cohort(data, sp.Linear("logistic", l2=0.05)),
-        [Client(*p, "logistic", 0.05) for p in data.values()],
-    )
-    random, mask = np.random.default_rng(0), np.arange(8) < 4
+    cohort = sp.Cohort(data, sp.Linear("logistic", l2=0.05))
+    clients = [Client(*p, "logistic", 0.05) for p in data.values()]
+    random = np.random.default_rng(0)
+    mask = np.arange(8) < 4
     x, S, V, D = (random.standard_normal(shape) for shape in (6, 6, (6, 3), 6))
-    D, sizes = D**2 + 0.1, random.random(8)
+    D = D**2 + 0.1
+    sizes = random.random(8)
     answers = cohort.gradients(torch.from_numpy(x), clients=np.flatnonzero(mask))
     at = PartialAnswers(answers, mask, np.arange(8.0), torch.from_numpy(S), sizes, 0.7)
     seen = at.restriction(torch.from_numpy(V), weights, torch.from_numpy(D))
 
     total = weights.sum() or 1.0
-    share = np.array([max(w, FAIR * total / 8) if there else 0.0 for w, there in zip(weights, mask, strict=True)])
+    share = np.array(
+        [max(w, FAIR * total / 8) if there else 0.0 for w, there in zip(weights, mask, strict=True)]
+    )
     share *= total / share.sum()
-    c = np.array([client.gradient(x) if there else 0 * x for client, there in zip(clients, mask, strict=True)])
+    c = np.array(
+        [
+            client.gradient(x) if there else 0 * x
+            for client, there in zip(clients, mask, strict=True)
+        ]
+    )
     Q = sum(w * V.T @ client.hessian(x) @ V for w, client in zip(share, clients, strict=True))
-    own, slopes = c @ V, c @ V + V.T @ S / total
+    own = c @ V
+    slopes = c @ V + V.T @ S / total
     unseen = np.where(mask, (c**2 / D).sum(1) - (own**2).sum(1), sizes)
     assert relative(at.stand_in(weights), share) < 1e-14
     assert at.stand_in(weights).sum() == pytest.approx(total)
@@ -168,7 +201,12 @@ def test_the_view_of_a_round_is_what_dense_matrices_say(weights):
 def test_everybody_stands_for_themselves_where_all_are_there():
     cohort = hospitals()
     at = PartialAnswers(
-        cohort.gradients(cohort.start()), np.ones(4, bool), np.zeros(4), cohort.start(), np.zeros(4), CAUTION
+        cohort.gradients(cohort.start()),
+        np.ones(4, bool),
+        np.zeros(4),
+        cohort.start(),
+        np.zeros(4),
+        CAUTION,
     )
     weights = np.array([0.0, 0.0, 0.3, 0.7])
     assert np.array_equal(at.stand_in(weights), weights)
@@ -187,19 +225,28 @@ def test_the_sizes_that_are_kept_are_those_of_the_gradients():
 def test_traffic_of_a_round():
     """x, c and β, d, and (α, λ⁺) down, with the columns that a client has missed; c_i twice, d_i and scalars up."""
     cohort = sp.Cohort(unequal_clients("logistic"), sp.Linear("logistic", l2=0.05))
-    n, d, size = 8, 6, 8
+    n = 8
+    d = 6
+    size = 8
     method = sp.SampledSubspaceSaddle(sp.ChiSquare(rho=0.05), clients_per_round=5)
-    state, missed, held = method.init(cohort), np.zeros(n, int), 0
+    state = method.init(cohort)
+    missed = np.zeros(n, int)
+    held = 0
     for k in (2, 4, 6):  # d and c of every round; the steps lie in their span
-        mask, before = method._present(state, n), cohort.traffic.snapshot()
+        mask = method._present(state, n)
+        before = cohort.traffic.snapshot()
         state = method.round(cohort, state)
         p = int(mask.sum())
         assert state.accepted
         sent = cohort.traffic
         assert sent.exchanges - before.exchanges == 4
         down = d + (d + 1) + d + (k + n)
-        assert sent.bytes_down - before.bytes_down == size * (p * down + d * int(missed[mask].sum()))
-        assert sent.bytes_up - before.bytes_up == size * p * ((d + 3) + d + (k + 1 + k * (k + 1) // 2) + (d + 3))
+        assert sent.bytes_down - before.bytes_down == size * (
+            p * down + d * int(missed[mask].sum())
+        )
+        assert sent.bytes_up - before.bytes_up == size * p * (
+            (d + 3) + d + (k + 1 + k * (k + 1) // 2) + (d + 3)
+        )
         held += 3  # the step, d and c
         missed = np.where(mask, 0, np.minimum(missed + 3, held))
     assert p == n  # a certificate was due
@@ -213,12 +260,15 @@ def test_traffic_of_a_round():
 @pytest.mark.parametrize("objective", SOME, ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_certificates_are_true_and_given_where_everyone_was_asked(name, objective):
-    cohort, best = PROBLEMS[name](), optimum(name, objective)
+    cohort = PROBLEMS[name]()
+    best = optimum(name, objective)
     n = len(cohort.names)
     method = sp.SampledSubspaceSaddle(objective, clients_per_round=n // 2)
-    state, given = method.init(cohort), 0
+    state = method.init(cohort)
+    given = 0
     for _ in range(20):
-        everyone, certified = bool(method._present(state, n).all()), np.isfinite(state.certificate)
+        everyone = bool(method._present(state, n).all())
+        certified = np.isfinite(state.certificate)
         state = method.round(cohort, state)
         assert np.isfinite(state.certificate) == (everyone or (certified and not state.accepted))
         given += everyone
@@ -242,12 +292,18 @@ def test_half_of_the_clients_are_enough(name, objective):
 @pytest.mark.parametrize(("number", "least"), [(1, 2), (5, 2)])
 def test_fewer_than_half_or_more_than_all_are_refused(number, least):
     with pytest.raises(InputError, match=f"clients_per_round between {least} and 4, got {number}"):
-        sp.train(sp.SampledSubspaceSaddle(sp.Agnostic(), clients_per_round=number), hospitals(), rounds=2)
+        sp.train(
+            sp.SampledSubspaceSaddle(sp.Agnostic(), clients_per_round=number), hospitals(), rounds=2
+        )
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"batch_size": 0}, "batch_size"), ({"clients_per_round": 2.5}, "clients_per_round"), ({"memory": 2}, "memory")],
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"clients_per_round": 2.5}, "clients_per_round"),
+        ({"memory": 2}, "memory"),
+    ],
 )
 def test_mistakes_get_a_sentence(settings, words):
     with pytest.raises(InputError, match=words):
@@ -280,7 +336,8 @@ def test_a_client_that_is_away_for_some_rounds(objective, clients_per_round):
 def test_a_client_that_does_not_come_back(objective, clients_per_round):
     """It is never asked again, nothing is proven any more, and the run stays below where it was."""
     cohort = synthetic()
-    asked, ask = [], cohort.gradients
+    asked = []
+    ask = cohort.gradients
 
     def gradients(x, batch_size=None, key=(0,), clients=None, **more):
         asked.append((key[1] if len(key) > 1 else 0, range(10) if clients is None else clients))
@@ -324,7 +381,9 @@ def test_without_noise_none_is_counted(clients_per_round):
     cohort = synthetic()
     everything = max(len(y) for _, y in SYNTHETIC)
     full, batch = (
-        states(sp.SampledSubspaceSaddle(sp.CVaR(alpha=0.3), None, clients_per_round, size), cohort, 8)
+        states(
+            sp.SampledSubspaceSaddle(sp.CVaR(alpha=0.3), None, clients_per_round, size), cohort, 8
+        )
         for size in (None, everything)
     )
     assert [state.noisy for state in batch] == [0] * 9
@@ -346,11 +405,17 @@ def test_noise_is_counted_and_damps():
 @pytest.mark.parametrize("objective", [sp.Average(), sp.ChiSquare(rho=0.1)], ids=str)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_error_falls_and_ends_below_that_without_averages(name, objective, monkeypatch):
-    cohort, best = PROBLEMS[name](), optimum(name, objective)
+    cohort = PROBLEMS[name]()
+    best = optimum(name, objective)
 
     def errors():
-        runs = [states(sp.SampledSubspaceSaddle(objective, batch_size=10), cohort, 20, seed) for seed in range(2)]
-        return np.mean([[value(cohort, objective, run[at].x) - best for at in (0, 3, 20)] for run in runs], 0)
+        runs = [
+            states(sp.SampledSubspaceSaddle(objective, batch_size=10), cohort, 20, seed)
+            for seed in range(2)
+        ]
+        return np.mean(
+            [[value(cohort, objective, run[at].x) - best for at in (0, 3, 20)] for run in runs], 0
+        )
 
     start, early, late = errors()
     monkeypatch.setattr(subspace_sampled, "NOISE", 3.0)  # ν is at most 2
@@ -361,14 +426,19 @@ def test_the_error_falls_and_ends_below_that_without_averages(name, objective, m
 
 @pytest.mark.parametrize("name", [pytest.param("hospitals", marks=pytest.mark.long), "synthetic"])
 def test_minibatches_of_half_of_the_clients(name):
-    cohort, objective = PROBLEMS[name](), sp.ChiSquare(rho=0.1)
-    runs = [noisy(cohort, s, 25, objective, clients_per_round=len(cohort.names) // 2) for s in range(2)]
+    cohort = PROBLEMS[name]()
+    objective = sp.ChiSquare(rho=0.1)
+    runs = [
+        noisy(cohort, s, 25, objective, clients_per_round=len(cohort.names) // 2) for s in range(2)
+    ]
     late = np.mean([value(cohort, objective, run.x) for run in runs]) - optimum(name, objective)
     assert late < 0.4 * (value(cohort, objective, cohort.start()) - optimum(name, objective))
 
 
 @pytest.mark.parametrize(
-    "settings", [{"batch_size": 10}, {"clients_per_round": 5}, {"batch_size": 10, "clients_per_round": 5}], ids=str
+    "settings",
+    [{"batch_size": 10}, {"clients_per_round": 5}, {"batch_size": 10, "clients_per_round": 5}],
+    ids=str,
 )
 def test_a_resumed_run_is_the_run(tmp_path, settings):
     method = sp.SampledSubspaceSaddle(sp.CVaR(alpha=0.4), memory=5, **settings)
@@ -384,7 +454,8 @@ def test_a_run_resumed_after_a_rejected_trial_is_the_run(tmp_path):
     def cohort():
         return sp.Cohort(unequal_clients("logistic"), sp.Linear("logistic", l2=0.05))
 
-    method, accepted = sp.SampledSubspaceSaddle(sp.ChiSquare(rho=0.05), clients_per_round=5), []
+    method = sp.SampledSubspaceSaddle(sp.ChiSquare(rho=0.05), clients_per_round=5)
+    accepted = []
     note = [lambda moment: accepted.append(moment.state.accepted) or False]
     whole = sp.train(method, cohort(), rounds=8, seed=1, x0=far(), callbacks=note)
     assert not all(accepted)
@@ -401,8 +472,13 @@ def test_nothing_is_proven_from_minibatches():
     result = noisy(synthetic(), 0, 3)
     assert result.certificate == np.inf
     assert "minibatches; leave batch_size out" in result.message
-    with pytest.raises(InputError, match="tol needs a certificate, and there is none: losses and gradients come from"):
-        sp.train(sp.SampledSubspaceSaddle(sp.Average(), batch_size=10), synthetic(), rounds=3, tol=1e-3)
+    with pytest.raises(
+        InputError,
+        match="tol needs a certificate, and there is none: losses and gradients come from",
+    ):
+        sp.train(
+            sp.SampledSubspaceSaddle(sp.Average(), batch_size=10), synthetic(), rounds=3, tol=1e-3
+        )
 
 
 # ------------------------------------------------------------------ awkward problems
@@ -438,7 +514,9 @@ def test_float32(objective):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.QFair(q=1.0)], ids=str)
+@pytest.mark.parametrize(
+    "objective", [sp.Agnostic(), sp.ChiSquare(rho=0.05), sp.QFair(q=1.0)], ids=str
+)
 def test_clients_of_no_weight_can_be_alone(objective):
     """Everybody with a weight is away: those that are there stand in, and nothing breaks."""
     cohort = synthetic()
@@ -446,7 +524,9 @@ def test_clients_of_no_weight_can_be_alone(objective):
     state = method.init(cohort)
     weights = np.where(method._present(state, 10), 0.0, 0.2)
     at = cohort.gradients(state.x)
-    state = replace(state, weights=weights, mixture=weights, counted=weights, direction=at.sum(weights))
+    state = replace(
+        state, weights=weights, mixture=weights, counted=weights, direction=at.sum(weights)
+    )
     for _ in range(40):
         state = method.round(cohort, state)
         assert bool(state.x.isfinite().all())
@@ -456,7 +536,14 @@ def test_clients_of_no_weight_can_be_alone(objective):
 
 def test_two_hundred_clients_and_half_of_them_in_a_round():
     clients = sp.data.synthetic(N=200, d=5, m=6, sigma=0.3)
-    cohort, objective = sp.Cohort(clients, sp.Linear(l2=0.1)), sp.ChiSquare(rho=0.5)
-    result = sp.train(sp.SampledSubspaceSaddle(objective, clients_per_round=100), cohort, rounds=60, tol=1e-6)
+    cohort = sp.Cohort(clients, sp.Linear(l2=0.1))
+    objective = sp.ChiSquare(rho=0.5)
+    result = sp.train(
+        sp.SampledSubspaceSaddle(objective, clients_per_round=100), cohort, rounds=60, tol=1e-6
+    )
     assert result.status is sp.Status.CONVERGED
-    assert value(cohort, objective, result.x) - reference_optimum(clients, "squared", 0.1, objective).value <= 1e-6
+    assert (
+        value(cohort, objective, result.x)
+        - reference_optimum(clients, "squared", 0.1, objective).value
+        <= 1e-6
+    )

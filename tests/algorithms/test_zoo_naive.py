@@ -35,8 +35,11 @@ every_objective = pytest.mark.parametrize("objective", OBJECTIVES)
 def common(problem, batch_size, chosen, weights):
     """Keyword arguments of the package's methods."""
     return {
-        "batch_size": batch_size, "clients_per_round": chosen, "weights": weights, "local_rate": problem.rate,
-    }  # fmt: skip
+        "batch_size": batch_size,
+        "clients_per_round": chosen,
+        "weights": weights,
+        "local_rate": problem.rate,
+    }
 
 
 def sampled(run, chosen):
@@ -48,7 +51,9 @@ def sampled(run, chosen):
 
 def first_losses(run, problem):
     """(round, name) → the rows of the losses that a round asked for, where it asked for any on a minibatch."""
-    asked = [[*a, *b] for a, b in zip(run.questions("losses"), run.questions("gradients"), strict=True)]
+    asked = [
+        [*a, *b] for a, b in zip(run.questions("losses"), run.questions("gradients"), strict=True)
+    ]
     return lambda r, name: problem.rows(asked[r][0].key, name, asked[r][0].batch_size)
 
 
@@ -59,7 +64,9 @@ def test_the_quick_arithmetic_is_that_of_the_loops_over_samples(loss):
         for rows in (None, np.zeros(3, dtype=int), np.arange(len(f.A))[::2]):
             value, gradient = f.value_and_gradient(problem.x0, rows)
             np.testing.assert_allclose(naive.loss_of(f, problem.x0, rows), value, rtol=1e-13)
-            np.testing.assert_allclose(f.fast_gradient(problem.x0, rows), gradient, rtol=1e-11, atol=1e-13)
+            np.testing.assert_allclose(
+                f.fast_gradient(problem.x0, rows), gradient, rtol=1e-11, atol=1e-13
+            )
 
 
 # ------------------------------------------------------------------ averages
@@ -70,13 +77,22 @@ def test_the_quick_arithmetic_is_that_of_the_loops_over_samples(loss):
 @every_setting
 def test_fed_avg(loss, batch_size, chosen, weights):
     problem = case(loss)
-    method = sp.FedAvg(local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights))
+    method = sp.FedAvg(
+        local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights)
+    )
     run = play(method, problem, ROUNDS)
     sampled(run, chosen)
     expected = naive.fed_avg(
-        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), run.participants,
-        run.batches(problem), server_rate=0.9,
-    )  # fmt: skip
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        5,
+        problem.rate,
+        problem.weights(weights),
+        run.participants,
+        run.batches(problem),
+        server_rate=0.9,
+    )
     moved(problem, expected)
     agree(run.x, expected)
 
@@ -87,13 +103,23 @@ def test_fed_avg(loss, batch_size, chosen, weights):
 def test_fed_prox(loss, batch_size, chosen, weights):
     problem = case(loss)
     mu = 0.1 / problem.rate
-    method = sp.FedProx(mu=mu, local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights))
+    method = sp.FedProx(
+        mu=mu, local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights)
+    )
     run = play(method, problem, ROUNDS)
     sampled(run, chosen)
     expected = naive.fed_prox(
-        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), mu, run.participants,
-        run.batches(problem), server_rate=0.9,
-    )  # fmt: skip
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        5,
+        problem.rate,
+        problem.weights(weights),
+        mu,
+        run.participants,
+        run.batches(problem),
+        server_rate=0.9,
+    )
     moved(problem, expected)
     agree(run.x, expected)
 
@@ -108,18 +134,33 @@ def test_fed_nova(loss, batch_size, chosen, weights, mu, work):
     problem = case(loss)
     given = [3, 1, 7, 7, 2, 5, 4, 6][: len(problem.names)]
     sizes = np.array([len(f.A) for f in problem.clients.values()])
-    steps = given if work == "given" else np.maximum(1, np.round(5 * sizes / sizes.mean())).astype(int).tolist()
+    steps = (
+        given
+        if work == "given"
+        else np.maximum(1, np.round(5 * sizes / sizes.mean())).astype(int).tolist()
+    )
     assert len(set(steps)) > 2
     method = sp.FedNova(
-        local_steps=5, work=given if work == "given" else work, mu=mu, server_rate=0.9,
+        local_steps=5,
+        work=given if work == "given" else work,
+        mu=mu,
+        server_rate=0.9,
         **common(problem, batch_size, chosen, weights),
-    )  # fmt: skip
+    )
     run = play(method, problem, ROUNDS)
     sampled(run, chosen)
     expected = naive.fed_nova(
-        problem.clients, problem.x0, ROUNDS, dict(zip(problem.names, steps, strict=True)), problem.rate,
-        problem.weights(weights), mu, run.participants, run.batches(problem), server_rate=0.9,
-    )  # fmt: skip
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        dict(zip(problem.names, steps, strict=True)),
+        problem.rate,
+        problem.weights(weights),
+        mu,
+        run.participants,
+        run.batches(problem),
+        server_rate=0.9,
+    )
     moved(problem, expected)
     agree(run.x, expected)
 
@@ -130,13 +171,23 @@ def test_fed_nova(loss, batch_size, chosen, weights, mu, work):
 def test_fed_dyn(loss, batch_size, chosen, weights):
     problem = case(loss)
     alpha = 0.2 / problem.rate
-    method = sp.FedDyn(alpha=alpha, local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights))
+    method = sp.FedDyn(
+        alpha=alpha, local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights)
+    )
     run = play(method, problem, ROUNDS)
     sampled(run, chosen)
     expected = naive.fed_dyn(
-        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), alpha, run.participants,
-        run.batches(problem), server_rate=0.9,
-    )  # fmt: skip
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        5,
+        problem.rate,
+        problem.weights(weights),
+        alpha,
+        run.participants,
+        run.batches(problem),
+        server_rate=0.9,
+    )
     moved(problem, expected)
     agree(run.x, expected)
 
@@ -147,16 +198,31 @@ def test_fed_dyn(loss, batch_size, chosen, weights):
 @pytest.mark.parametrize("rule", ["momentum", "adam", "yogi"])
 def test_fed_opt(loss, batch_size, chosen, weights, rule):
     problem = case(loss)
-    kind, more = {"momentum": (sp.FedAvgM, {}), "adam": (sp.FedAdam, {}), "yogi": (sp.FedYogi, {})}[rule]
+    kind, more = {"momentum": (sp.FedAvgM, {}), "adam": (sp.FedAdam, {}), "yogi": (sp.FedYogi, {})}[
+        rule
+    ]
     if rule != "momentum":
         more = {"second_momentum": 0.8, "adaptivity": 0.02}
     settings = common(problem, batch_size, chosen, weights)
-    run = play(kind(local_steps=5, server_rate=0.3, momentum=0.7, **more, **settings), problem, ROUNDS)
+    run = play(
+        kind(local_steps=5, server_rate=0.3, momentum=0.7, **more, **settings), problem, ROUNDS
+    )
     sampled(run, chosen)
     expected = naive.fed_opt(
-        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), rule, run.participants,
-        run.batches(problem), server_rate=0.3, beta=0.7, beta2=0.8, tau=0.02,
-    )  # fmt: skip
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        5,
+        problem.rate,
+        problem.weights(weights),
+        rule,
+        run.participants,
+        run.batches(problem),
+        server_rate=0.3,
+        beta=0.7,
+        beta2=0.8,
+        tau=0.02,
+    )
     moved(problem, expected)
     agree(run.x, expected)
 
@@ -167,14 +233,28 @@ def test_fed_opt(loss, batch_size, chosen, weights, rule):
 @pytest.mark.parametrize("option", ["I", "II"])
 def test_scaffold(loss, batch_size, chosen, weights, option):
     problem = case(loss)
-    method = sp.Scaffold(option=option, local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights))
+    method = sp.Scaffold(
+        option=option,
+        local_steps=5,
+        server_rate=0.9,
+        **common(problem, batch_size, chosen, weights),
+    )
     run = play(method, problem, ROUNDS)
     sampled(run, chosen)
     fresh = run.questions("gradients")
     expected = naive.scaffold(
-        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), option, run.participants,
-        run.batches(problem), lambda r, name: problem.rows(fresh[r][0].key, name, batch_size), server_rate=0.9,
-    )  # fmt: skip
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        5,
+        problem.rate,
+        problem.weights(weights),
+        option,
+        run.participants,
+        run.batches(problem),
+        lambda r, name: problem.rows(fresh[r][0].key, name, batch_size),
+        server_rate=0.9,
+    )
     moved(problem, expected)
     agree(run.x, expected)
 
@@ -185,12 +265,20 @@ def test_scaffold(loss, batch_size, chosen, weights, option):
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_prox_skip(loss, batch_size, weights):
     problem = case(loss)
-    method = sp.ProxSkip(local_steps=4, batch_size=batch_size, local_rate=problem.rate, weights=weights)
+    method = sp.ProxSkip(
+        local_steps=4, batch_size=batch_size, local_rate=problem.rate, weights=weights
+    )
     run = play(method, problem, ROUNDS)
     steps = [call.plan.steps for call in run.local]
     assert len(set(steps)) > 1, "the number of local steps is random"
     expected = naive.scaffnew(
-        problem.clients, problem.x0, steps, 1 / 4, problem.rate, problem.weights(weights), run.batches(problem)
+        problem.clients,
+        problem.x0,
+        steps,
+        1 / 4,
+        problem.rate,
+        problem.weights(weights),
+        run.batches(problem),
     )
     moved(problem, expected)
     agree(run.x, expected)
@@ -208,14 +296,27 @@ def test_afl(loss, batch_size, objective, steps):
     problem = case(loss)
     chosen, prox = OBJECTIVES[objective]
     method = sp.AFL(
-        chosen, local_steps=steps, batch_size=batch_size, local_rate=problem.rate, server_rate=0.9,
+        chosen,
+        local_steps=steps,
+        batch_size=batch_size,
+        local_rate=problem.rate,
+        server_rate=0.9,
         dual_rate=problem.dual_rate,
-    )  # fmt: skip
+    )
     run = play(method, problem, ROUNDS)
     expected = naive.afl(
-        problem.clients, problem.x0, ROUNDS, problem.rate, problem.dual_rate, steps, prox, run.batches(problem),
-        first_losses(run, problem), server_rate=0.9, start=run.states[0].weights,
-    )  # fmt: skip
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        problem.rate,
+        problem.dual_rate,
+        steps,
+        prox,
+        run.batches(problem),
+        first_losses(run, problem),
+        server_rate=0.9,
+        start=run.states[0].weights,
+    )
     moved(problem, [x for x, _ in expected])
     agree(run.x, [x for x, _ in expected])
     agree(run.weights, [w for _, w in expected])
@@ -226,7 +327,9 @@ def test_afl_averaged(loss):
     problem = case(loss)
     rates = {"local_rate": problem.rate, "dual_rate": problem.dual_rate}
     expected = naive.afl(problem.clients, problem.x0, ROUNDS, problem.rate, problem.dual_rate)
-    plain, averaged = (play(sp.AFL(average=average, **rates), problem, ROUNDS) for average in (False, True))
+    plain, averaged = (
+        play(sp.AFL(average=average, **rates), problem, ROUNDS) for average in (False, True)
+    )
     agree(plain.x, [x for x, _ in expected])
     agree(averaged.x, naive.running_means([x for x, _ in expected]))
     agree(averaged.weights, naive.running_means([w for _, w in expected]))
@@ -241,9 +344,14 @@ def test_drfa(loss, batch_size, objective, chosen):
     problem = case(loss)
     kind, prox = OBJECTIVES[objective]
     method = sp.DRFA(
-        kind, local_steps=5, batch_size=batch_size, local_rate=problem.rate, clients_per_round=chosen,
-        dual_rate=problem.dual_rate / 5, server_rate=0.9,
-    )  # fmt: skip
+        kind,
+        local_steps=5,
+        batch_size=batch_size,
+        local_rate=problem.rate,
+        clients_per_round=chosen,
+        dual_rate=problem.dual_rate / 5,
+        server_rate=0.9,
+    )
     run = play(method, problem, ROUNDS)
     snapshots = [call.plan.snapshot for call in run.local]
     assert len(set(snapshots)) > 1
@@ -253,11 +361,21 @@ def test_drfa(loss, batch_size, objective, chosen):
         drawn = [names_drawn(call, problem.names, chosen) for call in run.local]
         assert all(len(call.clients) == len(set(call.clients)) == chosen for call in asked)
     expected = naive.drfa(
-        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.dual_rate / 5, snapshots, drawn,
-        [call.clients for call in asked], run.batches(problem),
-        lambda r, name: problem.rows(asked[r].key, name, asked[r].batch_size), prox, server_rate=0.9,
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        5,
+        problem.rate,
+        problem.dual_rate / 5,
+        snapshots,
+        drawn,
+        [call.clients for call in asked],
+        run.batches(problem),
+        lambda r, name: problem.rows(asked[r].key, name, asked[r].batch_size),
+        prox,
+        server_rate=0.9,
         start=run.states[0].weights,
-    )  # fmt: skip
+    )
     moved(problem, [x for x, _ in expected])
     agree(run.x, [x for x, _ in expected])
     agree(run.weights, [w for _, w in expected])
@@ -285,7 +403,13 @@ def test_q_fed_sgd(loss, chosen, weights, q):
     run = play(method, problem, ROUNDS)
     sampled(run, chosen)
     expected = naive.q_fed_sgd(
-        problem.clients, problem.x0, ROUNDS, q, 1 / problem.rate, problem.weights(weights), run.participants
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        q,
+        1 / problem.rate,
+        problem.weights(weights),
+        run.participants,
     )
     moved(problem, expected)
     agree(run.x, expected)
@@ -303,9 +427,16 @@ def test_q_fed_avg(loss, batch_size, chosen, weights, q):
     run = play(method, problem, ROUNDS)
     sampled(run, chosen)
     expected = naive.q_fed_avg(
-        problem.clients, problem.x0, ROUNDS, q, 5, problem.rate, problem.weights(weights), run.participants,
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        q,
+        5,
+        problem.rate,
+        problem.weights(weights),
+        run.participants,
         run.batches(problem),
-    )  # fmt: skip
+    )
     moved(problem, expected)
     agree(run.x, expected)
 
@@ -317,13 +448,23 @@ def test_q_fed_avg(loss, batch_size, chosen, weights, q):
 @pytest.mark.parametrize("tail", [0.31, 0.57])
 def test_delta_fl(loss, batch_size, chosen, weights, tail):
     problem = case(loss)
-    method = sp.DeltaFL(tail=tail, local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights))
+    method = sp.DeltaFL(
+        tail=tail, local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights)
+    )
     run = play(method, problem, ROUNDS)
     sampled_clients = [calls[0].clients for calls in run.questions("losses")]
     expected = naive.delta_fl(
-        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), tail, sampled_clients,
-        run.batches(problem), server_rate=0.9,
-    )  # fmt: skip
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        5,
+        problem.rate,
+        problem.weights(weights),
+        tail,
+        sampled_clients,
+        run.batches(problem),
+        server_rate=0.9,
+    )
     moved(problem, expected)
     agree(run.x, expected)
 
@@ -337,10 +478,13 @@ def test_delta_fl(loss, batch_size, chosen, weights, tail):
 def test_gradient_descent_ascent(loss, objective):
     problem = case(loss)
     kind, prox = OBJECTIVES[objective]
-    tau, sigma = problem.rate, problem.dual_rate
+    tau = problem.rate
+    sigma = problem.dual_rate
     run = play(sp.GradientDescentAscent(kind, server_rate=tau, dual_rate=sigma), problem, ROUNDS)
     first = run.states[0].weights
-    expected = naive.gradient_descent_ascent(problem.clients, problem.x0, ROUNDS, tau, sigma, prox, first)
+    expected = naive.gradient_descent_ascent(
+        problem.clients, problem.x0, ROUNDS, tau, sigma, prox, first
+    )
     moved(problem, [x for x, _ in expected])
     agree(run.x, [x for x, _ in expected])
     agree(run.weights, [w for _, w in expected])
@@ -352,7 +496,8 @@ def test_gradient_descent_ascent(loss, objective):
 def test_extragradient(loss, objective):
     problem = case(loss)
     kind, prox = OBJECTIVES[objective]
-    tau, sigma = problem.rate, problem.dual_rate
+    tau = problem.rate
+    sigma = problem.dual_rate
     run = play(sp.Extragradient(kind, server_rate=tau, dual_rate=sigma), problem, ROUNDS)
     first = run.states[0].weights
     expected = naive.extragradient(problem.clients, problem.x0, ROUNDS, tau, sigma, prox, first)
@@ -368,11 +513,14 @@ def test_extragradient(loss, objective):
 def test_accelerated_primal_dual(loss, objective, theta):
     problem = case(loss)
     kind, prox = OBJECTIVES[objective]
-    tau, sigma = problem.rate, problem.dual_rate
+    tau = problem.rate
+    sigma = problem.dual_rate
     steps = sp.Fixed(tau=tau, sigma=sigma, theta=theta)
     run = play(sp.AcceleratedPrimalDual(kind, steps=steps), problem, ROUNDS)
     first = kind.start(naive.losses_at(problem.clients, problem.x0))
-    expected = naive.accelerated_primal_dual(problem.clients, problem.x0, ROUNDS, tau, sigma, theta, prox, first)
+    expected = naive.accelerated_primal_dual(
+        problem.clients, problem.x0, ROUNDS, tau, sigma, theta, prox, first
+    )
     moved(problem, [x for x, _ in expected])
     agree(run.x, [x for x, _ in expected])
     # A state holds the dual step at its x: λ of this round's x step is that of the state before.
@@ -389,9 +537,16 @@ def test_the_automatic_local_rate_is_one_over_the_largest_smoothness(loss, batch
     problem = case(loss)
     steepness = []
     for f in problem.clients.values():
-        rows = [type(f)(f.A[j : j + 1], f.y[j : j + 1], f.loss, f.l2, f.k).smoothness for j in range(len(f.A))]
+        rows = [
+            type(f)(f.A[j : j + 1], f.y[j : j + 1], f.loss, f.l2, f.k).smoothness
+            for j in range(len(f.A))
+        ]
         drawn = batch_size is not None and len(f.A) > batch_size
-        steepness.append(f.smoothness + max(0.0, max(rows) - f.smoothness) / batch_size if drawn else f.smoothness)
+        steepness.append(
+            f.smoothness + max(0.0, max(rows) - f.smoothness) / batch_size
+            if drawn
+            else f.smoothness
+        )
     expected = 1 / max(steepness)
     for method in (sp.FedAvg, sp.Scaffold, sp.ProxSkip, sp.QFFL, sp.DeltaFL, sp.AFL, sp.DRFA):
         found = method(batch_size=batch_size).automatic(problem.cohort)["local_rate"]

@@ -66,14 +66,23 @@ AS_FED_AVG = {
 def test_is_fed_avg(loss, name, weights, batch_size, chosen):
     problem = case(loss)
     common = {
-        "local_steps": 5, "local_rate": problem.rate, "batch_size": batch_size, "clients_per_round": chosen,
+        "local_steps": 5,
+        "local_rate": problem.rate,
+        "batch_size": batch_size,
+        "clients_per_round": chosen,
         "weights": weights,
-    }  # fmt: skip
+    }
     run = play(AS_FED_AVG[name](problem, **common), problem, ROUNDS)
     expected = naive.fed_avg(
-        problem.clients, problem.x0, ROUNDS, 5, problem.rate, problem.weights(weights), run.participants,
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        5,
+        problem.rate,
+        problem.weights(weights),
+        run.participants,
         run.batches(problem),
-    )  # fmt: skip
+    )
     moved(problem, expected)
     agree(run.x, expected, EXACT)
     if chosen is None:
@@ -87,7 +96,9 @@ def test_q_zero_is_fed_avg_where_a_client_has_no_loss_at_all():
     problem.x0[:] = 0.0
     common = {"local_steps": 3, "local_rate": problem.rate, "weights": "uniform"}
     assert problem.clients["content"].loss_at(problem.x0) == 0.0
-    agree(play(sp.QFFL(q=0.0, **common), problem, 2).x, play(sp.FedAvg(**common), problem, 2).x, EXACT)
+    agree(
+        play(sp.QFFL(q=0.0, **common), problem, 2).x, play(sp.FedAvg(**common), problem, 2).x, EXACT
+    )
 
 
 @pytest.mark.parametrize("q", [0.3, 1.0, 2.0])
@@ -98,7 +109,8 @@ def test_q_ffl_leaves_a_client_without_loss_alone(q):
     others = case("squared", unequal_clients("squared"), l2=0.0)
     others.x0[:] = 0.0
     common = {"q": q, "local_steps": 3, "local_rate": problem.rate, "weights": "uniform"}
-    with_it, without = play(sp.QFFL(**common), problem, 1).x[0], play(sp.QFFL(**common), others, 1).x[0]
+    with_it = play(sp.QFFL(**common), problem, 1).x[0]
+    without = play(sp.QFFL(**common), others, 1).x[0]
     assert relative(with_it, without) < EXACT
 
 
@@ -136,7 +148,9 @@ ALONE = {
 def test_a_single_client_makes_gradient_steps(name, steps, loss):
     problem = alone(loss)
     run = play(ALONE[name](local_steps=steps, local_rate=problem.rate), problem, ROUNDS)
-    expected = gradient_descent(problem.clients["many"].fast_gradient, problem.x0, problem.rate, ROUNDS, steps)
+    expected = gradient_descent(
+        problem.clients["many"].fast_gradient, problem.x0, problem.rate, ROUNDS, steps
+    )
     moved(problem, expected)
     agree(run.x, expected, EXACT)
     agree(run.weights, [[1.0]] * ROUNDS, EXACT)
@@ -146,7 +160,8 @@ def test_a_single_client_makes_gradient_steps(name, steps, loss):
 def test_prox_skip_of_a_single_client_makes_gradient_steps(loss):
     problem = alone(loss)
     run = play(sp.ProxSkip(local_steps=3, local_rate=problem.rate), problem, ROUNDS)
-    x, gradient = problem.x0, problem.clients["many"].fast_gradient
+    x = problem.x0
+    gradient = problem.clients["many"].fast_gradient
     for seen, call in zip(run.x, run.local, strict=True):
         x = gradient_descent(gradient, x, problem.rate, 1, call.plan.steps)[-1]
         assert relative(seen, x) < EXACT
@@ -158,7 +173,9 @@ def test_one_local_step_is_gradient_descent_on_the_average(loss, weights):
     """With everybody there and one step, control variates cancel in the mean: Σ p_i (c − c_i) = 0."""
     problem = case(loss)
     common = {"local_steps": 1, "local_rate": problem.rate, "weights": weights}
-    expected = gradient_descent(average_gradient(problem, weights), problem.x0, problem.rate, ROUNDS)
+    expected = gradient_descent(
+        average_gradient(problem, weights), problem.x0, problem.rate, ROUNDS
+    )
     moved(problem, expected)
     for method in (sp.FedAvg, sp.FedProx, sp.Scaffold, sp.ProxSkip):
         agree(play(method(**common), problem, ROUNDS).x, expected, 1e-11)
@@ -170,10 +187,14 @@ def test_one_local_step_is_gradient_descent_on_the_average(loss, weights):
 def test_scaffold_of_twins_is_gradient_descent(option, steps):
     """Equal clients have equal c_i, so c − c_i = 0."""
     problem = twins()
-    run = play(sp.Scaffold(option=option, local_steps=steps, local_rate=problem.rate), problem, ROUNDS)
+    run = play(
+        sp.Scaffold(option=option, local_steps=steps, local_rate=problem.rate), problem, ROUNDS
+    )
     agree(
         run.x,
-        gradient_descent(problem.clients["twin 0"].fast_gradient, problem.x0, problem.rate, ROUNDS, steps),
+        gradient_descent(
+            problem.clients["twin 0"].fast_gradient, problem.x0, problem.rate, ROUNDS, steps
+        ),
         EXACT,
     )
 
@@ -181,8 +202,16 @@ def test_scaffold_of_twins_is_gradient_descent(option, steps):
 @pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(0.3)])
 def test_drfa_of_twins_with_everybody_there_keeps_lambda_uniform(objective):
     problem = twins()
-    run = play(sp.DRFA(objective, local_steps=4, local_rate=problem.rate, dual_rate=0.5), problem, ROUNDS)
-    agree(run.x, gradient_descent(problem.clients["twin 0"].fast_gradient, problem.x0, problem.rate, ROUNDS, 4), EXACT)
+    run = play(
+        sp.DRFA(objective, local_steps=4, local_rate=problem.rate, dual_rate=0.5), problem, ROUNDS
+    )
+    agree(
+        run.x,
+        gradient_descent(
+            problem.clients["twin 0"].fast_gradient, problem.x0, problem.rate, ROUNDS, 4
+        ),
+        EXACT,
+    )
     agree(run.weights, [np.full(4, 0.25)] * ROUNDS, EXACT)
 
 
@@ -190,15 +219,28 @@ def test_drfa_of_twins_with_everybody_there_keeps_lambda_uniform(objective):
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_saddle_methods_on_one_mixture_are_gradient_descent(loss, weights):
     problem = case(loss)
-    tau, gradient = problem.rate, average_gradient(problem, weights)
+    tau = problem.rate
+    gradient = average_gradient(problem, weights)
     objective = sp.Average(prior=list(problem.weights(weights).values()))
     expected = gradient_descent(gradient, problem.x0, tau, ROUNDS)
     moved(problem, expected)
-    agree(play(sp.GradientDescentAscent(objective, server_rate=tau, dual_rate=0.1), problem, ROUNDS).x, expected, EXACT)
+    agree(
+        play(
+            sp.GradientDescentAscent(objective, server_rate=tau, dual_rate=0.1), problem, ROUNDS
+        ).x,
+        expected,
+        EXACT,
+    )
     accelerated = sp.AcceleratedPrimalDual(objective, steps=sp.Fixed(tau=tau, sigma=0.1, theta=1.0))
     agree(play(accelerated, problem, ROUNDS).x, expected, EXACT)
-    looking_ahead = gradient_descent(lambda x: gradient(x - tau * gradient(x)), problem.x0, tau, ROUNDS)
-    agree(play(sp.Extragradient(objective, server_rate=tau, dual_rate=0.1), problem, ROUNDS).x, looking_ahead, EXACT)
+    looking_ahead = gradient_descent(
+        lambda x: gradient(x - tau * gradient(x)), problem.x0, tau, ROUNDS
+    )
+    agree(
+        play(sp.Extragradient(objective, server_rate=tau, dual_rate=0.1), problem, ROUNDS).x,
+        looking_ahead,
+        EXACT,
+    )
 
 
 # ------------------------------------------------------------------ relatives of Scaff-PD
@@ -206,10 +248,13 @@ def test_saddle_methods_on_one_mixture_are_gradient_descent(loss, weights):
 
 def scaffold_with_fresh_variates(problem, weights, steps, rate, server_rate, rounds):
     """SCAFFOLD in which c_i = ∇f_i(x) and c = Σ p_i c_i are asked for anew before the local steps of every round."""
-    x, p, iterates = problem.x0, problem.weights(weights), []
+    x = problem.x0
+    p = problem.weights(weights)
+    iterates = []
     for _ in range(rounds):
         own = {name: f.fast_gradient(x) for name, f in problem.clients.items()}
-        c, ends = naive.mean_of(own, p), {}
+        c = naive.mean_of(own, p)
+        ends = {}
         for name, f in problem.clients.items():
             ends[name] = naive.descent(f, x, steps, rate, lambda j: None, shift=c - own[name])[-1]
         x = x + server_rate * (naive.mean_of(ends, p) - x)
@@ -232,7 +277,16 @@ def test_scaff_pd_on_the_average_is_scaffold_with_fresh_control_variates(loss, w
     agree(run.x, expected, 1e-11)
     one_mixture = naive.one_point_prox(objective.prior)
     twice = naive.scaff_pd(
-        problem.clients, problem.x0, ROUNDS, steps, problem.rate, rule.tau, 1.0, 1.0, one_mixture, objective.prior
+        problem.clients,
+        problem.x0,
+        ROUNDS,
+        steps,
+        problem.rate,
+        rule.tau,
+        1.0,
+        1.0,
+        one_mixture,
+        objective.prior,
     )
     agree([x for x, _ in twice], expected, EXACT)
 
@@ -254,7 +308,9 @@ def test_scaffold_one_is_scaff_pd_on_the_average_with_variates_of_the_round_befo
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_accelerated_primal_dual_is_scaff_pd_with_one_local_step(loss, objective):
     problem = case(loss)
-    rule = sp.Fixed(tau=problem.rate, sigma=problem.dual_rate, theta=0.8, local_rate=0.3 * problem.rate)
+    rule = sp.Fixed(
+        tau=problem.rate, sigma=problem.dual_rate, theta=0.8, local_rate=0.3 * problem.rate
+    )
     one = play(sp.AcceleratedPrimalDual(objective, steps=rule), problem, ROUNDS)
     other = play(sp.ScaffPD(objective, local_steps=1, steps=rule), problem, ROUNDS)
     moved(problem, one.x)
@@ -281,8 +337,16 @@ def test_accelerated_primal_dual_needs_half_the_exchanges_of_scaff_pd():
 def test_afl_with_one_step_is_gradient_descent_ascent(objective):
     problem = case("logistic")
     sigma = problem.dual_rate
-    afl = play(sp.AFL(objective, local_rate=problem.rate / 2, server_rate=2.0, dual_rate=sigma), problem, ROUNDS)
-    gda = play(sp.GradientDescentAscent(objective, server_rate=problem.rate, dual_rate=sigma), problem, ROUNDS)
+    afl = play(
+        sp.AFL(objective, local_rate=problem.rate / 2, server_rate=2.0, dual_rate=sigma),
+        problem,
+        ROUNDS,
+    )
+    gda = play(
+        sp.GradientDescentAscent(objective, server_rate=problem.rate, dual_rate=sigma),
+        problem,
+        ROUNDS,
+    )
     agree(afl.x, gda.x, EXACT)
     agree(afl.weights, gda.weights, EXACT)
 

@@ -16,7 +16,9 @@ from scaffpd.reference import reference_optimum
 CHI = sp.ChiSquare(rho=0.05)
 METHODS = {
     "FedAvg": sp.FedAvg(local_steps=4),
-    "FedAvg, some clients, minibatches": sp.FedAvg(local_steps=4, clients_per_round=2, batch_size=5),
+    "FedAvg, some clients, minibatches": sp.FedAvg(
+        local_steps=4, clients_per_round=2, batch_size=5
+    ),
     "FedProx": sp.FedProx(local_steps=4, mu=0.5, weights="uniform"),
     "FedNova": sp.FedNova(local_steps=4, batch_size=5),
     "FedNova, steps given": sp.FedNova(work=[2, 9, 4, 1, 3], mu=0.5, clients_per_round=3),
@@ -58,14 +60,18 @@ PROVING = (*CENTRAL, sp.MinimaxNewton, sp.ScaffPD, sp.SubspaceSaddle, Fair)
 def cohort(dtype=None, N=5):
     sizes = (3, 8, 15, 40, 25)[:N]
     return sp.Cohort(
-        sp.data.synthetic(N=N, d=4, sizes=sizes, sigma=0.5, seed=2), sp.Linear("squared", l2=0.1), dtype=dtype
+        sp.data.synthetic(N=N, d=4, sizes=sizes, sigma=0.5, seed=2),
+        sp.Linear("squared", l2=0.1),
+        dtype=dtype,
     )
 
 
 def network():
     torch.manual_seed(0)
     random = np.random.default_rng(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+    ).double()
     data = [(random.standard_normal((m, 3)), random.integers(0, 2, m)) for m in (4, 9, 13, 6)]
     return sp.Cohort(data, sp.Module(net, l2=0.01))
 
@@ -85,7 +91,8 @@ def test_a_resumed_run_is_the_run(method, tmp_path):
 
 @pytest.mark.long  # tests/models/test_networks.py trains one by every method
 @pytest.mark.parametrize(
-    "method", [m for m in METHODS.values() if not isinstance(m, sp.SubspaceSaddle | sp.MinimaxNewton)]
+    "method",
+    [m for m in METHODS.values() if not isinstance(m, sp.SubspaceSaddle | sp.MinimaxNewton)],
 )
 def test_networks_train(method):
     federation = network()
@@ -118,7 +125,9 @@ def test_without_a_proof_it_says_so(method):
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", CENTRAL)
-@pytest.mark.parametrize("objective", [CHI, sp.CVaR(alpha=0.5), sp.Tilted(rho=0.2), sp.QFair(q=1.0)], ids=str)
+@pytest.mark.parametrize(
+    "objective", [CHI, sp.CVaR(alpha=0.5), sp.Tilted(rho=0.2), sp.QFair(q=1.0)], ids=str
+)
 def test_centralised_references_reach_the_optimum_of_an_interior_point_solver(kind, objective):
     clients = sp.data.synthetic(N=4, d=3, m=20, sigma=0.3, seed=1)
     federation = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
@@ -161,7 +170,10 @@ def test_corrected_methods_reach_the_average_optimum_and_fed_avg_does_not():
         (lambda: sp.FedNova(work="rows"), "Unknown work"),
         (lambda: sp.FedNova(work=[3, 0]), "work >= 1"),
         (lambda: sp.FedNova(work=7), "number per client"),
-        (lambda: sp.train(sp.FedNova(work=[1, 2]), cohort(), rounds=1), "of 2 clients in work=, but there are 5"),
+        (
+            lambda: sp.train(sp.FedNova(work=[1, 2]), cohort(), rounds=1),
+            "of 2 clients in work=, but there are 5",
+        ),
         (lambda: sp.FedDyn(alpha=0), "alpha > 0"),
         (lambda: sp.FedAvgM(momentum=1.0), "FedAvgM needs 0 <= momentum < 1"),
         (lambda: sp.FedAdam(second_momentum=-0.1), "FedAdam needs 0 <= second_momentum < 1"),
@@ -178,9 +190,18 @@ def test_corrected_methods_reach_the_average_optimum_and_fed_avg_does_not():
         (lambda: sp.QuasiNewtonMinimax(CHI, pairs=0), "pairs >= 1"),
         (lambda: sp.SubspaceSaddle(sp.Agnostic), "SubspaceSaddle needs an objective"),
         (lambda: sp.AcceleratedPrimalDual(CHI, steps=3), "AcceleratedPrimalDual needs steps"),
-        (lambda: sp.train(sp.FedAvg(clients_per_round=9), cohort(), rounds=1), "clients_per_round <= 5"),
-        (lambda: sp.train(sp.DRFA(clients_per_round=9), cohort(), rounds=1), "clients_per_round <= 5"),
-        (lambda: sp.train(sp.DRFA(sp.ChiSquare(rho=1, prior=[1, 2])), cohort(), rounds=1), "prior for 2 clients"),
+        (
+            lambda: sp.train(sp.FedAvg(clients_per_round=9), cohort(), rounds=1),
+            "clients_per_round <= 5",
+        ),
+        (
+            lambda: sp.train(sp.DRFA(clients_per_round=9), cohort(), rounds=1),
+            "clients_per_round <= 5",
+        ),
+        (
+            lambda: sp.train(sp.DRFA(sp.ChiSquare(rho=1, prior=[1, 2])), cohort(), rounds=1),
+            "prior for 2 clients",
+        ),
     ],
 )
 def test_mistakes_get_a_sentence(make, words):
@@ -204,7 +225,9 @@ def test_ranges_hold_for_arguments_of_ours_alone():
         Mine(mu=None)
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "Scaffold II", "DRFA", "AFL", "q-FedAvg", "DeltaFL", "ProxSkip"])
+@pytest.mark.parametrize(
+    "name", ["FedAvg", "Scaffold II", "DRFA", "AFL", "q-FedAvg", "DeltaFL", "ProxSkip"]
+)
 def test_a_rate_too_large_is_called_divergence(name):
     """Never a NaN as a result: the last finite point is returned."""
     from dataclasses import replace
@@ -220,18 +243,30 @@ def test_a_rate_too_large_is_called_divergence(name):
 def test_the_seed_decides():
     """Who takes part, which snapshot, how many steps: another seed, another run; minibatches too."""
     for method in (
-        sp.FedAvg(clients_per_round=2), sp.Scaffold(clients_per_round=2), sp.DRFA(CHI, local_steps=20),
-        sp.DRFA(CHI, clients_per_round=2), sp.ProxSkip(local_steps=5), sp.FedAvg(batch_size=2), sp.QFFL(batch_size=2),
-    ):  # fmt: skip
+        sp.FedAvg(clients_per_round=2),
+        sp.Scaffold(clients_per_round=2),
+        sp.DRFA(CHI, local_steps=20),
+        sp.DRFA(CHI, clients_per_round=2),
+        sp.ProxSkip(local_steps=5),
+        sp.FedAvg(batch_size=2),
+        sp.QFFL(batch_size=2),
+    ):
         one, other = (sp.train(method, cohort(), rounds=4, seed=seed) for seed in (0, 1))
         assert not np.array_equal(one.history.losses, other.history.losses), method
 
 
 def test_every_round_draws_other_rows():
-    for method in (sp.FedAvg(batch_size=2), sp.Scaffold(batch_size=2), sp.AFL(local_steps=2, batch_size=2)):
-        federation, keys = cohort(), []
+    for method in (
+        sp.FedAvg(batch_size=2),
+        sp.Scaffold(batch_size=2),
+        sp.AFL(local_steps=2, batch_size=2),
+    ):
+        federation = cohort()
+        keys = []
         ask = federation.local_updates
-        federation.local_updates = lambda *what, ask=ask, keys=keys: keys.append(what[3].key) or ask(*what)
+        federation.local_updates = lambda *what, ask=ask, keys=keys: (
+            keys.append(what[3].key) or ask(*what)
+        )
         sp.train(method, federation, rounds=4)
         assert len(set(keys)) == len(keys) == 4, method
 
@@ -277,13 +312,16 @@ def test_what_a_round_sends(method, exchanges, up, down):
 def test_automatic_settings():
     federation = cohort()
     known = federation.constants()
-    L, mu = known.smoothness.max(), known.strong_convexity.min()
+    L = known.smoothness.max()
+    mu = known.strong_convexity.min()
     assert sp.ProxSkip().init(federation).expected_steps == round(np.sqrt(L / mu))
     assert sp.FedAvg().init(federation).local_rate == pytest.approx(1 / L)
     at = federation.gradients(federation.start())
     c = np.array([at.sum(row).numpy() for row in np.eye(5)])
     K = ((c - c.mean(0)) ** 2).sum()
-    assert sp.DRFA(local_steps=4).init(federation).dual_rate == pytest.approx(0.45 / (K * 4 * 4 / L))
+    assert sp.DRFA(local_steps=4).init(federation).dual_rate == pytest.approx(
+        0.45 / (K * 4 * 4 / L)
+    )
     assert sp.AFL(local_steps=4).init(federation).dual_rate == pytest.approx(0.45 / (K * 4 / L))
     gda = sp.GradientDescentAscent(CHI).init(federation)
     assert gda.server_rate == pytest.approx(1 / (2 * L))
@@ -293,7 +331,8 @@ def test_automatic_settings():
 def test_the_tail_is_not_moved_by_rounding():
     from scaffpd.algorithms.fed_avg import quantile
 
-    losses, equal = np.arange(10.0), np.full(10, 0.1)
+    losses = np.arange(10.0)
+    equal = np.full(10, 0.1)
     assert [quantile(losses, equal, 1 - t) for t in (0.1, 0.3, 0.5, 0.7, 0.9)] == [8, 6, 4, 2, 0]
     assert quantile(losses, equal, 0.0) == 0
 
@@ -314,7 +353,11 @@ def test_flat_losses_get_a_sentence_and_flat_clients_stay_behind():
 def test_sampling_is_fair():
     """Every client takes part equally often, and the seed decides who."""
     clients = sp.data.synthetic(N=6, d=2, m=5)
-    result = sp.train(sp.FedAvg(clients_per_round=2, weights="uniform"), sp.Cohort(clients, sp.Linear()), rounds=150)
+    result = sp.train(
+        sp.FedAvg(clients_per_round=2, weights="uniform"),
+        sp.Cohort(clients, sp.Linear()),
+        rounds=150,
+    )
     took_part = (result.history.weights[1:] > 0).sum(0)
     assert took_part.sum() == 300
     assert np.abs(took_part - 50).max() < 23  # four standard deviations

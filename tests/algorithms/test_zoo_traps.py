@@ -15,7 +15,7 @@ from zoo_cases import agree, case, play
 import scaffpd as sp
 from naive import relative, unequal_clients
 from scaffpd.federation import ClientScores
-from scaffpd.metrics import Summary
+from scaffpd.training.metrics import Summary
 
 ROUNDS = 6
 DIFFERENT = 1e-4  # a wrong variant is at least this far away, where right ones agree to 1e-10
@@ -38,7 +38,9 @@ def test_afl_lambda_reaches_the_model_step():
     rates = {"local_rate": problem.rate, "dual_rate": 3 * problem.dual_rate}
     run = play(sp.AFL(**rates), problem, ROUNDS)
     right = naive.afl(problem.clients, problem.x0, ROUNDS, problem.rate, rates["dual_rate"])
-    blind = naive.fed_avg(problem.clients, problem.x0, ROUNDS, 1, problem.rate, problem.weights("uniform"))
+    blind = naive.fed_avg(
+        problem.clients, problem.x0, ROUNDS, 1, problem.rate, problem.weights("uniform")
+    )
     agree(run.x, points(right))
     agree(run.x[:1], blind[:1])  # the first step is that of λ⁰ = 1/N
     differ(run.x, blind)
@@ -52,14 +54,17 @@ def test_afl_lambda_reaches_the_model_step():
 def test_afl_lambda_is_a_projection_and_not_a_clipping():
     """Clipping at 0 and dividing by the sum is not the projection on the simplex."""
     problem = case("squared")
-    rate, dual_rate = problem.rate, 10 * problem.dual_rate
+    rate = problem.rate
+    dual_rate = 10 * problem.dual_rate
     run = play(sp.AFL(local_rate=rate, dual_rate=dual_rate), problem, ROUNDS)
 
     def clipped(s, centre, sigma):
         return np.maximum(centre + sigma * s, 0) / np.maximum(centre + sigma * s, 0).sum()
 
-    right, wrong = (naive.afl(problem.clients, problem.x0, ROUNDS, rate, dual_rate, prox=prox) for prox in
-                    (naive.agnostic_prox, clipped))  # fmt: skip
+    right, wrong = (
+        naive.afl(problem.clients, problem.x0, ROUNDS, rate, dual_rate, prox=prox)
+        for prox in (naive.agnostic_prox, clipped)
+    )
     agree(run.x, points(right))
     differ(run.x, points(wrong))
 
@@ -71,9 +76,13 @@ Q = 2.0
 
 def q_fed_avg_gone_wrong(problem, mistake, rounds=ROUNDS, steps=3, q=Q):
     """`naive.q_fed_avg` with one mistake."""
-    x, L, p, iterates = problem.x0, 1 / problem.rate, problem.weights("uniform"), []
+    x = problem.x0
+    L = 1 / problem.rate
+    p = problem.weights("uniform")
+    iterates = []
     for _ in range(rounds):
-        top, bottom = np.zeros_like(x), 0.0
+        top = np.zeros_like(x)
+        bottom = 0.0
         central = np.mean([naive.loss_of(f, x) for f in problem.clients.values()])
         for name, f in problem.clients.items():
             F = naive.loss_of(f, x)
@@ -91,13 +100,17 @@ def q_fed_avg_gone_wrong(problem, mistake, rounds=ROUNDS, steps=3, q=Q):
 
 
 def q_ffl(problem, **changes):
-    return sp.QFFL(**{"q": Q, "local_steps": 3, "local_rate": problem.rate, "weights": "uniform"} | changes)
+    return sp.QFFL(
+        **{"q": Q, "local_steps": 3, "local_rate": problem.rate, "weights": "uniform"} | changes
+    )
 
 
 @pytest.fixture
 def right_q_fed_avg():
     problem = case("squared")
-    right = naive.q_fed_avg(problem.clients, problem.x0, ROUNDS, Q, 3, problem.rate, problem.weights("uniform"))
+    right = naive.q_fed_avg(
+        problem.clients, problem.x0, ROUNDS, Q, 3, problem.rate, problem.weights("uniform")
+    )
     agree(q_fed_avg_gone_wrong(problem, None), right)
     return problem, right
 
@@ -119,7 +132,10 @@ def test_qffl_takes_the_mean_and_not_the_sum_of_losses(right_q_fed_avg):
     differ(run.x, q_fed_avg_gone_wrong(problem, "a sum of losses"))
     # Every row of some clients written down three times is the same mean loss, and three times the sum.
     data = unequal_clients("squared")
-    copied = data | {k: tuple(np.repeat(a, 3, axis=0) for a in data[k]) for k in ("many", "one sample", "as many")}
+    copied = data | {
+        k: tuple(np.repeat(a, 3, axis=0) for a in data[k])
+        for k in ("many", "one sample", "as many")
+    }
     agree(play(q_ffl(problem), case("squared", copied), ROUNDS).x, right)
 
 
@@ -128,7 +144,10 @@ def one_row_each(copies):
     data = unequal_clients("logistic")
     names = ("one sample", "as many", "many", "repeated rows")
     pairs = {name: (data[name][0][:1], data[name][1][:1]) for name in names}
-    return {name: tuple(np.repeat(a, k, axis=0) for a in pairs[name]) for name, k in zip(names, copies, strict=True)}
+    return {
+        name: tuple(np.repeat(a, k, axis=0) for a in pairs[name])
+        for name, k in zip(names, copies, strict=True)
+    }
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 50])
@@ -145,7 +164,8 @@ def test_qffl_does_not_scale_the_update_twice_in_h(right_q_fed_avg):
     wrong = q_fed_avg_gone_wrong(problem, "scaled twice")
     differ(run.x, wrong)
     # The first step goes the same way and is of another length: it is h that the mistake is in.
-    one, other = run.x[0] - problem.x0, wrong[0] - problem.x0
+    one = run.x[0] - problem.x0
+    other = wrong[0] - problem.x0
     assert one @ other == pytest.approx(np.linalg.norm(one) * np.linalg.norm(other), rel=1e-9)
     assert np.linalg.norm(one) > 1.1 * np.linalg.norm(other)
 
@@ -155,7 +175,9 @@ def test_qffl_does_not_scale_the_update_twice_in_h(right_q_fed_avg):
 
 def test_drfa_snapshot_index_is_shared():
     problem = case("logistic")
-    steps, rate, dual_rate = 5, problem.rate, 3 * problem.dual_rate / 5
+    steps = 5
+    rate = problem.rate
+    dual_rate = 3 * problem.dual_rate / 5
     run = play(sp.DRFA(local_steps=steps, local_rate=rate, dual_rate=dual_rate), problem, ROUNDS)
     snapshots = [call.plan.snapshot for call in run.local]
     assert all(isinstance(t, int) and 1 <= t <= steps for t in snapshots)
@@ -163,13 +185,16 @@ def test_drfa_snapshot_index_is_shared():
     agree(run.x, points(right))
     agree(run.weights, [w for _, w in right])
     # Per client: λ after the first round is another one for nearly every way to draw them.
-    random, x = np.random.default_rng(0), problem.x0
+    random = np.random.default_rng(0)
+    x = problem.x0
     paths = [naive.descent(f, x, steps, rate, lambda j: None) for f in problem.clients.values()]
     weights = np.full(len(paths), 1 / len(paths))
     for _ in range(5):
         drawn = random.integers(1, steps + 1, len(paths))
         mixed = np.mean([path[t] for path, t in zip(paths, drawn, strict=True)], axis=0)
-        wrong = naive.agnostic_prox(naive.losses_at(problem.clients, mixed), weights, steps * dual_rate)
+        wrong = naive.agnostic_prox(
+            naive.losses_at(problem.clients, mixed), weights, steps * dual_rate
+        )
         assert relative(run.weights[0], wrong) > 1e-7
 
 
@@ -186,7 +211,11 @@ def test_drfa_samples_clients_by_lambda():
     problem = case("squared")
     prior = np.array([30, 1, 5, 20, 2, 10, 2, 30]) / 100
     method = sp.DRFA(
-        sp.Agnostic(prior=prior), local_steps=2, local_rate=problem.rate, clients_per_round=4, dual_rate=1e-12
+        sp.Agnostic(prior=prior),
+        local_steps=2,
+        local_rate=problem.rate,
+        clients_per_round=4,
+        dual_rate=1e-12,
     )
     rounds = 150
     run = play(method, problem, rounds)
@@ -210,7 +239,11 @@ def test_drfa_means_over_the_draws_are_not_weighted_by_lambda_again():
     problem = case("squared")
     prior = np.array([30, 1, 5, 20, 2, 10, 2, 30]) / 100
     method = sp.DRFA(
-        sp.Agnostic(prior=prior), local_steps=2, local_rate=problem.rate, clients_per_round=4, dual_rate=1e-12
+        sp.Agnostic(prior=prior),
+        local_steps=2,
+        local_rate=problem.rate,
+        clients_per_round=4,
+        dual_rate=1e-12,
     )
     for call in play(method, problem, 10).local:
         np.testing.assert_allclose(call.sums[0] * 4, np.rint(call.sums[0] * 4), atol=1e-12)
@@ -221,21 +254,31 @@ def test_drfa_means_over_the_draws_are_not_weighted_by_lambda_again():
 
 def scaffold_gone_wrong(problem, mistake, option="II", steps=4, rounds=ROUNDS):
     """`naive.scaffold` with one mistake, all clients in every round."""
-    x, n, rate = problem.x0, len(problem.clients), problem.rate
+    x = problem.x0
+    n = len(problem.clients)
+    rate = problem.rate
     c = np.zeros_like(x)
-    own = {name: x if mistake == "starts at the model" else np.zeros_like(x) for name in problem.clients}
+    own = {
+        name: x if mistake == "starts at the model" else np.zeros_like(x)
+        for name in problem.clients
+    }
     iterates = []
     for _ in range(rounds):
-        ends, fresh = {}, {}
+        ends = {}
+        fresh = {}
         for name, f in problem.clients.items():
             count = len(f.A) if mistake == "an epoch each" else steps
             ends[name] = naive.descent(f, x, count, rate, lambda j: None, shift=c - own[name])[-1]
-            divisor = {"no K": 1, "one step too few": steps - 1, "the samples": len(f.A)}.get(mistake, count)
+            divisor = {"no K": 1, "one step too few": steps - 1, "the samples": len(f.A)}.get(
+                mistake, count
+            )
             fresh[name] = own[name] - c + (x - ends[name]) / (divisor * rate)
             if option == "I":
                 fresh[name] = f.fast_gradient(x)
         x = sum(ends.values()) / n
-        added = fresh if mistake == "adds c_i" else {name: fresh[name] - own[name] for name in fresh}
+        added = (
+            fresh if mistake == "adds c_i" else {name: fresh[name] - own[name] for name in fresh}
+        )
         c = c + sum(added.values()) / n
         own = fresh
         iterates.append(x)
@@ -251,7 +294,9 @@ def test_scaffold_variates_start_at_zero_and_not_at_the_model(option):
     problem = case("logistic")
     run = play(scaffold(problem, option=option), problem, ROUNDS)
     agree(run.x, scaffold_gone_wrong(problem, None, option))
-    first = naive.fed_avg(problem.clients, problem.x0, 1, 4, problem.rate, problem.weights("uniform"))
+    first = naive.fed_avg(
+        problem.clients, problem.x0, 1, 4, problem.rate, problem.weights("uniform")
+    )
     agree(run.x[:1], first)  # without variates there is nothing to correct
     differ(run.x[:1], scaffold_gone_wrong(problem, "starts at the model", option)[:1])
     differ(run.x, scaffold_gone_wrong(problem, "starts at the model", option))
@@ -267,7 +312,9 @@ def test_scaffold_server_adds_the_change_of_c_i_and_not_c_i(option):
     differ(run.x, wrong)
     for state in run.states:
         mean = state.variates.sum(np.full(len(problem.names), 1 / len(problem.names)))
-        assert torch.allclose(state.variate, mean, rtol=1e-10, atol=1e-12), "c = (1/N) Σ c_i at all times"
+        assert torch.allclose(state.variate, mean, rtol=1e-10, atol=1e-12), (
+            "c = (1/N) Σ c_i at all times"
+        )
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
@@ -275,7 +322,9 @@ def test_scaffold_c_stays_the_mean_of_all_c_i_when_clients_are_sampled(weights):
     problem = case("logistic")
     p = np.array(list(problem.weights(weights).values()))
     for option in ("I", "II"):
-        for state in play(scaffold(problem, option=option, clients_per_round=3, weights=weights), problem, 12).states:
+        for state in play(
+            scaffold(problem, option=option, clients_per_round=3, weights=weights), problem, 12
+        ).states:
             assert torch.allclose(state.variate, state.variates.sum(p), rtol=1e-9, atol=1e-12)
 
 
@@ -288,24 +337,36 @@ def test_scaffold_divides_by_eta_k(mistake):
     # c_i is a mean of gradients along the way: with tiny steps the gradient at x itself.
     still = play(scaffold(problem, local_rate=1e-9), problem, 1).states[-1]
     for i, f in enumerate(problem.clients.values()):
-        assert relative(still.variates.sum(np.eye(len(problem.names))[i]), f.fast_gradient(problem.x0)) < 1e-4
+        assert (
+            relative(still.variates.sum(np.eye(len(problem.names))[i]), f.fast_gradient(problem.x0))
+            < 1e-4
+        )
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 def test_scaffold_local_steps_are_equal_whatever_a_client_has(batch_size):
     """Rows that are all alike, 3 or 300 of them: an epoch is longer, four local steps are not."""
-    few, many = (case("logistic", one_row_each(copies)) for copies in ((3, 3, 3, 3), (3, 30, 100, 300)))
-    runs = [play(scaffold(problem, batch_size=batch_size), problem, ROUNDS) for problem in (few, many)]
+    few, many = (
+        case("logistic", one_row_each(copies)) for copies in ((3, 3, 3, 3), (3, 30, 100, 300))
+    )
+    runs = [
+        play(scaffold(problem, batch_size=batch_size), problem, ROUNDS) for problem in (few, many)
+    ]
     agree(runs[0].x, runs[1].x)
     assert [call.plan.steps for call in runs[1].local] == [4] * ROUNDS
     differ(runs[1].x, scaffold_gone_wrong(many, "an epoch each"))
 
 
-@pytest.mark.parametrize("method", [sp.Scaffold(), sp.Scaffold(option="I", clients_per_round=3), sp.ProxSkip()])
+@pytest.mark.parametrize(
+    "method", [sp.Scaffold(), sp.Scaffold(option="I", clients_per_round=3), sp.ProxSkip()]
+)
 def test_scaffold_variates_do_not_survive_into_another_run(method):
     """The second run on the same cohort is the first one again, and that of a cohort that has seen nothing."""
-    problem, untouched = case("logistic"), case("logistic")
-    first, second = (sp.train(method, problem.cohort, rounds=ROUNDS, x0=problem.x0) for _ in range(2))
+    problem = case("logistic")
+    untouched = case("logistic")
+    first, second = (
+        sp.train(method, problem.cohort, rounds=ROUNDS, x0=problem.x0) for _ in range(2)
+    )
     fresh = sp.train(method, untouched.cohort, rounds=ROUNDS, x0=problem.x0)
     assert np.array_equal(first.x, second.x)
     assert np.array_equal(first.x, fresh.x)
@@ -324,7 +385,11 @@ def test_scaffold_variates_do_not_survive_into_another_run(method):
 def test_a_state_is_a_value_that_a_later_round_does_not_change():
     """The variates of an earlier state must not move on when the run does."""
     problem = case("logistic")
-    for method in (sp.Scaffold(clients_per_round=3), sp.Scaffold(option="I"), sp.ProxSkip(local_steps=3)):
+    for method in (
+        sp.Scaffold(clients_per_round=3),
+        sp.Scaffold(option="I"),
+        sp.ProxSkip(local_steps=3),
+    ):
         states = play(method, problem, 2).states
         once, twice = (method.round(problem.cohort, states[1]).x for _ in range(2))
         assert torch.equal(once, twice)
@@ -340,7 +405,12 @@ def test_worst_accuracy_always_comes_with_what_it_is_over():
     counts = np.array([10, 1000, 10, 10, 10, 10])
     scores = ClientScores(tuple("abcdef"), 1 - accuracy, accuracy, counts)
     spread = Summary.of(scores).accuracy
-    assert (spread.worst, spread.worst_client, spread.best, spread.best_client) == (0.5, "b", 1.0, "f")
+    assert (spread.worst, spread.worst_client, spread.best, spread.best_client) == (
+        0.5,
+        "b",
+        1.0,
+        "f",
+    )
     assert spread.worst_20 == pytest.approx((0.5 + 0.6) / 2)  # ⌈6/5⌉ = 2 clients
     assert spread.best_20 == pytest.approx((1.0 + 0.9) / 2)
     assert spread.mean == pytest.approx(0.75)

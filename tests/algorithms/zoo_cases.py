@@ -52,7 +52,9 @@ class Case:
         m = len(self.clients[name].A)
         if batch_size is None or m <= batch_size:
             return None
-        uniform = Draws(key, [name]).uniform((step + 1) * batch_size)[0, step * batch_size :].numpy()
+        uniform = (
+            Draws(key, [name]).uniform((step + 1) * batch_size)[0, step * batch_size :].numpy()
+        )
         return np.minimum(np.floor(uniform * m).astype(int), m - 1)
 
 
@@ -63,7 +65,9 @@ def case(loss="squared", data=None, l2=L2, seed=5):
     classes = {"classes": outputs} if loss == "softmax" else {}
     cohort = sp.Cohort(data, sp.Linear(loss, l2=l2, **classes))
     clients = {name: Client(X, y, loss, l2, outputs) for name, (X, y) in data.items()}
-    return Case(cohort, clients, 0.3 * np.random.default_rng(seed).standard_normal(cohort.dimension))
+    return Case(
+        cohort, clients, 0.3 * np.random.default_rng(seed).standard_normal(cohort.dimension)
+    )
 
 
 class Recorder:
@@ -71,7 +75,8 @@ class Recorder:
 
     def __init__(self, cohort):
         self._cohort = cohort
-        self.asked, self.round = [], None
+        self.asked = []
+        self.round = None
 
     def __getattr__(self, name):
         return getattr(self._cohort, name)
@@ -89,8 +94,11 @@ class Recorder:
         question = getattr(self._cohort, kind)
         arguments = inspect.signature(question).bind(*args, **kwargs)
         arguments.apply_defaults()
-        chosen, names = arguments.arguments["clients"], list(self._cohort.names)
-        about = arguments.arguments | {"clients": names if chosen is None else [names[int(i)] for i in chosen]}
+        chosen = arguments.arguments["clients"]
+        names = list(self._cohort.names)
+        about = arguments.arguments | {
+            "clients": names if chosen is None else [names[int(i)] for i in chosen]
+        }
         note = SimpleNamespace(kind=kind, round=self.round, sums=[], **about)
         self.asked.append(note)
         answer = question(*args, **kwargs)

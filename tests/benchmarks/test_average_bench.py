@@ -10,8 +10,16 @@ import scaffpd as sp
 
 
 def test_a_round_of_dane_is_that_of_its_paper():
-    clients, l2, eta, mu = sp.data.synthetic(N=3, d=4, m=9, seed=2), 0.1, 0.7, 0.3
-    result = sp.train(average.Dane(eta, mu), sp.Cohort(clients, sp.Linear("squared", l2)), rounds=2, progress=False)
+    clients = sp.data.synthetic(N=3, d=4, m=9, seed=2)
+    l2 = 0.1
+    eta = 0.7
+    mu = 0.3
+    result = sp.train(
+        average.Dane(eta, mu),
+        sp.Cohort(clients, sp.Linear("squared", l2)),
+        rounds=2,
+        progress=False,
+    )
     x = np.zeros(4)
     for _ in range(2):
         hessians = [2 / len(y) * X.T @ X + l2 * np.eye(4) for X, y in clients]

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 SPEED = Path(__file__).parents[2] / "benchmarks" / "speed"
-SCRIPTS = ("network_simulators", "networks", "simulators", "images", "torch_problems", "run_loop", "run_scaffpd")
+SCRIPTS = (
+    "network_simulators",
+    "networks",
+    "simulators",
+    "images",
+    "torch_problems",
+    "run_loop",
+    "run_scaffpd",
+)
 
 
 @pytest.fixture
@@ -26,7 +34,9 @@ def bench(monkeypatch):
     networks = sys.modules["networks"]
 
     random = np.random.default_rng(0)
-    part = SimpleNamespace(x=random.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), y=random.integers(0, 10, 200))
+    part = SimpleNamespace(
+        x=random.integers(0, 256, (200, 32, 32, 3), dtype=np.uint8), y=random.integers(0, 10, 200)
+    )
     monkeypatch.setattr(networks, "everything", lambda: SimpleNamespace(train=part, test=part))
     monkeypatch.setattr(networks, "EACH", 10)
     monkeypatch.setattr(networks, "BATCH", 6)
@@ -46,14 +56,20 @@ def trained(network, given, tick):
     import run_scaffpd
     import torch_problems
 
-    return {"scaffpd": run_scaffpd.network(given, tick), "loop": torch_problems.network(run_loop.train, 1, given, tick)}
+    return {
+        "scaffpd": run_scaffpd.network(given, tick),
+        "loop": torch_problems.network(run_loop.train, 1, given, tick),
+    }
 
 
-@pytest.mark.parametrize(("network", "rounds"), [("cnn", 2), pytest.param("resnet", 1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("network", "rounds"), [("cnn", 2), pytest.param("resnet", 1, marks=pytest.mark.long)]
+)
 def test_ours_and_the_loop_do_the_same_work(bench, network, rounds, tmp_path):
     import images
 
-    here, ticks = contest(bench, network), []
+    here = contest(bench, network)
+    ticks = []
     bench.problem(network, here, rounds).save(tmp_path / "problem.npz")
     given = images.load(str(tmp_path / "problem.npz"))
     assert given.rows.shape == (rounds, 2, 2, 6)
@@ -74,7 +90,10 @@ def test_other_minibatches_are_noticed(bench):
     import run_loop
     import torch_problems
 
-    found = [torch_problems.network(run_loop.train, 1, problem, lambda: None) for problem in (given, other)]
+    found = [
+        torch_problems.network(run_loop.train, 1, problem, lambda: None)
+        for problem in (given, other)
+    ]
     first, second = (bench.vector(here, model) for model in found)
     assert (first - second).norm() > 0.1 * (first - bench.vector(here, given.start)).norm()
 

@@ -15,14 +15,22 @@ PAGE = (ROOT / "docs" / "networks.md").read_text(encoding="utf-8").splitlines()
 
 
 def test_fair_networks_at_full_size():
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "results/networks").glob("*.json"))]
-    table = networks.in_pairs(runs, [name for name in networks.METHODS if name != "SCAFFOLD"]).replace("|  |", "| |")
+    runs = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted((ROOT / "results/networks").glob("*.json"))
+    ]
+    table = networks.in_pairs(
+        runs, [name for name in networks.METHODS if name != "SCAFFOLD"]
+    ).replace("|  |", "| |")
     assert {line.split("|")[1].strip() for line in table.splitlines()} >= {"seed 4", "mean"}
     assert not [line for line in table.splitlines() if line not in PAGE]
 
 
 def test_runs_of_different_lengths_are_not_compared():
-    runs = [{"seed": 0, "method": "FedAvg", "rounds": r, "images": 9, "accuracies": [[1.0]]} for r in (1, 2)]
+    runs = [
+        {"seed": 0, "method": "FedAvg", "rounds": r, "images": 9, "accuracies": [[1.0]]}
+        for r in (1, 2)
+    ]
     with pytest.raises(SystemExit, match="different lengths"):
         networks.in_pairs(runs, ["FedAvg"])
 

@@ -24,7 +24,13 @@ def test_regions_that_sum_for_their_clients_give_the_flat_run_s_numbers(method):
     clients = silos.drawn(9, m=16, d=4)
     flat = sp.train(METHODS[method], sp.Cohort(clients, model), rounds=6, seed=3, progress=False)
     for regions in (1, 2, 4):
-        other = sp.train(METHODS[method], silos.regional(clients, model, regions), rounds=6, seed=3, progress=False)
+        other = sp.train(
+            METHODS[method],
+            silos.regional(clients, model, regions),
+            rounds=6,
+            seed=3,
+            progress=False,
+        )
         np.testing.assert_allclose(other.x, flat.x, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(other.history.losses, flat.history.losses, rtol=1e-9)
         np.testing.assert_allclose(other.certificate, flat.certificate, rtol=1e-3, atol=1e-12)
@@ -36,11 +42,13 @@ def test_a_wrong_model_is_called_wrong(tmp_path):
     assert faults.judge(trial, path, places, outcome) == "right"
     assert trial.members == 3
     file = path.parent / "run" / "model.safetensors"
-    from scaffpd.config.model_file import model_bytes, read_model
+    from scaffpd.run.settings.model_file import model_bytes, read_model
 
     x, setup = read_model(file)
     file.write_bytes(model_bytes(x + 0.01, setup))
-    assert faults.judge(trial, path, places, outcome).startswith("WRONG: ended converged with a gap of")
+    assert faults.judge(trial, path, places, outcome).startswith(
+        "WRONG: ended converged with a gap of"
+    )
     other = faults.Trial(1, "in process", "clear", "Fair", "drop", "silo killed", "hungarian", 12)
     assert "hungarian" not in faults.judge(other, path, places, outcome)
     assert "va is not in the result" in faults.judge(other, path, places, outcome)

@@ -19,7 +19,13 @@ def simulators(monkeypatch):
 
 
 def answer(speed, accuracy=0.87, rounds=20):
-    values = {"version": "1", "rounds": rounds, "train_accuracy": accuracy, "startup_seconds": 1.0, "setting": ""}
+    values = {
+        "version": "1",
+        "rounds": rounds,
+        "train_accuracy": accuracy,
+        "startup_seconds": 1.0,
+        "setting": "",
+    }
     return {"steps_per_second": speed, "accuracy": accuracy, **values}
 
 
@@ -28,7 +34,8 @@ def three(speed, accuracy=0.87):
 
 
 def test_ratios_are_taken_within_turns(simulators):
-    ours, loop = [answer(100.0), answer(10.0), answer(1.0)], [answer(50.0), answer(5.0), answer(0.5)]
+    ours = [answer(100.0), answer(10.0), answer(1.0)]
+    loop = [answer(50.0), answer(5.0), answer(0.5)]
     rows = simulators.judged({"scaffpd": ours, "loop": loop})
     assert [row["time ÷ scaffpd's"] for row in rows] == pytest.approx([1, 2])
     assert "scaffpd is 2× as fast as plain PyTorch loop 1" in simulators.sentences(rows)[1]
@@ -46,7 +53,9 @@ def test_who_learns_worse_than_the_loop_has_no_speed(simulators, accuracy):
 
 
 def test_a_little_noise_is_no_failure(simulators):
-    rows = simulators.judged({"scaffpd": three(9.0), "loop": three(3.0), "pfl": three(3.0, accuracy=0.86)})
+    rows = simulators.judged(
+        {"scaffpd": three(9.0), "loop": three(3.0), "pfl": three(3.0, accuracy=0.86)}
+    )
     assert rows[2]["time ÷ scaffpd's"] == pytest.approx(3)
 
 
@@ -75,7 +84,10 @@ def test_an_absent_peer_is_a_row_with_the_reason(simulators, tmp_path):
     (tmp_path / "run_pfl.py").write_text("import a_library_that_is_not_there\n", encoding="utf-8")
     absent = simulators.ask("pfl", sys.executable, 1, folder=tmp_path)
     rows = simulators.judged({"scaffpd": three(9.0), "loop": three(3.0), "pfl": [absent]})
-    assert rows[2]["note"] == "not installed: ModuleNotFoundError: No module named 'a_library_that_is_not_there'"
+    assert (
+        rows[2]["note"]
+        == "not installed: ModuleNotFoundError: No module named 'a_library_that_is_not_there'"
+    )
     assert rows[2]["steps/s"] is None
 
 

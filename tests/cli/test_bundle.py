@@ -28,7 +28,10 @@ NEEDS = (
 )
 PACKAGES = {  # what an index has: two versions of one, names that are written differently, all ways to name a licence
     ("tiny", "1.0"): NEEDS,
-    ("Tiny_Needed", "1.5+cpu"): "Classifier: License :: OSI Approved :: BSD License\nRequires-Dist: tiny; extra == 'x'",
+    (
+        "Tiny_Needed",
+        "1.5+cpu",
+    ): "Classifier: License :: OSI Approved :: BSD License\nRequires-Dist: tiny; extra == 'x'",
     ("Tiny_Needed", "2.0"): "",
     ("tiny-more", "3"): "License: Apache 2.0",
     ("tiny-other", "4"): "",
@@ -38,13 +41,17 @@ PACKAGES = {  # what an index has: two versions of one, names that are written d
 def write_wheel(folder, name, version, more):
     plain = name.replace("-", "_")
     about = {"METADATA": TINY.format(name=name, version=version, more=more).replace("\n\n", "\n")}
-    about["WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    about["WHEEL"] = (
+        "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
     home = f"{plain}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{plain}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{plain.lower()}.py", f"VERSION = {version!r}\n")
         for part, text in about.items():
             file.writestr(f"{home}/{part}", text)
-        file.writestr(f"{home}/RECORD", "".join(f"{home}/{part},,\n" for part in (*about, "RECORD")))
+        file.writestr(
+            f"{home}/RECORD", "".join(f"{home}/{part},,\n" for part in (*about, "RECORD"))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +67,21 @@ def made(index, tmp_path_factory):
     """A bundle of tiny[more] with a pin, made by the command without any network."""
     place = tmp_path_factory.mktemp("bundles")
     (place / "pins.txt").write_text("tiny-needed==1.5\n")
-    words = ["bundle", "b", "--source", "tiny==1.0", "--extras", "more", "--constraints", "pins.txt"]
+    words = [
+        "bundle",
+        "b",
+        "--source",
+        "tiny==1.0",
+        "--extras",
+        "more",
+        "--constraints",
+        "pins.txt",
+    ]
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index), "PIP_CONFIG_FILE": os.devnull}
     run = [sys.executable, "-m", "scaffpd", *words]
-    done = subprocess.run(run, cwd=place, env=os.environ | offline, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        run, cwd=place, env=os.environ | offline, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return place / "b", done.stdout
 
@@ -93,7 +111,11 @@ def install(bundle, target):
 def test_it_holds_what_was_asked_for_with_the_pinned_versions_and_installs_offline(made, tmp_path):
     bundle, said = made
     wheels = sorted((bundle / "wheels").iterdir())
-    assert [wheel.name.split("-py3")[0] for wheel in wheels] == ["Tiny_Needed-1.5+cpu", "tiny-1.0", "tiny_more-3"]
+    assert [wheel.name.split("-py3")[0] for wheel in wheels] == [
+        "Tiny_Needed-1.5+cpu",
+        "tiny-1.0",
+        "tiny_more-3",
+    ]
     pins = (bundle / "requirements.txt").read_text()
     for wheel in wheels:
         assert hashlib.sha256(wheel.read_bytes()).hexdigest() in pins
@@ -103,13 +125,20 @@ def test_it_holds_what_was_asked_for_with_the_pinned_versions_and_installs_offli
     assert not (tmp_path / "site" / "tiny_other.py").exists()
     assert hashlib.sha256((bundle / "SHA256SUMS").read_bytes()).hexdigest() in said
     if shutil.which("sha256sum"):
-        subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=bundle, check=True, capture_output=True)
+        subprocess.run(
+            ["sha256sum", "--check", "--strict", "SHA256SUMS"],
+            cwd=bundle,
+            check=True,
+            capture_output=True,
+        )
 
 
 def invalid(text):
     """What CycloneDX says against a bill of materials."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "rfc3987_syntax", None)  # takes two seconds, for addresses, and a bill has none
+        patch.setitem(
+            sys.modules, "rfc3987_syntax", None
+        )  # takes two seconds, for addresses, and a bill has none
         from cyclonedx.schema import SchemaVersion
         from cyclonedx.validation.json import JsonStrictValidator
 
@@ -123,11 +152,19 @@ def test_the_bill_of_materials_is_valid_and_complete(made):
     assert invalid(text.replace("SHA-256", "SHA-257")) is not None
     bill = json.loads(text)
     parts = {part["purl"]: part for part in (bill["metadata"]["component"], *bill["components"])}
-    assert set(parts) == {"pkg:pypi/tiny@1.0", "pkg:pypi/tiny-needed@1.5%2Bcpu", "pkg:pypi/tiny-more@3"}
-    hashes = {hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in (made[0] / "wheels").iterdir()}
+    assert set(parts) == {
+        "pkg:pypi/tiny@1.0",
+        "pkg:pypi/tiny-needed@1.5%2Bcpu",
+        "pkg:pypi/tiny-more@3",
+    }
+    hashes = {
+        hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in (made[0] / "wheels").iterdir()
+    }
     assert {part["hashes"][0]["content"] for part in parts.values()} == hashes
     licences = [json.dumps(part.get("licenses")) for part in parts.values()]
-    assert all(any(name in found for found in licences) for name in ("MIT", "BSD License", "Apache 2.0"))
+    assert all(
+        any(name in found for found in licences) for name in ("MIT", "BSD License", "Apache 2.0")
+    )
     on = {entry["ref"]: entry["dependsOn"] for entry in bill["dependencies"]}
     assert on["pkg:pypi/tiny@1.0"] == ["pkg:pypi/tiny-more@3", "pkg:pypi/tiny-needed@1.5%2Bcpu"]
 
@@ -140,10 +177,13 @@ def spoil_wheel(bundle):
 
 def swap_wheel_and_sums(bundle):
     """Somebody who changes the sums as well has still to change the pins."""
-    wheel, sums = next((bundle / "wheels").glob("tiny_more*")), bundle / "SHA256SUMS"
+    wheel = next((bundle / "wheels").glob("tiny_more*"))
+    sums = bundle / "SHA256SUMS"
     before = hashlib.sha256(wheel.read_bytes()).hexdigest()
     spoil_wheel(bundle)
-    sums.write_text(sums.read_text().replace(before, hashlib.sha256(wheel.read_bytes()).hexdigest()))
+    sums.write_text(
+        sums.read_text().replace(before, hashlib.sha256(wheel.read_bytes()).hexdigest())
+    )
     return "is not what requirements.txt pins"
 
 
@@ -176,7 +216,9 @@ def link_wheel(bundle):
 
 def forget(bundle, *words):
     sums = bundle / "SHA256SUMS"
-    lines = [line for line in sums.read_text().splitlines() if not any(word in line for word in words)]
+    lines = [
+        line for line in sums.read_text().splitlines() if not any(word in line for word in words)
+    ]
     sums.write_text("".join(f"{line}\n" for line in lines))
 
 
@@ -226,8 +268,14 @@ def test_the_fingerprint_tells_one_bundle_from_another(bundle, capsys):
         (["--source", "tiny==7"], "pip could not collect"),
     ],
 )
-def test_what_cannot_be_bundled_is_refused_and_leaves_nothing(words, sentence, index, tmp_path, monkeypatch, capfd):
-    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(index), "CONFIG_FILE": os.devnull}.items():
+def test_what_cannot_be_bundled_is_refused_and_leaves_nothing(
+    words, sentence, index, tmp_path, monkeypatch, capfd
+):
+    for name, value in {
+        "NO_INDEX": "1",
+        "FIND_LINKS": str(index),
+        "CONFIG_FILE": os.devnull,
+    }.items():
         monkeypatch.setenv(f"PIP_{name}", value)
     assert cli.run(["bundle", str(tmp_path / "b"), "--extras", "", *words]) == 2
     assert sentence in capfd.readouterr().err
@@ -247,13 +295,26 @@ def test_the_package_itself_installs_from_its_bundle_alone_and_trains(tmp_path):
     bundle = tmp_path / "bundle"
     assert cli.run(["bundle", str(bundle), "--source", str(ROOT), "--extras", "flare,privacy"]) == 0
     assert invalid((bundle / "sbom.cdx.json").read_text()) is None
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": ""}
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | nowhere
+    nowhere = {
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "",
+    }
+    plain = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    } | nowhere
     python = {"PYTHON": sys.executable}
-    done = subprocess.run(["sh", bundle / "install.sh", "v"], cwd=tmp_path, env=plain | python, check=False)
+    done = subprocess.run(
+        ["sh", bundle / "install.sh", "v"], cwd=tmp_path, env=plain | python, check=False
+    )
     assert done.returncode == 0
     scaffpd = tmp_path / "v" / "bin" / "scaffpd"
     assert subprocess.run([scaffpd, "doctor"], env=plain, cwd=tmp_path, check=False).returncode == 0
-    assert subprocess.run([scaffpd, "bundle", "--verify", bundle], env=plain, cwd=tmp_path, check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [scaffpd, "bundle", "--verify", bundle], env=plain, cwd=tmp_path, check=False
+        ).returncode
+        == 0
+    )
     run = [scaffpd, "train", "hospitals", "--quiet", "--splits", "0"]
     assert subprocess.run(run, env=plain, cwd=tmp_path, check=False).returncode == 0

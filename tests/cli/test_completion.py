@@ -14,10 +14,10 @@ from forked import command
 from scaffpd import algorithms, cli, data, objectives
 from scaffpd.cli import typer_ext
 from scaffpd.cli.compare import _methods
-from scaffpd.comparison import problem
-from scaffpd.comparison.setting import zoo
 from scaffpd.deploy import local
 from scaffpd.features import backbones, extract, layers
+from scaffpd.study.comparison import problem
+from scaffpd.study.comparison.setting import zoo
 
 
 @pytest.fixture
@@ -56,7 +56,9 @@ def test_bash(offered, line, found):
 
 
 def test_zsh_and_fish(offered):
-    zsh = offered(_SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="scaffpd deploy local --engine f")
+    zsh = offered(
+        _SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="scaffpd deploy local --engine f"
+    )
     assert '"flare"' in zsh
     assert '"flower"' in zsh
     fish = {"_SCAFFPD_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
@@ -66,7 +68,11 @@ def test_zsh_and_fish(offered):
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts_are_shown_and_installed(shell, tmp_path):
-    variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": str(tmp_path), "PYTHONUTF8": "1"}
+    variables = {
+        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
+        "HOME": str(tmp_path),
+        "PYTHONUTF8": "1",
+    }
     done = command("--show-completion", shell, env=variables)
     assert f"_SCAFFPD_COMPLETE=complete_{shell}" in done.stdout
     assert command("--install-completion", shell, env=variables).returncode == 0
@@ -82,9 +88,17 @@ def test_nothing_heavy_is_loaded():
         "except SystemExit:\n    pass\n"
         "print(*sorted({'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)), file=sys.stderr)\n"
     )
-    variables = {"_SCAFFPD_COMPLETE": "complete_bash", "COMP_WORDS": "scaffpd compare d", "COMP_CWORD": "2"}
+    variables = {
+        "_SCAFFPD_COMPLETE": "complete_bash",
+        "COMP_WORDS": "scaffpd compare d",
+        "COMP_CWORD": "2",
+    }
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | variables
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | variables,
     )
     assert done.stdout.split() == ["digits"]
     assert done.stderr.strip() == ""
@@ -92,8 +106,14 @@ def test_nothing_heavy_is_loaded():
 
 def test_the_names_are_those_of_their_homes():
     assert typer_ext.PROBLEMS == problem.NAMES
-    assert set(typer_ext.OBJECTIVES) == set(objectives.OBJECTIVES) == {*objectives.__all__} - {"Objective", "Excess"}
-    said = next(o for o in typer.main.get_command(cli.app).commands["train"].params if o.name == "strength")
+    assert (
+        set(typer_ext.OBJECTIVES)
+        == set(objectives.OBJECTIVES)
+        == {*objectives.__all__} - {"Objective", "Excess"}
+    )
+    said = next(
+        o for o in typer.main.get_command(cli.app).commands["train"].params if o.name == "strength"
+    )
     for kind in (kind for kind in objectives.OBJECTIVES.values() if kind.parameter):
         assert (kind.symbol or kind.parameter) in said.help
         assert kind.usual is None or f"{kind.symbol} {kind.usual:g}" in said.show_default
@@ -107,7 +127,8 @@ def test_the_names_are_those_of_their_homes():
 
 
 def test_every_method_is_completed_and_understood():
-    methods, names = zoo(objectives.Average()), ("all", *typer_ext.ALGORITHMS)
+    methods = zoo(objectives.Average())
+    names = ("all", *typer_ext.ALGORITHMS)
     for name in names:
         label = getattr(algorithms.ALGORITHMS.get(name), "published", "") or name
         found = _methods(name, 0.1, 10, None)

@@ -54,9 +54,11 @@ def test_what_is_embedded_is_what_the_loaders_return():
         assert entry.classes == found.classes
     assert len(silos["heart_disease"].names) == 4
     assert len(silos["diabetes"].names) == 5
-    drawn, entry = sp.data.synthetic(), entries.pop("synthetic")
+    drawn = sp.data.synthetic()
+    entry = entries.pop("synthetic")
     assert (entry.rows, entry.columns) == (sum(len(y) for _, y in drawn), drawn[0][0].shape[1])
-    air, entry = sp.data.beijing_air(), entries.pop("beijing_air")
+    air = sp.data.beijing_air()
+    entry = entries.pop("beijing_air")
     assert entry.rows == sum(len(y) for _, y in [*air.train, *air.test])
     assert (entry.columns, entry.clients) == (len(air.features), len(air.names))
     assert not entries
@@ -65,13 +67,22 @@ def test_what_is_embedded_is_what_the_loaders_return():
 def test_without_a_folder_everything_else_is_missing_and_says_how_to_provide_it(capsys):
     assert cli.run(["data"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    for words in ("heart_disease", "1,797", "Not embedded", "adult.data.csv.gz", "cifar-10-batches-py", "SCAFFPD_DATA"):
+    for words in (
+        "heart_disease",
+        "1,797",
+        "Not embedded",
+        "adult.data.csv.gz",
+        "cifar-10-batches-py",
+        "SCAFFPD_DATA",
+    ):
         assert words in out
     found = listed(capsys)
     assert [found[name]["state"] for name in NAMES] == ["missing"] * 4
 
 
-def adult_files(folder, rows=120, columns=(*NUMBERS, *CATEGORIES, "native-country", "classification")):
+def adult_files(
+    folder, rows=120, columns=(*NUMBERS, *CATEGORIES, "native-country", "classification")
+):
     folder.mkdir(parents=True)
     cells = dict.fromkeys(NUMBERS, "1") | {"occupation": "Sales", "classification": ">50K"}
     line = ", ".join(cells.get(name, "a") for name in columns)
@@ -92,13 +103,19 @@ def test_what_is_found_is_counted_without_decoding(tmp_path, capsys, monkeypatch
             (tmp_path / "tiny-imagenet-200" / part / f"n{k}").mkdir(parents=True)
             (tmp_path / "tiny-imagenet-200" / part / f"n{k}" / "x.JPEG").write_bytes(b"no image")
     (tmp_path / "weights").mkdir()
-    np.savez(tmp_path / "weights" / "efficientnet_lite0_imagenet.npz", a=np.zeros((2, 3)), b=np.zeros(4))
+    np.savez(
+        tmp_path / "weights" / "efficientnet_lite0_imagenet.npz", a=np.zeros((2, 3)), b=np.zeros(4)
+    )
     monkeypatch.setenv("SCAFFPD_DATA", str(tmp_path))
     found = listed(capsys)
     assert [found[name]["state"] for name in NAMES] == ["found", "found", "missing", "found"]
     assert (found["adult"]["rows"], found["adult"]["clients"]) == (120, "1 by occupation")
     assert found["adult"]["columns"] == len(sp.data.adult().features)
-    assert (found["cifar10"]["rows"], found["cifar10"]["test_rows"], found["cifar10"]["classes"]) == (20, 10, 10)
+    assert (
+        found["cifar10"]["rows"],
+        found["cifar10"]["test_rows"],
+        found["cifar10"]["classes"],
+    ) == (20, 10, 10)
     assert found["tiny_imagenet"]["rows"] == found["tiny_imagenet"]["test_rows"] == 200
     assert found["tiny_imagenet"]["note"] == "a subset"
     assert found["weights/efficientnet_lite0_imagenet.npz"]["note"] == "1e-05 million numbers"
@@ -119,12 +136,15 @@ def test_python_batches_by_their_sizes(tmp_path, capsys):
         file.truncate(1000)
     broken = listed(capsys, "--data", tmp_path)["cifar10"]
     assert broken["state"] == "broken"
-    assert "data_batch_3' is truncated or damaged: it is too small for 10,000 images" in broken["note"]
+    assert (
+        "data_batch_3' is truncated or damaged: it is too small for 10,000 images" in broken["note"]
+    )
 
 
 def spoilt_weights():
     """No archive, a single array, and an archive whose compressed numbers were overwritten."""
-    single, archive = io.BytesIO(), io.BytesIO()
+    single = io.BytesIO()
+    archive = io.BytesIO()
     np.save(single, np.zeros(4))
     np.savez_compressed(archive, a=np.arange(1000.0))
     whole = bytearray(archive.getvalue())
@@ -142,10 +162,18 @@ def spoilt_weights():
             "adult",
             "has no 'education-num' in its header row",
         ),
-        ("adult/adult.data.csv.gz", gzip.compress(b"age" * 9999, mtime=0)[:40], "adult", "is cut off or damaged"),
+        (
+            "adult/adult.data.csv.gz",
+            gzip.compress(b"age" * 9999, mtime=0)[:40],
+            "adult",
+            "is cut off or damaged",
+        ),
         ("cifar-10-batches-py/batches.meta", b"rubbish", "cifar10", "data_batch_1' is missing"),
         ("cifar-100-python/meta", b"rubbish", "cifar100", "train' is missing"),
-        *((f"weights/{WEIGHTS}", content, f"weights/{WEIGHTS}", "not a complete") for content in spoilt_weights()),
+        *(
+            (f"weights/{WEIGHTS}", content, f"weights/{WEIGHTS}", "not a complete")
+            for content in spoilt_weights()
+        ),
     ],
 )
 def test_what_is_broken_is_named(file, content, name, words, tmp_path, capsys):
@@ -205,14 +233,20 @@ def test_an_extra_that_is_missing_says_how_to_get_it(capsys, monkeypatch):
 
 def wrong_x(*_, **__):
     class Result:
-        x, weights, certificate, message = np.array([1.1]), np.array([2 / 3, 1 / 3]), 1e-9, "converged"
+        x = np.array([1.1])
+        weights = np.array([2 / 3, 1 / 3])
+        certificate = 1e-9
+        message = "converged"
 
     return Result
 
 
 def no_proof(*_, **__):
     class Result:
-        x, weights, certificate, message = np.array([1.0]), np.array([2 / 3, 1 / 3]), 0.1, "round limit"
+        x = np.array([1.0])
+        weights = np.array([2 / 3, 1 / 3])
+        certificate = 0.1
+        message = "round limit"
 
     return Result
 
@@ -223,10 +257,14 @@ def broken(*_, **__):
 
 @pytest.mark.parametrize(
     ("train", "words"),
-    [(wrong_x, "the optimum is"), (no_proof, "no certified gap"), (broken, "RuntimeError: illegal instruction")],
+    [
+        (wrong_x, "the optimum is"),
+        (no_proof, "no certified gap"),
+        (broken, "RuntimeError: illegal instruction"),
+    ],
 )
 def test_what_does_not_work_is_said_with_exit_code_1(train, words, capsys, monkeypatch):
-    monkeypatch.setattr("scaffpd.training.train", train)
+    monkeypatch.setattr("scaffpd.training.loop.train", train)
     assert cli.run(["doctor"]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert words in out
@@ -250,16 +288,25 @@ def test_a_data_folder_that_is_not_there_is_pointed_at(capsys, monkeypatch):
 # ------------------------------------------------------------------ init
 
 
-def test_a_settings_file_for_a_table_trains_once_its_guesses_are_right(tmp_path, monkeypatch, capsys):
+def test_a_settings_file_for_a_table_trains_once_its_guesses_are_right(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    rows = [f"n{k},{['north', 'south'][k % 2]},{k * k % 37},2024-01-{1 + k % 28:02},{k % 3 % 2}" for k in range(60)]
+    rows = [
+        f"n{k},{['north', 'south'][k % 2]},{k * k % 37},2024-01-{1 + k % 28:02},{k % 3 % 2}"
+        for k in range(60)
+    ]
     (tmp_path / "p.csv").write_text("\n".join(["name,site,age,day,ill", *rows, ""]))
     assert cli.run(["init", "p.csv"]) == 0
     text = (tmp_path / "config.toml").read_text()
     found = tomllib.loads(text)["data"]
     assert (found["file"], found["client"], found["target"]) == ("p.csv", "site", "ill")
     assert text.count("(a guess: check it)") == 2
-    for line in ("#   name: 60 texts (n0, n1, n10, n11, …)", "#   age: numbers from 0 to 36", "#   day: dates"):
+    for line in (
+        "#   name: 60 texts (n0, n1, n10, n11, …)",
+        "#   age: numbers from 0 to 36",
+        "#   day: dates",
+    ):
         assert line in text.splitlines()
     assert cli.run(["train", "config.toml", "--quiet", "--no-report", "--splits", "0"]) == 0
     assert cli.run(["init", "p.csv"]) == 2

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from forked import CLOSED, command
-from scaffpd import cli, demo
+from scaffpd import cli
 from scaffpd.cli.screens import MOST, fill, plain_table
+from scaffpd.run import demo
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
@@ -24,12 +25,16 @@ def forked(words, **more):
 
 
 def called(*arguments, **more):
-    env = {name: value for name, value in os.environ.items() if name not in COLOURFUL} | more.pop("env", {})
+    env = {name: value for name, value in os.environ.items() if name not in COLOURFUL} | more.pop(
+        "env", {}
+    )
     more = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more
     return subprocess.run([*SCRIPT, *arguments], check=False, env=env, **more)
 
 
-@pytest.mark.parametrize(("call", "word"), [(called, "data"), (forked, "--help"), (forked, "data --json")])
+@pytest.mark.parametrize(
+    ("call", "word"), [(called, "data"), (forked, "--help"), (forked, "data --json")]
+)
 def test_a_reader_that_has_gone_is_no_trouble(call, word):
     reading, writing = os.pipe()
     os.close(reading)
@@ -57,7 +62,9 @@ def test_a_mistake_that_cannot_be_told_is_one_still():
         assert called("dmo", stderr=full).returncode == 2
 
 
-@pytest.mark.parametrize(("word", "closed", "code"), [("data", 1, 0), ("dmo", 2, 2), ("--help", 2, 0)])
+@pytest.mark.parametrize(
+    ("word", "closed", "code"), [("data", 1, 0), ("dmo", 2, 2), ("--help", 2, 0)]
+)
 def test_outputs_that_are_closed(word, closed, code):
     done = forked(word, **dict.fromkeys(("stdout", "stderr")[:closed], CLOSED))
     assert done.returncode == code
@@ -65,7 +72,9 @@ def test_outputs_that_are_closed(word, closed, code):
 
 
 def test_an_output_that_a_shell_has_closed():
-    done = subprocess.run(["sh", "-c", f"{sys.executable} -m scaffpd --help >&-"], capture_output=True, check=False)
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m scaffpd --help >&-"], capture_output=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -84,13 +93,16 @@ def test_rows_are_left_out_only_where_a_file_has_them():
         table = plain_table("name", "number")
         fill(table, rows, 80, file)
         assert table.row_count == shown
-        assert table.caption == (f"the first and last 15 of 31; all are in {file}" if file else None)
+        assert table.caption == (
+            f"the first and last 15 of 31; all are in {file}" if file else None
+        )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["data"]])
 def test_old_encodings(arguments):
     done = called(
-        *arguments, env={"PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "", "LC_ALL": "C", "PYTHONUTF8": "0"}
+        *arguments,
+        env={"PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "", "LC_ALL": "C", "PYTHONUTF8": "0"},
     )
     assert (done.returncode, done.stderr) == (0, b"")
 

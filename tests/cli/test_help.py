@@ -11,15 +11,22 @@ import pytest
 import typer
 from deploy_cases import QUICK, federation, run
 
-from scaffpd import choosing, cli
+from scaffpd import cli
 from scaffpd.cli import EXIT_CODES
-from scaffpd.config.federation import FederationFile
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.study import choosing
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
 # Examples that need images and a GPU, download packages or start an engine's processes: their command lines are parsed,
 # and no more. What they do is tested elsewhere (tests/features, test_bundle.py, tests/deploy with the mark `deploy`;
 # --provision in tests/deploy/test_flare.py).
-HEAVY = ("scaffpd features ", "scaffpd deploy local", "scaffpd deploy resume", "scaffpd deploy start", "scaffpd bundle")
+HEAVY = (
+    "scaffpd features ",
+    "scaffpd deploy local",
+    "scaffpd deploy resume",
+    "scaffpd deploy start",
+    "scaffpd bundle",
+)
 
 
 # Examples that are run with a little less work: fewer splits, and without processes of their own.
@@ -72,7 +79,9 @@ def test_every_argument_and_option_has_its_help_on_screen(path, help_of):
     flat = " ".join(help_of(path).replace("│", " ").split())
     for parameter in (one for one in ALL[path].params if not getattr(one, "hidden", False)):
         assert parameter.help, f"{path}: {parameter.name}"
-        assert " ".join(parameter.help.split()).replace("\\[", "[") in flat, f"{path}: {parameter.name}"
+        assert " ".join(parameter.help.split()).replace("\\[", "[") in flat, (
+            f"{path}: {parameter.name}"
+        )
 
 
 @pytest.mark.parametrize("path", ALL)
@@ -119,7 +128,9 @@ def test_the_top_groups_its_commands_and_names_the_exit_codes(capsys):
         assert f"{code} " in cli.__doc__
 
 
-@pytest.mark.parametrize("group", [path for path, command in ALL.items() if isinstance(command, click.Group)])
+@pytest.mark.parametrize(
+    "group", [path for path, command in ALL.items() if isinstance(command, click.Group)]
+)
 def test_a_group_alone_shows_its_help(group, capsys):
     assert cli.run(group.split()[1:]) == 0
     captured = capsys.readouterr()
@@ -137,14 +148,18 @@ def site(tmp_path_factory):
     path, places = federation(folder / "hospitals", 2, more=QUICK)
     assert run(path, places)[0].status == "converged"
     for name, place in zip("ab", places.values(), strict=True):
-        text = place.read_text().replace('file = "patients.csv"', f'file = "{place.parent / "patients.csv"}"')
+        text = place.read_text().replace(
+            'file = "patients.csv"', f'file = "{place.parent / "patients.csv"}"'
+        )
         (folder / f"{name}.toml").write_text(text)
     shutil.copy(folder / "a.toml", folder / "silo.toml")
     shutil.copy(path, folder / "federation.toml")
     rows = (f"{k % 3},{k % 7},{'ab'[k % 2]},{int(k % 7 > 3)}" for k in range(120))
     (folder / "patients.csv").write_text("\n".join(["hospital,age,sex,ill", *rows]) + "\n")
     (folder / "run").mkdir()
-    shutil.copy(FederationFile.read(path).folder / "model.safetensors", folder / "run" / "model.safetensors")
+    shutil.copy(
+        FederationFile.read(path).folder / "model.safetensors", folder / "run" / "model.safetensors"
+    )
     shutil.copytree(FederationFile.read(path).folder, folder / "scaffpd-deployment" / "run")
     shutil.copy(folder / "patients.csv", folder / "new-patients.csv")
     table = [
@@ -166,9 +181,15 @@ def site(tmp_path_factory):
 DEMO = "scaffpd demo"  # tests/test_cli.py has it
 
 
-@pytest.mark.parametrize("example", [pytest.param(e, marks=pytest.mark.long) if e.startswith(DEMO) else e for e in RUN])
+@pytest.mark.parametrize(
+    "example", [pytest.param(e, marks=pytest.mark.long) if e.startswith(DEMO) else e for e in RUN]
+)
 def test_examples_run(example, site, tmp_path, monkeypatch, capsys):
-    for name, few in (("L2S", choosing.L2S[1:3]), ("KAPPAS", choosing.KAPPAS[::2]), ("STRENGTHS", 1)):
+    for name, few in (
+        ("L2S", choosing.L2S[1:3]),
+        ("KAPPAS", choosing.KAPPAS[::2]),
+        ("STRENGTHS", 1),
+    ):
         monkeypatch.setattr(choosing, name, few)
     shutil.copytree(site, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
@@ -183,7 +204,8 @@ def test_examples_run(example, site, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("example", PARSED)
 def test_heavy_examples_are_parsed(example):
-    words, command = shlex.split(example)[1:], ALL["scaffpd"]
+    words = shlex.split(example)[1:]
+    command = ALL["scaffpd"]
     while isinstance(command, click.Group):
         command = command.commands[words.pop(0)]
     with command.make_context(command.name, words) as context:
@@ -192,4 +214,7 @@ def test_heavy_examples_are_parsed(example):
 
 def test_some_examples_are_run_and_few_are_only_parsed():
     assert len(RUN) > 10
-    assert not any(example.startswith(("scaffpd demo", "scaffpd silo", "scaffpd compare")) for example in PARSED)
+    assert not any(
+        example.startswith(("scaffpd demo", "scaffpd silo", "scaffpd compare"))
+        for example in PARSED
+    )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scaffpd import cli
-from scaffpd.config.model_file import read_model
+from scaffpd.run.settings.model_file import read_model
 
 TABLE = "train patients.csv --client hospital --target ill"
 
@@ -18,10 +18,14 @@ TABLE = "train patients.csv --client hospital --target ill"
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    random, lines = np.random.default_rng(1), ["hospital,age,sex,ill"]
+    random = np.random.default_rng(1)
+    lines = ["hospital,age,sex,ill"]
     for k in range(300):
-        age, sex = random.normal(60, 10), random.choice(["f", "m"])
-        lines.append(f"{'NSW'[k % 3]},{age:.1f},{sex},{int(age + 12 * (sex == 'm') + random.normal(0, 9) > 66)}")
+        age = random.normal(60, 10)
+        sex = random.choice(["f", "m"])
+        lines.append(
+            f"{'NSW'[k % 3]},{age:.1f},{sex},{int(age + 12 * (sex == 'm') + random.normal(0, 9) > 66)}"
+        )
     (tmp_path / "patients.csv").write_text("\n".join(lines) + "\n")
     return tmp_path
 
@@ -39,12 +43,18 @@ def test_one_option_is_enough(here, capsys):
     assert "are exact and not covered" in " ".join(found.out.split())
     assert "Noise for ε = 4 in 30 rounds: z = " in found.err
     assert "round limit after 30 rounds" in found.out
-    page = (here / "runs" / "patients" / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
+    page = (
+        (here / "runs" / "patients" / "report.html")
+        .read_text(encoding="utf-8")
+        .replace("\u00a0", " ")
+    )
     assert "Differential privacy</dt><dd>(ε, δ) = (4.00, 1e-05)" in page
     again = ran(f"{TABLE} --epsilon 4", capsys)
     assert "runs/patients\n" in again.out
     assert "(ε, δ) = (4.00, 1e-05)" in again.out
-    assert "runs/patients-2\n" in ran(f"{TABLE} --epsilon 4 --rounds 5", capsys).out  # its noise is another one's
+    assert (
+        "runs/patients-2\n" in ran(f"{TABLE} --epsilon 4 --rounds 5", capsys).out
+    )  # its noise is another one's
 
 
 def test_every_option_ends_in_the_settings_and_the_numbers_in_json(here, capsys):
@@ -52,12 +62,20 @@ def test_every_option_ends_in_the_settings_and_the_numbers_in_json(here, capsys)
     found = json.loads(ran(f"{TABLE} {options} --json", capsys).out)
     privacy = found["privacy"]
     assert privacy["epsilon"] <= 2 == privacy["budget"]
-    assert [privacy[key] for key in ("delta", "clip", "loss_clip", "radius", "seeded")] == [1e-6, 0.5, 2.0, 2.5, True]
+    assert [privacy[key] for key in ("delta", "clip", "loss_clip", "radius", "seeded")] == [
+        1e-6,
+        0.5,
+        2.0,
+        2.5,
+        True,
+    ]
     assert [m["name"] for m in found["models"]] == privacy["models"] == ["average", "fair"]
     assert all(row["epsilon"] <= privacy["epsilon"] for row in found["clients"])
     assert any("from a seed" in sentence for sentence in found["cautions"])
     same = json.loads(ran("train runs/patients/config.toml --json --out again", capsys).out)
-    assert [row["train_loss"] for row in same["clients"]] == [row["train_loss"] for row in found["clients"]]
+    assert [row["train_loss"] for row in same["clients"]] == [
+        row["train_loss"] for row in found["clients"]
+    ]
 
 
 def test_with_declared_ranges_the_folder_has_no_exact_statistics(here, capsys):
@@ -94,7 +112,10 @@ def test_predictions_say_how_private_the_model_is(here, capsys):
         ("--epsilon 4 --loss-clip -1", "--loss-clip needs a number above 0, got -1."),
         ("--delta 1e-6", "--delta goes with --epsilon: how private is it to be?"),
         ("--noise-seed 1", "--noise-seed goes with --epsilon: how private is it to be?"),
-        ("--epsilon 4 --tol 1e-6", "tol needs a certificate, and with noise there is none: leave it out."),
+        (
+            "--epsilon 4 --tol 1e-6",
+            "tol needs a certificate, and with noise there is none: leave it out.",
+        ),
     ],
 )
 def test_mistakes_get_one_sentence(here, capsys, options, sentence):

@@ -111,7 +111,10 @@ LINES = [
     ("compare --rho much", "Invalid value for '--rho': 'much' is not a valid float"),
     ("compare --rho 0,5", "Invalid value for '--rho': '0,5' is not a valid float"),
     ("demo --seed -1", "Invalid value for '--seed': -1 is not in the range x>=0"),
-    ("demo --seed 1.5", "Invalid value for '--seed': '1.5' is not a valid integer (see scaffpd demo --help)."),
+    (
+        "demo --seed 1.5",
+        "Invalid value for '--seed': '1.5' is not a valid integer (see scaffpd demo --help).",
+    ),
     ("demo --splits 1", "Invalid value for '--splits': 1 is not in the range x>=2"),
     ("compare --rounds 0", "Invalid value for '--rounds': 0 is not in the range x>=1"),
     ("compare --batch-size 0", "Invalid value for '--batch-size': 0 is not in the range x>=1"),
@@ -124,26 +127,50 @@ LINES = [
     ("deploy local --silos 0", "There are patients for 2 to 22 silos, not for 0."),
     ("deploy local --silos 1000", "There are patients for 2 to 22 silos, not for 1000."),
     # names
-    ("compare digts", "'digts' is no file, and no data set of that name is known; did you mean digits?"),
-    ("compare digits --target y", "'digits' brings its own clients and columns: leave --target out."),
+    (
+        "compare digts",
+        "'digts' is no file, and no data set of that name is known; did you mean digits?",
+    ),
+    (
+        "compare digits --target y",
+        "'digits' brings its own clients and columns: leave --target out.",
+    ),
     ("compare digits --l2 1", "'digits' brings its own model: leave --l2 out."),
     ("compare --methods FedAvg,FedPox", "Unknown method 'FedPox': did you mean 'FedProx'?"),
     ("compare --methods ,", "compare needs --methods such as FedAvg,Scaff-PD, or all."),
     ("features cifar11", "Unknown dataset 'cifar11': did you mean 'cifar10'?"),
-    ("features cifar10 --backbone resnet18", "Unknown backbone 'resnet18': did you mean 'resnet18-layer3'?"),
+    (
+        "features cifar10 --backbone resnet18",
+        "Unknown backbone 'resnet18': did you mean 'resnet18-layer3'?",
+    ),
     ("features cifar10 --kind entkk", "Unknown kind 'entkk': did you mean 'entk'?"),
     ("features cifar10 --dtype float8", "Unknown dtype 'float8': did you mean 'float32'?"),
-    ("features cifar10 --precision int8", "Unknown precision 'int8': choose one of 'float32', 'tf32', 'bfloat16'."),
-    ("features cifar10 --memory lots", "Memory must be a size such as '4GB' or '512MiB', got 'lots'."),
+    (
+        "features cifar10 --precision int8",
+        "Unknown precision 'int8': choose one of 'float32', 'tf32', 'bfloat16'.",
+    ),
+    (
+        "features cifar10 --memory lots",
+        "Memory must be a size such as '4GB' or '512MiB', got 'lots'.",
+    ),
     ("features cifar10 --device tpu", "Unknown device 'tpu': choose 'auto', 'cpu' or 'cuda'."),
     ("deploy local --engine flre", "Unknown engine 'flre': did you mean 'flare'?"),
     # options that contradict each other
-    ("compare hospitals --alpha 0.1", "The problem 'hospitals' is not cut by labels: leave --alpha out."),
+    (
+        "compare hospitals --alpha 0.1",
+        "The problem 'hospitals' is not cut by labels: leave --alpha out.",
+    ),
     ("compare hospitals --clients 5", "The hospitals are four: leave --clients out."),
-    ("compare synthetic --alpha 0.3", "The problem 'synthetic' is not cut by labels: leave --alpha out."),
+    (
+        "compare synthetic --alpha 0.3",
+        "The problem 'synthetic' is not cut by labels: leave --alpha out.",
+    ),
     ("compare --clients 200", "dirichlet cannot give 200 clients 10 samples each out of 1797."),
     ("deploy local --plaintext", "--plaintext is for Flower only: FLARE always uses TLS."),
-    ("deploy local --silo good.toml", "--silo files belong to a federation.toml: name that as well."),
+    (
+        "deploy local --silo good.toml",
+        "--silo files belong to a federation.toml: name that as well.",
+    ),
     (
         "deploy local federation.toml",
         "'federation.toml' names the silo 'a': give --silo FILE for each silo (given: none).",
@@ -167,22 +194,40 @@ LINES = [
         "reproduce cifar100 --small",
         "scaffpd reproduce is now python -m experiments.reproduce, with the same",
     ),
-    ("features cifar10", f"weights/efficientnet_lite0_imagenet.npz is not part of the package: {SEES}"),
+    (
+        "features cifar10",
+        f"weights/efficientnet_lite0_imagenet.npz is not part of the package: {SEES}",
+    ),
     ("features cifar10 --data nowhere", f"There is no data folder 'nowhere': {MISSING}"),
     (
         "features cifar10 --data full",
         "There is no file 'full/weights/efficientnet_lite0_imagenet.npz': name a folder with",
     ),
-    ("silo init --out good.toml", "The file 'good.toml' is there already; choose another one with --out."),
-    ("silo init --out nowhere/silo.toml", "Cannot write 'nowhere/silo.toml': No such file or directory."),
-    ("silo predict good.toml nowhere", "There is no file 'nowhere': name a run's model.safetensors."),
+    (
+        "silo init --out good.toml",
+        "The file 'good.toml' is there already; choose another one with --out.",
+    ),
+    (
+        "silo init --out nowhere/silo.toml",
+        "Cannot write 'nowhere/silo.toml': No such file or directory.",
+    ),
+    (
+        "silo predict good.toml nowhere",
+        "There is no file 'nowhere': name a run's model.safetensors.",
+    ),
     (
         "silo predict good.toml model.safetensors",
         "'model.safetensors' is not a model that a run has written (model.safetensors).",
     ),
     ("deploy local --out file", "'file' is a file: name a folder with --out."),
-    ("deploy local --out full", "The folder 'full' is not empty: choose another with --out, or go on with"),
-    ("deploy resume nowhere", "There is no deployment of `scaffpd deploy local` in 'nowhere': give its --out folder"),
+    (
+        "deploy local --out full",
+        "The folder 'full' is not empty: choose another with --out, or go on with",
+    ),
+    (
+        "deploy resume nowhere",
+        "There is no deployment of `scaffpd deploy local` in 'nowhere': give its --out folder",
+    ),
     ("deploy flare federation.toml --out file", "'file' is a file: name a folder with --out."),
     # settings files
     ("silo check none.toml", "Cannot read 'HERE/none.toml': No such file or directory."),
@@ -193,7 +238,10 @@ LINES = [
     ),
     ("silo check binary2.toml", "The file 'HERE/binary2.toml' is not UTF-8 text."),
     ("silo check latin2.toml", "The file 'HERE/latin2.toml' is not UTF-8 text."),
-    ("silo check wrong.toml", "The file 'wrong.toml' is not TOML: Invalid value (at line 1, column 8)."),
+    (
+        "silo check wrong.toml",
+        "The file 'wrong.toml' is not TOML: Invalid value (at line 1, column 8).",
+    ),
     ("silo check good.csv", "The file 'good.csv' is not TOML: "),
     (
         "silo check federation.toml",
@@ -213,27 +261,60 @@ LINES = [
         "silo check name.toml",
         "'name.toml' needs a name of up to 63 letters, digits, - and _ (the first a letter or digit) for name",
     ),
-    ("silo check task.toml", "Unknown data.task in 'task.toml', 'classify': did you mean 'classification'?"),
-    ("silo check test.toml", "'test.toml' needs a share from 0 to below 1 for split.test, got 1.5."),
+    (
+        "silo check task.toml",
+        "Unknown data.task in 'task.toml', 'classify': did you mean 'classification'?",
+    ),
+    (
+        "silo check test.toml",
+        "'test.toml' needs a share from 0 to below 1 for split.test, got 1.5.",
+    ),
     ("silo check nan.toml", "'nan.toml' needs a share from 0 to below 1 for split.test, got nan."),
     ("silo check seed.toml", "'seed.toml' needs a whole number >= 0 for split.seed, got -1."),
-    ("silo check algorithm.toml", "Unknown algorithm in 'algorithm.toml', 'scaffpd': did you mean 'ScaffPD'?"),
+    (
+        "silo check algorithm.toml",
+        "Unknown algorithm in 'algorithm.toml', 'scaffpd': did you mean 'ScaffPD'?",
+    ),
     (
         "silo check entry.toml",
         "There is no module 'nomodule' for the entry 'nomodule:load', neither in 'HERE' nor installed.",
     ),
     ("silo check both.toml", "'both.toml' needs either file or entry in [data], and has both."),
-    ("deploy flare silos.toml", "'silos.toml' needs the names of all silos (letters, digits, - and _), such as"),
+    (
+        "deploy flare silos.toml",
+        "'silos.toml' needs the names of all silos (letters, digits, - and _), such as",
+    ),
     ("deploy flare l2.toml", "'l2.toml' needs a number >= 0 for model.l2, got -1."),
-    ("deploy flare loss.toml", "Unknown model.loss in 'loss.toml', 'logisitc': did you mean 'logistic'?"),
-    ("deploy flare rho.toml", "[objective] of 'rho.toml': ChiSquare needs rho > 0 and finite, got 0."),
-    ("deploy flare kind.toml", "Unknown objective.kind in 'kind.toml', 'chisquare': did you mean 'ChiSquare'?"),
-    ("deploy flare method.toml", "Unknown algorithm.kind in 'method.toml', 'scaffpd': did you mean 'ScaffPD'?"),
+    (
+        "deploy flare loss.toml",
+        "Unknown model.loss in 'loss.toml', 'logisitc': did you mean 'logistic'?",
+    ),
+    (
+        "deploy flare rho.toml",
+        "[objective] of 'rho.toml': ChiSquare needs rho > 0 and finite, got 0.",
+    ),
+    (
+        "deploy flare kind.toml",
+        "Unknown objective.kind in 'kind.toml', 'chisquare': did you mean 'ChiSquare'?",
+    ),
+    (
+        "deploy flare method.toml",
+        "Unknown algorithm.kind in 'method.toml', 'scaffpd': did you mean 'ScaffPD'?",
+    ),
     ("deploy flare quorum.toml", "'quorum.toml' has a quorum of 5, but only 2 silos."),
-    ("deploy flare port.toml", "'port.toml' needs a whole number from 1 to 65535 for server.port, got 99999."),
+    (
+        "deploy flare port.toml",
+        "'port.toml' needs a whole number from 1 to 65535 for server.port, got 99999.",
+    ),
     # tables
-    ("silo check nowhere.toml", "Cannot read the data file 'HERE/nowhere.csv': No such file or directory."),
-    ("silo check folder.toml", "'folder.toml' needs a table (.csv, .tsv, .json, .xlsx or .parquet, also in"),
+    (
+        "silo check nowhere.toml",
+        "Cannot read the data file 'HERE/nowhere.csv': No such file or directory.",
+    ),
+    (
+        "silo check folder.toml",
+        "'folder.toml' needs a table (.csv, .tsv, .json, .xlsx or .parquet, also in",
+    ),
     (
         "silo check excel.toml",
         "'excel.toml' needs a table (.csv, .tsv, .json, .xlsx or .parquet, also in .gz or .zip) or an .npz file",
@@ -246,9 +327,18 @@ LINES = [
         "silo check mixed.toml",
         "'mixed.csv' has decimal commas in column 'x' and decimal points in column 'z': write all numbers alike.",
     ),
-    ("silo check commas.toml", "'commas.csv' has '0,5' in column 'x', line 2: write numbers with a decimal point"),
-    ("silo check twice.toml", "'twice.csv' has two columns named 'x' in line 1; names must differ."),
-    ("silo check short.toml", "'short.csv' has 2 values in line 3, but 3 columns: the last value belongs to 'z'."),
+    (
+        "silo check commas.toml",
+        "'commas.csv' has '0,5' in column 'x', line 2: write numbers with a decimal point",
+    ),
+    (
+        "silo check twice.toml",
+        "'twice.csv' has two columns named 'x' in line 1; names must differ.",
+    ),
+    (
+        "silo check short.toml",
+        "'short.csv' has 2 values in line 3, but 3 columns: the last value belongs to 'z'.",
+    ),
     ("silo check long.toml", "'long.csv' has 4 values in line 2, but 3 columns."),
     ("silo check blank.toml", "'blank.csv' is empty; a line with column names is expected first."),
     ("silo check header.toml", "'header.csv' has column names but no rows."),
@@ -262,10 +352,19 @@ LINES = [
     ),
     ("silo check one.toml", "'a' has a single row, which cannot be split; use test = 0."),
     ("silo check column.toml", "Unknown column of 'good.csv', 'zz': did you mean 'z'?"),
-    ("silo check target.toml", "Unknown column of 'good.csv', 'disease': choose one of 'x', 'z', 'y'."),
+    (
+        "silo check target.toml",
+        "Unknown column of 'good.csv', 'disease': choose one of 'x', 'z', 'y'.",
+    ),
     ("silo check case.toml", "Unknown column of 'good.csv', 'Y': did you mean 'y'?"),
-    ("silo check itself.toml", "'itself.toml' names the target 'y' in data.columns as well; leave it out there."),
-    ("silo check damaged.toml", "'damaged.npz' is no NPZ file of plain arrays: save numbers or texts by numpy.savez"),
+    (
+        "silo check itself.toml",
+        "'itself.toml' names the target 'y' in data.columns as well; leave it out there.",
+    ),
+    (
+        "silo check damaged.toml",
+        "'damaged.npz' is no NPZ file of plain arrays: save numbers or texts by numpy.savez",
+    ),
     ("silo check spoilt.toml", "'spoilt.parquet' cannot be read as Parquet: "),
 ]
 
@@ -311,15 +410,31 @@ def test_the_table_is_long_enough():
 @pytest.mark.parametrize(
     ("line", "module", "sentence"),
     [
-        ("deploy flare federation.toml", "nvflare", "nvflare is not installed: pip install 'scaffpd[flare]'."),
-        ("deploy local --engine flower", "flwr", "flwr is not installed: pip install 'scaffpd[flower]'."),
-        ("silo check spoilt.toml", "pyarrow", "Reading 'spoilt.parquet' needs pyarrow: pip install pyarrow."),
+        (
+            "deploy flare federation.toml",
+            "nvflare",
+            "nvflare is not installed: pip install 'scaffpd[flare]'.",
+        ),
+        (
+            "deploy local --engine flower",
+            "flwr",
+            "flwr is not installed: pip install 'scaffpd[flower]'.",
+        ),
+        (
+            "silo check spoilt.toml",
+            "pyarrow",
+            "Reading 'spoilt.parquet' needs pyarrow: pip install pyarrow.",
+        ),
     ],
 )
 def test_an_extra_that_is_missing(line, module, sentence, files, capsys, monkeypatch):
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in [name for name in sys.modules if name.startswith(("scaffpd.deploy.flare", "scaffpd.deploy.flower"))]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("scaffpd.deploy.flare", "scaffpd.deploy.flower"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.chdir(files)
@@ -335,7 +450,9 @@ def test_without_any_engine_there_is_a_sentence(files, monkeypatch):
     assert done.stderr == "psutil is not installed: pip install 'scaffpd[flower]'.\n"
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read and write everything")
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="root may read and write everything"
+)
 def test_what_may_not_be_read_or_written(files, capsys, monkeypatch, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir()
@@ -343,5 +460,15 @@ def test_what_may_not_be_read_or_written(files, capsys, monkeypatch, tmp_path):
     (closed / "silo.toml").chmod(0)
     closed.chmod(0o500)
     monkeypatch.chdir(tmp_path)
-    refused("silo check closed/silo.toml", "Cannot read 'HERE/closed/silo.toml': Permission denied.", tmp_path, capsys)
-    refused("demo --out closed/new", "Cannot write to the folder 'closed/new': Permission denied.", tmp_path, capsys)
+    refused(
+        "silo check closed/silo.toml",
+        "Cannot read 'HERE/closed/silo.toml': Permission denied.",
+        tmp_path,
+        capsys,
+    )
+    refused(
+        "demo --out closed/new",
+        "Cannot write to the folder 'closed/new': Permission denied.",
+        tmp_path,
+        capsys,
+    )

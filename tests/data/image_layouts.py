@@ -56,13 +56,16 @@ def cifar10_batches(place, protocol=2):
     place.mkdir(parents=True)
     (x, y), test = pictures(10, 10, 32), pictures(10, 1, 32, seed=1)
     order = np.random.default_rng(2).permutation(100)
-    x, y = x[order], y[order]
+    x = x[order]
+    y = y[order]
     for k in range(5):
         own = slice(20 * k, 20 * k + 20)
         batch = {b"data": rows(x[own]), b"labels": y[own].tolist(), b"batch_label": b"x"}
         (place / f"data_batch_{k + 1}").write_bytes(pickle.dumps(batch, protocol))
     (place / "test_batch").write_bytes(python2(rows(test[0]), test[1]))
-    (place / "batches.meta").write_bytes(pickle.dumps({b"label_names": [name.encode() for name in CIFAR10]}, 2))
+    (place / "batches.meta").write_bytes(
+        pickle.dumps({b"label_names": [name.encode() for name in CIFAR10]}, 2)
+    )
     return (x, y), test
 
 
@@ -91,7 +94,8 @@ def class_folders(place, classes, side, parts=("train", "test"), inner="", each=
 
 def tiny_published(place):
     """Images are PNG under a JPEG's name, so that pixels can be compared; wnids.txt is not sorted, as published."""
-    train, val = pictures(200, 1, 64), pictures(200, 1, 64, seed=1)
+    train = pictures(200, 1, 64)
+    val = pictures(200, 1, 64, seed=1)
     for i, pixels in enumerate(train[0]):
         folder = place / "train" / WNIDS[i] / "images"
         folder.mkdir(parents=True)
@@ -104,7 +108,10 @@ def tiny_published(place):
     notes = [f"val_{i}.JPEG\t{WNIDS[i]}\t0\t32\t44\t62" for i in order]
     (place / "val" / "val_annotations.txt").write_text("\n".join(notes) + "\n")
     (place / "wnids.txt").write_text("\n".join(reversed(WNIDS)) + "\n")
-    words = [f"{wnid}\t{'crane' if k < 2 else f'beast {k}'}, Latin name" for k, wnid in enumerate(WNIDS[:199])]
+    words = [
+        f"{wnid}\t{'crane' if k < 2 else f'beast {k}'}, Latin name"
+        for k, wnid in enumerate(WNIDS[:199])
+    ]
     (place / "words.txt").write_text("\n".join(words) + "\n")
     return train, (val[0][order], val[1][order])
 
@@ -121,7 +128,9 @@ def packed_arrays(x, y, grey=()):
         "labels": y.astype(np.uint8),
         "header": np.frombuffer(b"".join(headers), np.uint8),
         "header_offsets": np.cumsum([0, *map(len, headers)]),
-        "header_id": np.array([headers.index(c[:k]) for c, k in zip(whole, cut, strict=True)], np.uint8),
+        "header_id": np.array(
+            [headers.index(c[:k]) for c, k in zip(whole, cut, strict=True)], np.uint8
+        ),
     }
     return arrays, np.stack([read(content) for content in whole])
 
@@ -129,7 +138,8 @@ def packed_arrays(x, y, grey=()):
 def packed(place, side, names, train="train.npz", test="test.npz"):
     """Two packed files; returns (x, y) of both as JPEG leaves them."""
     place.mkdir(parents=True)
-    classes, made = len(next(iter(names.values()))), []
+    classes = len(next(iter(names.values())))
+    made = []
     for seed, (file, each) in enumerate(((train, 2), (test, 1))):
         x, y = pictures(classes, each, side, seed)
         arrays, seen = packed_arrays(x, y, grey=(1, 4))
@@ -147,7 +157,12 @@ def mosaic(place):
         large = x.reshape(*shape, 32, 32, 3).swapaxes(1, 2).reshape(32 * shape[0], 32 * shape[1], 3)
         content = written(large, "JPEG")
         (place / f"{name}_mosaic.jpg").write_bytes(content)
-        seen = read(content).reshape(shape[0], 32, shape[1], 32, 3).swapaxes(1, 2).reshape(-1, 32, 32, 3)
+        seen = (
+            read(content)
+            .reshape(shape[0], 32, shape[1], 32, 3)
+            .swapaxes(1, 2)
+            .reshape(-1, 32, 32, 3)
+        )
         made.append((seen, y))
     np.savez(place / "labels.npz", fine_names=np.array(CIFAR100))
     return made

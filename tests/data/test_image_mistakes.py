@@ -26,7 +26,9 @@ def test_no_data(tmp_path, monkeypatch, load, words):
     refused(load, tmp_path, words)
     refused(load, tmp_path / "nowhere", "no data folder '.*nowhere'")
     monkeypatch.delenv("SCAFFPD_DATA", raising=False)
-    refused(load, None, "not part of the package: name its folder by --data, folder= or SCAFFPD_DATA")
+    refused(
+        load, None, "not part of the package: name its folder by --data, folder= or SCAFFPD_DATA"
+    )
 
 
 @pytest.mark.parametrize("stray", ["test", "train"])
@@ -60,7 +62,9 @@ class TestBatches:
     def test_a_pickle_that_asks_for_more_than_arrays(self, place, attack):
         (place / "test_batch").write_bytes(pickle.dumps({"data": attack}))
         refused(
-            sp.data.cifar10, place.parent, rf"test_batch' asks for [\w.]+{attack.__name__}, which no CIFAR file needs"
+            sp.data.cifar10,
+            place.parent,
+            rf"test_batch' asks for [\w.]+{attack.__name__}, which no CIFAR file needs",
         )
 
     def test_a_codec_that_no_batch_needs(self, place):
@@ -79,9 +83,15 @@ class TestBatches:
             ),
             ({"data": np.zeros((2, 3072)), "labels": [0, 1]}, "got float64"),
             ({"data": "pixels", "labels": [0, 1]}, "got str"),
-            ({"data": np.zeros((2, 3072), np.uint8), "labels": [0]}, "one whole label for each of its 2 images"),
+            (
+                {"data": np.zeros((2, 3072), np.uint8), "labels": [0]},
+                "one whole label for each of its 2 images",
+            ),
             ({"data": np.zeros((2, 3072), np.uint8), "labels": [0.5, 1]}, "one whole label"),
-            ({"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]}, "test images go from 0 to 10"),
+            (
+                {"data": np.zeros((2, 3072), np.uint8), "labels": [0, 10]},
+                "test images go from 0 to 10",
+            ),
             ({"data": np.zeros((0, 3072), np.uint8), "labels": []}, "at least one test image"),
         ],
     )
@@ -91,7 +101,9 @@ class TestBatches:
 
     def test_names_of_other_classes(self, place):
         (place / "batches.meta").write_bytes(pickle.dumps({"label_names": ["cat", "dog"] * 6}))
-        refused(sp.data.cifar10, place.parent, "CIFAR-10 has 10 classes, but the files in .* name 12")
+        refused(
+            sp.data.cifar10, place.parent, "CIFAR-10 has 10 classes, but the files in .* name 12"
+        )
         (place / "batches.meta").write_bytes(pickle.dumps({"label_names": "cats"}))
         refused(sp.data.cifar10, place.parent, "list of class names")
 
@@ -102,13 +114,17 @@ class TestFolders:
         layouts.class_folders(tmp_path / "cifar10", layouts.CIFAR10, 32)
         return tmp_path / "cifar10"
 
-    @pytest.mark.parametrize("content", [b"", b"no image", layouts.written(np.zeros((32, 32, 3), np.uint8))[:60]])
+    @pytest.mark.parametrize(
+        "content", [b"", b"no image", layouts.written(np.zeros((32, 32, 3), np.uint8))[:60]]
+    )
     def test_an_unreadable_image(self, place, content):
         (place / "train" / "cat" / "x.jpg").write_bytes(content)
         refused(sp.data.cifar10, place.parent, "cat/x.jpg' is no readable image")
 
     def test_an_image_of_another_size(self, place):
-        (place / "train" / "cat" / "x.png").write_bytes(layouts.written(np.zeros((32, 30, 3), np.uint8)))
+        (place / "train" / "cat" / "x.png").write_bytes(
+            layouts.written(np.zeros((32, 30, 3), np.uint8))
+        )
         refused(sp.data.cifar10, place.parent, "cat/x.png' has 30×32 pixels, expected 32×32")
 
     def test_classes_that_differ(self, place):
@@ -120,7 +136,11 @@ class TestFolders:
         (place / "test" / "dog").mkdir()
         refused(sp.data.cifar10, place.parent, "test/dog' has no images")
         shutil.rmtree(place / "test")
-        refused(sp.data.cifar10, place.parent, "no folder .*test': expected one with a folder of images per class")
+        refused(
+            sp.data.cifar10,
+            place.parent,
+            "no folder .*test': expected one with a folder of images per class",
+        )
 
     def test_another_dataset(self, place):
         refused(sp.data.cifar100, place, "CIFAR-100 has 100 classes, but the files in .* name 10")
@@ -136,8 +156,16 @@ class TestTiny:
         (place / "val" / "images" / "val_7.JPEG").unlink()
         refused(sp.data.tiny_imagenet, place.parent, "val_7.JPEG' is missing")
         (place / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn99999999\t0\n")
-        refused(sp.data.tiny_imagenet, place.parent, "gives 'val_0.JPEG' the label 'n99999999', which is no class")
+        refused(
+            sp.data.tiny_imagenet,
+            place.parent,
+            "gives 'val_0.JPEG' the label 'n99999999', which is no class",
+        )
         (place / "val" / "val_annotations.txt").write_bytes(b"\xff\xfe\xff")
         refused(sp.data.tiny_imagenet, place.parent, "no text in UTF-8")
         (place / "val" / "val_annotations.txt").unlink()
-        refused(sp.data.tiny_imagenet, place.parent, "val_annotations.txt' is missing, and .*val' is not sorted")
+        refused(
+            sp.data.tiny_imagenet,
+            place.parent,
+            "val_annotations.txt' is missing, and .*val' is not sorted",
+        )

@@ -35,7 +35,11 @@ def test_a_station_has_three_years_and_is_tested_on_the_next(rows):
 
 def test_columns_and_target_are_what_their_names_say(rows):
     air = sp.data.beijing_air()
-    own = [row for row in rows if row["station"] == "Gucheng" and row["pm25"] and row["date"] < "2016-03-01"]
+    own = [
+        row
+        for row in rows
+        if row["station"] == "Gucheng" and row["pm25"] and row["date"] < "2016-03-01"
+    ]
     X, y = air.train[air.names.index("Gucheng")]
     raw = dict(zip(air.features, X.T, strict=True))
     for name in ("temperature", "pressure", "northerly"):
@@ -43,8 +47,12 @@ def test_columns_and_target_are_what_their_names_say(rows):
     assert np.corrcoef(y, np.log1p([float(row["pm25"]) for row in own]))[0, 1] == pytest.approx(1)
     assert np.ptp(y - np.log1p([float(row["pm25"]) for row in own])) < 1e-12  # shifted, not scaled
     dates = np.array([row["date"] for row in own])
-    assert set(raw["weekend"][np.isin(dates, ["2015-08-01", "2015-08-02"])]) == {raw["weekend"].max()}  # Sat and Sun
-    assert set(raw["weekend"][np.isin(dates, ["2015-08-03", "2015-07-31"])]) == {raw["weekend"].min()}
+    assert set(raw["weekend"][np.isin(dates, ["2015-08-01", "2015-08-02"])]) == {
+        raw["weekend"].max()
+    }  # Sat and Sun
+    assert set(raw["weekend"][np.isin(dates, ["2015-08-03", "2015-07-31"])]) == {
+        raw["weekend"].min()
+    }
     assert dates[raw["season_cosine"].argmin()][5:] in ("07-01", "07-02")
     windless = np.array([float(row["wind"]) < 1 for row in own])
     np.testing.assert_array_equal(raw["calm"] > 0, windless)
@@ -60,7 +68,10 @@ def test_scaling_knows_training_rows_only():
 
 
 def test_new_stations_have_few_days_and_the_same_test_year():
-    full, air, again, other = (sp.data.beijing_air(), *(sp.data.beijing_air(new=4, seed=s) for s in (1, 1, 2)))
+    full, air, again, other = (
+        sp.data.beijing_air(),
+        *(sp.data.beijing_air(new=4, seed=s) for s in (1, 1, 2)),
+    )
     few = [len(y) == 40 for _, y in air.train]
     assert sum(few) == 4
     assert [len(y) for _, y in air.test] == [len(y) for _, y in full.test]
@@ -69,7 +80,9 @@ def test_new_stations_have_few_days_and_the_same_test_year():
     assert {len(y) for _, y in sp.data.beijing_air(new=12, days=7).train} == {7}
 
 
-@pytest.mark.parametrize("wrong", [{"new": 13}, {"new": -1}, {"new": 1.5}, {"days": 0}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"new": 13}, {"new": -1}, {"new": 1.5}, {"days": 0}, {"seed": -1}]
+)
 def test_stations_refuse_nonsense(wrong):
     with pytest.raises(InputError, match="beijing_air needs a whole number"):
         sp.data.beijing_air(**wrong)
@@ -78,7 +91,8 @@ def test_stations_refuse_nonsense(wrong):
 @pytest.fixture
 def schools(tmp_path):
     random = np.random.default_rng(0)
-    X, Y = np.empty((1, 3), object), np.empty((1, 3), object)
+    X = np.empty((1, 3), object)
+    Y = np.empty((1, 3), object)
     for k, n in enumerate((10, 20, 31)):
         X[0, k] = np.hstack([random.normal(3, 2, (n, 4)), np.ones((n, 1))])
         Y[0, k] = random.normal(20, 5, (n, 1))
@@ -90,10 +104,17 @@ def schools(tmp_path):
 def test_a_school_is_a_client(schools, monkeypatch):
     silos = sp.data.school(folder=schools)
     assert silos.names == ("school 1", "school 2", "school 3")
-    assert silos.features == ("column 1", "column 2", "column 3", "column 4")  # the constant one is left out
+    assert silos.features == (
+        "column 1",
+        "column 2",
+        "column 3",
+        "column 4",
+    )  # the constant one is left out
     assert [(len(y), len(b)) for (_, y), (_, b) in zip(silos.train, silos.test, strict=True)] == [
-        (7, 3), (14, 6), (22, 9),
-    ]  # fmt: skip
+        (7, 3),
+        (14, 6),
+        (22, 9),
+    ]
     X, y = (np.concatenate(part) for part in zip(*silos.train, strict=True))
     np.testing.assert_allclose([X.mean(), y.mean(), X.std(), y.std()], [0, 0, 1, 1], atol=1e-12)
     monkeypatch.setenv("SCAFFPD_DATA", str(schools))

@@ -16,20 +16,28 @@ from image_layouts import check, refused
 
 from experiments import packed
 
-TINY_NAMES = {"wnids": np.array(layouts.WNIDS), "words": np.array([f"beast {k}, Latin" for k in range(200)])}
+TINY_NAMES = {
+    "wnids": np.array(layouts.WNIDS),
+    "words": np.array([f"beast {k}, Latin" for k in range(200)]),
+}
 ROOT = Path(os.environ.get("SCAFFPD_DATA") or "nowhere")
 
 
 def test_packed_cifar10(tmp_path):
     made = layouts.packed(tmp_path / "cifar10", 32, {"names": np.array(layouts.CIFAR10)})
-    check(packed.cifar10(tmp_path), made, layouts.CIFAR10, "Packed JPEG images (lossy) in 'cifar10'")
+    check(
+        packed.cifar10(tmp_path), made, layouts.CIFAR10, "Packed JPEG images (lossy) in 'cifar10'"
+    )
 
 
 def test_packed_tiny_imagenet(tmp_path):
     made = layouts.packed(tmp_path / "tiny_imagenet", 64, TINY_NAMES, "train2.npz", "val.npz")
     images = packed.tiny_imagenet(tmp_path)
     check(images, made, [f"beast {k}" for k in range(200)], "Packed JPEG images in 'tiny_imagenet'")
-    assert "a subset, 400 of 100,000 training images (2 a class) and 200 of 10,000 test images" in images.source
+    assert (
+        "a subset, 400 of 100,000 training images (2 a class) and 200 of 10,000 test images"
+        in images.source
+    )
 
 
 def test_a_mosaic(tmp_path):
@@ -67,7 +75,10 @@ class TestPacked:
     def change(self, place, **changes):
         with np.load(place / "test.npz") as archive:
             arrays = {**archive, **changes}
-        np.savez(place / "test.npz", **{name: value for name, value in arrays.items() if value is not None})
+        np.savez(
+            place / "test.npz",
+            **{name: value for name, value in arrays.items() if value is not None},
+        )
 
     def test_missing_and_truncated_archives(self, place):
         content = (place / "test.npz").read_bytes()
@@ -77,7 +88,11 @@ class TestPacked:
         (place / "test.npz").unlink()
         refused(packed.cifar10, place.parent, "test.npz' is missing")
         shutil.copy(place / "train.npz", place / "train9.npz")
-        refused(packed.cifar10, place.parent, "several files of training images, 'train.npz' and 'train9.npz'")
+        refused(
+            packed.cifar10,
+            place.parent,
+            "several files of training images, 'train.npz' and 'train9.npz'",
+        )
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -101,7 +116,8 @@ class TestPacked:
     @pytest.mark.parametrize("number", [0, 5])
     def test_a_damaged_image_is_named_by_its_number(self, place, number):
         with np.load(place / "test.npz") as archive:
-            data, offsets = archive["data"].copy(), archive["offsets"].copy()
+            data = archive["data"].copy()
+            offsets = archive["offsets"].copy()
         gone = slice(offsets[number] + 20, offsets[number + 1])
         offsets[number + 1 :] -= gone.stop - gone.start
         self.change(place, data=np.delete(data, gone), offsets=offsets)
@@ -110,7 +126,9 @@ class TestPacked:
     def test_images_of_another_size(self, place):
         arrays, _ = layouts.packed_arrays(*layouts.pictures(10, 1, 16))
         self.change(place, **arrays)
-        refused(packed.cifar10, place.parent, "Image 0 of .*test.npz' has 16×16 pixels, expected 32×32")
+        refused(
+            packed.cifar10, place.parent, "Image 0 of .*test.npz' has 16×16 pixels, expected 32×32"
+        )
 
 
 class TestMosaic:
@@ -130,12 +148,20 @@ class TestMosaic:
 
     @pytest.mark.parametrize("shape", [(320, 310), (320, 288)])
     def test_tiles_that_do_not_fit(self, place, shape):
-        (place / "test_mosaic.jpg").write_bytes(layouts.written(np.zeros((*shape, 3), np.uint8), "JPEG"))
-        refused(packed.cifar100, place.parent, f"{shape[1]}×320 pixels, which is no mosaic of 32×32 tiles")
+        (place / "test_mosaic.jpg").write_bytes(
+            layouts.written(np.zeros((*shape, 3), np.uint8), "JPEG")
+        )
+        refused(
+            packed.cifar100,
+            place.parent,
+            f"{shape[1]}×320 pixels, which is no mosaic of 32×32 tiles",
+        )
 
 
 def needs(file):
-    return pytest.mark.skipif(not (ROOT / file).is_file(), reason=f"SCAFFPD_DATA names no folder with {file}")
+    return pytest.mark.skipif(
+        not (ROOT / file).is_file(), reason=f"SCAFFPD_DATA names no folder with {file}"
+    )
 
 
 def statistics(x, step=10):

@@ -32,7 +32,10 @@ def test_any_shape_can_be_drawn(tmp_path, clients, classes):
     y = np.repeat(np.arange(classes), 200 // min(classes, 100))
     parts = sp.data.quantity_skew(y, clients, 1.0, minimum=1)
     figure = partition_picture(parts, y)
-    assert figure.texts[0].get_text() == f"{len(y):,} samples of {classes} classes at {clients} clients"
+    assert (
+        figure.texts[0].get_text()
+        == f"{len(y):,} samples of {classes} classes at {clients} clients"
+    )
     mesh = figure.axes[0].collections[-1].get_array()
     np.testing.assert_array_equal(np.ma.filled(mesh, 0).sum(1), [len(rows) for rows in parts])
     figure.savefig(tmp_path / "picture.png", dpi=40)
@@ -42,7 +45,9 @@ def test_any_shape_can_be_drawn(tmp_path, clients, classes):
 def test_the_colour_bar_counts_in_whole_numbers(most):
     y = np.repeat(np.arange(30), most)
     scale = partition_picture([np.arange(len(y)), [0]], y).axes[-1]
-    ticks = [tick for tick in scale.get_xticks() if scale.get_xlim()[0] <= tick <= scale.get_xlim()[1]]
+    ticks = [
+        tick for tick in scale.get_xticks() if scale.get_xlim()[0] <= tick <= scale.get_xlim()[1]
+    ]
     assert ticks == [int(tick) for tick in ticks]
     assert 0 < min(ticks) <= max(ticks) <= max(most, 2)
 

@@ -79,7 +79,11 @@ def test_files(root):
 def test_the_way_there(root):
     (root / "data").mkdir()
     root.chmod(0o600)
-    for load in (sp.data.cifar10, sp.data.tiny_imagenet, lambda folder: sp.data.adult(folder=folder)):
+    for load in (
+        sp.data.cifar10,
+        sp.data.tiny_imagenet,
+        lambda folder: sp.data.adult(folder=folder),
+    ):
         refused(lambda load=load: load(root / "data"), "data' cannot be read")
     refused(lambda: backbone(folder=root / "data"), "data' cannot be read")
 
@@ -111,7 +115,10 @@ def test_tables_of_people_that_are_cut_off(root):
 def test_cached_features(root):
     (root / "meta.json").write_text("{}")
     (root / "values.npy").touch(0)
-    refused(lambda: store.FeatureStore(root, 3, 3, "float16").open(), "cached features .* cannot be read")
+    refused(
+        lambda: store.FeatureStore(root, 3, 3, "float16").open(),
+        "cached features .* cannot be read",
+    )
     (root / "meta.json").chmod(0)
     refused(lambda: store.finished(root, {}, 3), "cached features .* cannot be read")
     root.chmod(0)

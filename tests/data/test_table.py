@@ -50,7 +50,10 @@ def test_a_mask_chooses_its_rows():
     ],
 )
 def test_what_are_no_rows(numbers):
-    refused(lambda: Table(VALUES).rows(numbers), "table of 6 rows takes row numbers from 0 to 5 or a mask")
+    refused(
+        lambda: Table(VALUES).rows(numbers),
+        "table of 6 rows takes row numbers from 0 to 5 or a mask",
+    )
 
 
 def test_selections_are_cut_like_arrays():
@@ -66,10 +69,26 @@ def test_selections_are_cut_like_arrays():
 
 @pytest.mark.parametrize(
     "chosen",
-    [[True], np.ones(4, bool), 3, -4, [0, 3], (slice(None), 0), (0, 1), 1.0, "a", None, ..., slice("a"), [[0]]],
+    [
+        [True],
+        np.ones(4, bool),
+        3,
+        -4,
+        [0, 3],
+        (slice(None), 0),
+        (0, 1),
+        1.0,
+        "a",
+        None,
+        ...,
+        slice("a"),
+        [[0]],
+    ],
 )
 def test_what_is_no_part_of_a_selection(chosen):
-    refused(lambda: Table(VALUES).rows([5, 3, 1])[chosen], "selection of 3 rows takes a slice, a mask")
+    refused(
+        lambda: Table(VALUES).rows([5, 3, 1])[chosen], "selection of 3 rows takes a slice, a mask"
+    )
 
 
 def test_values_that_are_no_table():
@@ -87,7 +106,9 @@ def test_values_that_are_no_table():
 @pytest.fixture
 def mapped(tmp_path):
     np.save(tmp_path / "values.npy", VALUES)
-    return Table(np.load(tmp_path / "values.npy", mmap_mode="r"), 0.5, "key"), tmp_path / "values.npy"
+    return Table(
+        np.load(tmp_path / "values.npy", mmap_mode="r"), 0.5, "key"
+    ), tmp_path / "values.npy"
 
 
 def test_a_file_that_is_gone(mapped):
@@ -95,7 +116,10 @@ def test_a_file_that_is_gone(mapped):
     sent = pickle.dumps(rows)
     np.testing.assert_array_equal(pickle.loads(sent).values, VALUES)
     file.unlink()
-    refused(lambda: pickle.loads(sent), "values.npy' of a table's values cannot be read any more: No such file")
+    refused(
+        lambda: pickle.loads(sent),
+        "values.npy' of a table's values cannot be read any more: No such file",
+    )
     refused(lambda: np.asarray(rows.rows([1])), "cannot be read any more")
 
 
@@ -110,10 +134,8 @@ def test_a_file_that_was_cut_off(mapped):
 def test_maps_that_are_not_their_file_are_sent_whole(tmp_path):
     np.save(tmp_path / "columns.npy", np.asfortranarray(VALUES))
     np.save(tmp_path / "rows.npy", VALUES)
-    by_columns, changed = (
-        np.load(tmp_path / "columns.npy", mmap_mode="r"),
-        np.load(tmp_path / "rows.npy", mmap_mode="c"),
-    )
+    by_columns = np.load(tmp_path / "columns.npy", mmap_mode="r")
+    changed = np.load(tmp_path / "rows.npy", mmap_mode="c")
     changed[0] = 7
     for values in (by_columns, changed, np.load(tmp_path / "rows.npy", mmap_mode="r")[2:]):
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(Table(values))).values, values)
@@ -141,7 +163,8 @@ def test_the_identity_tells_content():
 
 
 def test_values_are_hashed_once_and_in_pieces(monkeypatch):
-    seen, real = [], table.checksums
+    seen = []
+    real = table.checksums
 
     def counted(values, starts, size):
         seen.append((list(starts), size))

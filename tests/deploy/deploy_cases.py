@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.model_file import linear
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.model_file import linear
 from scaffpd.system import JsonLines
 
 MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n'
@@ -39,13 +39,20 @@ def _hospitals(silos: int) -> tuple[list[str], dict[str, bytes]]:
         return [*places], {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
-def federation(folder: Path, silos: int = 4, run: str = "run", replacing: dict[str, str] | None = None, more: str = ""):
+def federation(
+    folder: Path,
+    silos: int = 4,
+    run: str = "run",
+    replacing: dict[str, str] | None = None,
+    more: str = "",
+):
     """The hospitals' files; texts of federation.toml replaced, and more of it appended."""
     names, files = _hospitals(silos)
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    path, places = folder / "federation.toml", {name: folder / name / "silo.toml" for name in names}
+    path = folder / "federation.toml"
+    places = {name: folder / name / "silo.toml" for name in names}
     text = path.read_text()
     for old, new in (replacing or {}).items():
         assert old in text, old
@@ -72,7 +79,9 @@ class Faulty(InProcess):
         super().__init__(opened(places))
         self.places, self.script, self.count = places, defaultdict(list, script or {}), 0
         self.looks = 0
-        self.dead, self.liars, self.log = set(), {}, []
+        self.dead = set()
+        self.liars = {}
+        self.log = []
 
     def sites(self):
         self.looks += 1
@@ -115,7 +124,9 @@ class Faulty(InProcess):
 def no_locks():
     """A silo of the tests is one process; two locks are a fifth of the time of an answer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("scaffpd.deploy.silo.records"), "lock_file", lambda path: nullcontext())
+        patch.setattr(
+            import_module("scaffpd.deploy.silo.records"), "lock_file", lambda path: nullcontext()
+        )
         patch.setattr(JsonLines, "lock", lambda self: nullcontext())
         yield
 
@@ -153,7 +164,10 @@ def changed(**arrays):
         message = decode(answer, 2**31)
         if message.kind != "answer" or not set(arrays) & set(message.arrays):
             return answer
-        new = {name: (arrays[name](value) if name in arrays else value) for name, value in message.arrays.items()}
+        new = {
+            name: (arrays[name](value) if name in arrays else value)
+            for name, value in message.arrays.items()
+        }
         return encode(Message(message.kind, message.values, new))
 
     return lie
@@ -163,10 +177,15 @@ def mostly_long(every, *short):
     """All of these values as parameters; those that are not in `short` only repeat, and take `make test-all`."""
     values = list(every)
     marks = [() if value in short else pytest.mark.long for value in values]
-    return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=m) for v, m in zip(values, marks, strict=True)]
+    return [
+        pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=m)
+        for v, m in zip(values, marks, strict=True)
+    ]
 
 
-_ENCODED, _COHORTS, _BEST = {}, {}, {}
+_ENCODED = {}
+_COHORTS = {}
+_BEST = {}
 
 
 def _same_data(path, places):
@@ -181,7 +200,10 @@ def encoded(path, places):
     setup, key = _same_data(path, places)
     if key not in _ENCODED:
         silos = opened(places)
-        _ENCODED[key] = {n: silos[n].data.encoded(dict(setup.schema), setup.mean, setup.deviation) for n in places}
+        _ENCODED[key] = {
+            n: silos[n].data.encoded(dict(setup.schema), setup.mean, setup.deviation)
+            for n in places
+        }
     return _ENCODED[key], linear(setup.model)
 
 
@@ -211,7 +233,9 @@ def best_value(path, places, members):
     objective = FederationFile.read(path).method.objective
     key = (*_same_data(path, places)[1], *members, repr(objective))
     if key not in _BEST:
-        best = sp.train(sp.SubspaceSaddle(objective), cohort(path, places, list(members)), rounds=200, tol=1e-13)
+        best = sp.train(
+            sp.SubspaceSaddle(objective), cohort(path, places, list(members)), rounds=200, tol=1e-13
+        )
         _BEST[key] = value(path, places, members, best.x)
     return _BEST[key]
 
@@ -221,7 +245,9 @@ def is_right(path, places, outcome):
     tol = FederationFile.read(path).training.tol
     assert outcome.final
     assert outcome.status == "converged", outcome
-    gap = value(path, places, outcome.members, model_of(path)) - best_value(path, places, outcome.members)
+    gap = value(path, places, outcome.members, model_of(path)) - best_value(
+        path, places, outcome.members
+    )
     assert -1e-10 <= gap <= outcome.certificate + 1e-12 <= tol + 1e-12
 
 

@@ -20,12 +20,27 @@ def simulate(federation, silos, work, patience=600.0):
     files.mkdir(parents=True, exist_ok=True)
     for name, file in silos.items():
         (files / f"{name}.toml").symlink_to(file.resolve())
-    extra = {client.VARIABLE: str(files.resolve()), server.VARIABLE: str(federation.resolve()), "OMP_NUM_THREADS": "1"}
+    extra = {
+        client.VARIABLE: str(files.resolve()),
+        server.VARIABLE: str(federation.resolve()),
+        "OMP_NUM_THREADS": "1",
+    }
     log = work / "simulator.log"
     with log.open("wb") as stream:
-        command = [sys.executable, str(Path(__file__).resolve()), str(work.resolve()), *sorted(silos)]
+        command = [
+            sys.executable,
+            str(Path(__file__).resolve()),
+            str(work.resolve()),
+            *sorted(silos),
+        ]
         done = subprocess.run(
-            command, cwd=work, env=os.environ | extra, stdout=stream, stderr=stream, timeout=patience, check=False
+            command,
+            cwd=work,
+            env=os.environ | extra,
+            stdout=stream,
+            stderr=stream,
+            timeout=patience,
+            check=False,
         )
     assert done.returncode == 0, log.read_text()
 

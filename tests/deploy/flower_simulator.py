@@ -11,7 +11,12 @@ from pathlib import Path
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
-from flwr.common.serde import context_from_proto, context_to_proto, message_from_proto, message_to_proto
+from flwr.common.serde import (
+    context_from_proto,
+    context_to_proto,
+    message_from_proto,
+    message_to_proto,
+)
 from flwr.proto.message_pb2 import Context as ProtoContext
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.serverapp import Grid
@@ -32,11 +37,15 @@ class InProcessGrid(Grid):
     """
 
     def __init__(self, silos: Mapping[str, Path]) -> None:
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN, SUPERLINK_NODE_ID, 1
+        TaskIdentity.run_id = _RUN
+        TaskIdentity.node_id = SUPERLINK_NODE_ID
+        TaskIdentity.task_id = 1
         self.nodes = {name: _FIRST + place for place, name in enumerate(silos)}
         self.away: set[str] = set()
         self._contexts = {
-            node: Context(_RUN, node, {apps.SETTING: str(Path(silos[name]).resolve())}, RecordDict(), {})
+            node: Context(
+                _RUN, node, {apps.SETTING: str(Path(silos[name]).resolve())}, RecordDict(), {}
+            )
             for name, node in self.nodes.items()
         }
         self._waiting: dict[str, Message] = {}
@@ -58,7 +67,12 @@ class InProcessGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """A message, the way Flower used to make them."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
@@ -83,7 +97,9 @@ class InProcessGrid(Grid):
         """Let the silos answer the messages that have not been answered yet."""
         return [self._reply(self._waiting.pop(key)) for key in message_ids if key in self._waiting]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Push and pull."""
         return self.pull_messages(self.push_messages(messages))
 
@@ -95,7 +111,10 @@ class InProcessGrid(Grid):
         try:
             reply = apps.client_app(message, context)
         except Exception as error:
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message)
+            return Message(
+                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"),
+                reply_to=message,
+            )
         stored = context_to_proto(context).SerializeToString()
         self._contexts[node] = context_from_proto(ProtoContext.FromString(stored))
         data = message_to_proto(reply).SerializeToString()
@@ -105,5 +124,11 @@ class InProcessGrid(Grid):
 
 def simulate(federation: Path, silos: Mapping[str, Path]) -> None:
     """Run a federation in this process; the run folder is what `coordinate` writes."""
-    context = Context(_RUN, SUPERLINK_NODE_ID, {}, RecordDict(), {apps.FEDERATION: str(Path(federation).resolve())})
+    context = Context(
+        _RUN,
+        SUPERLINK_NODE_ID,
+        {},
+        RecordDict(),
+        {apps.FEDERATION: str(Path(federation).resolve())},
+    )
     apps.run(InProcessGrid(silos), context)

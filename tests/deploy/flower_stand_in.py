@@ -82,7 +82,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_loader(name, self) if name in self.NAMES else None
 
     def exec_module(self, module):
-        module.Silo, module.coordinate = Silo, coordinate
+        module.Silo = Silo
+        module.coordinate = coordinate
 
 
 def install() -> None:
@@ -92,5 +93,7 @@ def install() -> None:
 def stand_in(folder: Path) -> str:
     """Write the folder that PYTHONPATH has to start with."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "sitecustomize.py").write_text(SITE.format(here=str(Path(__file__).parent)), encoding="utf-8")
+    (folder / "sitecustomize.py").write_text(
+        SITE.format(here=str(Path(__file__).parent)), encoding="utf-8"
+    )
     return str(folder)

@@ -7,9 +7,9 @@ import csv
 import numpy as np
 from deploy_cases import events, is_right, opened
 
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
+from scaffpd.run.settings.federation import FederationFile
 
 
 class Liar:
@@ -21,15 +21,22 @@ class Liar:
     """
 
     def __init__(self, silo, **lies):
-        self.silo, self.lies, self.heard, self.lied = silo, lies, [], None
+        self.silo = silo
+        self.lies = lies
+        self.heard = []
+        self.lied = None
 
     def answer(self, question):
         kind = decode(question, 2**31).kind
         self.heard.append(kind)
         answer = decode(self.silo.answer(question), 2**31)
         if kind in self.lies and answer.kind == "answer":
-            told = self.lies[kind]({k: np.array(v) for k, v in answer.arrays.items()}, self.heard.count(kind))
-            if self.lied is None and any(not np.array_equal(told[k], v) for k, v in answer.arrays.items()):
+            told = self.lies[kind](
+                {k: np.array(v) for k, v in answer.arrays.items()}, self.heard.count(kind)
+            )
+            if self.lied is None and any(
+                not np.array_equal(told[k], v) for k, v in answer.arrays.items()
+            ):
                 self.lied = len(self.heard)
             answer = Message(answer.kind, answer.values, told)
         return encode(answer)

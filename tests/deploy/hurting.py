@@ -34,7 +34,8 @@ def restart_silo(engine, name):
     if _is_flower(engine):
         import httpx
 
-        log, nodes = engine.log(_part(engine, name)), vars(engine).setdefault("nodes", {})
+        log = engine.log(_part(engine, name))
+        nodes = vars(engine).setdefault("nodes", {})
         nodes[name] = engine._node(name) or nodes.get(name)
         with contextlib.suppress(httpx.HTTPError):
             _release(engine, nodes[name], engine._keys / f"{_part(engine, name)}.key")
@@ -55,10 +56,16 @@ def _release(engine, node, private_key):
     from flwr.supernode.fleet_http_client import FleetHttpClient
     from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    key, authority = load_ssh_private_key(private_key.read_bytes(), None), (engine._keys / "ca.pem").read_bytes()
-    signs = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, key.public_key())]
+    key = load_ssh_private_key(private_key.read_bytes(), None)
+    authority = (engine._keys / "ca.pem").read_bytes()
+    signs = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
     address = f"127.0.0.1:{engine.port}"
-    with FleetHttpClient.from_server_address(address, False, authority, interceptors=signs) as client:
+    with FleetHttpClient.from_server_address(
+        address, False, authority, interceptors=signs
+    ) as client:
         client.DeactivateNode(DeactivateNodeRequest(node_id=node))
 
 

@@ -8,10 +8,13 @@ from scipy.stats import chi2
 
 from scaffpd.deploy.messages import decode
 from scaffpd.deploy.silo.silo import Silo
-from scaffpd.masking import Identity
+from scaffpd.secure.masking import Identity
 
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
-SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 5\n\n[objective]', "1e-6": "1e-3"}
+SCAFF_PD = {
+    "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 5\n\n[objective]',
+    "1e-6": "1e-3",
+}
 SECURE = QUICK + "\n[secure]\n"
 REQUIRED = "\n[secure]\nrequired = true\n"
 
@@ -23,7 +26,9 @@ def secured(folder, silos=4, more="", rules="", drop=False, **how):
     """
     secure = SECURE.replace("[faults]", '[faults]\nmissing = "drop"') if drop else SECURE
     rules += "\n[secure]\nchanging = true\n" if drop else ""
-    path, places = federation(folder, silos, replacing=how.pop("replacing", SCAFF_PD), more=secure + more, **how)
+    path, places = federation(
+        folder, silos, replacing=how.pop("replacing", SCAFF_PD), more=secure + more, **how
+    )
     for place in places.values():
         place.write_text(place.read_text() + rules)
     if REQUIRED in rules:
@@ -34,7 +39,8 @@ def secured(folder, silos=4, more="", rules="", drop=False, **how):
 def pinned(places):
     """Every silo pins everybody's key."""
     prints = {
-        name: Identity.kept(name, place.parent / "identity.key").card.fingerprint for name, place in places.items()
+        name: Identity.kept(name, place.parent / "identity.key").card.fingerprint
+        for name, place in places.items()
     }
     for place in places.values():
         table = "".join(f'{name} = "{key}"\n' for name, key in prints.items())
@@ -43,14 +49,25 @@ def pinned(places):
 
 def uncertified(kind, drawn="", rounds=6):
     """Changes to federation.toml for a method without a certificate."""
-    return {OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{drawn}', "rounds = 500\ntol = 1e-6": f"rounds = {rounds}"}
+    return {
+        OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{drawn}',
+        "rounds = 500\ntol = 1e-6": f"rounds = {rounds}",
+    }
 
 
 ALLOWED = {
-    "hello": {}, "describe": {}, "card": {}, "meet": {}, "setup": {"constants"}, "start": {"x"},
-    "masked": {"masked"}, "sizes": {"scalars"}, "gradients": {"scalars"}, "losses": {"scalars"},
+    "hello": {},
+    "describe": {},
+    "card": {},
+    "meet": {},
+    "setup": {"constants"},
+    "start": {"x"},
+    "masked": {"masked"},
+    "sizes": {"scalars"},
+    "gradients": {"scalars"},
+    "losses": {"scalars"},
     "evaluate": {"scalars"},
-}  # fmt: skip
+}
 
 
 def uniform(data):
@@ -62,9 +79,11 @@ def uniform(data):
 
 def leaks(log):
     """Everything in the answers of silos that secure sums do not let out, in words."""
-    found, masked = [], {}
+    found = []
+    masked = {}
     for site, question, answer in log:
-        asked, told = decode(question, 2**31).kind, decode(answer, 2**31)
+        asked = decode(question, 2**31).kind
+        told = decode(answer, 2**31)
         if told.kind != "answer":
             found += [f"{asked} has arrays in a {told.kind}"] * bool(told.arrays)
             continue
@@ -76,7 +95,9 @@ def leaks(log):
             if name == "masked":
                 masked.setdefault(site, []).append(array.tobytes())
     found += [  # the same question again has the same answer
-        f"{site}'s masked vectors are not uniform" for site, data in masked.items() if uniform(b"".join({*data})) < 1e-9
+        f"{site}'s masked vectors are not uniform"
+        for site, data in masked.items()
+        if uniform(b"".join({*data})) < 1e-9
     ]
     if not masked:
         found.append("nothing was masked")

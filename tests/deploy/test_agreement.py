@@ -15,17 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaffpd.config.silo import SiloFile
+from scaffpd.data.tabular.agree import agree, deviation_of, mean_of
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.errors import InputError
-from scaffpd.tabular.agree import agree, deviation_of, mean_of
+from scaffpd.run.settings.silo import SiloFile
 
 heart = import_module("scaffpd.data.heart_disease")
 RAREST = 3
 
 
 def write(
-    folder: Path, name: str, header: list[str], rows: list[list[str]], data: str = "", rarest: int = RAREST
+    folder: Path,
+    name: str,
+    header: list[str],
+    rows: list[list[str]],
+    data: str = "",
+    rarest: int = RAREST,
 ) -> Dataset:
     """A silo with its own CSV file, read."""
     with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
@@ -41,10 +46,15 @@ def write(
 
 def agreed(silos: dict[str, Dataset], standardise: bool = True):
     """The whole exchange; what travels is turned into JSON and back."""
-    told = {name: json.loads(json.dumps(data.describe(), allow_nan=False)) for name, data in silos.items()}
+    told = {
+        name: json.loads(json.dumps(data.describe(), allow_nan=False))
+        for name, data in silos.items()
+    }
     schema = json.loads(json.dumps(agree(told, standardise), allow_nan=False))
     mean = mean_of({name: data.totals(schema) for name, data in silos.items()}, schema)
-    deviation = deviation_of({name: data.totals(schema, mean) for name, data in silos.items()}, mean)
+    deviation = deviation_of(
+        {name: data.totals(schema, mean) for name, data in silos.items()}, mean
+    )
     return schema, mean, deviation
 
 
@@ -55,7 +65,9 @@ class Pooled:
     """All rows in one place, with plain loops: what the agreement has to come to."""
 
     def __init__(self, tables, held, categories, order):
-        self.tables, self.held, self.order = tables, held, order
+        self.tables = tables
+        self.held = held
+        self.order = order
         self.blocks = {name: [] for name in tables}
         self.known = []
         for column in order:
@@ -63,14 +75,22 @@ class Pooled:
                 self._category(column)
             else:
                 self._number(column)
-        whole = {name: np.array(list(map(list, zip(*blocks, strict=True)))) for name, blocks in self.blocks.items()}
+        whole = {
+            name: np.array(list(map(list, zip(*blocks, strict=True))))
+            for name, blocks in self.blocks.items()
+        }
         train = {name: X[~held[name]] for name, X in whole.items()}
-        self.mean, self.deviation = [], []
+        self.mean = []
+        self.deviation = []
         for j in range(len(self.known)):
-            pool = np.concatenate([X[:, j] for name, X in train.items() if self.known[j][name]] or [np.zeros(1)])
+            pool = np.concatenate(
+                [X[:, j] for name, X in train.items() if self.known[j][name]] or [np.zeros(1)]
+            )
             deviation = pool.std()
             self.mean.append(pool.mean())
-            self.deviation.append(1.0 if deviation <= 1e-12 * max(1, abs(pool.mean())) else deviation)
+            self.deviation.append(
+                1.0 if deviation <= 1e-12 * max(1, abs(pool.mean())) else deviation
+            )
         self.X = {}
         for name, X in whole.items():
             filled = np.where(np.isnan(X), np.array(self.mean), X)
@@ -89,15 +109,21 @@ class Pooled:
             there = [float(cell) for cell in self._training(name, column)]
             known[name] = bool(there)
             fill = statistics.median(there) if there else np.nan
-            self.blocks[name].append([fill if c is None else float(c) for c in self._cells(name, column)])
+            self.blocks[name].append(
+                [fill if c is None else float(c) for c in self._cells(name, column)]
+            )
         self.known.append(known)
 
     def _category(self, column):
-        named, other, own = set(), False, {}
+        named = set()
+        other = False
+        own = {}
         for name in self.tables:
             counts = Counter(self._training(name, column))
             mine = own[name] = {cell for cell, count in counts.items() if count >= RAREST}
-            other = other or any(cell is not None and cell not in mine for cell in self._cells(name, column))
+            other = other or any(
+                cell is not None and cell not in mine for cell in self._cells(name, column)
+            )
             named |= mine
         places = [*sorted(named), *([None] if other else [])]
         known = {name: bool(self._training(name, column)) for name in self.tables}
@@ -108,22 +134,31 @@ class Pooled:
             for place in places:
                 known_here = [named if out else own[name] for out in self.held[name]]
                 pairs = zip(cells, known_here, strict=True)
-                hit = [np.nan if c is None else float(place == (c if c in there else None)) for c, there in pairs]
+                hit = [
+                    np.nan if c is None else float(place == (c if c in there else None))
+                    for c, there in pairs
+                ]
                 self.blocks[name].append(hit)
         self.known += [known] * len(places)
 
 
 def compare(silos, pooled, schema, mean, deviation, labels):
-    size = np.maximum(1, np.abs(pooled.mean))  # of a column's numbers: they, not their differences, carry rounding
+    size = np.maximum(
+        1, np.abs(pooled.mean)
+    )  # of a column's numbers: they, not their differences, carry rounding
     assert (np.abs(mean - pooled.mean) <= 1e-12 * size).all()
     assert (np.abs(deviation - pooled.deviation) <= 1e-12 * size).all()
     for name, data in silos.items():
         encoded = data.encoded(schema, mean, deviation)
-        parts = [(encoded.train, ~data.held)] + ([(encoded.test, data.held)] if encoded.test is not None else [])
+        parts = [(encoded.train, ~data.held)] + (
+            [(encoded.test, data.held)] if encoded.test is not None else []
+        )
         assert (encoded.test is None) == (not data.held.any())
         for (X, y), rows in parts:
             expected = pooled.X[name][rows]
-            assert (np.abs(X - expected) * deviation <= 1e-12 * size * np.maximum(1, np.abs(expected))).all()
+            assert (
+                np.abs(X - expected) * deviation <= 1e-12 * size * np.maximum(1, np.abs(expected))
+            ).all()
             assert [labels[k] for k in y] == [
                 str(row["y"]) for row, r in zip(pooled.tables[name], rows, strict=True) if r
             ]
@@ -142,13 +177,16 @@ def federations(draw):
         empty = draw(st.sets(st.sampled_from(["u", "v", "c"]), max_size=2))
         rows = draw(
             st.lists(
-                st.fixed_dictionaries({"u": number, "v": number, "c": letter, "y": st.sampled_from(["no", "yes"])}),
+                st.fixed_dictionaries(
+                    {"u": number, "v": number, "c": letter, "y": st.sampled_from(["no", "yes"])}
+                ),
                 min_size=4,
                 max_size=25,
             )
         )
         tables[name] = [{k: "" if k in empty else v for k, v in row.items()} for row in rows]
-        tables[name][0]["y"], tables[name][1]["y"] = "yes", "no"
+        tables[name][0]["y"] = "yes"
+        tables[name][1]["y"] = "no"
     orders = {name: draw(st.permutations(["u", "v", "c", "y"])) for name in tables}
     return tables, orders
 
@@ -159,27 +197,41 @@ def test_the_agreement_equals_one_computation_over_pooled_rows(federation):
     tables, orders = federation
     with TemporaryDirectory() as folder:
         silos = {
-            name: write(Path(folder), name, orders[name], [[row[k] for k in orders[name]] for row in rows], "")
+            name: write(
+                Path(folder),
+                name,
+                orders[name],
+                [[row[k] for k in orders[name]] for row in rows],
+                "",
+            )
             for name, rows in tables.items()
         }
     order = [k for k in orders[next(iter(tables))] if k != "y"]
     has_letters = any(row["c"] for rows in tables.values() for row in rows)
     schema, mean, deviation = agreed(silos)
-    pooled = Pooled(tables, {n: d.held for n, d in silos.items()}, ["c"] if has_letters else [], order)
+    pooled = Pooled(
+        tables, {n: d.held for n, d in silos.items()}, ["c"] if has_letters else [], order
+    )
     compare(silos, pooled, schema, mean, deviation, ["no", "yes"])
 
 
 def hospitals(folder: Path) -> tuple[dict[str, Dataset], dict[str, list[dict[str, str]]]]:
-    silos, tables = {}, {}
+    silos = {}
+    tables = {}
     for name in heart.HOSPITALS:
         raw, y = heart.read(name)
         cells = [["" if np.isnan(v) else f"{v:g}" for v in row] for row in raw]
         data = f"categories = {list(heart.CATEGORIES)}"
         silos[name] = write(
-            folder, name, [*heart.COLUMNS, "y"], [[*c, str(k)] for c, k in zip(cells, y, strict=True)], data
+            folder,
+            name,
+            [*heart.COLUMNS, "y"],
+            [[*c, str(k)] for c, k in zip(cells, y, strict=True)],
+            data,
         )
         tables[name] = [
-            dict(zip([*heart.COLUMNS, "y"], [*c, str(k)], strict=True)) for c, k in zip(cells, y, strict=True)
+            dict(zip([*heart.COLUMNS, "y"], [*c, str(k)], strict=True))
+            for c, k in zip(cells, y, strict=True)
         ]
     return silos, tables
 
@@ -187,14 +239,18 @@ def hospitals(folder: Path) -> tuple[dict[str, Dataset], dict[str, list[dict[str
 def test_the_hospitals_agree(tmp_path):
     silos, tables = hospitals(tmp_path)
     schema, mean, deviation = agreed(silos)
-    pooled = Pooled(tables, {n: d.held for n, d in silos.items()}, list(heart.CATEGORIES), list(heart.COLUMNS))
+    pooled = Pooled(
+        tables, {n: d.held for n, d in silos.items()}, list(heart.CATEGORIES), list(heart.COLUMNS)
+    )
     compare(silos, pooled, schema, mean, deviation, ["0", "1"])
     features = silos["va"].encoded(schema, mean, deviation).features
     assert features[:6] == ("age", "sex", "cp=1", "cp=2", "cp=3", "cp=4")
     assert silos["switzerland"].totals(schema)["n"][features.index("chol")] == 0
     X = silos["switzerland"].encoded(schema, mean, deviation).train[0]
     assert (X[:, features.index("chol")] == 0).all()
-    everyone = np.concatenate([data.encoded(schema, mean, deviation).train[0] for data in silos.values()])
+    everyone = np.concatenate(
+        [data.encoded(schema, mean, deviation).train[0] for data in silos.values()]
+    )
     no_hole = [j for j, name in enumerate(features) if name not in ("chol", "slope (other)")]
     # one hospital has no value of chol; what is rare of slope is only among held-out patients
     np.testing.assert_allclose(everyone.mean(0), 0, atol=1e-12)
@@ -208,16 +264,21 @@ def test_without_standardising_values_stay_as_they_are(tmp_path):
     X = data.encoded(schema, mean, None).train[0]
     np.testing.assert_array_equal(X[:, 0], data.table.columns[0].values[~data.held])
     chol = silos["switzerland"].encoded(schema, mean, None)
-    assert np.allclose(chol.train[0][:, chol.features.index("chol")], mean[chol.features.index("chol")])
+    assert np.allclose(
+        chol.train[0][:, chol.features.index("chol")], mean[chol.features.index("chol")]
+    )
 
 
 def test_unnamed_arrays_keep_their_shape(tmp_path):
-    random, silos = np.random.default_rng(0), {}
+    random = np.random.default_rng(0)
+    silos = {}
     for k, name in enumerate("ab"):
         X = random.normal(size=(30, 2, 3)) + k
         X[0, 0, 0] = np.nan
         np.savez(tmp_path / f"{name}.npz", X=X, y=np.arange(30) % 2)
-        (tmp_path / f"{name}.toml").write_text(f'name = "{name}"\n[data]\nfile = "{name}.npz"\n[split]\ntest = 0\n')
+        (tmp_path / f"{name}.toml").write_text(
+            f'name = "{name}"\n[data]\nfile = "{name}.npz"\n[split]\ntest = 0\n'
+        )
         silos[name] = Dataset.read(SiloFile.read(tmp_path / f"{name}.toml"))
     schema, mean, deviation = agreed(silos)
     parts = [data.encoded(schema, mean, deviation) for data in silos.values()]
@@ -247,11 +308,18 @@ def test_a_description_says_no_more_than_it_has_to(tmp_path):
     assert "SECRET" not in json.dumps(about)
     schema, mean, deviation = agreed({"a": data})
     assert data.encoded(schema, mean, deviation).features == ("x", "c=often", "c (other)", "e")
-    hidden = {**schema, "columns": [{**c, "other": False} for c in schema["columns"] if c["name"] == "c"]}
-    assert data.totals(hidden)["sum"].sum() == data.rows[0] - data.totals(schema)["sum"][2]  # none of the categories
+    hidden = {
+        **schema,
+        "columns": [{**c, "other": False} for c in schema["columns"] if c["name"] == "c"],
+    }
+    assert (
+        data.totals(hidden)["sum"].sum() == data.rows[0] - data.totals(schema)["sum"][2]
+    )  # none of the categories
     guessed = {
         **schema,
-        "columns": [{**c, "categories": ["SECRET", "often"]} for c in schema["columns"] if c["name"] == "c"],
+        "columns": [
+            {**c, "categories": ["SECRET", "often"]} for c in schema["columns"] if c["name"] == "c"
+        ],
     }
     assert data.totals(guessed)["sum"][0] == 0  # guessing its name does not tell how many there are
 
@@ -302,17 +370,33 @@ def column(name, kind="number", **more):
             about([column("cp", "category")]),
             "Column 'cp' holds numbers at silo 'a' and categories at 'b'",
         ),
-        (about(), about(task="regression"), "Silo 'b' has a target for regression, 'a' one for classification"),
+        (
+            about(),
+            about(task="regression"),
+            "Silo 'b' has a target for regression, 'a' one for classification",
+        ),
         (about(), about(labels=["no", "yes"]), "Silo 'b' has texts as labels, 'a' has numbers"),
         (about(shape=[3]), about(shape=[4]), "Silo 'b' has 4 features, but 'a' has 3."),
-        (about(shape=[3]), about(), "Silo 'a' has features without names, while 'b' has named columns."),
-        (about(labels=[1]), about(labels=[1]), "All rows of all clients have the label 1: is it the right target?"),
+        (
+            about(shape=[3]),
+            about(),
+            "Silo 'a' has features without names, while 'b' has named columns.",
+        ),
+        (
+            about(labels=[1]),
+            about(labels=[1]),
+            "All rows of all clients have the label 1: is it the right target?",
+        ),
         (
             about(task="prepared", dimension=3),
             about(task="prepared", dimension=4),
             "'b' has a model of 4 parameters, 'a' one of 3",
         ),
-        (about(task="prepared", dimension=3), about(), "silo 'a' returns a Cohort, that of 'b' does not"),
+        (
+            about(task="prepared", dimension=3),
+            about(),
+            "silo 'a' returns a Cohort, that of 'b' does not",
+        ),
     ],
 )
 def test_silos_that_differ_are_refused_by_name(first, second, words):
@@ -322,8 +406,12 @@ def test_silos_that_differ_are_refused_by_name(first, second, words):
 
 
 def test_what_may_differ():
-    first = about([column("x"), column("c", "category", categories=["10", "2", "b"])], labels=[3, 1])
-    second = about([column("c", "unknown", any=False), column("x", "unknown", any=False)], labels=[2])
+    first = about(
+        [column("x"), column("c", "category", categories=["10", "2", "b"])], labels=[3, 1]
+    )
+    second = about(
+        [column("c", "unknown", any=False), column("x", "unknown", any=False)], labels=[2]
+    )
     third = about([column("c", "category", categories=["a"], other=True), column("x")], labels=[1])
     schema = agree({"a": first, "b": second, "c": third})
     assert schema["labels"] == [1, 2, 3]
@@ -336,18 +424,55 @@ def test_what_may_differ():
 
 
 GARBLED = [
-    None, 3, "x", [], {}, about(version=2), about(task=["regression"]), about(task=None), about(labels=[]),
-    about(labels=[0, 0]), about(labels=[True, False]), about(labels=[0, "a"]), about(labels=[1.5]), about(labels={}),
-    about(labels=[2**70]), about(labels=["a", "a"]), about(labels=["x" * 501]), about(train=-1), about(train="9"),
-    about(train=True), about(train=0), about(test=1.5), about(columns=3), about([]), about([3]), about([{}]),
-    about([column("")]), about([column("x" * 501)]), about([column(3)]), about([column("x"), column("x")]),
-    about([column("x", "thing")]), about([column("x", None)]), about([column("x", any="yes")]),
-    about([column("x", "category", categories="abc")]), about([column("x", "category", categories=[1])]),
-    about([column("x", "category", categories=["a", "a"])]), about([column("x", "category", other=1)]),
-    about([column("x", "category", categories=[str(k) for k in range(10_001)])]), about([column("\ud800")]),
-    about(shape=[]), about(shape=[0]), about(shape=[2**40, 2**40]), about(shape="3"), about(shape=[1] * 9),
-    about(task="prepared"), about(task="prepared", dimension=-1), about(labels=[[1], [2]]), {1: 2},
-]  # fmt: skip
+    None,
+    3,
+    "x",
+    [],
+    {},
+    about(version=2),
+    about(task=["regression"]),
+    about(task=None),
+    about(labels=[]),
+    about(labels=[0, 0]),
+    about(labels=[True, False]),
+    about(labels=[0, "a"]),
+    about(labels=[1.5]),
+    about(labels={}),
+    about(labels=[2**70]),
+    about(labels=["a", "a"]),
+    about(labels=["x" * 501]),
+    about(train=-1),
+    about(train="9"),
+    about(train=True),
+    about(train=0),
+    about(test=1.5),
+    about(columns=3),
+    about([]),
+    about([3]),
+    about([{}]),
+    about([column("")]),
+    about([column("x" * 501)]),
+    about([column(3)]),
+    about([column("x"), column("x")]),
+    about([column("x", "thing")]),
+    about([column("x", None)]),
+    about([column("x", any="yes")]),
+    about([column("x", "category", categories="abc")]),
+    about([column("x", "category", categories=[1])]),
+    about([column("x", "category", categories=["a", "a"])]),
+    about([column("x", "category", other=1)]),
+    about([column("x", "category", categories=[str(k) for k in range(10_001)])]),
+    about([column("\ud800")]),
+    about(shape=[]),
+    about(shape=[0]),
+    about(shape=[2**40, 2**40]),
+    about(shape="3"),
+    about(shape=[1] * 9),
+    about(task="prepared"),
+    about(task="prepared", dimension=-1),
+    about(labels=[[1], [2]]),
+    {1: 2},
+]
 
 
 @pytest.mark.parametrize("given", GARBLED, ids=range(len(GARBLED)))
@@ -363,13 +488,19 @@ anything = st.recursive(
     | st.floats()
     | st.text(max_size=3)
     | st.sampled_from(["number", "category"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 
 
 @settings(max_examples=12, deadline=None)
-@given(st.dictionaries(st.sampled_from([*about(), "shape", "dimension"]), anything), st.booleans(), anything)
+@given(
+    st.dictionaries(st.sampled_from([*about(), "shape", "dimension"]), anything),
+    st.booleans(),
+    anything,
+)
 def test_whatever_a_silo_sends_there_is_a_schema_or_a_sentence(changes, inside, value):
     broken = about([column("x") | {"kind": value} if inside else value]) | changes
     for description in (broken, changes):
@@ -385,14 +516,22 @@ def test_whatever_a_silo_sends_there_is_a_schema_or_a_sentence(changes, inside, 
 @pytest.mark.parametrize(
     "sums",
     [
-        None, {}, {"n": np.ones(2)}, {"n": [1, 1], "sum": [1, 1]}, {"n": np.ones(3), "sum": np.ones(3)},
-        {"n": np.ones(2), "sum": np.ones(3)}, {"n": -np.ones(2), "sum": np.ones(2)},
+        None,
+        {},
+        {"n": np.ones(2)},
+        {"n": [1, 1], "sum": [1, 1]},
+        {"n": np.ones(3), "sum": np.ones(3)},
+        {"n": np.ones(2), "sum": np.ones(3)},
+        {"n": -np.ones(2), "sum": np.ones(2)},
         {"n": np.ones(2) / 2, "sum": np.ones(2)},
-        {"n": np.ones(2), "sum": np.array([np.nan, 1])}, {"n": np.ones(2), "sum": np.array([np.inf, 1])},
-        {"n": np.zeros(2), "sum": np.ones(2)}, {"n": np.ones((2, 1)), "sum": np.ones(2)},
-        {"n": np.array(["1", "1"]), "sum": np.ones(2)}, {"n": np.full(2, 1e300), "sum": np.ones(2)},
+        {"n": np.ones(2), "sum": np.array([np.nan, 1])},
+        {"n": np.ones(2), "sum": np.array([np.inf, 1])},
+        {"n": np.zeros(2), "sum": np.ones(2)},
+        {"n": np.ones((2, 1)), "sum": np.ones(2)},
+        {"n": np.array(["1", "1"]), "sum": np.ones(2)},
+        {"n": np.full(2, 1e300), "sum": np.ones(2)},
     ],
-)  # fmt: skip
+)
 def test_garbled_sums_name_the_silo(sums):
     schema = agree({"a": about([column("x"), column("z")])})
     right = {"n": np.ones(2, dtype=np.int64), "sum": np.ones(2)}
@@ -401,12 +540,18 @@ def test_garbled_sums_name_the_silo(sums):
     with pytest.raises(InputError, match="Silo 'b' sent sums"):
         deviation_of({"b": {"n": np.ones(2), "squares": -np.ones(2)}}, np.zeros(2))
     with pytest.raises(InputError, match="too large"):
-        mean_of({"a": right | {"sum": np.full(2, 1.7e308)}, "b": right | {"sum": np.full(2, 1.7e308)}}, schema)
+        mean_of(
+            {"a": right | {"sum": np.full(2, 1.7e308)}, "b": right | {"sum": np.full(2, 1.7e308)}},
+            schema,
+        )
 
 
 def test_sums_do_not_depend_on_who_answers_first():
     random = np.random.default_rng(1)
-    totals = {name: {"n": np.full(50, 7), "sum": random.normal(size=50) * 10**k} for k, name in enumerate("abcd")}
+    totals = {
+        name: {"n": np.full(50, 7), "sum": random.normal(size=50) * 10**k}
+        for k, name in enumerate("abcd")
+    }
     np.testing.assert_array_equal(mean_of(totals), mean_of(dict(reversed(totals.items()))))
 
 
@@ -415,12 +560,19 @@ def test_a_silo_checks_what_the_coordinator_sends(tmp_path):
     data = write(tmp_path, "a", ["x", "c", "y"], rows)
     schema, mean, deviation = agreed({"a": data})
     for wrong in (
-        None, {}, {**schema, "version": 0}, {**schema, "task": "regression"}, {**schema, "labels": [0]},
-        {**schema, "shape": [2]}, {**schema, "standardise": "yes"}, {**schema, "columns": schema["columns"] * 2},
+        None,
+        {},
+        {**schema, "version": 0},
+        {**schema, "task": "regression"},
+        {**schema, "labels": [0]},
+        {**schema, "shape": [2]},
+        {**schema, "standardise": "yes"},
+        {**schema, "columns": schema["columns"] * 2},
         {**schema, "columns": [{"name": "nothing", "kind": "number"}]},
         {**schema, "columns": [{"name": "c", "kind": "number"}]},
-        {**schema, "columns": []}, {**schema, "task": "prepared", "dimension": 3},
-    ):  # fmt: skip
+        {**schema, "columns": []},
+        {**schema, "task": "prepared", "dimension": 3},
+    ):
         with pytest.raises(InputError):
             data.encoded(wrong, mean, deviation)  # type: ignore[arg-type]
     for vector in (None, "x", mean[:-1], mean * np.nan, mean[None], mean.astype(str), {}):
@@ -443,14 +595,15 @@ def test_numbers_too_large_to_be_added_are_refused(tmp_path):
 
 def test_expanded_columns_are_agreed_on_and_the_same_as_in_one_process(tmp_path):
     """Silos that agree on splines hold the rows that one process would make of the same table."""
-    from scaffpd.tabular.agree import agree, deviation_of, mean_of
-    from scaffpd.tabular.columns import DataColumn, FeatureTable
-    from scaffpd.tabular.encode import ClientRows, Target, held_rows, with_expansion
+    from scaffpd.data.tabular.agree import agree, deviation_of, mean_of
+    from scaffpd.data.tabular.columns import DataColumn, FeatureTable
+    from scaffpd.data.tabular.encode import ClientRows, Target, held_rows, with_expansion
 
     random = np.random.default_rng(0)
     sites = {}
     for name in ("north", "south"):
-        values, y = random.normal(size=40), random.normal(size=40)
+        values = random.normal(size=40)
+        y = random.normal(size=40)
         goal = Target("regression", y)
         table_of = FeatureTable(40, (DataColumn("z", "number", values),))
         sites[name] = ClientRows(name, table_of, goal, held_rows(name, goal, 0.25, 0))

@@ -13,13 +13,15 @@ from secure_silos import SCAFF_PD, secured
 
 import columns
 import scaffpd as sp
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import decode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationFile
 
-GRID = '\n[choosing]\nl2 = [0.3, 0.01]\nstrength = [inf, 30.0]\nfolds = 2\nby = "mean"\nbudget = 200\n'
+GRID = (
+    '\n[choosing]\nl2 = [0.3, 0.01]\nstrength = [inf, 30.0]\nfolds = 2\nby = "mean"\nbudget = 200\n'
+)
 UNGIVEN = {"rho = 0.1\n": "", "rounds = 500": "rounds = 60"}
 JOINING = {"tol = 1e-6": "tol = 1e-6\njoining = true"}
 ROUGHLY = {"tol = 1e-6": "tol = 1e-3\njoining = true"}
@@ -53,7 +55,9 @@ def pairs(path, places):
 
 @pytest.fixture(scope="module")
 def chosen(tmp_path_factory):
-    path, places = federation(tmp_path_factory.mktemp("silos"), 2, replacing=UNGIVEN, more=GRID + QUICK)
+    path, places = federation(
+        tmp_path_factory.mktemp("silos"), 2, replacing=UNGIVEN, more=GRID + QUICK
+    )
     return path, places, *run(path, places)
 
 
@@ -65,14 +69,20 @@ def test_silos_choose_what_a_cohort_chooses(chosen):
     assert model.l2 == found["l2"]  # the model of the run has it
     grid = ([0.3, 0.01], [math.inf, 30.0], "mean", 2)
     here = sp.choose(train, replace(model, l2=0.1), "ChiSquare", *grid, budget=200, tol=1e-4)
-    theirs = {(row["kappa"], row["l2"], row["objective"]): row["validation_loss_mean"] for row in found["tried"]}
+    theirs = {
+        (row["kappa"], row["l2"], row["objective"]): row["validation_loss_mean"]
+        for row in found["tried"]
+    }
     ours = {(str(p.strength), p.l2, repr(p.objective)): p.score("mean") for p in here.points}
     shared = [key for key in theirs if key in ours]
     assert len(shared) >= 2  # ρ goes by losses that are exact to 1e-4, and two methods find them
     for key in shared:
         assert theirs[key] == pytest.approx(ours[key], rel=6e-3)
     best = min(
-        found["tried"], key=lambda row: row["validation_loss_mean"] if "ChiSquare" in row["objective"] else math.inf
+        found["tried"],
+        key=lambda row: (
+            row["validation_loss_mean"] if "ChiSquare" in row["objective"] else math.inf
+        ),
     )
     assert found["l2"] == best["l2"]
     assert 0 < found["objective"]["rho"] != 0.1
@@ -99,7 +109,9 @@ def test_a_chosen_strength_keeps_the_cap(tmp_path, rho):
     found = chosen_in(path)
     tried = {row["objective"] for row in found["tried"]}
     assert all("cap=0.3" in one for one in tried - {"Average()"})
-    assert len(tried) == (1 if rho else 4 - 1)  # the average is tried, and left out where a fair model is wanted
+    assert len(tried) == (
+        1 if rho else 4 - 1
+    )  # the average is tried, and left out where a fair model is wanted
     assert (found["objective"]["rho"] == 0.02) == bool(rho)
     with (folder(path) / "clients.csv").open() as file:
         weights = [float(row["weight"]) for row in csv.DictReader(file)]
@@ -108,7 +120,9 @@ def test_a_chosen_strength_keeps_the_cap(tmp_path, rho):
 
 def test_choosing_works_with_masked_sums(tmp_path):
     grid = "\n[choosing]\nl2 = [0.1]\nstrength = [inf, 30.0]\nfolds = 2\nbudget = 12\n"
-    path, places = secured(tmp_path, silos=3, replacing={**SCAFF_PD, "rounds = 500": "rounds = 5"}, more=grid)
+    path, places = secured(
+        tmp_path, silos=3, replacing={**SCAFF_PD, "rounds = 500": "rounds = 5"}, more=grid
+    )
     outcome, transport = run(path, places)
     assert outcome.status != "failed", outcome.sentence
     assert chosen_in(path)["l2"] == 0.1
@@ -126,7 +140,9 @@ def test_choosing_works_with_masked_sums(tmp_path):
     ],
 )
 def test_a_silo_may_refuse_folds(tmp_path, rules, words):
-    path, places = federation(tmp_path, replacing=UNGIVEN, more=GRID.replace("folds = 2", "folds = 4") + QUICK)
+    path, places = federation(
+        tmp_path, replacing=UNGIVEN, more=GRID.replace("folds = 2", "folds = 4") + QUICK
+    )
     lines(next(iter(places.values())), rules)
     outcome, _ = run(path, places)
     assert outcome.status == "failed"
@@ -136,8 +152,10 @@ def test_a_silo_may_refuse_folds(tmp_path, rules, words):
 def test_a_silo_takes_other_strengths_and_nothing_else_for_the_same_run(chosen):
     """Other columns, other folds, or other strengths where noise is accounted for, are another run."""
     path, places, _, _ = chosen
-    setup, place = DeployedRun(folder(path)).setup(), next(iter(places.values()))
-    trial, noisy = setup.with_model(fold=0, folds=2, seed=0), replace(setup, privacy={"epsilon": 1.0})
+    setup = DeployedRun(folder(path)).setup()
+    place = next(iter(places.values()))
+    trial = setup.with_model(fold=0, folds=2, seed=0)
+    noisy = replace(setup, privacy={"epsilon": 1.0})
     for first, second, refused in (
         (setup, setup.with_model(l2=0.5, strength=3.0), ""),
         (setup, replace(setup, mean=setup.mean + 1), "another agreement already"),
@@ -167,11 +185,15 @@ def test_joining_is_what_a_cohort_measures_and_only_scores_leave(tmp_path, own):
     rows = {(row["client"], row["model"]): row for row in table}
     train, test, model = pairs(path, places)
     objective = FederationFile.read(path).method.objective
-    here = sp.joining(train, test, model, objective, strength=30.0 if own else 100.0, tol=1e-6, word="silo")
+    here = sp.joining(
+        train, test, model, objective, strength=30.0 if own else 100.0, tol=1e-6, word="silo"
+    )
     for i, name in enumerate(here.names):
         for k, kind in enumerate(here.models):
             assert float(rows[name, kind]["test_loss"]) == pytest.approx(here.loss[k, i], rel=2e-3)
-            assert float(rows[name, kind]["test_accuracy"]) == pytest.approx(here.score[k, i], abs=0.02)
+            assert float(rows[name, kind]["test_accuracy"]) == pytest.approx(
+                here.score[k, i], abs=0.02
+            )
         gain = here.gains("fair")[i]
         assert float(rows[name, "fair"]["gain_over_alone_low"]) == pytest.approx(gain.low, abs=5e-3)
     assert json.loads((folder(path) / "joining.json").read_text())["sentence"] in outcome.sentence
@@ -193,7 +215,9 @@ def test_scores_leave_only_where_the_silos_file_allows_it(tmp_path):
     columns.check(folder(path))
     table = csv.DictReader((folder(path) / "joining.csv").read_text().splitlines())
     assert {row["client"] for row in table} == set(others)
-    (refusal,) = [answer for site, _, answer in messages(transport, "joining_scores") if site == first]
+    (refusal,) = [
+        answer for site, _, answer in messages(transport, "joining_scores") if site == first
+    ]
     assert refusal.kind == "refused"
     assert not refusal.arrays
     assert "limits.joining in its file is false" in refusal.values["sentence"]
@@ -211,8 +235,16 @@ def test_where_nobody_tells_nothing_is_written(tmp_path):
     ("replacing", "more", "words"),
     [
         ({MODEL: '[model]\nkind = "net"\n'}, GRID, "has [choosing], which needs a linear model."),
-        ({"tol = 1e-6": ""}, GRID + "\n[privacy]\nepsilon = 4.0\n", "needs a run without [privacy]"),
-        ({}, GRID.replace("folds = 2", "folds = 1"), "a whole number from 2 to 20 for choosing.folds"),
+        (
+            {"tol = 1e-6": ""},
+            GRID + "\n[privacy]\nepsilon = 4.0\n",
+            "needs a run without [privacy]",
+        ),
+        (
+            {},
+            GRID.replace("folds = 2", "folds = 1"),
+            "a whole number from 2 to 20 for choosing.folds",
+        ),
         ({}, GRID.replace('"mean"', '"median"'), "did you mean 'mean'"),
     ],
 )

@@ -11,11 +11,11 @@ from deploy_cases import federation, progress, run
 
 from scaffpd.cli import run as cli
 from scaffpd.cli.deploy import _end, _screen
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome, Segment
 from scaffpd.deploy.local import LocalDeployment, write_hospitals
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.silo import SiloFile
 from scaffpd.system import DRAFT
 
 
@@ -29,22 +29,42 @@ def refused(capsys, *arguments):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("silos = [", "silo = [", "Unknown key in 'federation.toml', 'silo': did you mean 'silos'?"),
-        ('silos = ["cleveland", "hungarian", "switzerland", "va"]', "", "needs the names of all silos"),
+        (
+            "silos = [",
+            "silo = [",
+            "Unknown key in 'federation.toml', 'silo': did you mean 'silos'?",
+        ),
+        (
+            'silos = ["cleveland", "hungarian", "switzerland", "va"]',
+            "",
+            "needs the names of all silos",
+        ),
         ('"va"]', '"cleveland"]', "names 'cleveland' twice in silos"),
         ("l2 = 0.03", "l2 = -1", "needs a number >= 0 for model.l2, got -1."),
-        ("l2 = 0.03", "los = 1", "Unknown key in [model] of 'federation.toml', 'los': did you mean 'loss'?"),
+        (
+            "l2 = 0.03",
+            "los = 1",
+            "Unknown key in [model] of 'federation.toml', 'los': did you mean 'loss'?",
+        ),
         ('"logistic"', '"logistik"', "did you mean 'logistic'?"),
         (
             '"ChiSquare"',
             '"ChiSqare"',
             "Unknown objective.kind in 'federation.toml', 'ChiSqare': did you",
         ),
-        ("rho = 0.1", "row = 0.1", "Unknown key in [objective] of 'federation.toml', 'row': did you mean 'rho'?"),
+        (
+            "rho = 0.1",
+            "row = 0.1",
+            "Unknown key in [objective] of 'federation.toml', 'row': did you mean 'rho'?",
+        ),
         ("rho = 0.1", "", "[objective] of 'federation.toml' is not complete"),
         ("rho = 0.1", "rho = -2", "rho"),
         ('[objective]\nkind = "ChiSquare"\nrho = 0.1', "", "Fair needs an [objective]"),
-        ("[objective]", '[algorithm]\nkind = "FedAvg"\n[objective]', "FedAvg has an objective of its own"),
+        (
+            "[objective]",
+            '[algorithm]\nkind = "FedAvg"\n[objective]',
+            "FedAvg has an objective of its own",
+        ),
         ("[objective]", '[algorithm]\nkind = "FedAverage"\n[objective]', "did you mean 'FedAvg'?"),
         (
             "[objective]",
@@ -60,8 +80,16 @@ def refused(capsys, *arguments):
             '[faults]\nmissing = "wait"\n[training]',
             "Unknown faults.missing in 'federation.toml', 'wait'",
         ),
-        ("[training]", "[faults]\ntimeout = 0\n[training]", "a number above 0 for faults.timeout, got 0."),
-        ("[training]", "[faults]\nmax_age = -1\n[training]", "a whole number >= 0 for faults.max_age, got -1."),
+        (
+            "[training]",
+            "[faults]\ntimeout = 0\n[training]",
+            "a number above 0 for faults.timeout, got 0.",
+        ),
+        (
+            "[training]",
+            "[faults]\nmax_age = -1\n[training]",
+            "a whole number >= 0 for faults.max_age, got -1.",
+        ),
         ("[training]", '[features]\nnumbers = "float16"\n[training]', "did you mean"),
         ("[training]", "[server]\nport = 99999\n[training]", "from 1 to 65535"),
         ("[training]", "[training", "is not TOML"),
@@ -93,7 +121,10 @@ def test_files_and_commands_for_production(tmp_path, capsys, engine):
     assert cli(["deploy", engine, str(path), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "At the coordinator" in printed
-    wanted = {"flare": ("project.yml", "nvflare provision"), "flower": ("pyproject.toml", "flower-superlink")}[engine]
+    wanted = {
+        "flare": ("project.yml", "nvflare provision"),
+        "flower": ("pyproject.toml", "flower-superlink"),
+    }[engine]
     assert (tmp_path / "out" / wanted[0]).is_file()
     assert wanted[1] in printed
     assert "--insecure" not in printed.replace("127.0.0.1:9094 --insecure", "")
@@ -103,7 +134,9 @@ def test_what_cannot_be_deployed(tmp_path, capsys):
     path, places = write_hospitals(tmp_path / "h")
     assert "not empty" in refused(capsys, "local", "--out", tmp_path / "h")
     assert "2 to 22 silos" in refused(capsys, "local", "--silos", 99, "--out", tmp_path / "p")
-    assert "belong to a federation.toml" in refused(capsys, "local", "--silo", places["va"], "--out", tmp_path / "q")
+    assert "belong to a federation.toml" in refused(
+        capsys, "local", "--silo", places["va"], "--out", tmp_path / "q"
+    )
     words = refused(capsys, "local", path, "--silo", places["va"], "--out", tmp_path / "r")
     assert "names the silo 'cleveland': give --silo FILE for each silo (given: va)" in words
     assert "is a file: name a folder" in refused(capsys, "local", "--out", path)
@@ -118,13 +151,17 @@ def test_an_unknown_engine(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("engine", ["flare", "flower"])
-def test_an_engine_that_is_not_installed_is_said_in_a_sentence(tmp_path, capsys, monkeypatch, engine):
+def test_an_engine_that_is_not_installed_is_said_in_a_sentence(
+    tmp_path, capsys, monkeypatch, engine
+):
     for name in list(sys.modules):
         if name.startswith(("nvflare.", "flwr.", f"scaffpd.deploy.{engine}.")):
             monkeypatch.delitem(sys.modules, name)
     for name in ("nvflare", "flwr"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert f"pip install 'scaffpd[{engine}]'" in refused(capsys, "local", "--engine", engine, "--out", tmp_path / "o")
+    assert f"pip install 'scaffpd[{engine}]'" in refused(
+        capsys, "local", "--engine", engine, "--out", tmp_path / "o"
+    )
     assert not (tmp_path / "o").exists()
 
 
@@ -135,13 +172,18 @@ def test_hospitals_and_their_wards(tmp_path, silos):
     assert FederationFile.read(path).silos == tuple(places)
     for name, place in places.items():
         assert SiloFile.read(place).name == name
-    rows = [len((place.parent / "patients.csv").read_text().splitlines()) - 1 for place in places.values()]
+    rows = [
+        len((place.parent / "patients.csv").read_text().splitlines()) - 1
+        for place in places.values()
+    ]
     assert min(rows) >= 40
     assert sum(rows) == 920 or silos < 4
 
 
 def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys):
-    path, places = federation(tmp_path, more="\n[faults]\nquorum = 2\nstart_timeout = 0.2\nprobe = 0.1\n")
+    path, places = federation(
+        tmp_path, more="\n[faults]\nquorum = 2\nstart_timeout = 0.2\nprobe = 0.1\n"
+    )
     outcome, _ = run(path, places, {9: [("kill", "va")]})
     with _screen(FederationFile.read(path), quiet=False) as screen:
         screen.say("Up.")
@@ -169,7 +211,11 @@ def test_a_coordinator_removes_nothing_from_its_folder_but_its_own_half_written_
     half.touch()
     with DeployedRun(tmp_path).locked():
         assert not half.exists()
-    assert {path.name for path in tmp_path.glob(".*")} == {".env", ".gitignore", ".ipynb_checkpoints"}
+    assert {path.name for path in tmp_path.glob(".*")} == {
+        ".env",
+        ".gitignore",
+        ".ipynb_checkpoints",
+    }
 
 
 @pytest.mark.parametrize(
@@ -187,19 +233,26 @@ def test_a_coordinator_removes_nothing_from_its_folder_but_its_own_half_written_
 def test_a_damaged_file_of_a_run_is_named_in_one_sentence(name, content, tmp_path):
     (tmp_path / name).write_text(content)
     folder = DeployedRun(tmp_path)
-    with pytest.raises(InputError, match=rf"{name}' cannot be read; use another folder, or remove it to start anew\."):
+    with pytest.raises(
+        InputError,
+        match=rf"{name}' cannot be read; use another folder, or remove it to start anew\.",
+    ):
         folder.segments() if name == "segments.json" else Outcome.of(folder)
 
 
 def test_what_a_run_has_written_is_read_back(tmp_path):
-    folder, first, second = DeployedRun(tmp_path), Segment(0, ("a", "b"), 0), Segment(1, ("a",), 7)
+    folder = DeployedRun(tmp_path)
+    first = Segment(0, ("a", "b"), 0)
+    second = Segment(1, ("a",), 7)
     assert folder.segments() == []
     with pytest.raises(InputError, match="has no outcome yet"):
         Outcome.of(folder)
     folder.begin(first, None)
     folder.begin(second, None)
     assert folder.segments() == [first, second]
-    outcome = Outcome("converged", True, "Done.", ("a",), 9, 0.1 + 0.2, {"epsilon": float("inf"), "delta": 1e-5})
+    outcome = Outcome(
+        "converged", True, "Done.", ("a",), 9, 0.1 + 0.2, {"epsilon": float("inf"), "delta": 1e-5}
+    )
     folder.write("outcome.json", asdict(outcome))
     assert Outcome.of(folder) == outcome
 
@@ -218,5 +271,8 @@ def test_a_folder_that_the_user_happens_to_call_engine_is_not_removed(tmp_path):
 def test_two_coordinators_do_not_share_a_folder(tmp_path):
     from scaffpd.deploy.deployed_run import DeployedRun
 
-    with DeployedRun(tmp_path / "run").locked(), pytest.raises(InputError, match="Another coordinator is at work"):
+    with (
+        DeployedRun(tmp_path / "run").locked(),
+        pytest.raises(InputError, match="Another coordinator is at work"),
+    ):
         DeployedRun(tmp_path / "run").locked().__enter__()

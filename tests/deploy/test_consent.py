@@ -14,8 +14,6 @@ from typer.testing import CliRunner
 
 from scaffpd.cli import app
 from scaffpd.cli.silo import show_requests
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import ASKING, Message, decode, encode
 from scaffpd.deploy.silo import guard as consents
@@ -24,6 +22,8 @@ from scaffpd.deploy.silo.guard import request_name
 from scaffpd.deploy.silo.records import decide, decisions
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.silo import SiloFile
 
 pytestmark = pytest.mark.usefixtures("fake_clock")
 DROP = "\n[faults]\nquorum = 2\nmax_age = 0\nstart_timeout = 0.2\nprobe = 0.1\ntimeout = 5.0\n"
@@ -60,10 +60,14 @@ def test_a_person_agrees_and_the_run_goes_on(tmp_path):
     assert "refuses for now: Nobody at this silo has agreed" in outcome.sentence
     assert [event["what"] for event in events(path)] == ["waits"]
     kinds = {
-        decode(q, 2**20).kind for site, q, a in transport.log if site == "va" and decode(a, 2**20).kind == "answer"
+        decode(q, 2**20).kind
+        for site, q, a in transport.log
+        if site == "va" and decode(a, 2**20).kind == "answer"
     }
     assert kinds == {"hello"}  # neither names of columns nor sums have left
-    granted = CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--grant", asked(file)["request"][:8]])
+    granted = CliRunner().invoke(
+        app, ["silo", "consent", str(places["va"]), "--grant", asked(file)["request"][:8]]
+    )
     assert granted.exit_code == 0, granted.output
     assert "granted by" in granted.output
     outcome, _ = run(path, places)
@@ -90,8 +94,11 @@ def test_what_was_taken_once_is_asked_for_again_where_the_policy_is_to_ask(tmp_p
 
 def test_a_decision_is_about_the_whole_name_of_a_request_and_has_the_account_that_made_it(tmp_path):
     path, places = federation(tmp_path)
-    file, name = with_consent(places, "va", 'policy = "ask"'), request_name(FederationFile.read(path).request())
-    decide(file.consent.file, name[:20], True, "dpo")  # another request could be made with as many of its digits
+    file = with_consent(places, "va", 'policy = "ask"')
+    name = request_name(FederationFile.read(path).request())
+    decide(
+        file.consent.file, name[:20], True, "dpo"
+    )  # another request could be made with as many of its digits
     assert f"(request {name[:20]})" in run(path, places)[0].sentence
     words = ["silo", "consent", str(places["va"]), "--grant", name[:12]]
     done = CliRunner().invoke(app, words, env={"LOGNAME": "mallory"})
@@ -102,7 +109,9 @@ def test_a_decision_is_about_the_whole_name_of_a_request_and_has_the_account_tha
 
 
 @pytest.mark.parametrize("how", ["withdrawn", "ended"])
-def test_a_consent_that_is_withdrawn_or_ends_during_a_run_stops_the_next_answer(tmp_path, monkeypatch, how):
+def test_a_consent_that_is_withdrawn_or_ends_during_a_run_stops_the_next_answer(
+    tmp_path, monkeypatch, how
+):
     path, places = federation(tmp_path, 3, DROP)
     file = with_consent(places, "va", 'policy = "ask"')
     run(path, places)
@@ -121,11 +130,18 @@ def test_a_consent_that_is_withdrawn_or_ends_during_a_run_stops_the_next_answer(
     is_right(path, places, outcome)
     assert outcome.members == ("cleveland", "hungarian")
     sentence = next(event["sentence"] for event in events(path) if event["what"] == "refused")
-    assert f"({name[:20]}) " + ("was withdrawn" if how == "withdrawn" else "ended on 2999-12-31") in sentence
+    assert (
+        f"({name[:20]}) " + ("was withdrawn" if how == "withdrawn" else "ended on 2999-12-31")
+        in sentence
+    )
     assert any(how in why for why in audit(file.limits.audit)["refused"])
     kinds = [decode(a, 2**20).kind for site, q, a in transport.log if site == "va"]
     assert set(kinds[kinds.index("refused") :]) <= {"refused", "answer"}
-    later = [(decode(q, 2**20).kind, decode(a, 2**20).kind) for site, q, a in transport.log if site == "va"]
+    later = [
+        (decode(q, 2**20).kind, decode(a, 2**20).kind)
+        for site, q, a in transport.log
+        if site == "va"
+    ]
     after = later[[answer for _, answer in later].index("refused") :]
     assert all(answer == "refused" or question == "hello" for question, answer in after)
 
@@ -184,7 +200,10 @@ def settled(tmp_path):
 
 
 def put(silo, message, **values):
-    return decode(silo.answer(encode(Message(message.kind, {**message.values, **values}, message.arrays))), 2**20)
+    return decode(
+        silo.answer(encode(Message(message.kind, {**message.values, **values}, message.arrays))),
+        2**20,
+    )
 
 
 def fresh(tmp_path, file):
@@ -207,7 +226,12 @@ def test_an_agreement_on_something_else_is_refused(tmp_path):
     assert put(fresh(tmp_path, file), setup).kind == "answer"
     asks = {**setup.values["asks"], "rounds": 10_000}
     assert put(fresh(tmp_path, file), setup, asks=asks).values["waits"] is True
-    for bad in (3, {}, {**setup.values["asks"], "rounds": "many"}, {**setup.values["asks"], "objective": "x" * 10**5}):
+    for bad in (
+        3,
+        {},
+        {**setup.values["asks"], "rounds": "many"},
+        {**setup.values["asks"], "objective": "x" * 10**5},
+    ):
         reply = put(fresh(tmp_path, file), setup, asks=bad)
         assert reply.kind == "refused"
         assert "waits" not in reply.values
@@ -217,9 +241,14 @@ def test_an_agreement_has_no_setting_of_the_model_that_was_not_asked_for(tmp_pat
     file, questions = settled(tmp_path)
     setup = next(q for q in questions if q.kind == "setup")
     own = setup.values["setup"]["model"]
-    asks = {**setup.values["asks"], "model": {name: value for name, value in own.items() if name != "kind"}}
+    asks = {
+        **setup.values["asks"],
+        "model": {name: value for name, value in own.items() if name != "kind"},
+    }
     decide(SiloFile.read(file).consent.file, request_name(asks), True, "dpo")
-    assert put(fresh(tmp_path, file), setup, asks=asks).kind == "answer"  # a model without a kind is linear
+    assert (
+        put(fresh(tmp_path, file), setup, asks=asks).kind == "answer"
+    )  # a model without a kind is linear
     for more in ({"kind": "small"}, {"depth": 3}):
         agreed = {**setup.values["setup"], "model": {**own, **more}}
         reply = put(fresh(tmp_path, file), setup, asks=asks, setup=agreed)
@@ -229,18 +258,23 @@ def test_an_agreement_has_no_setting_of_the_model_that_was_not_asked_for(tmp_pat
 def test_columns_that_cannot_be_read_are_refused_and_nothing_of_them_is_kept(tmp_path):
     file, questions = settled(tmp_path)
     setup = next(q for q in questions if q.kind == "setup")
-    agreed, silo = setup.values["setup"], fresh(tmp_path, file)
+    agreed = setup.values["setup"]
+    silo = fresh(tmp_path, file)
     for schema in ({"columns": [{}]}, {"columns": 5}):
         assert put(silo, setup, setup={**agreed, "schema": schema}).kind == "refused"
     assert put(silo, setup).kind == "answer"
     odd = {**agreed["schema"], "task": "prepared", "dimension": 3, "columns": 5}
-    assert put(fresh(tmp_path, file), setup, setup={**agreed, "schema": odd}).kind in ("refused", "failed")
+    assert put(fresh(tmp_path, file), setup, setup={**agreed, "schema": odd}).kind in (
+        "refused",
+        "failed",
+    )
 
 
 def test_what_is_too_long_is_refused_and_the_next_process_goes_on(tmp_path):
     path, places = federation(tmp_path)
     asks = {**FederationFile.read(path).request(), "objective": "x" * 2_000_000}
-    silo, describe = Silo.open(places["va"]), Message("describe", {"question": "1"})
+    silo = Silo.open(places["va"])
+    describe = Message("describe", {"question": "1"})
     assert "too long" in put(silo, describe, asks=asks).values["sentence"]
     put(silo, Message("x" * 2_000_000, {}))
     assert put(Silo.open(places["va"]), describe).kind == "answer"
@@ -248,13 +282,25 @@ def test_what_is_too_long_is_refused_and_the_next_process_goes_on(tmp_path):
     assert requests(file) == []
     found = audit(file.limits.audit)
     assert (found["whole"], found["lines"]) == (True, 3)
-    silo.audit.note(describe, Message("answer"), 0, {"run": "x" * 2**20, "algorithm": "", "masked": 0, "private": 0})
-    assert put(Silo.open(places["va"]), describe).kind == "answer"  # a line of any length is read back
+    silo.audit.note(
+        describe,
+        Message("answer"),
+        0,
+        {"run": "x" * 2**20, "algorithm": "", "masked": 0, "private": 0},
+    )
+    assert (
+        put(Silo.open(places["va"]), describe).kind == "answer"
+    )  # a line of any length is read back
     found = audit(file.limits.audit)
     assert (found["whole"], found["lines"]) == (True, 5)
 
 
-NO_NOISE = {"no δ": (1.0, None), "large δ": (1.0, 2.0), "no ε": (0.0, 1e-5), "huge ε": (10**400, 1e-5)}
+NO_NOISE = {
+    "no δ": (1.0, None),
+    "large δ": (1.0, 2.0),
+    "no ε": (0.0, 1e-5),
+    "huge ε": (10**400, 1e-5),
+}
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), NO_NOISE.values(), ids=NO_NOISE)
@@ -265,7 +311,9 @@ def test_noise_that_makes_no_sense_is_no_request(tmp_path, epsilon, delta):
     assert "ε" in reply.values["sentence"]
     assert requests(SiloFile.read(places["va"])) == []
     time = "2026-01-01T00:00:00"  # a line of a log that has it is shown all the same
-    show_requests([{"asks": asks, "state": "", "columns": [], "request": "0", "first": time, "last": time}])
+    show_requests(
+        [{"asks": asks, "state": "", "columns": [], "request": "0", "first": time, "last": time}]
+    )
 
 
 def test_no_question_is_answered_before_the_request(tmp_path):
@@ -275,7 +323,11 @@ def test_no_question_is_answered_before_the_request(tmp_path):
         values = {name: value for name, value in question.values.items() if name != "asks"}
         reply = decode(silo.answer(encode(Message(question.kind, values, question.arrays))), 2**20)
         assert reply.kind == (
-            "answer" if question.kind == "hello" else "refused" if question.kind in ASKING else "missing"
+            "answer"
+            if question.kind == "hello"
+            else "refused"
+            if question.kind in ASKING
+            else "missing"
         )
         assert not reply.arrays
 
@@ -283,15 +335,21 @@ def test_no_question_is_answered_before_the_request(tmp_path):
 def test_more_points_than_the_rounds_need_are_refused(tmp_path):
     file, questions = settled(tmp_path)
     silo = fresh(tmp_path, file)
-    setup, asked_for = (next(q for q in questions if q.kind == kind) for kind in ("setup", "gradients"))
+    setup, asked_for = (
+        next(q for q in questions if q.kind == kind) for kind in ("setup", "gradients")
+    )
     assert put(silo, setup).kind == "answer"
     silo.guard.promised = 3
     role, name = next(iter(asked_for.values["vectors"].items()))
     for k in range(3):
         moved = asked_for.arrays[name] + 1e-3 * (k + 1)
-        again = Message("gradients", {**asked_for.values, "vectors": {role: f"n{k}"}}, {f"n{k}": moved})
+        again = Message(
+            "gradients", {**asked_for.values, "vectors": {role: f"n{k}"}}, {f"n{k}": moved}
+        )
         assert put(silo, again).kind == "answer"
-    reply = put(silo, Message("gradients", {**asked_for.values, "vectors": {role: "n9"}}, {"n9": moved + 1}))
+    reply = put(
+        silo, Message("gradients", {**asked_for.values, "vectors": {role: "n9"}}, {"n9": moved + 1})
+    )
     assert "beyond the rounds" in reply.values["sentence"]
 
 
@@ -317,7 +375,10 @@ def test_a_file_of_consents_that_cannot_be_read_is_no_consent(tmp_path):
     assert "'consents.jsonl', cannot be read" in outcome.sentence
     (own,) = requests(file)  # the operator sees the request, and decides anew
     decide(file.consent.file, own["request"], True, "dpo")
-    assert [json.loads(line)["by"] for line in file.consent.file.read_text().splitlines()] == ["dpo", "dpo"]
+    assert [json.loads(line)["by"] for line in file.consent.file.read_text().splitlines()] == [
+        "dpo",
+        "dpo",
+    ]
     assert run(path, places)[0].status == "converged"
 
 
@@ -341,7 +402,9 @@ def test_mistakes_get_one_sentence(tmp_path, arguments, words):
 def test_the_command_lists_what_is_asked(tmp_path):
     path, places = federation(tmp_path)
     file = with_consent(places, "va", 'policy = "ask"')
-    assert "No run has asked" in CliRunner().invoke(app, ["silo", "consent", str(places["va"])]).output
+    assert (
+        "No run has asked" in CliRunner().invoke(app, ["silo", "consent", str(places["va"])]).output
+    )
     run(path, places)
     shown = " ".join(CliRunner().invoke(app, ["silo", "consent", str(places["va"])]).output.split())
     for words in (
@@ -352,11 +415,18 @@ def test_the_command_lists_what_is_asked(tmp_path):
         "hospitals, with cleveland",
     ):
         assert words in shown
-    read = json.loads(CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--json"]).output)
+    read = json.loads(
+        CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--json"]).output
+    )
     assert read[0]["request"] == asked(file)["request"]
     name = read[0]["request"]
-    done = CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--grant", name, "--until", "2999-02-30"])
+    done = CliRunner().invoke(
+        app, ["silo", "consent", str(places["va"]), "--grant", name, "--until", "2999-02-30"]
+    )
     assert "not a date" in str(done.exception) + done.output
-    assert CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--revoke", name]).exit_code == 0
+    assert (
+        CliRunner().invoke(app, ["silo", "consent", str(places["va"]), "--revoke", name]).exit_code
+        == 0
+    )
     assert asked(file)["state"].startswith("withdrawn by")
     assert opened(places)  # the file is whole

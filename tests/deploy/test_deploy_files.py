@@ -22,7 +22,8 @@ import scaffpd
 from scaffpd.deploy.processes import free_ports
 from snippets import ROOT, blocks, understood
 
-DEPLOY, PAGE = ROOT / "deploy", ROOT / "docs" / "deploy" / "install.md"
+DEPLOY = ROOT / "deploy"
+PAGE = ROOT / "docs" / "deploy" / "install.md"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 PARTS = ("coordinator", "cleveland", "hungarian", "switzerland")
@@ -38,8 +39,11 @@ HARDENED = {
 def instructions():
     """The Dockerfile's instructions, a line each, by stage."""
     text = re.sub(r"\\\n", "", (DEPLOY / "Dockerfile").read_text())
-    stages, name = {}, ""
-    for line in filter(None, (line.strip() for line in text.splitlines() if not line.startswith("#"))):
+    stages = {}
+    name = ""
+    for line in filter(
+        None, (line.strip() for line in text.splitlines() if not line.startswith("#"))
+    ):
         if found := re.fullmatch(r"FROM (\S+) AS (\w+)", line):
             name = found[2]
         stages.setdefault(name, []).append(line)
@@ -52,9 +56,12 @@ def value(lines, word):
 
 def test_the_image_starts_a_part_without_root_and_asks_the_port_that_it_serves():
     stages = instructions()
-    start = json.loads(value(stages["runtime"], "ENTRYPOINT")) + json.loads(value(stages["runtime"], "CMD"))
+    start = json.loads(value(stages["runtime"], "ENTRYPOINT")) + json.loads(
+        value(stages["runtime"], "CMD")
+    )
     understood(start)
-    volume, port = value(stages["runtime"], "VOLUME"), start[start.index("--serve") + 1]
+    volume = value(stages["runtime"], "VOLUME")
+    port = start[start.index("--serve") + 1]
     assert volume in start
     assert f"http://127.0.0.1:{port}/healthz" in value(stages["runtime"], "HEALTHCHECK")
     for last in ("offline", "online"):
@@ -70,7 +77,10 @@ def test_the_image_starts_a_part_without_root_and_asks_the_port_that_it_serves()
 def test_the_health_check_of_the_image_fails_where_nobody_answers():
     words = json.loads(value(instructions()["runtime"], "HEALTHCHECK").partition("CMD ")[2])
     words = [word.replace("9464", str(free_ports(1)[0])) for word in words]
-    assert subprocess.run([sys.executable, *words[1:]], capture_output=True, check=False).returncode != 0
+    assert (
+        subprocess.run([sys.executable, *words[1:]], capture_output=True, check=False).returncode
+        != 0
+    )
 
 
 def test_every_part_has_a_volume_of_its_own_and_no_rights():
@@ -101,7 +111,13 @@ def test_units_are_hardened_and_start_commands_that_exist(unit, tmp_path):
         words = ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit.name)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        words = ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(tmp_path / unit.name)]
+        words = [
+            "systemd-analyze",
+            "security",
+            "--offline=true",
+            "--threshold=20",
+            str(tmp_path / unit.name),
+        ]
         assert subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
@@ -110,10 +126,13 @@ def test_manifests_fit_the_image():
     assert [one["kind"] for one in found] == ["Service", "StatefulSet", "StatefulSet"]
     service, *sets = found
     runtime = instructions()["runtime"]
-    assert {str(port["port"]) for port in service["spec"]["ports"]} == set(value(runtime, "EXPOSE").split())
+    assert {str(port["port"]) for port in service["spec"]["ports"]} == set(
+        value(runtime, "EXPOSE").split()
+    )
     assert service["spec"]["selector"] == sets[0]["spec"]["template"]["metadata"]["labels"]
     for one in sets:
-        pod, labels = one["spec"]["template"]["spec"], one["spec"]["template"]["metadata"]["labels"]
+        pod = one["spec"]["template"]["spec"]
+        labels = one["spec"]["template"]["metadata"]["labels"]
         assert one["spec"]["selector"]["matchLabels"] == labels
         assert pod["securityContext"]["runAsUser"] == int(value(instructions()["online"], "USER"))
         assert pod["securityContext"]["runAsNonRoot"]
@@ -121,16 +140,23 @@ def test_manifests_fit_the_image():
             v["metadata"]["name"] for v in one["spec"]["volumeClaimTemplates"]
         }
         for part in (*pod["containers"], *pod["initContainers"]):
-            assert (part["image"], part["imagePullPolicy"]) == (f"scaffpd:{scaffpd.__version__}", "IfNotPresent")
+            assert (part["image"], part["imagePullPolicy"]) == (
+                f"scaffpd:{scaffpd.__version__}",
+                "IfNotPresent",
+            )
             assert part["securityContext"]["readOnlyRootFilesystem"]
             assert part["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             assert {mount["name"] for mount in part["volumeMounts"]} <= volumes
         (main,) = pod["containers"]
         home = value(runtime, "VOLUME")
-        assert main["args"] == [f"{home}/part" if word == home else word for word in json.loads(value(runtime, "CMD"))]
+        assert main["args"] == [
+            f"{home}/part" if word == home else word for word in json.loads(value(runtime, "CMD"))
+        ]
         asked = json.loads(value(runtime, "HEALTHCHECK").partition("CMD ")[2])
         # a log that was changed must not have the silo started again and again
-        assert main["livenessProbe"]["exec"]["command"] == [word.replace("healthz", "livez") for word in asked]
+        assert main["livenessProbe"]["exec"]["command"] == [
+            word.replace("healthz", "livez") for word in asked
+        ]
         if one["metadata"]["name"] == "scaffpd-silo":
             assert main["readinessProbe"]["exec"]["command"] == asked
         mounted = {mount["mountPath"] for mount in main["volumeMounts"]}
@@ -144,13 +170,20 @@ def test_a_part_is_unpacked_all_of_it_or_not_at_all(tmp_path):
     (tmp_path / "kit" / "key").write_bytes(os.urandom(100_000))
     subprocess.run(["tar", "-C", tmp_path, "-czf", tmp_path / "part.tgz", "kit"], check=True)
     whole = (tmp_path / "part.tgz").read_bytes()
-    commands = {one["spec"]["template"]["spec"]["initContainers"][0]["command"][-1] for one in manifests[1:]}
+    commands = {
+        one["spec"]["template"]["spec"]["initContainers"][0]["command"][-1] for one in manifests[1:]
+    }
     (command,) = commands
-    command = command.replace("/var/lib/scaffpd", str(home)).replace("/part/part.tgz", str(tmp_path / "part.tgz"))
+    command = command.replace("/var/lib/scaffpd", str(home)).replace(
+        "/part/part.tgz", str(tmp_path / "part.tgz")
+    )
     for content, code, there in ((whole[:50_000], 2, []), (whole, 0, ["part"]), (b"", 0, ["part"])):
         (tmp_path / "part.tgz").write_bytes(content)
         done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
-        assert (done.returncode, [file.name for file in home.iterdir() if file.name != "new"]) == (code, there)
+        assert (done.returncode, [file.name for file in home.iterdir() if file.name != "new"]) == (
+            code,
+            there,
+        )
     assert (home / "part" / "kit" / "key").read_bytes() == (tmp_path / "kit" / "key").read_bytes()
 
 
@@ -165,7 +198,10 @@ def test_the_pages_commands_exist():
     compose = [line for line in blocks(PAGE, "sh")[0].splitlines() if "compose" in line]
     for line in (line for line in compose if " run " in line):
         assert line.split()[-1] in COMPOSE["services"]
-        assert line.split()[line.split().index("--profile") + 1] in COMPOSE["services"][line.split()[-1]]["profiles"]
+        assert (
+            line.split()[line.split().index("--profile") + 1]
+            in COMPOSE["services"][line.split()[-1]]["profiles"]
+        )
 
 
 # --- the page, played
@@ -181,7 +217,8 @@ def converged(run):
 class Proxy(socketserver.ThreadingTCPServer):
     """Knows CONNECT, and remembers to where."""
 
-    daemon_threads, asked = True, ()
+    daemon_threads = True
+    asked = ()
 
     def handle_error(self, request, client_address):
         """A connection that was cut is no news."""
@@ -214,19 +251,26 @@ def proxy():
 @pytest.mark.deploy
 def test_the_commands_for_plain_services_train_a_model_and_leave_no_process(tmp_path, proxy):
     """As they stand on the page, with ports that are free and this very package; and through a proxy."""
-    code, ports = blocks(PAGE, "sh")[1], free_ports(6)
+    code = blocks(PAGE, "sh")[1]
+    ports = free_ports(6)
     for port, free in zip(("9464", "9465", "9466", "9467"), ports[2:], strict=True):
         code = code.replace(port, str(free))
     (tmp_path / "deploy").symlink_to(DEPLOY)
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "scaffpd").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m scaffpd "$@"\n')
+    (tmp_path / "bin" / "scaffpd").write_text(
+        f'#!/bin/sh\nexec "{sys.executable}" -m scaffpd "$@"\n'
+    )
     (tmp_path / "bin" / "scaffpd").chmod(0o755)
     (tmp_path / "page.sh").write_text(f"{code}\nwait\n")
     environment = os.environ | {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "HOME": str(tmp_path), "SCAFFPD_PLAYED": str(tmp_path),
-        "SERVER_PORT": str(ports[0]), "ADMIN_PORT": str(ports[1]), "OMP_NUM_THREADS": "1",
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "SCAFFPD_PLAYED": str(tmp_path),
+        "SERVER_PORT": str(ports[0]),
+        "ADMIN_PORT": str(ports[1]),
+        "OMP_NUM_THREADS": "1",
         "https_proxy": f"http://127.0.0.1:{proxy.server_address[1]}",
-    }  # fmt: skip
+    }
     with (tmp_path / "said").open("w") as said:
         play = {"cwd": tmp_path, "env": environment, "stdout": said, "stderr": subprocess.STDOUT}
         done = subprocess.run(["bash", "-e", "page.sh"], timeout=900, check=False, **play)
@@ -249,15 +293,20 @@ def _environment(process):
 
 
 @pytest.mark.deploy
-@pytest.mark.skipif("SCAFFPD_COMPOSE" not in os.environ, reason="SCAFFPD_COMPOSE names no `docker compose`")
+@pytest.mark.skipif(
+    "SCAFFPD_COMPOSE" not in os.environ, reason="SCAFFPD_COMPOSE names no `docker compose`"
+)
 def test_the_commands_for_containers_train_a_model(tmp_path):
     """With an image that is there already, SCAFFPD_IMAGE; the page's first line, the build, needs an index."""
-    compose, there = os.environ["SCAFFPD_COMPOSE"], str(tmp_path / "run")
+    compose = os.environ["SCAFFPD_COMPOSE"]
+    there = str(tmp_path / "run")
     for written in (line for line in blocks(PAGE, "sh")[0].splitlines() if "compose" in line):
         line = written.replace("docker compose", compose).replace("run run", f"run {there}")
         if " cp " in line and "podman" in compose:  # podman-compose has no cp
             line = f"podman cp scaffpd_coordinator_1:/var/lib/scaffpd/run {there}"
         line += " -v" if line.endswith(" down") else ""
-        done = subprocess.run(["bash", "-c", line], cwd=ROOT, timeout=900, check=False, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=ROOT, timeout=900, check=False, stdin=subprocess.DEVNULL
+        )
         assert done.returncode == 0, line
     converged(tmp_path / "run")

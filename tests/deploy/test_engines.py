@@ -9,17 +9,25 @@ import time
 import numpy as np
 import psutil
 import pytest
-from deploy_cases import asking_for_sums, cohort, federation, is_right, model_of, mostly_long, opened
+from deploy_cases import (
+    asking_for_sums,
+    cohort,
+    federation,
+    is_right,
+    model_of,
+    mostly_long,
+    opened,
+)
 from hurting import kill_job, kill_server, kill_silo, restart_server
 from test_runtime_agreement import OBJECTIVE, agrees, settings
 
 import scaffpd as sp
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.local import LocalDeployment, engine_named
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.supervise import RetryPolicy, Supervisor, wait_for
+from scaffpd.run.settings.federation import FederationFile
 
 NAMES = ("ScaffPD", "Scaffold", "FedAvg", "DRFA")
 
@@ -28,7 +36,9 @@ def outcome_of(path):
     return Outcome.of(DeployedRun(FederationFile.read(path).folder))
 
 
-@pytest.mark.parametrize("name", mostly_long(NAMES, "ScaffPD", "Scaffold"))  # the silos' answers: test_conformance
+@pytest.mark.parametrize(
+    "name", mostly_long(NAMES, "ScaffPD", "Scaffold")
+)  # the silos' answers: test_conformance
 def test_flower_in_this_process(tmp_path, name):
     pytest.importorskip("flwr", reason="needs scaffpd[flower]")
     from flower_simulator import simulate
@@ -75,7 +85,11 @@ class Deployed:
         quorum = FederationFile.read(self.path).faults.quorum
         said = []
         Supervisor(
-            self.engine, folder, RetryPolicy(quorum, waiting=90, seconds=seconds, settle=5), said.append, look
+            self.engine,
+            folder,
+            RetryPolicy(quorum, waiting=90, seconds=seconds, settle=5),
+            said.append,
+            look,
         ).run()
         if self.engine.running():
             self.engine.abort()
@@ -84,7 +98,9 @@ class Deployed:
 
 
 def engine(kind, factory):
-    pytest.importorskip({"flare": "nvflare", "flower": "flwr"}[kind], reason=f"needs scaffpd[{kind}]")
+    pytest.importorskip(
+        {"flare": "nvflare", "flower": "flwr"}[kind], reason=f"needs scaffpd[{kind}]"
+    )
     deployed = Deployed(kind, factory.mktemp(kind))
     try:
         deployed.engine.start()
@@ -120,7 +136,9 @@ def test_flares_processes_give_the_cohorts_numbers(flare, name):
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "FedAvg" else pytest.mark.long) for n in NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "FedAvg" else pytest.mark.long) for n in NAMES]
+)
 def test_flowers_processes_give_the_cohorts_numbers(flower, name):
     conforms(flower, name)
 
@@ -138,7 +156,10 @@ def test_flares_processes_with_secure_sums_known_by_their_certificates(flare):
     assert card.certificate == (kit / "client.crt").read_bytes()
 
 
-SLOWLY = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n\n[objective]', "1e-6": "1e-9"}
+SLOWLY = {
+    "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n\n[objective]',
+    "1e-6": "1e-9",
+}
 FAULTS = "\n[faults]\nquorum = 2\ntimeout = 8.0\nprobe = 4.0\nstart_timeout = 90.0\nmax_age = 2\n"
 
 
@@ -167,7 +188,9 @@ def test_a_killed_flare_site_is_dropped_or_back(flare):
 @pytest.mark.deploy
 def test_a_killed_flare_job_process_is_made_good(flare):
     folder = flare.write(SLOWLY, FAULTS)
-    outcome, said = flare.supervise(folder, at_round(folder, 3, lambda: kill_job(flare.engine, "hungarian")))
+    outcome, said = flare.supervise(
+        folder, at_round(folder, 3, lambda: kill_job(flare.engine, "hungarian"))
+    )
     is_right(flare.path, flare.places, outcome)
     assert any("started anew" in sentence for sentence in said)
 
@@ -194,7 +217,9 @@ def test_a_killed_server_goes_on_with_the_same_numbers(kind, request):
 def test_deploy_local_leaves_nothing_behind(tmp_path):
     pytest.importorskip("nvflare", reason="needs scaffpd[flare]")
     before = {p.pid for p in psutil.process_iter()}
-    lines, said, started = [], [], time.monotonic()
+    lines = []
+    said = []
+    started = time.monotonic()
     deployment = LocalDeployment.hospitals(tmp_path / "here", "flare", 4)
     outcome = deployment.run(lines.append, said.append)
     assert outcome.certificate <= 1e-6
@@ -206,8 +231,14 @@ def test_deploy_local_leaves_nothing_behind(tmp_path):
         tol=1e-6,
     )
     np.testing.assert_allclose(model_of(deployment.federation), wanted.x, rtol=0, atol=1e-9)
-    assert [line["round"] for line in lines if "round" in line] == list(range(1, outcome.rounds + 1))
-    mine = [p for p in psutil.process_iter() if p.pid not in before and str(tmp_path) in " ".join(_words(p))]
+    assert [line["round"] for line in lines if "round" in line] == list(
+        range(1, outcome.rounds + 1)
+    )
+    mine = [
+        p
+        for p in psutil.process_iter()
+        if p.pid not in before and str(tmp_path) in " ".join(_words(p))
+    ]
     assert mine == []
     assert sorted(p.name for p in (tmp_path / "here").iterdir()) == sorted(
         ["deployment.json", "federation.toml", "run", *deployment.silos]
@@ -226,7 +257,8 @@ def _words(process):
 def test_soak_twenty_random_kills(tmp_path_factory):
     """Twenty kills of silos, their job processes and the server at random: never a wrong result, never a hang."""
     pytest.importorskip("nvflare", reason="needs scaffpd[flare]")
-    random, kills = np.random.default_rng(int(os.environ.get("SOAK_SEED", "0"))), []
+    random = np.random.default_rng(int(os.environ.get("SOAK_SEED", "0")))
+    kills = []
     deployed = Deployed("flare", tmp_path_factory.mktemp("soak"))
     deployed.engine.start()
     try:
@@ -256,7 +288,8 @@ def test_soak_twenty_random_kills(tmp_path_factory):
 
 def _strike(engine, random, silos):
     """Kill something, and let it come back or not."""
-    kind, name = random.choice(["silo", "job", "server", "silo and back"]), str(random.choice(silos))
+    kind = random.choice(["silo", "job", "server", "silo and back"])
+    name = str(random.choice(silos))
     if kind == "server":
         kill_server(engine)
         engine.start_server()

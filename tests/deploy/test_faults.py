@@ -23,14 +23,17 @@ from deploy_cases import (
     run,
 )
 
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate, reopen
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.session import SiloEvent
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationFile
 
-SCAFF_PD = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]', "1e-6": "1e-3"}
+SCAFF_PD = {
+    "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n\n[objective]',
+    "1e-6": "1e-3",
+}
 pytestmark = pytest.mark.usefixtures("fake_clock")
 _UNDISTURBED = {}
 
@@ -81,7 +84,10 @@ def test_a_silo_may_die_at_any_moment_up_to_the_last(tmp_path, moment):
         *_, last = csv.DictReader(table)
         assert last["test_loss"] == ""
         for split in ("train", "test"):  # it had told its numbers of rows
-            assert int(last[f"{split}_rows"]) == cohort(path, places).evaluate(model_of(path), split).counts[-1]
+            assert (
+                int(last[f"{split}_rows"])
+                == cohort(path, places).evaluate(model_of(path), split).counts[-1]
+            )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +117,9 @@ def test_one_silo_that_is_asked_alone_and_lies_does_not_end_the_run(tmp_path):
         "rounds = 500\ntol = 1e-6": "rounds = 12",
     }
     path, places = rough(tmp_path, replacing=change, more=QUICK)
-    outcome, _ = run(path, places, {8: [("lie", name, LIES["nan"]) for name in ("va", "cleveland")]})
+    outcome, _ = run(
+        path, places, {8: [("lie", name, LIES["nan"]) for name in ("va", "cleveland")]}
+    )
     assert outcome.status == "round limit"
     assert np.isfinite(model_of(path)).all()
 
@@ -127,7 +135,9 @@ REJOINING = {
 
 @pytest.mark.parametrize("lie", mostly_long(REJOINING, "samples"))
 def test_garbage_in_answer_to_the_agreement_when_a_silo_rejoins(tmp_path, lie):
-    path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-8"}, more=QUICK + "max_age = 1\n")
+    path, places = federation(
+        tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-8"}, more=QUICK + "max_age = 1\n"
+    )
     script = {8: [("kill", "va")], 16: [("restart", "va"), ("lie", "va", REJOINING[lie])]}
     outcome, _ = run(path, places, script)
     assert outcome.status == "converged", outcome
@@ -135,7 +145,9 @@ def test_garbage_in_answer_to_the_agreement_when_a_silo_rejoins(tmp_path, lie):
 
 
 def test_single_precision_answers_of_another_format_are_not_taken(tmp_path):
-    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + '[features]\nnumbers = "float32"\n')
+    path, places = federation(
+        tmp_path, replacing=SCAFF_PD, more=QUICK + '[features]\nnumbers = "float32"\n'
+    )
     wide = changed(c=lambda c: c.astype(np.float64), d=lambda d: d.astype(np.float64))
     outcome, _ = run(path, places, {9: [("lie", "va", wide)]})
     assert outcome.final
@@ -145,7 +157,9 @@ def test_single_precision_answers_of_another_format_are_not_taken(tmp_path):
 
 @pytest.mark.parametrize("moment", mostly_long([3, 6, 7, 12], 7))
 def test_policy_pause_never_goes_on_without_somebody(tmp_path, moment):
-    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + 'missing = "pause"\nmax_age = 0\n')
+    path, places = federation(
+        tmp_path, replacing=SCAFF_PD, more=QUICK + 'missing = "pause"\nmax_age = 0\n'
+    )
     outcome, _ = run(path, places, {moment: [("kill", "va")]})
     assert (outcome.status, outcome.final) == ("paused", False)
     with_one_away, _ = run(path, places, {1: [("kill", "hungarian")]})
@@ -157,7 +171,9 @@ def test_policy_pause_never_goes_on_without_somebody(tmp_path, moment):
 
 def test_a_dropped_silo_that_is_back_counts_for_the_quorum(tmp_path):
     more = QUICK.replace("start_timeout = 0.2", "start_timeout = 20.0")
-    path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-8"}, more=more + "max_age = 0\n")
+    path, places = federation(
+        tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-8"}, more=more + "max_age = 0\n"
+    )
     script = {8: [("kill", "va")], 14: [("kill", "hungarian"), ("restart", "va")]}
     outcome, _ = run(path, places, script)
     assert outcome.status == "converged"
@@ -184,7 +200,9 @@ def test_data_that_change_in_the_middle_of_a_run_are_noticed(tmp_path):
 
 
 def test_a_silo_that_greets_but_never_works_costs_less_and_less(tmp_path):
-    path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-10"}, more=QUICK + "max_age = 1\n")
+    path, places = federation(
+        tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-10"}, more=QUICK + "max_age = 1\n"
+    )
 
     def mute(answer):
         return answer if b'"values": {"version"' in answer else b""
@@ -202,7 +220,9 @@ def test_what_silos_say_is_printable_in_tables(tmp_path):
 
     def rude(answer):
         message = decode(answer, 2**31)
-        return encode(Message("failed", {**message.values, "sentence": "\x1b[2Jgone\n9,va,back,all is well"}))
+        return encode(
+            Message("failed", {**message.values, "sentence": "\x1b[2Jgone\n9,va,back,all is well"})
+        )
 
     run(path, places, {9: [("lie", "va", rude)]})
     assert all(text.isprintable() for e in events(path) for text in e.values())
@@ -244,7 +264,9 @@ def test_a_silo_that_comes_back_within_the_age_is_part_of_the_result(tmp_path, m
 
 
 def test_a_dropped_silo_that_comes_back_later_joins_a_new_segment(tmp_path):
-    path, places = federation(tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-9"}, more=QUICK + "max_age = 1\n")
+    path, places = federation(
+        tmp_path, replacing={**SCAFF_PD, "1e-6": "1e-9"}, more=QUICK + "max_age = 1\n"
+    )
     outcome, _ = run(path, places, {8: [("kill", "va")], 16: [("restart", "va")]})
     assert outcome.status == "converged"
     assert set(outcome.members) == set(places)
@@ -293,7 +315,9 @@ def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, kind, mome
 def test_a_coordinator_killed_again_and_again(tmp_path):
     path, places = federation(tmp_path / "a", replacing=SCAFF_PD, more=QUICK)
     expected, x = undisturbed(tmp_path / "b", SCAFF_PD)
-    random, kills, outcome = np.random.default_rng(0), 0, None
+    random = np.random.default_rng(0)
+    kills = 0
+    outcome = None
     while outcome is None:
         try:
             outcome, _ = run(path, places, {int(random.integers(1, 11)): [("crash",)]})
@@ -319,7 +343,9 @@ def test_below_the_quorum_the_run_pauses_and_goes_on_later(tmp_path):
 
 
 def test_a_run_that_waits_goes_on_by_itself_when_a_silo_is_back(tmp_path):
-    more = QUICK.replace("quorum = 2", "quorum = 3").replace("start_timeout = 0.2", "start_timeout = 30.0")
+    more = QUICK.replace("quorum = 2", "quorum = 3").replace(
+        "start_timeout = 0.2", "start_timeout = 30.0"
+    )
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=more)
     outcome, _ = run(path, places, {9: [("kill", "va")], "look 4": [("restart", "va")]})
     is_right(path, places, outcome)
@@ -327,7 +353,9 @@ def test_a_run_that_waits_goes_on_by_itself_when_a_silo_is_back(tmp_path):
 
 
 def test_policy_pause_waits_for_everybody(tmp_path):
-    path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK + 'missing = "pause"\nmax_age = 2\n')
+    path, places = federation(
+        tmp_path, replacing=SCAFF_PD, more=QUICK + 'missing = "pause"\nmax_age = 2\n'
+    )
     outcome, _ = run(path, places, {9: [("kill", "va")]})
     assert (outcome.status, outcome.final) == ("paused", False)
     assert "'va' has given no answer for 3 rounds" in outcome.sentence
@@ -381,7 +409,9 @@ def test_a_replayed_answer_is_not_taken(tmp_path):
 def test_an_answer_in_another_silos_name_is_not_taken(tmp_path):
     path, places = federation(tmp_path, replacing=SCAFF_PD, more=QUICK)
     transport = Faulty(places)
-    transport.script[9] = [("lie", "va", lambda answer: answer.replace(b'"silo": "va"', b'"silo": "xx"'))]
+    transport.script[9] = [
+        ("lie", "va", lambda answer: answer.replace(b'"silo": "va"', b'"silo": "xx"'))
+    ]
     outcome = coordinate(path, transport)
     is_right(path, places, outcome)
     assert any("in the name of 'xx'" in e["sentence"] for e in events(path))
@@ -424,9 +454,13 @@ def test_everybody_gone(tmp_path):
 
 
 def test_divergence_is_called_by_its_name_and_nobody_is_blamed(tmp_path):
-    steps = '[algorithm.steps]\nkind = "Fixed"\ntau = 1e9\nsigma = 1.0\nlocal_rate = 1e6\n\n[objective]'
+    steps = (
+        '[algorithm.steps]\nkind = "Fixed"\ntau = 1e9\nsigma = 1.0\nlocal_rate = 1e6\n\n[objective]'
+    )
     text = f'[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\n{steps}'
-    path, places = federation(tmp_path, replacing={"[objective]": text, '"logistic"': '"squared"'}, more=QUICK)
+    path, places = federation(
+        tmp_path, replacing={"[objective]": text, '"logistic"': '"squared"'}, more=QUICK
+    )
     outcome, _ = run(path, places)
     assert outcome.status == "diverged"
     assert events(path) == []
@@ -436,7 +470,10 @@ def test_another_algorithm_needs_another_folder(tmp_path):
     path, places = federation(tmp_path, more=QUICK.replace("quorum = 2", "quorum = 3"))
     assert run(path, places, {9: [("kill", "va")]})[0].status == "paused"
     text = path.read_text()
-    for old, new in (("[objective]", '[algorithm]\nkind = "ScaffPD"\n[objective]'), ("l2 = 0.03", "l2 = 0.1")):
+    for old, new in (
+        ("[objective]", '[algorithm]\nkind = "ScaffPD"\n[objective]'),
+        ("l2 = 0.03", "l2 = 0.1"),
+    ):
         path.write_text(text.replace(old, new))
         outcome, _ = run(path, places)
         assert outcome.status == "failed"
@@ -453,7 +490,9 @@ def test_a_silo_whose_data_changed_is_named_and_the_policy_says_who_goes_on(tmp_
     file = places["va"].parent / "patients.csv"
     good = file.read_text()
     lines = good.splitlines()
-    file.write_text("\n".join([lines[0], lines[1][:-1] + str(1 - int(lines[1][-1])), *lines[2:]]) + "\n")
+    file.write_text(
+        "\n".join([lines[0], lines[1][:-1] + str(1 - int(lines[1][-1])), *lines[2:]]) + "\n"
+    )
     path.write_text(path.read_text().replace('"pause"', f'"{missing}"'))
     outcome, _ = run(path, places)
     changed = [e["client"] for e in events(path) if e["what"] == "changed"]
@@ -489,7 +528,8 @@ def test_a_finished_run_stays_finished_and_goes_on_to_a_smaller_tolerance(tmp_pa
 def test_another_federation_leaves_the_outcome_and_the_model_of_a_finished_run_alone(tmp_path):
     path, places = federation(tmp_path, more=QUICK)
     first, _ = run(path, places)
-    kept, text = FederationFile.read(path).folder, path.read_text()
+    kept = FederationFile.read(path).folder
+    text = path.read_text()
     before = {file.name: file.read_bytes() for file in kept.iterdir() if file.is_file()}
     for damage in ('"rho = 0.2"', "{", '{"about": 3}'):
         path.write_text(text.replace("rho = 0.1", "rho = 0.2") if "rho" in damage else text)
@@ -515,7 +555,8 @@ def test_a_quarantine_outlives_a_damaged_table_of_events(tmp_path, cut):
         run(path, places, {**lie, 11: [("crash",)]})
     folder = DeployedRun(FederationFile.read(path).folder)
     assert folder.quarantined() == {"va"}
-    table, good = folder.path / "events.csv", events(path)
+    table = folder.path / "events.csv"
+    good = events(path)
     text = table.read_text()
     table.write_text(text[: text.index("quarantined") + 6] + cut)
     assert folder.quarantined() == {"va"}
@@ -527,19 +568,26 @@ def test_a_quarantine_outlives_a_damaged_table_of_events(tmp_path, cut):
     assert events(path)[: len(good)] == good
     assert events(path)[-1]["client"] == "cleveland"
     with (folder.path / "progress.jsonl").open("a") as file:
-        file.write('{"event": {"round": 1, "silo": "hungarian", "what": "quarantined", "sentence": ""}}\n')  # of 0.1
+        file.write(
+            '{"event": {"round": 1, "silo": "hungarian", "what": "quarantined", "sentence": ""}}\n'
+        )  # of 0.1
     assert folder.quarantined() == {"va", "hungarian"}
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("segments.json", '{"segments": [{"number": 0}]}'), ("constants.json", '{"cleveland": 3}'),
-        ("spread.json", '{"cleveland": "x"}'), ("settings.json", '{"about": 3}'), ("outcome.json", '{"final": true}'),
-        ("progress.jsonl", '{"event": 3}\n'), ("progress.jsonl", '{"event": {"round": 3}}\n'),
-        ("progress.jsonl", "3\n"), ("progress.jsonl", "{\n"),
+        ("segments.json", '{"segments": [{"number": 0}]}'),
+        ("constants.json", '{"cleveland": 3}'),
+        ("spread.json", '{"cleveland": "x"}'),
+        ("settings.json", '{"about": 3}'),
+        ("outcome.json", '{"final": true}'),
+        ("progress.jsonl", '{"event": 3}\n'),
+        ("progress.jsonl", '{"event": {"round": 3}}\n'),
+        ("progress.jsonl", "3\n"),
+        ("progress.jsonl", "{\n"),
     ],
-)  # fmt: skip
+)
 def test_damaged_files_of_a_run_are_named(tmp_path, name, damage):
     """JSON that can be parsed and makes no sense is a failure in a sentence, for the run and for its status."""
     path, places = federation(tmp_path, more=QUICK)
@@ -601,7 +649,9 @@ def test_rows_that_a_private_silo_has_lost_are_noticed_by_their_number(tmp_path)
     }
     path, places = federation(tmp_path, replacing=noisy, more="[privacy]\nepsilon = 8\n" + QUICK)
     for place in places.values():
-        place.write_text(place.read_text() + '\n[privacy]\nepsilon = 20\ndelta = 1e-5\ncolumns = "exact"\n')
+        place.write_text(
+            place.read_text() + '\n[privacy]\nepsilon = 20\ndelta = 1e-5\ncolumns = "exact"\n'
+        )
     with pytest.raises(Killed):
         run(path, places, {12: [("crash",)]})
     table = places["va"].parent / "patients.csv"

@@ -48,7 +48,9 @@ class Proxy:
 
 def hangs(question, timeout):
     time.sleep(timeout)
-    raise CollabCallError("b", "answer", TimeoutError(f"function answer timed out after {timeout} seconds"))
+    raise CollabCallError(
+        "b", "answer", TimeoutError(f"function answer timed out after {timeout} seconds")
+    )
 
 
 def raises(error):
@@ -105,7 +107,12 @@ class Wired(Proxy):
 
 @pytest.mark.parametrize(
     ("codes", "gone"),
-    [(["comm_error"], True), (["target_unreachable"], True), (["timeout"], False), (["comm_error", "ok"], False)],
+    [
+        (["comm_error"], True),
+        (["target_unreachable"], True),
+        (["timeout"], False),
+        (["comm_error", "ok"], False),
+    ],
 )
 def test_a_closed_connection_is_not_waited_for_and_a_busy_site_is(monkeypatch, codes, gone):
     """What FLARE returns is one thing: a ping to a closed connection comes back; a late one says nothing."""
@@ -187,12 +194,14 @@ def test_a_refusal_tells_nothing_but_its_sentence(monkeypatch):
 
 def raises_input(words):
     def reply(*_):
-        raise InputError(words)
+        raise InputError("reply", words)
 
     return reply
 
 
-def test_the_federation_file_is_named_by_the_job_the_environment_or_the_folder(tmp_path, monkeypatch):
+def test_the_federation_file_is_named_by_the_job_the_environment_or_the_folder(
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv(server.VARIABLE, raising=False)
     with pytest.raises(InputError, match="no federation file"):
         server.federation_file("", tmp_path)
@@ -219,7 +228,10 @@ def test_the_job_carries_no_code(tmp_path):
 
 def test_the_jobs_path_of_the_federation_survives_flare(tmp_path):
     folder = provision.write_job("hospitals", tmp_path, federation="/somewhere/federation.toml")
-    assert "/somewhere/federation.toml" in (folder / "app" / "config" / "config_fed_server.json").read_text()
+    assert (
+        "/somewhere/federation.toml"
+        in (folder / "app" / "config" / "config_fed_server.json").read_text()
+    )
 
 
 def paths(node):
@@ -229,7 +241,9 @@ def paths(node):
 
 
 def test_a_project_names_server_silos_and_coordinator(tmp_path):
-    written = write_project(FlareProject("hospitals", ("north", "south"), "fl.example.org", quorum=2), tmp_path)
+    written = write_project(
+        FlareProject("hospitals", ("north", "south"), "fl.example.org", quorum=2), tmp_path
+    )
     document = yaml.safe_load(written.project.read_text())
     kinds = {person["name"]: person["type"] for person in document["participants"]}
     assert kinds == {
@@ -262,9 +276,14 @@ def test_names_that_flare_cannot_use_are_refused(change, words):
 
 def test_a_site_allows_two_classes_no_code_and_no_log_streaming(tmp_path):
     local = tmp_path
-    default = {"client": {}, "components": [{"id": "site_log_streamer"}, {"id": "resource_manager"}]}
+    default = {
+        "client": {},
+        "components": [{"id": "site_log_streamer"}, {"id": "resource_manager"}],
+    }
     (local / "resources.json.default").write_text(json.dumps(default))
-    (local / "log_config.json.default").write_text(json.dumps({"loggers": {"root": {"handlers": ["x"]}}}))
+    (local / "log_config.json.default").write_text(
+        json.dumps({"loggers": {"root": {"handlers": ["x"]}}})
+    )
     builder = provision.SiteRules()
     builder._write(local, builder._site)
     resources = json.loads((local / "resources.json").read_text())
@@ -290,8 +309,12 @@ def test_an_engine_that_was_never_started_stops_quietly(tmp_path):
 
 
 def test_a_silo_that_does_not_come_is_named(tmp_path):
-    engine = FlareEngine(tmp_path / "f.toml", {name: tmp_path / f"{name}.toml" for name in "ab"}, tmp_path)
-    with pytest.raises(InputError, match=r"come up within 0 seconds: 'b' is not there, and .*b\.log says"):
+    engine = FlareEngine(
+        tmp_path / "f.toml", {name: tmp_path / f"{name}.toml" for name in "ab"}, tmp_path
+    )
+    with pytest.raises(
+        InputError, match=r"come up within 0 seconds: 'b' is not there, and .*b\.log says"
+    ):
         engine.wait(lambda: set(engine.silos) - {"a"}, "FLARE did not come up", 0)
 
 
@@ -334,7 +357,13 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     )
     source = str(Path(client.__file__).parents[3])
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([source, str(tmp_path)])}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     orphans = Processes(done.stdout.strip())
     assert len(orphans.mark) == 32, done.stderr
     deadline = time.monotonic() + 10
@@ -351,7 +380,9 @@ class Scripted:
 
     def __init__(self, lives, sites=("a", "b"), outside=()):
         self.lives, self.sites, self.away = list(lives), set(sites), set(outside)
-        self.rounds, self.final, self.looks = 0, False, 0
+        self.rounds = 0
+        self.final = False
+        self.looks = 0
         self.events = []
 
     def submit(self):
@@ -380,7 +411,9 @@ class Scripted:
 def supervised(scripted, **limits):
     said = []
     settings = (
-        supervise.RetryPolicy(every=0.001) if not limits else supervise.RetryPolicy(**({"every": 0.001} | limits))
+        supervise.RetryPolicy(every=0.001)
+        if not limits
+        else supervise.RetryPolicy(**({"every": 0.001} | limits))
     )
     folder = types.SimpleNamespace(final=lambda: scripted.final, seen=lambda: scripted.rounds)
     run = supervise.Supervisor(scripted, folder, settings, said.append)
@@ -472,7 +505,9 @@ def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, m
     assert f"deploy resume {tmp_path / 'o' / 'parts' / 'coordinator'}" in capsys.readouterr().out
     parts = tmp_path / "o" / "parts"
     assert {part.name for part in parts.iterdir()} == {*places, "coordinator"}
-    assert all(part.stat().st_mode & 0o077 == 0 for part in (tmp_path / "o" / "kits", *parts.iterdir()))
+    assert all(
+        part.stat().st_mode & 0o077 == 0 for part in (tmp_path / "o" / "kits", *parts.iterdir())
+    )
     keys = [file.read_bytes() for file in (tmp_path / "o").rglob("*.key")]
     assert len(keys) == len(set(keys)) == len(places) + 2  # silos, server and administrator
     assert (parts / "coordinator" / "federation.toml").read_text() == path.read_text()

@@ -79,7 +79,9 @@ class Federation:
     def __init__(self, folder, rounds, names, size=80, pause=0.0, timeout=3.0):
         self.folder = folder
         self.file = folder / "federation.toml"
-        self.file.write_text(f"rounds = {rounds}\nsize = {size}\npause = {pause}\ntimeout = {timeout}\n")
+        self.file.write_text(
+            f"rounds = {rounds}\nsize = {size}\npause = {pause}\ntimeout = {timeout}\n"
+        )
         self.silos = {}
         for name, inside in names.items():
             self.silos[name] = folder / f"{name}.toml"
@@ -114,7 +116,9 @@ def until(condition, limit=90.0):
 
 
 def test_every_fault_is_survived_and_nothing_is_left_behind(tmp_path):
-    federation = Federation(tmp_path, 100_000, {"north": "north", "south": "south", "east": "west"}, pause=0.2)
+    federation = Federation(
+        tmp_path, 100_000, {"north": "north", "south": "south", "east": "west"}, pause=0.2
+    )
     engine = FlareEngine(federation.file, federation.silos, tmp_path / "work")
     said = []
     limits = RetryPolicy(quorum=2, settle=5.0, waiting=60.0)
@@ -195,11 +199,15 @@ def test_a_job_that_only_the_store_remembers_is_handed_in_again(tmp_path):
         (server,) = engine.processes.started["server"]
         server.kill()
         until(lambda: not engine.running())
-        until(lambda: engine.processes.pids("server") == set())  # the job's own process notices and ends
+        until(
+            lambda: engine.processes.pids("server") == set()
+        )  # the job's own process notices and ends
         engine.start_server()
         until(lambda: engine.connected() == {"north", "south"})
 
-        with contextlib.closing(AdminSession(engine.kit("coordinator@scaffpd.org"), tmp_path / "admin.log")) as session:
+        with contextlib.closing(
+            AdminSession(engine.kit("coordinator@scaffpd.org"), tmp_path / "admin.log")
+        ) as session:
             job = FlareJob(session, tmp_path / "work" / "job" / "scaffpd")
             assert session.call("status", engine.current) == "LOST"
             assert not job.adopt()
@@ -216,7 +224,9 @@ def test_a_job_that_only_the_store_remembers_is_handed_in_again(tmp_path):
 
 
 def test_a_hanging_site_answers_again_without_a_new_job_and_five_million_numbers_travel(tmp_path):
-    federation = Federation(tmp_path, 100_000, {"north": "north", "south": "south"}, size=40_000_000, timeout=60.0)
+    federation = Federation(
+        tmp_path, 100_000, {"north": "north", "south": "south"}, size=40_000_000, timeout=60.0
+    )
     engine = FlareEngine(federation.file, federation.silos, tmp_path / "work")
     try:
         engine.start()

@@ -112,7 +112,9 @@ class TestTransport:
         replies = GridTransport(silent, poll=0.01).ask(dict.fromkeys(("101", "102"), b"first"), 0.1)
         assert replies["102"] == Failure("no reply within 0.1 seconds")
         silent.silent.clear()
-        replies = GridTransport(silent, poll=0.01).ask(dict.fromkeys(("101", "102"), b"second"), 1.0)
+        replies = GridTransport(silent, poll=0.01).ask(
+            dict.fromkeys(("101", "102"), b"second"), 1.0
+        )
         assert all(reply.endswith(b"second") for reply in replies.values())
 
     def test_errors_are_told_apart_by_the_message_that_they_reply_to(self, grid):
@@ -126,7 +128,9 @@ class TestTransport:
 
     def test_a_superlink_that_takes_nothing(self, grid, monkeypatch):
         monkeypatch.setattr(grid, "push_messages", lambda messages: [])
-        assert {reply.reason for reply in ask(grid).values()} == {"the SuperLink did not accept the question"}
+        assert {reply.reason for reply in ask(grid).values()} == {
+            "the SuperLink did not accept the question"
+        }
 
     def test_traffic_is_the_payload_and_little_more(self, grid):
         question = bytes(1_000_000)
@@ -148,7 +152,9 @@ class Slow:
     """A grid that does not let some nodes' replies through."""
 
     def __init__(self, grid, silent):
-        self.grid, self.silent, self.held = grid, silent, []
+        self.grid = grid
+        self.silent = silent
+        self.held = []
 
     def get_node_ids(self):
         return self.grid.get_node_ids()
@@ -168,7 +174,9 @@ class Broken(Slow):
 
     def __init__(self, grid, node, code):
         super().__init__(grid, set())
-        self.node, self.code, self.asked = node, code, {}
+        self.node = node
+        self.code = code
+        self.asked = {}
 
     def push_messages(self, messages):
         keys = self.grid.push_messages(messages)
@@ -181,7 +189,9 @@ class Broken(Slow):
     def change(self, reply):
         if reply.metadata.src_node_id != self.node:
             return reply
-        error = Message(Error(self.code, "lost"), reply_to=self.asked[reply.metadata.reply_to_message_id])
+        error = Message(
+            Error(self.code, "lost"), reply_to=self.asked[reply.metadata.reply_to_message_id]
+        )
         error.metadata.__dict__["_src_node_id"] = 1
         return error
 
@@ -198,7 +208,9 @@ class TestApps:
         assert apps.silo_file(bare) == Path("/here/silo.toml")
 
     def test_the_run_config_names_the_federation(self):
-        assert apps.federation_file({"federation": "/a/federation.toml"}) == Path("/a/federation.toml")
+        assert apps.federation_file({"federation": "/a/federation.toml"}) == Path(
+            "/a/federation.toml"
+        )
         with pytest.raises(InputError, match="flwr run -c"):
             apps.federation_file({"federation": ""})
 
@@ -207,17 +219,25 @@ class TestApps:
         monkeypatch.setattr(sys, "meta_path", [flower_stand_in.Finder(), *sys.meta_path])
         for name in flower_stand_in.Finder.NAMES:
             monkeypatch.delitem(sys.modules, name, raising=False)
-        plan = {"out": str(tmp_path / "out"), "steps": [{"ask": "echo", "sites": 3, "times": 2, "timeout": 5}]}
+        plan = {
+            "out": str(tmp_path / "out"),
+            "steps": [{"ask": "echo", "sites": 3, "times": 2, "timeout": 5}],
+        }
         (tmp_path / "federation.toml").write_text(json.dumps(plan))
         simulate(tmp_path / "federation.toml", silos)
         for name in flower_stand_in.Finder.NAMES:
             monkeypatch.delitem(sys.modules, name, raising=False)
         seen = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-        assert [[reply["count"] for reply in step["replies"]] for step in seen] == [[1, 1, 1], [2, 2, 2]]
+        assert [[reply["count"] for reply in step["replies"]] for step in seen] == [
+            [1, 1, 1],
+            [2, 2, 2],
+        ]
 
     def test_the_client_is_light(self):
         code = "import sys, scaffpd.deploy.flower.apps; print(*{'torch', 'sklearn', 'scipy'} & set(sys.modules))"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        )
         assert done.stdout.strip() == ""
 
 
@@ -229,7 +249,9 @@ class TestProject:
         commands = write_app(Description(tmp_path / "federation.toml"), tmp_path / "app")
         assert len(build_fab_from_disk(tmp_path / "app")) > 500
         project = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())
-        assert project["tool"]["flwr"]["app"]["config"] == {"federation": str(tmp_path / "federation.toml")}
+        assert project["tool"]["flwr"]["app"]["config"] == {
+            "federation": str(tmp_path / "federation.toml")
+        }
         assert set(commands.silos) == set(commands.admit) == {"north", "south"}
 
     def test_commands_are_ones_that_flower_knows(self, tmp_path):
@@ -237,11 +259,15 @@ class TestProject:
         from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
         commands = write_app(Description(tmp_path / "federation.toml"), tmp_path / "app")
-        words = [word for word in shlex.split(commands.server[0]) if not word.startswith(("FLWR_", "&"))]
+        words = [
+            word for word in shlex.split(commands.server[0]) if not word.startswith(("FLWR_", "&"))
+        ]
         link = _parse_args_run_superlink().parse_args(words[1:])
         assert link.enable_supernode_auth
         assert (link.host, link.insecure) == ("127.0.0.1", False)
-        line = next(line for line in commands.silos["north"] if "flower-supernode" in line).removesuffix(" &")
+        line = next(
+            line for line in commands.silos["north"] if "flower-supernode" in line
+        ).removesuffix(" &")
         words = [word for word in shlex.split(line) if not word.startswith("FLWR_")]
         node = _parse_args_run_supernode().parse_args(words[1:])
         assert node.superlink == "coordinator.example.org:8443"

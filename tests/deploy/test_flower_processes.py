@@ -25,21 +25,31 @@ class Federation:
     """An engine with a plan that can be changed between runs."""
 
     def __init__(self, folder, names, **options):
-        self.folder, self.names = folder, names
+        self.folder = folder
+        self.names = names
         self.silos = {name: folder / f"{name}.toml" for name in names}
         for name, path in self.silos.items():
             path.write_text(name)
         self.out = folder / "out.jsonl"
-        self.engine = FlowerEngine(folder / "federation.toml", self.silos, folder / "work", **options)
+        self.engine = FlowerEngine(
+            folder / "federation.toml", self.silos, folder / "work", **options
+        )
 
     def submit(self, *steps):
         self.out.unlink(missing_ok=True)
-        plan = {"out": str(self.out), "steps": [{"timeout": 60, "sites": len(self.names), **step} for step in steps]}
+        plan = {
+            "out": str(self.out),
+            "steps": [{"timeout": 60, "sites": len(self.names), **step} for step in steps],
+        }
         (self.folder / "federation.toml").write_text(json.dumps(plan))
         self.engine.submit()
 
     def seen(self):
-        return [json.loads(line) for line in self.out.read_text().splitlines()] if self.out.exists() else []
+        return (
+            [json.loads(line) for line in self.out.read_text().splitlines()]
+            if self.out.exists()
+            else []
+        )
 
     def run(self, *steps):
         self.submit(*steps)
@@ -80,7 +90,11 @@ def federation(folder):
 def test_questions_and_answers(federation):
     assert federation.engine.connected() == {"north", "south"}
     seen = federation.run({"ask": "echo", "times": 2}, {"ask": "big", "bytes": 12_000_000})
-    assert [[reply["count"] for reply in step["replies"]] for step in seen] == [[1, 1], [2, 2], [3, 3]]
+    assert [[reply["count"] for reply in step["replies"]] for step in seen] == [
+        [1, 1],
+        [2, 2],
+        [3, 3],
+    ]
     assert all(reply["same"] for step in seen for reply in step["replies"])
     assert {reply["name"] for reply in seen[0]["replies"]} == {"north", "south"}
 
@@ -154,7 +168,10 @@ def test_a_key_that_was_not_registered_is_not_let_in(federation):
 def test_a_failed_start_is_a_sentence_and_leaves_nothing(folder):
     (folder / "broken").mkdir()
     broken = Federation(folder / "broken", ["east"])
-    with socket.create_server(("127.0.0.1", broken.engine.port)), pytest.raises(InputError, match="SuperLink does not"):
+    with (
+        socket.create_server(("127.0.0.1", broken.engine.port)),
+        pytest.raises(InputError, match="SuperLink does not"),
+    ):
         broken.engine.start()
     broken.engine.stop()
     assert broken.engine.processes.pids() == set()

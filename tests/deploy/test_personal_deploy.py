@@ -8,12 +8,12 @@ from deploy_cases import MODEL, Faulty, cohort, encoded, federation, model_of, o
 from secure_silos import SCAFF_PD, secured
 
 import scaffpd as sp
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.model_file import read_model
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, decode
 from scaffpd.deploy.silo.dataset import predict
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.model_file import read_model
 
 KAPPA = 20.0
 OWN = {MODEL: MODEL + f"strength = {KAPPA}\n"}

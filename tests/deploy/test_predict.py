@@ -9,21 +9,41 @@ import pytest
 from deploy_cases import MODEL, QUICK, federation, run
 
 from scaffpd.cli import run as cli
-from scaffpd.config.federation import FederationFile
+from scaffpd.run.settings.federation import FederationFile
 
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "squared"])
 def test_predictions_have_the_accuracy_that_the_coordinator_was_told(tmp_path, capsys, loss):
-    path, places = federation(tmp_path, replacing={MODEL: MODEL.replace("logistic", loss)}, more=QUICK)
+    path, places = federation(
+        tmp_path, replacing={MODEL: MODEL.replace("logistic", loss)}, more=QUICK
+    )
     outcome, _ = run(path, places)
     assert outcome.status == "converged"
     folder = FederationFile.read(path).folder
-    clients = {row["client"]: row for row in csv.DictReader((folder / "clients.csv").read_text().splitlines())}
+    clients = {
+        row["client"]: row
+        for row in csv.DictReader((folder / "clients.csv").read_text().splitlines())
+    }
     for name, place in places.items():
         out = tmp_path / f"{name}.csv"
-        assert cli(["silo", "predict", str(place), str(folder / "model.safetensors"), "--out", str(out)]) == 0
+        assert (
+            cli(
+                [
+                    "silo",
+                    "predict",
+                    str(place),
+                    str(folder / "model.safetensors"),
+                    "--out",
+                    str(out),
+                ]
+            )
+            == 0
+        )
         rows = list(csv.DictReader(out.read_text().splitlines()))
-        truth = [line.rsplit(",", 1)[1] for line in (place.parent / "patients.csv").read_text().splitlines()[1:]]
+        truth = [
+            line.rsplit(",", 1)[1]
+            for line in (place.parent / "patients.csv").read_text().splitlines()[1:]
+        ]
         assert [row["target"] for row in rows] == truth
         for split, held in (("train", "False"), ("test", "True")):
             part = [row for row in rows if row["held out"] == held]

@@ -12,9 +12,7 @@ from secure_silos import pinned
 
 import columns
 from scaffpd import Cohort, Linear, Private
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.model_file import read_model
-from scaffpd.config.silo import SiloFile
+from scaffpd.data.tabular.agree import agree, declared_scale, features
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
 from scaffpd.deploy.silo import records
@@ -24,9 +22,11 @@ from scaffpd.deploy.silo.records import PrivacyLedger
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.privacy.accountant import Release, epsilon
-from scaffpd.report import client_figures
-from scaffpd.report.read import read
-from scaffpd.tabular.agree import agree, declared_scale, features
+from scaffpd.run.page import client_figures
+from scaffpd.run.page.read import read
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.model_file import read_model
+from scaffpd.run.settings.silo import SiloFile
 
 METHOD = {
     "rounds = 500\ntol = 1e-6\n": "rounds = 4\n",
@@ -46,7 +46,11 @@ def private(folder, more=PRIVACY, silo=WILLING, silos=2, **rest):
 
 def another_run(path):
     """The file of a run with an agreement of its own."""
-    return path.read_text().replace('folder = "run"', 'folder = "next"').replace("local_steps = 3", "local_steps = 2")
+    return (
+        path.read_text()
+        .replace('folder = "run"', 'folder = "next"')
+        .replace("local_steps = 3", "local_steps = 2")
+    )
 
 
 def clients(path):
@@ -73,7 +77,9 @@ def test_a_private_run_says_what_it_has_cost(tmp_path):
     assert scores.accuracy.mean() > 0.6  # noise, and still a model
 
 
-def test_books_logs_and_accounts_are_written_under_locks_that_processes_share(tmp_path, monkeypatch):
+def test_books_logs_and_accounts_are_written_under_locks_that_processes_share(
+    tmp_path, monkeypatch
+):
     """In place of the locks that conftest.py takes away."""
     taken = set()
     locks(monkeypatch, lambda path: taken.add(path) or nullcontext())
@@ -89,10 +95,13 @@ def test_what_it_has_cost_is_the_composition_of_what_was_asked(tmp_path):
     """At most R + 1 points, each a gradient and a loss, and R rounds of J − 1 new local gradients."""
     path, places = private(tmp_path)
     outcome = coordinate(path, InProcess(opened(places)))
-    agreed, releases = decode_setup(path), {}
+    agreed = decode_setup(path)
+    releases = {}
     (books,) = places["cleveland"].parent.glob("privacy-spent-*.npz")
     with np.load(books) as kept:
-        for (noise, rate), times in zip(kept["privacy.releases"], kept["privacy.times"], strict=True):
+        for (noise, rate), times in zip(
+            kept["privacy.releases"], kept["privacy.times"], strict=True
+        ):
             releases[Release(noise, rate)] = releases.get(Release(noise, rate), 0) + int(times)
     assert outcome.privacy["epsilon"] == pytest.approx(epsilon(releases, 1e-5), rel=1e-9)
     most = {Release(agreed["noise"]): 7 + 6 * 2, Release(agreed["loss_noise"]): 7}
@@ -110,10 +119,14 @@ def test_nothing_that_rows_have_a_part_in_leaves_without_noise(tmp_path):
     path, places = private(tmp_path)
     transport = Faulty(places)
     coordinate(path, transport)
-    seen = [(decode(question, 2**31), decode(answer, 2**31)) for _, question, answer in transport.log]
+    seen = [
+        (decode(question, 2**31), decode(answer, 2**31)) for _, question, answer in transport.log
+    ]
     kinds = {question.kind for question, answer in seen if answer.kind == "answer"}
     assert kinds == {"hello", "describe", "totals", "setup", "gradients", "local_updates", "spent"}
-    constants = np.stack([a.arrays["constants"] for q, a in seen if q.kind == "setup" and a.kind == "answer"])
+    constants = np.stack(
+        [a.arrays["constants"] for q, a in seen if q.kind == "setup" and a.kind == "answer"]
+    )
     assert np.all(constants == constants[0])  # the same for every silo: no fact about its rows
     exact = {n: cohort(path, places, [n]) for n in places}
     for (site, _, _), (question, answer) in zip(transport.log, seen, strict=True):
@@ -136,7 +149,9 @@ def test_scores_and_sums_over_columns_are_refused(tmp_path):
         place.write_text(place.read_text().replace(OWN, WILLING))
     transport = Faulty(places)
     assert coordinate(path, transport).status == "round limit"
-    _, question, _ = next(entry for entry in transport.log if decode(entry[1], 2**31).kind == "gradients")
+    _, question, _ = next(
+        entry for entry in transport.log if decode(entry[1], 2**31).kind == "gradients"
+    )
     message = decode(question, 2**31)
     evaluated = encode(Message("evaluate", {**message.values, "split": "train"}, message.arrays))
     reply = decode(transport.silos["va"].answer(evaluated), 2**31)
@@ -165,8 +180,14 @@ def test_sums_over_columns_stay_where_consent_is_to_noise_whatever_the_question_
             assert reply.kind == "refused"
             assert 'privacy.columns = "exact"' in reply.values["sentence"]
             assert not reply.arrays
-    plain = {**totals.values, "private": False, "asks": {**totals.values["asks"], "epsilon": None, "delta": None}}
-    reply = decode(transport.silos[site].answer(encode(Message("totals", plain, totals.arrays))), 2**31)
+    plain = {
+        **totals.values,
+        "private": False,
+        "asks": {**totals.values["asks"], "epsilon": None, "delta": None},
+    }
+    reply = decode(
+        transport.silos[site].answer(encode(Message("totals", plain, totals.arrays))), 2**31
+    )
     assert "consent.epsilon is 8" in reply.values["sentence"]
 
 
@@ -176,7 +197,11 @@ def test_no_answer_leaves_before_its_release_is_on_disk(tmp_path, monkeypatch, f
     path, places = private(tmp_path)
     transport = Faulty(places)
     coordinate(path, transport)
-    asked = [(decode(question, 2**31).kind, question) for site, question, _ in transport.log if site == "va"]
+    asked = [
+        (decode(question, 2**31).kind, question)
+        for site, question, _ in transport.log
+        if site == "va"
+    ]
     first = dict(reversed(asked))
     home = places["va"].parent
     for file in (*home.glob("privacy-spent*.npz"), home / "answered.jsonl"):
@@ -204,7 +229,9 @@ def test_no_answer_leaves_before_its_release_is_on_disk(tmp_path, monkeypatch, f
     later = Silo.open(places["va"])
     put(later, "setup")
     assert put(later, "spent").values["epsilon"] == silo.cohort.privacy.worst > 0
-    for file in home.glob("privacy-spent*.npz"):  # a ledger that somebody removes is whole again with the next answer
+    for file in home.glob(
+        "privacy-spent*.npz"
+    ):  # a ledger that somebody removes is whole again with the next answer
         file.unlink()
     assert put(silo, "spent").kind == "answer"
     assert len([*home.glob("privacy-spent*.npz")]) == 2
@@ -230,7 +257,10 @@ def test_with_declared_ranges_no_sums_over_columns_leave_and_the_model_has_none(
     x, setup = read_model(FederationFile.read(path).folder / "model.safetensors")
     names = features(setup.schema)
     for name, centre, scale in (("age", 50.0, 25.0), ("chol", 300.0, 150.0), ("oldpeak", 2.0, 2.5)):
-        assert (setup.mean[names.index(name)], setup.deviation[names.index(name)]) == (centre, scale)
+        assert (setup.mean[names.index(name)], setup.deviation[names.index(name)]) == (
+            centre,
+            scale,
+        )
     assert cohort(path, places).evaluate(x, "test").accuracy.mean() > 0.6
     found = predict(transport.silos["va"].data, x, setup)
     assert len(found.predicted) == len(found.targets)
@@ -243,23 +273,34 @@ def test_one_row_changes_nothing_about_others_where_rows_are_apart(tmp_path):
     rows = table.read_text().splitlines()
     encoded = []
     for age in ("", "1e6"):
-        table.write_text("\n".join([rows[0], ",".join([age, *rows[1].split(",")[1:]]), *rows[2:]]) + "\n")
+        table.write_text(
+            "\n".join([rows[0], ",".join([age, *rows[1].split(",")[1:]]), *rows[2:]]) + "\n"
+        )
         silo = Silo.open(places["va"])
-        schema = agree({"va": silo.data.describe()}, ranges=FederationFile.read(path).features.ranges)
+        schema = agree(
+            {"va": silo.data.describe()}, ranges=FederationFile.read(path).features.ranges
+        )
         X, _ = silo.data.encoded(schema, *declared_scale(schema)).train
         encoded.append(X)
     changed = np.flatnonzero((encoded[0] != encoded[1]).any(1))
     assert len(changed) <= 1  # the row itself, where it is no held-out one
     at = features(schema).index("age")
-    assert encoded[0][changed, at] == pytest.approx(np.zeros(len(changed)))  # a missing age is the middle of the range
-    assert encoded[1][changed, at] == pytest.approx(np.full(len(changed), 2.0))  # and one far off is brought into it
+    assert encoded[0][changed, at] == pytest.approx(
+        np.zeros(len(changed))
+    )  # a missing age is the middle of the range
+    assert encoded[1][changed, at] == pytest.approx(
+        np.full(len(changed), 2.0)
+    )  # and one far off is brought into it
 
 
 @pytest.mark.parametrize(
     ("ranges", "match"),
     [
         ("[features.ranges]\nage = [0, 100]\n", "No range is declared of the column"),
-        ('[features.ranges]\n"*" = [0, 1]\nages = [0, 1]\n', "a range of 'ages', which is no column of numbers"),
+        (
+            '[features.ranges]\n"*" = [0, 1]\nages = [0, 1]\n',
+            "a range of 'ages', which is no column of numbers",
+        ),
         ('[features.ranges]\n"*" = [2, 1]\n', "does not go from less to more"),
     ],
 )
@@ -308,7 +349,9 @@ def test_restarts_neither_forget_nor_spend_again(tmp_path):
 
     other = coordinate(again, Forgetful(opened(places)))
     assert np.array_equal(model_of(again), x)
-    assert other.privacy == steady.privacy  # every question had been answered before, and costs nothing again
+    assert (
+        other.privacy == steady.privacy
+    )  # every question had been answered before, and costs nothing again
 
 
 def test_a_secret_that_is_replaced_costs_again_and_no_more_than_the_budget(tmp_path):
@@ -341,7 +384,9 @@ def test_books_that_outlive_runs_stop_at_the_silo_s_own_budget(tmp_path):
     assert f"The model of round {second.rounds} is kept" in second.sentence
     assert np.isfinite(model_of(path)).all()
     path.write_text(
-        path.read_text().replace('folder = "next"', 'folder = "third"').replace("epsilon = 8", "epsilon = 50")
+        path.read_text()
+        .replace('folder = "next"', 'folder = "third"')
+        .replace("epsilon = 8", "epsilon = 50")
     )
     third = coordinate(path, InProcess(opened(places)))
     assert f"more than the {limit:g} of this silo's file" in third.sentence
@@ -349,7 +394,9 @@ def test_books_that_outlive_runs_stop_at_the_silo_s_own_budget(tmp_path):
 
 def test_an_agreed_epsilon_is_kept_where_the_silo_s_own_is_larger(tmp_path):
     """A coordinator that goes on asking is refused at the ε that was agreed, also by a silo with a budget of 8."""
-    path, places = private(tmp_path, more="[privacy]\nepsilon = 1\n", silo=WILLING.replace("20", "8"))
+    path, places = private(
+        tmp_path, more="[privacy]\nepsilon = 1\n", silo=WILLING.replace("20", "8")
+    )
     transport = InProcess(opened(places))
     assert coordinate(path, transport).status == "round limit"
     silo = transport.silos["va"]
@@ -379,11 +426,15 @@ def test_the_secret_is_its_owner_s(tmp_path):
     coordinate(path, InProcess(opened(places)))
     secrets = {(place.parent / "privacy.key").read_text() for place in places.values()}
     assert len(secrets) == len(places)
-    assert all((place.parent / "privacy.key").stat().st_mode & 0o777 == 0o600 for place in places.values())
+    assert all(
+        (place.parent / "privacy.key").stat().st_mode & 0o777 == 0o600 for place in places.values()
+    )
 
 
 def test_with_masks_as_well(tmp_path):
-    path, places = private(tmp_path, PRIVACY + "\n[secure]\n", WILLING + "\n[secure]\nrequired = true\n", silos=3)
+    path, places = private(
+        tmp_path, PRIVACY + "\n[secure]\n", WILLING + "\n[secure]\nrequired = true\n", silos=3
+    )
     pinned(places)
     # noise in the losses can move nearly all weight to one silo, which then declines to be nearly all of a sum
     path.write_text(path.read_text().replace("rho = 0.1\n", "rho = 0.1\ncap = 0.6\n"))
@@ -442,7 +493,9 @@ def test_a_silo_s_settings_that_make_no_sense(tmp_path, line, match):
 
 def test_a_budget_is_for_every_cohort_and_is_never_ignored(tmp_path):
     """An entry's own private Cohort is held to the silo's ε; and a budget means that plain runs are refused."""
-    path, places = private(tmp_path, silo='\n[privacy]\nepsilon = 9\ndelta = 1e-5\ncolumns = "exact"\n', more="")
+    path, places = private(
+        tmp_path, silo='\n[privacy]\nepsilon = 9\ndelta = 1e-5\ncolumns = "exact"\n', more=""
+    )
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "failed"
     assert "the federation has no [privacy]" in outcome.sentence
@@ -465,7 +518,8 @@ def test_processes_share_one_set_of_books(tmp_path):
     transport = InProcess(opened(places))
     coordinate(path, transport)
     (books,) = places["va"].parent.glob("privacy-spent-*.npz")
-    work, keeper = transport.silos["va"].cohort, transport.silos["va"].ledger
+    work = transport.silos["va"].cohort
+    keeper = transport.silos["va"].ledger
     other = PrivacyLedger(keeper.rules, keeper.agreed, "0" * 32)
     other.file = books
     twin = Cohort({"va": (np.ones((30, work.dimension - 1)), np.arange(30) % 2)}, work.model)
@@ -481,7 +535,7 @@ def test_processes_share_one_set_of_books(tmp_path):
 
 
 def test_the_report_has_what_silos_have_said(tmp_path):
-    from scaffpd.report.read import read
+    from scaffpd.run.page.read import read
 
     path, places = private(tmp_path, more=PRIVACY + "\n[secure]\n", silos=3)
     outcome = coordinate(path, InProcess(opened(places)))

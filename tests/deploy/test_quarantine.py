@@ -6,16 +6,27 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from deploy_cases import QUICK, Faulty, Killed, cohort, encoded, events, is_right, model_of, opened, rough
+from deploy_cases import (
+    QUICK,
+    Faulty,
+    Killed,
+    cohort,
+    encoded,
+    events,
+    is_right,
+    model_of,
+    opened,
+    rough,
+)
 from hostile_cases import Liar, array, attacked, is_quarantined, loss, weights
 from test_faults import LIES, SCAFF_PD
 
 import scaffpd as sp
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationFile
 
 pytestmark = pytest.mark.usefixtures("fake_clock")
 
@@ -53,7 +64,9 @@ def test_absurd_constants_are_noticed_before_the_first_round(tmp_path, where):
 
 def test_more_convex_than_smooth_is_a_contradiction(tmp_path):
     path, places = federation(tmp_path, more=QUICK)
-    outcome, _ = attacked(path, places, setup=array("constants", lambda c: np.array([c[0], 2 * c[0], *c[2:]])))
+    outcome, _ = attacked(
+        path, places, setup=array("constants", lambda c: np.array([c[0], 2 * c[0], *c[2:]]))
+    )
     assert set(outcome.members) == set(places) - {"va"}
     assert "(constants)" in events(path)[0]["sentence"]
 
@@ -61,7 +74,9 @@ def test_more_convex_than_smooth_is_a_contradiction(tmp_path):
 def test_a_flat_or_steep_claim_about_the_loss_gives_itself_away(tmp_path):
     for i, scale in enumerate((0.01, 0.0)):
         path, places = federation(tmp_path / str(i), more=QUICK)
-        claim = array("constants", lambda c, scale=scale: np.array([scale * (c[0] - 0.03) + 0.03, *c[1:]]))
+        claim = array(
+            "constants", lambda c, scale=scale: np.array([scale * (c[0] - 0.03) + 0.03, *c[1:]])
+        )
         outcome, _ = attacked(path, places, setup=claim)
         assert set(outcome.members) == set(places) - {"va"}
 
@@ -131,11 +146,17 @@ def test_two_liars_among_four(tmp_path):
 def offset(amount):
     """A constant on top of every loss that is ever told: a convex function like the true one."""
     setup = array("constants", lambda c: c + np.array([0.0, 0.0, 0.0, amount]))
-    return {"setup": setup, "gradients": loss(lambda f: f + amount), "evaluate": loss(lambda f: f + amount)}
+    return {
+        "setup": setup,
+        "gradients": loss(lambda f: f + amount),
+        "evaluate": loss(lambda f: f + amount),
+    }
 
 
 @pytest.mark.parametrize("cap", [None, 0.4])
-def test_a_constant_offset_is_no_contradiction_of_numbers_and_a_cap_bounds_its_weight(tmp_path, cap):
+def test_a_constant_offset_is_no_contradiction_of_numbers_and_a_cap_bounds_its_weight(
+    tmp_path, cap
+):
     """Targets of a regression are of any size. Losses of labels are not: see tests/security/test_lies.py."""
     line = "" if cap is None else f"cap = {cap}\n"
     change = {"rho = 0.1\n": f"rho = 0.1\n{line}", '"logistic"': '"squared"'}
@@ -172,17 +193,25 @@ def test_a_loss_that_is_said_not_to_be_convex_ends_the_certificate_in_a_sentence
 
 def test_a_cap_is_a_quorum(tmp_path):
     """Weights of at most 0.3 take four silos: without one of them the run waits, and does not fail."""
-    path, places = federation(tmp_path / "a", 4, replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.3\n"}, more=QUICK)
+    path, places = federation(
+        tmp_path / "a", 4, replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.3\n"}, more=QUICK
+    )
     outcome, _ = attacked(path, places, gradients=array("c", np.negative, 2))
     assert (outcome.status, outcome.final) == ("paused", False)
-    assert outcome.sentence.startswith("Fewer than 4 silos are there (cleveland, hungarian, switzerland; va is quar")
-    path, places = federation(tmp_path / "b", 4, replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.2\n"}, more=QUICK)
+    assert outcome.sentence.startswith(
+        "Fewer than 4 silos are there (cleveland, hungarian, switzerland; va is quar"
+    )
+    path, places = federation(
+        tmp_path / "b", 4, replacing={"rho = 0.1\n": "rho = 0.1\ncap = 0.2\n"}, more=QUICK
+    )
     outcome, liar = attacked(path, places)
     assert (outcome.status, liar.heard) == ("failed", [])
     assert outcome.sentence == "ChiSquare has cap=0.2, but 4 clients need at least 0.25 (1/4)."
 
 
-@pytest.mark.parametrize("text", ["outlier = 2", "outlier = -1.0", 'outlier = "much"', "outlier = inf"])
+@pytest.mark.parametrize(
+    "text", ["outlier = 2", "outlier = -1.0", 'outlier = "much"', "outlier = inf"]
+)
 def test_outlier_has_to_leave_room_for_honest_differences(tmp_path, text):
     path, _ = federation(tmp_path, more=QUICK + text + "\n")
     with pytest.raises(InputError, match="outlier"):
@@ -193,7 +222,8 @@ class Echo:
     """A silo that says what it is told to say."""
 
     def __init__(self, reply):
-        self.reply, self.seen = reply, []
+        self.reply = reply
+        self.seen = []
 
     def answer(self, question):
         self.seen.append(question)

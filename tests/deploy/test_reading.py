@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scaffpd.config.silo import SiloFile
+from scaffpd.data.tabular.columns import spelt
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.errors import InputError
-from scaffpd.tabular.columns import spelt
+from scaffpd.run.settings.silo import SiloFile
 
 
 def silo(folder: Path, data: str, rest: str = "", name: str = "a") -> Dataset:
@@ -21,12 +21,16 @@ def silo(folder: Path, data: str, rest: str = "", name: str = "a") -> Dataset:
     return Dataset.read(SiloFile.read(path))
 
 
-def from_csv(folder: Path, text: str | bytes, data: str = "", rest: str = "[split]\ntest = 0\n") -> Dataset:
+def from_csv(
+    folder: Path, text: str | bytes, data: str = "", rest: str = "[split]\ntest = 0\n"
+) -> Dataset:
     (folder / "a.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
     return silo(folder, f'file = "a.csv"\ntarget = "y"\n{data}', rest)
 
 
-def from_entry(folder: Path, code: str, data: str = "", rest: str = "[split]\ntest = 0\n") -> Dataset:
+def from_entry(
+    folder: Path, code: str, data: str = "", rest: str = "[split]\ntest = 0\n"
+) -> Dataset:
     (folder / "hospital.py").write_text(code, encoding="utf-8")
     return silo(folder, f'entry = "hospital:load"\n{data}', rest)
 
@@ -39,13 +43,19 @@ def column(data: Dataset, name: str):
 
 
 def test_numbers_categories_and_missing_values(tmp_path):
-    text = '\ufeffage, colour ,"odd, name",y\n1.5,red,3,0\n?,NA,null,1\n\n"2",blue,NaN,1\n,red,4,0\n'
+    text = (
+        '\ufeffage, colour ,"odd, name",y\n1.5,red,3,0\n?,NA,null,1\n\n"2",blue,NaN,1\n,red,4,0\n'
+    )
     data = from_csv(tmp_path, text)
     assert [c.name for c in data.table.columns] == ["age", "colour", "odd, name"]
     np.testing.assert_array_equal(column(data, "age").values, [1.5, np.nan, 2, np.nan])
     np.testing.assert_array_equal(column(data, "odd, name").values, [3, np.nan, np.nan, 4])
     colour = column(data, "colour")
-    assert (colour.kind, colour.categories, colour.values.tolist()) == ("category", ("blue", "red"), [1, -1, 0, 1])
+    assert (colour.kind, colour.categories, colour.values.tolist()) == (
+        "category",
+        ("blue", "red"),
+        [1, -1, 0, 1],
+    )
     assert (data.target.labels, data.target.values.tolist()) == ((0, 1), [0, 1, 1, 0])
 
 
@@ -57,14 +67,22 @@ def test_rows_without_a_target_are_dropped_and_counted(tmp_path):
 
 
 def test_columns_can_be_chosen_and_numbers_read_as_categories(tmp_path):
-    data = from_csv(tmp_path, "a,b,c,y\n1.0,x,2,0\n2,y,3,1\n", 'columns = ["c", "a"]\ncategories = ["a"]')
+    data = from_csv(
+        tmp_path, "a,b,c,y\n1.0,x,2,0\n2,y,3,1\n", 'columns = ["c", "a"]\ncategories = ["a"]'
+    )
     assert [(c.name, c.kind) for c in data.table.columns] == [("c", "number"), ("a", "category")]
     assert column(data, "a").categories == ("1", "2")
 
 
 def test_one_way_to_spell_a_category():
     assert {spelt(v) for v in (1, 1.0, "1.0", " 1 ", np.int32(1), np.float32(1), "1.")} == {"1"}
-    assert (spelt(2.5), spelt("2.5"), spelt("007"), spelt(True), spelt("-3.00")) == ("2.5", "2.5", "007", "True", "-3")
+    assert (spelt(2.5), spelt("2.5"), spelt("007"), spelt(True), spelt("-3.00")) == (
+        "2.5",
+        "2.5",
+        "007",
+        "True",
+        "-3",
+    )
 
 
 def test_an_almost_numeric_column_is_pointed_out(tmp_path):
@@ -85,8 +103,16 @@ def test_a_column_without_a_value_has_no_kind(tmp_path):
         ("x,x,y\n1,2,3\n", "", "two columns named 'x' in line 1"),
         ("x,z\n1,2\n", "", "column of 'a.csv', 'y'"),
         ("x,,y\n1,2,3\n", "", "Column 2 of 'a.csv' has no name"),
-        ("x;y\n1;2\n3\n", "", "has 1 values in line 3, but 2 columns: the last value belongs to 'x'."),
-        ("x,y\n1,2\n1\n", "", "has 1 values in line 3, but 2 columns: the last value belongs to 'x'."),
+        (
+            "x;y\n1;2\n3\n",
+            "",
+            "has 1 values in line 3, but 2 columns: the last value belongs to 'x'.",
+        ),
+        (
+            "x,y\n1,2\n1\n",
+            "",
+            "has 1 values in line 3, but 2 columns: the last value belongs to 'x'.",
+        ),
         ("x,y\n1,2,3\n", "", "has 3 values in line 2, but 2 columns."),
         ("x,y\n1,2\ninf,2\n", "", "an infinite value in column 'x', line 3"),
         ("x,y\n1,\n2,?\n", "", "no row with a value in its target column 'y'"),
@@ -126,7 +152,9 @@ def test_the_task_goes_by_the_target(tmp_path):
     assert from_csv(tmp_path, "x,y\n1,0\n2,1\n").target.task == "classification"
     assert from_csv(tmp_path, "x,y\n1,0.5\n2,1\n").target.task == "regression"
     assert from_csv(tmp_path, f"x,y\n{many}\n").target.task == "regression"
-    assert from_csv(tmp_path, f"x,y\n{many}\n", 'task = "classification"').target.labels == tuple(range(60))
+    assert from_csv(tmp_path, f"x,y\n{many}\n", 'task = "classification"').target.labels == tuple(
+        range(60)
+    )
 
 
 def test_the_split_is_label_by_label_and_fixed_by_seed_and_name(tmp_path):
@@ -134,7 +162,9 @@ def test_the_split_is_label_by_label_and_fixed_by_seed_and_name(tmp_path):
     (tmp_path / "a.csv").write_text(text)
 
     def held(seed: int, name: str):
-        data = silo(tmp_path, 'file = "a.csv"\ntarget = "y"', f"[split]\ntest = 0.2\nseed = {seed}\n", name)
+        data = silo(
+            tmp_path, 'file = "a.csv"\ntarget = "y"', f"[split]\ntest = 0.2\nseed = {seed}\n", name
+        )
         assert np.bincount(data.target.values[data.held]).tolist() == [5, 15]
         assert data.rows == (80, 20)
         return data.held
@@ -167,7 +197,9 @@ def test_regression_is_split_as_well(tmp_path):
 def test_npz(tmp_path):
     X = np.arange(12.0).reshape(4, 3)
     X[1, 2] = np.nan
-    np.savez(tmp_path / "a.npz", X=X, y=np.array([0, 1, 1, 0]), names=np.array(["p", "q", "q", "p"]))
+    np.savez(
+        tmp_path / "a.npz", X=X, y=np.array([0, 1, 1, 0]), names=np.array(["p", "q", "q", "p"])
+    )
     data = silo(tmp_path, 'file = "a.npz"', "[split]\ntest = 0\n")
     np.testing.assert_array_equal(data.table.block, X)
     assert (data.table.shape, data.target.labels) == ((3,), (0, 1))
@@ -175,7 +207,13 @@ def test_npz(tmp_path):
 
 
 def test_npz_mistakes(tmp_path):
-    np.savez(tmp_path / "a.npz", X=np.ones((2, 2)), y=[0, 1], o=np.array([{}, 1], dtype=object), s=np.array(["a", "b"]))
+    np.savez(
+        tmp_path / "a.npz",
+        X=np.ones((2, 2)),
+        y=[0, 1],
+        o=np.array([{}, 1], dtype=object),
+        s=np.array(["a", "b"]),
+    )
     for data, words in (
         ('target = "yy"', "array of 'a.npz', 'yy'"),
         ('features = "o"', "Python objects"),
@@ -231,7 +269,14 @@ def test_frames(tmp_path):
         "    return X, pd.Series(['n', 'm', 'n'])\n"
     )
     data = from_entry(tmp_path, code, 'categories = ["k"]')
-    assert [c.kind for c in data.table.columns] == ["number", "category", "category", "number", "number", "category"]
+    assert [c.kind for c in data.table.columns] == [
+        "number",
+        "category",
+        "category",
+        "number",
+        "number",
+        "category",
+    ]
     assert column(data, "k").categories == ("1", "2")
     np.testing.assert_array_equal(column(data, "i").values, [1, np.nan, 2])
     np.testing.assert_array_equal(column(data, "b").values, [1, 0, 1])
@@ -256,10 +301,16 @@ def test_without_pyarrow_there_is_one_sentence(tmp_path, monkeypatch, name):
 
 def test_parquet_is_read_like_a_frame(tmp_path):
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "y": [0, 1, None], "c": ["a", "b", "a"]}, index=[3, 1, 2])
+    frame = pandas.DataFrame(
+        {"x": [1.0, 2.0, 3.0], "y": [0, 1, None], "c": ["a", "b", "a"]}, index=[3, 1, 2]
+    )
     frame.to_parquet(tmp_path / "a.parquet")
     data = silo(tmp_path, 'file = "a.parquet"\ntarget = "y"', "[split]\ntest = 0\n")
-    assert ([c.name for c in data.table.columns], data.dropped, data.target.labels) == (["x", "c"], 1, (0, 1))
+    assert ([c.name for c in data.table.columns], data.dropped, data.target.labels) == (
+        ["x", "c"],
+        1,
+        (0, 1),
+    )
     with pytest.raises(InputError, match=r"column of 'a\.parquet', 'z'"):
         silo(tmp_path, 'file = "a.parquet"\ntarget = "z"')
 
@@ -269,11 +320,17 @@ def test_parquet_is_read_like_a_frame(tmp_path):
     [
         ("def load():\n    return 3\n", "must return"),
         ("def load():\n    return 1, 2, 3\n", "must return"),
-        ("def load():\n    raise ValueError('no\\ndata')\n", r"ValueError: no data \(hospital.py, line 2\)"),
+        (
+            "def load():\n    raise ValueError('no\\ndata')\n",
+            r"ValueError: no data \(hospital.py, line 2\)",
+        ),
         ("def other():\n    pass\n", "has no function 'load'"),
         ("import nothing_of_this_name\n", "needs the module 'nothing_of_this_name'"),
         ("1 / 0\n", "ZeroDivisionError"),
-        ("def load():\n    return [[1, 2], [3, 4]], [0]\n", "2.* rows of features, but .*1.* targets"),
+        (
+            "def load():\n    return [[1, 2], [3, 4]], [0]\n",
+            "2.* rows of features, but .*1.* targets",
+        ),
         ("def load():\n    return [[1, 2], [3]], [0, 1]\n", "does not form an array"),
         (
             "import numpy as np\ndef load():\n    return np.array([[np.inf], [1]]), [0, 1]\n",
@@ -301,7 +358,13 @@ def test_an_entry_may_return_a_cohort_of_one(tmp_path):
     data = from_entry(tmp_path, code)
     assert data.cohort is not None
     assert data.rows == (5, 0)
-    assert data.describe() == {"version": 1, "task": "prepared", "train": 5, "test": 0, "dimension": 3}
+    assert data.describe() == {
+        "version": 1,
+        "task": "prepared",
+        "train": 5,
+        "test": 0,
+        "dimension": 3,
+    }
     with pytest.raises(InputError, match="a Cohort of one client named 'a', got one of 'b'"):
         from_entry(tmp_path, code.replace("'a'", "'b'"))
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from deploy_cases import QUICK, federation, opened
 
-from scaffpd.config.reading import LogSettings
-from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+from scaffpd.run.settings.reading import LogSettings
+from scaffpd.run.settings.silo import SiloFile
 from scaffpd.system import RunLog
 
 FIELDS = {"time", "level", "run", "round", "silo", "message"}
@@ -41,7 +41,9 @@ class Absent(InProcess):
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    path, places = federation(tmp_path_factory.mktemp("logged"), more=QUICK + '\n[log]\nfile = "run.jsonl"\n')
+    path, places = federation(
+        tmp_path_factory.mktemp("logged"), more=QUICK + '\n[log]\nfile = "run.jsonl"\n'
+    )
     for file in places.values():
         file.write_text(file.read_text() + '\n[log]\nfile = "silo.jsonl"\n')
     outcome = coordinate(path, Absent(opened(places)))
@@ -107,7 +109,9 @@ def test_files_are_turned_over_and_only_so_many_kept(tmp_path):
     log = RunLog(settings(tmp_path, size_mb=1, keep=2))
     for _ in range(1600):
         log.note("info", "x\n" * 1000)
-    sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir() if file.suffix != ".lock"}
+    sizes = {
+        file.name: file.stat().st_size for file in tmp_path.iterdir() if file.suffix != ".lock"
+    }
     assert set(sizes) == {"log.jsonl", "log.jsonl.1", "log.jsonl.2"}
     assert max(sizes.values()) <= 2**20
     for name in sizes:

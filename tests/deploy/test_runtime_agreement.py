@@ -7,16 +7,22 @@ import pytest
 from deploy_cases import MODEL, asking_for_sums, cohort, federation, model_of, opened
 
 import scaffpd as sp
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess
+from scaffpd.run.settings.federation import FederationFile
 
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
 ALGORITHMS = {
     "ScaffPD": (OBJECTIVE + '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 20\n', 1),
-    "ScaffPD-minibatch": (OBJECTIVE + '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\nbatch_size = 24\n', 1),
+    "ScaffPD-minibatch": (
+        OBJECTIVE + '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 10\nbatch_size = 24\n',
+        1,
+    ),
     "Scaffold": ('[algorithm]\nkind = "Scaffold"\nlocal_steps = 5\n', 0),
-    "Scaffold-I": ('[algorithm]\nkind = "Scaffold"\noption = "I"\nclients_per_round = 2\nbatch_size = 24\n', 0),
+    "Scaffold-I": (
+        '[algorithm]\nkind = "Scaffold"\noption = "I"\nclients_per_round = 2\nbatch_size = 24\n',
+        0,
+    ),
     "FedAvg": ('[algorithm]\nkind = "FedAvg"\nlocal_steps = 5\nbatch_size = 24\n', 0),
     "DRFA": ('[algorithm]\nkind = "DRFA"\nclients_per_round = 2\nbatch_size = 24\n', 0),
 }
@@ -38,7 +44,10 @@ MORE = {
     "ProxSkip": ('[algorithm]\nkind = "ProxSkip"\n', 0),
     "QFFL": ('[algorithm]\nkind = "QFFL"\n', 0),
     "QuasiNewtonMinimax": (OBJECTIVE + '[algorithm]\nkind = "QuasiNewtonMinimax"\n', 1),
-    "SampledSubspaceSaddle": (OBJECTIVE + '[algorithm]\nkind = "SampledSubspaceSaddle"\nclients_per_round = 2\n', 1),
+    "SampledSubspaceSaddle": (
+        OBJECTIVE + '[algorithm]\nkind = "SampledSubspaceSaddle"\nclients_per_round = 2\n',
+        1,
+    ),
     "SubspaceSaddle": (OBJECTIVE + '[algorithm]\nkind = "SubspaceSaddle"\n', 1),
 }
 EVERYTHING = {**ALGORITHMS, **MORE}
@@ -48,9 +57,13 @@ def settings(folder, name, rounds=6, silos=4):
     """The files of a run of so many rounds, without a tolerance that would end it sooner."""
     text, _ = EVERYTHING[name]
     path, places = federation(
-        folder, silos, replacing={OBJECTIVE: text, "rounds = 500\ntol = 1e-6": f"rounds = {rounds}\ntol = 0"}
+        folder,
+        silos,
+        replacing={OBJECTIVE: text, "rounds = 500\ntol = 1e-6": f"rounds = {rounds}\ntol = 0"},
     )
-    for place in places.values():  # these look at every vector of every silo, which has to be allowed
+    for (
+        place
+    ) in places.values():  # these look at every vector of every silo, which has to be allowed
         place.write_text(place.read_text() + '\n[limits]\nalgorithms = "all"\n')
     return path, places
 
@@ -59,7 +72,10 @@ def expected(path, places):
     """The cohort's run."""
     file = FederationFile.read(path)
     return sp.train(
-        asking_for_sums(file.method), cohort(path, places), rounds=file.training.rounds, seed=file.training.seed
+        asking_for_sums(file.method),
+        cohort(path, places),
+        rounds=file.training.rounds,
+        seed=file.training.seed,
     )
 
 
@@ -76,7 +92,9 @@ def test_silos_behind_bytes_give_the_numbers_of_the_cohort(tmp_path, name):
     path, places = settings(tmp_path, name, rounds=4, silos=3)
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "round limit"
-    within = 1e-6 if "Subspace" in name or name == "Fair" else 1e-9  # beyond convergence these amplify rounding
+    within = (
+        1e-6 if "Subspace" in name or name == "Fair" else 1e-9
+    )  # beyond convergence these amplify rounding
     agrees(path, places, outcome, within)
 
 

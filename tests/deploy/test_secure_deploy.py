@@ -30,12 +30,12 @@ from secure_silos import (
 )
 
 import scaffpd as sp
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationFile
 from scaffpd.system import lock_file
 
 pytestmark = pytest.mark.usefixtures("fake_clock")
@@ -68,7 +68,9 @@ def required(tmp_path_factory):
     return path, places, run(path, places)[1]
 
 
-def test_the_certified_optimum_is_the_cohorts_and_the_agreement_the_plain_one(tmp_path, undisturbed):
+def test_the_certified_optimum_is_the_cohorts_and_the_agreement_the_plain_one(
+    tmp_path, undisturbed
+):
     path, outcome, transport = undisturbed
     places = transport.places
     is_right(path, places, outcome)
@@ -80,7 +82,10 @@ def test_the_certified_optimum_is_the_cohorts_and_the_agreement_the_plain_one(tm
     np.testing.assert_allclose(setup(path).mean, setup(other).mean, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(setup(path).deviation, setup(other).deviation, rtol=1e-12)
     masked = sp.train(
-        FederationFile.read(path).method, sp.SecureAggregation(cohort(path, places)), rounds=500, tol=1e-3
+        FederationFile.read(path).method,
+        sp.SecureAggregation(cohort(path, places)),
+        rounds=500,
+        tol=1e-3,
     )
     np.testing.assert_allclose(model_of(path), masked.x, rtol=0, atol=1e-9)
 
@@ -89,7 +94,9 @@ def test_columns_of_very_different_sizes_agree_as_plainly(tmp_path):
     """Cholesterol by the picogram, ages by the age: every column keeps its own digits."""
     found = []
     for name, more in (("a", SECURE), ("b", QUICK)):
-        path, places = federation(tmp_path / name, 3, replacing={**SCAFF_PD, "rounds = 500": "rounds = 1"}, more=more)
+        path, places = federation(
+            tmp_path / name, 3, replacing={**SCAFF_PD, "rounds = 500": "rounds = 1"}, more=more
+        )
         for place in places.values():
             file = place.parent / "patients.csv"
             head, *rows = file.read_text().splitlines()
@@ -117,7 +124,17 @@ def survives(folder, moment, who="va"):
     return outcome
 
 
-SAMPLE = (4, 7, 8, 18, 24, 25, 28, 30, 33)  # of the agreement and of the first rounds, masked vectors and shares
+SAMPLE = (
+    4,
+    7,
+    8,
+    18,
+    24,
+    25,
+    28,
+    30,
+    33,
+)  # of the agreement and of the first rounds, masked vectors and shares
 
 
 @pytest.mark.parametrize("moment", mostly_long(SAMPLE, 4, 25))
@@ -216,7 +233,9 @@ def test_everybody_restarted_at_once(tmp_path, moment):
 def test_silos_restarted_at_every_exchange(tmp_path, undisturbed):
     for moment in range(1, undisturbed[2].count + 1):
         path, places = secured(tmp_path / str(moment))
-        outcome, _ = run(path, places, {moment: [("restart", "va")], moment + 3: [("restart", "cleveland")]})
+        outcome, _ = run(
+            path, places, {moment: [("restart", "va")], moment + 3: [("restart", "cleveland")]}
+        )
         if outcome.status != "paused":
             is_right(path, places, outcome)
 
@@ -253,7 +272,7 @@ def test_nothing_else_leaves_and_the_detector_can_tell(tmp_path, monkeypatch, re
     plain, elsewhere = federation(tmp_path / "b", 2, replacing=few, more=QUICK)
     _, open_ = run(plain, elsewhere)
     assert any("'c'" in leak for leak in leaks(open_.log))
-    monkeypatch.setattr("scaffpd.masking.add_stream", lambda total, key, sign: None)
+    monkeypatch.setattr("scaffpd.secure.masking.add_stream", lambda total, key, sign: None)
     bare, where = secured(tmp_path / "c", 3, replacing=few)
     _, unmasked = run(bare, where)
     assert sum("not uniform" in leak for leak in leaks(unmasked.log)) == len(where)
@@ -261,14 +280,23 @@ def test_nothing_else_leaves_and_the_detector_can_tell(tmp_path, monkeypatch, re
 
 def test_losses_leave_as_multiples(tmp_path):
     quantum = 0.01
-    path, places = secured(tmp_path, 3, rules=f"\n[secure]\nquantum = {quantum}\n", replacing={**SCAFF_PD, "500": "8"})
+    path, places = secured(
+        tmp_path, 3, rules=f"\n[secure]\nquantum = {quantum}\n", replacing={**SCAFF_PD, "500": "8"}
+    )
     outcome, transport = run(path, places)
     assert outcome.status in ("precision", "round limit", "stalled")
     assert outcome.certificate >= quantum
     seen = 0
     for _, question, answer in transport.log:
-        kind, arrays = decode(question, 2**31).kind, decode(answer, 2**31).arrays
-        loss = arrays["constants"][3] if kind == "setup" else arrays["scalars"][0] if "scalars" in arrays else 0.0
+        kind = decode(question, 2**31).kind
+        arrays = decode(answer, 2**31).arrays
+        loss = (
+            arrays["constants"][3]
+            if kind == "setup"
+            else arrays["scalars"][0]
+            if "scalars" in arrays
+            else 0.0
+        )
         if kind in ("setup", "gradients", "evaluate"):
             seen += 1
             assert abs(loss / quantum - round(loss / quantum)) < 1e-9
@@ -318,7 +346,8 @@ METHODS = ("FedAvg", "FedAvg, 3 drawn", "QFFL", "AFL", "DRFA", "FedProx", "Extra
 
 @pytest.mark.parametrize("name", mostly_long(METHODS, "DRFA", "Extragradient"))
 def test_methods(tmp_path, name):
-    kind, drawn = name.split(",")[0], "clients_per_round = 3\n" if "drawn" in name else ""
+    kind = name.split(",")[0]
+    drawn = "clients_per_round = 3\n" if "drawn" in name else ""
     change = uncertified(kind, drawn)
     if kind == "Extragradient":
         change = {
@@ -338,9 +367,15 @@ def test_methods(tmp_path, name):
 def test_methods_that_look_at_single_silos_are_refused_by_the_file(tmp_path, kind):
     objective = f"\n{OBJECTIVE}" if "Minimax" in kind else ""
     path, _ = secured(
-        tmp_path, replacing={OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{objective}', "tol = 1e-6": "tol = 0"}
+        tmp_path,
+        replacing={
+            OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{objective}',
+            "tol = 1e-6": "tol = 0",
+        },
     )
-    with pytest.raises(InputError, match=rf"{kind} looks at every silo's own vectors.*take \[secure\] out"):
+    with pytest.raises(
+        InputError, match=rf"{kind} looks at every silo's own vectors.*take \[secure\] out"
+    ):
         FederationFile.read(path)
 
 
@@ -381,15 +416,41 @@ def test_a_silo_that_requires_masks_answers_nothing_else(required, before):
     silo = Silo.open(place) if before else transport.silos[name]
     x = np.zeros(len(model_of(path)))
     agreed = setup(path)
-    plan = {"steps": 1, "rate": 0.1, "scale": 1.0, "batch_size": None, "key": [0], "prox": 0.0, "snapshot": None}
-    values = {
-        "setup": agreed.digest, "vectors": dict.fromkeys(("x", "at", "correction", "metric", "direction"), "v"),
-        "plan": plan, "pull": 1.0, "limit": 1, "steepest": 1.0, "schema": dict(agreed.schema), "batch_size": None,
+    plan = {
+        "steps": 1,
+        "rate": 0.1,
+        "scale": 1.0,
+        "batch_size": None,
         "key": [0],
-    }  # fmt: skip
-    asked = ("gradients", "local_updates", "proximal_steps", "diagonal", "curvature", "totals", "memory", "each", "x")
+        "prox": 0.0,
+        "snapshot": None,
+    }
+    values = {
+        "setup": agreed.digest,
+        "vectors": dict.fromkeys(("x", "at", "correction", "metric", "direction"), "v"),
+        "plan": plan,
+        "pull": 1.0,
+        "limit": 1,
+        "steepest": 1.0,
+        "schema": dict(agreed.schema),
+        "batch_size": None,
+        "key": [0],
+    }
+    asked = (
+        "gradients",
+        "local_updates",
+        "proximal_steps",
+        "diagonal",
+        "curvature",
+        "totals",
+        "memory",
+        "each",
+        "x",
+    )
     for kind in asked:
-        answer = decode(silo.answer(encode(Message(kind, values, {"v": x, "V": np.eye(len(x), 1)}))), 2**31)
+        answer = decode(
+            silo.answer(encode(Message(kind, values, {"v": x, "V": np.eye(len(x), 1)}))), 2**31
+        )
         assert set(answer.arrays) <= {"scalars"}, kind
         assert all(array.size <= 3 for array in answer.arrays.values())
         if kind != "gradients":
@@ -397,10 +458,24 @@ def test_a_silo_that_requires_masks_answers_nothing_else(required, before):
         if kind not in ("gradients", "totals") and not before:
             assert answer.kind == "refused"
     for about, part in (("curvature", "slopes"), ("losses", "scalars"), ("gradients", "scalars")):
-        weighed = {**values, "about": about, "parts": [part], "weight": 1.0, "total": 1.0, "numbers": None}
-        answer = decode(silo.answer(encode(Message("masked", weighed, {"v": x, "V": np.eye(len(x), 1)}))), 2**31)
+        weighed = {
+            **values,
+            "about": about,
+            "parts": [part],
+            "weight": 1.0,
+            "total": 1.0,
+            "numbers": None,
+        }
+        answer = decode(
+            silo.answer(encode(Message("masked", weighed, {"v": x, "V": np.eye(len(x), 1)}))), 2**31
+        )
         assert answer.kind in ("refused", "missing")
-    for about, part in (("gradients", "scalars"), ("totals", "sum"), ("totals", "n"), ("evaluate", "scalars")):
+    for about, part in (
+        ("gradients", "scalars"),
+        ("totals", "sum"),
+        ("totals", "n"),
+        ("evaluate", "scalars"),
+    ):
         question = Message("sizes", {**values, "about": about, "parts": [part]}, {"v": x})
         assert decode(silo.answer(encode(question)), 2**31).kind in ("refused", "missing")
 
@@ -444,7 +519,9 @@ def mad(answer):
 
 
 @pytest.mark.parametrize(
-    ("lie", "moment", "what"), [(no_key, 14, "quarantined"), (mad, 30, "garbage")], ids=["key", "size"]
+    ("lie", "moment", "what"),
+    [(no_key, 14, "quarantined"), (mad, 30, "garbage")],
+    ids=["key", "size"],
 )
 def test_who_spoils_sums_is_left_out_and_not_those_who_say_so(tmp_path, lie, moment, what):
     path, places = secured(tmp_path, silos=5, more="colluding = 1\n", drop=True)
@@ -460,7 +537,9 @@ def test_who_spoils_sums_is_left_out_and_not_those_who_say_so(tmp_path, lie, mom
 def test_directions_of_the_coordinators_own_are_refused(required):
     """A silo shows its gradient along no direction; d of them would be all of it."""
     _, _, transport = required
-    asked = next(decode(q, 2**31) for _, q, a in transport.log if decode(q, 2**31).kind == "gradients")
+    asked = next(
+        decode(q, 2**31) for _, q, a in transport.log if decode(q, 2**31).kind == "gradients"
+    )
     x = next(iter(asked.arrays))
     names = {"at": x, "direction": "mine"}
     arrays = {x: asked.arrays[x], "mine": np.eye(len(asked.arrays[x]))[0]}
@@ -475,17 +554,29 @@ MILD = {"rho = 0.1": "rho = 1.0"}  # no silo of three has all of the weight
 
 
 @pytest.mark.parametrize("objective", ["ChiSquare", "CVaR"])
-def test_hidden_losses_give_the_same_optimum_and_nothing_of_a_single_silo_leaves(tmp_path, objective):
+def test_hidden_losses_give_the_same_optimum_and_nothing_of_a_single_silo_leaves(
+    tmp_path, objective
+):
     """With the first objective, every process answers one question: what silos keep is in their journals."""
-    goal = MILD if objective == "ChiSquare" else {OBJECTIVE: '[objective]\nkind = "CVaR"\nalpha = 0.5\n'}
+    goal = (
+        MILD
+        if objective == "ChiSquare"
+        else {OBJECTIVE: '[objective]\nkind = "CVaR"\nalpha = 0.5\n'}
+    )
     few = 3 if objective == "ChiSquare" else 4  # the fewest that this objective takes
-    path, places = secured(tmp_path, few, more=HIDDEN, rules=REQUIRED + HIDDEN, replacing=goal | {"1e-6": "1e-3"})
+    path, places = secured(
+        tmp_path, few, more=HIDDEN, rules=REQUIRED + HIDDEN, replacing=goal | {"1e-6": "1e-3"}
+    )
     transport = EveryTime(places) if objective == "ChiSquare" else Faulty(places)
     outcome = coordinate(path, transport)
     is_right(path, places, outcome)
     assert "losses are hidden" in outcome.sentence
     assert leaks(transport.log) == []
-    shown = {decode(question, 2**31).kind for _, question, answer in transport.log if b"scalars" in answer}
+    shown = {
+        decode(question, 2**31).kind
+        for _, question, answer in transport.log
+        if b"scalars" in answer
+    }
     assert shown == {"evaluate"}  # the last table
     assert {"gradients", "losses", "sizes", "local_updates"}.isdisjoint(kinds(transport))
 

@@ -18,13 +18,13 @@ from secure_silos import secured as federation
 from typer.testing import CliRunner
 
 from scaffpd.cli import app
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.silo import SecureRules, SiloFile
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
-from scaffpd.masking import Identity
-from scaffpd.masking.keys import Authority
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.silo import SecureRules, SiloFile
+from scaffpd.secure.keys import Authority
+from scaffpd.secure.masking import Identity
 
 DAY = datetime.timedelta(days=1)
 
@@ -45,9 +45,13 @@ class Office:
         def called(who):
             return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, who)])
 
-        builder = x509.CertificateBuilder(called(self.name), called(name), public, x509.random_serial_number())
+        builder = x509.CertificateBuilder(
+            called(self.name), called(name), public, x509.random_serial_number()
+        )
         builder = builder.not_valid_before(now + since).not_valid_after(now + until)
-        builder = builder.add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
+        builder = builder.add_extension(
+            x509.BasicConstraints(ca=authority, path_length=None), critical=True
+        )
         return builder.sign(self.key, SHA256())
 
     def issue(self, name, place=None, key=None, **validity):
@@ -55,9 +59,13 @@ class Office:
         key = key or ec.generate_private_key(ec.SECP256R1())
         place = place or self.folder / name
         place.mkdir(parents=True, exist_ok=True)
-        certificate = self._made(name, key.public_key(), **validity).public_bytes(serialization.Encoding.PEM)
+        certificate = self._made(name, key.public_key(), **validity).public_bytes(
+            serialization.Encoding.PEM
+        )
         private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
         (place / "client.crt").write_bytes(certificate)
         (place / "client.key").write_bytes(private)
@@ -143,7 +151,9 @@ def certified(folder, names=None, **issued):
         kit = place.parent
         how = issued.get(name, {})
         how.pop("office", office).issue(how.pop("called", name), kit, **how)
-        signs = "" if how is None else 'certificate = "client.crt"\ncertificate_key = "client.key"\n'
+        signs = (
+            "" if how is None else 'certificate = "client.crt"\ncertificate_key = "client.key"\n'
+        )
         if name in (names or places):
             add(place, f'\n[secure]\nauthority = "{office.file}"\n{signs}')
     return path, places
@@ -168,14 +178,27 @@ def rsa_key():
 )
 def test_cards_that_are_not_taken(tmp_path, trouble, rsa_key):
     how = {
-        "unsigned": {}, "another name": {"called": "hungarian"}, "expired": {"since": -3 * DAY, "until": -DAY},
-        "not yet": {"since": DAY, "until": 2 * DAY}, "another authority": {"office": Office(tmp_path / "elsewhere")},
+        "unsigned": {},
+        "another name": {"called": "hungarian"},
+        "expired": {"since": -3 * DAY, "until": -DAY},
+        "not yet": {"since": DAY, "until": 2 * DAY},
+        "another authority": {"office": Office(tmp_path / "elsewhere")},
         "RSA of it": {"office": Office(tmp_path / "elsewhere"), "key": rsa_key},
-    }[trouble]  # fmt: skip
-    path, places = certified(tmp_path, va=how) if how else certified(tmp_path, names=["cleveland", "hungarian"])
+    }[trouble]
+    path, places = (
+        certified(tmp_path, va=how)
+        if how
+        else certified(tmp_path, names=["cleveland", "hungarian"])
+    )
     outcome, transport = run(path, places)
-    words = {"another name": "signed in the name of 'hungarian'", "expired": "not valid", "not yet": "not valid"}
-    nothing_trained(path, outcome, words.get(trouble, "not signed by a site that this authority knows"))
+    words = {
+        "another name": "signed in the name of 'hungarian'",
+        "expired": "not valid",
+        "not yet": "not valid",
+    }
+    nothing_trained(
+        path, outcome, words.get(trouble, "not signed by a site that this authority knows")
+    )
     assert leaks(transport.log) == ["nothing was masked"]
 
 
@@ -185,7 +208,11 @@ def test_a_card_can_be_signed_with_rsa_and_not_be_moved(tmp_path, rsa_key):
     authority = Authority.read(office.file)
     authority.check(card)
     other = Identity("va").card
-    for changed in ({"key": other.key}, {"signature": b"\0" * len(card.signature)}, {"certificate": b"no PEM"}):
+    for changed in (
+        {"key": other.key},
+        {"signature": b"\0" * len(card.signature)},
+        {"certificate": b"no PEM"},
+    ):
         with pytest.raises(InputError, match="not signed by a site"):
             authority.check(type(card)(**{**card.__dict__, **changed}))
     short = office.issue("va", key=rsa.generate_private_key(65537, 1024))
@@ -196,7 +223,9 @@ def test_a_card_can_be_signed_with_rsa_and_not_be_moved(tmp_path, rsa_key):
 def test_files_that_cannot_be_read_are_named_in_the_log_alone(tmp_path, caplog):
     _, places = secured(tmp_path)
     add(places["va"], '\n[secure]\ncertificate = "gone.crt"\ncertificate_key = "gone.key"\n')
-    answer = decode(Silo.open(places["va"]).answer(encode(Message("card", {"question": "1"}))), 2**20)
+    answer = decode(
+        Silo.open(places["va"]).answer(encode(Message("card", {"question": "1"}))), 2**20
+    )
     assert answer.kind == "refused"
     assert "gone" not in answer.values["sentence"]
     assert "gone.crt" in caplog.text
@@ -207,14 +236,17 @@ def test_files_that_cannot_be_read_are_named_in_the_log_alone(tmp_path, caplog):
 
 
 def test_a_kits_certificates_are_used_unless_the_file_names_others(tmp_path):
-    office, rules = Office(tmp_path / "kit"), SecureRules(required=True, identity=tmp_path / "identity.key")
+    office = Office(tmp_path / "kit")
+    rules = SecureRules(required=True, identity=tmp_path / "identity.key")
     kit = tmp_path / "kit"
     assert rules.known_by(kit) is rules  # it is not complete
     office.issue("va", kit)
     known = rules.known_by(kit)
     assert known.authority == kit / "rootCA.pem"
     assert (known.certificate, known.certificate_key) == (kit / "client.crt", kit / "client.key")
-    own = SecureRules(required=True, identity=tmp_path / "identity.key", authority=tmp_path / "other.pem")
+    own = SecureRules(
+        required=True, identity=tmp_path / "identity.key", authority=tmp_path / "other.pem"
+    )
     assert own.known_by(kit) is own
     _, places = secured(tmp_path / "hospitals")
     silo = Silo.open(places["va"], kit)
@@ -242,7 +274,9 @@ def test_a_silo_that_another_one_plays_is_noticed(tmp_path):
 def halfway(path, places):
     """The first round of a run, and the model that it would reach if nothing were replaced."""
     whole = path.with_name("whole.toml")
-    whole.write_text(path.read_text().replace("rounds = 500", "rounds = 2").replace('"run"', '"whole"'))
+    whole.write_text(
+        path.read_text().replace("rounds = 500", "rounds = 2").replace('"run"', '"whole"')
+    )
     run(whole, places)
     path.write_text(path.read_text().replace("rounds = 500", "rounds = 1"))
     assert run(path, places)[0].rounds == 1
@@ -252,7 +286,8 @@ def halfway(path, places):
 
 def test_a_silo_s_own_key_is_replaced_and_the_run_goes_on_with_the_same_numbers(tmp_path):
     path, places = secured(tmp_path)
-    x, before = halfway(path, places), shown(places["va"])
+    x = halfway(path, places)
+    before = shown(places["va"])
     (places["va"].parent / "identity.key").unlink()
     outcome, transport = run(path, places)
     assert (outcome.rounds, shown(places["va"]) == before) == (2, False)
@@ -261,9 +296,12 @@ def test_a_silo_s_own_key_is_replaced_and_the_run_goes_on_with_the_same_numbers(
 
 
 @pytest.mark.parametrize("pinned_first", [True, False])
-def test_a_key_that_is_pinned_is_replaced_where_the_others_pin_the_new_one_first(tmp_path, pinned_first):
+def test_a_key_that_is_pinned_is_replaced_where_the_others_pin_the_new_one_first(
+    tmp_path, pinned_first
+):
     path, places = secured(tmp_path, rules=REQUIRED)
-    x, old = halfway(path, places), shown(places["va"])
+    x = halfway(path, places)
+    old = shown(places["va"])
     (places["va"].parent / "identity.key").unlink()
     for place in places.values() if pinned_first else ():
         place.write_text(place.read_text().replace(old, shown(places["va"])))
@@ -281,7 +319,9 @@ def test_a_key_that_is_pinned_is_replaced_where_the_others_pin_the_new_one_first
 def test_kits_are_provisioned_anew(tmp_path, all_of_them):
     """Certificates and their authority may change between two jobs of a run, all at once."""
     path, places = certified(tmp_path)
-    x, office = halfway(path, places), Office(tmp_path / "office")  # in the place of the old one
+    # in the place of the old one
+    x = halfway(path, places)
+    office = Office(tmp_path / "office")
     for name, place in places.items():
         if all_of_them or name != "va":
             office.issue(name, place.parent)

@@ -9,7 +9,6 @@ from deploy_cases import QUICK, Faulty, cohort, federation, model_of, opened
 from secure_silos import REQUIRED, pinned
 
 import scaffpd as sp
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.agreement import negotiate, settle
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
@@ -20,6 +19,7 @@ from scaffpd.deploy.session import Membership, Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import GradientsAt
 from scaffpd.privacy.accountant import Release, epsilon
+from scaffpd.run.settings.federation import FederationFile
 
 pytest.importorskip("dp_accounting")
 pytest.importorskip("cryptography")
@@ -46,11 +46,14 @@ def shared(folder, noise=NOISE, own=OWN, rules=REQUIRED, more=QUICK, pins=True, 
 
 def met(path, places):
     """The silos after an agreement, as a federation with masks; and the session, to ask them what one likes."""
-    file, session = FederationFile.read(path), Session(InProcess(opened(places)))
+    file = FederationFile.read(path)
+    session = Session(InProcess(opened(places)))
     session.greet(5.0)
     setup = negotiate(session, SILOS, file)
     facts = settle(session, SILOS, setup, 5.0)
-    remote = Remote(Membership(session, SILOS, file.faults, lambda event: None), facts, MaskedRemote)
+    remote = Remote(
+        Membership(session, SILOS, file.faults, lambda event: None), facts, MaskedRemote
+    )
     return sp.SecureAggregation(remote, **file.masking), session, setup, facts
 
 
@@ -81,12 +84,23 @@ def test_a_run_shares_its_noise_and_every_silo_counts_its_part(tmp_path):
         assert min(sums) >= noise["noise"] * (1 - 1e-9)
     every = [r.noise for own in told.values() for r in own if r.noise != noise["loss_noise"]]
     assert max(every) > 1.2 * min(every)  # silos with less weight per row pay less for a sum
-    assert cohort(path, places).evaluate(model_of(path), "test").loss.max() < 5  # a model, whatever the noise was
-    for _, question, answer in transport.log:  # no gradient, no size of one, and exponents that say nothing
-        asked, reply = decode(question, 2**31), decode(answer, 2**31)
+    assert (
+        cohort(path, places).evaluate(model_of(path), "test").loss.max() < 5
+    )  # a model, whatever the noise was
+    for (
+        _,
+        question,
+        answer,
+    ) in transport.log:  # no gradient, no size of one, and exponents that say nothing
+        asked = decode(question, 2**31)
+        reply = decode(answer, 2**31)
         assert asked.kind != "sizes"
         assert asked.kind != "gradients" or set(reply.arrays) <= {"scalars"}
-    said = [decode(a, 2**31).values.get("exponent") for _, q, a in transport.log if is_sum(decode(q, 2**31))]
+    said = [
+        decode(a, 2**31).values.get("exponent")
+        for _, q, a in transport.log
+        if is_sum(decode(q, 2**31))
+    ]
     assert len(set(said)) == 1
 
 
@@ -95,32 +109,45 @@ def is_sum(asked):
 
 
 def test_the_sum_has_the_noise_of_one_silo_and_no_bias(tmp_path):
-    path, places = shared(tmp_path, noise=NOISE.replace("epsilon = 4", "epsilon = 400"), own=OWN.replace("20", "9000"))
+    path, places = shared(
+        tmp_path, noise=NOISE.replace("epsilon = 4", "epsilon = 400"), own=OWN.replace("20", "9000")
+    )
     masked, _, setup, facts = met(path, places)
-    noise, m = setup.privacy, facts.constants.samples
+    noise = setup.privacy
+    m = facts.constants.samples
     silos = opened(places)
     rows = {
-        name: silos[name].data.encoded(dict(setup.schema), setup.mean, setup.deviation, apart=True).train
+        name: silos[name]
+        .data.encoded(dict(setup.schema), setup.mean, setup.deviation, apart=True)
+        .train
         for name in SILOS
     }
     bare = sp.Private(
-        sp.Linear("logistic", l2=0.03, intercept=True), noise=0.0, clip=noise["clip"], loss_clip=noise["loss_clip"],
+        sp.Linear("logistic", l2=0.03, intercept=True),
+        noise=0.0,
+        clip=noise["clip"],
+        loss_clip=noise["loss_clip"],
         radius=noise["radius"],
-    )  # fmt: skip
-    exact, w = sp.Cohort(rows, bare), np.array([0.3, 0.2, 0.1, 0.4])
+    )
+    exact = sp.Cohort(rows, bare)
+    w = np.array([0.3, 0.2, 0.1, 0.4])
     off = []
     for k in range(6):
         x = torch.full((len(facts.start),), 0.01 * k, dtype=torch.float64)
         off.append(masked.gradients(x).sum(w) - exact.gradients(x).sum(w))
     found = torch.stack(off) / (noise["noise"] * noise["clip"] * float((w / m).max()))
-    assert float(found.std()) == pytest.approx((4 / 3) ** 0.5, rel=0.2)  # of four, one of whom may add none
+    assert float(found.std()) == pytest.approx(
+        (4 / 3) ** 0.5, rel=0.2
+    )  # of four, one of whom may add none
     assert abs(float(found.mean())) < 0.4
 
 
 def test_when_a_silo_leaves_the_others_share_all_of_the_noise(tmp_path):
     """A sum among fewer has as much noise from each, for the same z: nobody pays more than was agreed."""
     path, places = shared(
-        tmp_path, rules=REQUIRED + "changing = true\n", more=QUICK.replace("[faults]", '[faults]\nmissing = "drop"')
+        tmp_path,
+        rules=REQUIRED + "changing = true\n",
+        more=QUICK.replace("[faults]", '[faults]\nmissing = "drop"'),
     )
     transport = Faulty(places, {16: [("kill", "va")]})
     outcome = coordinate(path, transport)
@@ -128,7 +155,9 @@ def test_when_a_silo_leaves_the_others_share_all_of_the_noise(tmp_path):
     assert "va" not in outcome.members
     told = ledgers(places)
     assert all(epsilon({r: own.count(r) for r in own}, 1e-5) <= 4 for own in told.values())
-    sums = [decode(q, 2**31).values["names"] for _, q, _ in transport.log if is_sum(decode(q, 2**31))]
+    sums = [
+        decode(q, 2**31).values["names"] for _, q, _ in transport.log if is_sum(decode(q, 2**31))
+    ]
     assert {len(names) for names in sums} == {3, 4}
 
 
@@ -172,17 +201,29 @@ def test_units_that_would_not_cover_a_silo_s_part_are_refused(tmp_path):
 
     def put(**more):
         values = {
-            **asked.values, "about": asked.kind, "parts": ["c"], "names": list(SILOS), "colluding": 1,
-            "weights": [0.25] * 4, "numbers": None, **more,
-        }  # fmt: skip
+            **asked.values,
+            "about": asked.kind,
+            "parts": ["c"],
+            "names": list(SILOS),
+            "colluding": 1,
+            "weights": [0.25] * 4,
+            "numbers": None,
+            **more,
+        }
         return session.exchange(SiloRequest("masked", values, asked.vectors), ["va"], 5.0)["va"]
 
     true = 0.25 / facts.constants.samples[3]
-    for scale, words in ((true / 2, "noise would not cover"), (0.0, "in which units"), ("x", "a number scale")):
+    for scale, words in (
+        (true / 2, "noise would not cover"),
+        (0.0, "in which units"),
+        ("x", "a number scale"),
+    ):
         reply = put(scale=scale)
         assert reply.what == "refused"
         assert words in reply.reason
     assert put().what == "refused"
     assert isinstance(put(scale=true), Message)
-    size = SiloRequest("sizes", {**asked.values, "about": asked.kind, "parts": ["c"]}, asked.vectors)
+    size = SiloRequest(
+        "sizes", {**asked.values, "about": asked.kind, "parts": ["c"]}, asked.vectors
+    )
     assert session.exchange(size, ["va"], 5.0)["va"].what == "refused"

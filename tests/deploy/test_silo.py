@@ -13,11 +13,11 @@ from test_runtime_agreement import EVERYTHING, model_of, settings
 import scaffpd as sp
 from scaffpd.algorithms import ALGORITHMS
 from scaffpd.algorithms.base import SIZES
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import PROTOCOL, Message, decode, digest, encode
 from scaffpd.deploy.silo.silo import Silo
+from scaffpd.run.settings.federation import FederationFile
 
 
 def federation(folder, silos=2, **how):
@@ -52,9 +52,13 @@ def exchanged(tmp_path_factory):
     def log(name, loss):
         path, places = settings(tmp_path_factory.mktemp(name), name, rounds=3, silos=2)
         path.write_text(path.read_text().replace('"logistic"', f'"{loss}"'))
-        transport, file = Faulty(places), FederationFile.read(path)
+        transport = Faulty(places)
+        file = FederationFile.read(path)
         assert coordinate(path, transport).final
-        pairs = [(decode(question, 2**31), decode(answer, 2**31)) for _, question, answer in transport.log]
+        pairs = [
+            (decode(question, 2**31), decode(answer, 2**31))
+            for _, question, answer in transport.log
+        ]
         return pairs, DeployedRun(file.folder).setup(), type(file.method).__name__
 
     return log
@@ -82,15 +86,21 @@ def test_nothing_leaves_but_what_the_algorithm_needs(exchanged, name):
 
 def test_algorithms_ask_what_they_say_they_ask(exchanged):
     """Every algorithm of the package is listed, and every question that it declares is asked by some run."""
-    classes = {name for name in sp.algorithms.__all__ if isinstance(getattr(sp.algorithms, name), type)}
+    classes = {
+        name for name in sp.algorithms.__all__ if isinstance(getattr(sp.algorithms, name), type)
+    }
     assert set(ALGORITHMS) == classes - {"Algorithm"}
-    declared = {name: set(kind.questions) - {SIZES} for name, kind in ALGORITHMS.items()}  # with masks only
+    declared = {
+        name: set(kind.questions) - {SIZES} for name, kind in ALGORITHMS.items()
+    }  # with masks only
     asked = {name: set() for name in ALGORITHMS}
     for name in EVERYTHING:
         pairs, _, algorithm = exchanged(name, "logistic")
         if "diagonal" in declared[algorithm]:  # which squared losses are asked for
             pairs = [*pairs, *exchanged(name, "squared")[0]]
-        asked[algorithm] |= {question.kind for question, _ in pairs} & set().union(*declared.values())
+        asked[algorithm] |= {question.kind for question, _ in pairs} & set().union(
+            *declared.values()
+        )
     asked["Fair"] |= {"local_updates"}  # where it chooses Scaff-PD
     for name in ("ScaffPD", "Fair"):
         asked[name] |= {"losses"}  # on networks
@@ -102,7 +112,10 @@ def test_algorithms_ask_what_they_say_they_ask(exchanged):
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory):
     """A silo after a run, and what it would be asked next; its answers depend on nothing that was asked before."""
-    change = {"[objective]": '[algorithm]\nkind = "ScaffPD"\n\n[objective]', "rounds = 500": "rounds = 3"}
+    change = {
+        "[objective]": '[algorithm]\nkind = "ScaffPD"\n\n[objective]',
+        "rounds = 500": "rounds = 3",
+    }
     path, places = federation(tmp_path_factory.mktemp("ready"), replacing=change, more=QUICK)
     outcome, transport = run(path, places)
     assert outcome.final
@@ -117,7 +130,15 @@ def ready(tmp_path_factory):
     return ask, transport.silos["va"], setup
 
 
-PLAN = {"steps": 10, "rate": None, "scale": 1.0, "batch_size": None, "key": [0], "prox": 0.0, "snapshot": None}
+PLAN = {
+    "steps": 10,
+    "rate": None,
+    "scale": 1.0,
+    "batch_size": None,
+    "key": [0],
+    "prox": 0.0,
+    "snapshot": None,
+}
 
 
 def test_sound_questions_are_answered(ready):
@@ -139,7 +160,11 @@ def test_sound_questions_are_answered(ready):
         ("local_updates", {"plan": {"steps": 1}}, "not complete"),
         ("local_updates", {"plan": {**PLAN, "rate": "x"}}, "cannot be carried out (rate)"),
         ("local_updates", {"plan": {**PLAN, "batch_size": 1}}, "A batch of 1 rows"),
-        ("gradients", {"batch_size": 1}, "A batch of 1 rows is asked for; this silo answers for 20 or more"),
+        (
+            "gradients",
+            {"batch_size": 1},
+            "A batch of 1 rows is asked for; this silo answers for 20 or more",
+        ),
         ("gradients", {"batch_size": True}, "A batch of True rows"),
         ("gradients", {"key": ["a"]}, "batch size or key"),
         ("gradients", {"vectors": []}, "does not name its vectors"),
@@ -174,14 +199,20 @@ def test_another_process_of_the_silo_goes_on_from_what_was_kept(ready):
     other.restore(kept)
     x = np.zeros(25)
     question = encode(
-        Message("gradients", {"setup": setup.digest, "vectors": {"x": digest(x)}, "question": "1"}, {digest(x): x})
+        Message(
+            "gradients",
+            {"setup": setup.digest, "vectors": {"x": digest(x)}, "question": "1"},
+            {digest(x): x},
+        )
     )
     assert other.answer(question) == silo.answer(question)
     rows = silo.data.encoded(dict(setup.schema), setup.mean, setup.deviation).train[0]
     assert rows[0].tobytes() not in kept
 
 
-@pytest.mark.parametrize("kept", [b"", b"garbage", encode(Message("kept", {"setup": {"algorithm": 3}}))])
+@pytest.mark.parametrize(
+    "kept", [b"", b"garbage", encode(Message("kept", {"setup": {"algorithm": 3}}))]
+)
 def test_what_was_kept_may_be_lost(ready, kept):
     _, silo, _ = ready
     other = Silo(silo.file)
@@ -199,8 +230,14 @@ def limited(tmp_path, text, change=None):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('algorithms = ["ScaffPD"]', "Silo 'va' refuses: This silo takes part in ScaffPD, not in Fair."),
-        ("dimension = 10", "Silo 'va' refuses: A model of 24 parameters is larger than the 10 that this silo allows."),
+        (
+            'algorithms = ["ScaffPD"]',
+            "Silo 'va' refuses: This silo takes part in ScaffPD, not in Fair.",
+        ),
+        (
+            "dimension = 10",
+            "Silo 'va' refuses: A model of 24 parameters is larger than the 10 that this silo allows.",
+        ),
         ("rows = 150", "training rows"),
         ("message_mb = 1", None),
     ],
@@ -218,7 +255,10 @@ def test_what_is_wrong_with_a_silos_files_stays_there(tmp_path, caplog):
     path, places = federation(tmp_path, more=QUICK)
     (places["va"].parent / "patients.csv").write_text("age,secret-name,disease\nSmith,1,2,3\n")
     outcome = coordinate(path, Faulty(places))
-    assert outcome.sentence == "Silo 'va' refuses: The silo's own files cannot be read; its log says why."
+    assert (
+        outcome.sentence
+        == "Silo 'va' refuses: The silo's own files cannot be read; its log says why."
+    )
     assert "line 2" in caplog.text or "patients.csv" in caplog.text
 
 
@@ -238,7 +278,11 @@ def test_an_exception_in_a_silo_says_its_kind_and_nothing_else(tmp_path, monkeyp
     monkeypatch.setattr("scaffpd.deploy.silo.dataset.Dataset.describe", lambda *_: 1 / 0)
     answer = decode(silo.answer(encode(Message("describe", {"question": "7"}))), 2**20)
     assert answer.kind == "failed"
-    assert answer.values == {"sentence": "ZeroDivisionError; the silo's log says more.", "question": "7", "silo": "va"}
+    assert answer.values == {
+        "sentence": "ZeroDivisionError; the silo's log says more.",
+        "question": "7",
+        "silo": "va",
+    }
 
 
 def test_single_rows_are_not_told(tmp_path):
@@ -248,28 +292,46 @@ def test_single_rows_are_not_told(tmp_path):
     place.write_text(place.read_text().replace("test = 0.3", "test = 0.05"))
     outcome = coordinate(path, Faulty(places))
     assert outcome.status == "converged"
-    *_, last = csv.DictReader((FederationFile.read(path).folder / "clients.csv").read_text().splitlines())
-    assert [last[name] for name in ("client", "test_rows", "test_loss", "test_accuracy")] == ["va", "0", "", ""]
-    silo, setup = Silo.open(place), DeployedRun(FederationFile.read(path).folder).setup()
+    *_, last = csv.DictReader(
+        (FederationFile.read(path).folder / "clients.csv").read_text().splitlines()
+    )
+    assert [last[name] for name in ("client", "test_rows", "test_loss", "test_accuracy")] == [
+        "va",
+        "0",
+        "",
+        "",
+    ]
+    silo = Silo.open(place)
+    setup = DeployedRun(FederationFile.read(path).folder).setup()
 
     def ask(kind, arrays=None, **values):
-        return decode(silo.answer(encode(Message(kind, {"question": "1", **values}, arrays or {}))), 2**31)
+        return decode(
+            silo.answer(encode(Message(kind, {"question": "1", **values}, arrays or {}))), 2**31
+        )
 
     assert ask("setup", setup=setup.values()).values["tested"] == 0
     x = np.zeros(25)
     vectors = {"setup": setup.digest, "vectors": {"x": "x-1"}}
-    assert "does not test on them" in ask("evaluate", {"x-1": x}, split="test", **vectors).values["sentence"]
+    assert (
+        "does not test on them"
+        in ask("evaluate", {"x-1": x}, split="test", **vectors).values["sentence"]
+    )
     other = {**setup.values(), "mean": (setup.mean + 1).tolist()}
     assert "another agreement already" in ask("setup", setup=other).values["sentence"]
     schema = setup.values()["schema"]
     for k in range(4):
         assert ask("totals", {"mean": setup.mean + k}, schema=schema).kind == "answer"
-    assert "another mean already" in ask("totals", {"mean": setup.mean - 1}, schema=schema).values["sentence"]
+    assert (
+        "another mean already"
+        in ask("totals", {"mean": setup.mean - 1}, schema=schema).values["sentence"]
+    )
 
 
 def test_an_absurd_model_is_refused_before_it_is_built(tmp_path):
     path, places = federation(
-        tmp_path, replacing={'"logistic"': '"softmax"', "l2 = 0.03": "l2 = 0.03\nclasses = 20_000_000"}, more=QUICK
+        tmp_path,
+        replacing={'"logistic"': '"softmax"', "l2 = 0.03": "l2 = 0.03\nclasses = 20_000_000"},
+        more=QUICK,
     )
     outcome = coordinate(path, Faulty(places))
     assert "parameters is larger than the 1000000" in outcome.sentence
@@ -282,7 +344,9 @@ def test_odd_question_numbers_are_not_repeated(tmp_path, number):
     from safetensors.numpy import save
 
     _, places = federation(tmp_path)
-    header = json.dumps({"protocol": PROTOCOL, "kind": "hello", "values": {"question": number}}).encode()
+    header = json.dumps(
+        {"protocol": PROTOCOL, "kind": "hello", "values": {"question": number}}
+    ).encode()
     answer = opened(places)["va"].answer(save({"header": np.frombuffer(header, dtype=np.uint8)}))
     assert decode(answer, 2**20).values["question"] is None
 
@@ -297,7 +361,9 @@ def test_an_entry_may_return_rows_or_a_cohort(tmp_path):
     for entry in ("rows", "cohort"):
         path, places = federation(tmp_path / entry, more=QUICK)
         for seed, (name, place) in enumerate(places.items()):
-            (place.parent / "ward.py").write_text(code.replace("SEED", str(seed)).replace("NAME", repr(name)))
+            (place.parent / "ward.py").write_text(
+                code.replace("SEED", str(seed)).replace("NAME", repr(name))
+            )
             place.write_text(f'name = "{name}"\n[data]\nentry = "ward:{entry}"\n')
         outcome = coordinate(path, Faulty(places))
         assert outcome.status == "converged", outcome
@@ -328,7 +394,9 @@ def test_a_network_that_silos_know_by_name(tmp_path):
 
 
 def _without_models(folder):
-    change = {'[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n': '[model]\nkind = "net"\n'}
+    change = {
+        '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n': '[model]\nkind = "net"\n'
+    }
     path, places = federation(folder, replacing=change, more=QUICK)
     return path, Faulty(places)
 
@@ -363,7 +431,9 @@ def test_a_convolution_on_two_silos_gives_the_cohorts_numbers(tmp_path):
     outcome = coordinate(path, Faulty(places))
     assert outcome.status == "round limit", outcome
     exec(code.replace("SEED", "0"), spaces)
-    cohort = sp.Cohort({name: spaces["images"](seed) for seed, name in enumerate(places)}, spaces["make"]())
+    cohort = sp.Cohort(
+        {name: spaces["images"](seed) for seed, name in enumerate(places)}, spaces["make"]()
+    )
     file = FederationFile.read(path)
     here = sp.train(file.method, cohort, rounds=4, seed=0)
     # η comes from differences of gradients, which lose half of the digits of what one silo or two round differently

@@ -18,11 +18,8 @@ from secure_silos import SCAFF_PD, secured
 from test_private_deploy import WILLING, another_run, private
 from typer.testing import CliRunner
 
-from scaffpd import report
 from scaffpd.cli import app
 from scaffpd.cli.deploy import run_pages
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.silo import SiloFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
 from scaffpd.deploy.local import LocalDeployment, follower
@@ -31,8 +28,11 @@ from scaffpd.deploy.silo.disclosure import audit, silo_metrics, silo_pages, silo
 from scaffpd.deploy.silo.records import AuditLog
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+from scaffpd.run import page as report
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.silo import SiloFile
 from scaffpd.system import lock_folder
-from scaffpd.trackers import page_server, prometheus
+from scaffpd.training.trackers import page_server, prometheus
 
 HELLO = encode(Message("hello", {"question": "1"}))
 
@@ -95,7 +95,9 @@ def test_with_noise_and_over_restarts_and_refusals_too(tmp_path):
     path, places = private(tmp_path, silo=WILLING.replace("epsilon = 20", "epsilon = 9"))
     transport = Tapped(places)
     coordinate(path, transport)
-    transport.silos = opened(places)  # every silo is started anew, for another run, which its budget does not allow
+    transport.silos = opened(
+        places
+    )  # every silo is started anew, for another run, which its budget does not allow
     path.write_text(another_run(path))
     coordinate(path, transport)
     found = accounted(places, transport)
@@ -129,7 +131,9 @@ def test_a_log_whose_last_line_makes_no_sense_is_not_begun_anew(log, last):
     with log.open("a") as file:
         file.write(f"{last}\n")
     before = log.read_bytes()
-    with pytest.raises(InputError, match=r"last line of the silo's log 'audit.jsonl' cannot be read"):
+    with pytest.raises(
+        InputError, match=r"last line of the silo's log 'audit.jsonl' cannot be read"
+    ):
         AuditLog(log).note(None, Message("refused", {}), 0, {})
     assert log.read_bytes() == before
 
@@ -145,7 +149,8 @@ def test_an_end_that_was_cut_off_shows_by_the_link_that_was_noted_down(log):
 def test_several_processes_and_a_crash_in_the_middle_of_a_line(tapped, tmp_path):
     file = tmp_path / "silo.toml"
     file.write_text(tapped[0]["va"].read_text())
-    first, second = Silo.open(file), Silo.open(file)
+    first = Silo.open(file)
+    second = Silo.open(file)
     for silo in (first, second, second, first):
         silo.answer(HELLO)
     log = tmp_path / "audit.jsonl"
@@ -156,7 +161,9 @@ def test_several_processes_and_a_crash_in_the_middle_of_a_line(tapped, tmp_path)
     first.answer(HELLO)
     found = audit(log)
     assert (found["whole"], found["lines"]) == (True, 6)
-    assert [json.loads(line)["question"] for line in log.read_text().splitlines()][4] == "unreadable"
+    assert [json.loads(line)["question"] for line in log.read_text().splitlines()][
+        4
+    ] == "unreadable"
     assert len(found["refused"]) == 1
     assert log.stat().st_mode & 0o077 == 0
 
@@ -177,22 +184,34 @@ def test_the_command_says_it_in_words(tapped, log):
     for words in ("losses and gradients", "vectors were in the clear", "are accounted for"):
         assert words in " ".join(done.output.split())
     link = done.output.split()[-1]
-    assert json.loads(CliRunner().invoke(app, ["silo", "audit", str(file), "--json"]).output)["link"] == link
+    assert (
+        json.loads(CliRunner().invoke(app, ["silo", "audit", str(file), "--json"]).output)["link"]
+        == link
+    )
     assert CliRunner().invoke(app, ["silo", "audit", str(file), "--noted", link]).exit_code == 0
     assert CliRunner().invoke(app, ["silo", "audit", str(file), "--noted", "0" * 64]).exit_code != 0
 
 
 # --- for whoever watches
 
-SAMPLE = re.compile(r'scaffpd_\w+(\{\w+="(?:[^"\\\n]|\\.)*"(?:,\w+="(?:[^"\\\n]|\\.)*")*\})? -?[\d.e+naif-]+')
+SAMPLE = re.compile(
+    r'scaffpd_\w+(\{\w+="(?:[^"\\\n]|\\.)*"(?:,\w+="(?:[^"\\\n]|\\.)*")*\})? -?[\d.e+naif-]+'
+)
 
 
 def scraped(text):
     """Read Prometheus's text format, strictly, into numbers by name and labels."""
     lines = text.splitlines()
     assert text.endswith("\n")
-    assert all(SAMPLE.fullmatch(line) or re.fullmatch(r"# TYPE \w+ (gauge|counter)", line) for line in lines)
-    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+    assert all(
+        SAMPLE.fullmatch(line) or re.fullmatch(r"# TYPE \w+ (gauge|counter)", line)
+        for line in lines
+    )
+    return {
+        line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1])
+        for line in lines
+        if not line.startswith("#")
+    }
 
 
 def test_a_run_is_watched_from_another_shell(tapped):
@@ -210,7 +229,10 @@ def test_a_run_is_watched_from_another_shell(tapped):
     done = CliRunner().invoke(app, ["deploy", "status", str(folder)])
     assert "converged, last heard of" in done.output
     assert (
-        json.loads(CliRunner().invoke(app, ["deploy", "status", str(folder), "--json"]).output)["round"] == now["round"]
+        json.loads(CliRunner().invoke(app, ["deploy", "status", str(folder), "--json"]).output)[
+            "round"
+        ]
+        == now["round"]
     )
 
 
@@ -218,7 +240,9 @@ def test_runs_that_have_not_begun_or_were_killed(tmp_path):
     run = DeployedRun(tmp_path / "run")
     assert run.status()["state"] == "not begun"
     assert scraped(run_metrics(run.status()))["scaffpd_running"] == 0
-    run.progress({"event": {"round": 0, "client": "a", "what": "absent", "sentence": "Silo 'a' is away."}})
+    run.progress(
+        {"event": {"round": 0, "client": "a", "what": "absent", "sentence": "Silo 'a' is away."}}
+    )
     with (run.path / "progress.jsonl").open("a") as half:
         half.write('{"round": 1, "mem')
     now = run.status()
@@ -226,9 +250,14 @@ def test_runs_that_have_not_begun_or_were_killed(tmp_path):
     assert now["events"][0]["client"] == "a"
     seen = []
     look = follower(run.path / "progress.jsonl", seen.append)
-    run.progress({"event": {"round": 2, "client": "b", "what": "absent", "sentence": "Silo 'b' is away."}})
+    run.progress(
+        {"event": {"round": 2, "client": "b", "what": "absent", "sentence": "Silo 'b' is away."}}
+    )
     look()
-    assert [event["client"] for event in run.status()["events"]] == ["a", "b"]  # after the half line, not in it
+    assert [event["client"] for event in run.status()["events"]] == [
+        "a",
+        "b",
+    ]  # after the half line, not in it
     assert [line["event"]["client"] for line in seen] == ["b"]
     assert CliRunner().invoke(app, ["deploy", "status", str(tmp_path / "nowhere")]).exit_code != 0
 
@@ -253,7 +282,9 @@ def test_a_silo_is_watched_and_names_cannot_break_the_format(tapped):
 
 
 def fetched(server, path, **headers):
-    with contextlib.closing(HTTPConnection("127.0.0.1", server.server_port, timeout=20)) as connection:
+    with contextlib.closing(
+        HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    ) as connection:
         connection.request("GET", path, headers=headers)
         reply = connection.getresponse()
         return reply.status, reply.read()
@@ -267,8 +298,10 @@ def served(pages):
         server.shutdown()
 
 
-def test_the_report_of_a_run_that_goes_on_is_served_and_refreshed_until_it_has_ended(tapped, tmp_path, monkeypatch):
-    monkeypatch.setattr("scaffpd.report.library", lambda: "")
+def test_the_report_of_a_run_that_goes_on_is_served_and_refreshed_until_it_has_ended(
+    tapped, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("scaffpd.run.page.library", lambda: "")
     ended = tapped[0]["va"].parents[1] / "run"
     going = Path(shutil.copytree(ended, tmp_path / "going"))
     for name in ("outcome.json", "clients.csv", "rounds.csv", "model.safetensors"):
@@ -298,8 +331,16 @@ def test_a_silo_says_how_it_does_from_another_shell(tapped, tmp_path):
     assert "answering, last asked" in done.output
     now = json.loads(CliRunner().invoke(app, ["silo", "status", str(file), "--json"]).output)
     found = audit(file.parent / "audit.jsonl")
-    assert (now["bytes"], now["answers"], now["run"]) == (found["bytes"], found["lines"], found["runs"][-1]["run"])
-    assert now["asked"] == now["answered"] == sum(row["asked"] for row in found["runs"][-1]["questions"])
+    assert (now["bytes"], now["answers"], now["run"]) == (
+        found["bytes"],
+        found["lines"],
+        found["runs"][-1]["run"],
+    )
+    assert (
+        now["asked"]
+        == now["answered"]
+        == sum(row["asked"] for row in found["runs"][-1]["questions"])
+    )
     for name in ("silo.toml", "audit.jsonl"):
         shutil.copy(file.parent / name, tmp_path / name)
     log = tmp_path / "audit.jsonl"
@@ -315,7 +356,8 @@ def test_a_silo_says_how_it_does_from_another_shell(tapped, tmp_path):
 
 
 def test_a_look_at_a_run_does_not_keep_a_coordinator_from_it(tmp_path):
-    run, held = DeployedRun(tmp_path / "run"), threading.Event()
+    run = DeployedRun(tmp_path / "run")
+    held = threading.Event()
 
     def look():
         with lock_folder(run.path, ""):
@@ -330,14 +372,31 @@ def test_a_look_at_a_run_does_not_keep_a_coordinator_from_it(tmp_path):
 
 def test_pages_are_made_anew_and_a_mistake_is_one_line():
     count = itertools.count()
-    pages = {"/metrics": lambda: f"scaffpd_x {next(count)}\n", "/bad": lambda: Path("/secret/place").read_text()}
+    pages = {
+        "/metrics": lambda: f"scaffpd_x {next(count)}\n",
+        "/bad": lambda: Path("/secret/place").read_text(),
+    }
     with page_server(pages, "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert [fetched(server, "/metrics") for _ in range(2)] == [(200, b"scaffpd_x 0\n"), (200, b"scaffpd_x 1\n")]
+        assert [fetched(server, "/metrics") for _ in range(2)] == [
+            (200, b"scaffpd_x 0\n"),
+            (200, b"scaffpd_x 1\n"),
+        ]
         code, text = fetched(server, "/bad")
-        assert (code, text.count(b"\n"), b"secret" in text, b"FileNotFoundError" in text) == (500, 1, False, True)
-        assert fetched(server, "/metrics", Host="evil.example:80")[0] == 403  # a name that somebody lets lead here
-        assert fetched(server, "/metrics", Host="LocalHost")[0] == fetched(server, "/metrics", Host="[::1]:9")[0] == 200
+        assert (code, text.count(b"\n"), b"secret" in text, b"FileNotFoundError" in text) == (
+            500,
+            1,
+            False,
+            True,
+        )
+        assert (
+            fetched(server, "/metrics", Host="evil.example:80")[0] == 403
+        )  # a name that somebody lets lead here
+        assert (
+            fetched(server, "/metrics", Host="LocalHost")[0]
+            == fetched(server, "/metrics", Host="[::1]:9")[0]
+            == 200
+        )
         assert fetched(server, "/etc/passwd")[0] == 404
         with pytest.raises(InputError, match="in use"):
             page_server(pages, "127.0.0.1", server.server_port)

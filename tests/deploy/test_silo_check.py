@@ -11,21 +11,26 @@ import pytest
 
 from scaffpd import cli
 from scaffpd.cli.silo import silo
-from scaffpd.config.silo import SiloFile
+from scaffpd.run.settings.silo import SiloFile
 
 if "silo" not in [group.name for group in cli.app.registered_groups]:
     cli.app.add_typer(silo, name="silo")
 
 ROWS = "".join(
-    f"{k},{'' if k % 5 == 0 else k / 10},{'often' if k % 3 else 'also'},7,p{k},,{k % 2}\n" for k in range(40)
+    f"{k},{'' if k % 5 == 0 else k / 10},{'often' if k % 3 else 'also'},7,p{k},,{k % 2}\n"
+    for k in range(40)
 )
 ODD = "41,x,seldom,7,p41,,2\n42,0.1,seldom,7,p42,,\n"
 
 
-def site(folder: Path, text: str = f"k,v,c,one,id,nothing,y\n{ROWS}{ODD}", data: str = "", rest: str = "") -> str:
+def site(
+    folder: Path, text: str = f"k,v,c,one,id,nothing,y\n{ROWS}{ODD}", data: str = "", rest: str = ""
+) -> str:
     (folder / "a.csv").write_text(text, encoding="utf-8")
     path = folder / "silo.toml"
-    path.write_text(f'name = "a"\n[data]\nfile = "a.csv"\ntarget = "y"\n{data}\n{rest}', encoding="utf-8")
+    path.write_text(
+        f'name = "a"\n[data]\nfile = "a.csv"\ntarget = "y"\n{data}\n{rest}', encoding="utf-8"
+    )
     return str(path)
 
 
@@ -40,13 +45,24 @@ def test_it_shows_the_data_and_what_leaves(tmp_path, capsys):
     out = checked(capsys, site(tmp_path, rest="[split]\ntest = 0.3\n"))
     words = " ".join(out.split())
     for text in (
-        "Silo a", "classification", "29 to train on, 12 held out", "6 columns",
-        "1 row without a target is left out.", "All values are the same in 'one'.",
-        "No training row has a value in 'nothing'", "The label 2 has one row only.",
-        "Column 'v' is read as categories because of 'x' in line 42.", "Column 'id' has 41 categories, each in fewer",
-        "What leaves this site", "What never leaves", "Categories of 'c': also, often.", "Labels: 0, 1, 2.",
-        "never fewer than 20 rows", "not anonymous", "Predictions for single rows.",
-    ):  # fmt: skip
+        "Silo a",
+        "classification",
+        "29 to train on, 12 held out",
+        "6 columns",
+        "1 row without a target is left out.",
+        "All values are the same in 'one'.",
+        "No training row has a value in 'nothing'",
+        "The label 2 has one row only.",
+        "Column 'v' is read as categories because of 'x' in line 42.",
+        "Column 'id' has 41 categories, each in fewer",
+        "What leaves this site",
+        "What never leaves",
+        "Categories of 'c': also, often.",
+        "Labels: 0, 1, 2.",
+        "never fewer than 20 rows",
+        "not anonymous",
+        "Predictions for single rows.",
+    ):
         assert text in words, text
     assert "seldom" not in out
     assert str(tmp_path) not in out
@@ -65,7 +81,9 @@ def test_a_terminal_gets_bold_headings(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
     out = checked(capsys, site(tmp_path))
-    assert "\x1b[1mWhat leaves this site" in out.replace("\n", "") or re.search(r"\x1b\[1m\s*What leaves", out)
+    assert "\x1b[1mWhat leaves this site" in out.replace("\n", "") or re.search(
+        r"\x1b\[1m\s*What leaves", out
+    )
 
 
 def test_the_same_as_json(tmp_path, capsys):
@@ -78,8 +96,20 @@ def test_the_same_as_json(tmp_path, capsys):
     ]
     by_name = {column["name"]: column for column in found["columns"]}
     assert by_name["v"]["missing"] == 8
-    assert by_name["nothing"] == {"name": "nothing", "kind": "unknown", "missing": 41, "categories": 0, "withheld": 0}
-    assert by_name["c"] == {"name": "c", "kind": "category", "missing": 0, "categories": 3, "withheld": 1}
+    assert by_name["nothing"] == {
+        "name": "nothing",
+        "kind": "unknown",
+        "missing": 41,
+        "categories": 0,
+        "withheld": 0,
+    }
+    assert by_name["c"] == {
+        "name": "c",
+        "kind": "category",
+        "missing": 0,
+        "categories": 3,
+        "withheld": 1,
+    }
     assert by_name["id"]["withheld"] == 41
     assert found["bytes"]["encoded"] == 8 * 41 * found["features"]["encoded"]
     assert found["warnings"]
@@ -104,11 +134,18 @@ def test_regression_arrays_and_names_with_control_characters(tmp_path, capsys):
     assert "\x1b" not in out
     assert "smallest 0, mean 0.625, largest 1" in out
     X = np.ones((30, 3))
-    X[:, 1], X[4, 1], X[:, 2] = np.arange(30), np.nan, np.nan
+    X[:, 1] = np.arange(30)
+    X[4, 1] = np.nan
+    X[:, 2] = np.nan
     np.savez(tmp_path / "b.npz", X=X, y=np.arange(30) % 2)
     (tmp_path / "b.toml").write_text('name = "b"\n[data]\nfile = "b.npz"\n')
     words = " ".join(checked(capsys, str(tmp_path / "b.toml")).split())
-    for text in ("31 values", "All values are the same in 'x0'", "a value in 'x2'", "The shape of the features: 3."):
+    for text in (
+        "31 values",
+        "All values are the same in 'x0'",
+        "a value in 'x2'",
+        "The shape of the features: 3.",
+    ):
         assert text in words
 
 
@@ -128,7 +165,9 @@ def test_a_mistake_is_one_sentence_and_code_2(tmp_path, capsys):
     assert cli.run(["silo", "check", site(tmp_path, data='colums = ["k"]')]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == "Unknown key in [data] of 'silo.toml', 'colums': did you mean 'columns'?\n"
+    assert (
+        captured.err == "Unknown key in [data] of 'silo.toml', 'colums': did you mean 'columns'?\n"
+    )
     assert cli.run(["silo", "check", str(tmp_path / "none.toml")]) == 2
     assert "No such file" in capsys.readouterr().err
 
@@ -138,7 +177,9 @@ def test_init_writes_a_template_that_can_be_read_and_is_never_overwritten(tmp_pa
     assert cli.run(["silo", "init", "--out", str(path)]) == 0
     assert "scaffpd silo check" in capsys.readouterr().out
     file = SiloFile.read(path)
-    path.with_name("short.toml").write_text('name = "my-hospital"\n[data]\nfile = "data.csv"\ntarget = "disease"\n')
+    path.with_name("short.toml").write_text(
+        'name = "my-hospital"\n[data]\nfile = "data.csv"\ntarget = "disease"\n'
+    )
     short = SiloFile.read(path.with_name("short.toml"))
     assert (file.limits, file.data, file.split) == (short.limits, short.data, short.split)
     text = path.read_text()
@@ -155,19 +196,30 @@ def test_init_writes_a_template_that_can_be_read_and_is_never_overwritten(tmp_pa
 
 def test_it_says_what_a_dishonest_coordinator_could_learn(tmp_path, capsys):
     """Every number in it is a limit of the file; tests/security shows that silos keep to them."""
-    words = " ".join(checked(capsys, site(tmp_path, rest="[limits]\npoints = 77\nscores = 3\nruns = 5\n")).split())
+    words = " ".join(
+        checked(
+            capsys, site(tmp_path, rest="[limits]\npoints = 77\nscores = 3\nruns = 5\n")
+        ).split()
+    )
     for text in (
-        "If the coordinator is dishonest", "at 77 points of its choice", "accuracy at 3 points", "in 5 runs",
-        "your gradients and updates at those points, as they are", "secure.pins",
-    ):  # fmt: skip
+        "If the coordinator is dishonest",
+        "at 77 points of its choice",
+        "accuracy at 3 points",
+        "in 5 runs",
+        "your gradients and updates at those points, as they are",
+        "secure.pins",
+    ):
         assert text in words, text
     rest = "[secure]\nrequired = true\nquantum = 0.01\nshare = 0.5\nmembers = 4\ncolluding = 2\n"
     path = site(tmp_path, rest=rest)
     words = " ".join(checked(capsys, path).split())
     for text in (
-        "your loss, in multiples of 0.01,", "sums over 4 silos or more", "yours is up to 50%", "2 other silos help",
+        "your loss, in multiples of 0.01,",
+        "sums over 4 silos or more",
+        "yours is up to 50%",
+        "2 other silos help",
         "without secure.pins, or a secure.authority that is not the coordinator's, this silo would not take part",
-    ):  # fmt: skip
+    ):
         assert text in words, text
     Path(path).write_text(Path(path).read_text() + f'[secure.pins]\nb = "{"0" * 64}"\n')
     assert "would not take part" not in " ".join(checked(capsys, path).split())

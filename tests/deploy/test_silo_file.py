@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from scaffpd.algorithms import ALGORITHMS
-from scaffpd.config.silo import SiloFile
 from scaffpd.errors import InputError
+from scaffpd.run.settings.silo import SiloFile
 
 FULL = """
 name = "cleveland"
@@ -54,22 +54,39 @@ def test_everything_can_be_said(tmp_path):
     file = read(tmp_path, FULL)
     assert (file.name, file.split.test, file.split.seed) == ("cleveland", 0.3, 7)
     assert file.data.file == tmp_path / "data" / "cleveland.csv"
-    assert (file.data.target, file.data.entry, file.data.task) == ("disease", None, "classification")
+    assert (file.data.target, file.data.entry, file.data.task) == (
+        "disease",
+        None,
+        "classification",
+    )
     assert (file.data.columns, file.data.categories) == (("age", "sex"), ("cp",))
     assert file.models == {"small": "networks:small"}
     limits = file.limits
     assert limits.algorithms == ("ScaffPD", "Fair")
-    assert (limits.dimension, limits.local_steps, limits.message_mb, limits.rarest, limits.rows) == (100, 10, 1, 3, 4)
+    assert (
+        limits.dimension,
+        limits.local_steps,
+        limits.message_mb,
+        limits.rarest,
+        limits.rows,
+    ) == (100, 10, 1, 3, 4)
 
 
 def test_little_has_to_be_said(tmp_path):
     file = read(tmp_path, SHORT)
-    assert (file.split.test, file.split.seed, file.data.columns, file.data.categories) == (0.2, 0, None, ())
+    assert (file.split.test, file.split.seed, file.data.columns, file.data.categories) == (
+        0.2,
+        0,
+        None,
+        (),
+    )
     limits = file.limits
     assert (limits.dimension, limits.local_steps, limits.message_mb) == (1_000_000, 10_000, 512)
     assert (limits.rarest, limits.rows) == (5, 20)
     assert limits.algorithms is not None
-    assert {"ScaffPD", "SubspaceSaddle", "Fair", "FedAvg", "Scaffold", "DRFA"} <= set(limits.algorithms)
+    assert {"ScaffPD", "SubspaceSaddle", "Fair", "FedAvg", "Scaffold", "DRFA"} <= set(
+        limits.algorithms
+    )
     assert not any(ALGORITHMS[name].sees_vectors for name in limits.algorithms)
 
 
@@ -93,14 +110,29 @@ def test_all_algorithms_can_be_allowed(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (SHORT + '[limits]\nanswered = "audit.jsonl"\n', "'audit.jsonl', for limits.answered and limits.audit"),
-        (SHORT + '[privacy]\nspent = "privacy.key"\n', "'privacy.key', for privacy.secret and privacy.spent"),
-        (SHORT + '[consent]\nfile = "./x/../answered.jsonl"\n', "for limits.answered and consent.file"),
+        (
+            SHORT + '[limits]\nanswered = "audit.jsonl"\n',
+            "'audit.jsonl', for limits.answered and limits.audit",
+        ),
+        (
+            SHORT + '[privacy]\nspent = "privacy.key"\n',
+            "'privacy.key', for privacy.secret and privacy.spent",
+        ),
+        (
+            SHORT + '[consent]\nfile = "./x/../answered.jsonl"\n',
+            "for limits.answered and consent.file",
+        ),
         (SHORT + '[secure]\nidentity = "a.csv"\n', "'a.csv', for data.file and secure.identity"),
         (SHORT + '[limits]\naudit = "silo.toml"\n', "'silo.toml', for itself and limits.audit"),
         (SHORT + '[log]\nfile = "audit.jsonl"\n', "for limits.audit and log.file"),
-        (SHORT + '[limits]\naudit = "\\u0000"\n', "the name of a file for limits.audit, got '\\x00'"),
-        (SHORT + "[split]\ntets = 0.1\n", "Unknown key in [split] of 'silo.toml', 'tets': did you mean 'test'?"),
+        (
+            SHORT + '[limits]\naudit = "\\u0000"\n',
+            "the name of a file for limits.audit, got '\\x00'",
+        ),
+        (
+            SHORT + "[split]\ntets = 0.1\n",
+            "Unknown key in [split] of 'silo.toml', 'tets': did you mean 'test'?",
+        ),
         ('nmae = "a"\n', "Unknown key in 'silo.toml', 'nmae': did you mean 'name'?"),
         ("[data]\n", "(the first a letter or digit) for name, but it is missing."),
         ("name = 3\n", "(the first a letter or digit) for name, got 3."),
@@ -109,8 +141,14 @@ def test_all_algorithms_can_be_allowed(tmp_path):
         ('name = "a"\n', "needs either file or entry in [data], and has neither."),
         ('name = "a"\n[data]\nfile="a.csv"\nentry="a:b"\n', "and has both."),
         ('name = "a"\n[data]\nfile = "a.docx"\n', "needs a table (.csv, "),
-        ('name = "a"\n[data]\nfile = "a.csv"\n', "the column to be predicted for data.target, but it is missing."),
-        ('name = "a"\n[data]\nentry = "load"\n', "needs module:function for data.entry, got 'load'."),
+        (
+            'name = "a"\n[data]\nfile = "a.csv"\n',
+            "the column to be predicted for data.target, but it is missing.",
+        ),
+        (
+            'name = "a"\n[data]\nentry = "load"\n',
+            "needs module:function for data.entry, got 'load'.",
+        ),
         ('name = "a"\n[data]\nentry = "a:b"\ntarget = "y"\n', "leave it out"),
         (SHORT + 'features = "X"\n', "only NPZ files have"),
         (SHORT + 'columns = "age"\n', "a list such as"),
@@ -125,7 +163,10 @@ def test_all_algorithms_can_be_allowed(tmp_path):
         (SHORT + '[limits]\nalgorithms = ["ScafPD"]\n', "did you mean 'ScaffPD'?"),
         (SHORT + "[limits]\nalgorithms = []\n", "a list such as"),
         (SHORT + "[models]\nsmall = 3\n", "for models.small, got 3."),
-        (SHORT + '[models]\nsmall = "small"\n', "needs module:function for models.small, got 'small'."),
+        (
+            SHORT + '[models]\nsmall = "small"\n',
+            "needs module:function for models.small, got 'small'.",
+        ),
         ("models = 3\n" + SHORT, "needs a table [models], got models = 3."),
         ("name = \n", "is not TOML"),
     ],

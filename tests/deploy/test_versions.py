@@ -16,12 +16,12 @@ from deploy_cases import QUICK, Faulty, events, federation, is_right, rough, run
 from safetensors.numpy import load, save
 
 import scaffpd as sp
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import HEADER, PROTOCOL, VERSION, Message, WireError, decode, encode
 from scaffpd.errors import InputError
-from scaffpd.history import read, series
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.training.history import read, series
 
 OLD = Path(__file__).parent / "fixtures" / "version-0.1"
 
@@ -40,11 +40,14 @@ class OtherVersion(Faulty):
 
     def __init__(self, places, silo, protocol, version):
         super().__init__(places)
-        self.theirs, self.other = silo, (protocol, version)
+        self.theirs = silo
+        self.other = (protocol, version)
 
     def ask(self, questions, timeout):
         replies = super().ask(questions, timeout)
-        return {s: as_version(r, *self.other) if s == self.theirs else r for s, r in replies.items()}
+        return {
+            s: as_version(r, *self.other) if s == self.theirs else r for s, r in replies.items()
+        }
 
 
 # --- on the wire
@@ -57,8 +60,12 @@ def test_one_minor_version_apart_works_where_the_protocol_is_the_same(tmp_path, 
     assert not events(path)
 
 
-@pytest.mark.parametrize(("protocol", "version", "words"), [(1, None, "0.1"), (PROTOCOL + 1, "0.3.0", "0.3.0")])
-def test_another_protocol_is_refused_with_both_versions(tmp_path, fake_clock, protocol, version, words):
+@pytest.mark.parametrize(
+    ("protocol", "version", "words"), [(1, None, "0.1"), (PROTOCOL + 1, "0.3.0", "0.3.0")]
+)
+def test_another_protocol_is_refused_with_both_versions(
+    tmp_path, fake_clock, protocol, version, words
+):
     path, places = federation(tmp_path, more='\n[faults]\nmissing = "pause"\nstart_timeout = 0.2\n')
     outcome = coordinate(path, OtherVersion(places, "va", protocol, version))
     assert outcome.status == "paused"
@@ -92,7 +99,8 @@ def test_a_silo_says_so_too_and_no_text_of_the_other_side_gets_through(tmp_path)
 
 
 def clients(shift=0.0):
-    rng, found = np.random.default_rng(7), {}
+    rng = np.random.default_rng(7)
+    found = {}
     for i in range(3):
         X = rng.standard_normal((24, 4))
         y = (X @ rng.standard_normal(4) + 0.3 * rng.standard_normal(24) > 0).astype(int)
@@ -127,14 +135,20 @@ def test_a_checkpoint_of_an_earlier_version_goes_on_from_its_x(old):
     np.testing.assert_allclose(result.history.losses[0], arrays["history.losses"][-1], rtol=1e-9)
     assert "version 0.1" in result.message
     assert read(file)[1]["version"] == series()
-    more = sp.train(method, cohort(), rounds=6, seed=1, checkpoint=file, progress=False)  # it is ours now
+    more = sp.train(
+        method, cohort(), rounds=6, seed=1, checkpoint=file, progress=False
+    )  # it is ours now
     assert (more.rounds, "version 0.1" in more.message) == (6, False)
 
 
 @pytest.mark.parametrize("old", ["scaff-pd"], indirect=True)
 def test_its_certificate_is_true(old):
-    result = sp.train(old[0], cohort(), rounds=400, tol=1e-8, seed=1, checkpoint=old[1], progress=False)
-    best = sp.train(sp.SubspaceSaddle(sp.ChiSquare(0.1)), cohort(), rounds=100, tol=1e-13, progress=False)
+    result = sp.train(
+        old[0], cohort(), rounds=400, tol=1e-8, seed=1, checkpoint=old[1], progress=False
+    )
+    best = sp.train(
+        sp.SubspaceSaddle(sp.ChiSquare(0.1)), cohort(), rounds=100, tol=1e-13, progress=False
+    )
     value = [sp.ChiSquare(0.1).support(cohort().evaluate(found.x).loss) for found in (result, best)]
     assert -1e-12 <= value[0] - value[1] <= result.certificate <= 1e-8
 
@@ -144,7 +158,9 @@ def test_of_other_data_or_with_noise_it_is_refused(old):
     method, file = old
     with pytest.raises(InputError, match=r"version 0\.1, and clients have other losses"):
         sp.train(method, cohort(shift=0.1), rounds=4, seed=1, checkpoint=file, progress=False)
-    other = sp.Cohort(dict(zip("abc", clients().values(), strict=True)), sp.Linear("logistic", l2=0.05))
+    other = sp.Cohort(
+        dict(zip("abc", clients().values(), strict=True)), sp.Linear("logistic", l2=0.05)
+    )
     with pytest.raises(InputError, match=r"version 0\.1, and is of another problem"):
         sp.train(method, other, rounds=4, seed=1, checkpoint=file, progress=False)
 
@@ -165,15 +181,22 @@ def test_a_run_that_an_earlier_version_began_goes_on(tmp_path):
     folder = DeployedRun(FederationFile.read(path).folder)
     assert [segment.before for segment in folder.segments()] == [0, 3]
     assert outcome.rounds > 3
-    assert "describe" not in {decode(question, 2**31).kind for _, question, _ in transport.log}  # its agreement holds
-    assert {row.split(",")[1] for row in (folder.path / "rounds.csv").read_text().splitlines()[1:]} == {"0", "1"}
+    assert "describe" not in {
+        decode(question, 2**31).kind for _, question, _ in transport.log
+    }  # its agreement holds
+    assert {
+        row.split(",")[1] for row in (folder.path / "rounds.csv").read_text().splitlines()[1:]
+    } == {"0", "1"}
 
 
 def test_one_that_had_ended_is_not_trained_again_and_another_federation_is_refused(tmp_path):
     path, places = begun(tmp_path / "a", **{"rounds = 500": "rounds = 3"})
     file = tmp_path / "a" / "run" / "settings.json"
-    settings, goal = json.loads(file.read_text()), "algorithm or objective"
-    settings["about"][goal] = FederationFile.read(path).identity()[goal]  # a method whose settings are called the same
+    settings = json.loads(file.read_text())
+    goal = "algorithm or objective"
+    settings["about"][goal] = FederationFile.read(path).identity()[
+        goal
+    ]  # a method whose settings are called the same
     file.write_text(json.dumps(settings))
     outcome, transport = run(path, places)
     assert (outcome.rounds, outcome.status, transport.log) == (3, "round limit", [])

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import PROTOCOL, Failure, InProcess, Message, WireError, decode, digest, encode
+from scaffpd.deploy.messages import (
+    PROTOCOL,
+    Failure,
+    InProcess,
+    Message,
+    WireError,
+    decode,
+    digest,
+    encode,
+)
 from scaffpd.deploy.session import Session
 from scaffpd.errors import InputError
 
@@ -27,12 +36,19 @@ values = st.recursive(
     max_leaves=10,
 )
 numbers = st.one_of(
-    *(arrays(t, array_shapes(max_dims=2, max_side=5, min_side=0)) for t in (np.float64, np.float32, np.int64))
+    *(
+        arrays(t, array_shapes(max_dims=2, max_side=5, min_side=0))
+        for t in (np.float64, np.float32, np.int64)
+    )
 )
 names = st.text(min_size=1).filter(lambda name: name not in ("header", "__metadata__"))
 
 
-@given(st.text(), st.dictionaries(st.text(), values, max_size=4), st.dictionaries(names, numbers, max_size=4))
+@given(
+    st.text(),
+    st.dictionaries(st.text(), values, max_size=4),
+    st.dictionaries(names, numbers, max_size=4),
+)
 def test_what_goes_in_comes_out(kind, said, carried):
     message = decode(encode(Message(kind, said, carried)), 2**20)
     assert message.kind == kind
@@ -103,7 +119,9 @@ def test_headers_are_checked(header, sentence):
 def test_arrays_of_other_kinds_are_refused():
     from safetensors.numpy import save
 
-    header = np.frombuffer(json.dumps({"protocol": PROTOCOL, "kind": "a", "values": {}}).encode(), dtype=np.uint8)
+    header = np.frombuffer(
+        json.dumps({"protocol": PROTOCOL, "kind": "a", "values": {}}).encode(), dtype=np.uint8
+    )
     with pytest.raises(WireError, match="holds bool"):
         decode(save({"header": header, "c": np.array([True])}), 2**20)
 
@@ -133,8 +151,11 @@ def test_a_message_costs_its_numbers_and_little_more():
 def test_a_vector_is_hashed_once_until_it_changes(monkeypatch):
     """A name always is that of the contents, however the vector was changed by PyTorch, and costs one hash."""
     hashed = []
-    monkeypatch.setattr(messages, "digest", lambda array: hashed.append(array.copy()) or digest(array))
-    session, x = Session(InProcess({})), torch.arange(6.0)
+    monkeypatch.setattr(
+        messages, "digest", lambda array: hashed.append(array.copy()) or digest(array)
+    )
+    session = Session(InProcess({}))
+    x = torch.arange(6.0)
 
     def name_of(vector):
         name, array = session._named({"x": vector})["x"]
@@ -147,8 +168,14 @@ def test_a_vector_is_hashed_once_until_it_changes(monkeypatch):
     assert len(set(first)) == 1
     assert name_of(x.clone()) == first[0]  # another tensor of the same contents
     assert len(hashed) == 2
-    for change in (lambda: x.add_(1), lambda: x[:2].zero_(), lambda: x.detach().mul_(2), lambda: x.view(2, 3).sub_(1)):
-        before, done = name_of(x), len(hashed)
+    for change in (
+        lambda: x.add_(1),
+        lambda: x[:2].zero_(),
+        lambda: x.detach().mul_(2),
+        lambda: x.view(2, 3).sub_(1),
+    ):
+        before = name_of(x)
+        done = len(hashed)
         change()
         assert name_of(x) != before
         assert name_of(x)

@@ -21,7 +21,10 @@ SAYS = {
 }
 WRITES = {
     "compare_fair_methods": ("fair-methods/fair_methods.png", "fair-methods/table.csv"),
-    "certified_fairness_across_hospitals": ("hospitals/fair/model.safetensors", "hospitals/va/predictions.csv"),
+    "certified_fairness_across_hospitals": (
+        "hospitals/fair/model.safetensors",
+        "hospitals/va/predictions.csv",
+    ),
 }
 
 
@@ -33,7 +36,10 @@ def closing_words(away):
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(p, marks=pytest.mark.long if p.stem == "compare_fair_methods" else ()) for p in EXAMPLES],
+    [
+        pytest.param(p, marks=pytest.mark.long if p.stem == "compare_fair_methods" else ())
+        for p in EXAMPLES
+    ],
     ids=lambda path: path.stem,
 )
 def test_it_runs(path, tmp_path, monkeypatch, capsys):

@@ -17,12 +17,12 @@ from objective_cases import Step, steps
 import scaffpd as sp
 from runtimes import EVERYTHING, NAMES, RUNTIMES, data_of, federation_of
 from scaffpd import cli
-from scaffpd.choosing import search
 from scaffpd.cli.train import requested
-from scaffpd.config.run import RunConfig
-from scaffpd.folds import Folds
 from scaffpd.models import losses
 from scaffpd.reference import reference_optimum
+from scaffpd.run.settings.run import RunConfig
+from scaffpd.study.choosing import search
+from scaffpd.study.folds import Folds
 from snippets import ROOT, blocks, run_python
 
 quick = settings(deadline=None, max_examples=20, derandomize=True)
@@ -71,9 +71,13 @@ def test_the_proximal_step_is_feasible_and_consistent(page, step):
     # no feasible mixture beats the support; the maximizer attains it
     assert step.losses @ lam <= floor.support(step.losses) + 1e-12 * scale
     best = floor.maximizer(step.losses)
-    assert step.losses @ best == pytest.approx(floor.support(step.losses), rel=1e-12, abs=1e-12 * scale)
+    assert step.losses @ best == pytest.approx(
+        floor.support(step.losses), rel=1e-12, abs=1e-12 * scale
+    )
     assert floor.support(step.losses) == pytest.approx(
-        epsilon * sp.Average(prior).support(step.losses) + (1 - epsilon) * step.losses.max(), rel=1e-12, abs=1e-15
+        epsilon * sp.Average(prior).support(step.losses) + (1 - epsilon) * step.losses.max(),
+        rel=1e-12,
+        abs=1e-15,
     )
 
 
@@ -82,7 +86,8 @@ def test_the_proximal_step_is_feasible_and_consistent(page, step):
 def test_the_proximal_step_agrees_with_an_interior_point_solver(page, step):
     epsilon, prior = problem(step)
     floor = page["Floor"](epsilon, prior)
-    ours, n = floor.prox(step.losses, step.old, step.sigma), len(step.losses)
+    ours = floor.prox(step.losses, step.old, step.sigma)
+    n = len(step.losses)
     lam = cp.Variable(n)
     members = [lam >= epsilon * floor.weights(n), cp.sum(lam) == 1]
     cost = -step.losses @ lam + cp.sum_squares(lam - step.old) / (2 * step.sigma)
@@ -95,7 +100,8 @@ def test_the_proximal_step_agrees_with_an_interior_point_solver(page, step):
 @quick
 def test_the_derivative_of_the_proximal_step(page, step):
     epsilon, prior = problem(step)
-    floor, h = page["Floor"](epsilon, prior), 1e-6
+    floor = page["Floor"](epsilon, prior)
+    h = 1e-6
     jacobian = floor.prox_jacobian(step.losses, step.old, step.sigma)
     assert np.linalg.eigvalsh(jacobian).min() >= -1e-12 * step.sigma
     lam = floor.prox(step.losses, step.old, step.sigma)
@@ -105,13 +111,20 @@ def test_the_derivative_of_the_proximal_step(page, step):
             moved = floor.prox(step.losses + h * unit, step.old, step.sigma)
             back = floor.prox(step.losses - h * unit, step.old, step.sigma)
             if np.array_equal(moved > lam - inside, back > lam - inside):
-                np.testing.assert_allclose((moved - back) / (2 * h), jacobian[:, i], atol=1e-5 * (1 + step.sigma))
+                np.testing.assert_allclose(
+                    (moved - back) / (2 * h), jacobian[:, i], atol=1e-5 * (1 + step.sigma)
+                )
 
 
 def test_the_ends_of_the_floor_are_known_objectives(page):
-    losses, old = np.array([0.3, 1.2, 0.7]), np.array([0.5, 0.2, 0.3])
-    np.testing.assert_allclose(page["Floor"](0.0).prox(losses, old, 2.0), sp.Agnostic().prox(losses, old, 2.0))
-    np.testing.assert_allclose(page["Floor"](1 - 1e-12).prox(losses, old, 2.0), np.full(3, 1 / 3), atol=1e-11)
+    losses = np.array([0.3, 1.2, 0.7])
+    old = np.array([0.5, 0.2, 0.3])
+    np.testing.assert_allclose(
+        page["Floor"](0.0).prox(losses, old, 2.0), sp.Agnostic().prox(losses, old, 2.0)
+    )
+    np.testing.assert_allclose(
+        page["Floor"](1 - 1e-12).prox(losses, old, 2.0), np.full(3, 1 / 3), atol=1e-11
+    )
     per_client = np.array([0.5, 1.0, 2.0])
     assert page["Floor"](0.3).contains(page["Floor"](0.3).prox(losses, old, per_client), 1e-12)
 
@@ -138,13 +151,17 @@ def test_the_loss_agrees_with_autograd(share):
     (bend,) = torch.autograd.grad(slope.sum(), z)
     torch.testing.assert_close(share.residual(z, y), slope)
     torch.testing.assert_close(share.bends(z, y), bend)
-    torch.testing.assert_close(share.bend(z, y, torch.ones(50, 1, 3).double()), bend[..., None].expand(50, 1, 3))
+    torch.testing.assert_close(
+        share.bend(z, y, torch.ones(50, 1, 3).double()), bend[..., None].expand(50, 1, 3)
+    )
     assert bend.max() <= share.curvature
 
 
 def test_the_loss_is_logistic_loss_where_shares_are_labels(share, page):
     model = {"l2": 0.01, "intercept": True}
-    soft = sp.Cohort([(X, y.astype(float)) for X, y in page["silos"].train], sp.Linear("share", **model))
+    soft = sp.Cohort(
+        [(X, y.astype(float)) for X, y in page["silos"].train], sp.Linear("share", **model)
+    )
     hard = sp.Cohort(page["silos"].train, sp.Linear("logistic", **model))
     x = np.random.default_rng(1).standard_normal(len(soft.start()))
     np.testing.assert_allclose(soft.evaluate(x).loss, hard.evaluate(x).loss, rtol=1e-13)
@@ -155,14 +172,19 @@ def test_the_loss_is_logistic_loss_where_shares_are_labels(share, page):
 
 
 def test_the_algorithm_converges_and_resumes(page, tmp_path):
-    cohort, objective = page["cohort"], sp.ChiSquare(rho=0.1)
+    cohort = page["cohort"]
+    objective = sp.ChiSquare(rho=0.1)
     whole = sp.train(page["Optimistic"](objective), cohort, tol=1e-8)
     known = reference_optimum(page["clients"], "squared", 0.1, objective)
     assert whole.status == "converged"
     assert np.sum((whole.x - known.x) ** 2) <= 2 * whole.certificate / 0.1
     for rounds in (10, 1000):
         parted = sp.train(
-            page["Optimistic"](objective), cohort, rounds=rounds, tol=1e-8, checkpoint=tmp_path / "half.ckpt"
+            page["Optimistic"](objective),
+            cohort,
+            rounds=rounds,
+            tol=1e-8,
+            checkpoint=tmp_path / "half.ckpt",
         )
     assert np.array_equal(parted.x, whole.x)
     assert parted.rounds == whole.rounds
@@ -170,7 +192,8 @@ def test_the_algorithm_converges_and_resumes(page, tmp_path):
 
 def test_unpunctual_clients_are_those_of_a_naive_loop(page):
     """One step each is FedAvg; and Unpunctual is FedNova with the numbers that it draws."""
-    cohort, method = page["cohort"], page["Unpunctual"](local_steps=5)
+    cohort = page["cohort"]
+    method = page["Unpunctual"](local_steps=5)
     state = method.init(cohort, 3)
     steps = np.random.default_rng([3, 0]).integers(1, 6, len(cohort.names))
     nova = sp.FedNova(work=steps.tolist())
@@ -198,7 +221,9 @@ def test_a_question_of_ones_own_is_answered_in_every_runtime(page, runtime, tmp_
     assert (federation.traffic.exchanges, federation.traffic.bytes_up) == (1, 8 * len(NAMES))
     assert federation.traffic.bytes_down == 8 * len(x) * len(NAMES)
     for value, (X, y) in zip(seen, data_of("squared")[0].values(), strict=True):
-        rows = 2 * (X @ x.numpy() - y)[:, None] * X  # the gradients of single rows; batches draw with replacement
+        rows = (
+            2 * (X @ x.numpy() - y)[:, None] * X
+        )  # the gradients of single rows; batches draw with replacement
         np.testing.assert_allclose(value, rows.var(0).sum() / 3, rtol=0.25)
 
 
@@ -225,7 +250,17 @@ def written(folder):
 
 def test_the_command_line_takes_an_objective_of_ones_own(mine):
     """Nothing but the class says its argument, letter, usual value, and the strengths of a path."""
-    quick = ["hospitals", "--objective", "mine:Floor", "--no-report", "--quiet", "--l2", "0.1", "--tol", "1e-3"]
+    quick = [
+        "hospitals",
+        "--objective",
+        "mine:Floor",
+        "--no-report",
+        "--quiet",
+        "--l2",
+        "0.1",
+        "--tol",
+        "1e-3",
+    ]
     assert cli.run(["train", *quick, "--strength", "0.8", "--splits", "0", "--out", "run"]) == 0
     objective, weights = written("run")
     assert objective == {"kind": "mine:Floor", "epsilon": 0.8}
@@ -235,12 +270,32 @@ def test_the_command_line_takes_an_objective_of_ones_own(mine):
     assert (usual.goal.epsilon, "strength" in usual.left_out) == (0.5, True)
     assert cli.run(["path", *quick, "--points", "2", "--out", "path"]) == 0
     _, weights = written("path")
-    assert list(dict.fromkeys(model for model, _ in weights)) == ["average", "ε = 0.67", "ε = 0.33", "worst case"]
+    assert list(dict.fromkeys(model for model, _ in weights)) == [
+        "average",
+        "ε = 0.67",
+        "ε = 0.33",
+        "worst case",
+    ]
 
 
 def test_folds_choose_the_strength_of_an_objective_of_ones_own(page):
-    rows = Folds.of(page["silos"].train, sp.Linear("logistic", intercept=True), page["silos"].names, 2, 0)
-    choice = search(rows, page["Floor"](0.5), 0.1, np.inf, "mean", 1.0, 20, None, 0, None, fairly=True, free=True)
+    rows = Folds.of(
+        page["silos"].train, sp.Linear("logistic", intercept=True), page["silos"].names, 2, 0
+    )
+    choice = search(
+        rows,
+        page["Floor"](0.5),
+        0.1,
+        np.inf,
+        "mean",
+        1.0,
+        20,
+        None,
+        0,
+        None,
+        fairly=True,
+        free=True,
+    )
     assert [one.objective.strength for one in choice.tried] == [None, 0.75, 0.5, 0.25]
     assert f"Floor with ε = {choice.objective.epsilon:.3g}" in choice.sentence
 
@@ -248,22 +303,36 @@ def test_folds_choose_the_strength_of_an_objective_of_ones_own(page):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("train hospitals --objective mine:Floor --strength 2", "Floor needs 0 <= epsilon < 1, got 2.0."),
+        (
+            "train hospitals --objective mine:Floor --strength 2",
+            "Floor needs 0 <= epsilon < 1, got 2.0.",
+        ),
         (
             "train hospitals --objective mine:np",
             "'mine:np' is no objective: it has to be a class of scaffpd.objectives",
         ),
-        ("train hospitals --objective mine:Flor", "Unknown name in 'mine', 'Flor': did you mean 'Floor'?"),
+        (
+            "train hospitals --objective mine:Flor",
+            "Unknown name in 'mine', 'Flor': did you mean 'Floor'?",
+        ),
         ("train hospitals --objective yours:Floor", "There is no module 'yours'"),
-        ("train hospitals --objective mine:Plain --strength 1", "Plain has no strength: leave --strength out."),
+        (
+            "train hospitals --objective mine:Plain --strength 1",
+            "Plain has no strength: leave --strength out.",
+        ),
         (
             "train hospitals --objective mine:Plain",
             "is not complete: missing 1 required positional argument: 'epsilon'",
         ),
-        ("path own.toml", "A fairness path goes along ChiSquare, ChiSquareBall, CVaR, Tilted, QFair, not along Plain."),
+        (
+            "path own.toml",
+            "A fairness path goes along ChiSquare, ChiSquareBall, CVaR, Tilted, QFair, not along Plain.",
+        ),
     ],
 )
 def test_what_is_wrong_with_an_objective_of_ones_own_is_said(mine, capsys, words, said):
-    Path("own.toml").write_text('[data]\nsource = "hospitals"\n[objective]\nkind = "mine:Plain"\nepsilon = 0.5\n')
+    Path("own.toml").write_text(
+        '[data]\nsource = "hospitals"\n[objective]\nkind = "mine:Plain"\nepsilon = 0.5\n'
+    )
     assert cli.run(words.split()) == 2
     assert said in " ".join(capsys.readouterr().err.split())

@@ -26,8 +26,12 @@ def test_every_status_is_explained():
 
 
 def test_scaffold_with_too_long_steps_diverges_and_with_its_own_does_not(page):
-    cohort, rate = page["quadratic"], page["rate"]
-    assert sp.train(sp.Scaffold(local_steps=10, local_rate=4 * rate), cohort, rounds=50).status == "diverged"
+    cohort = page["quadratic"]
+    rate = page["rate"]
+    assert (
+        sp.train(sp.Scaffold(local_steps=10, local_rate=4 * rate), cohort, rounds=50).status
+        == "diverged"
+    )
     done = sp.train(sp.Scaffold(local_steps=10), cohort, rounds=50)
     best = sp.train(sp.fair(sp.Average()), cohort, tol=1e-10)
     np.testing.assert_allclose(done.x, best.x, atol=1e-4)
@@ -49,9 +53,12 @@ def test_accuracies_are_over_clients_and_over_samples(page):
     scores = page["cohort"].evaluate(page["result"].x, "test")
     summary = page["Summary"].of(scores).accuracy
     assert summary.mean == pytest.approx(scores.accuracy.mean())
-    assert summary.weighted_mean == pytest.approx(scores.accuracy @ scores.counts / scores.counts.sum())
+    assert summary.weighted_mean == pytest.approx(
+        scores.accuracy @ scores.counts / scores.counts.sum()
+    )
     assert summary.worst_20 == summary.worst == scores.accuracy.min()
-    weights, intercept = page["weights"], page["intercept"]
+    weights = page["weights"]
+    intercept = page["intercept"]
     X, y = page["silos"].test[0]
     assert scores.accuracy[0] == np.mean((X @ weights + intercept > 0).ravel() == y)
 

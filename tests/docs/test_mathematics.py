@@ -21,21 +21,33 @@ HOMES = (
 
 def rows():
     table = PAGE.split("## Symbols")[1]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"][2:]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line[:1] == "|"
+    ][2:]
 
 
 def owner(name):
     if hasattr(sp, name):
         return getattr(sp, name)
     return next(
-        getattr(module, name) for home in HOMES if hasattr(module := importlib.import_module(f"scaffpd.{home}"), name)
+        getattr(module, name)
+        for home in HOMES
+        if hasattr(module := importlib.import_module(f"scaffpd.{home}"), name)
     )
 
 
 def has(thing, name):
-    fields = {item.name for item in dataclasses.fields(thing)} if dataclasses.is_dataclass(thing) else set()
+    fields = (
+        {item.name for item in dataclasses.fields(thing)}
+        if dataclasses.is_dataclass(thing)
+        else set()
+    )
     taken = set(inspect.signature(thing).parameters) if callable(thing) else set()
-    return hasattr(thing, name) or name in fields | taken | set(getattr(thing, "__annotations__", {}))
+    return hasattr(thing, name) or name in fields | taken | set(
+        getattr(thing, "__annotations__", {})
+    )
 
 
 def names(cell):
@@ -43,7 +55,11 @@ def names(cell):
     for code in re.findall(r"`([^`]+)`", cell):
         call = re.fullmatch(r"(\w+)\((.+)\)", code)
         inner = call.group(2) if call and call.group(1) == "len" else code
-        yield (call.group(1), call.group(2)) if call and call.group(1) != "len" else tuple(inner.split("."))
+        yield (
+            (call.group(1), call.group(2))
+            if call and call.group(1) != "len"
+            else tuple(inner.split("."))
+        )
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row[0])

@@ -16,5 +16,10 @@ def test_the_notebook_prints_what_is_stored_in_it(capsys):
     spec.loader.exec_module(module)
     assert module.main(check=True) == 0, capsys.readouterr().out
     stored = module.json.loads(module.NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    pictures = [out for cell in stored for out in cell.get("outputs", []) if out["output_type"] == "display_data"]
+    pictures = [
+        out
+        for cell in stored
+        for out in cell.get("outputs", [])
+        if out["output_type"] == "display_data"
+    ]
     assert len(pictures) == 1

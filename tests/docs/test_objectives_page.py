@@ -58,8 +58,11 @@ def test_the_pictures_and_the_table_are_what_the_script_makes(make, tmp_path, mo
     import matplotlib.pyplot as plt  # here: it is slow to import
 
     plt.switch_backend("agg")
-    written, write = ("average.svg", "ranges.svg"), make.save
-    monkeypatch.setattr(make, "save", lambda one, path: write(one, path) if path.name in written else path.touch())
+    written = ("average.svg", "ranges.svg")
+    write = make.save
+    monkeypatch.setattr(
+        make, "save", lambda one, path: write(one, path) if path.name in written else path.touch()
+    )
     table = make.main(tmp_path, points=2)
     assert table in PAGE.read_text(encoding="utf-8")
     drawn = {path.name for path in tmp_path.glob("*.svg")}
@@ -71,10 +74,16 @@ def test_the_pictures_and_the_table_are_what_the_script_makes(make, tmp_path, mo
     plt.close("all")
 
 
-def test_a_noisy_client_takes_the_weight_of_a_worst_case_and_not_of_capped_ones(tmp_path, monkeypatch):
+def test_a_noisy_client_takes_the_weight_of_a_worst_case_and_not_of_capped_ones(
+    tmp_path, monkeypatch
+):
     scope = run_python(PAGE)
-    cohort, k = scope["cohort"], scope["cohort"].names.index("cleveland")
-    worst, capped = (sp.train(sp.fair(kind), cohort, tol=1e-8).weights[k] for kind in (sp.Agnostic(), sp.CVaR(0.5)))
+    cohort = scope["cohort"]
+    k = scope["cohort"].names.index("cleveland")
+    worst, capped = (
+        sp.train(sp.fair(kind), cohort, tol=1e-8).weights[k]
+        for kind in (sp.Agnostic(), sp.CVaR(0.5))
+    )
     assert worst > 0.9
     assert capped <= 0.5 + 1e-9
 
@@ -100,7 +109,8 @@ def test_chi_square(optimum, prior):
     for rho in (0.1, 1.0):
         objective = sp.ChiSquare(rho, prior)
         _, losses, weights = optimum(objective)
-        p, value = objective.weights(4), objective.support(losses)
+        p = objective.weights(4)
+        value = objective.support(losses)
         mean = p @ losses
         if losses.min() >= mean - rho:
             assert weights.min() > 0
@@ -122,13 +132,15 @@ def test_chi_square_leaves_out_who_is_more_than_rho_below_the_mean():
 def test_the_ball_bounds_the_mixtures_in_it_and_is_some_penalty(optimum, hospitals, delta):
     ball = sp.ChiSquareBall(delta)
     _, losses, weights = optimum(ball)
-    p, bound = ball.weights(4), ball.support(losses)
+    p = ball.weights(4)
+    bound = ball.support(losses)
     for some in mixtures(4):
         near = p + (some - p) * min(1.0, np.sqrt(delta / chi(some, p)))
         assert near @ losses <= bound + 1e-9
     if weights.min() > 0:
         assert bound == pytest.approx(losses.mean() + np.sqrt(delta * losses.var()), abs=1e-7)
-    low, high = 1e-3, 10.0
+    low = 1e-3
+    high = 10.0
     for _ in range(12):
         rho = np.sqrt(low * high)
         low, high = (rho, high) if chi(optimum(sp.ChiSquare(rho))[2], p) > delta else (low, rho)
@@ -138,7 +150,8 @@ def test_the_ball_bounds_the_mixtures_in_it_and_is_some_penalty(optimum, hospita
 def test_cvar_bounds_every_group_with_its_share(optimum):
     for alpha, prior in ((0.5, None), (0.35, PRIOR)):
         objective = sp.CVaR(alpha, prior)
-        losses, p = optimum(objective)[1], objective.weights(4)
+        losses = optimum(objective)[1]
+        p = objective.weights(4)
         value = objective.support(losses)
         for group in range(1, 16):
             members = np.array([group >> i & 1 for i in range(4)], dtype=bool)
@@ -178,11 +191,20 @@ def test_nash_is_proportionally_fair(optimum, make):
 def test_the_average_ends(prior):
     average = sp.Average(prior)
     for losses in SEVERAL:
-        for end in (sp.ChiSquare(1e8, prior), sp.Tilted(1e8, prior), sp.ChiSquareBall(1e-14, prior), sp.CVaR(1, prior)):
+        for end in (
+            sp.ChiSquare(1e8, prior),
+            sp.Tilted(1e8, prior),
+            sp.ChiSquareBall(1e-14, prior),
+            sp.CVaR(1, prior),
+        ):
             np.testing.assert_allclose(end.maximizer(losses), average.weights(4), atol=1e-6)
             assert end.support(losses) == pytest.approx(average.support(losses), abs=1e-6)
-        np.testing.assert_allclose(sp.QFair(1e-9, prior).maximizer(losses), average.weights(4), atol=1e-6)
-        np.testing.assert_allclose(1e8 * sp.Nash(1e8, prior).maximizer(losses), average.weights(4), atol=1e-6)
+        np.testing.assert_allclose(
+            sp.QFair(1e-9, prior).maximizer(losses), average.weights(4), atol=1e-6
+        )
+        np.testing.assert_allclose(
+            1e8 * sp.Nash(1e8, prior).maximizer(losses), average.weights(4), atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("prior", [None, PRIOR])
@@ -210,14 +232,27 @@ def test_scales_and_shifts():
     for losses in SEVERAL:
         for k in (0.01, 7.0):
             for kind in (sp.ChiSquare, sp.Tilted):
-                assert kind(0.3).support(k * losses) == pytest.approx(k * kind(0.3 / k).support(losses))
+                assert kind(0.3).support(k * losses) == pytest.approx(
+                    k * kind(0.3 / k).support(losses)
+                )
             for objective in (sp.CVaR(0.4), sp.ChiSquareBall(0.3), sp.Agnostic()):
                 assert objective.support(k * losses) == pytest.approx(k * objective.support(losses))
-                np.testing.assert_allclose(objective.maximizer(k * losses), objective.maximizer(losses), atol=1e-9)
-        for objective in (sp.Average(), sp.Agnostic(), sp.CVaR(0.4), sp.ChiSquare(0.3), sp.Tilted(0.3)):
-            np.testing.assert_allclose(objective.maximizer(losses + 5), objective.maximizer(losses), atol=1e-9)
+                np.testing.assert_allclose(
+                    objective.maximizer(k * losses), objective.maximizer(losses), atol=1e-9
+                )
+        for objective in (
+            sp.Average(),
+            sp.Agnostic(),
+            sp.CVaR(0.4),
+            sp.ChiSquare(0.3),
+            sp.Tilted(0.3),
+        ):
+            np.testing.assert_allclose(
+                objective.maximizer(losses + 5), objective.maximizer(losses), atol=1e-9
+            )
         for objective in (sp.QFair(2), sp.Nash(9.0)):
-            moved, before = objective.maximizer(losses + 5), objective.maximizer(losses)
+            moved = objective.maximizer(losses + 5)
+            before = objective.maximizer(losses)
             assert not np.allclose(moved / moved.sum(), before / before.sum(), rtol=1e-2)
         assert sp.QFair(1).support(losses) == pytest.approx((losses**2).mean() / 2)
 
@@ -225,18 +260,22 @@ def test_scales_and_shifts():
 def test_the_average_by_sizes_is_the_loss_of_the_pooled_rows(hospitals):
     silos = sp.data.heart_disease(test_fraction=0.0)
     sizes = [len(y) for _, y in silos.train]
-    pooled = sp.Cohort([tuple(np.concatenate(part) for part in zip(*silos.train, strict=True))], hospitals.model)
+    pooled = sp.Cohort(
+        [tuple(np.concatenate(part) for part in zip(*silos.train, strict=True))], hospitals.model
+    )
     apart = sp.train(sp.fair(sp.Average(prior=sizes)), hospitals, tol=1e-10)
     together = sp.train(sp.fair(sp.Average()), pooled, tol=1e-10)
     np.testing.assert_allclose(apart.x, together.x, atol=1e-4)
 
 
 def test_a_cap_bounds_a_client_and_the_guarantee_is_about_mixtures_below_it():
-    rho, cap = 0.1, 0.4
+    rho = 0.1
+    cap = 0.4
     for losses in SEVERAL:
         n = len(losses)
         objective = sp.ChiSquare(rho, cap=cap)
-        value, p = objective.support(losses), np.full(n, 1 / n)
+        value = objective.support(losses)
+        p = np.full(n, 1 / n)
         assert objective.maximizer(losses + 1e6 * (np.arange(n) == 0))[0] <= cap
         for lam in np.random.default_rng(0).dirichlet(np.ones(n), 200):
             if lam.max() <= cap:

@@ -6,10 +6,10 @@ import re
 import tomllib
 
 from scaffpd.algorithms import ALGORITHMS
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.reading import SettingsTable, _inside
-from scaffpd.config.silo import SiloFile
-from scaffpd.tabular.encode import GUESSED
+from scaffpd.data.tabular.encode import GUESSED
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.reading import SettingsTable, _inside
+from scaffpd.run.settings.silo import SiloFile
 from snippets import ROOT, blocks
 
 DEPLOY = ROOT / "docs" / "deploy"
@@ -19,13 +19,23 @@ def fields(kind, above=""):
     """{dotted key: its field} of all tables; a table whose keys are free stands for them."""
     found = {}
     for name, field in kind.model_fields.items():
-        inner = [one for one in _inside(field.annotation) if isinstance(one, type) and issubclass(one, SettingsTable)]
+        inner = [
+            one
+            for one in _inside(field.annotation)
+            if isinstance(one, type) and issubclass(one, SettingsTable)
+        ]
         found |= fields(inner[0], f"{above}{name}.") if inner else {above + name: field}
     return found
 
 
 def test_the_silos_page_has_every_key_and_its_default():
-    table = (DEPLOY / "silo.md").read_text("utf-8").split("| key |")[1].split("\n\n")[0].splitlines()[2:]
+    table = (
+        (DEPLOY / "silo.md")
+        .read_text("utf-8")
+        .split("| key |")[1]
+        .split("\n\n")[0]
+        .splitlines()[2:]
+    )
     keys = [key for line in table for key in re.findall(r"`(\w+(?:\.\w+)?)`", line.split(" | ")[0])]
     known = fields(SiloFile)
     assert sorted(key.replace("models.NAME", "models") for key in keys) == sorted(known)
@@ -35,7 +45,10 @@ def test_the_silos_page_has_every_key_and_its_default():
         if isinstance(default, bool | int | float) and key != "privacy.columns":
             shown = f"{default:g}" if isinstance(default, float) else f"{default:,}"
             shown = str(default).lower() if isinstance(default, bool) else shown
-            assert re.search(rf"(?<![\d.]){re.escape(shown)}(?![\d.])", line.split(" | ")[-1]), (key, shown)
+            assert re.search(rf"(?<![\d.]){re.escape(shown)}(?![\d.])", line.split(" | ")[-1]), (
+                key,
+                shown,
+            )
         elif isinstance(default, str):
             assert default in line.split(" | ")[-1], (key, default)
     allowed = known["limits.algorithms"].default

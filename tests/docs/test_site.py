@@ -36,7 +36,9 @@ def test_the_page_of_commands_has_them_all(generate):
 
     text = generate.PAGE.read_text(encoding="utf-8")
     found = dict(generate.commands(typer.main.get_command(app), "scaffpd"))
-    assert {"scaffpd demo", "scaffpd compare", "scaffpd deploy local", "scaffpd silo check"} <= set(found)
+    assert {"scaffpd demo", "scaffpd compare", "scaffpd deploy local", "scaffpd silo check"} <= set(
+        found
+    )
     for name in found:
         assert re.search(rf"^##+ `{name}`$", text, flags=re.MULTILINE), name
     for code in ("`0`", "`2`", "`130`"):
@@ -72,7 +74,11 @@ def test_every_public_name_is_in_the_reference():
     assert not [name for name, thing in zip(listed, shown, strict=True) if inspect.ismodule(thing)]
     for home in (sp, sp.data):
         public = {name: getattr(home, name) for name in home.__all__ if name != "Pictures"}
-        missing = [name for name, thing in public.items() if not inspect.ismodule(thing) and thing not in shown]
+        missing = [
+            name
+            for name, thing in public.items()
+            if not inspect.ismodule(thing) and thing not in shown
+        ]
         assert not missing, f"docs/reference/ lacks {missing}"
 
 
@@ -97,28 +103,42 @@ def build(folder):
     from mkdocs.config import load_config
 
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    strings = next(one for one in settings["plugins"] if isinstance(one, dict) and "mkdocstrings" in one)
+    strings = next(
+        one for one in settings["plugins"] if isinstance(one, dict) and "mkdocstrings" in one
+    )
     strings["mkdocstrings"]["handlers"]["python"]["options"]["separate_signature"] = False
-    plain = [{"pymdownx.highlight": {"use_pygments": False}}]  # no link, name or page depends on colours and search
-    extensions = [one for one in settings["markdown_extensions"] if "pymdownx.highlight" not in one] + plain
+    plain = [
+        {"pymdownx.highlight": {"use_pygments": False}}
+    ]  # no link, name or page depends on colours and search
+    extensions = [
+        one for one in settings["markdown_extensions"] if "pymdownx.highlight" not in one
+    ] + plain
     chosen = {"plugins": [strings], "markdown_extensions": extensions}
     mkdocs_build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True, **chosen))
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("default")
-@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="MkDocs Material is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("material") is None, reason="MkDocs Material is not installed"
+)
 def test_it_builds_strictly_and_links_hold(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
     build(tmp_path)
-    pages = [page for page in tmp_path.rglob("*.html") if page.name != "404.html"]  # that one is for a server's root
+    pages = [
+        page for page in tmp_path.rglob("*.html") if page.name != "404.html"
+    ]  # that one is for a server's root
     assert len(pages) > 30
     for page in pages:
         text = page.read_text(encoding="utf-8")
-        assert not re.findall(r"""(?:<script[^>]+src|<link[^>]+stylesheet[^>]+href|<img[^>]+src)=["']?https?:""", text)
+        assert not re.findall(
+            r"""(?:<script[^>]+src|<link[^>]+stylesheet[^>]+href|<img[^>]+src)=["']?https?:""", text
+        )
         for target in re.findall(r"""(?:href|src)=["']([^"'#?]+)""", text):
             if not re.match(r"(https?|mailto|data):|//", target):
-                assert (page.parent / target).exists(), f"{page.relative_to(tmp_path)} links to {target}"
+                assert (page.parent / target).exists(), (
+                    f"{page.relative_to(tmp_path)} links to {target}"
+                )
 
 
 @pytest.fixture
@@ -150,7 +170,9 @@ def test_a_link_to_nothing_is_noticed(repository):
         file = type("File", (), {"src_uri": "methods.md"})
 
     config = type("Config", (), {"docs_dir": str(ROOT / "docs")})
-    turned = repository.on_page_markdown("[a](../tests/snippets.py) `[b](nowhere.md)`", Here, config, [])
+    turned = repository.on_page_markdown(
+        "[a](../tests/snippets.py) `[b](nowhere.md)`", Here, config, []
+    )
     assert turned == "a `[b](nowhere.md)`"
     with pytest.raises(PluginError, match="nowhere"):
         repository.on_page_markdown("[a](nowhere.md)", Here, config, [])
@@ -160,7 +182,9 @@ def test_a_link_to_nothing_is_noticed(repository):
 def test_make_docs_makes_the_page_of_commands_first():
     import subprocess
 
-    done = subprocess.run(["make", "-n", "docs"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "-n", "docs"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.index("generate_cli.py") < done.stdout.index("mkdocs build --strict")
 
 
@@ -168,6 +192,12 @@ def test_every_table_has_a_header():
     """A blank line inside a table leaves the rows below it without one."""
     for page in pages():
         lines = ["", *page.read_text(encoding="utf-8").splitlines(), ""]
-        starts = [k for k in range(1, len(lines) - 1) if lines[k].startswith("| ") and not lines[k - 1].startswith("|")]
+        starts = [
+            k
+            for k in range(1, len(lines) - 1)
+            if lines[k].startswith("| ") and not lines[k - 1].startswith("|")
+        ]
         for k in starts:
-            assert re.fullmatch(r"\|(:?-+:?\|)+", lines[k + 1]), f"{page.name}, line {k}: {lines[k][:60]}"
+            assert re.fullmatch(r"\|(:?-+:?\|)+", lines[k + 1]), (
+                f"{page.name}, line {k}: {lines[k][:60]}"
+            )

@@ -7,7 +7,8 @@ import re
 import pytest
 
 import scaffpd as sp
-from scaffpd import choosing, gains
+from scaffpd.study import choosing
+from scaffpd.study import joining as gains
 from snippets import ROOT, blocks, commands, pages, run_python, understood
 
 
@@ -17,22 +18,37 @@ def named(page):
 
 # by test_readme.py and by tests of their own in this folder
 RUN_ELSEWHERE = {"README.md", "docs/extending.md", "docs/faq.md", "docs/objectives.md"}
-WITH_PYTHON = [page for page in pages() if blocks(page, "python") and named(page) not in RUN_ELSEWHERE]
+WITH_PYTHON = [
+    page for page in pages() if blocks(page, "python") and named(page) not in RUN_ELSEWHERE
+]
 TAKEN_ELSEWHERE = {"cli.md"}  # usage lines, not commands
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     """With few rounds, splits, strengths and orders: what they lead to is tested elsewhere."""
-    train, joining, tct, coalition = sp.train, sp.joining, sp.tct, sp.coalition
-    monkeypatch.setattr(sp, "train", lambda *what, rounds=12, **more: train(*what, rounds=min(rounds, 12), **more))
-    monkeypatch.setattr(sp, "joining", lambda *what, splits=1, **more: joining(*what, splits=min(splits, 1), **more))
+    train = sp.train
+    joining = sp.joining
+    tct = sp.tct
+    coalition = sp.coalition
+    monkeypatch.setattr(
+        sp, "train", lambda *what, rounds=12, **more: train(*what, rounds=min(rounds, 12), **more)
+    )
+    monkeypatch.setattr(
+        sp, "joining", lambda *what, splits=1, **more: joining(*what, splits=min(splits, 1), **more)
+    )
     few = {"network_rounds": 2, "rounds": 10}
     monkeypatch.setattr(sp, "tct", lambda *what, **more: tct(*what, **(more | few)))
     monkeypatch.setattr(
-        sp, "coalition", lambda *what, **more: coalition(*what, **(more | {"most": 3, "permutations": 2}))
+        sp,
+        "coalition",
+        lambda *what, **more: coalition(*what, **(more | {"most": 3, "permutations": 2})),
     )
-    for name, short in (("L2S", choosing.L2S[1:3]), ("KAPPAS", choosing.KAPPAS[::2]), ("STRENGTHS", 1)):
+    for name, short in (
+        ("L2S", choosing.L2S[1:3]),
+        ("KAPPAS", choosing.KAPPAS[::2]),
+        ("STRENGTHS", 1),
+    ):
         monkeypatch.setattr(choosing, name, short)
     monkeypatch.setattr(gains, "PATH", gains.PATH[::3])
     monkeypatch.chdir(tmp_path)
@@ -59,7 +75,12 @@ def test_commands_are_understood(page):
 
 
 def test_a_command_that_does_not_exist_is_noticed():
-    for line in ("scaffpd deno", "scaffpd compare digits --seed-s 3", "scaffpd deploy locale", "scaffpd demo --rho"):
+    for line in (
+        "scaffpd deno",
+        "scaffpd compare digits --seed-s 3",
+        "scaffpd deploy locale",
+        "scaffpd demo --rho",
+    ):
         with pytest.raises(Exception, match=r".+"):
             understood(line.split())
     with pytest.raises(Exception, match=r".+"):

@@ -21,6 +21,8 @@ def test_scikit_learn(estimator, check):
 
 @pytest.mark.sample(15)
 @pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
-@parametrize_with_checks([sp.FairFederatedRegressor(sp.CVaR(0.5), standardise=False, fit_intercept=False)])
+@parametrize_with_checks(
+    [sp.FairFederatedRegressor(sp.CVaR(0.5), standardise=False, fit_intercept=False)]
+)
 def test_scikit_learn_with_other_options(estimator, check):
     check(estimator)

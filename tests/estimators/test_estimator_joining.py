@@ -10,7 +10,8 @@ pytest.importorskip("sklearn")
 
 def rows(labels, rng=0):
     random = np.random.default_rng(rng)
-    X, clients = random.normal(size=(120, 4)), np.repeat(["a", "b", "c"], 40)
+    X = random.normal(size=(120, 4))
+    clients = np.repeat(["a", "b", "c"], 40)
     z = X @ np.ones(4) + random.normal(size=120)
     return X, (z > 0 if labels else 5 * z + 3), clients
 
@@ -36,7 +37,10 @@ def test_rows_kept_aside_tell_what_joining_brings(labels):
     ("arguments", "words"),
     [
         ({"held_out": 1.0}, "FairFederatedRegressor needs 0 <= held_out < 1, got 1.0."),
-        ({"held_out": 0.5, "epsilon": 4.0}, "held_out trains models without noise: leave it or epsilon out."),
+        (
+            {"held_out": 0.5, "epsilon": 4.0},
+            "held_out trains models without noise: leave it or epsilon out.",
+        ),
         (
             {"choose": "mean", "epsilon": 4.0},
             "choose trains models without noise, which would cost ε: leave it or epsilon out.",
@@ -58,16 +62,22 @@ def test_strengths_are_chosen_by_folds():
     X, y, clients = rows(False)
     rng = np.random.default_rng(3)
     X = np.hstack([X, rng.normal(size=(120, 60))])  # columns that say nothing ask for a larger l2
-    model = sp.FairFederatedRegressor(choose="mean", held_out=0.3, random_state=1).fit(X, y, clients)
+    model = sp.FairFederatedRegressor(choose="mean", held_out=0.3, random_state=1).fit(
+        X, y, clients
+    )
     choice = model.choice_
     assert choice.l2 > 0.05
     assert isinstance(choice.objective, sp.ChiSquare)
     assert choice.rounds <= 300
-    plain = sp.FairFederatedRegressor(choice.objective, l2=choice.l2, random_state=1).fit(X, y, clients)
+    plain = sp.FairFederatedRegressor(choice.objective, l2=choice.l2, random_state=1).fit(
+        X, y, clients
+    )
     np.testing.assert_allclose(plain.coef_, model.coef_)
     assert plain.choice_ is None
     assert model.joining_.names == ("a", "b", "c")
-    fixed = sp.FairFederatedRegressor(sp.CVaR(0.4), choose="worst fifth", random_state=1).fit(X, y, clients)
+    fixed = sp.FairFederatedRegressor(sp.CVaR(0.4), choose="worst fifth", random_state=1).fit(
+        X, y, clients
+    )
     assert fixed.choice_.objective.alpha == 0.4
 
 

@@ -28,22 +28,54 @@ def with_missing(value):
         ({}, with_missing(np.datetime64("NaT", "ns")), "clients has a missing value (row 7)"),
         ({}, ["a", float("nan")] * (ROWS // 2), "clients has a missing value (row 1)"),
         ({}, np.where(np.arange(ROWS) == 3, np.nan, 1.0), "clients has a missing value (row 3)"),
-        ({}, "hospital", "clients must have one value per row, got 'hospital': pass the column itself."),
+        (
+            {},
+            "hospital",
+            "clients must have one value per row, got 'hospital': pass the column itself.",
+        ),
         ({}, 3, "clients must have one value per row, got 3."),
-        ({}, CLIENTS[:-1], f"There are {ROWS} rows but {ROWS - 1} values in clients: give one client per row."),
-        ({}, np.ones((ROWS, 2)), f"clients must have one value per row, got an array of shape ({ROWS}, 2)."),
+        (
+            {},
+            CLIENTS[:-1],
+            f"There are {ROWS} rows but {ROWS - 1} values in clients: give one client per row.",
+        ),
+        (
+            {},
+            np.ones((ROWS, 2)),
+            f"clients must have one value per row, got an array of shape ({ROWS}, 2).",
+        ),
         ({}, [["a"]] * ROWS, "clients must be names or numbers, one per row."),
         ({}, ["1", 1] * (ROWS // 2), "Two clients are named '1'; names must differ."),
-        ({"objective": "chi-square!"}, None, "Unknown objective 'chi-square!': did you mean 'ChiSquare'?"),
+        (
+            {"objective": "chi-square!"},
+            None,
+            "Unknown objective 'chi-square!': did you mean 'ChiSquare'?",
+        ),
         ({"objective": sp.Agnostic}, None, "objective must be one such as ChiSquare(rho=0.1)"),
-        ({"objective": sp.Average(prior=[1, 2])}, CLIENTS, "Average has a prior for 2 clients, but there are 4."),
+        (
+            {"objective": sp.Average(prior=[1, 2])},
+            CLIENTS,
+            "Average has a prior for 2 clients, but there are 4.",
+        ),
         ({"l2": -1}, None, "Linear needs l2 >= 0 and finite, got -1."),
         ({"l2": "much"}, None, "Linear needs a number for l2, got 'much'."),
         ({"tol": 0}, None, "{} needs tol > 0 and finite, got 0."),
         ({"max_rounds": 0}, None, "{} needs a whole number max_rounds >= 1, got 0."),
-        ({"algorithm": "ScaffPD"}, None, "algorithm must take an objective, as ScaffPD does; 'ScaffPD' does not."),
-        ({"algorithm": sp.FedAvg}, None, "algorithm must take an objective, as ScaffPD does; FedAvg does not."),
-        ({"algorithm": sp.FedAvg(local_steps=2)}, None, "tol needs a certificate, and there is none: FedAvg"),
+        (
+            {"algorithm": "ScaffPD"},
+            None,
+            "algorithm must take an objective, as ScaffPD does; 'ScaffPD' does not.",
+        ),
+        (
+            {"algorithm": sp.FedAvg},
+            None,
+            "algorithm must take an objective, as ScaffPD does; FedAvg does not.",
+        ),
+        (
+            {"algorithm": sp.FedAvg(local_steps=2)},
+            None,
+            "tol needs a certificate, and there is none: FedAvg",
+        ),
         (
             {"algorithm": sp.ScaffPD(sp.Average()), "objective": sp.Agnostic()},
             None,
@@ -65,13 +97,17 @@ def test_labels_and_numbers():
     with pytest.raises(sp.InputError, match="there is only one class here: 'ash'"):
         sp.FairFederatedClassifier().fit(X, ["ash"] * ROWS)
     with pytest.raises(sp.InputError, match="Column 1 has values too large to be standardised"):
-        sp.FairFederatedRegressor().fit(np.column_stack([X[:, 0], np.full(ROWS, 1e300) * X[:, 1]]), TARGETS)
+        sp.FairFederatedRegressor().fit(
+            np.column_stack([X[:, 0], np.full(ROWS, 1e300) * X[:, 1]]), TARGETS
+        )
     with pytest.raises(sp.InputError, match="tol needs a certificate, and there is none:"):
         sp.FairFederatedClassifier(l2=0).fit(X, Y)
     with pytest.raises(sp.InputError, match="held_out compares models on rows that count alike"):
         sp.FairFederatedClassifier(held_out=0.3).fit(X, Y, sample_weight=np.ones(ROWS))
     with pytest.raises(sp.InputError, match="score takes sample_weight or clients, not both"):
-        sp.FairFederatedClassifier().fit(X, Y).score(X, Y, sample_weight=np.ones(ROWS), clients=CLIENTS)
+        sp.FairFederatedClassifier().fit(X, Y).score(
+            X, Y, sample_weight=np.ones(ROWS), clients=CLIENTS
+        )
 
 
 def test_a_constant_column_and_a_constant_target_are_no_mistake():

@@ -23,9 +23,12 @@ def near(a, b, tolerance=1e-6):
 def test_one_client_is_logistic_regression(classes):
     """C Σ ℓ + ½‖w‖² is (1/m) Σ ℓ + (l2/2)‖w‖² for l2 = 1/(C m)."""
     X, y, _, _ = table(classes=classes)
-    X, C = StandardScaler().fit_transform(X), 0.7
+    X = StandardScaler().fit_transform(X)
+    C = 0.7
     theirs = LogisticRegression(C=C, fit_intercept=False, tol=1e-12, max_iter=10_000).fit(X, y)
-    ours = sp.FairFederatedClassifier(l2=1 / (C * len(X)), fit_intercept=False, standardise=False, **TIGHT).fit(X, y)
+    ours = sp.FairFederatedClassifier(
+        l2=1 / (C * len(X)), fit_intercept=False, standardise=False, **TIGHT
+    ).fit(X, y)
     near(ours.coef_, theirs.coef_)
     near(ours.predict_proba(X), theirs.predict_proba(X))
     near(ours.decision_function(X), theirs.decision_function(X), 1e-5)
@@ -37,7 +40,9 @@ def test_one_client_with_an_intercept_is_logistic_regression_on_one_more_column(
     """The column of ones is penalised like the others: that is what a certificate needs."""
     X, y, _, _ = table()
     Z = StandardScaler().fit_transform(X)
-    theirs = LogisticRegression(C=1 / (0.01 * len(X)), fit_intercept=False, tol=1e-12, max_iter=10_000)
+    theirs = LogisticRegression(
+        C=1 / (0.01 * len(X)), fit_intercept=False, tol=1e-12, max_iter=10_000
+    )
     theirs.fit(np.column_stack([Z, np.ones(len(Z))]), y)
     ours = sp.FairFederatedClassifier(l2=0.01, **TIGHT).fit(X, y)  # standardises by itself
     scale = X.std(0)
@@ -53,7 +58,9 @@ def test_one_client_is_ridge():
     ours = sp.FairFederatedRegressor(l2=l2, **TIGHT).fit(X, y)
     near(ours.coef_ * X.std(0), theirs.coef_)
     near(ours.predict(X), theirs.predict(StandardScaler().fit_transform(X)))
-    assert ours.score(X, y) == pytest.approx(theirs.score(StandardScaler().fit_transform(X), y), abs=1e-6)
+    assert ours.score(X, y) == pytest.approx(
+        theirs.score(StandardScaler().fit_transform(X), y), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("intercept", [True, False])
@@ -71,10 +78,14 @@ def test_ridge_as_the_data_is(intercept):
 def test_several_clients_are_the_cohort(classes):
     """Bit for bit the x of `train` on a cohort of the same rows, standardised."""
     X, y, _, clients = table(classes=classes)
-    names, labels = sorted(set(clients)), np.unique(y, return_inverse=True)[1]
+    names = sorted(set(clients))
+    labels = np.unique(y, return_inverse=True)[1]
     parts = [X[clients == name] for name in names]
     mean, deviation = sp.data.silos.standardiser(parts)
-    pairs = [((part - mean) / deviation, labels[clients == name]) for part, name in zip(parts, names, strict=True)]
+    pairs = [
+        ((part - mean) / deviation, labels[clients == name])
+        for part, name in zip(parts, names, strict=True)
+    ]
     model = sp.Linear("softmax" if classes > 2 else "logistic", l2=0.02, intercept=True)
     expected = sp.train(sp.fair(sp.CVaR(0.4)), sp.Cohort(pairs, model, names), tol=1e-9)
     ours = sp.FairFederatedClassifier(sp.CVaR(0.4), l2=0.02, tol=1e-9).fit(X, y, clients=clients)
@@ -83,33 +94,46 @@ def test_several_clients_are_the_cohort(classes):
     assert ours.certificate_ == expected.certificate <= 1e-9
     assert ours.n_rounds_ == ours.n_iter_ == expected.rounds == len(ours.history_) - 1
     weights, offset = model.reshape(expected.x, X.shape[1])
-    near(ours.decision_function(X).reshape(len(X), -1), (X - mean) / deviation @ weights + offset, 1e-9)
+    near(
+        ours.decision_function(X).reshape(len(X), -1),
+        (X - mean) / deviation @ weights + offset,
+        1e-9,
+    )
 
 
 @pytest.mark.parametrize("unit", [1e-13, 1e13])
 def test_units_change_no_prediction(unit):
     X, y, t, clients = table()
     Z = X * np.append(unit, np.ones(X.shape[1] - 1))
-    one, other = (sp.FairFederatedClassifier(l2=0.02).fit(rows, y, clients=clients) for rows in (X, Z))
+    one, other = (
+        sp.FairFederatedClassifier(l2=0.02).fit(rows, y, clients=clients) for rows in (X, Z)
+    )
     near(other.predict_proba(Z), one.predict_proba(X), 1e-5)
-    one, other = (sp.FairFederatedRegressor(l2=0.02).fit(X, goal, clients=clients) for goal in (t, t * unit))
+    one, other = (
+        sp.FairFederatedRegressor(l2=0.02).fit(X, goal, clients=clients) for goal in (t, t * unit)
+    )
     near(other.predict(X) / unit, one.predict(X), 1e-5)
 
 
 def test_two_other_solvers_agree():
     cvxpy = pytest.importorskip("cvxpy")
     X, _, y, clients = table(N=3)
-    Z, t = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
+    Z = (X - X.mean(0)) / X.std(0)
+    t = (y - y.mean()) / y.std()
     groups = [clients == name for name in sorted(set(clients))]
     A = np.column_stack([Z, np.ones(len(Z))])
-    found = sp.reference.reference_optimum([(A[g], t[g]) for g in groups], "squared", 0.1, sp.ChiSquare(0.1))
+    found = sp.reference.reference_optimum(
+        [(A[g], t[g]) for g in groups], "squared", 0.1, sp.ChiSquare(0.1)
+    )
     ours = sp.FairFederatedRegressor(l2=0.1, tol=1e-12).fit(X, y, clients=clients)
     near(ours.result_.x, found.x, 1e-5)
     near(list(ours.client_weights_.values()), found.weights, 1e-5)
 
     x = cvxpy.Variable(A.shape[1])
     worst = cvxpy.max(cvxpy.hstack([cvxpy.sum_squares(A[g] @ x - t[g]) / g.sum() for g in groups]))
-    value = cvxpy.Problem(cvxpy.Minimize(worst + 0.05 * cvxpy.sum_squares(x))).solve(solver="CLARABEL")
+    value = cvxpy.Problem(cvxpy.Minimize(worst + 0.05 * cvxpy.sum_squares(x))).solve(
+        solver="CLARABEL"
+    )
     ours = sp.FairFederatedRegressor(sp.Agnostic(), l2=0.1).fit(X, y, clients=clients)
     assert max(ours.client_losses_.values()) == pytest.approx(value, abs=2e-6)
 
@@ -117,9 +141,12 @@ def test_two_other_solvers_agree():
 def test_the_worst_client_gains_and_the_average_pays():
     X, y, _, clients = table()
     average, worst = (
-        sp.FairFederatedClassifier(objective).fit(X, y, clients=clients) for objective in (sp.Average(), sp.Agnostic())
+        sp.FairFederatedClassifier(objective).fit(X, y, clients=clients)
+        for objective in (sp.Average(), sp.Agnostic())
     )
-    of_average, of_worst = (np.array(list(model.client_losses_.values())) for model in (average, worst))
+    of_average, of_worst = (
+        np.array(list(model.client_losses_.values())) for model in (average, worst)
+    )
     assert of_worst.max() < of_average.max() - 1e-3
     assert of_average.mean() < of_worst.mean() - 1e-3
     assert average.client_weights_ == dict.fromkeys(sorted(set(clients)), 0.25)
@@ -140,10 +167,14 @@ def test_a_method_by_name_reaches_the_same_point():
     base = sp.FairFederatedClassifier(l2=0.05, tol=1e-9).fit(X, y, clients=clients)
     by_name = sp.FairFederatedClassifier(l2=0.05, tol=1e-9, algorithm=sp.ScaffPD, max_rounds=5000)
     near(by_name.fit(X, y, clients=clients).coef_, base.coef_, 1e-3)
-    ready = sp.FairFederatedClassifier(l2=0.05, tol=1e-9, algorithm=sp.MinimaxNewton(sp.ChiSquare(0.1)))
+    ready = sp.FairFederatedClassifier(
+        l2=0.05, tol=1e-9, algorithm=sp.MinimaxNewton(sp.ChiSquare(0.1))
+    )
     np.testing.assert_array_equal(ready.fit(X, y, clients=clients).coef_, base.coef_)
     drawn = [
-        sp.FairFederatedClassifier(algorithm=sp.ScaffPD(sp.ChiSquare(0.1), batch_size=8), tol=None, max_rounds=3)
+        sp.FairFederatedClassifier(
+            algorithm=sp.ScaffPD(sp.ChiSquare(0.1), batch_size=8), tol=None, max_rounds=3
+        )
         .set_params(random_state=seed)
         .fit(X, y, clients=clients)
         .coef_

@@ -11,7 +11,13 @@ from estimator_tables import table
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.model_selection import GridSearchCV, GroupKFold, StratifiedKFold, cross_val_score, cross_validate
+from sklearn.model_selection import (
+    GridSearchCV,
+    GroupKFold,
+    StratifiedKFold,
+    cross_val_score,
+    cross_validate,
+)
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
@@ -32,7 +38,12 @@ def routing():
 def frame():
     X, y, targets, clients = table()
     columns = pandas.DataFrame(X, columns=[f"c{j}" for j in range(X.shape[1])])
-    return columns.assign(colour=np.array(["red", "green", "blue"])[np.arange(len(X)) % 3]), y, targets, clients
+    return (
+        columns.assign(colour=np.array(["red", "green", "blue"])[np.arange(len(X)) % 3]),
+        y,
+        targets,
+        clients,
+    )
 
 
 def test_a_pipeline_with_categories(routing):
@@ -54,32 +65,46 @@ def test_a_pipeline_with_categories(routing):
 
 def test_a_grid_search_for_the_worst_served(routing):
     X, y, _, clients = table()
-    model = sp.FairFederatedClassifier().set_fit_request(clients=True).set_score_request(clients=True)
-    grid = {"model__objective": [sp.Average(), sp.ChiSquare(0.1), sp.Agnostic()], "model__l2": [0.01, 10.0]}
+    model = (
+        sp.FairFederatedClassifier().set_fit_request(clients=True).set_score_request(clients=True)
+    )
+    grid = {
+        "model__objective": [sp.Average(), sp.ChiSquare(0.1), sp.Agnostic()],
+        "model__l2": [0.01, 10.0],
+    }
     pipeline = Pipeline([("scale", StandardScaler()), ("model", model)])
-    search = GridSearchCV(pipeline, grid, cv=StratifiedKFold(3), error_score="raise").fit(X, y, clients=clients)
+    search = GridSearchCV(pipeline, grid, cv=StratifiedKFold(3), error_score="raise").fit(
+        X, y, clients=clients
+    )
     assert search.best_params_["model__l2"] == 0.01
     assert search.best_estimator_["model"].clients_.tolist() == ["bonn", "lima", "oslo", "pisa"]
     folds = StratifiedKFold(3).split(X, y)
     byhand = [
         min(
-            clone(pipeline).set_params(**search.best_params_).fit(X[a], y[a], clients=clients[a])[1]
-            .score_by_client(StandardScaler().fit(X[a]).transform(X[b]), y[b], clients[b]).values()
+            clone(pipeline)
+            .set_params(**search.best_params_)
+            .fit(X[a], y[a], clients=clients[a])[1]
+            .score_by_client(StandardScaler().fit(X[a]).transform(X[b]), y[b], clients[b])
+            .values()
         )
         for a, b in folds
-    ]  # fmt: skip
+    ]
     assert search.best_score_ == pytest.approx(np.mean(byhand))
 
 
 def test_whole_clients_held_out(routing):
     X, y, targets, clients = table()
     model = sp.FairFederatedClassifier()  # fit asks for clients by itself, score does not
-    scores = cross_val_score(model, X, y, cv=GroupKFold(4), params={"clients": clients, "groups": clients})
+    scores = cross_val_score(
+        model, X, y, cv=GroupKFold(4), params={"clients": clients, "groups": clients}
+    )
     assert scores.shape == (4,)
     assert scores.min() > 0.4
     model = make_pipeline(StandardScaler(), sp.FairFederatedRegressor())
     params = {"clients": clients, "groups": clients}
-    found = cross_validate(model, X, targets, cv=GroupKFold(4), params=params, return_estimator=True)
+    found = cross_validate(
+        model, X, targets, cv=GroupKFold(4), params=params, return_estimator=True
+    )
     assert [len(fit[-1].clients_) for fit in found["estimator"]] == [3] * 4
 
 
@@ -87,7 +112,10 @@ def test_whole_clients_held_out(routing):
 def test_without_routing_fit_takes_clients_directly():
     X, y, _, clients = table()
     assert len(sp.FairFederatedClassifier().fit(X, y, clients=clients).clients_) == 4
-    assert len(make_pipeline(StandardScaler(), sp.FairFederatedClassifier()).fit(X, y)[-1].clients_) == 1
+    assert (
+        len(make_pipeline(StandardScaler(), sp.FairFederatedClassifier()).fit(X, y)[-1].clients_)
+        == 1
+    )
     pipeline = Pipeline([("scale", StandardScaler()), ("model", sp.FairFederatedClassifier())])
     assert len(pipeline.fit(X, y, model__clients=clients)[-1].clients_) == 4
     search = GridSearchCV(pipeline, {"model__l2": [0.01, 1.0]}, cv=2, error_score="raise")
@@ -168,7 +196,9 @@ def test_numbers_as_clients(clients, expected):
 def test_a_label_that_some_clients_have_never_seen():
     X, y, _, clients = table(classes=4)
     keep = ~((clients == "oslo") & (y != "ash")) & ~((clients == "pisa") & (y == "date"))
-    X, y, clients = X[keep], y[keep], clients[keep]
+    X = X[keep]
+    y = y[keep]
+    clients = clients[keep]
     model = sp.FairFederatedClassifier(sp.Agnostic()).fit(X, y, clients=clients)
     assert model.classes_.tolist() == ["ash", "birch", "cedar", "date"]
     assert model.coef_.shape == (4, 5)
@@ -185,7 +215,9 @@ def test_scores_by_client():
     assert by_client == model.client_scores_
     assert by_client["lima"] == np.mean(model.predict(X[clients == "lima"]) == y[clients == "lima"])
     assert model.score(X, y, clients=clients) == min(by_client.values())  # a fifth of four is one
-    assert model.score(X, y) == pytest.approx(np.mean(list(by_client.values())))  # they have as many rows each
+    assert model.score(X, y) == pytest.approx(
+        np.mean(list(by_client.values()))
+    )  # they have as many rows each
     ridge = sp.FairFederatedRegressor().fit(X, targets, clients=clients)
     counts = {name: (clients == name).sum() for name in ridge.client_scores_}
     mean = sum(counts[name] * score for name, score in ridge.client_scores_.items()) / len(X)
@@ -198,11 +230,15 @@ def test_scores_by_client():
 
 def test_a_gap_that_is_not_reached_is_a_warning():
     X, y, _, clients = table()
-    with pytest.warns(ConvergenceWarning, match=r"round limit after 1 round, certified gap .* larger max_rounds"):
+    with pytest.warns(
+        ConvergenceWarning, match=r"round limit after 1 round, certified gap .* larger max_rounds"
+    ):
         model = sp.FairFederatedClassifier(max_rounds=1, tol=1e-12).fit(X, y, clients=clients)
     assert model.status_ == "round limit"
     assert model.predict(X).shape == y.shape
-    sp.FairFederatedClassifier(max_rounds=1, tol=None, l2=0).fit(X, y, clients=clients)  # nothing asked, nothing said
+    sp.FairFederatedClassifier(max_rounds=1, tol=None, l2=0).fit(
+        X, y, clients=clients
+    )  # nothing asked, nothing said
 
 
 def test_an_interrupt_is_not_swallowed(monkeypatch):
@@ -234,13 +270,17 @@ def test_not_fitted():
 
 def test_forgotten_clients_are_said():
     X, y, _, _ = table()
-    with pytest.warns(UserWarning, match=r"FairFederatedClassifier.fit got no clients.*groups= does not reach fit"):
+    with pytest.warns(
+        UserWarning, match=r"FairFederatedClassifier.fit got no clients.*groups= does not reach fit"
+    ):
         sp.FairFederatedClassifier().fit(X, y)
 
 
 def test_objectives_have_names_and_searches_reach_into_them():
     X, y, _, site = table()
-    by_name, by_hand = (sp.FairFederatedClassifier(goal).fit(X, y, clients=site) for goal in ("c-var", sp.CVaR(0.2)))
+    by_name, by_hand = (
+        sp.FairFederatedClassifier(goal).fit(X, y, clients=site) for goal in ("c-var", sp.CVaR(0.2))
+    )
     np.testing.assert_array_equal(by_name.coef_, by_hand.coef_)
     model = sp.FairFederatedClassifier("cvar")
     assert model.get_params()["objective__alpha"] == 0.2
@@ -258,24 +298,35 @@ def test_a_search_over_a_strength_with_sparse_columns_and_routing(routing):
     encode = ColumnTransformer([names], remainder="passthrough", sparse_threshold=1.0)
     model = sp.FairFederatedClassifier(sp.CVaR(0.5), tol=1e-4).set_score_request(clients=True)
     pipeline = Pipeline([("encode", encode), ("model", model)])
-    search = GridSearchCV(pipeline, {"model__objective__alpha": [0.3, 1.0]}, cv=2).fit(X, y, clients=clients)
+    search = GridSearchCV(pipeline, {"model__objective__alpha": [0.3, 1.0]}, cv=2).fit(
+        X, y, clients=clients
+    )
     assert set(search.best_params_) == {"model__objective__alpha"}
-    rows, final = search.best_estimator_["encode"].transform(X), search.best_estimator_["model"]
+    rows = search.best_estimator_["encode"].transform(X)
+    final = search.best_estimator_["model"]
     assert hasattr(rows, "toarray")
-    np.testing.assert_allclose(final.predict_proba(rows), final.predict_proba(rows.toarray()), rtol=1e-12)
+    np.testing.assert_allclose(
+        final.predict_proba(rows), final.predict_proba(rows.toarray()), rtol=1e-12
+    )
 
 
 def test_columns_named_by_numbers_may_hold_objects_and_clients_be_an_arrow_array():
-    pd, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    pd = pytest.importorskip("pandas")
+    arrow = pytest.importorskip("pyarrow")
     random = np.random.default_rng(0)
-    X, clients = random.normal(size=(90, 3)), ["a", "b", "c"] * 30
+    X = random.normal(size=(90, 3))
+    clients = ["a", "b", "c"] * 30
     y = (X[:, 0] + random.normal(size=90) > 0).astype(int)
     plain = sp.FairFederatedClassifier().fit(X, y, clients=clients)
     for names in ([0, 1, 2], ["x", "y", "z"]):
-        found = sp.FairFederatedClassifier().fit(pd.DataFrame(X.astype(object), columns=names), y, clients=clients)
+        found = sp.FairFederatedClassifier().fit(
+            pd.DataFrame(X.astype(object), columns=names), y, clients=clients
+        )
         np.testing.assert_array_equal(found.coef_, plain.coef_)
     for own in (arrow.array(clients), arrow.chunked_array([clients])):
-        np.testing.assert_array_equal(sp.FairFederatedClassifier().fit(X, y, clients=own).coef_, plain.coef_)
+        np.testing.assert_array_equal(
+            sp.FairFederatedClassifier().fit(X, y, clients=own).coef_, plain.coef_
+        )
     frame = pd.DataFrame(X.astype(object))
     frame[2] = "text"
     with pytest.raises(InputError, match="Column '2' holds"):

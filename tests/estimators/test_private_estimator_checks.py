@@ -10,7 +10,10 @@ import scaffpd as sp
 REASON = "with epsilon, weights of rows are refused: how steep their loss is would follow from the records"
 WEIGHTED = (  # class_weight is one of rows, too
     *(f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")),
-    *(f"check_sample_weights_{kind}" for kind in ("pandas_series", "not_an_array", "list", "shape", "not_overwritten")),
+    *(
+        f"check_sample_weights_{kind}"
+        for kind in ("pandas_series", "not_an_array", "list", "shape", "not_overwritten")
+    ),
     *("check_classifiers_one_label_sample_weights", "check_class_weight_classifiers"),
 )
 
@@ -22,13 +25,17 @@ def refused(estimator):
 
 @pytest.mark.sample(11)
 @pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
-@parametrize_with_checks([sp.FairFederatedClassifier(epsilon=100, noise_seed=0)], expected_failed_checks=refused)
+@parametrize_with_checks(
+    [sp.FairFederatedClassifier(epsilon=100, noise_seed=0)], expected_failed_checks=refused
+)
 def test_scikit_learn_in_private(estimator, check):
     check(estimator)
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
-@parametrize_with_checks([sp.FairFederatedRegressor(epsilon=100, noise_seed=0)], expected_failed_checks=refused)
+@parametrize_with_checks(
+    [sp.FairFederatedRegressor(epsilon=100, noise_seed=0)], expected_failed_checks=refused
+)
 def test_scikit_learn_on_private_regression(estimator, check):
     check(estimator)

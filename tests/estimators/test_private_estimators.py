@@ -39,14 +39,18 @@ def test_a_private_classifier_is_of_use_and_says_what_was_spent():
 
 
 def test_a_private_regressor_is_of_use():
-    model = sp.FairFederatedRegressor(epsilon=4, delta=1e-6, noise_seed=1).fit(X, Y, clients=CLIENTS)
+    model = sp.FairFederatedRegressor(epsilon=4, delta=1e-6, noise_seed=1).fit(
+        X, Y, clients=CLIENTS
+    )
     assert model.privacy_.worst <= 4
     assert model.privacy_.delta == 1e-6
     assert model.score(X, Y) > 0.5
 
 
 def test_it_is_the_library_by_hand():
-    model = sp.FairFederatedClassifier(epsilon=2, clip=0.5, max_rounds=5, noise_seed=9).fit(X, LABELS, clients=CLIENTS)
+    model = sp.FairFederatedClassifier(epsilon=2, clip=0.5, max_rounds=5, noise_seed=9).fit(
+        X, LABELS, clients=CLIENTS
+    )
     scale = Scale.of([X[c == CLIENTS] for c in "abc"], True, "Column")
     pairs = [(scale(X[c == CLIENTS]), (LABELS[c == CLIENTS] == "well").astype(int)) for c in "abc"]
     method = sp.fair(sp.ChiSquare(0.1), local_steps=1)
@@ -59,7 +63,11 @@ def test_it_is_the_library_by_hand():
 
 def test_noise_is_the_operating_systems_unless_it_has_a_seed():
     def fitted(**settings):
-        return sp.FairFederatedClassifier(epsilon=1, max_rounds=3, random_state=0, **settings).fit(X, LABELS).coef_
+        return (
+            sp.FairFederatedClassifier(epsilon=1, max_rounds=3, random_state=0, **settings)
+            .fit(X, LABELS)
+            .coef_
+        )
 
     assert np.array_equal(fitted(noise_seed=5), fitted(noise_seed=5))
     assert not np.array_equal(fitted(noise_seed=5), fitted(noise_seed=6))
@@ -77,7 +85,9 @@ def test_minibatches_need_no_word_on_sizes(monkeypatch):
     monkeypatch.setattr(accountant, "GRID", 0.3)  # ten times as coarse, on which ε is rounded up
     monkeypatch.setattr(accountant, "COARSEST", 0.01)
     algorithm = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2, batch_size=20)
-    model = sp.FairFederatedClassifier(algorithm=algorithm, epsilon=4, max_rounds=2).fit(X, LABELS, clients=CLIENTS)
+    model = sp.FairFederatedClassifier(algorithm=algorithm, epsilon=4, max_rounds=2).fit(
+        X, LABELS, clients=CLIENTS
+    )
     assert 3 < model.privacy_.worst <= 4
 
 
@@ -100,4 +110,6 @@ def test_what_cannot_be_private_is_refused(settings, sentence):
 @pytest.mark.parametrize("estimator", [sp.FairFederatedClassifier, sp.FairFederatedRegressor])
 def test_weights_of_rows_are_refused_in_private(estimator):
     with pytest.raises(sp.InputError, match="Private does not take weighted rows"):
-        estimator(epsilon=4).fit(X, LABELS[0] == LABELS, clients=CLIENTS, sample_weight=np.arange(len(X)))
+        estimator(epsilon=4).fit(
+            X, LABELS[0] == LABELS, clients=CLIENTS, sample_weight=np.arange(len(X))
+        )

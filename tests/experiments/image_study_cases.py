@@ -12,20 +12,25 @@ import torch
 from PIL import Image
 from torch import nn
 
-import scaffpd.comparison as compete
+import scaffpd.study.comparison as compete
 from experiments import image_plans, image_study
 from experiments import reproduce as commands
 from scaffpd.data import dirichlet
 from scaffpd.features import Backbone, EfficientNetLite0
 
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-EACH = {"cifar10": (100, 50), "cifar100": (20, 10), "tinyimagenet": (3, 1)}  # training and test images of a class
+EACH = {
+    "cifar10": (100, 50),
+    "cifar100": (20, 10),
+    "tinyimagenet": (3, 1),
+}  # training and test images of a class
 WEIGHTS = "efficientnet_lite0_imagenet.npz"
 
 
 def pictures(classes, each, side, seed):
     """Every class has a colour of its own, blurred by noise; sorted by class."""
-    random, shades = np.random.default_rng(seed), np.linspace(20, 235, 6)
+    random = np.random.default_rng(seed)
+    shades = np.linspace(20, 235, 6)
     colours = np.stack(np.meshgrid(shades, shades, shades), -1).reshape(-1, 3)
     colours = colours[np.linspace(0, len(colours) - 1, classes).astype(int)]
     y = np.repeat(np.arange(classes), each)
@@ -35,7 +40,8 @@ def pictures(classes, each, side, seed):
 
 def python_batches(root):
     """CIFAR-10 and CIFAR-100 as their authors publish them."""
-    ten, hundred = root / "cifar-10-batches-py", root / "cifar-100-python"
+    ten = root / "cifar-10-batches-py"
+    hundred = root / "cifar-100-python"
     ten.mkdir()
     hundred.mkdir()
     for k in range(5):
@@ -44,7 +50,9 @@ def python_batches(root):
     (ten / "batches.meta").write_bytes(pickle.dumps({"label_names": list(NAMES)}))
     for seed, (name, each) in enumerate(zip(("train", "test"), EACH["cifar100"], strict=True)):
         (hundred / name).write_bytes(_batch(100, each, seed, "fine_labels"))
-    (hundred / "meta").write_bytes(pickle.dumps({"fine_label_names": [f"thing {k}" for k in range(100)]}))
+    (hundred / "meta").write_bytes(
+        pickle.dumps({"fine_label_names": [f"thing {k}" for k in range(100)]})
+    )
 
 
 def _batch(classes, each, seed, key):
@@ -69,20 +77,30 @@ def packed_tiny(root):
         assert len({file[:cut] for file in files}) == 1
         ends = [file[cut:] for file in files]
         np.savez(
-            place / f"{name}.npz", data=np.frombuffer(b"".join(ends), np.uint8),
-            offsets=np.cumsum([0, *map(len, ends)]), labels=y.astype(np.uint8),
-            header=np.frombuffer(files[0][:cut], np.uint8), header_offsets=np.array([0, cut]),
-            header_id=np.zeros(len(y), np.uint8), wnids=wnids, words=words,
-        )  # fmt: skip
+            place / f"{name}.npz",
+            data=np.frombuffer(b"".join(ends), np.uint8),
+            offsets=np.cumsum([0, *map(len, ends)]),
+            labels=y.astype(np.uint8),
+            header=np.frombuffer(files[0][:cut], np.uint8),
+            header_offsets=np.array([0, cut]),
+            header_id=np.zeros(len(y), np.uint8),
+            wnids=wnids,
+            words=words,
+        )
 
 
 def random_weights(root, seed=0):
     """EfficientNet-Lite0 as it is before any training, its matrices in half precision."""
     torch.manual_seed(seed)
     state = {name: value.numpy() for name, value in EfficientNetLite0().state_dict().items()}
-    kept = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    kept = {
+        name: value for name, value in state.items() if not name.endswith("num_batches_tracked")
+    }
     (root / "weights").mkdir(exist_ok=True)
-    np.savez(root / "weights" / WEIGHTS, **{k: v.astype(np.float16) if v.ndim > 1 else v for k, v in kept.items()})
+    np.savez(
+        root / "weights" / WEIGHTS,
+        **{k: v.astype(np.float16) if v.ndim > 1 else v for k, v in kept.items()},
+    )
 
 
 def rows(path):
@@ -92,7 +110,11 @@ def rows(path):
 
 def contents(folder):
     """Every file's bytes, by its name."""
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
 
 
 def size_of_png(path):
@@ -104,14 +126,33 @@ def size_of_png(path):
 # ------------------------------------------------------------------ commands, as small as they can be
 
 SMALLER = {"cifar10": (100, 5), "cifar100": (5, 2), "tinyimagenet": (2, 1)}
-OPTIONS = ("--size", "16", "--coordinates", "300", "--rounds", "3", "--tune", "2", "--seeds", "2", "--local-steps", "2")
+OPTIONS = (
+    "--size",
+    "16",
+    "--coordinates",
+    "300",
+    "--rounds",
+    "3",
+    "--tune",
+    "2",
+    "--seeds",
+    "2",
+    "--local-steps",
+    "2",
+)
 
 
 def light(name="efficientnet-lite0", folder=None, size=224, seed=0):
     """A network of two layers in the place of EfficientNet-Lite0, for tests that are not about features."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        layers = nn.Conv2d(3, 16, 3, stride=3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 16)
+        layers = (
+            nn.Conv2d(3, 16, 3, stride=3),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(16, 16),
+        )
         return Backbone.of(nn.Sequential(*layers), name="light", size=size)
 
 
@@ -131,7 +172,16 @@ def reproduce(root, what, out, *more, network=light, each=SMALLER, options=OPTIO
 
     Without a network, EfficientNet-Lite0 is read from the data folder.
     """
-    where = ("--data", str(root), "--cache", str(root / "features"), "--out", str(out), "--device", "cpu")
+    where = (
+        "--data",
+        str(root),
+        "--cache",
+        str(root / "features"),
+        "--out",
+        str(out),
+        "--device",
+        "cpu",
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compete, "cores", lambda: 1)
         patch.setattr(image_plans, "PER_CLASS", each)

@@ -13,7 +13,7 @@ from experiments import image_curves as curves
 from experiments import image_study
 from experiments import reproduce as commands
 from experiments.image_plans import METHODS, NUMBERS, RHOS
-from scaffpd.comparison.runs import Runner
+from scaffpd.study.comparison.runs import Runner
 
 RUNS = ("about.json", "clients.csv", "runs.csv", "runs.jsonl", "table.csv")
 
@@ -30,7 +30,11 @@ def check_table(folder, name, clients=20, seeds=2):
                 scores.setdefault(row["seed"], []).append(float(row["test_accuracy"]))
         accuracy = np.sort(np.array(list(scores.values())), axis=1)
         assert accuracy.shape == (seeds, clients)
-        for column, values in (("average", accuracy), ("worst_20", accuracy[:, :few]), ("best_20", accuracy[:, -few:])):
+        for column, values in (
+            ("average", accuracy),
+            ("worst_20", accuracy[:, :few]),
+            ("best_20", accuracy[:, -few:]),
+        ):
             each = values.mean(1)
             assert float(line[column]) == pytest.approx(each.mean(), abs=1e-6)
             assert float(line[f"{column}_sd"]) == pytest.approx(each.std(ddof=1), abs=1e-6)
@@ -61,7 +65,9 @@ def test_the_numbers_are_those_of_the_clients(cifar10):
     lines = check_table(cifar10, "cifar10")
     assert [line["method"] for line in lines] == list(METHODS)
     average = {line["method"]: float(line["average"]) for line in lines}
-    assert min(average[name] for name in ("FedAvg", "SCAFFOLD", "AFL", "DRFA", "Scaff-PD")) > 0.5  # chance: 0.1
+    assert (
+        min(average[name] for name in ("FedAvg", "SCAFFOLD", "AFL", "DRFA", "Scaff-PD")) > 0.5
+    )  # chance: 0.1
     assert all(float(line["rounds"]) == 3 for line in lines)
     assert all("=" in line["chosen"] for line in lines)
 
@@ -86,9 +92,13 @@ def test_the_page_has_the_paper_beside_ours_and_names_the_network(cifar10):
         cells = [cell.strip(" *") for cell in row.strip("|").split("|")][1:]
         for cell, name in zip(cells, ("average", "worst_20"), strict=False):
             mean, deviation = (100 * float(lines[method][key]) for key in (name, f"{name}_sd"))
-            assert [float(part) for part in cell.split(" ± ")] == pytest.approx([mean, deviation], abs=0.0051)
+            assert [float(part) for part in cell.split(" ± ")] == pytest.approx(
+                [mean, deviation], abs=0.0051
+            )
         reported = NUMBERS["cifar10", 0.05].get(method)
-        assert cells[2:] == (["–", "–"] if reported is None else [f"{value:.2f}" for value in reported])
+        assert cells[2:] == (
+            ["–", "–"] if reported is None else [f"{value:.2f}" for value in reported]
+        )
     assert "\n- α = 0.05: Scaff-PD's worst 20 % (" in page
     assert "(partition-alpha-0.05.png)" in page
 
@@ -102,7 +112,11 @@ def test_how_it_came_about_can_be_read_and_done_again(cifar10):
         "--train-per-class": "80",
         "--out": cifar10.as_posix(),
     }
-    assert (about["plan"]["name"], about["plan"]["alphas"], about["plan"]["rounds"]) == ("cifar10", [0.05], 3)
+    assert (about["plan"]["name"], about["plan"]["alphas"], about["plan"]["rounds"]) == (
+        "cifar10",
+        [0.05],
+        3,
+    )
     assert about["features"]["shape"] == [850, 300]
     assert about["seconds"]["all"] >= about["seconds"]["features"] > 0
     assert "EfficientNet-Lite0" in about["features"]["backbone"]
@@ -117,16 +131,23 @@ def test_an_interrupted_study_goes_on_to_the_same_numbers(root, cifar10, tmp_pat
     lines = log.read_bytes().splitlines(keepends=True)
     (part / "runs.jsonl").write_bytes(b"".join(lines[:20]) + lines[20][:50])
     assert reproduce(root, "cifar10", tmp_path, "--train-per-class", "80", "--quiet") == 0
-    assert (part / "clients.csv").read_bytes() == (cifar10 / "alpha-0.05" / "clients.csv").read_bytes()
+    assert (part / "clients.csv").read_bytes() == (
+        cifar10 / "alpha-0.05" / "clients.csv"
+    ).read_bytes()
     keep = [key for key in rows(tmp_path / "table.csv")[0] if key != "seconds"]
     for one, other in zip(rows(tmp_path / "table.csv"), rows(cifar10 / "table.csv"), strict=True):
         assert [one[key] for key in keep] == [other[key] for key in keep]
 
 
-@pytest.mark.parametrize(("option", "value"), [("--rounds", "4"), pytest.param("--l2", "0.1", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("--rounds", "4"), pytest.param("--l2", "0.1", marks=pytest.mark.long)]
+)
 def test_other_settings_need_another_folder(option, value, root, cifar10, capsys):
     before = contents(cifar10)
-    assert reproduce(root, "cifar10", cifar10, "--train-per-class", "80", "--quiet", option, value) == 2
+    assert (
+        reproduce(root, "cifar10", cifar10, "--train-per-class", "80", "--quiet", option, value)
+        == 2
+    )
     assert "has a comparison with other" in sentence(capsys)
     assert contents(cifar10) == before
 
@@ -137,11 +158,18 @@ def other_weights(name="efficientnet-lite0", folder=None, size=224):
 
 def test_other_weights_need_another_folder(root, cifar10, capsys):
     """The same command, but features that differ."""
-    assert reproduce(root, "cifar10", cifar10, "--train-per-class", "80", "--quiet", network=other_weights) == 2
+    assert (
+        reproduce(
+            root, "cifar10", cifar10, "--train-per-class", "80", "--quiet", network=other_weights
+        )
+        == 2
+    )
     assert "has a comparison with other data; use another folder" in sentence(capsys)
 
 
-def test_the_same_command_again_changes_nothing_and_shows_the_table(root, cifar10, capsys, monkeypatch):
+def test_the_same_command_again_changes_nothing_and_shows_the_table(
+    root, cifar10, capsys, monkeypatch
+):
     def never(*_):
         raise AssertionError("there is nothing left to do")
 
@@ -154,10 +182,15 @@ def test_the_same_command_again_changes_nothing_and_shows_the_table(root, cifar1
     for line in rows(cifar10 / "table.csv"):
         (row,) = [text for text in out.splitlines() if text.startswith(f"{line['method']} ")]
         assert f"{100 * float(line['average']):.2f} ± " in row
-        assert all(f"{value:.2f}" in row for value in NUMBERS["cifar10", 0.05].get(line["method"], ()))
+        assert all(
+            f"{value:.2f}" in row for value in NUMBERS["cifar10", 0.05].get(line["method"], ())
+        )
     assert "**" not in out
     assert "Verdict\nα = 0.05: Scaff-PD's worst 20 %" in out
-    assert "EfficientNet-Lite0 (ImageNet weights) takes the place of the paper's ResNet-18." in out.replace("\n", " ")
+    assert (
+        "EfficientNet-Lite0 (ImageNet weights) takes the place of the paper's ResNet-18."
+        in out.replace("\n", " ")
+    )
     assert str(cifar10 / "table.csv") in out.replace("\n", "")
 
 
@@ -175,7 +208,12 @@ def tiny(root, tmp_path_factory):
 @pytest.mark.long
 def test_tradeoff(tiny, root):
     alone = [f"runs/alpha-0.01/{name}" for name in RUNS]
-    assert sorted(contents(tiny / "tradeoff")) == ["command.txt", *alone, "tradeoff.csv", "tradeoff.png"]
+    assert sorted(contents(tiny / "tradeoff")) == [
+        "command.txt",
+        *alone,
+        "tradeoff.csv",
+        "tradeoff.png",
+    ]
     assert len(rows(tiny / "tradeoff" / "tradeoff.csv")) == 2 * len(METHODS)
     assert size_of_png(tiny / "tradeoff" / "tradeoff.png")[0] > 1000
     command = (tiny / "tradeoff" / "command.txt").read_text(encoding="utf-8")
@@ -188,10 +226,13 @@ def test_tradeoff(tiny, root):
 @pytest.mark.long
 def test_the_tradeoff_of_a_study_that_is_there(root, tmp_path):
     """`tradeoff` beside `tinyimagenet` shows its runs and makes none."""
-    study, out = tmp_path / "tinyimagenet", tmp_path / "tradeoff"
+    study = tmp_path / "tinyimagenet"
+    out = tmp_path / "tradeoff"
     assert reproduce(root, "tinyimagenet", study, "--quiet") == 0
     lines = check_table(study, "tinyimagenet")
-    assert [float(line["alpha"]) for line in lines] == [a for a in (0.01, 0.05, 0.1) for _ in METHODS]
+    assert [float(line["alpha"]) for line in lines] == [
+        a for a in (0.01, 0.05, 0.1) for _ in METHODS
+    ]
     page = (study / "README.md").read_text(encoding="utf-8")
     assert page.count("(paper) |") == 6
     assert page.count("\n- α = ") == 3
@@ -203,7 +244,10 @@ def test_the_tradeoff_of_a_study_that_is_there(root, tmp_path):
 
 @pytest.mark.long
 def test_other_partitions_and_more_tuning(root, tmp_path):
-    assert reproduce(root, "cifar10", tmp_path, "--balanced", "--climb", "--quiet", "--seeds", "1") == 0
+    assert (
+        reproduce(root, "cifar10", tmp_path, "--balanced", "--climb", "--quiet", "--seeds", "1")
+        == 0
+    )
     about = json.loads((tmp_path / "about.json").read_text(encoding="utf-8"))
     for option in ("--balanced", "--climb"):
         assert about["plan"][option.removeprefix("--")] is True
@@ -238,11 +282,15 @@ def test_rho(rho):
     points = rows(rho / "rho.csv")
     assert list(points[0]) == list(curves.COLUMNS)
     labels = [*(f"Scaff-PD, ρ = {value:g}" for value in RHOS), "SCAFFOLD"]
-    expected = [(label, str(seed), str(r)) for seed in range(2) for label in labels for r in range(4)]
+    expected = [
+        (label, str(seed), str(r)) for seed in range(2) for label in labels for r in range(4)
+    ]
     assert [(p["method"], p["seed"], p["round"]) for p in points] == expected
     starts = {(p["seed"], p["average"], p["worst_20"]) for p in points if p["round"] == "0"}
     assert len(starts) == 2  # everybody starts at the same point
-    assert all(0 <= float(p["worst_20"]) <= float(p["average"]) <= float(p["best_20"]) <= 1 for p in points)
+    assert all(
+        0 <= float(p["worst_20"]) <= float(p["average"]) <= float(p["best_20"]) <= 1 for p in points
+    )
     assert size_of_png(rho / "rho.png")[0] > 1000
     page = (rho / "README.md").read_text(encoding="utf-8")
     assert all(f"- {label}: after 3 rounds" in page for label in labels)
@@ -254,9 +302,15 @@ def test_the_tuned_baseline_of_rho_is_the_one_of_the_comparison(root, tmp_path, 
     monkeypatch.setattr(curves, "RHOS", RHOS[:1])
     assert reproduce(root, "rho", tmp_path, "--quiet", "--seeds", "1") == 0
     (final,) = [row for row in rows(tmp_path / "tuning" / "runs.csv") if row["phase"] == "final"]
-    (last,) = [p for p in rows(tmp_path / "rho.csv") if (p["method"], p["seed"], p["round"]) == ("SCAFFOLD", "0", "3")]
+    (last,) = [
+        p
+        for p in rows(tmp_path / "rho.csv")
+        if (p["method"], p["seed"], p["round"]) == ("SCAFFOLD", "0", "3")
+    ]
     assert float(last["average"]) == pytest.approx(float(final["test_accuracy_mean"]), abs=1e-6)
-    assert float(last["worst_20"]) == pytest.approx(float(final["test_accuracy_worst_20"]), abs=1e-6)
+    assert float(last["worst_20"]) == pytest.approx(
+        float(final["test_accuracy_worst_20"]), abs=1e-6
+    )
 
 
 @pytest.mark.long
@@ -264,7 +318,9 @@ def test_rho_again_gives_the_same_numbers(rho, root):
     before = contents(rho)
     assert reproduce(root, "rho", rho, "--quiet") == 0
     after = contents(rho)
-    assert {k: v for k, v in after.items() if k != "rho.png"} == {k: v for k, v in before.items() if k != "rho.png"}
+    assert {k: v for k, v in after.items() if k != "rho.png"} == {
+        k: v for k, v in before.items() if k != "rho.png"
+    }
 
 
 @pytest.mark.long
@@ -275,12 +331,19 @@ def test_causes(root, tmp_path, capsys):
     points = rows(tmp_path / "causes.csv")
     assert list(points[0]) == list(curves.CAUSE_COLUMNS)
     labels = list(curves.contestants(2))
-    expected = [(l2, label, str(r)) for l2 in ("0.001", "0.003", "0.01") for label in labels for r in range(4)]
+    expected = [
+        (l2, label, str(r))
+        for l2 in ("0.001", "0.003", "0.01")
+        for label in labels
+        for r in range(4)
+    ]
     assert [(p["l2"], p["method"], p["round"]) for p in points] == expected
     for label in labels:
         (row,) = [text for text in page.splitlines() if text.startswith(f"| {label} |")]
         last = [p for p in points if p["method"] == label and p["round"] == "3"]
-        cells = [f"{100 * float(p['worst_20']):.1f} ({100 * float(p['average']):.1f})" for p in last]
+        cells = [
+            f"{100 * float(p['worst_20']):.1f} ({100 * float(p['average']):.1f})" for p in last
+        ]
         assert [cell.strip() for cell in row.strip("|").split("|")][1:] == cells
     assert "l2 = 0.003, 3 rounds" in page
 
@@ -293,22 +356,40 @@ def test_fifty_clients(root, tmp_path):
     assert reproduce(root, "cifar100-50clients", tmp_path, "--quiet", each=EACH) == 0
     lines = check_table(tmp_path, "cifar100-50clients", clients=50)
     assert [line["method"] for line in lines] == list(METHODS)
-    assert (tmp_path / "README.md").read_text(encoding="utf-8").startswith("# CIFAR-100, 50 clients\n")
+    assert (
+        (tmp_path / "README.md").read_text(encoding="utf-8").startswith("# CIFAR-100, 50 clients\n")
+    )
 
 
 @pytest.mark.long
 def test_all_of_it(root, tmp_path):
     assert reproduce(root, "all", tmp_path, "--quiet", each=EACH | {"tinyimagenet": (2, 1)}) == 0
-    names = {"cifar10", "cifar100", "cifar100-50clients", "tinyimagenet", "rho", "tradeoff", "causes", "regulariser"}
+    names = {
+        "cifar10",
+        "cifar100",
+        "cifar100-50clients",
+        "tinyimagenet",
+        "rho",
+        "tradeoff",
+        "causes",
+        "regulariser",
+    }
     assert {path.name for path in tmp_path.iterdir()} == names
-    for name, clients in (("cifar10", 20), ("cifar100", 20), ("tinyimagenet", 20), ("cifar100-50clients", 50)):
+    for name, clients in (
+        ("cifar10", 20),
+        ("cifar100", 20),
+        ("tinyimagenet", 20),
+        ("cifar100-50clients", 50),
+    ):
         check_table(tmp_path / name, name, clients)
         about = json.loads((tmp_path / name / "about.json").read_text(encoding="utf-8"))
         assert about["command"].endswith(f"--out {(tmp_path / name).as_posix()}")
     before = contents(tmp_path)
     assert reproduce(root, "all", tmp_path, "--quiet", each=EACH | {"tinyimagenet": (2, 1)}) == 0
     after = contents(tmp_path)
-    assert [name for name in before if before[name] != after[name] and not name.endswith(".png")] == []
+    assert [
+        name for name in before if before[name] != after[name] and not name.endswith(".png")
+    ] == []
 
 
 @pytest.mark.long
@@ -317,6 +398,9 @@ def test_two_processes_and_one_have_the_same_numbers(root, tmp_path):
     where = ("--data", str(root), "--cache", str(root / "features"), "--device", "cpu", "--quiet")
     more = (*where, *OPTIONS, "--train-per-class", "80")
     assert commands.run(["cifar10", "--small", "--out", str(tmp_path / "two"), *more]) == 0
-    assert reproduce(root, "cifar10", tmp_path / "one", *more[-2:], "--quiet", each=EACH, network=None) == 0
+    assert (
+        reproduce(root, "cifar10", tmp_path / "one", *more[-2:], "--quiet", each=EACH, network=None)
+        == 0
+    )
     one, two = (tmp_path / name / "alpha-0.05" / "clients.csv" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()

@@ -11,7 +11,16 @@ from image_study_cases import WEIGHTS, contents, reproduce, sentence
 from experiments import image_study
 from experiments import reproduce as commands
 
-COMMANDS = ("cifar100", "cifar10", "tinyimagenet", "cifar100-50clients", "rho", "tradeoff", "causes", "all")
+COMMANDS = (
+    "cifar100",
+    "cifar10",
+    "tinyimagenet",
+    "cifar100-50clients",
+    "rho",
+    "tradeoff",
+    "causes",
+    "all",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -68,7 +77,9 @@ def test_a_folder_that_is_a_file(command, root, tmp_path, capsys):
     assert (tmp_path / "out").read_text() == "mine"
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere"
+)
 def test_a_folder_that_may_not_be_written_to(root, tmp_path, capsys):
     tmp_path.chmod(0o500)
     try:
@@ -130,7 +141,9 @@ def test_options_that_cannot_be(option, value, words, tmp_path, capsys, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("given", "meant"), [("cifer10", "cifar10"), ("tiny-imagenet", "tinyimagenet")])
+@pytest.mark.parametrize(
+    ("given", "meant"), [("cifer10", "cifar10"), ("tiny-imagenet", "tinyimagenet")]
+)
 def test_a_misspelt_table(given, meant, capsys):
     assert commands.run([given]) == 2
     assert f"No such command {given!r}. Did you mean {meant!r}?" in sentence(capsys)
@@ -143,4 +156,7 @@ def test_help_names_every_table_and_option(capsys):
     for name in COMMANDS:
         assert commands.run([name, "--help"]) == 0
         out = capsys.readouterr().out
-        assert all(option in out for option in ("--data", "--out", "--cache", "--small", "--train-per-class", "--l2"))
+        assert all(
+            option in out
+            for option in ("--data", "--out", "--cache", "--small", "--train-per-class", "--l2")
+        )

@@ -13,7 +13,7 @@ import torch
 from image_study_cases import pictures, size_of_png
 
 import scaffpd as sp
-import scaffpd.comparison as compete
+import scaffpd.study.comparison as compete
 from experiments import image_curves as curves
 from experiments import image_figures as figures
 from experiments import image_plans as settings
@@ -22,21 +22,24 @@ from experiments import image_tables as tables
 from experiments.image_curves import Curve
 from experiments.image_plans import METHODS, NUMBERS, PLANS, Cut, Plan
 from scaffpd import data
-from scaffpd.comparison import compare
-from scaffpd.comparison.tables import MethodSummary
 from scaffpd.data import Table
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
 from scaffpd.models.wide import load_rows
-from scaffpd.training import Status
+from scaffpd.study.comparison import compare
+from scaffpd.study.comparison.tables import MethodSummary
+from scaffpd.training.loop import Status
 
-TRAIN, TEST = np.repeat(np.arange(10), 60), np.repeat(np.arange(10), 30)
+TRAIN = np.repeat(np.arange(10), 60)
+TEST = np.repeat(np.arange(10), 30)
 
 
 def made_up_table(features=7, dtype=np.float32):
     """Row j holds j in its first column."""
-    values = np.random.default_rng(0).standard_normal((len(TRAIN) + len(TEST), features)).astype(dtype)
+    values = (
+        np.random.default_rng(0).standard_normal((len(TRAIN) + len(TEST), features)).astype(dtype)
+    )
     values[:, 0] = np.arange(len(values))
     return values
 
@@ -102,7 +105,9 @@ def test_a_cut_of_a_mapped_table_travels_light(tmp_path):
     arrived = pickle.loads(sent)
     assert isinstance(arrived.table.values, np.memmap)
     assert (arrived.table.scale, arrived.table.key, arrived.alpha) == (0.5, "key", 0.1)
-    for (X, y), (Z, w) in zip((*cut(1).train, *cut(1).test), (*arrived(1).train, *arrived(1).test), strict=True):
+    for (X, y), (Z, w) in zip(
+        (*cut(1).train, *cut(1).test), (*arrived(1).train, *arrived(1).test), strict=True
+    ):
         np.testing.assert_array_equal(np.asarray(X), np.asarray(Z))
         np.testing.assert_array_equal(y, w)
 
@@ -128,7 +133,11 @@ def test_plans_are_the_papers():
 def test_a_small_plan_has_the_same_clients_and_fewer_images():
     for name, full in PLANS.items():
         small = settings.plan(name, small=True)
-        assert (small.dataset, small.clients, small.alphas) == (full.dataset, full.clients, full.alphas)
+        assert (small.dataset, small.clients, small.alphas) == (
+            full.dataset,
+            full.clients,
+            full.alphas,
+        )
         assert (small.train_per_class, small.test_per_class) == settings.PER_CLASS[full.dataset]
         assert (full.train_per_class, full.test_per_class) == (None, None)
 
@@ -149,7 +158,9 @@ def test_a_plan_may_leave_one_part_open(train, test):
     """`--train-per-class` counts without `--small` as well."""
     parts = (data.Pictures(*pictures(10, each, 8, each)) for each in (6, 3))
     images = data.Images("made up", *parts, tuple("abcdefghij"), "Made up.")
-    fewer = study._fewer(images, Plan("cifar10", "cifar10", train_per_class=train, test_per_class=test))
+    fewer = study._fewer(
+        images, Plan("cifar10", "cifar10", train_per_class=train, test_per_class=test)
+    )
     assert (len(fewer.train), len(fewer.test)) == (10 * (train or 6), 10 * (test or 3))
     assert (fewer is images) == (train is None and test is None)
 
@@ -161,7 +172,9 @@ def test_numbers_of_the_paper():
     assert NUMBERS["tinyimagenet", 0.1]["Δ-FL"] == (36.47, 20.13)
     assert NUMBERS["cifar10", 0.05]["q-FFL"] == (68.52, 41.26)
     assert NUMBERS["cifar100-50clients", 0.01]["AFL"] == (49.93, 31.87)
-    assert all(0 < worst < average < 100 for table in NUMBERS.values() for average, worst in table.values())
+    assert all(
+        0 < worst < average < 100 for table in NUMBERS.values() for average, worst in table.values()
+    )
 
 
 # ------------------------------------------------------------------ tables and verdicts
@@ -169,11 +182,15 @@ def test_numbers_of_the_paper():
 
 def line(method, average, worst, deviation=0.01, failures=""):
     means = {} if failures else {tables.AVERAGE: average, tables.WORST: worst, tables.BEST: 0.9}
-    return MethodSummary(method, 0 if failures else 2, failures, 5, None, means, dict.fromkeys(means, deviation))
+    return MethodSummary(
+        method, 0 if failures else 2, failures, 5, None, means, dict.fromkeys(means, deviation)
+    )
 
 
 def made_up_run(entry, seed, gap):
-    names, counts, rising = tuple(map(str, range(20))), np.full(20, 5), np.linspace(0.1, 0.2, 20)
+    names = tuple(map(str, range(20)))
+    counts = np.full(20, 5)
+    rising = np.linspace(0.1, 0.2, 20)
     test = ClientScores(names, rising, np.full(20, entry.mean.get(tables.WORST, np.nan)), counts)
     scores = {"train": ClientScores(names, rising[::-1], 1 - rising, counts), "test": test}
     job = SimpleNamespace(method=entry.method, seed=seed)
@@ -184,8 +201,12 @@ def fake(lines, name="cifar10", alphas=(0.05,), gap=1e-3):
     """A study of which only the tables' needs are there: two partitions on which every client fares the same."""
     found = {entry.method: entry for entry in lines}
     runs = tuple(made_up_run(entry, seed, gap) for entry in lines for seed in range(2))
-    comparison = SimpleNamespace(table=tuple(lines), line=found.__getitem__, finals=runs, clients=20)
-    return SimpleNamespace(plan=replace(PLANS[name], alphas=alphas), comparisons=dict.fromkeys(alphas, comparison))
+    comparison = SimpleNamespace(
+        table=tuple(lines), line=found.__getitem__, finals=runs, clients=20
+    )
+    return SimpleNamespace(
+        plan=replace(PLANS[name], alphas=alphas), comparisons=dict.fromkeys(alphas, comparison)
+    )
 
 
 def eight(**changed):
@@ -219,12 +240,17 @@ def test_not_the_best():
 
 def test_a_gap_that_says_nothing():
     (said,) = tables.verdict(fake(eight(), gap=4.7))
-    assert said.endswith("Its certified gap is at most 4.7e+00, more than the losses at the start: nothing is proven.")
+    assert said.endswith(
+        "Its certified gap is at most 4.7e+00, more than the losses at the start: nothing is proven."
+    )
 
 
 def test_one_seed_has_no_deviation():
     (said,) = tables.verdict(fake([line(name, 0.5, 0.4, np.nan) for name in METHODS]))
-    assert "Scaff-PD's worst 20 % (40.00) is the best, 0.0 points above FedAvg (40.00; by partition" in said
+    assert (
+        "Scaff-PD's worst 20 % (40.00) is the best, 0.0 points above FedAvg (40.00; by partition"
+        in said
+    )
     assert "nan" not in said
 
 
@@ -234,7 +260,9 @@ def test_failures_are_named():
     (said,) = tables.verdict(fake(eight(a=line("FedAvg", 0, 0, failures="It diverged."))))
     assert "FedAvg failed." in said
     others = {name: line(name, 0, 0, failures="It diverged.") for name in METHODS[:-1]}
-    (said,) = tables.verdict(fake(eight(**{f"m{k}": entry for k, entry in enumerate(others.values())})))
+    (said,) = tables.verdict(
+        fake(eight(**{f"m{k}": entry for k, entry in enumerate(others.values())}))
+    )
     assert said == "α = 0.05: no other method is ranked"
 
 
@@ -242,9 +270,12 @@ def test_a_group_of_columns_for_every_alpha():
     place = fake(eight(a=line("DRFA", 0, 0, failures="It diverged.")), "cifar100", (0.01, 0.1))
     header = tables.header(place)
     assert header[:5] == [
-        "method", "α = 0.01: average", "α = 0.01: worst 20 %", "α = 0.01: average (paper)",
+        "method",
+        "α = 0.01: average",
+        "α = 0.01: worst 20 %",
+        "α = 0.01: average (paper)",
         "α = 0.01: worst 20 % (paper)",
-    ]  # fmt: skip
+    ]
     assert header[5] == "α = 0.1: average"
     rows = {row[0]: row[1:] for row in tables.rows(place)}
     assert list(rows) == list(METHODS)
@@ -281,9 +312,17 @@ class Wild(sp.FedAvg):
 def ground():
     random = np.random.default_rng(0)
     labels = np.concatenate([TRAIN, TEST])
-    values = (np.eye(10)[labels] + 0.4 * random.standard_normal((len(labels), 10))).astype(np.float32)
+    values = (np.eye(10)[labels] + 0.4 * random.standard_normal((len(labels), 10))).astype(
+        np.float32
+    )
     plan = replace(
-        settings.plan("cifar10", small=True), clients=10, alphas=(0.1,), rounds=4, tune=1, local_steps=2, l2=1e-2
+        settings.plan("cifar10", small=True),
+        clients=10,
+        alphas=(0.1,),
+        rounds=4,
+        tune=1,
+        local_steps=2,
+        l2=1e-2,
     )
     return study.Ground(plan, Table(values, 1.0, "made up"), TRAIN, TEST, 10, "Made up.", 0.5)
 
@@ -294,9 +333,13 @@ def wild(ground):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compete, "cores", lambda: 1)
         found = compare(
-            settings.methods(2) | {"FedProx": Wild(local_steps=2)}, ground.problem(0.1, "cpu"), seeds=(0, 1), rounds=4,
-            tune=1, progress=False,
-        )  # fmt: skip
+            settings.methods(2) | {"FedProx": Wild(local_steps=2)},
+            ground.problem(0.1, "cpu"),
+            seeds=(0, 1),
+            rounds=4,
+            tune=1,
+            progress=False,
+        )
     return study.Study(ground.plan, ground, {0.1: found}, 3.0, "a machine")
 
 
@@ -328,7 +371,9 @@ def test_the_picture_leaves_out_who_failed(wild, tmp_path, monkeypatch):
 
     seen = []
     real = mf.Figure.savefig
-    monkeypatch.setattr(mf.Figure, "savefig", lambda self, *a, **k: (seen.append(self), real(self, *a, **k))[1])
+    monkeypatch.setattr(
+        mf.Figure, "savefig", lambda self, *a, **k: (seen.append(self), real(self, *a, **k))[1]
+    )
     path = figures.tradeoff(wild.comparisons[0.1], tmp_path / "tradeoff.png", "title")
     assert size_of_png(path)[0] > 1000
     labels = [text.get_text() for text in seen[0].axes[1].get_legend().get_texts()]
@@ -386,11 +431,25 @@ def test_the_table_of_causes():
     ]
     header, rows = curves.cause_table(found)
     assert header == [
-        "method", "l2 = 0.001, 10 rounds", "l2 = 0.001, 30 rounds", "l2 = 0.003, 10 rounds", "l2 = 0.003, 30 rounds",
-    ]  # fmt: skip
-    assert rows == [[label, "12.5 (25.0)", "27.5 (55.0)", "15.8 (31.7)", "37.5 (75.0)"] for label in "ab"]
+        "method",
+        "l2 = 0.001, 10 rounds",
+        "l2 = 0.001, 30 rounds",
+        "l2 = 0.003, 10 rounds",
+        "l2 = 0.003, 30 rounds",
+    ]
+    assert rows == [
+        [label, "12.5 (25.0)", "27.5 (55.0)", "15.8 (31.7)", "37.5 (75.0)"] for label in "ab"
+    ]
     assert len(list(curves.lines(found, with_l2=True))) == 2 * 2 * 2 * 31
-    assert next(curves.lines(found, with_l2=True)) == ("a", "0.001", 0, 0, "0.100000", "0.050000", "0.120000")
+    assert next(curves.lines(found, with_l2=True)) == (
+        "a",
+        "0.001",
+        0,
+        0,
+        "0.100000",
+        "0.050000",
+        "0.120000",
+    )
     page = curves.causes_page(found, "Title", "command", "a machine")
     assert page.startswith("# Title\n\nWritten by `command` on a machine.")
     assert "mean over 2 partitions" in page
@@ -401,7 +460,10 @@ def test_causes_of_few_rounds_and_of_failures():
     broken = scores(3, 0.5)
     broken[2:] = np.nan
     found = [Curve("a", 0, scores(3, 0.5), 1e-3), Curve("b", 0, broken, 1e-3)]
-    assert curves.cause_table(found) == (["method", "l2 = 0.001, 3 rounds"], [["a", "25.0 (50.0)"], ["b", "failed"]])
+    assert curves.cause_table(found) == (
+        ["method", "l2 = 0.001, 3 rounds"],
+        [["a", "25.0 (50.0)"], ["b", "failed"]],
+    )
 
 
 def test_contestants_differ_in_one_thing_at_a_time():
@@ -417,7 +479,11 @@ def test_contestants_differ_in_one_thing_at_a_time():
 
 def test_the_picture_over_rounds(tmp_path):
     labels = ["Scaff-PD, ρ = 0.1", "Scaff-PD, ρ = 0.2", "Scaff-PD, ρ = 0.5", "SCAFFOLD"]
-    found = [Curve(name, s, scores(9, 0.4 + 0.1 * k + 0.02 * s)) for s in (0, 1) for k, name in enumerate(labels)]
+    found = [
+        Curve(name, s, scores(9, 0.4 + 0.1 * k + 0.02 * s))
+        for s in (0, 1)
+        for k, name in enumerate(labels)
+    ]
     found[-1].scores[5:] = np.nan
     path = figures.over_rounds(found, tmp_path / "rho.png", "title")
     assert size_of_png(path)[0] > 1000
@@ -454,9 +520,13 @@ def test_hardware_in_words():
 
 def test_ridge_regression_by_conjugate_gradients():
     random = np.random.default_rng(0)
-    values, labels = random.normal(size=(30, 50)).astype(np.float32), random.integers(0, 3, 30)
-    A, Y = values.astype(float) * 0.1, np.eye(3)[labels]
-    store = load_rows([Table(values, 0.1).rows(np.arange(30))], ["all"], torch.device("cpu"), torch.float64)
+    values = random.normal(size=(30, 50)).astype(np.float32)
+    labels = random.integers(0, 3, 30)
+    A = values.astype(float) * 0.1
+    Y = np.eye(3)[labels]
+    store = load_rows(
+        [Table(values, 0.1).rows(np.arange(30))], ["all"], torch.device("cpu"), torch.float64
+    )
     X = study.ridge(store, torch.from_numpy(Y), 1e-2, steps=200)
     exact = np.linalg.solve(2 * A.T @ A / 30 + 1e-2 * np.eye(50), 2 * A.T @ Y / 30)
     np.testing.assert_allclose(X, exact, atol=1e-5)

@@ -6,7 +6,16 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-ABSENT = ("pydantic", "pyarrow", "filelock", "tomli_w", "jinja2", "threadpoolctl", "pandas", "psutil")
+ABSENT = (
+    "pydantic",
+    "pyarrow",
+    "filelock",
+    "tomli_w",
+    "jinja2",
+    "threadpoolctl",
+    "pandas",
+    "psutil",
+)
 ROOT = Path(__file__).parents[2]
 
 

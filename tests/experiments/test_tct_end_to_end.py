@@ -14,9 +14,19 @@ import scaffpd as sp
 from experiments import tct_end_to_end as tct
 
 TINY = tct.Setting(
-    "cifar10", 0.5, clients=3, width=8, rounds=2, final=2, local_steps=2, batch=4, epochs=1, coordinates=40,
-    per_class=(8, 4), rate=0.1,
-)  # fmt: skip
+    "cifar10",
+    0.5,
+    clients=3,
+    width=8,
+    rounds=2,
+    final=2,
+    local_steps=2,
+    batch=4,
+    epochs=1,
+    coordinates=40,
+    per_class=(8, 4),
+    rate=0.1,
+)
 
 
 class Small(torch.nn.Module):
@@ -67,7 +77,9 @@ def test_all_rows_and_a_run_in_pieces(root, tmp_path):
     accuracy = cohort.evaluate(longer, "test").accuracy
     assert found[tct.LONGER]["accuracies"] == " ".join(f"{100 * a:.2f}" for a in accuracy)
 
-    for _ in range(4):  # a call that is late has time for one round (one for each rate), and for no row of stage 3
+    for _ in range(
+        4
+    ):  # a call that is late has time for one round (one for each rate), and for no row of stage 3
         assert not tct.Study(TINY, tmp_path / "pieces", "cpu", root, deadline=0.0).carry_out()
     assert set(rows(tmp_path / "pieces")) == {tct.STAGE_1}
     assert not (tmp_path / "pieces" / "about.json").exists()

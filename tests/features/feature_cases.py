@@ -88,7 +88,9 @@ class Besides(nn.Module):
 
 
 def mlp():
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.BatchNorm1d(9), nn.ReLU(inplace=True), nn.Linear(9, 4))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(12, 9), nn.BatchNorm1d(9), nn.ReLU(inplace=True), nn.Linear(9, 4)
+    )
 
 
 def efficientnet():

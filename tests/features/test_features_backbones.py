@@ -40,7 +40,9 @@ def test_the_photographs_that_scikit_learn_carries():
     from sklearn.datasets import load_sample_images
 
     network = backbone("efficientnet-lite0", DATA)
-    for image, expected in zip(load_sample_images().images, (698, 985), strict=True):  # palace, daisy
+    for image, expected in zip(
+        load_sample_images().images, (698, 985), strict=True
+    ):  # palace, daisy
         side = min(image.shape[:2])
         top, left = ((n - side) // 2 for n in image.shape[:2])
         square = torch.tensor(image[top : top + side, left : left + side])[None]
@@ -71,7 +73,8 @@ def test_reading_what_was_written(tmp_path, monkeypatch):
 def test_shortcuts_are_added():
     """Where convolutions are zero, a residual block passes on what the shortcut brings."""
     network = ResNet18Trunk()
-    plain, shrinking = network.layer1[0], network.layer2[0]
+    plain = network.layer1[0]
+    shrinking = network.layer2[0]
     for conv in (plain.conv2, shrinking.conv2):
         nn.init.zeros_(conv.weight)
         nn.init.zeros_(conv.bias)
@@ -100,7 +103,9 @@ def test_truncated(size, tmp_path):
 
 def test_other_weights(tmp_path):
     write(tmp_path, ResNet18Trunk(), **{"conv1.bias": None})
-    with pytest.raises(InputError, match=r"lacks 'conv1.bias': it holds weights of another network"):
+    with pytest.raises(
+        InputError, match=r"lacks 'conv1.bias': it holds weights of another network"
+    ):
         backbone("resnet18-layer3", tmp_path)
     write(tmp_path, ResNet18Trunk(), extra=np.zeros(3))
     with pytest.raises(InputError, match="has an unknown 'extra'"):
@@ -108,7 +113,9 @@ def test_other_weights(tmp_path):
     write(tmp_path, ResNet18Trunk(), **{"conv1.bias": np.zeros(3)})
     with pytest.raises(InputError, match=r"shape \(3,\) in place of \(64,\)"):
         backbone("resnet18-layer3", tmp_path)
-    shutil.copy(write(tmp_path, ResNet18Trunk()), tmp_path / "weights" / FILES["efficientnet-lite0"])
+    shutil.copy(
+        write(tmp_path, ResNet18Trunk()), tmp_path / "weights" / FILES["efficientnet-lite0"]
+    )
     with pytest.raises(InputError, match="another network"):
         backbone("efficientnet-lite0", tmp_path)
 
@@ -138,11 +145,15 @@ def test_same_padding_centres_as_tensorflow_does(size, kernel):
     first = [2 * j - total // 2 for j in range(len(y))]
     inside = [sum(n for n in range(a, a + kernel) if 0 <= n < size) for a in first]
     rows = [sum(1 for n in range(a, a + kernel) if 0 <= n < size) for a in first]
-    torch.testing.assert_close(y.detach(), torch.tensor(rows)[:, None] * torch.tensor(inside, dtype=torch.float32))
+    torch.testing.assert_close(
+        y.detach(), torch.tensor(rows)[:, None] * torch.tensor(inside, dtype=torch.float32)
+    )
 
 
 def test_any_network_without_its_head():
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(), nn.Linear(4 * 36, 2))
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(), nn.Linear(4 * 36, 2)
+    )
     for features in ("4", lambda module, x: module[:4](x)):
         trunk = Backbone.of(net, features, size=8)
         x = torch.randn(2, 3, 8, 8)
@@ -165,8 +176,11 @@ def test_any_network_without_its_head():
 
 def test_digests_tell_weights_and_architectures():
     torch.manual_seed(0)
-    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
-    digests = {Backbone.of(net).digest for net in (a, b, nn.Sequential(a), nn.Linear(3, 3, bias=False))}
+    a = nn.Linear(3, 3)
+    b = nn.Linear(3, 3)
+    digests = {
+        Backbone.of(net).digest for net in (a, b, nn.Sequential(a), nn.Linear(3, 3, bias=False))
+    }
     assert len(digests) == 4
     assert Backbone.of(a).digest == Backbone.of(a).digest
 

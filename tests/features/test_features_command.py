@@ -32,12 +32,17 @@ class Fake:
     digest: str = "fake"
 
     def subset(self, train, test, seed=0):
-        cut = [Half(half.x[: 2 * n], half.y[: 2 * n]) for half, n in ((self.train, train), (self.test, test))]
+        cut = [
+            Half(half.x[: 2 * n], half.y[: 2 * n])
+            for half, n in ((self.train, train), (self.test, test))
+        ]
         return replace(self, train=cut[0], test=cut[1], digest=f"fake {train} {test} {seed}")
 
 
 def half(n):
-    return Half(np.random.default_rng(n).integers(0, 256, (n, 8, 8, 3), dtype=np.uint8), np.arange(n) % 2)
+    return Half(
+        np.random.default_rng(n).integers(0, 256, (n, 8, 8, 3), dtype=np.uint8), np.arange(n) % 2
+    )
 
 
 @pytest.fixture
@@ -46,19 +51,42 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "weights").mkdir()
     weights = {k: v.numpy() for k, v in ResNet18Trunk().state_dict().items()}
     np.savez(tmp_path / "weights" / "resnet18_imagenet_to_layer3_bnfolded.npz", **weights)
-    monkeypatch.setattr(scaffpd.data, "cifar10", lambda folder=None: Fake(half(20), half(10)), raising=False)
+    monkeypatch.setattr(
+        scaffpd.data, "cifar10", lambda folder=None: Fake(half(20), half(10)), raising=False
+    )
     return tmp_path
 
 
 def command(folder, *more):
-    options = ("--data", str(folder), "--backbone", "resnet18-layer3", "--size", "32", "--coordinates", "50")
-    return ["features", "cifar10", *options, "--device", "cpu", "--cache", str(folder / "cache"), *more]
+    options = (
+        "--data",
+        str(folder),
+        "--backbone",
+        "resnet18-layer3",
+        "--size",
+        "32",
+        "--coordinates",
+        "50",
+    )
+    return [
+        "features",
+        "cifar10",
+        *options,
+        "--device",
+        "cpu",
+        "--cache",
+        str(folder / "cache"),
+        *more,
+    ]
 
 
 def test_a_table_and_its_folder_are_named(folder, capsys):
     assert cli.run(command(folder)) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0] == "cifar10: 20 training and 10 test images of 8 × 8 pixels; resnet18-layer3 at 32 × 32."
+    assert (
+        out[0]
+        == "cifar10: 20 training and 10 test images of 8 × 8 pixels; resnet18-layer3 at 32 × 32."
+    )
     assert out[1].startswith("30 × 50 in float16 (3 kB), computed at ")
     assert (Path(out[2]) / VALUES).exists()
     assert cli.run(command(folder, "--verify")) == 0
@@ -76,7 +104,7 @@ def test_the_table_is_the_one_that_reproduce_looks_for(gpu, precision, folder, m
 
     def noted(*_, **options):
         asked.update(options)
-        raise scaffpd.InputError("Enough.")
+        raise scaffpd.InputError("enough-noted", "Enough.")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(scaffpd.features, "features", noted)

@@ -26,19 +26,25 @@ def network(name):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("name", ["efficientnet", "resnet", "grouped"])
 def test_gradients_are_those_of_the_cpu(name, layout):
-    backbone, x = network(name), images(6, 3, 64, 64)
+    backbone = network(name)
+    x = images(6, 3, 64, 64)
     here = Entk(backbone.trunk.double(), x.double(), 3000)
     there = backbone.to("cuda").trunk.to(memory_format=layout)
     y = x.double().cuda().contiguous(memory_format=layout)
     ours = Entk(there, y, 3000)
     assert ours.method == "layers"
     expected = here(x.double())
-    torch.testing.assert_close(ours(y).cpu(), expected, rtol=1e-8, atol=1e-11 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        ours(y).cpu(), expected, rtol=1e-8, atol=1e-11 * float(expected.abs().max())
+    )
 
 
-@pytest.mark.parametrize(("precision", "error"), [("float32", 2e-3), ("tf32", 0.1), ("bfloat16", 0.5)])
+@pytest.mark.parametrize(
+    ("precision", "error"), [("float32", 2e-3), ("tf32", 0.1), ("bfloat16", 0.5)]
+)
 def test_precisions(precision, error):
-    backbone, x = network("resnet"), images(6, 3, 64, 64)
+    backbone = network("resnet")
+    x = images(6, 3, 64, 64)
     expected = Entk(backbone.trunk, x, 3000)(x)
     found = Entk(backbone.to("cuda").trunk, x.cuda(), 3000, precision=precision)(x.cuda()).cpu()
     assert (found - expected).norm() <= error * expected.norm()
@@ -48,8 +54,10 @@ def test_precisions(precision, error):
 def test_fallbacks(case):
     torch.manual_seed(0)
     make, shape = FALLBACKS[case]
-    backbone, x = Backbone.of(make()), images(5, *shape)
-    here, there = Entk(backbone.trunk, x, 40), Entk(backbone.to("cuda").trunk, x.cuda(), 40)
+    backbone = Backbone.of(make())
+    x = images(5, *shape)
+    here = Entk(backbone.trunk, x, 40)
+    there = Entk(backbone.to("cuda").trunk, x.cuda(), 40)
     assert there.method == "vmap"
     torch.testing.assert_close(there(x.cuda()).cpu(), here(x), rtol=1e-3, atol=1e-5)
 
@@ -57,9 +65,12 @@ def test_fallbacks(case):
 @pytest.mark.parametrize("chunk", [None, 9])
 def test_tables(chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(compute, "SAMPLE", 20)
-    net, some = Backbone.of(Net(), "fc", size=12), pictures()
+    net = Backbone.of(Net(), "fc", size=12)
+    some = pictures()
     here = features(some, net, coordinates=200, dtype="float32")
-    there = features(some, net, coordinates=200, dtype="float32", device="cuda", chunk=chunk, cache=tmp_path)
+    there = features(
+        some, net, coordinates=200, dtype="float32", device="cuda", chunk=chunk, cache=tmp_path
+    )
     np.testing.assert_allclose(there.values, here.values, rtol=1e-2, atol=1e-2)
     assert there.key == features(some, net, coordinates=200, dtype="float32", cache=tmp_path).key
 

@@ -72,7 +72,8 @@ def standardised(images, net, coordinates):
     g = raw(images, net, coordinates)
     some = g[: len(images.train.x)]
     deviation = np.where(some.std(0) > 1e-6 * np.abs(some).max(0), some.std(0), 0)
-    usual, group = np.ones(coordinates), groups(images, net, coordinates)
+    usual = np.ones(coordinates)
+    group = groups(images, net, coordinates)
     for k in np.unique(group):
         moving = deviation[(group == k) & (deviation > 0)]
         usual[group == k] = np.sort(moving)[(len(moving) - 1) // 2] if len(moving) else np.nan
@@ -107,11 +108,14 @@ def test_rows_are_standardised_gradients(dtype, sample, net, monkeypatch):
 
 def test_a_coordinate_that_hardly_ever_moves_is_not_blown_up(net, monkeypatch):
     """One training image touches it barely, a test image fully: millions of deviations, if nobody looked."""
-    images, real = pictures(), Entk.__call__
-    images.train.x[3], images.test.x[2] = 0, 255
+    images = pictures()
+    real = Entk.__call__
+    images.train.x[3] = 0
+    images.test.x[2] = 255
 
     def spiked(self, x):
-        rows, usual = real(self, x), 1e-5
+        rows = real(self, x)
+        usual = 1e-5
         sums = x.mean((1, 2, 3))
         rows[:, 299] = torch.where(sums < -2, 1e-6 * usual, 0) + torch.where(sums > 2, usual, 0)
         rows[:, 298] = 3.5  # and one that never does
@@ -129,7 +133,9 @@ def test_mean_and_floored_deviation_of_sums():
     sums.add(z)
     mean, deviation = scales(sums, torch.tensor([0, 0, 1, 0]))
     torch.testing.assert_close(mean, z.double().mean(0))
-    usual = float(torch.median(z.double().std(0, correction=0)[[0, 3]]))  # of those that move: the lower of two
+    usual = float(
+        torch.median(z.double().std(0, correction=0)[[0, 3]])
+    )  # of those that move: the lower of two
     alone = [(8 / 3) ** 0.5, usual, usual, z[:, 3].double().std(correction=0)]
     torch.testing.assert_close(deviation, torch.tensor(alone, dtype=torch.float64))
 
@@ -139,7 +145,9 @@ def test_the_last_features(net, tmp_path):
     table = features(images, net, "penultimate", dtype="float32", cache=tmp_path)
     x = net.preprocess(torch.from_numpy(np.concatenate([images.train.x, images.test.x])))
     h = net.features(x).double().numpy()
-    np.testing.assert_allclose(table.values, (h - h[:70].mean(0)) / h[:70].std(0), rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        table.values, (h - h[:70].mean(0)) / h[:70].std(0), rtol=1e-3, atol=1e-3
+    )
     assert table.values.shape == (85, 10)
 
 
@@ -153,7 +161,8 @@ def test_chunks_do_not_matter(chunk, net):
 
 def test_an_array_of_images(net):
     images = pictures(20, 0)
-    a, b = features(images, net, coordinates=50), features(images.train.x, net, coordinates=50)
+    a = features(images, net, coordinates=50)
+    b = features(images.train.x, net, coordinates=50)
     np.testing.assert_array_equal(a.values, b.values)
     images.train.x.setflags(write=False)
     np.testing.assert_array_equal(features(images, net, coordinates=50).values, a.values)
@@ -187,7 +196,8 @@ def test_the_normalisation_is_kept(net, tmp_path):
 
 
 def test_the_key_tells_what_matters(net, tmp_path):
-    images, same = pictures(), {"coordinates": 20, "chunk": 50}
+    images = pictures()
+    same = {"coordinates": 20, "chunk": 50}
     other = pictures()
     other.digest = "other"
     keys = [
@@ -214,9 +224,11 @@ class StopError(Exception):
 def test_an_interrupted_run_goes_on(at, net, tmp_path, monkeypatch):
     monkeypatch.setattr(compute, "COMMIT", 0.0)
     monkeypatch.setattr(compute, "SAMPLE", 10)
-    images, options = pictures(), {"coordinates": 60, "chunk": 10, "dtype": "float32"}
+    images = pictures()
+    options = {"coordinates": 60, "chunk": 10, "dtype": "float32"}
     expected = features(images, net, **options).values
-    calls, real = [], Entk.__call__
+    calls = []
+    real = Entk.__call__
 
     def counted(self, x):
         calls.append(len(x))
@@ -233,13 +245,18 @@ def test_an_interrupted_run_goes_on(at, net, tmp_path, monkeypatch):
     assert len(calls) == (10 if at > 10 else 11)
 
 
-@pytest.mark.parametrize("moment", ["before the copy", "after the copy", "half way", "after the note"])
+@pytest.mark.parametrize(
+    "moment", ["before the copy", "after the copy", "half way", "after the note"]
+)
 def test_the_correction_in_place_survives_interruptions(moment, net, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "PIECE", 60 * 4 * 20)  # twenty rows
     monkeypatch.setattr(compute, "SAMPLE", 10)
-    images, options = pictures(), {"coordinates": 60, "dtype": "float32", "chunk": 85}
+    images = pictures()
+    options = {"coordinates": 60, "dtype": "float32", "chunk": 85}
     expected = features(images, net, **options).values
-    replace, commit, seen = store.FeatureStore.replace, store.FeatureStore.commit, []
+    replace = store.FeatureStore.replace
+    commit = store.FeatureStore.commit
+    seen = []
 
     def broken(self, values, start, piece):
         if start != 40:
@@ -295,11 +312,15 @@ def damage_missing(folder):
     (folder / "values.npy").unlink()
 
 
-@pytest.mark.parametrize("damage", [damage_meta, damage_fields, damage_size, damage_bits, damage_missing])
+@pytest.mark.parametrize(
+    "damage", [damage_meta, damage_fields, damage_size, damage_bits, damage_missing]
+)
 def test_damage_is_found(damage, net, tmp_path):
     features(pictures(), net, coordinates=40, cache=tmp_path)
     damage(folder_of(tmp_path))
-    with pytest.raises(InputError, match=r"are damaged .*: delete that folder and run again") as error:
+    with pytest.raises(
+        InputError, match=r"are damaged .*: delete that folder and run again"
+    ) as error:
         features(pictures(), net, coordinates=40, cache=tmp_path)
     assert str(folder_of(tmp_path)) in str(error.value)
     shutil.rmtree(folder_of(tmp_path))
@@ -308,7 +329,8 @@ def test_damage_is_found(damage, net, tmp_path):
 
 def counted(monkeypatch):
     """The numbers of pieces that were hashed to verify a table."""
-    seen, real = [], store.checksums
+    seen = []
+    real = store.checksums
 
     def noted(values, starts, size):
         seen.append(len(starts))
@@ -320,7 +342,8 @@ def counted(monkeypatch):
 
 def test_tables_are_verified_once_and_again_when_their_file_changes(net, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "PIECE", 40 * 2 * 20)  # twenty rows
-    seen, options = counted(monkeypatch), {"coordinates": 40, "cache": tmp_path}
+    seen = counted(monkeypatch)
+    options = {"coordinates": 40, "cache": tmp_path}
     expected = features(pictures(), net, **options).values
     features(pictures(), net, **options)
     assert seen == []  # what has just been computed is known to be right
@@ -333,7 +356,9 @@ def test_tables_are_verified_once_and_again_when_their_file_changes(net, tmp_pat
     features(pictures(), net, verify=True, **options)
     assert seen == [5, 5]
     for content in ("{", "[]", '{"size": 1}', None):
-        (folder / "verified.json").unlink() if content is None else (folder / "verified.json").write_text(content)
+        (folder / "verified.json").unlink() if content is None else (
+            folder / "verified.json"
+        ).write_text(content)
         np.testing.assert_array_equal(features(pictures(), net, **options).values, expected)
     assert seen == [5] * 6
     damage_bits(folder)
@@ -383,7 +408,9 @@ def test_pieces_of_an_earlier_run_are_not_restored(net, tmp_path, monkeypatch):
     np.save(folder / "piece-0.npy", other)
     np.save(folder / f"piece-20-{store.checksum(other)}.npy", other)
     (folder / f".piece-20.npy.abc{DRAFT}").touch()
-    np.testing.assert_array_equal(features(pictures(), net, cache=tmp_path, **options).values, expected)
+    np.testing.assert_array_equal(
+        features(pictures(), net, cache=tmp_path, **options).values, expected
+    )
     assert not [*folder.glob("piece-*"), *folder.glob(".*")]
 
 
@@ -404,13 +431,16 @@ def test_a_damaged_copy_of_a_piece(damage, net, tmp_path, monkeypatch):
         copy.rename(folder / "piece-40.npy")
     else:
         os.truncate(copy, 1000 if damage == "cut" else 0)
-    with pytest.raises(InputError, match=r"are damaged \(the copy of rows from 40 on does not have its checksum\)"):
+    with pytest.raises(
+        InputError, match=r"are damaged \(the copy of rows from 40 on does not have its checksum\)"
+    ):
         features(pictures(), net, cache=tmp_path, coordinates=60, dtype="float32")
 
 
 def test_one_copy_at_a_time_takes_room(net, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "PIECE", 60 * 2 * 20)
-    copies, real = [], store.FeatureStore.commit
+    copies = []
+    real = store.FeatureStore.commit
 
     def counted(self, values, **state):
         real(self, values, **state)
@@ -451,12 +481,16 @@ def test_a_state_that_is_not_one_of_the_table(change, net, tmp_path, monkeypatch
     with np.load(folder / "state.npz") as file:
         state = dict(file)
     np.savez(folder / "state.npz", **change(state))
-    with pytest.raises(InputError, match=r"are damaged \(state\.npz is not one of this table\): delete that folder"):
+    with pytest.raises(
+        InputError, match=r"are damaged \(state\.npz is not one of this table\): delete that folder"
+    ):
         features(pictures(), net, cache=tmp_path, coordinates=60, dtype="float32")
 
 
 def test_a_damaged_state(net, tmp_path, monkeypatch):
-    monkeypatch.setattr(store.FeatureStore, "finish", lambda *_, **__: (_ for _ in ()).throw(StopError))
+    monkeypatch.setattr(
+        store.FeatureStore, "finish", lambda *_, **__: (_ for _ in ()).throw(StopError)
+    )
     with pytest.raises(StopError):
         features(pictures(), net, coordinates=40, cache=tmp_path)
     os.truncate(folder_of(tmp_path) / "state.npz", 100)
@@ -480,7 +514,9 @@ def test_a_full_disk_is_refused_before_any_work(net, tmp_path, monkeypatch):
     monkeypatch.setattr(store.shutil, "disk_usage", lambda _: usage)
     with monkeypatch.context() as patch:
         patch.setattr(compute.Extraction, "_provisional", None)
-        with pytest.raises(InputError, match=r"34 kB and 10\.2 kB are free .*: coordinates=30 would fit"):
+        with pytest.raises(
+            InputError, match=r"34 kB and 10\.2 kB are free .*: coordinates=30 would fit"
+        ):
             features(pictures(), net, coordinates=100, cache=tmp_path)
         with pytest.raises(InputError, match=r"dtype='float16', or coordinates=15 would fit"):
             features(pictures(), net, coordinates=30, cache=tmp_path, dtype="float32")
@@ -489,11 +525,15 @@ def test_a_full_disk_is_refused_before_any_work(net, tmp_path, monkeypatch):
 
 def test_the_disk_needs_all_rows_and_one_piece(tmp_path, monkeypatch):
     def full(free, columns=1000):
-        monkeypatch.setattr(store.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))
+        monkeypatch.setattr(
+            store.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free)
+        )
         store.check_table(tmp_path, 500, columns, 2, piece=100_000)
 
     full(1_100_000)  # and not twice a million
-    with pytest.raises(InputError, match=r"need 1\.1 MB and 1\.1 MB are free .*: coordinates=999 would fit"):
+    with pytest.raises(
+        InputError, match=r"need 1\.1 MB and 1\.1 MB are free .*: coordinates=999 would fit"
+    ):
         full(1_099_999)
     full(1_099_999, 999)
     with pytest.raises(InputError, match="coordinates=50 would fit"):
@@ -502,7 +542,9 @@ def test_the_disk_needs_all_rows_and_one_piece(tmp_path, monkeypatch):
 
 
 def test_too_little_memory(net, monkeypatch):
-    with pytest.raises(InputError, match=r"One image at a time needs about .* set memory='1MB' or more"):
+    with pytest.raises(
+        InputError, match=r"One image at a time needs about .* set memory='1MB' or more"
+    ):
         features(pictures(), net, coordinates=40, memory=1000)
     monkeypatch.setattr(store, "free_memory", lambda _: 10_000)
     with pytest.raises(InputError, match="a cache folder on a disk"):
@@ -510,7 +552,9 @@ def test_too_little_memory(net, monkeypatch):
 
 
 def test_the_smaller_of_chunk_and_memory_counts(net):
-    with pytest.raises(InputError, match=r"One image at a time needs about .* and 10 B may be used"):
+    with pytest.raises(
+        InputError, match=r"One image at a time needs about .* and 10 B may be used"
+    ):
         features(pictures(), net, coordinates=40, memory=10, chunk=40)
     cpu = torch.device("cpu")
     assert store.chunk(1000, 5999, cpu, 40) == 5
@@ -519,12 +563,17 @@ def test_the_smaller_of_chunk_and_memory_counts(net):
 
 def test_chunks_grow_with_memory():
     cpu = torch.device("cpu")
-    assert [store.chunk(1000, memory, cpu) for memory in (1000, 5999, 10**9)] == [1, 5, store.LARGEST["cpu"]]
+    assert [store.chunk(1000, memory, cpu) for memory in (1000, 5999, 10**9)] == [
+        1,
+        5,
+        store.LARGEST["cpu"],
+    ]
     assert store.chunk(1000, None, cpu) == store.LARGEST["cpu"]
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("4GB", 4e9), ("512MiB", 2**29), ("1.5 kB", 1500), ("100", 100), (7, 7), (None, None)]
+    ("text", "size"),
+    [("4GB", 4e9), ("512MiB", 2**29), ("1.5 kB", 1500), ("100", 100), (7, 7), (None, None)],
 )
 def test_sizes(text, size):
     assert store.parse_memory(text) == size
@@ -537,7 +586,8 @@ def test_what_is_no_size(text):
 
 
 def test_memory_that_runs_out_halves_the_chunk(net, monkeypatch):
-    expected, real = features(pictures(), net, coordinates=40, dtype="float32").values, Entk.__call__
+    expected = features(pictures(), net, coordinates=40, dtype="float32").values
+    real = Entk.__call__
 
     def small(self, x):
         if len(x) > 6:
@@ -563,7 +613,9 @@ def test_half_precision_that_overflows_is_refused(net, monkeypatch):
         return rows * torch.where(x.mean((1, 2, 3)) > 2, 1e8, 1.0)[:, None]
 
     monkeypatch.setattr(Entk, "__call__", loud)
-    with pytest.raises(InputError, match="exceed float16, which holds up to 65504 deviations: use dtype='float32'"):
+    with pytest.raises(
+        InputError, match="exceed float16, which holds up to 65504 deviations: use dtype='float32'"
+    ):
         features(images, net, coordinates=40)
     features(images, net, coordinates=40, dtype="float32")
     monkeypatch.setattr(Entk, "__call__", lambda self, x: real(self, x) * float("nan"))

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from feature_cases import CASES, FALLBACKS, Grouped, Shared, Tokens, efficientnet, images, mlp, restless
+from feature_cases import (
+    CASES,
+    FALLBACKS,
+    Grouped,
+    Shared,
+    Tokens,
+    efficientnet,
+    images,
+    mlp,
+    restless,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -54,7 +64,9 @@ def test_other_networks_fall_back_and_are_as_right(case):
     ours = Entk(trunk, x, 40)
     assert ours.method == "vmap"
     assert ours.why[0].startswith("layers: ")
-    torch.testing.assert_close(ours(x), reference(trunk, x, ours.w)[:, ours.chosen], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        ours(x), reference(trunk, x, ours.w)[:, ours.chosen], rtol=1e-5, atol=1e-6
+    )
     loop = Entk(trunk, x, 40, method="loop")
     torch.testing.assert_close(ours(x), loop(x), rtol=1e-5, atol=1e-6)
     assert ours.room > 0
@@ -82,13 +94,17 @@ def test_a_network_that_vmap_cannot_take_goes_one_by_one():
 def test_the_two_networks(network, way):
     torch.manual_seed(0)
     layout = torch.contiguous_format if way == "picked" else torch.channels_last
-    backbone = efficientnet() if network == "efficientnet" else Backbone.of(ResNet18Trunk(), size=32)
+    backbone = (
+        efficientnet() if network == "efficientnet" else Backbone.of(ResNet18Trunk(), size=32)
+    )
     trunk = restless(backbone.trunk).double().to(memory_format=layout)
     x = images(2, 3, 32, 32).double().contiguous(memory_format=layout)
     ours = Entk(trunk, x, 1500, seed=3)
     assert ours.method == "layers"
     expected = reference_of_used(trunk, x, ours)
-    torch.testing.assert_close(ours(x), expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
+    torch.testing.assert_close(
+        ours(x), expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max())
+    )
 
 
 def reference_of_used(trunk, x, ours):
@@ -108,11 +124,14 @@ def test_the_classifier_is_no_part_of_it():
     trunk = efficientnet().trunk
     ours = Entk(trunk, images(2, 3, 32, 32), 10)
     assert not [name for name in ours.parameters if "_fc" in name]
-    assert ours.total == sum(p.numel() for p in EfficientNetLite0().parameters()) - 1281 * 1000 + 1280
+    assert (
+        ours.total == sum(p.numel() for p in EfficientNetLite0().parameters()) - 1281 * 1000 + 1280
+    )
 
 
 def test_the_head_is_seeded_and_of_unit_size():
-    trunk, x = Backbone.of(ResNet18Trunk(), size=32).trunk, images(2, 3, 32, 32)
+    trunk = Backbone.of(ResNet18Trunk(), size=32).trunk
+    x = images(2, 3, 32, 32)
     a, b, c = (Entk(trunk, x, 100, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(a.w, b.w)
     assert not torch.equal(a.w, c.w)
@@ -124,10 +143,16 @@ def test_the_head_is_seeded_and_of_unit_size():
 
 @settings(max_examples=25, deadline=None)
 @given(
-    groups=st.integers(1, 3), ins=st.integers(1, 2), outs=st.integers(1, 3), kernel=st.tuples(*[st.integers(1, 3)] * 2),
-    stride=st.tuples(*[st.integers(1, 3)] * 2), padding=st.tuples(*[st.integers(0, 2)] * 2),
-    dilation=st.tuples(*[st.integers(1, 2)] * 2), picked=st.booleans(), kept=st.integers(1, 200),
-)  # fmt: skip
+    groups=st.integers(1, 3),
+    ins=st.integers(1, 2),
+    outs=st.integers(1, 3),
+    kernel=st.tuples(*[st.integers(1, 3)] * 2),
+    stride=st.tuples(*[st.integers(1, 3)] * 2),
+    padding=st.tuples(*[st.integers(0, 2)] * 2),
+    dilation=st.tuples(*[st.integers(1, 2)] * 2),
+    picked=st.booleans(),
+    kept=st.integers(1, 200),
+)
 def test_any_convolution(groups, ins, outs, kernel, stride, padding, dilation, picked, kept):
     conv = nn.Conv2d(groups * ins, groups * outs, kernel, stride, padding, dilation, groups)
     trunk = Backbone.of(nn.Sequential(conv, nn.Tanh(), nn.Flatten())).trunk.double()
@@ -137,25 +162,35 @@ def test_any_convolution(groups, ins, outs, kernel, stride, padding, dilation, p
         ours = Entk(trunk, x, kept)
         assert ours.method == "layers"
         found = ours(x)
-    torch.testing.assert_close(found, reference(trunk, x, ours.w)[:, ours.chosen], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        found, reference(trunk, x, ours.w)[:, ours.chosen], rtol=1e-9, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize("padding", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}])
+@pytest.mark.parametrize(
+    "padding", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}]
+)
 def test_paddings_without_a_rule_fall_back(padding):
     trunk = Backbone.of(nn.Sequential(nn.Conv2d(3, 2, 3, **padding), nn.Flatten())).trunk
     x = images(2, 3, 5, 5)
     ours = Entk(trunk, x, 30)
     assert ours.method == "vmap"
-    torch.testing.assert_close(ours(x), reference(trunk, x, ours.w)[:, ours.chosen], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        ours(x), reference(trunk, x, ours.w)[:, ours.chosen], rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a processor without bfloat16
 @pytest.mark.cover(1)
-@pytest.mark.parametrize(("make", "shape"), [(ResNet18Trunk, (3, 16, 16)), (Grouped, (3, 17, 14)), (Tokens, (3, 4, 4))])
+@pytest.mark.parametrize(
+    ("make", "shape"), [(ResNet18Trunk, (3, 16, 16)), (Grouped, (3, 17, 14)), (Tokens, (3, 4, 4))]
+)
 def test_bfloat16_is_near(make, shape, way):
     torch.manual_seed(0)
-    trunk, x = restless(Backbone.of(make()).trunk), images(3, *shape)
-    exact, rough = Entk(trunk, x, 500), Entk(trunk, x, 500, precision="bfloat16")
+    trunk = restless(Backbone.of(make()).trunk)
+    x = images(3, *shape)
+    exact = Entk(trunk, x, 500)
+    rough = Entk(trunk, x, 500, precision="bfloat16")
     gap = (exact(x) - rough(x)).norm() / exact(x).norm()
     assert 1e-5 < gap < 0.1
 
@@ -179,7 +214,12 @@ def test_what_cannot_work():
 
 
 @pytest.mark.parametrize(
-    ("layer", "x"), [(nn.Conv2d(2, 6, 3), (1, 2, 7, 8)), (nn.LayerNorm(6), (1, 5, 6)), (nn.Linear(4, 6), (1, 5, 4))]
+    ("layer", "x"),
+    [
+        (nn.Conv2d(2, 6, 3), (1, 2, 7, 8)),
+        (nn.LayerNorm(6), (1, 5, 6)),
+        (nn.Linear(4, 6), (1, 5, 4)),
+    ],
 )
 def test_the_storage_of_a_bias_is_all_that_is_picked(layer, x):
     x = torch.zeros(x)

@@ -7,7 +7,8 @@ import torch
 
 from scaffpd import system
 
-CPU, GIB = torch.device("cpu"), 2**30
+CPU = torch.device("cpu")
+GIB = 2**30
 
 
 @pytest.fixture
@@ -42,7 +43,12 @@ def test_version_two(groups):
 
 
 def test_version_one(groups):
-    write(groups / "memory", limit_in_bytes=4 * GIB, usage_in_bytes=GIB, stat=f"total_inactive_file {GIB}\ncache 3")
+    write(
+        groups / "memory",
+        limit_in_bytes=4 * GIB,
+        usage_in_bytes=GIB,
+        stat=f"total_inactive_file {GIB}\ncache 3",
+    )
     assert system.free_memory(CPU) == 4 * GIB
     write(groups / "memory", limit_in_bytes=2**63 - 4096)
     assert system.free_memory(CPU) == 100 * GIB

@@ -34,7 +34,9 @@ def problem(case, l2=0.03, dtype=None, seed=0):
     """A cohort, the same clients as naive ones, and a point x."""
     loss, outputs, intercept = CASES[case]
     data = unequal_clients(loss, outputs, seed=seed)
-    model = sp.Linear(loss, l2=l2, intercept=intercept, classes=outputs if loss == "softmax" else None)
+    model = sp.Linear(
+        loss, l2=l2, intercept=intercept, classes=outputs if loss == "softmax" else None
+    )
     cohort = sp.Cohort(data, model, dtype=dtype)
     clients = [Client(X, y, loss, l2, outputs, intercept) for X, y in data.values()]
     x = np.random.default_rng(seed + 1).standard_normal(cohort.dimension)
@@ -47,8 +49,10 @@ def tensor(x):
 
 def drawn_rows(cohort, key, batch_size, steps):
     """Per client the rows of every step, as the cohort's own layout draws them, counted from the client's first row."""
-    layout, draws = cohort._oracle.rows.layout, Draws(key, cohort.names)
-    starts, sizes = layout.starts.tolist(), layout.sizes.tolist()
+    layout = cohort._oracle.rows.layout
+    draws = Draws(key, cohort.names)
+    starts = layout.starts.tolist()
+    sizes = layout.sizes.tolist()
     batches = [[] for _ in sizes]
     for _ in range(steps):
         block = layout.minibatch(draws.uniform(batch_size))
@@ -64,15 +68,19 @@ def drawn_rows(cohort, key, batch_size, steps):
 def test_losses_sums_projections_and_norms_match_a_loop_over_samples(case):
     cohort, clients, x = problem(case)
     random = np.random.default_rng(3)
-    weights, direction = random.standard_normal(len(clients)), random.standard_normal(len(x))
+    weights = random.standard_normal(len(clients))
+    direction = random.standard_normal(len(x))
     answers = [client.value_and_gradient(x) for client in clients]
-    losses, gradients = np.array([a for a, _ in answers]), np.array([g for _, g in answers])
+    losses = np.array([a for a, _ in answers])
+    gradients = np.array([g for _, g in answers])
     for client, gradient in zip(clients, gradients, strict=True):
         assert relative(client.fast_gradient(x), gradient) < 1e-13
     at = cohort.gradients(tensor(x))
     np.testing.assert_allclose(at.losses, losses, rtol=1e-12)
     assert relative(at.sum(weights), weights @ gradients) < 1e-12
-    np.testing.assert_allclose(at.project(tensor(direction)), gradients @ direction, rtol=1e-10, atol=1e-11)
+    np.testing.assert_allclose(
+        at.project(tensor(direction)), gradients @ direction, rtol=1e-10, atol=1e-11
+    )
     np.testing.assert_allclose(at.norms(), (gradients**2).sum(1), rtol=1e-11)
     np.testing.assert_allclose(cohort.evaluate(x).loss, losses, rtol=1e-12)
 
@@ -84,7 +92,8 @@ def test_gradients_match_autograd(case):
     leaf = torch.tensor(x, requires_grad=True)
     total = leaf.new_zeros(())
     for w, client in zip(weights, clients, strict=True):
-        z, y = torch.tensor(client.A) @ leaf.view(-1, client.k), torch.tensor(client.y)
+        z = torch.tensor(client.A) @ leaf.view(-1, client.k)
+        y = torch.tensor(client.y)
         if client.loss == "squared":
             value = (z - y.view(len(y), -1)).square().sum(1).mean()
         elif client.loss == "logistic":
@@ -115,13 +124,17 @@ def test_single_precision_follows_double(case):
     (single, clients, x), (double, _, _) = problem(case, dtype=torch.float32), problem(case)
     weights = np.full(len(clients), 1 / len(clients))
     assert single.start().dtype == torch.float32
-    x32, x64 = torch.tensor(x, dtype=torch.float32), torch.tensor(x.astype(np.float32).astype(np.float64))
-    a, b = single.gradients(x32), double.gradients(x64)
+    x32 = torch.tensor(x, dtype=torch.float32)
+    x64 = torch.tensor(x.astype(np.float32).astype(np.float64))
+    a = single.gradients(x32)
+    b = double.gradients(x64)
     np.testing.assert_allclose(a.losses, b.losses, rtol=2e-5)
     assert a.losses.dtype == a.norms().dtype == np.float64
     assert a.sum(weights).dtype == torch.float32
     assert relative(a.sum(weights), b.sum(weights)) < 2e-5
-    np.testing.assert_allclose(single.constants().smoothness, double.constants().smoothness, rtol=1e-4)
+    np.testing.assert_allclose(
+        single.constants().smoothness, double.constants().smoothness, rtol=1e-4
+    )
     for plan in (LocalPlan(10), LocalPlan(10, batch_size=3)):
         d32 = single.local_updates(x32, a, a.sum(weights), plan).sum(weights)
         d64 = double.local_updates(x64, b, b.sum(weights), plan).sum(weights)
@@ -141,11 +154,15 @@ def test_rounding_stays_within_the_bounds_that_clients_report(case, seed):
     data["badly scaled"] = (random.standard_normal((40, 6)) * scale, data["many"][1])
     data = {name: (X.astype(np.float32), y.astype(np.float32)) for name, (X, y) in data.items()}
     l2 = float(np.float32(0.03))
-    model = sp.Linear(loss, l2=l2, intercept=intercept, classes=outputs if loss == "softmax" else None)
+    model = sp.Linear(
+        loss, l2=l2, intercept=intercept, classes=outputs if loss == "softmax" else None
+    )
     cohort = sp.Cohort(data, model, dtype=torch.float32)
     shrink = np.repeat([*scale, 1.0][: 6 + intercept], outputs)
     for size in (0.0, 1e-3, 1.0, 100.0):
-        x = (size * random.standard_normal(cohort.dimension) / (shrink if seed % 2 else 1)).astype(np.float32)
+        x = (size * random.standard_normal(cohort.dimension) / (shrink if seed % 2 else 1)).astype(
+            np.float32
+        )
         at = cohort.gradients(torch.tensor(x))
         loss_error, gradient_error = at.rounding
         for i, (X, y) in enumerate(data.values()):
@@ -154,7 +171,9 @@ def test_rounding_stays_within_the_bounds_that_clients_report(case, seed):
             got = at.sum(np.eye(len(data))[i]).double().numpy()
             assert abs(at.losses[i] - value) <= loss_error[i]
             assert np.linalg.norm(got - gradient) <= gradient_error[i]
-            assert loss_error[i] <= 1e-4 * (1 + value) * (1 + np.abs(client.A).max() * np.abs(x).max())
+            assert loss_error[i] <= 1e-4 * (1 + value) * (
+                1 + np.abs(client.A).max() * np.abs(x).max()
+            )
 
 
 # ------------------------------------------------------------------ local steps
@@ -178,7 +197,9 @@ def test_local_steps_match_algorithm_2(case, steps):
     L = np.array([client.smoothness for client in clients])
     check_local_steps(cohort, clients, x, LocalPlan(steps), 1 / L)
     check_local_steps(cohort, clients, x, LocalPlan(steps, scale=1.9), 1.9 / L)
-    check_local_steps(cohort, clients, x, LocalPlan(steps, rate=0.7 / L.max()), np.full(len(L), 0.7 / L.max()))
+    check_local_steps(
+        cohort, clients, x, LocalPlan(steps, rate=0.7 / L.max()), np.full(len(L), 0.7 / L.max())
+    )
 
 
 @pytest.mark.sample(1)
@@ -186,7 +207,9 @@ def test_local_steps_match_algorithm_2(case, steps):
 def test_a_thousand_local_steps_without_regulariser(case):
     cohort, clients, x = problem(case, l2=0.0)
     L = np.array([client.smoothness for client in clients])
-    rates = np.divide(1, L, out=np.zeros_like(L), where=L > 1e-12)  # a flat loss has no scale of its own: it stays put
+    rates = np.divide(
+        1, L, out=np.zeros_like(L), where=L > 1e-12
+    )  # a flat loss has no scale of its own: it stays put
     if not CASES[case][2]:
         assert (rates == 0).any()
     check_local_steps(cohort, clients, x, LocalPlan(1000), rates)
@@ -262,14 +285,19 @@ def test_minibatch_rates_follow_the_expected_smoothness():
         for rate, client in zip(rates, clients, strict=True):
             steepest = 0.25 * (client.A**2).sum(1).max() + client.l2
             L = client.smoothness
-            expected = L if len(client.A) <= batch_size else L * (1 - 1 / batch_size) + steepest / batch_size
+            expected = (
+                L
+                if len(client.A) <= batch_size
+                else L * (1 - 1 / batch_size) + steepest / batch_size
+            )
             assert rate == pytest.approx(1 / expected, rel=1e-12)
 
 
 def test_a_batch_as_large_as_the_client_is_all_of_it():
     cohort, clients, x = problem("softmax")
     largest = max(len(client.A) for client in clients)
-    full, batch = cohort.gradients(tensor(x)), cohort.gradients(tensor(x), batch_size=largest)
+    full = cohort.gradients(tensor(x))
+    batch = cohort.gradients(tensor(x), batch_size=largest)
     weights = np.linspace(-1, 1, len(clients))
     np.testing.assert_allclose(batch.losses, full.losses, rtol=1e-13)
     assert relative(batch.sum(weights), full.sum(weights)) < 1e-13
@@ -281,11 +309,14 @@ def test_a_batch_as_large_as_the_client_is_all_of_it():
 
 def test_the_key_decides_the_batches():
     cohort, clients, x = problem("logistic")
-    first, again, other = (cohort.gradients(tensor(x), 3, key).losses for key in [(1, 2), (1, 2), (1, 3)])
+    first, again, other = (
+        cohort.gradients(tensor(x), 3, key).losses for key in [(1, 2), (1, 2), (1, 3)]
+    )
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
     c = cohort.gradients(tensor(x)).sum(np.ones(len(clients)))
-    at, weights = cohort.gradients(tensor(x)), np.ones(len(clients))
+    at = cohort.gradients(tensor(x))
+    weights = np.ones(len(clients))
     runs = [
         cohort.local_updates(tensor(x), at, c, LocalPlan(5, batch_size=2, key=key)).sum(weights)
         for key in [(1, 2), (1, 2), (1, 3)]
@@ -319,7 +350,9 @@ def test_draws_are_uniform_and_independent_between_clients_and_steps():
     chi_square = ((counts - u.shape[1] / 20) ** 2 / (u.shape[1] / 20)).sum(1)
     assert chi_square.max() < 50  # 19 degrees of freedom: P < 1e-4 each
     correlation = np.corrcoef(
-        np.vstack([u, u[:, ::-1], np.roll(u, 1, axis=1), Draws((0, 2), names).uniform(20_000).numpy()])
+        np.vstack(
+            [u, u[:, ::-1], np.roll(u, 1, axis=1), Draws((0, 2), names).uniform(20_000).numpy()]
+        )
     )
     assert np.abs(correlation - np.eye(len(correlation))).max() < 0.04
 
@@ -380,7 +413,8 @@ SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=14)
 @settings(max_examples=40, deadline=None)
 @given(sizes=SIZES, overhead=st.integers(0, 3000), width=st.integers(1, 40))
 def test_blocks_cover_every_row_exactly_once(sizes, overhead, width):
-    saved, ragged.OVERHEAD["cpu"] = ragged.OVERHEAD["cpu"], overhead
+    saved = ragged.OVERHEAD["cpu"]
+    ragged.OVERHEAD["cpu"] = overhead
     try:
         layout = Ragged(sizes, torch.device("cpu"), torch.float64)
         share = 1 / layout.sizes[layout.owner].double()
@@ -394,7 +428,9 @@ def test_blocks_cover_every_row_exactly_once(sizes, overhead, width):
         seen.index_add_(0, block.rows[block.weight > 0], torch.ones(int((block.weight > 0).sum())))
         clients += block.clients.tolist()
         assert torch.equal(layout.owner[block.rows], block.clients[:, None].expand_as(block.rows))
-        torch.testing.assert_close(block.weight.sum(1), torch.ones(len(block.clients), dtype=torch.float64))
+        torch.testing.assert_close(
+            block.weight.sum(1), torch.ones(len(block.clients), dtype=torch.float64)
+        )
         assert torch.equal(block.of(stack), stack[block.rows])
     assert torch.equal(seen, torch.ones(sum(sizes)))
     assert sorted(clients) == list(range(len(sizes)))
@@ -445,7 +481,9 @@ def test_minibatches_stay_inside_their_client(sizes, batch_size, seed):
     uniform = torch.from_numpy(np.random.default_rng(seed).random((len(sizes), batch_size)))
     uniform[:, 0] = 1 - 2.0**-53  # the largest that a draw can be
     block = layout.minibatch(uniform)
-    assert torch.equal(layout.owner[block.rows], torch.arange(len(sizes))[:, None].expand_as(block.rows))
+    assert torch.equal(
+        layout.owner[block.rows], torch.arange(len(sizes))[:, None].expand_as(block.rows)
+    )
     assert block.weight.dtype == torch.float32
     torch.testing.assert_close(block.weight.sum(1), torch.ones(len(sizes)))
     for i, m in enumerate(sizes):
@@ -462,7 +500,8 @@ def test_minibatches_stay_inside_their_client(sizes, batch_size, seed):
 def test_reshape_gives_the_coefficients_that_predict(case):
     cohort, clients, x = problem(case)
     _, outputs, intercept = CASES[case]
-    model, X = cohort.model, clients[3].A[:, :6]
+    model = cohort.model
+    X = clients[3].A[:, :6]
     for given_x in (x, torch.tensor(x)):
         weights, offset = model.reshape(given_x, 6)
         assert weights.shape == (6, outputs)

@@ -30,7 +30,9 @@ def cohort(loss, sizes=SIZES, features=6, seed=0, dtype=torch.float64):
     for m in sizes:
         X = random.standard_normal((m, features))
         z = X @ random.standard_normal((features, 3))
-        y = {"squared": z[:, 0], "logistic": (z[:, 0] > 0).astype(int), "softmax": z.argmax(1)}[loss]
+        y = {"squared": z[:, 0], "logistic": (z[:, 0] > 0).astype(int), "softmax": z.argmax(1)}[
+            loss
+        ]
         pairs.append((X, y))
     classes = 3 if loss == "softmax" else None
     return sp.Cohort(pairs, sp.Linear(loss, l2=0.05, classes=classes), dtype=dtype)
@@ -43,7 +45,9 @@ def everywhere(monkeypatch, value):
 def displacements(federation, plan, corrected):
     """d_i of every client, and a sum of them that was not made from those."""
     x = 0.3 * torch.randn(
-        federation.dimension, dtype=federation.start().dtype, generator=torch.Generator().manual_seed(1)
+        federation.dimension,
+        dtype=federation.start().dtype,
+        generator=torch.Generator().manual_seed(1),
     )
     at = federation.gradients(x) if corrected else None
     c = at.sum(np.full(len(SIZES), 1 / len(SIZES))) if corrected else None
@@ -65,7 +69,8 @@ CASES = [
     (name, corrected)
     for name, plan in PLANS.items()
     for corrected in (True, False)
-    if plan.batch_size is not None or (corrected and plan.steps > 1)  # the others never go by samples
+    if plan.batch_size is not None
+    or (corrected and plan.steps > 1)  # the others never go by samples
 ]
 
 
@@ -74,10 +79,13 @@ CASES = [
 def test_the_space_of_samples_and_features_agree(loss, name, corrected, monkeypatch):
     if loss == "squared" and PLANS[name].batch_size is None:
         pytest.skip("squared loss has a closed form for these")
-    runs, answers = [], []
+    runs = []
+    answers = []
     for method in ("corrected", "plain"):
         whole = getattr(SampleSpace, method)
-        monkeypatch.setattr(SampleSpace, method, lambda *a, whole=whole: runs.append(1) or whole(*a))
+        monkeypatch.setattr(
+            SampleSpace, method, lambda *a, whole=whole: runs.append(1) or whole(*a)
+        )
     for inside in (True, False):
         everywhere(monkeypatch, inside)
         runs.clear()
@@ -114,11 +122,16 @@ def test_steps_may_be_drawn_a_few_at_a_time(inside, monkeypatch):
 
 def test_memory_does_not_grow_with_the_number_of_steps():
     """Draws and targets of a thousand steps are never held together."""
-    plan, most = LocalPlan(1000, 0.01, batch_size=8), []
+    plan = LocalPlan(1000, 0.01, batch_size=8)
+    most = []
     uniform = Draws.uniform
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(batches.SLAB, "cpu", 2**12)
-        patch.setattr(Draws, "uniform", lambda self, size: most.append(size * len(self.seeds)) or uniform(self, size))
+        patch.setattr(
+            Draws,
+            "uniform",
+            lambda self, size: most.append(size * len(self.seeds)) or uniform(self, size),
+        )
         displacements(cohort("softmax"), plan, corrected=False)
     assert max(most) <= 2**12
     assert sum(most) == 1000 * 8 * len(SIZES)
@@ -126,7 +139,8 @@ def test_memory_does_not_grow_with_the_number_of_steps():
 
 def test_sampled_clients_are_rotated_once(monkeypatch):
     """Whoever takes part in a round, the decomposition is that of all clients."""
-    made, rotate = [], quadratic.rotate
+    made = []
+    rotate = quadratic.rotate
     monkeypatch.setattr(quadratic, "rotate", lambda data: made.append(1) or rotate(data))
     federation = cohort("squared")
     sp.train(sp.FedAvg(local_steps=3, clients_per_round=2), federation, rounds=6, progress=False)
@@ -158,7 +172,9 @@ def test_inference_mode_reaches_the_threads(loss, monkeypatch):
 
 
 def test_nothing_runs_any_more_after_a_failure():
-    before, finished, begun = torch.get_num_threads(), [], threading.Event()
+    before = torch.get_num_threads()
+    finished = []
+    begun = threading.Event()
     torch.set_num_threads(2)
 
     def work(number):
@@ -178,15 +194,22 @@ def test_nothing_runs_any_more_after_a_failure():
 
 
 def test_a_network_keeps_its_threads():
-    before, seen = torch.get_num_threads(), []
+    before = torch.get_num_threads()
+    seen = []
     torch.set_num_threads(2)
     network = torch.nn.Linear(3, 2)
-    pairs = [(np.random.default_rng(i).standard_normal((5, 3)), np.array([0, 1, 0, 1, 1])) for i in range(2)]
+    pairs = [
+        (np.random.default_rng(i).standard_normal((5, 3)), np.array([0, 1, 0, 1, 1]))
+        for i in range(2)
+    ]
     try:
         sp.train(
-            sp.FedAvg(local_steps=1, local_rate=0.1), sp.Cohort(pairs, sp.Module(network, "cross_entropy")), rounds=1,
-            progress=False, callbacks=[lambda _: seen.append(torch.get_num_threads())],
-        )  # fmt: skip
+            sp.FedAvg(local_steps=1, local_rate=0.1),
+            sp.Cohort(pairs, sp.Module(network, "cross_entropy")),
+            rounds=1,
+            progress=False,
+            callbacks=[lambda _: seen.append(torch.get_num_threads())],
+        )
         assert seen == [2]
     finally:
         torch.set_num_threads(before)
@@ -198,7 +221,9 @@ def test_when_the_space_of_samples_pays():
     assert pays(60, 60, 1000, 1, 10, collected=False, kept=True)
     assert not pays(60, 60, 1000, 1, 1, collected=False, kept=False)
     assert not pays(1000, 1000, 100, 1, 100, collected=False, kept=True)
-    assert not pays(3000, 3000, 10**6, 10, 100, collected=False, kept=True)  # inner products too large
+    assert not pays(
+        3000, 3000, 10**6, 10, 100, collected=False, kept=True
+    )  # inner products too large
 
 
 @pytest.mark.parametrize("batch_size", [None, 8])
@@ -207,11 +232,16 @@ def test_cores_change_nothing(loss, batch_size, monkeypatch):
     """Pieces of the work on two threads: what one makes, but for rounding in BLAS; PyTorch's setting is as before."""
     monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
     monkeypatch.setattr(batches, "CACHE", 60)
-    before, answers = torch.get_num_threads(), []
+    before = torch.get_num_threads()
+    answers = []
     for number in (1, 2):
         torch.set_num_threads(number)
         try:
-            answers.append(displacements(cohort(loss), LocalPlan(4, 0.02, batch_size=batch_size), corrected=True))
+            answers.append(
+                displacements(
+                    cohort(loss), LocalPlan(4, 0.02, batch_size=batch_size), corrected=True
+                )
+            )
             assert torch.get_num_threads() == number
         finally:
             torch.set_num_threads(before)
@@ -263,13 +293,17 @@ def test_what_goes_wrong_in_a_thread_is_heard_of():
 
 
 def test_training_uses_one_thread_for_a_small_problem_and_restores_the_rest():
-    before, seen = torch.get_num_threads(), []
+    before = torch.get_num_threads()
+    seen = []
     torch.set_num_threads(2)
     try:
         sp.train(
-            sp.FedAvg(local_steps=2), cohort("squared"), rounds=2, progress=False,
+            sp.FedAvg(local_steps=2),
+            cohort("squared"),
+            rounds=2,
+            progress=False,
             callbacks=[lambda _: seen.append(torch.get_num_threads())],
-        )  # fmt: skip
+        )
         assert seen == [1, 1]
         assert torch.get_num_threads() == 2
     finally:
@@ -277,7 +311,13 @@ def test_training_uses_one_thread_for_a_small_problem_and_restores_the_rest():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 12), st.integers(1, 40), st.integers(1, 40))
+@given(
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.integers(1, 12),
+    st.integers(1, 40),
+    st.integers(1, 40),
+)
 def test_a_sample_drawn_often_counts_often(m, b, n, steps, seed):
     random = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, m, (n, steps, b), generator=random)
@@ -285,7 +325,8 @@ def test_a_sample_drawn_often_counts_often(m, b, n, steps, seed):
     weights = local_steps.counted(positions, share, m, 1 + seed % 2)
     assert weights.shape[:3] == (steps, n, 1)
     naive = np.zeros((steps, n, weights.shape[3]))
-    step, client = np.arange(steps)[None, :, None], np.arange(n)[:, None, None]
+    step = np.arange(steps)[None, :, None]
+    client = np.arange(n)[:, None, None]
     np.add.at(naive, (step, client, positions.numpy()), share.numpy()[:, None])
     torch.testing.assert_close(weights[:, :, 0], torch.from_numpy(naive))
 
@@ -312,8 +353,11 @@ def test_draws_are_splitmix64():
 @pytest.mark.parametrize("sizes", [(30, 30, 30), (200, 3, 31, 90, 7), (4, 5)])
 def test_compressed_rows_have_the_same_losses(sizes, monkeypatch):
     monkeypatch.setattr("scaffpd.models.quadratic.FEW", 0)
-    oracle, x = cohort("squared", sizes, features=8)._oracle, torch.randn(8, dtype=torch.float64)
-    small, ours, exact = compress(oracle.rows), oracle.evaluate(x), LinearOracle.evaluate(oracle, x)
+    oracle = cohort("squared", sizes, features=8)._oracle
+    x = torch.randn(8, dtype=torch.float64)
+    small = compress(oracle.rows)
+    ours = oracle.evaluate(x)
+    exact = LinearOracle.evaluate(oracle, x)
     torch.testing.assert_close(ours.losses, exact.losses, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(ours.each(), exact.each(), rtol=1e-12, atol=1e-13)
     loss, gradient = ours.rounding()
@@ -327,20 +371,28 @@ def test_compressed_rows_have_the_same_losses(sizes, monkeypatch):
 def test_triangles_have_the_same_products(extra, columns, exponent, seed):
     """By Cholesky's factor or by Householder's method: the bound holds, and columns of any size keep their digits."""
     random = np.random.default_rng(seed)
-    B = random.standard_normal((3, columns + extra, columns)) * np.logspace(0, 10 * exponent, columns)
+    B = random.standard_normal((3, columns + extra, columns)) * np.logspace(
+        0, 10 * exponent, columns
+    )
     B[1, :, -1] = B[1, :, 0] + 10.0**exponent * B[1, :, -1]  # nearly dependent, or not
     R, eta = triangle_of(torch.from_numpy(B))
     assert torch.equal(R, R.triu())
     for b, r, most in zip(B, R.numpy(), eta.tolist(), strict=True):
-        size, each = np.linalg.norm(b, axis=0), range(columns)
-        off = np.array([[float(dot(b[:, i], b[:, j]) - dot(r[:, i], r[:, j])) for i in each] for j in each])
+        size = np.linalg.norm(b, axis=0)
+        each = range(columns)
+        off = np.array(
+            [[float(dot(b[:, i], b[:, j]) - dot(r[:, i], r[:, j])) for i in each] for j in each]
+        )
         assert np.all(np.abs(off) <= most * np.outer(size, size) * (1 + 1e-12))
         assert most < 1e-12
 
 
 def dot(a, b):
     """⟨a, b⟩, exactly."""
-    return sum((Fraction(x) * Fraction(y) for x, y in zip(a.tolist(), b.tolist(), strict=True)), Fraction(0))
+    return sum(
+        (Fraction(x) * Fraction(y) for x, y in zip(a.tolist(), b.tolist(), strict=True)),
+        Fraction(0),
+    )
 
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
@@ -390,16 +442,22 @@ def test_a_replay_on_the_gpu_is_the_same_function():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_minibatch_steps_are_the_naive_loop(dtype, monkeypatch):
     """FedAvg's steps of softmax regression, one client and one row at a time."""
-    federation, plan = cohort("softmax", dtype=dtype), LocalPlan(5, 0.1, batch_size=6, key=(4, 2))
-    x = 0.2 * torch.randn(federation.dimension, generator=torch.Generator().manual_seed(0)).to(dtype)
+    federation = cohort("softmax", dtype=dtype)
+    plan = LocalPlan(5, 0.1, batch_size=6, key=(4, 2))
+    x = 0.2 * torch.randn(federation.dimension, generator=torch.Generator().manual_seed(0)).to(
+        dtype
+    )
     for inside in (True, False):
         everywhere(monkeypatch, inside)
         ours = federation.local_updates(x, None, None, plan).each().double()
         oracle = federation._oracle
         for i, name in enumerate(federation.names):
-            first, m = int(oracle.rows.layout.starts[i]), SIZES[i]
-            A, y = oracle.rows.A[first : first + m].double().numpy(), oracle.rows.y[first : first + m, 0].numpy()
-            u, draws = x.double().numpy().reshape(6, 3).copy(), Draws(plan.key, [name])
+            first = int(oracle.rows.layout.starts[i])
+            m = SIZES[i]
+            A = oracle.rows.A[first : first + m].double().numpy()
+            y = oracle.rows.y[first : first + m, 0].numpy()
+            u = x.double().numpy().reshape(6, 3).copy()
+            draws = Draws(plan.key, [name])
             for _ in range(plan.steps):
                 picked = np.arange(m) if m <= 6 else (draws.uniform(6)[0].numpy() * m).astype(int)
                 g = 0.05 * u

@@ -28,11 +28,14 @@ def exact(name, z, y):
     """ℓ(z, y) of one sample, with digits to spare."""
     z = [mpf(float(v)) for v in z]
     if name == "squared":
-        return float(sum((v - mpf(float(t))) ** 2 for v, t in zip(z, np.atleast_1d(y), strict=True)))
+        return float(
+            sum((v - mpf(float(t))) ** 2 for v, t in zip(z, np.atleast_1d(y), strict=True))
+        )
     if name == "logistic":
         return float(mp.log(1 + mp.exp(z[0])) - int(y) * z[0])
     if name == "poisson":
-        mu, y = mp.log1p(mp.exp(z[0])), mpf(int(y))
+        mu = mp.log1p(mp.exp(z[0]))
+        y = mpf(int(y))
         return float((y * mp.log(y / mu) if y else 0) + mu - y)
     return float(mp.log(sum(mp.exp(v) for v in z)) - z[int(y)])
 
@@ -81,7 +84,9 @@ def test_any_leading_shape_and_memory_layout(name):
     loss = loss_named(name)
     y, _ = encoded(loss, labels, None if name != "softmax" else 4)
     z = torch.tensor(z)
-    flat_value, flat_residual, flat_correct = loss.value(z, y), loss.residual(z, y), loss.correct(z, y)
+    flat_value = loss.value(z, y)
+    flat_residual = loss.residual(z, y)
+    flat_correct = loss.correct(z, y)
     blocks = z.view(3, 8, -1), y.view(3, 8, -1)
     turned = blocks[0].mT.contiguous().mT, blocks[1]
     for a, b in (blocks, turned):
@@ -106,7 +111,8 @@ def test_the_residual_is_new_memory(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_extreme_outputs_neither_overflow_nor_lose_their_size(dtype):
-    logistic, softmax = loss_named("logistic"), loss_named("softmax")
+    logistic = loss_named("logistic")
+    softmax = loss_named("softmax")
     y, _ = encoded(logistic, [0, 0, 1, 1])
     z = torch.tensor([[1e4], [-1e4], [1e4], [-1e4]], dtype=dtype)
     assert logistic.value(z, y.to(dtype)).tolist() == [1e4, 0.0, 0.0, 1e4]
@@ -123,7 +129,9 @@ def test_a_well_fitted_sample_keeps_its_digits():
     y, _ = encoded(loss, [1, 0])
     z = torch.tensor([[40.0], [-40.0]], dtype=torch.float64)
     np.testing.assert_allclose(loss.value(z, y), np.exp(-40), rtol=1e-14)
-    np.testing.assert_allclose(loss.residual(z, y).flatten(), [-np.exp(-40), np.exp(-40)], rtol=1e-14)
+    np.testing.assert_allclose(
+        loss.residual(z, y).flatten(), [-np.exp(-40), np.exp(-40)], rtol=1e-14
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -139,7 +147,9 @@ def test_curvature_bounds_the_second_derivative(name, z, label):
     labels = np.array([[label] * 3]) if name == "squared" else np.array([label])
     y, _ = encoded(loss, labels, 3 if name == "softmax" else None)
     point = torch.tensor([z[:k]], dtype=torch.float64)
-    columns = torch.autograd.functional.jacobian(lambda v: loss.value(v, y).sum(), point, create_graph=False)
+    columns = torch.autograd.functional.jacobian(
+        lambda v: loss.value(v, y).sum(), point, create_graph=False
+    )
     assert torch.isfinite(columns).all()
     H = torch.autograd.functional.hessian(lambda v: loss.value(v, y).sum(), point).reshape(k, k)
     top = torch.linalg.eigvalsh(H)
@@ -154,26 +164,33 @@ def test_poisson_is_convex_with_the_bound_that_it_claims():
     with mp.workdps(60):
         for z in np.arange(-40, 60, 0.25):
             v = mpf(float(z))
-            mu, sigma = mp.log1p(mp.exp(v)), 1 / (1 + mp.exp(-v))
+            mu = mp.log1p(mp.exp(v))
+            sigma = 1 / (1 + mp.exp(-v))
             assert 0 <= sigma * (sigma - (1 - sigma) * mu) / mu**2 <= mpf("0.1672")
     z = np.arange(-20, 60, 1e-3)
-    mu, sigma = np.logaddexp(z, 0), 1 / (1 + np.exp(-z))
+    mu = np.logaddexp(z, 0)
+    sigma = 1 / (1 + np.exp(-z))
     h = sigma * (sigma - (1 - sigma) * mu) / mu**2
     assert np.abs(np.diff(h)).max() < 5e-4
     assert h.max() + 5e-4 < loss_named("poisson").per_target
 
 
-@pytest.mark.parametrize("z", [-800.0, -745.5, -60.0, -30.1, -29.9, -15.1, -14.9, -1.0, 0.0, 3.0, 40.0, 800.0])
+@pytest.mark.parametrize(
+    "z", [-800.0, -745.5, -60.0, -30.1, -29.9, -15.1, -14.9, -1.0, 0.0, 3.0, 40.0, 800.0]
+)
 @pytest.mark.parametrize("y", [0, 1, 7, 100_000])
 def test_poisson_is_as_accurate_as_it_says(z, y):
     """The errors of value and slope are within a tenth of what the certificate allows for."""
     loss = loss_named("poisson")
     targets, _ = encoded(loss, [y])
-    allowed, point = loss.accuracy(1), torch.tensor([[z]], dtype=torch.float64)
+    allowed = loss.accuracy(1)
+    point = torch.tensor([[z]], dtype=torch.float64)
     with mp.workdps(500):
         v = mpf(z)
-        mu, sigma = mp.log1p(mp.exp(v)), 1 / (1 + mp.exp(-v))
-        value, slope = (y * mp.log(y / mu) if y else 0) + mu - y, sigma * (1 - y / mu)
+        mu = mp.log1p(mp.exp(v))
+        sigma = 1 / (1 + mp.exp(-v))
+        value = (y * mp.log(y / mu) if y else 0) + mu - y
+        slope = sigma * (1 - y / mu)
         unit = mpf(2) ** -53 / 10
         off = abs(mpf(float(loss.value(point, targets))) - value)
         assert off <= unit * (allowed.value * abs(value) + allowed.offset) + mpf(10) ** -300
@@ -213,45 +230,66 @@ def test_counts_are_fitted_as_a_general_purpose_solver_fits_them():
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_weights_are_repeated_rows(name):
     """Losses, gradients, bounds, local steps and certificates; a common factor and zeros change nothing."""
-    random, weighted, repeated = np.random.default_rng(5), {}, {}
+    random = np.random.default_rng(5)
+    weighted = {}
+    repeated = {}
     for i in range(3):
-        X, w = random.standard_normal((9 + i, 2)) + i, random.integers(0, 4, 9 + i)
+        X = random.standard_normal((9 + i, 2)) + i
+        w = random.integers(0, 4, 9 + i)
         w[0] = 2
-        kinds = {"squared": X @ [1.0, 2.0] + random.standard_normal(len(w)), "poisson": random.poisson(3, len(w))}
+        kinds = {
+            "squared": X @ [1.0, 2.0] + random.standard_normal(len(w)),
+            "poisson": random.poisson(3, len(w)),
+        }
         y = kinds.get(name, random.integers(0, 3 if name == "softmax" else 2, len(w)))
         weighted[f"c{i}"] = X, np.column_stack([y, 0.7 * w])
         repeated[f"c{i}"] = np.repeat(X, w, 0), np.repeat(y, w)
     model = {"l2": 0.05, "intercept": True, "classes": 3 if name == "softmax" else None}
     a = sp.Cohort(weighted, sp.Linear(name, weighted=True, **model))
     b = sp.Cohort(repeated, sp.Linear(name, **model))
-    x, w = torch.tensor(random.standard_normal(a.dimension)), np.array([0.5, 0.3, 0.2])
+    x = torch.tensor(random.standard_normal(a.dimension))
+    w = np.array([0.5, 0.3, 0.2])
     at = [cohort.gradients(x) for cohort in (a, b)]
     np.testing.assert_allclose(at[0].losses, at[1].losses, rtol=1e-13)
     torch.testing.assert_close(at[0].sum(w), at[1].sum(w), rtol=1e-12, atol=1e-13)
     np.testing.assert_allclose(a.constants().smoothness, b.constants().smoothness, rtol=1e-9)
     for held in ((None, None), at):
-        steps = [f.local_updates(x, g, g and g.sum(w), LocalPlan(4, 0.02)) for f, g in zip((a, b), held, strict=True)]
+        steps = [
+            f.local_updates(x, g, g and g.sum(w), LocalPlan(4, 0.02))
+            for f, g in zip((a, b), held, strict=True)
+        ]
         torch.testing.assert_close(steps[0].sum(w), steps[1].sum(w), rtol=1e-11, atol=1e-13)
     one, other = (sp.train(sp.fair(sp.CVaR(0.5)), cohort, tol=1e-8) for cohort in (a, b))
     assert one.rounds == other.rounds
     np.testing.assert_allclose(one.x, other.x, rtol=1e-7, atol=1e-9)
     assert one.certificate == pytest.approx(other.certificate, rel=0.1, abs=1e-10)
-    for wrong, words in ((-1.0, "negative"), (np.nan, "missing|finite|NaN"), (0.0, "weights of zero only")):
+    for wrong, words in (
+        (-1.0, "negative"),
+        (np.nan, "missing|finite|NaN"),
+        (0.0, "weights of zero only"),
+    ):
         X, y = weighted["c0"]
         with pytest.raises(InputError, match=words):
-            sp.Cohort([(X, np.column_stack([y[:, 0], np.full(len(y), wrong)]))], sp.Linear(name, weighted=True))
+            sp.Cohort(
+                [(X, np.column_stack([y[:, 0], np.full(len(y), wrong)]))],
+                sp.Linear(name, weighted=True),
+            )
 
 
 def test_softmax_with_two_classes_is_logistic():
     random = np.random.default_rng(4)
-    z, labels = random.standard_normal(50) * 5, random.integers(0, 2, 50)
-    logistic, softmax = loss_named("logistic"), loss_named("softmax")
+    z = random.standard_normal(50) * 5
+    labels = random.integers(0, 2, 50)
+    logistic = loss_named("logistic")
+    softmax = loss_named("softmax")
     a = logistic.value(torch.tensor(z)[:, None], encoded(logistic, labels)[0])
     b = softmax.value(torch.tensor(np.stack([0 * z, z], 1)), encoded(softmax, labels)[0])
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("labels", [[0, 1, 1], [False, True, True], [0.0, 1.0, 1.0], [[0], [1], [1]]])
+@pytest.mark.parametrize(
+    "labels", [[0, 1, 1], [False, True, True], [0.0, 1.0, 1.0], [[0], [1], [1]]]
+)
 @pytest.mark.parametrize("name", ["logistic", "softmax"])
 def test_labels_may_be_whole_numbers_truth_values_or_a_column(name, labels):
     loss = loss_named(name)
@@ -304,12 +342,19 @@ class Tried(Squared):
         (lambda r: torch.logaddexp(r, -r), torch.tanh, 1.0, None),
     ],
 )
-def test_a_loss_of_ones_own_is_tried_before_anything_is_certified(monkeypatch, of, slope, curvature, why):
+def test_a_loss_of_ones_own_is_tried_before_anything_is_certified(
+    monkeypatch, of, slope, curvature, why
+):
     members = {"of": staticmethod(of), "slope": staticmethod(slope), "curvature": curvature}
     monkeypatch.setitem(LOSSES, "tried", type("Mine", (Tried,), members))
     data = [(np.eye(3) + k, np.arange(3.0) - k) for k in range(2)]
     if why is None:
-        result = sp.train(sp.fair(sp.Agnostic()), sp.Cohort(data, sp.Linear("tried", l2=0.1)), tol=1e-6, progress=False)
+        result = sp.train(
+            sp.fair(sp.Agnostic()),
+            sp.Cohort(data, sp.Linear("tried", l2=0.1)),
+            tol=1e-6,
+            progress=False,
+        )
         assert result.certificate <= 1e-6
         return
     with pytest.raises(sp.InputError, match=f"The loss 'tried' cannot be certified: {why}"):

@@ -16,7 +16,8 @@ from scaffpd.federation import LocalPlan, ProximalPlan
 from scaffpd.models import linear, tables
 from scaffpd.models.tables import MappedMatrix
 
-ROWS, FEATURES = 400, 9
+ROWS = 400
+FEATURES = 9
 CUTS = [100, 130, 139, 140, 260]
 LOSSES = ("squared", "logistic", "softmax")
 
@@ -49,8 +50,12 @@ def table(folder, kind=np.float64, scale=0.5):
 def cohorts(tmp_path, monkeypatch):
     """The same clients twice: read from disk, a few rows at a time, and copied."""
 
-    def make(loss, order="scattered", intercept=False, kind=np.float64, scale=0.5, dtype=None, small=True):
-        rows, y, model = table(tmp_path, kind, scale), labels(loss), sp.Linear(loss, 1e-2, intercept)
+    def make(
+        loss, order="scattered", intercept=False, kind=np.float64, scale=0.5, dtype=None, small=True
+    ):
+        rows = table(tmp_path, kind, scale)
+        y = labels(loss)
+        model = sp.Linear(loss, 1e-2, intercept)
         pairs = [(rows.rows(p), y[p]) for p in parts(order)]
         test = [(x[::-1][:50], b[::-1][:50]) for x, b in pairs]
         copied = sp.Cohort(pairs, model, dtype=dtype, test=test)
@@ -74,18 +79,48 @@ def close(ours, theirs, tolerance=1e-10):
 def answers(cohort):
     """Everything that a cohort can be asked."""
     random = torch.Generator().manual_seed(0)
-    x, other, c = (torch.randn(cohort.dimension, generator=random, dtype=torch.float64) for _ in range(3))
+    x, other, c = (
+        torch.randn(cohort.dimension, generator=random, dtype=torch.float64) for _ in range(3)
+    )
     x, other, c = (t.to(cohort.start()) for t in (x, other, c))
-    weights, D = np.linspace(0.1, 0.3, len(cohort.names)), torch.full_like(x, 1.5)
+    weights = np.linspace(0.1, 0.3, len(cohort.names))
+    D = torch.full_like(x, 1.5)
     V = torch.linalg.qr(torch.stack([other, c], 1)).Q
-    at, batch, k = cohort.gradients(x), cohort.gradients(x, 5, (1,)), cohort.constants()
-    seen, some = at.restriction(V, weights, D), cohort.gradients(x, clients=[4, 1])
-    yield from (at.losses, at.sum(weights), at.each(), at.project(other), at.diagonal(weights), at.diagonals())
-    yield from (seen.slopes, seen.curvature, seen.sizes, batch.losses, batch.each(), some.losses, some.each())
+    at = cohort.gradients(x)
+    batch = cohort.gradients(x, 5, (1,))
+    k = cohort.constants()
+    seen = at.restriction(V, weights, D)
+    some = cohort.gradients(x, clients=[4, 1])
+    yield from (
+        at.losses,
+        at.sum(weights),
+        at.each(),
+        at.project(other),
+        at.diagonal(weights),
+        at.diagonals(),
+    )
+    yield from (
+        seen.slopes,
+        seen.curvature,
+        seen.sizes,
+        batch.losses,
+        batch.each(),
+        some.losses,
+        some.each(),
+    )
     yield from (k.smoothness, k.strong_convexity, k.steepest)
-    for plan in (LocalPlan(1, 0.1), LocalPlan(4, 0.1), LocalPlan(30), LocalPlan(4, 0.1, batch_size=3)):
+    for plan in (
+        LocalPlan(1, 0.1),
+        LocalPlan(4, 0.1),
+        LocalPlan(30),
+        LocalPlan(4, 0.1, batch_size=3),
+    ):
         updates = cohort.local_updates(x, at, c, plan)
-        yield from (updates.each(), updates.sum(weights), cohort.local_updates(x, None, None, plan).each())
+        yield from (
+            updates.each(),
+            updates.sum(weights),
+            cohort.local_updates(x, None, None, plan).each(),
+        )
         yield cohort.local_updates(x, some, c, plan, clients=[4, 1]).each()
     yield cohort.proximal_steps(at, c, ProximalPlan(0.3, D)).each()
     for split in ("train", "test"):
@@ -119,17 +154,27 @@ def test_every_format(cohorts, loss, kind, scale, dtype):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_certified_optimum(cohorts, loss):
     disk, copied = cohorts(loss, intercept=True)
-    ours, theirs = (sp.train(sp.fair(sp.ChiSquare(0.1)), c, tol=1e-8, progress=False) for c in (disk, copied))
+    ours, theirs = (
+        sp.train(sp.fair(sp.ChiSquare(0.1)), c, tol=1e-8, progress=False) for c in (disk, copied)
+    )
     assert ours.status == theirs.status == "converged"
     np.testing.assert_allclose(ours.x, theirs.x, atol=1e-3)
-    rounds = [sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), c, rounds=5, progress=False) for c in (disk, copied)]
+    rounds = [
+        sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), c, rounds=5, progress=False) for c in (disk, copied)
+    ]
     np.testing.assert_allclose(rounds[0].x, rounds[1].x, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(rounds[0].certificate, rounds[1].certificate, rtol=1e-6)
 
 
 def test_more_than_one_table_and_arrays(tmp_path, monkeypatch):
     one, two = (Table(np.random.default_rng(k).normal(size=(40, 3)), k + 1.0) for k in range(2))
-    X = [one.rows([39, 3, 38]), two.rows(np.arange(40)), np.arange(12).reshape(4, 3), one.rows([1, 0]), np.eye(3)]
+    X = [
+        one.rows([39, 3, 38]),
+        two.rows(np.arange(40)),
+        np.arange(12).reshape(4, 3),
+        one.rows([1, 0]),
+        np.eye(3),
+    ]
     pairs = [(x, np.arange(len(x)) % 2) for x in X]
     copied = sp.Cohort(pairs, sp.Linear("logistic", intercept=True))
     monkeypatch.setattr(linear, "free_memory", lambda device: 1)
@@ -139,7 +184,9 @@ def test_more_than_one_table_and_arrays(tmp_path, monkeypatch):
 
 
 def test_fingerprints_tell_rows_apart(cohorts):
-    a, b, c = cohorts("logistic")[0], cohorts("logistic")[0], cohorts("logistic", "in a row")[0]
+    a = cohorts("logistic")[0]
+    b = cohorts("logistic")[0]
+    c = cohorts("logistic", "in a row")[0]
     assert a.fingerprint == b.fingerprint != c.fingerprint
 
 
@@ -167,7 +214,9 @@ def test_refusals(tmp_path, monkeypatch):
     rows = table(tmp_path)
     pairs = [(rows.rows(p), labels("squared")[p]) for p in parts("scattered")]
     monkeypatch.setattr(linear, "free_memory", lambda device: 1000)
-    with pytest.raises(sp.InputError, match="keeps up to 10 rows of 10 numbers for each of 6 clients"):
+    with pytest.raises(
+        sp.InputError, match="keeps up to 10 rows of 10 numbers for each of 6 clients"
+    ):
         sp.Cohort(pairs, sp.Linear("squared", intercept=True))
     disk = sp.Cohort([(x, y[:, 0] > 0) for x, y in pairs], sp.Linear("logistic"))
     monkeypatch.setattr(tables, "CHECKED", 0)
@@ -206,5 +255,10 @@ def test_a_table_of_three_times_the_memory(tmp_path, loss):
     for k in range(0, len(values), 10_000):
         values[k : k + 10_000] = some + k / len(values)
     values.flush()
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(file), loss], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(file), loss],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]

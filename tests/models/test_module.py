@@ -45,7 +45,8 @@ def test_a_linear_layer_is_a_linear_model(case):
     linear, network, x, outputs = twins(case)
     n = len(linear.names)
     y = torch.tensor(as_module(x, outputs))
-    a, b = linear.gradients(torch.tensor(x)), network.gradients(y)
+    a = linear.gradients(torch.tensor(x))
+    b = network.gradients(y)
     weights = np.linspace(-1, 2, n)
     np.testing.assert_allclose(b.losses, a.losses, rtol=1e-12)
     assert relative(b.sum(weights), as_module(a.sum(weights), outputs)) < 1e-12
@@ -60,9 +61,13 @@ def test_a_linear_layer_is_a_linear_model(case):
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_local_steps_of_a_linear_layer_are_those_of_a_linear_model(case, batch_size):
     linear, network, x, outputs = twins(case)
-    n, y = len(linear.names), torch.tensor(as_module(x, outputs))
-    plan = LocalPlan(6, rate=0.5 / linear.constants().smoothness.max(), batch_size=batch_size, key=(1, 2))
-    a, b = linear.gradients(torch.tensor(x)), network.gradients(y)
+    n = len(linear.names)
+    y = torch.tensor(as_module(x, outputs))
+    plan = LocalPlan(
+        6, rate=0.5 / linear.constants().smoothness.max(), batch_size=batch_size, key=(1, 2)
+    )
+    a = linear.gradients(torch.tensor(x))
+    b = network.gradients(y)
     c = a.sum(np.full(n, 1 / n))
     turned = torch.tensor(as_module(c, outputs))
     first = linear.local_updates(torch.tensor(x), a, c, plan)
@@ -85,13 +90,16 @@ def test_a_batch_as_large_as_the_client_is_all_of_it():
     counts = network.evaluate(network.start()).counts
     for batch_size in (4, 9, 40):
         batch = network.gradients(network.start(), batch_size).losses
-        np.testing.assert_allclose(batch[counts <= batch_size], full[counts <= batch_size], rtol=1e-14)
+        np.testing.assert_allclose(
+            batch[counts <= batch_size], full[counts <= batch_size], rtol=1e-14
+        )
 
 
 def test_curvature_at_the_start_is_found():
     """Squared loss has one Hessian everywhere, so the estimate can be held against the truth."""
     linear, network, _, _ = twins("squared")
-    exact, estimate = linear.constants(), network.constants()
+    exact = linear.constants()
+    estimate = network.constants()
     assert not estimate.convex
     assert np.array_equal(estimate.strong_convexity, np.zeros(len(exact.smoothness)))
     assert np.all(estimate.smoothness >= 0.95 * exact.smoothness)
@@ -124,7 +132,9 @@ def test_chunks_change_nothing(batch_size, monkeypatch):
         x = network.start()
         at = network.gradients(x, batch_size)
         c = at.sum(np.ones(len(network.names)))
-        d = network.local_updates(x, at, c, LocalPlan(4, rate=0.01, batch_size=batch_size)).sum(np.ones(8))
+        d = network.local_updates(x, at, c, LocalPlan(4, rate=0.01, batch_size=batch_size)).sum(
+            np.ones(8)
+        )
         return at.losses, c, d, network.evaluate(x).loss, network.evaluate(x).accuracy
 
     torch.manual_seed(0)
@@ -138,12 +148,16 @@ def test_chunks_change_nothing(batch_size, monkeypatch):
 
 def pictures(n=3, m=9):
     random = np.random.default_rng(0)
-    return [(random.standard_normal((m + i, 1, 6, 6)), random.integers(0, 3, m + i)) for i in range(n)]
+    return [
+        (random.standard_normal((m + i, 1, 6, 6)), random.integers(0, 3, m + i)) for i in range(n)
+    ]
 
 
 def small_convolution():
     torch.manual_seed(1)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)
+    )
 
 
 def test_a_convolution_on_pictures_trains_and_is_tested():
@@ -189,7 +203,8 @@ def test_frozen_and_shared_parameters():
     network = Tied().double()
     cohort = sp.Cohort(unequal_clients("squared"), sp.Module(network, "squared"))
     assert cohort.dimension == 36 + 6 + 6
-    at, step = cohort.gradients(cohort.start()), 1e-6
+    at = cohort.gradients(cohort.start())
+    step = 1e-6
     v = torch.randn(48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     up, down = (cohort.gradients(cohort.start() + s * step * v).losses for s in (1, -1))
     np.testing.assert_allclose(at.project(v), (up - down) / (2 * step), rtol=1e-6, atol=1e-8)

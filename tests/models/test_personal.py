@@ -25,12 +25,19 @@ SIZES = (7, 30, 3, 1)
 def clients(loss, sizes=SIZES, d=4, seed=0, spread=0.0):
     """Clients of unequal sizes whose true coefficients differ; columns may be badly scaled."""
     random = np.random.default_rng(seed)
-    scale, common = 10 ** random.uniform(-spread, spread, d), random.normal(size=(d, 3))
+    scale = 10 ** random.uniform(-spread, spread, d)
+    common = random.normal(size=(d, 3))
     pairs = []
     for n in sizes:
         X = random.normal(size=(n, d)) * scale
         Z = X @ (common + random.normal(size=(d, 3))) + random.normal(size=(n, 3))
-        y = Z[:, 0] if loss == "squared" else (Z[:, 0] > 0).astype(float) if loss == "logistic" else Z.argmax(1)
+        y = (
+            Z[:, 0]
+            if loss == "squared"
+            else (Z[:, 0] > 0).astype(float)
+            if loss == "logistic"
+            else Z.argmax(1)
+        )
         pairs.append((X, y))
     if loss == "softmax":
         pairs[0][1][0] = 2  # so that all three classes are there
@@ -47,22 +54,36 @@ class Joint:
         classes = 3 if loss == "softmax" else 1
         self.parts = []
         for X, y in pairs:
-            if loss == "softmax":  # a row of weight zero would do; every class must be known to every client
-                one = _ReferenceProblem([(np.vstack([X, X[:1]]), np.append(y, 2))], loss, l2, intercept)
-                one.A, one.Y, one.counts, one.parts = one.A[:-1], one.Y[:-1], np.array([len(X)]), [slice(0, len(X))]
+            if (
+                loss == "softmax"
+            ):  # a row of weight zero would do; every class must be known to every client
+                one = _ReferenceProblem(
+                    [(np.vstack([X, X[:1]]), np.append(y, 2))], loss, l2, intercept
+                )
+                one.A, one.Y, one.counts, one.parts = (
+                    one.A[:-1],
+                    one.Y[:-1],
+                    np.array([len(X)]),
+                    [slice(0, len(X))],
+                )
             else:
                 one = _ReferenceProblem([(X, y)], loss, l2, intercept)
             self.parts.append(one)
         self.gamma = np.array([strength / len(X) for X, _ in pairs])
         self.dimension = self.parts[0].A.shape[1] * classes
         self.own = np.ones(self.dimension, dtype=bool) if own is None else np.repeat(own, classes)
-        self.at, self.found = None, None  # where models were solved for last
+        # where models were solved for last
+        self.at = None
+        self.found = None
         self.l2 = float(np.min(l2 * self.gamma / (l2 + self.gamma)))
         self.sizes = np.linalg.norm(self.gradients(np.zeros(self.dimension)), axis=1)
 
     def model(self, i, x):
         """u_i(x) by damped Newton steps."""
-        f, g, own, u = self.parts[i], self.gamma[i], self.own, x.copy()
+        f = self.parts[i]
+        g = self.gamma[i]
+        own = self.own
+        u = x.copy()
 
         def value(u):
             return f.losses(u)[0] + g / 2 * np.sum((u - x) ** 2)
@@ -74,16 +95,22 @@ class Joint:
             if size <= 1e-14 or last <= min(size, 1e-12):  # no nearer by rounding
                 break
             step = np.zeros_like(u)
-            step[own] = np.linalg.solve(f.hessian(u, np.ones(1))[np.ix_(own, own)] + g * np.eye(own.sum()), slope)
+            step[own] = np.linalg.solve(
+                f.hessian(u, np.ones(1))[np.ix_(own, own)] + g * np.eye(own.sum()), slope
+            )
             t = 1.0
             while t > 1e-8 and value(u - t * step) > value(u) + 1e-14:
                 t /= 2
-            u, last = u - t * step, size
+            u = u - t * step
+            last = size
         return u
 
     def models(self, x):
         if not np.array_equal(self.at, x):
-            self.at, self.found = x.copy(), np.array([self.model(i, x) for i in range(len(self.parts))])
+            self.at, self.found = (
+                x.copy(),
+                np.array([self.model(i, x) for i in range(len(self.parts))]),
+            )
         return self.found
 
     def losses(self, x):
@@ -93,17 +120,23 @@ class Joint:
 
     def gradients(self, x):
         rows = [f.gradients(u)[0] for f, u in zip(self.parts, self.models(x), strict=True)]
-        return np.array(rows)  # at u, the derivative in u and the pull cancel: what is left is ∇f_i(u_i)
+        return np.array(
+            rows
+        )  # at u, the derivative in u and the pull cancel: what is left is ∇f_i(u_i)
 
     def hessians(self, x):
         """The Schur complement of the Hessian in (x, u_i)."""
         out = []
         for i, u in enumerate(self.models(x)):
-            H, g, n = self.parts[i].hessian(u, np.ones(1)), self.gamma[i], self.dimension
-            P, S = np.flatnonzero(self.own), np.flatnonzero(~self.own)
+            H = self.parts[i].hessian(u, np.ones(1))
+            g = self.gamma[i]
+            n = self.dimension
+            P = np.flatnonzero(self.own)
+            S = np.flatnonzero(~self.own)
             q = n + np.arange(len(P))
             J = np.zeros((n + len(P), n + len(P)))
-            J[np.ix_(S, S)], J[P, P] = H[np.ix_(S, S)], g
+            J[np.ix_(S, S)] = H[np.ix_(S, S)]
+            J[P, P] = g
             J[np.ix_(S, q)], J[np.ix_(q, S)] = H[np.ix_(S, P)], H[np.ix_(P, S)]
             J[P, q] = J[q, P] = -g
             J[np.ix_(q, q)] = H[np.ix_(P, P)] + g * np.eye(len(P))
@@ -120,7 +153,11 @@ class Joint:
 def bound(loss, pairs, strength=2.0, columns=None, intercept=True, l2=L2, **rest):
     classes = 3 if loss == "softmax" else None
     return sp.Cohort(
-        pairs, sp.Personal(sp.Linear(loss, l2=l2, intercept=intercept, classes=classes), strength, columns), **rest
+        pairs,
+        sp.Personal(
+            sp.Linear(loss, l2=l2, intercept=intercept, classes=classes), strength, columns
+        ),
+        **rest,
     )
 
 
@@ -131,12 +168,23 @@ def close(ours, theirs, tolerance=1e-10):
 def check_answers(loss, pairs, strength, columns, seed=1):
     """Every question to a cohort against the definitions."""
     d = pairs[0][0].shape[1]
-    own = None if columns is None else np.isin(np.arange(d + 1), [d if c == "intercept" else c for c in columns])
-    cohort, joint = bound(loss, pairs, strength, columns), Joint(pairs, loss, L2, strength, own, intercept=True)
-    random, n = np.random.default_rng(seed), len(pairs)
-    x, c, w = random.normal(size=joint.dimension), random.normal(size=joint.dimension), random.random(n)
-    V, D = random.normal(size=(joint.dimension, 3)), np.repeat(0.5 + random.random(d + 1), joint.dimension // (d + 1))
-    L, G, H = joint.losses(x), joint.gradients(x), joint.hessians(x)
+    own = (
+        None
+        if columns is None
+        else np.isin(np.arange(d + 1), [d if c == "intercept" else c for c in columns])
+    )
+    cohort = bound(loss, pairs, strength, columns)
+    joint = Joint(pairs, loss, L2, strength, own, intercept=True)
+    random = np.random.default_rng(seed)
+    n = len(pairs)
+    x = random.normal(size=joint.dimension)
+    c = random.normal(size=joint.dimension)
+    w = random.random(n)
+    V = random.normal(size=(joint.dimension, 3))
+    D = np.repeat(0.5 + random.random(d + 1), joint.dimension // (d + 1))
+    L = joint.losses(x)
+    G = joint.gradients(x)
+    H = joint.hessians(x)
     tensor = torch.as_tensor
     at = cohort.gradients(tensor(x))
     close(at.losses, L)
@@ -150,7 +198,8 @@ def check_answers(loss, pairs, strength, columns, seed=1):
     close(seen.curvature, V.T @ np.tensordot(w, H, 1) @ V, 1e-9)
     close(seen.sizes, (G**2 / D).sum(1))
     close(cohort.personal(x)["client-1"], joint.models(x)[1], 1e-9)
-    known, values = cohort.constants(), np.linalg.eigvalsh(H)
+    known = cohort.constants()
+    values = np.linalg.eigvalsh(H)
     assert np.all(known.smoothness >= values[:, -1] * (1 - 1e-9))
     assert np.all(known.strong_convexity <= values[:, 0] * (1 + 1e-9))
     if loss == "squared":
@@ -160,9 +209,17 @@ def check_answers(loss, pairs, strength, columns, seed=1):
         with pytest.raises(sp.InputError, match="D = I"):
             at.diagonal(w)
     steps = cohort.proximal_steps(at, tensor(c), ProximalPlan(0.3, tensor(D)))
-    close(steps.each(), np.linalg.solve(H + 0.3 * np.diag(D), np.tile(c, (n, 1))[..., None])[..., 0], 1e-8)
+    close(
+        steps.each(),
+        np.linalg.solve(H + 0.3 * np.diag(D), np.tile(c, (n, 1))[..., None])[..., 0],
+        1e-8,
+    )
     rates = 1 / known.smoothness
-    close(cohort.local_updates(tensor(x), at, tensor(c), LocalPlan(3)).each(), walked(joint, x, c - G, rates, 3), 1e-8)
+    close(
+        cohort.local_updates(tensor(x), at, tensor(c), LocalPlan(3)).each(),
+        walked(joint, x, c - G, rates, 3),
+        1e-8,
+    )
     plain = cohort.local_updates(tensor(x), None, None, LocalPlan(2, prox=0.1)).each()
     close(plain, walked(joint, x, 0 * G, rates, 2, 0.1), 1e-8)
     loss_error, error = at.rounding
@@ -224,7 +281,8 @@ STRENGTHS = (0.1, 10.0, 1000.0)
 def check_proof(name, loss, strength):
     """After few rounds and at the end, the proven gap covers the true one; and the end is the optimum."""
     pairs = clients(loss, (12, 25, 6, 2), seed=3, spread=0.5)
-    cohort, joint = bound(loss, pairs, strength, intercept=False), Joint(pairs, loss, L2, strength)
+    cohort = bound(loss, pairs, strength, intercept=False)
+    joint = Joint(pairs, loss, L2, strength)
     objective = objectives(joint.losses(np.zeros(joint.dimension)).max())[name]
     best = joint.optimum(objective)
     runs = [
@@ -261,8 +319,10 @@ def test_the_proven_gap_covers_the_true_one_everywhere(name, loss, strength):
 def test_a_conic_solver_of_the_joint_problem_agrees():
     """In all of (x, u_1 … u_N) at once, by CVXPY: the optimum of CVaR over a share ½ of four clients."""
     cp = pytest.importorskip("cvxpy")
-    pairs, strength = clients("squared", (12, 25, 6, 2), seed=3), 5.0
-    x, values = cp.Variable(4), []
+    pairs = clients("squared", (12, 25, 6, 2), seed=3)
+    strength = 5.0
+    x = cp.Variable(4)
+    values = []
     for X, y in pairs:
         u = cp.Variable(4)
         pull = strength / len(X) / 2 * cp.sum_squares(u - x)
@@ -270,17 +330,22 @@ def test_a_conic_solver_of_the_joint_problem_agrees():
     level = cp.Variable()
     tail = level + sum(cp.pos(v - level) for v in values) / (0.5 * 4)
     best = cp.Problem(cp.Minimize(tail)).solve(solver=cp.CLARABEL)
-    result = sp.train(sp.fair(sp.CVaR(0.5)), bound("squared", pairs, strength, intercept=False), tol=1e-9)
+    result = sp.train(
+        sp.fair(sp.CVaR(0.5)), bound("squared", pairs, strength, intercept=False), tol=1e-9
+    )
     found = sp.CVaR(0.5).support(Joint(pairs, "squared", L2, strength).losses(result.x))
     assert abs(found - best) <= 1e-6 * best
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_ends_are_one_model_and_everyone_alone(loss):
-    pairs, objective = clients(loss, (12, 25, 6, 2), seed=4), sp.ChiSquare(0.5)
+    pairs = clients(loss, (12, 25, 6, 2), seed=4)
+    objective = sp.ChiSquare(0.5)
     model = sp.Linear(loss, l2=L2, classes=3 if loss == "softmax" else None)
     one = sp.train(sp.fair(objective), sp.Cohort(pairs, model), tol=1e-13, rounds=60)
-    tied = sp.train(sp.fair(objective), sp.Cohort(pairs, sp.Personal(model, 1e13)), tol=1e-13, rounds=60)
+    tied = sp.train(
+        sp.fair(objective), sp.Cohort(pairs, sp.Personal(model, 1e13)), tol=1e-13, rounds=60
+    )
     close(tied.x, one.x, 1e-8)
     close(tied.personal, np.tile(one.x, (4, 1)), 1e-8)
     free = sp.train(sp.fair(objective), sp.Cohort(pairs, sp.Personal(model, 1e-11)), rounds=5)
@@ -293,19 +358,24 @@ def test_the_ends_are_one_model_and_everyone_alone(loss):
 
 def test_numbers_of_an_independent_closed_form():
     """L-BFGS on envelopes by eigh, ½ mean squares, four clients: what it printed for CVaR(0.2) and the average."""
-    random, pairs = np.random.default_rng(5), []
+    random = np.random.default_rng(5)
+    pairs = []
     for n in (40, 8, 25, 15):
         X = random.normal(size=(n, 3))
         pairs.append((X, X @ random.normal(size=3) + 0.5 * random.normal(size=n)))
     cohort = sp.Cohort(pairs, sp.Personal(sp.Linear("squared", l2=2 * 0.03), 2 * 10.0))
-    for objective, printed, tolerance in ((sp.CVaR(0.2), CVAR, 2e-3), (sp.Average(), AVERAGE, 1e-8)):
+    for objective, printed, tolerance in (
+        (sp.CVaR(0.2), CVAR, 2e-3),
+        (sp.Average(), AVERAGE, 1e-8),
+    ):
         result = sp.train(sp.fair(objective), cohort, tol=1e-9)
         value = objective.support(cohort.losses(torch.as_tensor(result.x))) / 2
         assert value <= printed + 1e-9
         assert abs(value - printed) <= tolerance * printed  # it stops at a kink, we do not
 
 
-CVAR, AVERAGE = 0.6701268311317405, 0.5937294959641153
+CVAR = 0.6701268311317405
+AVERAGE = 0.5937294959641153
 
 
 # ------------------------------------------------------------------ minibatches, parts, tables, other formats
@@ -313,10 +383,12 @@ CVAR, AVERAGE = 0.6701268311317405, 0.5937294959641153
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_minibatches_have_the_envelope_of_their_mean_loss(loss):
-    pairs, key = clients(loss), (3, 1)
+    pairs = clients(loss)
+    key = (3, 1)
     cohort = bound(loss, pairs, 2.0, intercept=False)
     x = torch.as_tensor(np.random.default_rng(2).normal(size=cohort.dimension))
-    whole, full = cohort.gradients(x), cohort.gradients(x, 100, key)
+    whole = cohort.gradients(x)
+    full = cohort.gradients(x, 100, key)
     close(full.losses, whole.losses)
     close(full.each(), whole.each())
     draws = envelope_rows(cohort, pairs, 5, key)
@@ -346,22 +418,32 @@ def envelope_rows(cohort, pairs, batch, key):
 def test_some_clients_answer_as_among_all(loss):
     cohort = bound(loss, clients(loss))
     x = torch.as_tensor(np.random.default_rng(2).normal(size=cohort.dimension))
-    few, everyone = cohort.gradients(x, clients=[2, 0]), cohort.gradients(x)
+    few = cohort.gradients(x, clients=[2, 0])
+    everyone = cohort.gradients(x)
     close(few.losses[[0, 2]], everyone.losses[[0, 2]])
     close(few.each(), everyone.each()[[2, 0]])
 
 
-@pytest.mark.parametrize("method", [
-    sp.FedAvg(local_steps=3, clients_per_round=2, batch_size=4), sp.FedProx(mu=0.1, local_steps=2),
-    sp.Scaffold(local_steps=3), sp.ScaffPD(sp.CVaR(0.5), local_steps=3, batch_size=5),
-    sp.SampledSubspaceSaddle(sp.ChiSquare(0.1), clients_per_round=3), sp.MinimaxGradient(sp.CVaR(0.5)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "method",
+    [
+        sp.FedAvg(local_steps=3, clients_per_round=2, batch_size=4),
+        sp.FedProx(mu=0.1, local_steps=2),
+        sp.Scaffold(local_steps=3),
+        sp.ScaffPD(sp.CVaR(0.5), local_steps=3, batch_size=5),
+        sp.SampledSubspaceSaddle(sp.ChiSquare(0.1), clients_per_round=3),
+        sp.MinimaxGradient(sp.CVaR(0.5)),
+    ],
+)
 def test_rows_of_a_table_give_the_same_models(method):
     random = np.random.default_rng(3)
-    table, y = Table(random.normal(size=(80, 60)).astype(np.float32), 0.1, "random"), random.integers(0, 4, 80)
+    table = Table(random.normal(size=(80, 60)).astype(np.float32), 0.1, "random")
+    y = random.integers(0, 4, 80)
     parts = [np.arange(25), np.arange(25, 31), np.arange(31, 70), np.array([79])]
     model = sp.Personal(sp.Linear("squared", l2=1e-2, classes=4), 3.0)
-    wide = sp.Cohort([(table.rows(p), y[p]) for p in parts], model, test=[(table.rows(p), y[p]) for p in parts])
+    wide = sp.Cohort(
+        [(table.rows(p), y[p]) for p in parts], model, test=[(table.rows(p), y[p]) for p in parts]
+    )
     copied = [(np.asarray(table.rows(p)), y[p]) for p in parts]
     copied = sp.Cohort(copied, model, test=copied)
     ours, theirs = (sp.train(method, cohort, rounds=4) for cohort in (wide, copied))
@@ -370,12 +452,16 @@ def test_rows_of_a_table_give_the_same_models(method):
     close(wide.evaluate(ours.x, "test").loss, copied.evaluate(ours.x, "test").loss)
     close(wide.evaluate(ours.x).accuracy, copied.evaluate(ours.x).accuracy)
     exact = wide.exact()
-    at, before = exact.gradients(exact.start()), copied.gradients(copied.start())
+    at = exact.gradients(exact.start())
+    before = copied.gradients(copied.start())
     close(at.diagonals(), before.diagonals())
     assert np.all(np.abs(at.losses - before.losses) <= at.rounding[0] + before.rounding[0])
     metric = torch.as_tensor(np.repeat(0.5 + random.random(60), 4))
     c = torch.as_tensor(random.normal(size=240))
-    steps = [k.proximal_steps(a, c, ProximalPlan(0.2, metric)).each() for k, a in ((exact, at), (copied, before))]
+    steps = [
+        k.proximal_steps(a, c, ProximalPlan(0.2, metric)).each()
+        for k, a in ((exact, at), (copied, before))
+    ]
     close(*steps)
 
 
@@ -385,12 +471,16 @@ def test_rows_of_a_table_give_the_same_models(method):
 def test_rows_that_stay_on_disk_give_the_same_answers(loss, columns, monkeypatch):
     pairs = clients(loss, (60, 25, 9), 5)
     table = Table(np.vstack([X for X, _ in pairs]), 1.0, "random")
-    rows = [(table.rows(p), y) for p, (_, y) in zip(np.split(np.arange(94), [60, 85]), pairs, strict=True)]
+    rows = [
+        (table.rows(p), y)
+        for p, (_, y) in zip(np.split(np.arange(94), [60, 85]), pairs, strict=True)
+    ]
     copied = bound(loss, pairs, 2.0, columns)
     monkeypatch.setattr(linear, "fits", lambda *_: False)
     stored = bound(loss, rows, 2.0, columns)
     x = torch.as_tensor(np.random.default_rng(2).normal(size=copied.dimension))
-    ours, theirs = stored.gradients(x), copied.gradients(x)
+    ours = stored.gradients(x)
+    theirs = copied.gradients(x)
     close(ours.losses, theirs.losses)
     close(ours.each(), theirs.each())
     close(stored.own_models(x), copied.own_models(x))
@@ -407,13 +497,17 @@ def test_clients_are_solved_for_a_few_at_a_time(monkeypatch):
     alone = bound("softmax", clients("softmax")).gradients(x)
     close(alone.losses, whole.losses)
     close(alone.each(), whole.each())
-    V, ones = torch.eye(15, dtype=torch.float64)[:, :3], torch.ones(15, dtype=torch.float64)
+    V = torch.eye(15, dtype=torch.float64)[:, :3]
+    ones = torch.ones(15, dtype=torch.float64)
     close(*(at.restriction(V, np.ones(4), ones).curvature for at in (alone, whole)))
 
 
-@pytest.mark.parametrize("model", [sp.Linear("squared", l2=L2), sp.Personal(sp.Linear("squared", l2=L2), 2.0)])
+@pytest.mark.parametrize(
+    "model", [sp.Linear("squared", l2=L2), sp.Personal(sp.Linear("squared", l2=L2), 2.0)]
+)
 def test_steps_in_closed_form_are_made_once_for_rounds_that_are_alike(model, monkeypatch):
-    made, gain = [], quadratic.Gain.__init__
+    made = []
+    gain = quadratic.Gain.__init__
     monkeypatch.setattr(quadratic.Gain, "__init__", lambda *given: made.append(1) or gain(*given))
     cohort = sp.Cohort(clients("squared"), model)
     for key in (1, 2, 3):
@@ -441,7 +535,9 @@ def test_large_softmax_goes_by_conjugate_gradients(monkeypatch):
     close(slow.losses, direct.losses)
     close(slow.each(), direct.each())
     V = torch.eye(21, dtype=torch.float64)[:, :4]
-    close(*(at.restriction(V, np.ones(2), torch.ones(21).double()).curvature for at in (slow, direct)))
+    close(
+        *(at.restriction(V, np.ones(2), torch.ones(21).double()).curvature for at in (slow, direct))
+    )
 
 
 def test_single_precision_keeps_its_proof():
@@ -449,16 +545,28 @@ def test_single_precision_keeps_its_proof():
     cohort = bound("logistic", pairs, 10.0, intercept=False, dtype=torch.float32)
     result = sp.train(sp.fair(sp.CVaR(0.5)), cohort, rounds=15)
     joint = Joint(pairs, "logistic", L2, 10.0)
-    excess = sp.CVaR(0.5).support(joint.losses(result.x.astype(float))) - joint.optimum(sp.CVaR(0.5)).value
+    excess = (
+        sp.CVaR(0.5).support(joint.losses(result.x.astype(float)))
+        - joint.optimum(sp.CVaR(0.5)).value
+    )
     assert excess <= result.certificate < 1e-2
 
 
 def test_an_answer_depends_on_the_question_alone(tmp_path):
-    pairs, objective = clients("softmax", (12, 25, 6)), sp.CVaR(0.5)
+    pairs = clients("softmax", (12, 25, 6))
+    objective = sp.CVaR(0.5)
     whole = sp.train(sp.ScaffPD(objective, local_steps=2), bound("softmax", pairs), rounds=6)
-    sp.train(sp.ScaffPD(objective, local_steps=2), bound("softmax", pairs), rounds=3, checkpoint=tmp_path / "run")
+    sp.train(
+        sp.ScaffPD(objective, local_steps=2),
+        bound("softmax", pairs),
+        rounds=3,
+        checkpoint=tmp_path / "run",
+    )
     rest = sp.train(
-        sp.ScaffPD(objective, local_steps=2), bound("softmax", pairs), rounds=6, checkpoint=tmp_path / "run"
+        sp.ScaffPD(objective, local_steps=2),
+        bound("softmax", pairs),
+        rounds=6,
+        checkpoint=tmp_path / "run",
     )
     assert np.array_equal(whole.x, rest.x)
     assert np.array_equal(whole.personal, rest.personal)
@@ -472,7 +580,9 @@ def test_points_far_away_are_answered_without_an_accident(loss, size):
     at = cohort.gradients(x)
     assert at.each().shape == (4, cohort.dimension)
     if size == 1e3:
-        close(at.losses, Joint(clients(loss), loss, L2, 2.0, intercept=True).losses(x.numpy()), 1e-8)
+        close(
+            at.losses, Joint(clients(loss), loss, L2, 2.0, intercept=True).losses(x.numpy()), 1e-8
+        )
     if size <= 1e9:  # the least that any rows leave of the pull and of the regulariser
         gamma = 2.0 / np.array(SIZES)
         assert np.all(at.losses >= L2 * gamma / (L2 + gamma) / 2 * float(x @ x) * (1 - 1e-9))
@@ -483,19 +593,26 @@ def test_points_far_away_are_answered_without_an_accident(loss, size):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_scores_are_those_of_each_clients_own_model(loss):
-    train, test = clients(loss, seed=1), clients(loss, (5, 4, 9, 2), seed=2)
-    cohort, joint = bound(loss, train, intercept=False, test=test), Joint(train, loss, L2, 2.0)
+    train = clients(loss, seed=1)
+    test = clients(loss, (5, 4, 9, 2), seed=2)
+    cohort = bound(loss, train, intercept=False, test=test)
+    joint = Joint(train, loss, L2, 2.0)
     x = np.random.default_rng(2).normal(size=cohort.dimension)
-    U, held = joint.models(x), Joint(test, loss, L2, 1.0)
+    U = joint.models(x)
+    held = Joint(test, loss, L2, 1.0)
     for split, problem in (("train", joint), ("test", held)):
         scores = cohort.evaluate(x, split)
         close(scores.loss, [f.losses(u)[0] for f, u in zip(problem.parts, U, strict=True)])
-        for right, u, (X, y) in zip(scores.accuracy, U, train if split == "train" else test, strict=True):
+        for right, u, (X, y) in zip(
+            scores.accuracy, U, train if split == "train" else test, strict=True
+        ):
             z = X @ u.reshape(X.shape[1], -1)
             if loss == "squared":
                 assert np.isnan(right)
             else:
-                assert right == pytest.approx(np.mean((z[:, 0] > 0) == y if loss == "logistic" else z.argmax(1) == y))
+                assert right == pytest.approx(
+                    np.mean((z[:, 0] > 0) == y if loss == "logistic" else z.argmax(1) == y)
+                )
 
 
 def test_a_new_client_needs_no_run():
@@ -532,7 +649,8 @@ def test_networks_train_near_x_without_a_certificate():
     network = sp.Personal(sp.Module(nn.Linear(4, 3), "cross_entropy", l2=L2), 5.0)
     cohort = sp.Cohort(pairs, network, dtype=torch.float64, test=pairs)
     x = cohort.start()
-    W, b = x[:12].view(3, 4), x[12:]
+    W = x[:12].view(3, 4)
+    b = x[12:]
     linear = bound("softmax", pairs, 5.0).gradients(torch.cat([W.T, b[None]]).flatten())
     at = cohort.gradients(x)
     close(at.losses, linear.losses, 1e-3)
@@ -560,23 +678,45 @@ def test_networks_train_near_x_without_a_certificate():
 LINEAR = sp.Linear("logistic", l2=L2)
 
 
-@pytest.mark.parametrize(("make", "match"), [
-    (lambda: sp.Personal(LINEAR, 0.0), "strength > 0"),
-    (lambda: sp.Personal(LINEAR, -1), "strength > 0"),
-    (lambda: sp.Personal(LINEAR, float("nan")), "got NaN"),
-    (lambda: sp.Personal(LINEAR, "auto"), "takes a number for strength"),
-    (lambda: sp.Personal(LINEAR, "much"), "needs a number"),
-    (lambda: sp.Personal(sp.Private(LINEAR), 1.0), "costs no ε"),
-    (lambda: sp.Personal(sp.Personal(LINEAR, 1.0), 1.0), "needs a model"),
-    (lambda: sp.Personal(LINEAR, 1.0, []), "at least one column"),
-    (lambda: sp.Cohort([(np.eye(2), [0, 1])], sp.Personal(sp.Module(nn.Linear(2, 2)), 1.0, [0])), "Unknown layer '0'"),
-    (lambda: bound("logistic", clients("logistic"), 1.0, [9]), "from 0 to 3"),
-    (lambda: bound("logistic", clients("logistic"), 1.0, "age"), "have no names"),
-    (lambda: bound("logistic", clients("logistic"), 1.0, "intercept", intercept=False), "intercept=True"),
-    (lambda: sp.Cohort(clients("logistic"), LINEAR).personal(np.zeros(4)), "All clients share this model"),
-    (lambda: sp.personalise(np.zeros(4), np.ones((2, 4)), np.ones(2), LINEAR), "needs the Personal"),
-    (lambda: sp.personalise(np.zeros(3), np.ones((2, 4)), np.ones(2), sp.Personal(LINEAR, 1.0)), "x has shape"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: sp.Personal(LINEAR, 0.0), "strength > 0"),
+        (lambda: sp.Personal(LINEAR, -1), "strength > 0"),
+        (lambda: sp.Personal(LINEAR, float("nan")), "got NaN"),
+        (lambda: sp.Personal(LINEAR, "auto"), "takes a number for strength"),
+        (lambda: sp.Personal(LINEAR, "much"), "needs a number"),
+        (lambda: sp.Personal(sp.Private(LINEAR), 1.0), "costs no ε"),
+        (lambda: sp.Personal(sp.Personal(LINEAR, 1.0), 1.0), "needs a model"),
+        (lambda: sp.Personal(LINEAR, 1.0, []), "at least one column"),
+        (
+            lambda: sp.Cohort(
+                [(np.eye(2), [0, 1])], sp.Personal(sp.Module(nn.Linear(2, 2)), 1.0, [0])
+            ),
+            "Unknown layer '0'",
+        ),
+        (lambda: bound("logistic", clients("logistic"), 1.0, [9]), "from 0 to 3"),
+        (lambda: bound("logistic", clients("logistic"), 1.0, "age"), "have no names"),
+        (
+            lambda: bound("logistic", clients("logistic"), 1.0, "intercept", intercept=False),
+            "intercept=True",
+        ),
+        (
+            lambda: sp.Cohort(clients("logistic"), LINEAR).personal(np.zeros(4)),
+            "All clients share this model",
+        ),
+        (
+            lambda: sp.personalise(np.zeros(4), np.ones((2, 4)), np.ones(2), LINEAR),
+            "needs the Personal",
+        ),
+        (
+            lambda: sp.personalise(
+                np.zeros(3), np.ones((2, 4)), np.ones(2), sp.Personal(LINEAR, 1.0)
+            ),
+            "x has shape",
+        ),
+    ],
+)
 def test_refusals_are_one_sentence(make, match):
     with pytest.raises(sp.InputError, match=match) as error:
         make()

@@ -28,9 +28,13 @@ def clients(loss):
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax", "columns"])
 def test_pieces_score_like_the_whole(loss, piece, monkeypatch):
     pairs = clients(loss)
-    model = sp.Linear({"columns": "squared"}.get(loss, loss), classes=3 if loss == "softmax" else None)
+    model = sp.Linear(
+        {"columns": "squared"}.get(loss, loss), classes=3 if loss == "softmax" else None
+    )
     whole = sp.Cohort(pairs, model)
-    x = torch.randn(whole.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(
+        whole.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     expected = whole.evaluate(x)
     monkeypatch.setattr(module, "PIECE", piece)
     cohort = sp.Cohort(pairs, model)
@@ -67,7 +71,9 @@ def test_rows_of_some_clients(chosen):
 
 
 def test_kept_vectors_of_some_clients():
-    cohort = sp.Cohort([(np.ones((1, 2)), np.ones(1))] * 4, sp.Linear("squared", l2=1.0), dtype=torch.float32)
+    cohort = sp.Cohort(
+        [(np.ones((1, 2)), np.ones(1))] * 4, sp.Linear("squared", l2=1.0), dtype=torch.float32
+    )
     kept = cohort.memory()
     other = replace(kept, vectors=torch.arange(8.0).view(4, 2))
     assert kept.plus(2.0, other).vectors.equal(2 * other.vectors)

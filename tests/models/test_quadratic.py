@@ -39,7 +39,11 @@ def errors(cohort, clients, x, plan, rates):
         client.descend(x, client.fast_gradient(x), c.numpy(), rate, plan.steps)
         for client, rate in zip(clients, rates, strict=True)
     ]
-    single = [relative(updates.sum(w), d) for w, d in zip(np.eye(len(clients)), loops, strict=True) if d.any()]
+    single = [
+        relative(updates.sum(w), d)
+        for w, d in zip(np.eye(len(clients)), loops, strict=True)
+        if d.any()
+    ]
     return max(*single, relative(updates.sum(weights), weights @ np.array(loops)))
 
 
@@ -51,10 +55,15 @@ def test_the_closed_form_equals_the_loop(steps, l2, outputs, intercept):
     cohort, clients, x = problem(l2, outputs, intercept)
     assert isinstance(cohort._oracle, QuadraticOracle)
     for scale in (1.0, 1.9):
-        assert errors(cohort, clients, x, LocalPlan(steps, scale=scale), rates_of(clients, scale)) < 1e-10
+        assert (
+            errors(cohort, clients, x, LocalPlan(steps, scale=scale), rates_of(clients, scale))
+            < 1e-10
+        )
     largest = max(client.smoothness for client in clients)
     for rate in (0.01 / largest, 1.9 / largest):
-        assert errors(cohort, clients, x, LocalPlan(steps, rate=rate), [rate] * len(clients)) < 1e-10
+        assert (
+            errors(cohort, clients, x, LocalPlan(steps, rate=rate), [rate] * len(clients)) < 1e-10
+        )
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,11 +79,16 @@ def test_the_closed_form_equals_the_loop(steps, l2, outputs, intercept):
 def test_the_closed_form_equals_the_loop_for_any_rank(m, d, rank, steps, l2, scale, seed):
     random = np.random.default_rng(seed)
     X = random.standard_normal((m, rank)) @ random.standard_normal((rank, d))
-    data = [(X, random.standard_normal(m)), (random.standard_normal((3, d)), random.standard_normal(3))]
+    data = [
+        (X, random.standard_normal(m)),
+        (random.standard_normal((3, d)), random.standard_normal(3)),
+    ]
     cohort = sp.Cohort(data, sp.Linear("squared", l2=l2))
     clients = [Client(X, y, "squared", l2) for X, y in data]
     x = random.standard_normal(d)
-    assert errors(cohort, clients, x, LocalPlan(steps, scale=scale), rates_of(clients, scale)) < 1e-10
+    assert (
+        errors(cohort, clients, x, LocalPlan(steps, scale=scale), rates_of(clients, scale)) < 1e-10
+    )
 
 
 def test_badly_scaled_columns():
@@ -99,13 +113,17 @@ def test_many_steps_tend_to_the_newton_step():
         assert relative(updates.sum(np.eye(len(clients))[i]), newton) < 1e-9
 
 
-@pytest.mark.parametrize("h", [0.0, 1e-300, 1e-18, 1e-9, 1e-3, 0.4999, 0.5, 0.5001, 0.9, 1.0, 1.5, 1.9, 2.0])
+@pytest.mark.parametrize(
+    "h", [0.0, 1e-300, 1e-18, 1e-9, 1e-3, 0.4999, 0.5, 0.5001, 0.9, 1.0, 1.5, 1.9, 2.0]
+)
 @pytest.mark.parametrize("steps", [1, 2, 7, 1000])
 def test_the_gain_to_full_precision(h, steps):
     """ϕ(h) = (1 − (1 − ηh)^J)/h with η = 1, and ηJ at zero."""
     with mp.workdps(400):
         exact = float((1 - (1 - mpf(h)) ** steps) / mpf(h)) if h else float(steps)
-    got = local_gain(torch.tensor([h], dtype=torch.float64), torch.ones(1, dtype=torch.float64), steps)
+    got = local_gain(
+        torch.tensor([h], dtype=torch.float64), torch.ones(1, dtype=torch.float64), steps
+    )
     assert float(got[0]) == pytest.approx(exact, rel=1e-13, abs=1e-14)
 
 
@@ -116,19 +134,26 @@ def test_the_rotation_changes_nothing():
     first = 0
     for client, size in zip(clients, rotated.rows.layout.sizes.tolist(), strict=True):
         A = rotated.rows.A[first : first + size].numpy()
-        assert np.linalg.norm(A.T @ A - client.A.T @ client.A) <= 1e-13 * np.linalg.norm(client.A.T @ client.A)
+        assert np.linalg.norm(A.T @ A - client.A.T @ client.A) <= 1e-13 * np.linalg.norm(
+            client.A.T @ client.A
+        )
         gram = A @ A.T
-        assert np.abs(gram - np.diag(np.diag(gram))).max() <= 1e-13 * max(np.abs(gram).max(), 1e-300)
+        assert np.abs(gram - np.diag(np.diag(gram))).max() <= 1e-13 * max(
+            np.abs(gram).max(), 1e-300
+        )
         first += size
     np.testing.assert_allclose(
-        cohort.gradients(torch.tensor(x)).losses, [client.loss_at(x) for client in clients], rtol=1e-12
+        cohort.gradients(torch.tensor(x)).losses,
+        [client.loss_at(x) for client in clients],
+        rtol=1e-12,
     )
 
 
 def test_losses_near_zero_residual():
     """y = A x exactly: the loss at x is the regulariser, to rounding of ‖y‖²."""
     random = np.random.default_rng(0)
-    X, x = random.standard_normal((30, 4)), random.standard_normal(4)
+    X = random.standard_normal((30, 4))
+    x = random.standard_normal(4)
     cohort = sp.Cohort([(X, X @ x)], sp.Linear("squared", l2=0.0))
     assert cohort.gradients(torch.tensor(x)).losses[0] < 1e-28
 
@@ -136,11 +161,21 @@ def test_losses_near_zero_residual():
 def test_strong_convexity_is_the_smallest_eigenvalue_and_never_more():
     cohort, clients, x = problem(l2=0.0, dtype=torch.float64)
     mu = dict(zip(cohort.names, cohort.constants().strong_convexity, strict=True))
-    true = {name: np.linalg.eigvalsh(client.hessian(x))[0] for name, client in zip(cohort.names, clients, strict=True)}
+    true = {
+        name: np.linalg.eigvalsh(client.hessian(x))[0]
+        for name, client in zip(cohort.names, clients, strict=True)
+    }
     for name in ("as many", "many"):
         assert mu[name] == pytest.approx(true[name], rel=1e-8)
         assert mu[name] <= true[name] * (1 + 1e-12)
-    deficient = ("one sample", "fewer than features", "repeated rows", "a zero column", "constant", "all zero")
+    deficient = (
+        "one sample",
+        "fewer than features",
+        "repeated rows",
+        "a zero column",
+        "constant",
+        "all zero",
+    )
     assert [mu[name] for name in deficient] == [0.0] * len(deficient)
 
 
@@ -166,7 +201,9 @@ def test_features_whose_squares_underflow_do_no_harm():
         cohort = sp.Cohort([(X, np.ones(6))] * 2, sp.Linear("squared", l2=0.0), dtype=dtype)
         x = cohort.start()
         at = cohort.gradients(x)
-        moves.append(cohort.local_updates(x, at, x + 1, LocalPlan(1000, scale=1e-3)).sum(weights).numpy())
+        moves.append(
+            cohort.local_updates(x, at, x + 1, LocalPlan(1000, scale=1e-3)).sum(weights).numpy()
+        )
     np.testing.assert_allclose(moves[0], moves[1], rtol=1e-4)
 
 
@@ -176,4 +213,6 @@ def test_a_local_model_that_cannot_be_solved_in_single_precision_raises():
     cohort = sp.Cohort([(X, X[:, 0])], sp.Linear("squared", l2=0.0), dtype=torch.float32)
     x = cohort.start()
     with pytest.raises(torch.linalg.LinAlgError):
-        cohort.proximal_steps(cohort.gradients(x), x + 1, ProximalPlan(1e-3, torch.ones_like(x))).each()
+        cohort.proximal_steps(
+            cohort.gradients(x), x + 1, ProximalPlan(1e-3, torch.ones_like(x))
+        ).each()

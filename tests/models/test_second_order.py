@@ -35,7 +35,8 @@ def cohort_of(network, l2=0.05, loss="softmax", outputs=3, **options):
 def directions(cohort, k=4, seed=0):
     """V with k columns, weights of which one is zero, a diagonal D."""
     random = np.random.default_rng(seed)
-    weights, D = random.random(len(cohort.names)), random.random(cohort.dimension) + 0.1
+    weights = random.random(len(cohort.names))
+    D = random.random(cohort.dimension) + 0.1
     weights[2] = 0
     V = torch.from_numpy(random.standard_normal((k, cohort.dimension))).mT
     return V, weights, torch.from_numpy(D)
@@ -49,20 +50,29 @@ def directions(cohort, k=4, seed=0):
 @pytest.mark.parametrize("chunk", [8192, 3])
 def test_a_restriction_is_what_a_dense_hessian_says(make, chunk, monkeypatch):
     monkeypatch.setattr(module_file, "CHUNK", chunk)
-    network, l2 = make(), 0.05
+    network = make()
+    l2 = 0.05
     cohort = cohort_of(network, l2)
     x, (V, w, D) = cohort.start(), directions(cohort)
 
     def value(x, X, y):
         parts = torch.split(x, [p.numel() for p in network.parameters()])
-        named = {k: part.view_as(p) for (k, p), part in zip(network.named_parameters(), parts, strict=True)}
-        loss = nn.functional.cross_entropy(functional_call(network, named, (torch.tensor(X),)), torch.tensor(y))
+        named = {
+            k: part.view_as(p)
+            for (k, p), part in zip(network.named_parameters(), parts, strict=True)
+        }
+        loss = nn.functional.cross_entropy(
+            functional_call(network, named, (torch.tensor(X),)), torch.tensor(y)
+        )
         return loss + l2 / 2 * x @ x
 
     at = cohort.gradients(x)
     seen = at.restriction(V, w, D)
     data = unequal_clients("softmax", 3).values()
-    H = sum(wi * hessian(lambda x, X=X, y=y: value(x, X, y), x) for wi, (X, y) in zip(w, data, strict=True))
+    H = sum(
+        wi * hessian(lambda x, X=X, y=y: value(x, X, y), x)
+        for wi, (X, y) in zip(w, data, strict=True)
+    )
     assert relative(seen.curvature, V.mT @ H @ V) < 1e-12
     assert relative(seen.slopes, at.each() @ V) < 1e-12
     assert relative(seen.sizes, (at.each().square() / D).sum(1)) < 1e-12
@@ -91,7 +101,8 @@ def test_a_linear_layer_sees_what_a_linear_model_sees(loss, outputs):
 def test_some_clients_answer_as_they_do_among_all():
     cohort = cohort_of(tanh_network())
     V, _, D = directions(cohort)
-    chosen, w = [5, 0, 3], np.zeros(8)
+    chosen = [5, 0, 3]
+    w = np.zeros(8)
     w[chosen] = [0.2, 0.3, 0.5]
     some = cohort.gradients(cohort.start(), clients=chosen).restriction(V, w, D)
     everybody = cohort.gradients(cohort.start()).restriction(V, w, D)
@@ -101,7 +112,8 @@ def test_some_clients_answer_as_they_do_among_all():
 
 
 def test_the_curvature_of_a_minibatch_is_of_the_same_samples():
-    cohort, step = cohort_of(tanh_network()), 1e-6
+    cohort = cohort_of(tanh_network())
+    step = 1e-6
     V, w, D = directions(cohort)
     x = cohort.start()
     seen = cohort.gradients(x, 3, (7,)).restriction(V, w, D)
@@ -172,7 +184,8 @@ def test_fused_attention_has_curvature_too():
     torch.manual_seed(0)
     cohort = cohort_of(Attention().double())
     V, w, D = directions(cohort)
-    x, step = cohort.start(), 1e-5
+    x = cohort.start()
+    step = 1e-5
     up, down = (cohort.gradients(x + s * step * V[:, 0]).sum(w) for s in (1, -1))
     seen = cohort.gradients(x).restriction(V, w, D)
     assert relative(seen.curvature[0], (up - down) @ V / (2 * step)) < 1e-6
@@ -194,7 +207,9 @@ def test_local_models_of_a_linear_layer_are_approached_as_those_of_a_linear_mode
     network = cohort_of(linear_layer(outputs), loss=loss, outputs=outputs)
     classes = 3 if loss == "softmax" else None
     linear = sp.Cohort(unequal_clients(loss, outputs), sp.Linear(loss, l2=0.05, classes=classes))
-    network._oracle._smoothness = linear.constants().smoothness  # a network knows no more than an estimate
+    network._oracle._smoothness = (
+        linear.constants().smoothness
+    )  # a network knows no more than an estimate
     random = np.random.default_rng(1)
     x, c = (torch.from_numpy(0.1 * random.standard_normal(linear.dimension)) for _ in range(2))
     D = torch.from_numpy(random.random(len(x)) + 0.5)
@@ -209,7 +224,9 @@ def test_local_models_of_a_linear_layer_are_approached_as_those_of_a_linear_mode
 def test_with_enough_steps_a_local_model_is_solved():
     """Even where the smoothness that the steps are told is too small."""
     H = torch.logspace(-2, 1, 7, dtype=torch.float64)
-    c, x, D = torch.linspace(1, 2, 7).double(), torch.ones(7).double(), torch.linspace(0.5, 2, 7).double()
+    c = torch.linspace(1, 2, 7).double()
+    x = torch.ones(7).double()
+    D = torch.linspace(0.5, 2, 7).double()
     for L in (20.0, 10.0, 1.0):
         plan = ProximalPlan(0.1, D)
         model = LocalModel(lambda u: (H @ u**2 / 2, H * u), x, float(H.sum() / 2), c - H, plan)
@@ -220,15 +237,21 @@ def test_with_enough_steps_a_local_model_is_solved():
 
 @pytest.mark.sample(40)
 @pytest.mark.parametrize("steps", [1, 2, 5, 30])
-@pytest.mark.parametrize("factor", [1e-3, 0.1, 0.6, 1.0])  # on the smoothness that the steps are told
+@pytest.mark.parametrize(
+    "factor", [1e-3, 0.1, 0.6, 1.0]
+)  # on the smoothness that the steps are told
 @pytest.mark.parametrize("name", ["bowl", "waves", "saddle", "cliff", "quartic"])
 def test_local_steps_never_end_above_their_start(name, factor, steps):
     scales = torch.logspace(-2, 1, 7, dtype=torch.float64)
     functions = {
         "bowl": lambda u: (scales * u * u).sum() / 2,
         "waves": lambda u: (scales * torch.cos(3 * u)).sum(),
-        "saddle": lambda u: torch.tanh(scales[:3] * u[:3] ** 2).sum() - torch.tanh(scales[3:] * u[3:] ** 2).sum(),
-        "cliff": lambda u: (scales * u * u).sum() / 2 if float(u.detach().norm()) < 3 else u.sum() * float("nan"),
+        "saddle": lambda u: (
+            torch.tanh(scales[:3] * u[:3] ** 2).sum() - torch.tanh(scales[3:] * u[3:] ** 2).sum()
+        ),
+        "cliff": lambda u: (
+            (scales * u * u).sum() / 2 if float(u.detach().norm()) < 3 else u.sum() * float("nan")
+        ),
         "quartic": lambda u: (scales * u**4).sum(),
     }
 
@@ -242,7 +265,8 @@ def test_local_steps_never_end_above_their_start(name, factor, steps):
     L = np.array([factor * float(torch.linalg.eigvalsh(hessian(functions[name], x)).abs().max())])
     plan = ProximalPlan(0.01 * float(L[0]), torch.ones_like(x))
     loss, gradient = evaluate(x)
-    model, go = LocalModel(evaluate, x, float(loss), c - gradient, plan), pace(plan, L, 0.0)
+    model = LocalModel(evaluate, x, float(loss), c - gradient, plan)
+    go = pace(plan, L, 0.0)
     d = model.approach(float(go.rates[0]), float(go.momenta[0]), steps)
     assert torch.isfinite(d).all()
     assert model.descent(d)[0] <= float(loss) + 1e-12
@@ -264,7 +288,8 @@ def test_losses_that_are_flat_do_not_move():
 @pytest.mark.parametrize("model", ["squared", "logistic", "network"])
 def test_nothing_is_quadratic_in_the_number_of_parameters(model):
     """With d = 200 000, a d × d matrix would be 320 GB."""
-    d, random = 200_000, np.random.default_rng(0)
+    d = 200_000
+    random = np.random.default_rng(0)
     data = [(random.standard_normal((3, d)) / d**0.5, np.array([0, 1, 1])) for _ in range(2)]
     layer = nn.Linear(d, 1, bias=False).double()
     kind = sp.Module(layer, "logistic", l2=0.1) if model == "network" else sp.Linear(model, l2=0.1)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd import system
-from scaffpd.comparison.setting import zoo
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
 from scaffpd.models import linear
@@ -18,8 +17,10 @@ from scaffpd.models.layout import DoubleProducts
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.tables import TERMS, StoredMatrix, join_halves, split_halves
 from scaffpd.models.wide import WideOracle
+from scaffpd.study.comparison.setting import zoo
 
-CLASSES, FEATURES = 4, 60
+CLASSES = 4
+FEATURES = 60
 PARTS = [np.arange(0, 25), np.arange(25, 31), np.arange(31, 70), np.array([79])]
 
 
@@ -34,9 +35,13 @@ def labels():
 
 def cohorts(kind=np.float32, l2=1e-2):
     """The same clients twice: as rows of a table, and as copies."""
-    rows, y, model = table(kind), labels(), sp.Linear("squared", l2=l2, classes=CLASSES)
+    rows = table(kind)
+    y = labels()
+    model = sp.Linear("squared", l2=l2, classes=CLASSES)
     test = [part[::-1] for part in PARTS]
-    wide = sp.Cohort([(rows.rows(p), y[p]) for p in PARTS], model, test=[(rows.rows(p), y[p]) for p in test])
+    wide = sp.Cohort(
+        [(rows.rows(p), y[p]) for p in PARTS], model, test=[(rows.rows(p), y[p]) for p in test]
+    )
     pairs = [(np.asarray(rows.rows(p)), y[p]) for p in PARTS]
     copied = sp.Cohort(pairs, model, test=[(np.asarray(rows.rows(p)), y[p]) for p in test])
     return wide, copied
@@ -59,13 +64,18 @@ def test_every_method_gives_the_same_model(label, kind):
     wide, copied = cohorts(kind)
     assert isinstance(wide._oracle, WideOracle)
     assert isinstance(copied._oracle, QuadraticOracle)
-    ours, theirs = (sp.train(METHODS[label], cohort, rounds=5, progress=False) for cohort in (wide, copied))
+    ours, theirs = (
+        sp.train(METHODS[label], cohort, rounds=5, progress=False) for cohort in (wide, copied)
+    )
     # A saddle point is found to the rounding of its value, and so x to the root of that.
     atol = 1e-8 if label == "Minimax Newton" else 1e-11
     np.testing.assert_allclose(ours.x, theirs.x, rtol=0, atol=atol * np.abs(theirs.x).max())
-    np.testing.assert_allclose(ours.certificate, theirs.certificate, rtol=1e-4 if atol > 1e-11 else 1e-6)
+    np.testing.assert_allclose(
+        ours.certificate, theirs.certificate, rtol=1e-4 if atol > 1e-11 else 1e-6
+    )
     for split_ in ("train", "test"):
-        a, b = wide.evaluate(ours.x, split_), copied.evaluate(theirs.x, split_)
+        a = wide.evaluate(ours.x, split_)
+        b = copied.evaluate(theirs.x, split_)
         np.testing.assert_allclose(a.loss, b.loss, rtol=max(atol, 1e-10))
         np.testing.assert_array_equal(a.accuracy, b.accuracy)
 
@@ -86,12 +96,15 @@ def test_local_steps_one_by_one(steps, prox, correction, where):
     """Against a loop over clients and steps."""
     wide, _ = cohorts(np.float64)
     random = torch.Generator().manual_seed(0)
-    x, other, c = (torch.randn(FEATURES * CLASSES, generator=random, dtype=torch.float64) for _ in range(3))
+    x, other, c = (
+        torch.randn(FEATURES * CLASSES, generator=random, dtype=torch.float64) for _ in range(3)
+    )
     c = c if correction else None
     at = {"here": wide.gradients(x), "elsewhere": wide.gradients(other), "nowhere": None}[where]
     plan = LocalPlan(steps, 0.4, prox=prox)
     updates = wide.local_updates(x, at, c, plan)
-    A, y = np.asarray(table(np.float64).rows(np.arange(80))), np.eye(CLASSES)[labels()]
+    A = np.asarray(table(np.float64).rows(np.arange(80)))
+    y = np.eye(CLASSES)[labels()]
 
     def gradient(rows, u):
         return 2 * A[rows].T @ (A[rows] @ u - y[rows]) / len(rows) + 1e-2 * u
@@ -100,7 +113,8 @@ def test_local_steps_one_by_one(steps, prox, correction, where):
     each = []
     for rows in PARTS:
         own = 0 if where == "nowhere" else gradient(rows, place)
-        push, u = (0 if c is None else c.numpy().reshape(X.shape)) - own, X
+        push = (0 if c is None else c.numpy().reshape(X.shape)) - own
+        u = X
         for _ in range(steps):
             u = u - 0.4 * (gradient(rows, u) + push + prox * (u - X))
         each.append((X - u).flatten())
@@ -113,12 +127,18 @@ def test_local_steps_one_by_one(steps, prox, correction, where):
 def test_second_order_answers(even):
     wide, copied = cohorts(np.float64)
     random = torch.Generator().manual_seed(1)
-    x, c = (torch.randn(FEATURES * CLASSES, generator=random, dtype=torch.float64) for _ in range(2))
+    x, c = (
+        torch.randn(FEATURES * CLASSES, generator=random, dtype=torch.float64) for _ in range(2)
+    )
     column = torch.ones(FEATURES) if even else torch.rand(FEATURES, generator=random) + 0.5
     D = column.double()[:, None].expand(FEATURES, CLASSES).flatten()
-    plan, weights = ProximalPlan(0.3, D), np.array([0.4, 0.1, 0.3, 0.2])
+    plan = ProximalPlan(0.3, D)
+    weights = np.array([0.4, 0.1, 0.3, 0.2])
     here = [cohort.gradients(x) for cohort in (wide, copied)]
-    steps = [cohort.proximal_steps(at, c, plan).each() for cohort, at in zip((wide, copied), here, strict=True)]
+    steps = [
+        cohort.proximal_steps(at, c, plan).each()
+        for cohort, at in zip((wide, copied), here, strict=True)
+    ]
     torch.testing.assert_close(steps[0], steps[1], rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(here[0].diagonals(), here[1].diagonals())
     torch.testing.assert_close(here[0].diagonal(weights), here[1].diagonal(weights))
@@ -126,7 +146,9 @@ def test_second_order_answers(even):
     V = torch.linalg.qr(torch.randn(len(x), 3, generator=random, dtype=torch.float64)).Q
     ours, theirs = (at.restriction(V, weights, D) for at in here)
     for name in ("slopes", "curvature", "sizes"):
-        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(
+            getattr(ours, name), getattr(theirs, name), rtol=1e-9, atol=1e-11
+        )
 
 
 @settings(max_examples=30, deadline=None)
@@ -134,7 +156,11 @@ def test_second_order_answers(even):
 def test_two_halves_hold_a_single(rows, columns, exponent, seed):
     """h + 2⁻¹¹ l keeps 21 binary digits of numbers within 2⁻¹⁰ of the largest."""
     random = np.random.default_rng(seed)
-    X = random.uniform(2.0**-10, 1, (rows, columns)) * random.choice([-1, 1], (rows, columns)) * 2.0**exponent
+    X = (
+        random.uniform(2.0**-10, 1, (rows, columns))
+        * random.choice([-1, 1], (rows, columns))
+        * 2.0**exponent
+    )
     single = torch.from_numpy(X).float()
     halves, factor = split_halves(single)
     assert halves.dtype == torch.float16
@@ -156,7 +182,8 @@ def test_products_of_a_store(stored, pieces, monkeypatch):
     values = torch.randn(30, 12, generator=torch.Generator().manual_seed(0)).to(stored)
     A = values.double() * 0.5
     store = StoredMatrix(torch.split(values, 30 // pieces), 0.5, torch.float64)
-    X, V = torch.randn(12, 3).double(), torch.randn(30, 3).double()
+    X = torch.randn(12, 3).double()
+    V = torch.randn(30, 3).double()
     weight = torch.rand(12).double()
     torch.testing.assert_close(store @ X, A @ X)
     torch.testing.assert_close(store.T @ V, A.T @ V)
@@ -164,11 +191,14 @@ def test_products_of_a_store(stored, pieces, monkeypatch):
     torch.testing.assert_close(store.gram(weight), A * weight @ A.T)
     torch.testing.assert_close(store.squares(V), A.square().T @ V)
     torch.testing.assert_close(store.norm(dim=1), A.norm(dim=1))
-    torch.testing.assert_close(store[torch.tensor([[3, 1], [29, 0]])], A[torch.tensor([[3, 1], [29, 0]])])
+    torch.testing.assert_close(
+        store[torch.tensor([[3, 1], [29, 0]])], A[torch.tensor([[3, 1], [29, 0]])]
+    )
 
 
 def test_nothing_is_read_before_it_is_needed():
-    rows, y = table(), labels()
+    rows = table()
+    y = labels()
     cohort = sp.Cohort([(rows.rows(p), y[p]) for p in PARTS], sp.Linear("squared", classes=CLASSES))
     assert cohort.fingerprint
     assert cohort.start().shape == (FEATURES * CLASSES,)
@@ -179,23 +209,29 @@ def test_nothing_is_read_before_it_is_needed():
 
 
 def test_fingerprints_tell_tables_and_rows_apart():
-    rows, y, model = table(), labels(), sp.Linear("squared", classes=CLASSES)
+    rows = table()
+    y = labels()
+    model = sp.Linear("squared", classes=CLASSES)
 
     def mark(source, parts):
         return sp.Cohort([(source.rows(p), y[p]) for p in parts], model).fingerprint
 
-    same, other = mark(rows, PARTS), Table(rows.values, rows.scale, "another")
+    same = mark(rows, PARTS)
+    other = Table(rows.values, rows.scale, "another")
     assert same == mark(table(), PARTS)
-    scaled, half = Table(rows.values, 2.0, "random"), Table(rows.values.astype(np.float16), rows.scale, "random")
+    scaled = Table(rows.values, 2.0, "random")
+    half = Table(rows.values.astype(np.float16), rows.scale, "random")
     tables = (other, scaled, half, Table(rows.values), Table(2 * rows.values))
     assert len({same, mark(rows, PARTS[:3]), *(mark(each, PARTS) for each in tables)}) == 7
 
 
 @pytest.mark.parametrize(
-    "model", [sp.Linear("softmax", classes=CLASSES), sp.Linear("squared", classes=CLASSES, intercept=True)]
+    "model",
+    [sp.Linear("softmax", classes=CLASSES), sp.Linear("squared", classes=CLASSES, intercept=True)],
 )
 def test_other_models_take_copies(model):
-    rows, y = table(), labels()
+    rows = table()
+    y = labels()
     ours = sp.Cohort([(rows.rows(p), y[p]) for p in PARTS], model)
     theirs = sp.Cohort([(np.asarray(rows.rows(p)), y[p]) for p in PARTS], model)
     assert ours.fingerprint == theirs.fingerprint
@@ -203,7 +239,9 @@ def test_other_models_take_copies(model):
 
 def test_more_samples_than_features_take_copies():
     values = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    cohort = sp.Cohort([(Table(values).rows(np.arange(50)), np.arange(50) % 2)], sp.Linear("squared", classes=2))
+    cohort = sp.Cohort(
+        [(Table(values).rows(np.arange(50)), np.arange(50) % 2)], sp.Linear("squared", classes=2)
+    )
     assert isinstance(cohort._oracle, QuadraticOracle)
 
 
@@ -215,9 +253,14 @@ def test_too_little_memory_is_refused_with_figures(monkeypatch):
 
 
 def test_what_would_fit_is_named(monkeypatch):
-    values, y = np.zeros((100, 1000), dtype=np.float32), np.arange(100) % 2
+    values = np.zeros((100, 1000), dtype=np.float32)
+    y = np.arange(100) % 2
     need = linear.needed(1000, 4, [100], 2, 8)
-    cases = [(need - 1, "float16 would fit"), (need // 2, "about [0-9]{3} features"), (10, "fewer samples")]
+    cases = [
+        (need - 1, "float16 would fit"),
+        (need // 2, "about [0-9]{3} features"),
+        (10, "fewer samples"),
+    ]
     for have, advice in cases:
         monkeypatch.setattr(linear, "free_memory", lambda device, have=have: have)
         with pytest.raises(sp.InputError, match=advice):
@@ -226,7 +269,8 @@ def test_what_would_fit_is_named(monkeypatch):
 
 def test_a_copy_that_does_not_fit(monkeypatch):
     monkeypatch.setattr(linear, "free_memory", lambda device: 1300)
-    few, many = table().rows([1, 2]), table().rows(np.arange(20))
+    few = table().rows([1, 2])
+    many = table().rows(np.arange(20))
     assert linear.fits([few], 60, torch.device("cpu"), torch.float64)
     assert not linear.fits([many], 60, torch.device("cpu"), torch.float64)
     with pytest.raises(sp.InputError, match="This model copies its 20 × 60 features to cuda"):
@@ -238,7 +282,9 @@ def test_test_rows_need_room_as_well(monkeypatch):
     need = linear.needed(FEATURES, 4, [1], 2, 8)
     monkeypatch.setattr(linear, "free_memory", lambda device: need)
     with pytest.raises(sp.InputError, match="test data cannot be used: 79 samples"):
-        sp.Cohort([(one[:1], [0])], sp.Linear("squared", classes=2), test=[(one, np.arange(79) % 2)])
+        sp.Cohort(
+            [(one[:1], [0])], sp.Linear("squared", classes=2), test=[(one, np.arange(79) % 2)]
+        )
 
 
 def test_room_on_this_machine():
@@ -252,11 +298,14 @@ def test_numbers_that_are_none(bad, model):
     values[4, 2] = bad
 
     def work():
-        cohort = sp.Cohort([(Table(values, key="k").rows([3, 4]), [0, 1])], model, ["spoilt"], dtype=torch.float32)
+        cohort = sp.Cohort(
+            [(Table(values, key="k").rows([3, 4]), [0, 1])], model, ["spoilt"], dtype=torch.float32
+        )
         cohort.gradients(cohort.start())
 
     with pytest.raises(
-        sp.InputError, match="'spoilt' has a " + ("feature beyond" if bad == 1e30 else "NaN or infinite")
+        sp.InputError,
+        match="'spoilt' has a " + ("feature beyond" if bad == 1e30 else "NaN or infinite"),
     ):
         work()
 
@@ -271,14 +320,18 @@ def test_a_point_that_has_moved_is_another_point():
 
 
 def test_double_precision_on_the_same_values():
-    rows, y = table(np.float16), labels()
+    rows = table(np.float16)
+    y = labels()
     model = sp.Linear("squared", l2=1e-2, classes=CLASSES)
     single = sp.Cohort([(rows.rows(p), y[p]) for p in PARTS], model, dtype=torch.float32)
-    double, same = single.exact(), cohorts(np.float16)[0]
+    double = single.exact()
+    same = cohorts(np.float16)[0]
     assert double._oracle.rows.A.parts[0] is single._oracle.rows.A.parts[0]
     x = torch.randn(FEATURES * CLASSES, dtype=torch.float64)
     np.testing.assert_allclose(double.gradients(x).losses, same.gradients(x).losses, rtol=1e-14)
-    assert double.gradients(x).rounding[1].max() < 1e-4 * single.gradients(x.float()).rounding[1].max()
+    assert (
+        double.gradients(x).rounding[1].max() < 1e-4 * single.gradients(x.float()).rounding[1].max()
+    )
 
 
 def test_matrix_units_are_not_trusted_with_long_sums(monkeypatch):
@@ -291,10 +344,8 @@ def test_matrix_units_are_not_trusted_with_long_sums(monkeypatch):
 
 def test_rows_of_several_parts():
     values = torch.randn(30, 4)
-    one, many = (
-        StoredMatrix([values], 0.5, torch.float32),
-        StoredMatrix(torch.split(values, [3, 20, 7]), 0.5, torch.float32),
-    )
+    one = StoredMatrix([values], 0.5, torch.float32)
+    many = StoredMatrix(torch.split(values, [3, 20, 7]), 0.5, torch.float32)
     index = torch.randint(0, 30, (5, 6))
     torch.testing.assert_close(many[index], one[index])
 
@@ -306,9 +357,18 @@ def test_rows_of_several_parts():
         (lambda: Table(np.zeros((3, 2), dtype=int)), "float16, float32 or float64"),
         (lambda: table().rows([80]), "from 0 to 79"),
         (lambda: table().rows([-1]), "from 0 to 79"),
-        (lambda: sp.Cohort([(table().rows([]), [])], sp.Linear("squared", classes=2)), "no samples"),
-        (lambda: sp.Cohort([(table().rows([1]), [7])], sp.Linear("squared", classes=2)), "label 7, but 2 classes"),
-        (lambda: sp.Cohort([(table().rows([1]), [0.5])], sp.Linear("squared", classes=2)), "whole numbers"),
+        (
+            lambda: sp.Cohort([(table().rows([]), [])], sp.Linear("squared", classes=2)),
+            "no samples",
+        ),
+        (
+            lambda: sp.Cohort([(table().rows([1]), [7])], sp.Linear("squared", classes=2)),
+            "label 7, but 2 classes",
+        ),
+        (
+            lambda: sp.Cohort([(table().rows([1]), [0.5])], sp.Linear("squared", classes=2)),
+            "whole numbers",
+        ),
         (lambda: sp.Linear("logistic", classes=2), "logistic loss has two"),
     ],
 )
@@ -318,7 +378,9 @@ def test_refusals(make, sentence):
 
 
 def test_a_table_in_a_few_words():
-    assert repr(table(np.float16)) == "Table of 80 × 60 in float16, scale 0.1; clients take .rows(…)"
+    assert (
+        repr(table(np.float16)) == "Table of 80 × 60 in float16, scale 0.1; clients take .rows(…)"
+    )
 
 
 def test_a_selection_is_an_array_when_asked():
@@ -332,21 +394,29 @@ def test_a_selection_is_an_array_when_asked():
 
 
 def test_comparing_methods_on_rows_of_a_table(tmp_path):
-    rows, y = table(), labels()
+    rows = table()
+    y = labels()
     parts = [np.arange(0, 30), np.arange(30, 40), np.arange(40, 60)]
     train = [(rows.rows(p), y[p]) for p in parts]
     test = [(rows.rows(p + 20), y[p + 20]) for p in parts]
     model = sp.Linear("squared", classes=CLASSES)
-    methods = {"FedAvg": sp.FedAvg(local_steps=5), "Scaff-PD": sp.ScaffPD(sp.ChiSquare(0.1), local_steps=5)}
+    methods = {
+        "FedAvg": sp.FedAvg(local_steps=5),
+        "Scaff-PD": sp.ScaffPD(sp.ChiSquare(0.1), local_steps=5),
+    }
 
     def table_of(pairs_train, pairs_test, folder):
         silos = sp.data.Silos(("a", "b", "c"), pairs_train, pairs_test, ())
         problem = sp.Problem(silos, model, "rows", dtype=torch.float64)
-        return sp.compare(methods, problem, rounds=4, tune=2, processes=1, progress=False, out=folder)
+        return sp.compare(
+            methods, problem, rounds=4, tune=2, processes=1, progress=False, out=folder
+        )
 
     ours = table_of(train, test, tmp_path)
     again = table_of(train, test, tmp_path)  # all of it is in the journal
-    theirs = table_of([(np.asarray(X), b) for X, b in train], [(np.asarray(X), b) for X, b in test], None)
+    theirs = table_of(
+        [(np.asarray(X), b) for X, b in train], [(np.asarray(X), b) for X, b in test], None
+    )
     for label in methods:
         assert ours.line(label).mean == again.line(label).mean
         for name, value in theirs.line(label).mean.items():
@@ -355,11 +425,16 @@ def test_comparing_methods_on_rows_of_a_table(tmp_path):
 
 
 def test_a_comparison_in_single_precision_proves_in_double():
-    rows, y = table(np.float16), labels()
+    rows = table(np.float16)
+    y = labels()
     parts = [np.arange(0, 30), np.arange(30, 40), np.arange(40, 60)]
-    silos = sp.data.Silos(("a", "b", "c"), *([(rows.rows(p), y[p]) for p in parts] for _ in range(2)), ())
+    silos = sp.data.Silos(
+        ("a", "b", "c"), *([(rows.rows(p), y[p]) for p in parts] for _ in range(2)), ()
+    )
     methods = {"Scaff-PD": sp.ScaffPD(sp.ChiSquare(1.0)), "FedAvg": sp.FedAvg()}
-    problem = sp.Problem(silos, sp.Linear("squared", l2=1e-2, classes=CLASSES), "rows", dtype=torch.float32)
+    problem = sp.Problem(
+        silos, sp.Linear("squared", l2=1e-2, classes=CLASSES), "rows", dtype=torch.float32
+    )
     found = sp.compare(methods, problem, rounds=50, tune=1, processes=1, progress=False)
     ours, theirs = (next(run for run in found.finals if run.job.method == name) for name in methods)
     plain = sp.train(methods["Scaff-PD"], problem.cohort(0), rounds=50, progress=False)

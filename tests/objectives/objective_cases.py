@@ -19,7 +19,15 @@ from scaffpd.objectives import (
     Tilted,
 )
 
-ON_SIMPLEX = ("Average", "Agnostic", "ChiSquare", "ChiSquareCapped", "ChiSquareBall", "CVaR", "Tilted")
+ON_SIMPLEX = (
+    "Average",
+    "Agnostic",
+    "ChiSquare",
+    "ChiSquareCapped",
+    "ChiSquareBall",
+    "CVaR",
+    "Tilted",
+)
 ALL = (*ON_SIMPLEX, "QFair", "Nash")
 
 
@@ -73,30 +81,39 @@ def vectors(n: int, values: st.SearchStrategy[float]) -> st.SearchStrategy[np.nd
 def steps(draw: st.DrawFn, clients: int = 8, exponent: float = 3.0) -> Step:
     """Any number of clients, with ties, zeros and l on the boundary; sizes within 10^±exponent."""
     n = draw(st.integers(1, clients))
-    ties_and_others = st.one_of(st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 3.0).map(lambda v: round(v, 9)))
+    ties_and_others = st.one_of(
+        st.sampled_from([0.0, 1.0, 2.0]), st.floats(0.0, 3.0).map(lambda v: round(v, 9))
+    )
     losses = draw(vectors(n, ties_and_others)) * draw(powers(-exponent, exponent))
     old = draw(vectors(n, st.one_of(st.just(0.0), st.floats(0.01, 1.0))))
     old = old / old.sum() if old.sum() > 0 else np.full(n, 1.0 / n)
     prior = draw(st.none() | vectors(n, st.floats(0.01, 1.0)))
-    return Step(losses, old, prior, draw(powers(-exponent, exponent)), draw(powers(-exponent, exponent)))
+    return Step(
+        losses, old, prior, draw(powers(-exponent, exponent)), draw(powers(-exponent, exponent))
+    )
 
 
 def gradient(objective: Objective, lam: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """∇ψ(λ) and the diagonal of ∇²ψ(λ), from the table in the package's docstring."""
-    p, safe = objective.weights(len(lam)), np.maximum(lam, 1e-280)
+    p = objective.weights(len(lam))
+    safe = np.maximum(lam, 1e-280)
     match objective:
         case ChiSquare():
             return objective.rho * (lam / p - 1.0), objective.rho / p
         case Tilted():
             return objective.rho * (np.log(safe / p) + 1.0), objective.rho / safe
         case QFair():
-            return (lam / p) ** (1.0 / objective.q), (safe / p) ** (1.0 / objective.q - 1.0) / (objective.q * p)
+            return (lam / p) ** (1.0 / objective.q), (safe / p) ** (1.0 / objective.q - 1.0) / (
+                objective.q * p
+            )
         case Nash():
             return objective.levels(len(lam)) - p / lam, p / lam**2
     return np.zeros(len(lam)), np.zeros(len(lam))
 
 
-def optimality_error(objective: Objective, s: np.ndarray, old: np.ndarray, sigma: float, lam: np.ndarray) -> float:
+def optimality_error(
+    objective: Objective, s: np.ndarray, old: np.ndarray, sigma: float, lam: np.ndarray
+) -> float:
     """By how much λ misses the first-order conditions of the proximal step, as an error in λ.
 
     On the simplex no exchange of weight between two clients may lower the objective: with g its gradient
@@ -104,7 +121,8 @@ def optimality_error(objective: Objective, s: np.ndarray, old: np.ndarray, sigma
     smallest e with g_i − e·a_i ≤ g_j + e·a_j is returned. Off the simplex every g_i must vanish alone.
     """
     slope, bend = gradient(objective, lam)
-    p, a = objective.weights(len(lam)), np.minimum(1.0 + sigma * bend, 1e280)
+    p = objective.weights(len(lam))
+    a = np.minimum(1.0 + sigma * bend, 1e280)
     if not objective.simplex:
         g = lam - old + sigma * (slope - s)
         scale = a * lam + 1e-3 * (np.abs(old) + sigma * np.abs(s)) + 1e-280
@@ -114,24 +132,31 @@ def optimality_error(objective: Objective, s: np.ndarray, old: np.ndarray, sigma
     caps = objective.caps(len(lam)) if isinstance(objective, CVaR) else np.full(len(lam), np.inf)
     if isinstance(objective, ChiSquare) and objective.cap is not None:
         caps = np.full(len(lam), objective.cap)
-    gives, takes = lam > 1e-14, lam < caps * (1.0 - 1e-12)
+    gives = lam > 1e-14
+    takes = lam < caps * (1.0 - 1e-12)
     # Losses are measured from the client at the margin, so that g keeps its digits where it matters.
     margin = s[np.argmax(np.where(gives, sigma * (slope - s) + lam - old, -np.inf))]
     g = sigma * (slope - (s - margin)) + lam - old
     if isinstance(objective, ChiSquareBall):
         kappa = ball_multiplier(objective, lam, g, gives)
-        g, a = g + kappa * lam / p, a + kappa / p
+        g = g + kappa * lam / p
+        a = a + kappa / p
     for e in np.logspace(-17, 2, 77):
         if not takes.any() or np.max((g - e * a)[gives]) <= np.min((g + e * a)[takes]):
             return float(e)
     return np.inf
 
 
-def ball_multiplier(ball: ChiSquareBall, lam: np.ndarray, g: np.ndarray, gives: np.ndarray) -> float:
+def ball_multiplier(
+    ball: ChiSquareBall, lam: np.ndarray, g: np.ndarray, gives: np.ndarray
+) -> float:
     """The multiplier of the ball: zero inside, else least squares of g_i + κλ_i/p_i = constant."""
     p = ball.weights(len(lam))
     share = lam[gives] / p[gives]
     spread = share - share.mean()
-    if np.sum((lam - p) ** 2 / p) < ball.delta * (1.0 - 1e-9) or np.max(np.abs(spread)) < 1e-9 * share.max():
+    if (
+        np.sum((lam - p) ** 2 / p) < ball.delta * (1.0 - 1e-9)
+        or np.max(np.abs(spread)) < 1e-9 * share.max()
+    ):
         return 0.0
     return max(float(-np.sum(spread * (g[gives] - g[gives].mean())) / np.sum(spread**2)), 0.0)

@@ -10,17 +10,19 @@ import torch
 from objective_cases import ALL, build
 
 import scaffpd as sp
-from scaffpd.config.reading import objective_of
 from scaffpd.objectives.excess import IDLE, equilibrium
 from scaffpd.reference import reference_optimum
+from scaffpd.run.settings.reading import objective_of
 
-LOSSES, B = np.array([0.9, 0.4, 1.3, 0.7]), np.array([0.5, 0.1, 1.1, 0.2])
+LOSSES = np.array([0.9, 0.4, 1.3, 0.7])
+B = np.array([0.5, 0.1, 1.1, 0.2])
 
 
 @pytest.mark.parametrize("kind", ALL)
 def test_operations_are_those_of_the_shifted_losses(kind):
     plain = build(kind, 0.4, LOSSES - B, None)
-    excess, old = sp.Excess(plain, B), plain.start(LOSSES - B)
+    excess = sp.Excess(plain, B)
+    old = plain.start(LOSSES - B)
     assert excess.simplex == plain.simplex
     for sigma in (0.3, np.array([0.1, 1.0, 0.5, 2.0])):
         step = excess.prox(LOSSES, old, sigma)
@@ -47,7 +49,8 @@ def test_operations_are_those_of_the_shifted_losses(kind):
 
 
 def clients(loss):
-    random, pairs = np.random.default_rng(7), []
+    random = np.random.default_rng(7)
+    pairs = []
     for n, noise in ((30, 0.1), (12, 2.0), (20, 0.5)):
         X = random.normal(size=(n, 3))
         z = X @ random.normal(size=3) + noise * random.normal(size=n)
@@ -73,7 +76,10 @@ def test_the_proven_gap_covers_the_true_one(kind, loss):
     assert excess <= result.certificate + best.gap
     assert abs(excess) <= 2e-9
     few = sp.train(sp.ScaffPD(numbers, local_steps=2), cohort, rounds=2)
-    assert numbers.support(cohort.losses(torch.as_tensor(few.x))) - best.value <= few.certificate + best.gap
+    assert (
+        numbers.support(cohort.losses(torch.as_tensor(few.x))) - best.value
+        <= few.certificate + best.gap
+    )
 
 
 def test_regret_looks_at_what_a_client_could_have():
@@ -96,7 +102,9 @@ def test_own_optima_of_personal_wide_and_flat_models():
     flat = [np.linalg.lstsq(X, y, rcond=None) for X, y in pairs]
     expected = [found[1][0] / len(y) for found, (_, y) in zip(flat, pairs, strict=True)]
     np.testing.assert_allclose(sp.Cohort(pairs, sp.Linear("squared", l2=0.0)).optima(), expected)
-    rows = sp.data.Table(np.random.default_rng(0).normal(size=(6, 30)).astype(np.float32), 1.0, "random")
+    rows = sp.data.Table(
+        np.random.default_rng(0).normal(size=(6, 30)).astype(np.float32), 1.0, "random"
+    )
     y = np.arange(6.0)
     wide = sp.Cohort([(rows.rows(np.arange(6)), y)], sp.Linear("squared", l2=0.1))
     copied = sp.Cohort([(np.asarray(rows.rows(np.arange(6))), y)], sp.Linear("squared", l2=0.1))
@@ -107,7 +115,10 @@ def test_a_settings_file_names_an_offset(tmp_path):
     made = objective_of({"kind": "CVaR", "alpha": 0.5, "offset": [0.1, 0.2]}, tmp_path / "run.toml")
     assert isinstance(made, sp.Excess)
     assert made.support([1.1, 0.3]) == pytest.approx(sp.CVaR(0.5).support([1.0, 0.1]))
-    assert objective_of({"kind": "CVaR", "alpha": 0.5, "offset": "own"}, tmp_path / "run.toml").offset == "own"
+    assert (
+        objective_of({"kind": "CVaR", "alpha": 0.5, "offset": "own"}, tmp_path / "run.toml").offset
+        == "own"
+    )
 
 
 def aside(loss):
@@ -125,10 +136,16 @@ def test_weights_answer_held_out_losses(objective, loss):
     plain = sp.train(sp.fair(objective), cohort, tol=1e-9)
     found = sp.train(sp.fair(sp.Excess(objective, "held-out")), cohort, tol=1e-7)
     h = cohort.evaluate(found.x, "test").loss
-    assert objective.support(h) - h @ found.weights + objective.value(found.weights) <= 1e-7  # nobody has a better λ
-    best = reference_optimum(clients(loss), loss, 0.05, sp.Average(prior=np.maximum(found.weights, 1e-12)))
+    assert (
+        objective.support(h) - h @ found.weights + objective.value(found.weights) <= 1e-7
+    )  # nobody has a better λ
+    best = reference_optimum(
+        clients(loss), loss, 0.05, sp.Average(prior=np.maximum(found.weights, 1e-12))
+    )
     value = found.weights @ cohort.evaluate(found.x).loss
-    assert -1e-9 <= value - best.value <= found.certificate + best.gap + 1e-9  # and nobody a better x for this λ
+    assert (
+        -1e-9 <= value - best.value <= found.certificate + best.gap + 1e-9
+    )  # and nobody a better x for this λ
     assert np.abs(found.weights - plain.weights).max() > 1e-3
     assert "answers held-out losses" in found.message
 
@@ -137,13 +154,16 @@ def test_held_out_rows_that_are_the_training_rows_change_nothing():
     cohort = sp.Cohort(clients("squared"), sp.Linear("squared", l2=0.05), test=clients("squared"))
     for method in (sp.fair, lambda o: sp.ScaffPD(o, local_steps=5)):
         plain, same = (
-            sp.train(method(o), cohort, tol=1e-7) for o in (sp.ChiSquare(0.3), sp.Excess(sp.ChiSquare(0.3), "held-out"))
+            sp.train(method(o), cohort, tol=1e-7)
+            for o in (sp.ChiSquare(0.3), sp.Excess(sp.ChiSquare(0.3), "held-out"))
         )
         np.testing.assert_allclose(same.x, plain.x, atol=1e-3)
         assert same.status == plain.status == "converged"
     straight = sp.train(sp.fair(sp.ChiSquare(0.3)), cohort, tol=1e-8)
     turned = sp.train(sp.fair(sp.Excess(sp.ChiSquare(0.3), "held-out")), cohort, tol=1e-7)
-    np.testing.assert_array_equal(turned.x, straight.x)  # one run, to a tenth of tol, with levels of zero
+    np.testing.assert_array_equal(
+        turned.x, straight.x
+    )  # one run, to a tenth of tol, with levels of zero
     assert "after 1 run" in turned.message
 
 
@@ -164,12 +184,16 @@ def test_turns_that_bring_nothing_end():
 
 def test_rounds_of_all_runs_are_counted():
     cohort = sp.Cohort(clients("logistic"), sp.Linear("logistic", l2=0.05), test=aside("logistic"))
-    method, made = sp.fair(sp.Excess(sp.ChiSquare(0.3), "held-out")), []
+    method = sp.fair(sp.Excess(sp.ChiSquare(0.3), "held-out"))
+    made = []
     found = sp.train(method, cohort, tol=1e-7, callbacks=[made.append])
     assert found.rounds == len(made) > len(found.history) - 1
     assert f"runs, {len(made)} rounds in all" in found.message
-    again, most = [], len(made) - 1
-    stopped = sp.train(method, cohort, tol=1e-7, callbacks=[lambda info: again.append(info) or len(again) >= most])
+    again = []
+    most = len(made) - 1
+    stopped = sp.train(
+        method, cohort, tol=1e-7, callbacks=[lambda info: again.append(info) or len(again) >= most]
+    )
     assert (stopped.status, stopped.rounds) == ("stopped", most)
 
 
@@ -181,12 +205,18 @@ def test_an_estimator_refits_all_rows_with_the_weights_that_were_found():
         sp.Excess(sp.ChiSquare(0.3), "held-out"), random_state=0, standardise=False, l2=0.05
     ).fit(X, y, clients=who)
     weights = np.array(list(fitted.client_weights_.values()))
-    same = sp.FairFederatedRegressor(sp.Average(prior=weights), standardise=False, l2=0.05).fit(X, y, clients=who)
+    same = sp.FairFederatedRegressor(sp.Average(prior=weights), standardise=False, l2=0.05).fit(
+        X, y, clients=who
+    )
     np.testing.assert_allclose(fitted.coef_, same.coef_, atol=1e-3)
     assert fitted.certificate_ <= 1e-6
     assert "another would gain at most" in fitted.result_.message
-    assert fitted.n_rounds_ == fitted.result_.rounds > len(fitted.history_) - 1  # those for the weights count too
-    other = sp.FairFederatedRegressor(sp.ChiSquare(0.3), standardise=False, l2=0.05).fit(X, y, clients=who)
+    assert (
+        fitted.n_rounds_ == fitted.result_.rounds > len(fitted.history_) - 1
+    )  # those for the weights count too
+    other = sp.FairFederatedRegressor(sp.ChiSquare(0.3), standardise=False, l2=0.05).fit(
+        X, y, clients=who
+    )
     assert np.abs(weights - np.array(list(other.client_weights_.values()))).max() > 1e-3
 
 
@@ -194,20 +224,44 @@ LOGISTIC = sp.Cohort(clients("logistic"), sp.Linear("logistic", l2=0.0))
 NETWORK = sp.Cohort(clients("softmax"), sp.Module(torch.nn.Linear(3, 2)), dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("make", "match"), [
-    (lambda: sp.Excess(sp.CVaR(0.5), "mine"), "or 'own'"),
-    (lambda: sp.Excess(sp.CVaR(0.5), [0.1, np.nan]), "finite offset"),
-    (lambda: sp.Excess("CVaR", 0.0), "needs an objective"),
-    (lambda: sp.Excess(sp.Excess(sp.CVaR(0.5), 0.0), 0.0), "needs an objective"),
-    (lambda: sp.Excess(sp.CVaR(0.5), [0.1, 0.2]).support([1.0, 2.0, 3.0]), "for 2 clients, but there are 3"),
-    (lambda: sp.Excess(sp.CVaR(0.5), "own").support([1.0, 2.0]), "before `train`"),
-    (lambda: LOGISTIC.optima(), "l2 > 0"),
-    (lambda: sp.train(sp.fair(sp.Excess(sp.CVaR(0.5), "held-out")), LOGISTIC), "rows that are kept aside"),
-    (lambda: sp.train(sp.fair(sp.Excess(sp.CVaR(0.5), "held-out")), sp.SecureAggregation(LOGISTIC)), "in this proc"),
-    (lambda: sp.train(sp.fair(sp.Excess(sp.CVaR(0.5), "held-out")), LOGISTIC, checkpoint="a.ckpt"), "leave checkpoint"),
-    (lambda: objective_of({"kind": "CVaR", "alpha": 0.5, "offset": "held-out"}, Path("run.toml")), "in Python"),
-    (lambda: NETWORK.optima(), "Linear models only"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: sp.Excess(sp.CVaR(0.5), "mine"), "or 'own'"),
+        (lambda: sp.Excess(sp.CVaR(0.5), [0.1, np.nan]), "finite offset"),
+        (lambda: sp.Excess("CVaR", 0.0), "needs an objective"),
+        (lambda: sp.Excess(sp.Excess(sp.CVaR(0.5), 0.0), 0.0), "needs an objective"),
+        (
+            lambda: sp.Excess(sp.CVaR(0.5), [0.1, 0.2]).support([1.0, 2.0, 3.0]),
+            "for 2 clients, but there are 3",
+        ),
+        (lambda: sp.Excess(sp.CVaR(0.5), "own").support([1.0, 2.0]), "before `train`"),
+        (lambda: LOGISTIC.optima(), "l2 > 0"),
+        (
+            lambda: sp.train(sp.fair(sp.Excess(sp.CVaR(0.5), "held-out")), LOGISTIC),
+            "rows that are kept aside",
+        ),
+        (
+            lambda: sp.train(
+                sp.fair(sp.Excess(sp.CVaR(0.5), "held-out")), sp.SecureAggregation(LOGISTIC)
+            ),
+            "in this proc",
+        ),
+        (
+            lambda: sp.train(
+                sp.fair(sp.Excess(sp.CVaR(0.5), "held-out")), LOGISTIC, checkpoint="a.ckpt"
+            ),
+            "leave checkpoint",
+        ),
+        (
+            lambda: objective_of(
+                {"kind": "CVaR", "alpha": 0.5, "offset": "held-out"}, Path("run.toml")
+            ),
+            "in Python",
+        ),
+        (lambda: NETWORK.optima(), "Linear models only"),
+    ],
+)
 def test_refusals_are_one_sentence(make, match):
     with pytest.raises(sp.InputError, match=match) as error:
         make()

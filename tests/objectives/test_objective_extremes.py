@@ -45,7 +45,11 @@ def test_every_extreme_is_solved(kind: str, n: int) -> None:
                 assert np.all(np.isfinite(lam)), (name, parameter, sigma)
                 assert np.all(lam >= 0.0), (name, parameter, sigma)
                 if objective.simplex:
-                    assert abs(lam.sum() - 1.0) <= 1e-15 * (1 + np.log2(n)), (name, parameter, sigma)
+                    assert abs(lam.sum() - 1.0) <= 1e-15 * (1 + np.log2(n)), (
+                        name,
+                        parameter,
+                        sigma,
+                    )
                 error = optimality_error(objective, losses, old, sigma, lam)
                 assert error <= 1e-11, (name, parameter, sigma, error)
 
@@ -57,7 +61,8 @@ def test_every_extreme_is_solved(kind: str, n: int) -> None:
 def test_a_hundred_thousand_clients(kind: str, prior: str) -> None:
     n = 100_000
     random = np.random.default_rng(0)
-    losses, old = random.exponential(size=n), random.dirichlet(np.ones(n))
+    losses = random.exponential(size=n)
+    old = random.dirichlet(np.ones(n))
     p = None if prior == "uniform" else random.uniform(0.2, 5.0, n)
     for parameter, sigma in ((0.3, 1e-6), (0.3, 1e-2), (3.0, 1e2)):
         objective = build(kind, parameter, losses, p)
@@ -65,7 +70,9 @@ def test_a_hundred_thousand_clients(kind: str, prior: str) -> None:
         assert not objective.simplex or abs(lam.sum() - 1.0) <= 2e-15
         assert optimality_error(objective, losses, old, sigma, lam) <= 1e-11
         best = objective.maximizer(losses)
-        assert objective.support(losses) == pytest.approx(losses @ best - objective.value(best), rel=1e-10)
+        assert objective.support(losses) == pytest.approx(
+            losses @ best - objective.value(best), rel=1e-10
+        )
         np.testing.assert_allclose(objective.prox(losses, best, sigma), best, rtol=1e-8, atol=1e-12)
 
 
@@ -85,28 +92,43 @@ def test_equal_losses_give_their_common_value(kind: str) -> None:
     assert objective.support(np.full(3, 1e8)) == pytest.approx(1e8, rel=1e-15)
 
 
-@pytest.mark.parametrize("objective", [Agnostic(), ChiSquare(1e-7), CVaR(0.4), Tilted(1e-7), ChiSquareBall(0.7)])
+@pytest.mark.parametrize(
+    "objective", [Agnostic(), ChiSquare(1e-7), CVaR(0.4), Tilted(1e-7), ChiSquareBall(0.7)]
+)
 def test_tiny_differences_between_big_losses_count(objective) -> None:
     tiny = np.array([0.0, 3.0, 1.0, 2.0]) * 2.0**-24  # still exact on top of 2^27 ≈ 1.3e8
     old = np.full(4, 0.25)
-    np.testing.assert_array_equal(objective.prox(2.0**27 + tiny, old, 1e6), objective.prox(tiny, old, 1e6))
+    np.testing.assert_array_equal(
+        objective.prox(2.0**27 + tiny, old, 1e6), objective.prox(tiny, old, 1e6)
+    )
     np.testing.assert_array_equal(objective.maximizer(2.0**27 + tiny), objective.maximizer(tiny))
     assert objective.maximizer(2.0**27 + tiny)[1] > 0.3
 
 
 def test_a_long_capped_step_keeps_the_old_weights_among_ties() -> None:
     """Measured from the largest loss, σs would swamp l in the tie that decides (1e20 against 1)."""
-    losses, old = np.array([1e8, 0.0, 0.0, 0.0]), np.array([0.25, 0.375, 0.25, 0.125])
+    losses = np.array([1e8, 0.0, 0.0, 0.0])
+    old = np.array([0.25, 0.375, 0.25, 0.125])
     lam = CVaR(0.5).prox(losses, old, 1e12)
-    np.testing.assert_allclose(lam, [0.5, 0.375 - 0.25 / 3, 0.25 - 0.25 / 3, 0.125 - 0.25 / 3], rtol=1e-14)
+    np.testing.assert_allclose(
+        lam, [0.5, 0.375 - 0.25 / 3, 0.25 - 0.25 / 3, 0.125 - 0.25 / 3], rtol=1e-14
+    )
 
 
 def test_a_client_with_a_tiny_prior_does_not_upset_the_sum() -> None:
     prior = np.array([1e-12, 1.0, 1.0])
-    for objective in (ChiSquare(1.0, prior), Tilted(1.0, prior), ChiSquareBall(0.5, prior), CVaR(0.5, prior)):
+    for objective in (
+        ChiSquare(1.0, prior),
+        Tilted(1.0, prior),
+        ChiSquareBall(0.5, prior),
+        CVaR(0.5, prior),
+    ):
         lam = objective.prox([1e6, 0.0, 1.0], np.full(3, 1 / 3), 1e3)
         assert abs(lam.sum() - 1.0) <= 1e-15
-        assert optimality_error(objective, np.array([1e6, 0.0, 1.0]), np.full(3, 1 / 3), 1e3, lam) <= 1e-9
+        assert (
+            optimality_error(objective, np.array([1e6, 0.0, 1.0]), np.full(3, 1 / 3), 1e3, lam)
+            <= 1e-9
+        )
 
 
 def test_large_exponents_overflow_to_infinity_and_not_to_nan() -> None:

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from objective_cases import ALL, ON_SIMPLEX, Step, build, gradient, steps
 
 from scaffpd.errors import InputError
-from scaffpd.objectives import Agnostic, Average, ChiSquare, ChiSquareBall, CVaR, Nash, QFair, Tilted
+from scaffpd.objectives import (
+    Agnostic,
+    Average,
+    ChiSquare,
+    ChiSquareBall,
+    CVaR,
+    Nash,
+    QFair,
+    Tilted,
+)
 
 LOSSES = np.array([0.3, 1.2, 0.7])
 UNIFORM = np.full(3, 1.0 / 3.0)
@@ -19,7 +28,9 @@ def test_values_of_psi() -> None:
     assert ChiSquare(2.0).value(lam) == pytest.approx(3.0 * (2 * (1 / 6) ** 2 + (1 / 3) ** 2))
     assert Tilted(2.0).value(lam) == pytest.approx(2.0 * np.log(1.5))
     assert QFair(1.0).value(lam) == pytest.approx(0.5 * 3.0 * 0.5)
-    assert Nash(2.0).value([0.5, 0.5, 1.0]) == pytest.approx(4.0 - 1.0 - (2 * np.log(1.5) + np.log(3.0)) / 3.0)
+    assert Nash(2.0).value([0.5, 0.5, 1.0]) == pytest.approx(
+        4.0 - 1.0 - (2 * np.log(1.5) + np.log(3.0)) / 3.0
+    )
     for objective in (Average(), Agnostic(), CVaR(0.5), ChiSquareBall(0.5)):
         assert objective.value(lam) == 0.0
     for kind in ("ChiSquare", "Tilted"):
@@ -38,12 +49,26 @@ def test_psi_is_infinite_where_it_is_not_defined() -> None:
 @settings(deadline=None, max_examples=10, derandomize=True)
 def test_psi_lies_above_its_tangents(kind: str, step: Step) -> None:
     """ψ(λ') ≥ ψ(λ) + ⟨∇ψ(λ), λ' − λ⟩ + (μ/2)‖λ' − λ‖² with μ = strong_convexity, on Λ."""
-    objective, n = step.objective(kind), len(step.losses)
+    objective = step.objective(kind)
+    n = len(step.losses)
     one = objective.prox(step.losses, step.old, 0.1) if objective.simplex else step.old + 0.1
-    two = objective.prox(step.losses[::-1], np.full(n, 1.0 / n), 0.2) if objective.simplex else step.old[::-1] + 0.2
+    two = (
+        objective.prox(step.losses[::-1], np.full(n, 1.0 / n), 0.2)
+        if objective.simplex
+        else step.old[::-1] + 0.2
+    )
     slope, bend = gradient(objective, one)
-    bound = objective.value(one) + slope @ (two - one) + 0.5 * objective.strong_convexity(n) * np.sum((two - one) ** 2)
-    scale = 1.0 + abs(objective.value(one)) + abs(objective.value(two)) + np.abs(slope) @ np.abs(two - one)
+    bound = (
+        objective.value(one)
+        + slope @ (two - one)
+        + 0.5 * objective.strong_convexity(n) * np.sum((two - one) ** 2)
+    )
+    scale = (
+        1.0
+        + abs(objective.value(one))
+        + abs(objective.value(two))
+        + np.abs(slope) @ np.abs(two - one)
+    )
     assert objective.value(two) >= bound - 1e-12 * scale
     assert objective.curvature(one) == pytest.approx(bend.min(), rel=1e-9)
     assert objective.curvature(one) >= objective.strong_convexity(n) * (1.0 - 1e-12)
@@ -64,7 +89,8 @@ def test_strong_convexity() -> None:
 
 
 def test_membership() -> None:
-    corner, outside = [1.0, 0.0, 0.0], [0.6, 0.6, -0.2]
+    corner = [1.0, 0.0, 0.0]
+    outside = [0.6, 0.6, -0.2]
     for kind in ON_SIMPLEX:
         objective = build(kind, 1.0, LOSSES, None)
         assert objective.contains(UNIFORM)
@@ -80,7 +106,9 @@ def test_membership() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-@pytest.mark.parametrize("losses", [LOSSES, np.zeros(3), np.full(3, 1e8), np.array([0.0, 0.0, 1e-8])])
+@pytest.mark.parametrize(
+    "losses", [LOSSES, np.zeros(3), np.full(3, 1e8), np.array([0.0, 0.0, 1e-8])]
+)
 def test_the_start_is_strictly_feasible(kind: str, losses: np.ndarray) -> None:
     objective = build(kind, 0.5, losses, np.array([0.2, 0.3, 0.5]))
     start = objective.start(losses)
@@ -150,7 +178,10 @@ def test_lists_and_integers_are_welcome(kind: str) -> None:
         (lambda: Nash("b"), "Nash needs numbers in b, got 'b'."),
         (lambda: Nash(float("nan")), "Nash needs finite b, but client 0 has nan."),
         (lambda: Nash([1.0, np.inf]), "Nash needs finite b, but client 1 has inf."),
-        (lambda: Nash([[1.0]]), "Nash needs one number per client in b, got an array of shape (1, 1)."),
+        (
+            lambda: Nash([[1.0]]),
+            "Nash needs one number per client in b, got an array of shape (1, 1).",
+        ),
         (
             lambda: Average([1.0, 0.0]),
             "Average needs prior weights that are positive, but client 1 has 0.0.",
@@ -178,18 +209,30 @@ def test_bad_parameters_are_refused_in_one_sentence(make, sentence: str) -> None
             lambda o: o.prox([1, 2, 1e200], UNIFORM, 1.0),
             "needs finite s of at most 1e+50, but client 2 has 1e+200.",
         ),
-        (lambda o: o.prox(LOSSES, [0.5, np.inf, 0.5], 1.0), "needs finite l, but client 1 has inf."),
+        (
+            lambda o: o.prox(LOSSES, [0.5, np.inf, 0.5], 1.0),
+            "needs finite l, but client 1 has inf.",
+        ),
         (lambda o: o.prox(LOSSES, UNIFORM, 0.0), "needs sigma > 0 and finite, got 0.0."),
         (lambda o: o.prox(LOSSES, UNIFORM, -1.0), "needs sigma > 0 and finite, got -1.0."),
         (lambda o: o.prox(LOSSES, UNIFORM, np.nan), "needs a number for sigma, got NaN."),
         (lambda o: o.prox_jacobian(LOSSES, UNIFORM, 0.0), "needs sigma > 0 and finite, got 0.0."),
-        (lambda o: o.prox(0.5, UNIFORM, 1.0), "needs one number per client in s, got an array of shape ()."),
+        (
+            lambda o: o.prox(0.5, UNIFORM, 1.0),
+            "needs one number per client in s, got an array of shape ().",
+        ),
         (lambda o: o.support([1.0, -np.inf, 0.0]), "needs finite losses, but client 1 has -inf."),
         (lambda o: o.maximizer(["a", "b", "c"]), "needs numbers in losses, got ['a', 'b', 'c']."),
-        (lambda o: o.support([]), "needs one number per client in losses, got an array of shape (0,)."),
+        (
+            lambda o: o.support([]),
+            "needs one number per client in losses, got an array of shape (0,).",
+        ),
         (lambda o: o.value([np.nan, 0.0, 1.0]), "needs finite weights, but client 0 has nan."),
         (lambda o: o.support(np.ones(4)), "has a prior for 3 clients, but there are 4."),
-        (lambda o: o.prox(np.ones(2), np.ones(2), 1.0), "has a prior for 3 clients, but there are 2."),
+        (
+            lambda o: o.prox(np.ones(2), np.ones(2), 1.0),
+            "has a prior for 3 clients, but there are 2.",
+        ),
         (lambda o: o.contains(np.ones(2)), "has a prior for 3 clients, but there are 2."),
         (lambda o: o.value(np.ones(2)), "has a prior for 3 clients, but there are 2."),
     ],
@@ -202,9 +245,13 @@ def test_bad_arguments_are_refused_in_one_sentence(kind: str, call, sentence: st
 
 
 def test_nash_names_the_client_that_has_nothing_to_gain() -> None:
-    nash, names = Nash(1.0), ["Basel", "Bern", "Chur"]
+    nash = Nash(1.0)
+    names = ["Basel", "Bern", "Chur"]
     nash.check([0.5, 0.9, 0.1], names)
-    with pytest.raises(InputError, match=r"^Nash needs every loss below b, but client Bern has loss 1\.2 and b = 1: "):
+    with pytest.raises(
+        InputError,
+        match=r"^Nash needs every loss below b, but client Bern has loss 1\.2 and b = 1: ",
+    ):
         nash.check(LOSSES, names)
     with pytest.raises(InputError, match=r"client 1 has loss 1\.2"):
         nash.maximizer(LOSSES)

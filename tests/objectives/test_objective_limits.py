@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from objective_cases import ALL, build
 
-from scaffpd.objectives import Agnostic, Average, ChiSquare, ChiSquareBall, CVaR, Nash, QFair, Tilted
+from scaffpd.objectives import (
+    Agnostic,
+    Average,
+    ChiSquare,
+    ChiSquareBall,
+    CVaR,
+    Nash,
+    QFair,
+    Tilted,
+)
 
 LOSSES = np.array([0.3, 1.2, 0.7, 0.9])
 OLD = np.array([0.4, 0.0, 0.5, 0.1])
@@ -16,7 +25,8 @@ VARIANCE = float(PRIOR @ (LOSSES - MEAN) ** 2)
 
 
 @pytest.mark.parametrize(
-    "objective", [ChiSquare(1e9, PRIOR), Tilted(1e9, PRIOR), ChiSquareBall(1e-16, PRIOR), CVaR(1.0, PRIOR)]
+    "objective",
+    [ChiSquare(1e9, PRIOR), Tilted(1e9, PRIOR), ChiSquareBall(1e-16, PRIOR), CVaR(1.0, PRIOR)],
 )
 @pytest.mark.parametrize("sigma", [1e-2, 1.0, 1e6])
 def test_the_dear_end_is_the_average(objective, sigma: float) -> None:
@@ -41,7 +51,9 @@ def test_the_dear_end_is_the_average(objective, sigma: float) -> None:
 def test_the_cheap_end_is_agnostic(objective, sigma: float) -> None:
     agnostic = Agnostic(PRIOR)
     expected = agnostic.prox(LOSSES, OLD, sigma)
-    np.testing.assert_allclose(objective.prox(LOSSES, OLD, sigma), expected, atol=3e-5 if sigma > 1 else 3e-8)
+    np.testing.assert_allclose(
+        objective.prox(LOSSES, OLD, sigma), expected, atol=3e-5 if sigma > 1 else 3e-8
+    )
     np.testing.assert_allclose(objective.maximizer(LOSSES), [0, 1, 0, 0], atol=1e-8)
     assert objective.support(LOSSES) == pytest.approx(1.2, abs=3e-8)
 
@@ -55,12 +67,16 @@ def test_cvar_is_the_mean_of_the_worst_share() -> None:
     assert CVaR(0.5).support(LOSSES) == pytest.approx((1.2 + 0.9) / 2, rel=1e-15)
     assert CVaR(0.375).support(LOSSES) == pytest.approx((1.2 + 0.9 / 2) / 1.5, rel=1e-15)
     np.testing.assert_allclose(CVaR(0.4, PRIOR).maximizer(LOSSES), [0, 0.5, 0, 0.5], rtol=1e-14)
-    np.testing.assert_allclose(CVaR(0.6).maximizer([1, 1, 1, 0]), [1 / 3, 1 / 3, 1 / 3, 0], rtol=1e-14)
+    np.testing.assert_allclose(
+        CVaR(0.6).maximizer([1, 1, 1, 0]), [1 / 3, 1 / 3, 1 / 3, 0], rtol=1e-14
+    )
 
 
 def test_chi_square_is_mean_plus_variance_while_all_have_weight() -> None:
     assert ChiSquare(5.0, PRIOR).support(LOSSES) == pytest.approx(MEAN + VARIANCE / 10.0, rel=1e-14)
-    assert ChiSquareBall(0.01, PRIOR).support(LOSSES) == pytest.approx(MEAN + np.sqrt(0.01 * VARIANCE), rel=1e-14)
+    assert ChiSquareBall(0.01, PRIOR).support(LOSSES) == pytest.approx(
+        MEAN + np.sqrt(0.01 * VARIANCE), rel=1e-14
+    )
 
 
 @pytest.mark.parametrize("delta", [1e-20, 1e-8, 0.3, 1.0, 2.0, 8.99])
@@ -94,7 +110,9 @@ def test_nash_weighs_a_client_by_the_inverse_of_its_gain() -> None:
     assert nash.support(LOSSES) == pytest.approx(-np.mean(np.log(2.0 - LOSSES)), rel=1e-14)
     assert nash.support([0.0, 0.0, 2.0, 0.0]) == np.inf
     one_each = Nash([2.0, 3.0, 4.0, 5.0], PRIOR)
-    np.testing.assert_allclose(one_each.maximizer(LOSSES), PRIOR / (np.arange(2, 6) - LOSSES), rtol=1e-15)
+    np.testing.assert_allclose(
+        one_each.maximizer(LOSSES), PRIOR / (np.arange(2, 6) - LOSSES), rtol=1e-15
+    )
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -114,20 +132,26 @@ def test_a_short_step_stays(kind: str) -> None:
 @pytest.mark.parametrize("sigma", [1e-2, 1.0, 1e3])
 def test_a_cap_runs_from_the_average_to_no_cap_at_all(sigma: float) -> None:
     for prior in (None, PRIOR):
-        free, loose = ChiSquare(0.3, prior), ChiSquare(0.3, prior, cap=1.0)
+        free = ChiSquare(0.3, prior)
+        loose = ChiSquare(0.3, prior, cap=1.0)
         np.testing.assert_allclose(
             loose.prox(LOSSES, OLD, sigma), free.prox(LOSSES, OLD, sigma), rtol=1e-13, atol=1e-15
         )
-        np.testing.assert_allclose(loose.maximizer(LOSSES), free.maximizer(LOSSES), rtol=1e-13, atol=1e-15)
+        np.testing.assert_allclose(
+            loose.maximizer(LOSSES), free.maximizer(LOSSES), rtol=1e-13, atol=1e-15
+        )
         tight = ChiSquare(0.3, prior, cap=0.25)
         np.testing.assert_allclose(tight.prox(LOSSES, OLD, sigma), 0.25, rtol=1e-15)
-        assert tight.support(LOSSES) == pytest.approx(LOSSES.mean() - tight.value(np.full(4, 0.25)), rel=1e-14)
+        assert tight.support(LOSSES) == pytest.approx(
+            LOSSES.mean() - tight.value(np.full(4, 0.25)), rel=1e-14
+        )
 
 
 def test_a_capped_chi_square_without_a_price_is_cvar() -> None:
     """Caps κ are p_i/α with p_i = 1/N and α = 1/(Nκ)."""
     for cap in (0.3, 0.4, 0.7):
-        capped, tail = ChiSquare(1e-10, cap=cap), CVaR(1 / (4 * cap))
+        capped = ChiSquare(1e-10, cap=cap)
+        tail = CVaR(1 / (4 * cap))
         np.testing.assert_allclose(capped.maximizer(LOSSES), tail.maximizer(LOSSES), atol=1e-9)
         assert capped.support(LOSSES) == pytest.approx(tail.support(LOSSES), abs=1e-9)
 
@@ -136,4 +160,6 @@ def test_a_prior_above_the_cap_starts_at_the_nearest_weights_below_it() -> None:
     objective = ChiSquare(0.3, [0.7, 0.2, 0.1], cap=0.5)
     start = objective.start([1.0, 2.0, 3.0])
     assert objective.contains(start)
-    np.testing.assert_allclose(start, [0.5, 1 / 3, 1 / 6], rtol=1e-14)  # the others keep their proportions
+    np.testing.assert_allclose(
+        start, [0.5, 1 / 3, 1 / 6], rtol=1e-14
+    )  # the others keep their proportions

@@ -16,7 +16,9 @@ each = pytest.mark.parametrize("kind", ALL)
 quick = settings(deadline=None, max_examples=7, derandomize=True)
 
 
-def moreau_error(objective, s: np.ndarray, old: np.ndarray, sigma: np.ndarray, lam: np.ndarray) -> float:
+def moreau_error(
+    objective, s: np.ndarray, old: np.ndarray, sigma: np.ndarray, lam: np.ndarray
+) -> float:
     """How far λ is from attaining the support function at s − (λ − l)/σ, in units in the last place of its terms."""
     at = s - (lam - old) / sigma
     terms = np.abs(s) + (lam + old) / sigma
@@ -30,14 +32,18 @@ def moreau_error(objective, s: np.ndarray, old: np.ndarray, sigma: np.ndarray, l
 @given(step=steps(clients=6), data=st.data())
 @quick
 def test_the_step_is_optimal_and_feasible(kind: str, step: Step, data: st.DataObject) -> None:
-    objective, n = step.objective(kind), len(step.losses)
+    objective = step.objective(kind)
+    n = len(step.losses)
     sigma = step.sigma * data.draw(vectors(n, powers(-3, 0)))
     lam = objective.prox(step.losses, step.old, sigma)
     assert np.all(lam >= 0)
     assert objective.contains(lam, 1e-12)
     if kind == "Nash":  # its support function is the more sensitive, the closer a loss is to b
-        p, b = objective.weights(n), objective.levels(n)
-        np.testing.assert_allclose(p / lam, b - step.losses + (lam - step.old) / sigma, rtol=1e-9, atol=1e-9 * b.max())
+        p = objective.weights(n)
+        b = objective.levels(n)
+        np.testing.assert_allclose(
+            p / lam, b - step.losses + (lam - step.old) / sigma, rtol=1e-9, atol=1e-9 * b.max()
+        )
     else:
         assert abs(moreau_error(objective, step.losses, step.old, sigma, lam)) <= 1e-11
 
@@ -46,16 +52,21 @@ def test_the_step_is_optimal_and_feasible(kind: str, step: Step, data: st.DataOb
 @given(step=steps())
 @quick
 def test_equal_steps_are_one_step(kind: str, step: Step) -> None:
-    objective, n = step.objective(kind), len(step.losses)
+    objective = step.objective(kind)
+    n = len(step.losses)
     for question in (objective.prox, objective.prox_jacobian):
-        one, many = (question(step.losses, step.old, s) for s in (step.sigma, np.full(n, step.sigma)))
+        one, many = (
+            question(step.losses, step.old, s) for s in (step.sigma, np.full(n, step.sigma))
+        )
         np.testing.assert_allclose(one, many, rtol=1e-13, atol=1e-15)
 
 
 @each
 @given(step=steps(clients=6, exponent=0.7), data=st.data())
 @settings(deadline=None, max_examples=4, derandomize=True)
-def test_the_step_agrees_with_an_interior_point_solver(kind: str, step: Step, data: st.DataObject) -> None:
+def test_the_step_agrees_with_an_interior_point_solver(
+    kind: str, step: Step, data: st.DataObject
+) -> None:
     objective = simplified(step, kind)
     sigma = step.sigma * data.draw(vectors(len(step.losses), powers(-1, 0)))
     ours = objective.prox(step.losses, step.old, sigma)
@@ -71,15 +82,20 @@ def test_the_step_agrees_with_an_interior_point_solver(kind: str, step: Step, da
 def test_the_jacobian_is_the_derivative(kind: str, seed: int) -> None:
     random = np.random.default_rng(seed)
     n = int(random.integers(2, 8))
-    losses, old = random.exponential(size=n), random.dirichlet(np.ones(n))
+    losses = random.exponential(size=n)
+    old = random.dirichlet(np.ones(n))
     prior = random.uniform(0.2, 1.0, n) if seed % 2 else None
     sigma = 10.0 ** random.uniform(-1.5, 1.0, n)
     objective = build(kind, 10.0 ** random.uniform(-1.0, 0.5), losses, prior)
     h = 1e-6 / max(sigma.max(), 1.0)
-    sides = [[objective.prox(losses + d * h * e, old, sigma) for d in (1.0, -1.0)] for e in np.eye(n)]
+    sides = [
+        [objective.prox(losses + d * h * e, old, sigma) for d in (1.0, -1.0)] for e in np.eye(n)
+    ]
     slopes = np.array([(up - down) / (2.0 * h) for up, down in sides]).T
     step = objective.prox_step(losses, old, sigma)
-    np.testing.assert_allclose(step.jacobian(), slopes, atol=3e-8 * max(1.0, sigma.max()) ** 2, rtol=1e-6)
+    np.testing.assert_allclose(
+        step.jacobian(), slopes, atol=3e-8 * max(1.0, sigma.max()) ** 2, rtol=1e-6
+    )
     np.testing.assert_array_equal(step.weights, objective.prox(losses, old, sigma))
     assert np.all((step.slope >= 0) & (step.slope <= sigma * (1 + 1e-15)))
 
@@ -101,7 +117,8 @@ def test_a_tiny_step_holds_its_client_and_leaves_the_others_free(kind: str) -> N
 def test_steps_of_very_different_sizes(kind: str, n: int, spread: float) -> None:
     random = np.random.default_rng(n)
     for seed in range(6):
-        losses, old = random.exponential(size=n) * 10.0 ** random.uniform(-4, 4), random.dirichlet(np.full(n, 0.3))
+        losses = random.exponential(size=n) * 10.0 ** random.uniform(-4, 4)
+        old = random.dirichlet(np.full(n, 0.3))
         prior = None if seed % 2 else 10.0 ** random.uniform(-3, 0, n)
         objective = build(kind, 10.0 ** random.uniform(-3, 3), losses, prior)
         sigma = spread ** random.uniform(-0.5, 0.5, n)

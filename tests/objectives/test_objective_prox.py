@@ -52,7 +52,9 @@ def test_moreau_identity_ties_prox_to_support(kind: str, step: Step) -> None:
     attained = at @ lam - objective.value(lam)
     scale = np.abs(at) @ lam + abs(objective.value(lam)) + np.max(np.abs(at)) + 1.0
     if isinstance(objective, Nash):
-        scale *= 1.0 + np.max(np.abs(objective.levels(len(lam))) / np.min(objective.levels(len(lam)) - at))
+        scale *= 1.0 + np.max(
+            np.abs(objective.levels(len(lam))) / np.min(objective.levels(len(lam)) - at)
+        )
     assert objective.support(at) == pytest.approx(attained, rel=0, abs=1e-11 * scale)
 
 
@@ -60,23 +62,33 @@ def test_moreau_identity_ties_prox_to_support(kind: str, step: Step) -> None:
 @given(step=steps(), data=st.data())
 @quick
 def test_prox_is_nonexpansive_and_monotone(kind: str, step: Step, data: st.DataObject) -> None:
-    objective, n = step.objective(kind), len(step.losses)
+    objective = step.objective(kind)
+    n = len(step.losses)
     other = step.losses + data.draw(vectors(n, st.floats(-1.0, 1.0))) * data.draw(powers(-6, 3))
     one, two = (objective.prox(s, step.old, step.sigma) for s in (step.losses, other))
-    moved, size = step.sigma * (step.losses - other), 1.0 + max(one.max(), two.max())
+    moved = step.sigma * (step.losses - other)
+    size = 1.0 + max(one.max(), two.max())
     assert np.linalg.norm(one - two) <= np.linalg.norm(moved) * (1.0 + 1e-9) + 1e-13 * size
-    assert (one - two) @ moved >= np.sum((one - two) ** 2) - 1e-13 * size * (np.linalg.norm(moved) + size)
+    assert (one - two) @ moved >= np.sum((one - two) ** 2) - 1e-13 * size * (
+        np.linalg.norm(moved) + size
+    )
     near = objective.prox(step.losses, step.old[::-1], step.sigma)
-    assert np.linalg.norm(one - near) <= np.linalg.norm(step.old - step.old[::-1]) * (1.0 + 1e-9) + 1e-13 * size
+    assert (
+        np.linalg.norm(one - near)
+        <= np.linalg.norm(step.old - step.old[::-1]) * (1.0 + 1e-9) + 1e-13 * size
+    )
 
 
 @each
 @given(step=steps(), seed=st.integers(0, 2**16))
 @quick
-def test_prox_and_support_do_not_depend_on_the_order_of_clients(kind: str, step: Step, seed: int) -> None:
+def test_prox_and_support_do_not_depend_on_the_order_of_clients(
+    kind: str, step: Step, seed: int
+) -> None:
     order = np.random.default_rng(seed).permutation(len(step.losses))
     prior = None if step.prior is None else step.prior[order]
-    here, there = step.objective(kind), build(kind, step.parameter, step.losses[order], prior)
+    here = step.objective(kind)
+    there = build(kind, step.parameter, step.losses[order], prior)
     for one, two in (
         (
             here.prox(step.losses, step.old, step.sigma),
@@ -97,7 +109,9 @@ def test_a_common_shift_of_losses_changes_nothing(kind: str, step: Step, shift: 
     lam = objective.prox(losses, step.old, step.sigma)
     np.testing.assert_array_equal(objective.prox(losses + shift, step.old, step.sigma), lam)
     np.testing.assert_array_equal(objective.maximizer(losses + shift), objective.maximizer(losses))
-    assert objective.support(losses + shift) == pytest.approx(objective.support(losses) + shift, rel=1e-14, abs=1e-12)
+    assert objective.support(losses + shift) == pytest.approx(
+        objective.support(losses) + shift, rel=1e-14, abs=1e-12
+    )
 
 
 @each

@@ -15,12 +15,17 @@ from scaffpd.objectives import ChiSquare, ChiSquareBall, CVaR, Nash, Objective, 
 
 def model(objective: Objective, n: int) -> tuple[cp.Variable, cp.Expression, list[cp.Constraint]]:
     """λ, ψ(λ) and Λ in CVXPY's language."""
-    lam, p = cp.Variable(n), objective.weights(n)
+    lam = cp.Variable(n)
+    p = objective.weights(n)
     simplex = [lam >= 0, cp.sum(lam) == 1]
     match objective:
         case ChiSquare():
             below = [] if objective.cap is None else [lam <= objective.cap]
-            return lam, 0.5 * objective.rho * cp.sum_squares((lam - p) / np.sqrt(p)), [*simplex, *below]
+            return (
+                lam,
+                0.5 * objective.rho * cp.sum_squares((lam - p) / np.sqrt(p)),
+                [*simplex, *below],
+            )
         case ChiSquareBall():
             ball = cp.sum_squares((lam - p) / np.sqrt(p)) <= objective.delta
             return lam, cp.Constant(0.0), [*simplex, ball]
@@ -30,7 +35,11 @@ def model(objective: Objective, n: int) -> tuple[cp.Variable, cp.Expression, lis
             return lam, objective.rho * cp.sum(cp.rel_entr(lam, p)), simplex
         case QFair():
             q = objective.q
-            return lam, q / (q + 1) * cp.sum(cp.multiply(p, cp.power(lam / p, (q + 1) / q))), [lam >= 0]
+            return (
+                lam,
+                q / (q + 1) * cp.sum(cp.multiply(p, cp.power(lam / p, (q + 1) / q))),
+                [lam >= 0],
+            )
         case Nash():
             cost = lam @ objective.levels(n) - 1.0 - p @ cp.log(lam) + np.sum(p * np.log(p))
             return lam, cost, []
@@ -42,13 +51,17 @@ def solve(problem: cp.Problem) -> float:
         warnings.filterwarnings("ignore", "Solution may be inaccurate")
         value = float(problem.solve(solver=cp.CLARABEL))
     assume(problem.status == cp.OPTIMAL)  # else it says itself that it cannot tell
-    assume(np.isfinite(value))  # Clarabel may end a rounding error outside, where CVXPY calls KL infinite
+    assume(
+        np.isfinite(value)
+    )  # Clarabel may end a rounding error outside, where CVXPY calls KL infinite
     return value
 
 
 def simplified(step: Step, kind: str) -> Objective:
     objective = step.objective(kind)
-    if isinstance(objective, QFair):  # exponents that a second-order or power cone expresses exactly
+    if isinstance(
+        objective, QFair
+    ):  # exponents that a second-order or power cone expresses exactly
         return QFair(float([0.5, 1.0, 2.0, 3.0][int(10 * step.sigma) % 4]), step.prior)
     return objective
 

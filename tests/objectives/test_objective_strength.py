@@ -11,10 +11,22 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from scaffpd.errors import InputError
-from scaffpd.objectives import OBJECTIVES, Agnostic, Average, ChiSquare, CVaR, Excess, Objective, named
+from scaffpd.objectives import (
+    OBJECTIVES,
+    Agnostic,
+    Average,
+    ChiSquare,
+    CVaR,
+    Excess,
+    Objective,
+    named,
+)
 
 STRONG = [name for name, kind in OBJECTIVES.items() if kind.parameter]
-OTHERS = {"prior": [1.0, 2.0, 3.0, 5.0], "cap": 0.6}  # a value for every other argument of an objective
+OTHERS = {
+    "prior": [1.0, 2.0, 3.0, 5.0],
+    "cap": 0.6,
+}  # a value for every other argument of an objective
 
 
 def complete(kind: type[Objective], strength: float) -> Objective:
@@ -28,7 +40,8 @@ def complete(kind: type[Objective], strength: float) -> Objective:
 @settings(deadline=None, max_examples=10, derandomize=True)
 def test_every_other_setting_survives(name: str, old: float, new: float) -> None:
     before = complete(OBJECTIVES[name], old)
-    after, fresh = before.with_strength(new), complete(OBJECTIVES[name], new)
+    after = before.with_strength(new)
+    fresh = complete(OBJECTIVES[name], new)
     assert type(after) is type(before)
     assert (before.strength, after.strength) == (old, new)
     others = {key: value for key, value in vars(before).items() if key != before.parameter}
@@ -37,14 +50,21 @@ def test_every_other_setting_survives(name: str, old: float, new: float) -> None
         assert_array_equal(getattr(after, key), value)  # to the last digit
     assert repr(after) == repr(fresh)
     assert_array_equal(
-        after.prox(np.arange(4.0), np.full(4, 0.25), 0.3), fresh.prox(np.arange(4.0), np.full(4, 0.25), 0.3)
+        after.prox(np.arange(4.0), np.full(4, 0.25), 0.3),
+        fresh.prox(np.arange(4.0), np.full(4, 0.25), 0.3),
     )
 
 
 @pytest.mark.parametrize("name", STRONG)
 def test_a_strength_is_checked_as_in_the_constructor(name: str) -> None:
     kind = OBJECTIVES[name]
-    for wrong in (np.nan, np.inf, "much", *([] if name == "Nash" else [0.0, -1.0]), *([1.5] if name == "CVaR" else [])):
+    for wrong in (
+        np.nan,
+        np.inf,
+        "much",
+        *([] if name == "Nash" else [0.0, -1.0]),
+        *([1.5] if name == "CVaR" else []),
+    ):
         with pytest.raises(InputError) as expected:
             kind(**{kind.parameter: wrong})
         with pytest.raises(InputError) as found:
@@ -52,7 +72,9 @@ def test_a_strength_is_checked_as_in_the_constructor(name: str) -> None:
         assert str(found.value) == str(expected.value)
 
 
-@pytest.mark.parametrize("objective", [Average(), Agnostic([1, 2]), Excess(CVaR(0.2), "own")], ids=str)
+@pytest.mark.parametrize(
+    "objective", [Average(), Agnostic([1, 2]), Excess(CVaR(0.2), "own")], ids=str
+)
 def test_what_has_no_strength_says_so(objective: Objective) -> None:
     assert objective.strength is None
     with pytest.raises(InputError, match=f"{type(objective).__name__} has no strength"):

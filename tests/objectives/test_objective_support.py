@@ -16,7 +16,9 @@ quick = settings(deadline=None, max_examples=7, derandomize=True)
 
 def size(objective, losses: np.ndarray) -> float:
     best = objective.maximizer(losses)
-    return float(np.abs(losses) @ best + abs(objective.value(best)) + np.max(np.abs(losses)) + 1e-12)
+    return float(
+        np.abs(losses) @ best + abs(objective.value(best)) + np.max(np.abs(losses)) + 1e-12
+    )
 
 
 @each
@@ -38,24 +40,31 @@ def test_support_is_attained_at_the_maximizer(kind: str, step: Step) -> None:
 @given(step=steps(exponent=2.0), data=st.data())
 @quick
 def test_no_other_weight_does_better(kind: str, step: Step, data: st.DataObject) -> None:
-    objective, n = step.objective(kind), len(step.losses)
+    objective = step.objective(kind)
+    n = len(step.losses)
     anywhere = data.draw(vectors(n, st.floats(-2.0, 2.0)))
     other = objective.prox(anywhere, step.old, data.draw(powers(-1, 3)))
     below = step.losses @ other - objective.value(other)
-    assert below <= objective.support(step.losses) + 1e-12 * (size(objective, step.losses) + abs(below) + 1.0)
+    assert below <= objective.support(step.losses) + 1e-12 * (
+        size(objective, step.losses) + abs(below) + 1.0
+    )
 
 
 @each
 @given(step=steps(exponent=2.0), data=st.data())
 @quick
 def test_support_is_convex_and_monotone(kind: str, step: Step, data: st.DataObject) -> None:
-    objective, n = step.objective(kind), len(step.losses)
+    objective = step.objective(kind)
+    n = len(step.losses)
     lower = step.losses - data.draw(vectors(n, st.floats(0.0, 3.0))) * data.draw(powers(-6, 2))
-    high, low = objective.support(step.losses), objective.support(lower)
+    high = objective.support(step.losses)
+    low = objective.support(lower)
     middle = objective.support(0.5 * (step.losses + lower))
     rounding = 1e-12 * (size(objective, step.losses) + size(objective, lower))
     if isinstance(objective, Nash):
-        rounding *= 1.0 + np.max(np.abs(objective.levels(n))) / np.min(objective.levels(n) - step.losses)
+        rounding *= 1.0 + np.max(np.abs(objective.levels(n))) / np.min(
+            objective.levels(n) - step.losses
+        )
     assert low <= high + rounding
     assert middle <= 0.5 * (high + low) + rounding
 
@@ -67,7 +76,9 @@ def test_maximizer_is_a_subgradient_of_the_support_function(kind: str, step: Ste
     """support(L') ≥ support(L) + ⟨λ(L), L' − L⟩: the envelope theorem that lets x follow Σ λ_i ∇f_i."""
     objective = step.objective(kind)
     other = step.losses - np.linspace(0.0, 1.0, len(step.losses))
-    tangent = objective.support(step.losses) + objective.maximizer(step.losses) @ (other - step.losses)
+    tangent = objective.support(step.losses) + objective.maximizer(step.losses) @ (
+        other - step.losses
+    )
     rounding = 1e-12 * (size(objective, step.losses) + size(objective, other) + abs(tangent))
     if isinstance(objective, Nash):
         rounding *= 1.0 + np.max(np.abs(objective.levels(len(other)))) / np.min(

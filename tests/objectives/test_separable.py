@@ -28,14 +28,24 @@ strengths = st.floats(0.02, 20)
 def objectives(rho, n):
     prior = np.arange(1.0, n + 1)
     return [
-        ChiSquare(rho), ChiSquare(rho, prior), ChiSquare(rho, cap=min(1.0, 1.5 / n)), Tilted(rho), Tilted(rho, prior),
-        CVaR(0.6), CVaR(0.6, prior), Agnostic(), Average(prior), Excess(ChiSquare(rho), np.linspace(-1, 1, n)),
-    ]  # fmt: skip
+        ChiSquare(rho),
+        ChiSquare(rho, prior),
+        ChiSquare(rho, cap=min(1.0, 1.5 / n)),
+        Tilted(rho),
+        Tilted(rho, prior),
+        CVaR(0.6),
+        CVaR(0.6, prior),
+        Agnostic(),
+        Average(prior),
+        Excess(ChiSquare(rho), np.linspace(-1, 1, n)),
+    ]
 
 
 def solved(form, L, delta, centre, expected=None):
     """ν by the server's own search, from sums over clients; and how many exchanges it took."""
-    search = ThresholdSearch(float(L.mean()) if expected is None else expected, float(L.std()) + 1e-3, form.tilt)
+    search = ThresholdSearch(
+        float(L.mean()) if expected is None else expected, float(L.std()) + 1e-3, form.tilt
+    )
     for asked in range(1, 30):
         levels = search.next()
         masses = np.array([form.weights(L, nu, delta, centre).sum() for nu in levels])
@@ -68,14 +78,20 @@ def test_weights_are_those_of_the_prox_and_the_maximizer(L, rho, delta):
 def test_every_threshold_bounds_the_support_and_moments_give_the_penalty(L, rho, nu):
     n = len(L)
     for objective in objectives(rho, n):
-        form, p = objective.separable(n), objective.weights(n)
+        form = objective.separable(n)
+        p = objective.weights(n)
         bound = nu + float(form.conjugate(L, nu, 0.0, p).sum())
         assert bound >= objective.support(L) - 1e-12 * (1 + abs(bound))
         weights = form.weights(L, nu, 1.0 if not form.curved else 0.0, p)
         if weights.sum() > 1e-3:
             mass = float(weights.sum())
-            paid = form.cost(float(form.moment(weights).sum()), mass) + float(form.offset @ weights) / mass
-            assert paid == pytest.approx(objective.value(weights / mass), rel=1e-9, abs=1e-9 * (1 + rho))
+            paid = (
+                form.cost(float(form.moment(weights).sum()), mass)
+                + float(form.offset @ weights) / mass
+            )
+            assert paid == pytest.approx(
+                objective.value(weights / mass), rel=1e-9, abs=1e-9 * (1 + rho)
+            )
 
 
 @settings(max_examples=40, deadline=None)
@@ -83,8 +99,12 @@ def test_every_threshold_bounds_the_support_and_moments_give_the_penalty(L, rho,
 def test_a_client_by_itself_finds_the_same_weight(L, rho):
     n = len(L)
     for objective in objectives(rho, n):
-        whole, again = objective.separable(n), from_values(to_values(objective)).separable(n)
-        alone = [again.only([i]).weights(L[i : i + 1], 0.3, 0.5, again.prior[i : i + 1])[0] for i in range(n)]
+        whole = objective.separable(n)
+        again = from_values(to_values(objective)).separable(n)
+        alone = [
+            again.only([i]).weights(L[i : i + 1], 0.3, 0.5, again.prior[i : i + 1])[0]
+            for i in range(n)
+        ]
         np.testing.assert_allclose(alone, whole.weights(L, 0.3, 0.5, whole.prior), rtol=1e-12)
 
 

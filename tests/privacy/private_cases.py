@@ -32,7 +32,9 @@ def linear(loss="logistic", l2=0.02):
 
 def network(seed=0, outputs=3):
     torch.manual_seed(seed)
-    return sp.Module(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, outputs)).double(), l2=0.02)
+    return sp.Module(
+        nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, outputs)).double(), l2=0.02
+    )
 
 
 def oracle(model, data):
@@ -44,19 +46,25 @@ class Recorded:
     """A model, without privacy, whose oracle notes the most that it is asked: each question once."""
 
     def __init__(self, model):
-        self.model, self.notes = model, {}
+        self.model = model
+        self.notes = {}
 
     def oracle(self, *args, **kwargs):
         return RecordingOracle(self.model.oracle(*args, **kwargs), self.notes)
 
     def count(self, kind, sampled):
         """Questions of a kind, over minibatches or over all rows; local steps one by one."""
-        return sum(n for (k, batch, *_), n in self.notes.items() if k == kind and (batch is not None) == sampled)
+        return sum(
+            n
+            for (k, batch, *_), n in self.notes.items()
+            if k == kind and (batch is not None) == sampled
+        )
 
 
 class RecordingOracle:
     def __init__(self, inner, notes):
-        self._inner, self._notes = inner, notes
+        self._inner = inner
+        self._notes = notes
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
@@ -76,7 +84,11 @@ class RecordingOracle:
         return point
 
     def local_updates(self, x, at, correction, plan):
-        known = plan.batch_size is None and getattr(at, "asked_at", None) is not None and torch.equal(at.asked_at, x)
+        known = (
+            plan.batch_size is None
+            and getattr(at, "asked_at", None) is not None
+            and torch.equal(at.asked_at, x)
+        )
         self._note("gradient", plan.batch_size, ("steps", plan.key), x, plan.steps - known)
         return self._inner.local_updates(x, at, correction, plan)
 

@@ -22,7 +22,8 @@ def scripted(*words):
     left = list(words)
 
     def source(size):
-        given, left[:] = left[:size], left[size:]
+        given = left[:size]
+        left[:] = left[size:]
         assert len(given) == size
         return np.array(given, dtype=np.uint64)
 
@@ -58,7 +59,8 @@ def test_what_is_proposed_and_accepted_is_the_law_by_exact_sums(sigma):
     """2⁻ᵏ⁻ⱽ⁻² · 2ⱽ exp(−y²/2σ²) is the same multiple of exp(−y²/2σ²) for every y, and no acceptance exceeds one."""
     k = bits_of(sigma)
     for size in range(40 * sigma):
-        V, a = size >> k, np.exp2(size >> k) * np.exp(-(size**2) / (2 * sigma**2))
+        V = size >> k
+        a = np.exp2(size >> k) * np.exp(-(size**2) / (2 * sigma**2))
         assert a <= 1
         assert 2.0 ** (-k - V - 2) * a == pytest.approx(
             2.0 ** (-k - 2) * np.exp(-(size**2) / (2 * sigma**2)), rel=1e-12
@@ -75,13 +77,20 @@ def test_a_proposal_is_accepted_exactly_below_its_probability(V, low, negative):
     """The words around the threshold, one by one: first 64 bits decide where they can, and more bits where not."""
     from scaffpd.privacy import noise
 
-    sigma, k = 7, bits_of(7)
+    sigma = 7
+    k = bits_of(7)
     size = low + (V << k)
     with localcontext() as context:
         context.prec = 80
         a = (Decimal(-(size**2)) / Decimal(2 * sigma**2)).exp() * 2 ** (64 + V)
-    at, beyond = int(a), int((a - int(a)) * 2**64)
-    cases = [(at - 2, [], True), (at - 2**20, [], True), (at + 1, [], False), (at + 2**20, [], False)]
+    at = int(a)
+    beyond = int((a - int(a)) * 2**64)
+    cases = [
+        (at - 2, [], True),
+        (at - 2**20, [], True),
+        (at + 1, [], False),
+        (at + 2**20, [], False),
+    ]
     cases += [(at, [beyond - 2], True), (at, [beyond + 2], False)]
     for u, more, accepted in cases:
         if not 0 <= u < 2**64:
@@ -107,7 +116,12 @@ def test_bounds_of_the_exponential_hold_and_are_tight():
 def test_a_certain_event_is_below_and_rates_are_never_above_what_they_say():
     assert below(scripted(5), 2**64 - 1, 0, 0, 1)  # u < 1 = exp(0)
     assert taken(scripted(), 3, 1.0).all()
-    assert taken(scripted(0, 2**63 - 1, 2**63, 2**64 - 1), 4, 0.5).tolist() == [True, True, False, False]
+    assert taken(scripted(0, 2**63 - 1, 2**63, 2**64 - 1), 4, 0.5).tolist() == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert not taken(scripted(0), 1, 2.0**-70).any()
 
 
@@ -124,20 +138,28 @@ def test_sigma_is_a_whole_number_in_range():
 def direct_epsilon(sigma, shift, times, delta):
     """ε of `times` releases of a number that one record moves by `shift`, from the law itself."""
     y, p = law(sigma, 12)
-    loss = (shift**2 - 2 * y * shift) / (2 * sigma**2)  # log P(y)/P(y − shift), on a grid of shift/σ²
-    whole, step = p, shift / sigma**2
+    loss = (shift**2 - 2 * y * shift) / (
+        2 * sigma**2
+    )  # log P(y)/P(y − shift), on a grid of shift/σ²
+    whole = p
+    step = shift / sigma**2
     for _ in range(times - 1):
         whole = np.convolve(whole, p)
     first = times * loss[-1]
     losses = first + step * np.arange(len(whole))
 
     def short(e):
-        return float((whole * np.maximum(0, -np.expm1(e - losses[::-1])))[losses[::-1] > e].sum()) - delta
+        return (
+            float((whole * np.maximum(0, -np.expm1(e - losses[::-1])))[losses[::-1] > e].sum())
+            - delta
+        )
 
     return brentq(short, 0, 60)
 
 
-@pytest.mark.parametrize(("sigma", "shift", "times"), [(20, 20, 1), (40, 10, 1), (40, 20, 3), (64, 8, 5), (30, 1, 1)])
+@pytest.mark.parametrize(
+    ("sigma", "shift", "times"), [(20, 20, 1), (40, 10, 1), (40, 20, 3), (64, 8, 5), (30, 1, 1)]
+)
 def test_the_account_is_that_of_the_direct_sum(sigma, shift, times):
     """Up to 1/σ², on grids far coarser than the package's, which have σ above 2²⁴ and noise to spare."""
     pytest.importorskip("dp_accounting")

@@ -22,7 +22,11 @@ def closed_form(sigma, delta=DELTA):
     """Balle and Wang's δ(ε), solved for ε."""
 
     def short(e):
-        return norm.cdf(0.5 / sigma - e * sigma) - np.exp(e) * norm.cdf(-0.5 / sigma - e * sigma) - delta
+        return (
+            norm.cdf(0.5 / sigma - e * sigma)
+            - np.exp(e) * norm.cdf(-0.5 / sigma - e * sigma)
+            - delta
+        )
 
     return brentq(short, 0, 200)
 
@@ -45,11 +49,14 @@ def test_releases_over_all_records_agree_with_privacy_loss_distributions():
 @pytest.mark.parametrize(("z", "q", "n"), [(3.0, 0.3, 60), (1.5, 0.1, 40), (20.0, 0.2, 300)])
 def test_sampled_releases_agree_with_dp_accounting(z, q, n):
     made = {Release(z, q): n, Release(25.0): 10}
-    whole = dp.ComposedDpEvent([
-        dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)), n),
-        dp.SelfComposedDpEvent(dp.GaussianDpEvent(25.0), 10),
-    ])  # fmt: skip
-    found, reference = epsilon(made, DELTA), dp.pld.PLDAccountant(SPECIAL).compose(whole).get_epsilon(DELTA)
+    whole = dp.ComposedDpEvent(
+        [
+            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(q, dp.GaussianDpEvent(z)), n),
+            dp.SelfComposedDpEvent(dp.GaussianDpEvent(25.0), 10),
+        ]
+    )
+    found = epsilon(made, DELTA)
+    reference = dp.pld.PLDAccountant(SPECIAL).compose(whole).get_epsilon(DELTA)
     assert reference - 1e-9 <= found <= reference * 1.002
     orders = [*range(2, 64), 128, 256]
     assert found <= dp.rdp.RdpAccountant(orders, SPECIAL).compose(whole).get_epsilon(DELTA)
@@ -66,15 +73,19 @@ def test_nothing_costs_nothing_and_no_noise_costs_everything():
 def test_solved_noise_gives_the_target_back(target):
     method = sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=3)
     model = sp.Private.solved(linear(), target, method, 20, loss_share=0.2)
-    gradients, losses = 21 + 20 * 2, 21
+    gradients = 21 + 20 * 2
+    losses = 21
     parts = gradients / model.noise**2, losses / model.loss_noise**2
-    assert epsilon({Release(model.noise): gradients, Release(model.loss_noise): losses}, DELTA) == pytest.approx(target)
+    assert epsilon(
+        {Release(model.noise): gradients, Release(model.loss_noise): losses}, DELTA
+    ) == pytest.approx(target)
     assert parts[1] / sum(parts) == pytest.approx(0.2)
     assert model.budget == target
 
 
 def test_solved_noise_of_samples_is_every_clients_own():
-    method, sizes = sp.FedAvg(local_steps=2, batch_size=8), (8, 40)
+    method = sp.FedAvg(local_steps=2, batch_size=8)
+    sizes = (8, 40)
     model = sp.Private.solved(linear(), 2.0, method, 10, sizes)
     for z, m in zip(model.noise, sizes, strict=True):
         found = epsilon({Release(z, min(1.0, 8 / m)): 20}, DELTA)
@@ -110,15 +121,22 @@ def test_an_answer_beyond_the_budget_is_refused_and_costs_nothing():
     answered, refusal = until_refused(lambda k: cohort.gradients(x + k))
     assert "budget of ε = 1.5" in refusal
     assert "does not answer" in refusal
-    assert epsilon({Release(5.0): 2 * answered}, DELTA) <= 1.5 < epsilon({Release(5.0): 2 * answered + 2}, DELTA)
+    assert (
+        epsilon({Release(5.0): 2 * answered}, DELTA)
+        <= 1.5
+        < epsilon({Release(5.0): 2 * answered + 2}, DELTA)
+    )
     assert cohort.privacy.worst == epsilon({Release(5.0): 2 * answered}, DELTA)
     cohort.gradients(x)  # answered before: the same answer, for nothing
 
 
 def test_looking_ahead_refuses_at_the_same_place():
     """The account looks at more releases than asked for; that must not change which ones are refused."""
-    release, account = Release(2.0, 0.25), Account(["a"], DELTA, 2.0)
-    made, _ = until_refused(lambda k: account.charge([ReleaseEntry(0, k.to_bytes(16, "big"), release)]))
+    release = Release(2.0, 0.25)
+    account = Account(["a"], DELTA, 2.0)
+    made, _ = until_refused(
+        lambda k: account.charge([ReleaseEntry(0, k.to_bytes(16, "big"), release)])
+    )
     assert epsilon({release: made}, DELTA) <= 2.0 < epsilon({release: made + 1}, DELTA)
 
 
@@ -142,4 +160,9 @@ def test_a_missing_package_is_a_sentence(package, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(sp.InputError, match=r"is not installed: pip install 'scaffpd\[privacy\]'"):
-        sp.train(sp.FedAvg(), sp.Cohort(clients(), sp.Private(linear(), noise=2.0, radius=1.0)), 1, progress=False)
+        sp.train(
+            sp.FedAvg(),
+            sp.Cohort(clients(), sp.Private(linear(), noise=2.0, radius=1.0)),
+            1,
+            progress=False,
+        )

@@ -30,16 +30,20 @@ def value(name, x, a, label):
     if name == "squared":
         return (z - float(label)).square().sum()
     if name == "logistic":
-        return torch.nn.functional.binary_cross_entropy_with_logits(z[0], z.new_tensor(float(label)))
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            z[0], z.new_tensor(float(label))
+        )
     return torch.nn.functional.cross_entropy(z[None], torch.tensor([int(label)]))
 
 
 def naive(name, data, x, clip, loss_clip, taken):
     """Clipped sums by a loop over records."""
-    losses, gradients = [], []
+    losses = []
+    gradients = []
     for i, (X, y) in enumerate(data.values()):
         u = x if x.ndim == 1 else x[i]
-        loss, gradient = torch.zeros((), dtype=torch.float64), torch.zeros_like(u)
+        loss = torch.zeros((), dtype=torch.float64)
+        gradient = torch.zeros_like(u)
         for a, label, inside in zip(torch.as_tensor(X), y, taken[i], strict=True):
             leaf = u.clone().requires_grad_()
             one = value(name, leaf, a, label)
@@ -55,7 +59,9 @@ def naive(name, data, x, clip, loss_clip, taken):
 def bound(name, data, clip=0.7, loss_clip=0.9, noise=1.0, **more):
     model = network() if name == "network" else linear(LOSSES[name])
     more = more or {"smoothness": 1.0}
-    return oracle(sp.Private(model, noise=noise, clip=clip, loss_clip=loss_clip, secret=3, **more), data)
+    return oracle(
+        sp.Private(model, noise=noise, clip=clip, loss_clip=loss_clip, secret=3, **more), data
+    )
 
 
 @pytest.mark.cover(1)
@@ -66,7 +72,8 @@ def test_clipped_sums_are_those_of_a_loop_over_records(name, own, noise):
     """To the last digits where they are plain numbers; a unit off per record and factor where they are counted."""
     data = clients(LOSSES[name])
     made = bound(name, data, noise=noise)
-    sums, d = made.sums, made.dimension
+    sums = made.sums
+    d = made.dimension
     near = {"rtol": 1e-11, "atol": 1e-12 if noise == 0 else 14 * 2.0**-18}
     torch.manual_seed(1)
     x = torch.randn((3, d) if own else d, dtype=torch.float64)
@@ -82,9 +89,12 @@ def test_clipped_sums_are_those_of_a_loop_over_records(name, own, noise):
 @pytest.mark.parametrize("name", MODELS)
 def test_some_clients_have_the_sums_they_have_among_all(name):
     data = clients(LOSSES[name])
-    sums, d = bound(name, data).sums, bound(name, data).dimension
+    sums = bound(name, data).sums
+    d = bound(name, data).dimension
     x = torch.linspace(-1, 1, d, dtype=torch.float64)
-    torch.testing.assert_close(sums.only([2, 0]).gradients(x, None), sums.gradients(x, None)[[2, 0]])
+    torch.testing.assert_close(
+        sums.only([2, 0]).gradients(x, None), sums.gradients(x, None)[[2, 0]]
+    )
     torch.testing.assert_close(sums.only([2, 0]).losses(x, None), sums.losses(x, None)[[2, 0]])
 
 
@@ -113,7 +123,8 @@ def test_one_record_moves_no_sum_by_more_than_the_clip(name, X, labels, scale, c
     """In whole numbers, with no room for rounding: floating point has no part in the sensitivity."""
     made = bound(name, {"a": (X, labels)}, clip, clip)
     x = scale * torch.linspace(-1, 1, made.dimension, dtype=torch.float64)
-    others, f = torch.arange(6) != gone, made.clips[0].bits
+    others = torch.arange(6) != gone
+    f = made.clips[0].bits
     for ask in (made.sums.gradients, made.sums.losses):
         moved = (ask(x, None) - ask(x, others)).flatten().tolist()
         assert all(part == int(part) for part in moved)
@@ -134,13 +145,16 @@ def test_sums_are_whole_numbers_whatever_the_order_of_the_records():
 def test_a_sample_of_a_network_is_computed_in_the_same_company():
     """The records that are drawn have the same parts, to the last digit, whoever else is drawn."""
     data = clients("softmax", sizes=(9,))
-    sums, x = bound("network", data).sums, torch.linspace(-1, 1, bound("network", data).dimension, dtype=torch.float64)
+    sums = bound("network", data).sums
+    x = torch.linspace(-1, 1, bound("network", data).dimension, dtype=torch.float64)
     each = torch.cat([sums.gradients(x, torch.arange(9) == j) for j in range(9)])
     some = torch.tensor([1, 0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.bool)
     assert torch.equal(sums.gradients(x, some)[0], each[some].sum(0))
 
 
-@pytest.mark.parametrize(("noise", "samples", "bits"), [(1.0, 100, 40), (900.0, 100, 39), (0.5, 2**20, 32)])
+@pytest.mark.parametrize(
+    ("noise", "samples", "bits"), [(1.0, 100, 40), (900.0, 100, 39), (0.5, 2**20, 32)]
+)
 def test_units_leave_room_for_sums_and_noise(noise, samples, bits):
     from scaffpd.privacy.mechanism import Clip
     from scaffpd.privacy.noise import LARGEST_SIGMA

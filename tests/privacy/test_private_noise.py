@@ -16,17 +16,31 @@ PLAN = LocalPlan(3, 0.05, key=(1, 2))
 
 
 def private(noise=3.0, secret=7, loss="logistic", **more):
-    return sp.Private(linear(loss), noise=noise, secret=secret, **{"radius": 2.0, "clip": 0.5} | more)
+    return sp.Private(
+        linear(loss), noise=noise, secret=secret, **{"radius": 2.0, "clip": 0.5} | more
+    )
 
 
 def test_streams_go_on_where_they_were():
-    whole, parts = key_stream(b"k" * 32)(9), key_stream(b"k" * 32)
+    whole = key_stream(b"k" * 32)(9)
+    parts = key_stream(b"k" * 32)
     assert np.array_equal(whole, np.concatenate([parts(4), parts(5)]))
 
 
 def test_a_hash_tells_apart_what_looks_alike():
     x = torch.zeros(2, dtype=torch.float64)
-    parts = [("a", "bc"), ("ab", "c"), (b"abc",), ("abc",), (x,), (x.float(),), (x[None],), (x, x), (1,), (1.0,)]
+    parts = [
+        ("a", "bc"),
+        ("ab", "c"),
+        (b"abc",),
+        ("abc",),
+        (x,),
+        (x.float(),),
+        (x[None],),
+        (x, x),
+        (1,),
+        (1.0,),
+    ]
     assert len({digest(*part) for part in parts}) == len(parts)
 
 
@@ -52,12 +66,15 @@ def test_noise_has_the_promised_size_and_no_bias():
 def test_the_same_question_gets_the_same_answer_and_is_counted_once():
     cohort = sp.Cohort(clients(), private())
     x = cohort.start() + 0.1
-    first, spent = cohort.gradients(x), cohort.privacy
+    first = cohort.gradients(x)
+    spent = cohort.privacy
     again = cohort.gradients(x.clone(), key=(5, 6))  # without minibatches the key decides nothing
     assert torch.equal(first.each(), again.each())
     assert np.array_equal(first.losses, again.losses)
     assert np.array_equal(cohort.losses(x), first.losses)
-    updates = [cohort.local_updates(x, first, first.sum(np.full(3, 1 / 3)), PLAN).each() for _ in range(2)]
+    updates = [
+        cohort.local_updates(x, first, first.sum(np.full(3, 1 / 3)), PLAN).each() for _ in range(2)
+    ]
     assert torch.equal(*updates)
     after = cohort.privacy
     assert after.worst > spent.worst
@@ -72,7 +89,9 @@ def test_another_question_gets_fresh_noise():
     x = torch.full((5,), 0.2, dtype=torch.float64)
     noise = []
     for at in (x, x + 1e-12):
-        noise.append(made.evaluate(at, None, (0,)).gradients - exact.evaluate(at, None, (0,)).gradients)
+        noise.append(
+            made.evaluate(at, None, (0,)).gradients - exact.evaluate(at, None, (0,)).gradients
+        )
     plans = [PLAN, LocalPlan(3, 0.06, key=(1, 2)), LocalPlan(3, 0.05, key=(1, 2), prox=0.1)]
     for plan in plans:
         for at in (None, torch.ones(3, 5, dtype=torch.float64)):
@@ -87,7 +106,10 @@ def test_another_question_gets_fresh_noise():
 def test_a_shorter_plan_is_the_beginning_of_the_longer_one():
     made = oracle(private(), clients())
     x = torch.full((5,), 0.2, dtype=torch.float64)
-    long = [made.local_updates(x, None, None, LocalPlan(j, 0.05, batch_size=4, key=(1,))).each() for j in (1, 2, 5)]
+    long = [
+        made.local_updates(x, None, None, LocalPlan(j, 0.05, batch_size=4, key=(1,))).each()
+        for j in (1, 2, 5)
+    ]
     assert made.account.total == 3 * 5
     steps = torch.stack(long)
     assert float((steps[1] - steps[0]).norm()) > 0
@@ -98,7 +120,8 @@ def test_a_shorter_plan_is_the_beginning_of_the_longer_one():
 @pytest.mark.parametrize("change", ["secret", "clip", "data", "name"])
 def test_noise_is_bound_to_secret_settings_data_and_client(change):
     """With the same noise for two data sets or two clips, a difference of answers would be without noise."""
-    data, more = clients(sizes=(6,)), {}
+    data = clients(sizes=(6,))
+    more = {}
     other = dict(data)
     if change == "secret":
         more = {"secret": 8}
@@ -112,14 +135,19 @@ def test_noise_is_bound_to_secret_settings_data_and_client(change):
     x = torch.full((5,), 0.2, dtype=torch.float64)
     noise = []
     for rows, extra in ((data, {}), (other, more)):
-        pair = [oracle(private(**{"noise": z} | extra), rows).evaluate(x, None, (0,)).gradients for z in (3.0, 0.0)]
+        pair = [
+            oracle(private(**{"noise": z} | extra), rows).evaluate(x, None, (0,)).gradients
+            for z in (3.0, 0.0)
+        ]
         noise.append((pair[0] - pair[1]) * 6 / (1.5 * extra.get("clip", 0.5) / 0.5))
     assert float((noise[0] - noise[1]).abs().min()) > 1e-4
 
 
 def test_a_secret_left_out_is_another_one_each_time():
     x = torch.zeros(5, dtype=torch.float64)
-    answers = [oracle(private(secret=None), clients()).evaluate(x, None, (0,)).gradients for _ in range(2)]
+    answers = [
+        oracle(private(secret=None), clients()).evaluate(x, None, (0,)).gradients for _ in range(2)
+    ]
     assert not torch.equal(*answers)
     assert len({secret_bytes(None) for _ in range(3)}) == 3
     assert secret_bytes(5) == secret_bytes(5) != secret_bytes(6)
@@ -129,8 +157,14 @@ def test_the_secret_is_nowhere_to_be_read():
     model = private(secret=b"a most secret secret")
     assert "secret" not in repr(model)
     assert "secret" not in repr(sp.Cohort(clients(), model))
-    assert sp.Cohort(clients(), model).fingerprint == sp.Cohort(clients(), private(secret=9)).fingerprint
-    assert sp.Cohort(clients(), model).fingerprint != sp.Cohort(clients(), private(noise=3.1)).fingerprint
+    assert (
+        sp.Cohort(clients(), model).fingerprint
+        == sp.Cohort(clients(), private(secret=9)).fingerprint
+    )
+    assert (
+        sp.Cohort(clients(), model).fingerprint
+        != sp.Cohort(clients(), private(noise=3.1)).fingerprint
+    )
     with pytest.raises(sp.InputError) as refusal:
         private(secret=b"short one")
     assert "short one" not in str(refusal.value)
@@ -139,9 +173,12 @@ def test_the_secret_is_nowhere_to_be_read():
 @pytest.mark.parametrize("kind", ["linear", "network"])
 def test_poisson_samples_have_their_rate_and_are_independent(kind):
     """Rows are in or out one by one; sums over a sample are divided by b, whatever its size."""
-    sizes, b = (40, 12, 8), 10
+    sizes = (40, 12, 8)
+    b = 10
     model = linear() if kind == "linear" else network(outputs=2)
-    made = oracle(sp.Private(model, noise=0.0, clip=0.5, smoothness=1.0, secret=1), clients(sizes=sizes))
+    made = oracle(
+        sp.Private(model, noise=0.0, clip=0.5, smoothness=1.0, secret=1), clients(sizes=sizes)
+    )
     seen = []
     for k in range(250):
         questions = made._questions("gradient", b, (k,), torch.zeros(3))
@@ -152,14 +189,17 @@ def test_poisson_samples_have_their_rate_and_are_independent(kind):
     rates = np.array([seen[:, :40].mean(), seen[:, 40:52].mean(), seen[:, 52:].mean()])
     np.testing.assert_allclose(rates, [0.25, 10 / 12, 1], atol=0.03)
     per_round = seen[:, :40].sum(1)
-    assert per_round.var() == pytest.approx(40 * 0.25 * 0.75, rel=0.25)  # of a binomial, not of a fixed size
+    assert per_round.var() == pytest.approx(
+        40 * 0.25 * 0.75, rel=0.25
+    )  # of a binomial, not of a fixed size
     x = torch.full((made.dimension,), 0.1, dtype=torch.float64)
     mean = torch.stack([made.evaluate(x, b, (k,)).gradients for k in range(80)]).mean(0)
     torch.testing.assert_close(mean, made.evaluate(x, None, (0,)).gradients, rtol=0, atol=0.08)
 
 
 def test_rows_are_drawn_by_the_secret_and_not_by_the_plans_key_alone():
-    x, samples = torch.zeros(5, dtype=torch.float64), []
+    x = torch.zeros(5, dtype=torch.float64)
+    samples = []
     for secret in (1, 2):
         made = oracle(private(secret=secret), clients(sizes=(50, 50)))
         samples.append(made._drawn(made._questions("gradient", 10, (3,), x), 10, x)[0])
@@ -170,7 +210,9 @@ def test_loss_and_gradient_of_one_question_draw_samples_of_their_own():
     """They are accounted for as two sampled releases, which one common sample would not be."""
     made = oracle(private(), clients(sizes=(50, 50)))
     x = torch.zeros(5, dtype=torch.float64)
-    rows = [made._drawn(made._questions(kind, 10, (3,), x), 10, x)[0] for kind in ("loss", "gradient")]
+    rows = [
+        made._drawn(made._questions(kind, 10, (3,), x), 10, x)[0] for kind in ("loss", "gradient")
+    ]
     assert not torch.equal(*rows)
 
 
@@ -192,7 +234,9 @@ def test_networks_that_differ_in_what_is_frozen_do_not_share_noise():
         with torch.no_grad():
             for p in head.parameters():
                 p.fill_(0.1)
-        model = sp.Private(sp.Module(torch.nn.Sequential(frozen, head)), noise=1.0, smoothness=10.0, secret=7)
+        model = sp.Private(
+            sp.Module(torch.nn.Sequential(frozen, head)), noise=1.0, smoothness=10.0, secret=7
+        )
         cohort = sp.Cohort({"a": rows}, model)
         noisy = cohort.gradients(cohort.start()).each()[0]
         bare = sp.Cohort({"a": rows}, sp.Private(model.model, noise=0.0, smoothness=10.0, secret=7))

@@ -14,7 +14,9 @@ FOLDER = ROOT / "benchmarks" / "privacy"
 
 
 def table(path):
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    lines = [
+        line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")
+    ]
     return [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
 
 
@@ -25,7 +27,12 @@ def runs():
         for row in csv.DictReader(file):
             epsilon = "∞" if row["epsilon"] == "inf" else f"{float(row['epsilon']):g}"
             found[row["data"], epsilon, row["method"]].append(
-                (float(row["mean"]), float(row["worst_fifth"]), float(row["spent"]), float(row["epsilon"]))
+                (
+                    float(row["mean"]),
+                    float(row["worst_fifth"]),
+                    float(row["spent"]),
+                    float(row["epsilon"]),
+                )
             )
     return found
 
@@ -41,7 +48,9 @@ def test_the_table_is_made_of_the_runs(runs):
     for about, found in runs.items():
         values = 100 * np.array(found)[:, :2]
         assert len(values) >= 5
-        cells = [f"{m:.1f} ± {s:.1f}" for m, s in zip(values.mean(0), values.std(0, ddof=1), strict=True)]
+        cells = [
+            f"{m:.1f} ± {s:.1f}" for m, s in zip(values.mean(0), values.std(0, ddof=1), strict=True)
+        ]
         assert tuple(cells) == rows[about]
 
 

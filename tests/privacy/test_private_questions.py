@@ -46,7 +46,9 @@ def test_without_a_public_smoothness_a_method_needs_rates_of_its_own():
 def test_second_order_questions_are_refused():
     cohort = sp.Cohort(clients("squared"), sp.Private(linear("squared"), noise=2.0, radius=1.0))
     at = cohort.gradients(cohort.start())
-    V, w, ones = torch.ones(5, 1, dtype=torch.float64), np.full(3, 1 / 3), torch.ones(5, dtype=torch.float64)
+    V = torch.ones(5, 1, dtype=torch.float64)
+    w = np.full(3, 1 / 3)
+    ones = torch.ones(5, dtype=torch.float64)
     for ask in (
         lambda: at.restriction(V, w, ones),
         lambda: at.diagonal(w),
@@ -71,7 +73,9 @@ def test_there_is_no_certificate_and_the_reason_is_noise():
 def test_what_is_made_of_answers_is_made_of_released_vectors():
     cohort = sp.Cohort(clients(), sp.Private(linear(), noise=2.0, radius=1.0, secret=1))
     at = cohort.gradients(cohort.start() + 0.3)
-    C, w, spent = at.each().numpy(), np.array([0.5, 0.2, 0.3]), cohort.privacy.worst
+    C = at.each().numpy()
+    w = np.array([0.5, 0.2, 0.3])
+    spent = cohort.privacy.worst
     v = np.linspace(-1, 1, 5)
     np.testing.assert_allclose(at.sum(w).numpy(), w @ C)
     np.testing.assert_allclose(at.project(torch.from_numpy(v)), C @ v)
@@ -82,23 +86,27 @@ def test_what_is_made_of_answers_is_made_of_released_vectors():
 
 def test_some_clients_answer_as_they_do_among_all_and_they_alone_pay():
     model = sp.Private(linear(), noise=(2.0, 3.0, 4.0), radius=1.0, secret=1)
-    whole, part = sp.Cohort(clients(), model), sp.Cohort(clients(), model)
+    whole = sp.Cohort(clients(), model)
+    part = sp.Cohort(clients(), model)
     x = whole.start() + 0.1
-    every, some = whole.gradients(x), part.gradients(x, clients=[2, 0])
+    every = whole.gradients(x)
+    some = part.gradients(x, clients=[2, 0])
     torch.testing.assert_close(some.each(), every.each()[[2, 0]], rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(some.losses[[0, 2]], every.losses[[0, 2]])
     spent = part.privacy.epsilon
     assert spent[1] == 0
     assert spent[0] == whole.privacy.epsilon[0] > spent[2] == whole.privacy.epsilon[2] > 0
     plan = LocalPlan(2, batch_size=3, key=(1,))
-    together, alone = whole.local_updates(x, every, None, plan), part.local_updates(x, some, None, plan, [2, 0])
+    together = whole.local_updates(x, every, None, plan)
+    alone = part.local_updates(x, some, None, plan, [2, 0])
     torch.testing.assert_close(alone.each(), together.each()[[2, 0]], rtol=1e-9, atol=1e-12)
 
 
 def test_the_first_gradient_of_a_plan_is_not_asked_for_twice():
     """With all records g_i(x) = c_i has been released: the first step moves along the correction, without noise."""
     made = oracle(sp.Private(linear(), noise=50.0, radius=1.0, secret=1), clients())
-    x, c = torch.full((5,), 0.1, dtype=torch.float64), torch.linspace(-1, 1, 5, dtype=torch.float64)
+    x = torch.full((5,), 0.1, dtype=torch.float64)
+    c = torch.linspace(-1, 1, 5, dtype=torch.float64)
     at = made.evaluate(x, None, (0,))
     total = made.account.total
     d = made.local_updates(x, at, c, LocalPlan(1, 0.1)).each()
@@ -120,10 +128,14 @@ def test_rows_of_a_table_are_as_private_as_arrays():
     data = clients("squared")
     table = sp.data.Table(np.concatenate([X for X, _ in data.values()]))
     ends = np.cumsum([0, *(len(y) for _, y in data.values())])
-    rows = {name: (table.rows(np.arange(ends[i], ends[i + 1])), y) for i, (name, (_, y)) in enumerate(data.items())}
+    rows = {
+        name: (table.rows(np.arange(ends[i], ends[i + 1])), y)
+        for i, (name, (_, y)) in enumerate(data.items())
+    }
     model = sp.Private(sp.Linear("squared", l2=0.02), noise=3.0, radius=2.0, secret=1)
     answers = [
-        sp.Cohort(given, model, test=given).gradients(torch.ones(4, dtype=torch.float64)) for given in (data, rows)
+        sp.Cohort(given, model, test=given).gradients(torch.ones(4, dtype=torch.float64))
+        for given in (data, rows)
     ]
     assert torch.equal(answers[0].each(), answers[1].each())
     assert np.array_equal(answers[0].losses, answers[1].losses)
@@ -162,7 +174,10 @@ def test_mistakes_of_solving_get_a_sentence():
         ({"noise": 1.0}, "finds noise by itself"),
     ):
         with pytest.raises(sp.InputError, match=sentence):
-            sp.Private.solved(**{"model": linear(), "epsilon": 1.0, "algorithm": sp.FedAvg(), "rounds": 3} | arguments)
+            sp.Private.solved(
+                **{"model": linear(), "epsilon": 1.0, "algorithm": sp.FedAvg(), "rounds": 3}
+                | arguments
+            )
     with pytest.raises(sp.InputError, match="for 2 clients, but there are 3"):
         sp.Cohort(clients(), sp.Private(linear(), noise=(1.0, 2.0)))
 

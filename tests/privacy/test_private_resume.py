@@ -19,7 +19,9 @@ METHODS = [
 
 
 def cohort(secret, budget=None):
-    return sp.Cohort(clients(), sp.Private(linear(), noise=5.0, radius=2.0, secret=secret, budget=budget))
+    return sp.Cohort(
+        clients(), sp.Private(linear(), noise=5.0, radius=2.0, secret=secret, budget=budget)
+    )
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: repr(method)[:40])
@@ -58,7 +60,8 @@ class Rejecting(sp.Fixed):
 def test_one_question_with_another_secret_is_paid_again_once(tmp_path):
     """Of a run that has stayed at x⁰ that is the last point: one gradient and one loss more."""
     method = sp.ScaffPD(CHI, local_steps=3, steps=Rejecting(tau=0.3, sigma=0.1))
-    first, second = cohort(1), cohort(2)
+    first = cohort(1)
+    second = cohort(2)
     for asked in (first, second):
         result = sp.train(method, asked, rounds=4, progress=False, checkpoint=tmp_path / "run")
         assert np.array_equal(result.x, first.start().numpy())
@@ -68,7 +71,8 @@ def test_one_question_with_another_secret_is_paid_again_once(tmp_path):
 
 def test_what_was_spent_before_a_budget_ran_out_is_in_the_checkpoint(tmp_path):
     """The refused round is not finished, but what it had released by then counts."""
-    method, limited = sp.ScaffPD(CHI, local_steps=4), cohort(1, budget=2.0)
+    method = sp.ScaffPD(CHI, local_steps=4)
+    limited = cohort(1, budget=2.0)
     with pytest.raises(sp.InputError, match="budget"):
         sp.train(method, limited, rounds=100, progress=False, checkpoint=tmp_path / "run")
     again = cohort(1, budget=2.0)
@@ -80,7 +84,8 @@ def test_what_was_spent_before_a_budget_ran_out_is_in_the_checkpoint(tmp_path):
 
 
 def test_two_runs_on_one_cohort_add_up():
-    method, both = sp.FedAvg(local_steps=2, local_rate=0.1), cohort(1)
+    method = sp.FedAvg(local_steps=2, local_rate=0.1)
+    both = cohort(1)
     one = sp.train(method, both, rounds=3, progress=False).privacy.worst
     same = sp.train(method, both, rounds=3, progress=False).privacy.worst
     more = sp.train(method, both, rounds=3, progress=False, x0=both.start() + 1).privacy.worst

@@ -17,7 +17,9 @@ def clients(rows=40):
 
 def test_methods_in_a_row_spend_what_was_foreseen():
     methods = [sp.FedAvg(local_steps=2, local_rate=0.1), sp.fair(CHI, local_steps=3)]
-    private = sp.Private.solved(sp.Linear("logistic", 0.01), 2, methods, rounds=4, radius=2, secret=1)
+    private = sp.Private.solved(
+        sp.Linear("logistic", 0.01), 2, methods, rounds=4, radius=2, secret=1
+    )
     cohort = sp.Cohort(clients(), private)
     first, last = (sp.train(method, cohort, rounds=4, progress=False).privacy for method in methods)
     assert first.worst < last.worst <= 2

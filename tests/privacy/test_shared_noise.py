@@ -20,7 +20,13 @@ METHOD = sp.AcceleratedPrimalDual(sp.ChiSquare(rho=0.1), steps=FIXED)
 
 
 def private(noise=3.0, colluding=0, **more):
-    rest = {"radius": 2.0, "clip": 0.5, "secret": 7, "loss_noise": 3.0, "colluding": colluding} | more
+    rest = {
+        "radius": 2.0,
+        "clip": 0.5,
+        "secret": 7,
+        "loss_noise": 3.0,
+        "colluding": colluding,
+    } | more
     return sp.Private(linear(), noise=noise, **rest)
 
 
@@ -33,8 +39,10 @@ def test_a_sum_carries_the_noise_of_one_client_and_is_not_biased(colluding):
     """z C max_j |w_j|/m_j in all, and that much again without any t of the clients."""
     made = oracle(private(colluding=colluding), clients())
     exact = oracle(private(0.0, colluding=None, loss_noise=0.0), clients())
-    w, s = torch.from_numpy(WEIGHTS), (WEIGHTS / SIZES).max()
-    noise, rest = [], []
+    w = torch.from_numpy(WEIGHTS)
+    s = (WEIGHTS / SIZES).max()
+    noise = []
+    rest = []
     for x in points(120):
         shared = made.shared(x, w)
         noise.append((shared.total() - exact.evaluate(x, None, (0,)).sum(w)) / (3.0 * 0.5 * s))
@@ -43,7 +51,9 @@ def test_a_sum_carries_the_noise_of_one_client_and_is_not_biased(colluding):
         rest.append((honest - w[colluding:] @ bare) / (3.0 * 0.5 * s))
     expected = (3 / (3 - colluding)) ** 0.5
     assert float(torch.stack(noise).std()) == pytest.approx(expected, rel=0.12)
-    assert float(torch.stack(rest).std()) == pytest.approx(1, rel=0.12)  # the others' noise alone is enough
+    assert float(torch.stack(rest).std()) == pytest.approx(
+        1, rel=0.12
+    )  # the others' noise alone is enough
     assert abs(float(torch.stack(noise).mean())) < 0.2
 
 
@@ -70,23 +80,32 @@ def test_every_client_pays_by_its_own_part_and_only_once():
 def test_single_gradients_stay_with_the_clients():
     cohort = sp.Cohort(clients(), private(colluding=1))
     x = cohort.start()
-    at, other = cohort.gradients(x), cohort.gradients(x + 1)
+    at = cohort.gradients(x)
+    other = cohort.gradients(x + 1)
     plan = LocalPlan(1, 0.1)
     for ask in (
-        at.each, at.norms, lambda: at.project(x), lambda: cohort.gradients(x, 4, (0,)),
+        at.each,
+        at.norms,
+        lambda: at.project(x),
+        lambda: cohort.gradients(x, 4, (0,)),
         lambda: cohort.local_updates(x, None, None, LocalPlan(2, 0.1)),
         lambda: cohort.local_updates(x, None, None, LocalPlan(1, 0.1, batch_size=4)),
-        lambda: cohort.local_updates(x, other, x, plan), lambda: cohort.local_updates(x, None, None, plan).norms(),
-    ):  # fmt: skip
+        lambda: cohort.local_updates(x, other, x, plan),
+        lambda: cohort.local_updates(x, None, None, plan).norms(),
+    ):
         with pytest.raises(sp.InputError, match="Noise that clients share"):
             ask()
 
 
 def test_a_single_local_step_is_made_of_the_sum():
     cohort = sp.Cohort(clients(), private(colluding=1))
-    x, c, plan = cohort.start() + 0.1, torch.ones(5, dtype=torch.float64), LocalPlan(1, 0.1)
+    x = cohort.start() + 0.1
+    c = torch.ones(5, dtype=torch.float64)
+    plan = LocalPlan(1, 0.1)
     at = cohort.gradients(x)
-    d = cohort.local_updates(x, at, c, plan)  # Scaff-PD's: every client moves along c, and nothing is released
+    d = cohort.local_updates(
+        x, at, c, plan
+    )  # Scaff-PD's: every client moves along c, and nothing is released
     before = cohort.account.total
     torch.testing.assert_close(d.sum(WEIGHTS), 0.1 * c)
     assert cohort.account.total == before
@@ -95,7 +114,9 @@ def test_a_single_local_step_is_made_of_the_sum():
     assert cohort.account.total == before + 3
 
 
-@pytest.mark.parametrize("method", [METHOD, sp.FedAvg(local_steps=1, local_rate=0.3)], ids=["fair", "FedAvg"])
+@pytest.mark.parametrize(
+    "method", [METHOD, sp.FedAvg(local_steps=1, local_rate=0.3)], ids=["fair", "FedAvg"]
+)
 def test_a_solved_run_fits_its_budget_and_masked_sums_are_the_same_sums(method):
     """Bit for bit: whole numbers are added, with masks or without."""
     pytest.importorskip("cryptography")
@@ -109,7 +130,8 @@ def test_a_solved_run_fits_its_budget_and_masked_sums_are_the_same_sums(method):
 def test_masked_parts_tell_nothing_by_their_size():
     """Clients say how large their vectors are, as a power of two: with shared noise that is a public number."""
     pytest.importorskip("cryptography")
-    federation, said = sp.SecureAggregation(sp.Cohort(clients(), private(colluding=1))), []
+    federation = sp.SecureAggregation(sp.Cohort(clients(), private(colluding=1)))
+    said = []
     mask = federation.sums.sums.parties.mask
 
     def listening(*given):
@@ -132,7 +154,11 @@ def test_networks_share_noise_as_well():
 
 @pytest.mark.parametrize(
     ("more", "match"),
-    [({"colluding": 3}, "more than colluding=3"), ({"colluding": -1}, "colluding >= 0"), ({"noise": 0.0}, "noise > 0")],
+    [
+        ({"colluding": 3}, "more than colluding=3"),
+        ({"colluding": -1}, "colluding >= 0"),
+        ({"noise": 0.0}, "noise > 0"),
+    ],
 )
 def test_settings_that_make_no_sense(more, match):
     with pytest.raises(sp.InputError, match=match):

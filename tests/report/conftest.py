@@ -37,12 +37,15 @@ def stations(tmp_path_factory):
 def hostile(tmp_path_factory):
     """Names that break pages, and an average without a certificate."""
     made = run_folders.hospitals(
-        tmp_path_factory.mktemp("report") / "hostile", names=list(run_folders.HOSTILE), title=run_folders.HOSTILE[0]
+        tmp_path_factory.mktemp("report") / "hostile",
+        names=list(run_folders.HOSTILE),
+        title=run_folders.HOSTILE[0],
     )
     with (made / "rounds.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     run_folders.table(
-        made / "rounds.csv", [row | {"certificate": "inf"} if row["model"] == "average" else row for row in rows]
+        made / "rounds.csv",
+        [row | {"certificate": "inf"} if row["model"] == "average" else row for row in rows],
     )
     return made
 

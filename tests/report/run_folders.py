@@ -10,9 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 
 import scaffpd as sp
-from scaffpd.metrics import a_fifth
+from scaffpd.training.metrics import a_fifth
 
-COSTS = ("round", "certificate", "accepted", "exchanges", "bytes_up", "bytes_down", "absent", "seconds")
+COSTS = (
+    "round",
+    "certificate",
+    "accepted",
+    "exchanges",
+    "bytes_up",
+    "bytes_down",
+    "absent",
+    "seconds",
+)
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
     "\"quoted\" 'and' {{data}} & <b>bold</b>, comma",
@@ -26,27 +35,50 @@ def trained(folder, cohort, objectives, *, rounds=60, tol=1e-6, labels=(), **abo
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     regression = about.get("task") == "regression"
-    measure, split = ("rmse" if regression else "accuracy"), about.get("split", "test")
-    models, clients, lines = [], [], []
+    measure = "rmse" if regression else "accuracy"
+    split = about.get("split", "test")
+    models = []
+    clients = []
+    lines = []
     for name, (role, objective) in objectives.items():
         algorithm = objective if hasattr(objective, "round") else sp.fair(objective)
         measured = {}
 
         def note(moment, into=measured):
-            into[moment.rounds] = over_clients(values(cohort, moment.state.x, split, measure), measure)
+            into[moment.rounds] = over_clients(
+                values(cohort, moment.state.x, split, measure), measure
+            )
 
-        result = sp.train(algorithm, cohort, rounds=rounds, tol=tol, progress=False, callbacks=[note])
+        result = sp.train(
+            algorithm, cohort, rounds=rounds, tol=tol, progress=False, callbacks=[note]
+        )
         models.append(entry(name, role, objective, result))
         clients += client_rows(name, cohort, result, measure, split)
         lines += round_rows(name, result.history, measured)
     summary = {
-        "format": 1, "kind": "train", "title": "a run", "command": f"scaffpd train {folder.name}/config.toml",
-        "made": "2026-11-16T05:00:00+00:00", "version": "0.1.0", "task": "classification", "measure": measure,
-        "split": split, "labels": list(labels), "clients_word": "client", "model": "linear", "data": "some rows",
-        "models": models, "remarks": ["Nothing was dropped."], "verdict": None, "path": None, **about,
-    }  # fmt: skip
+        "format": 1,
+        "kind": "train",
+        "title": "a run",
+        "command": f"scaffpd train {folder.name}/config.toml",
+        "made": "2026-11-16T05:00:00+00:00",
+        "version": "0.1.0",
+        "task": "classification",
+        "measure": measure,
+        "split": split,
+        "labels": list(labels),
+        "clients_word": "client",
+        "model": "linear",
+        "data": "some rows",
+        "models": models,
+        "remarks": ["Nothing was dropped."],
+        "verdict": None,
+        "path": None,
+        **about,
+    }
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    (folder / "config.toml").write_text('[objective]\nkind = "ChiSquare"\nrho = 0.1\n', encoding="utf-8")
+    (folder / "config.toml").write_text(
+        '[objective]\nkind = "ChiSquare"\nrho = 0.1\n', encoding="utf-8"
+    )
     (folder / "environment.json").write_text('{"scaffpd": "0.1.0"}', encoding="utf-8")
     write(folder / "rounds.csv", lines, f"{split}_{measure}", cohort.names)
     table(folder / "clients.csv", clients)
@@ -57,12 +89,20 @@ def entry(name, role, objective, result):
     last = result.history
     finite = np.isfinite(result.certificate)
     return {
-        "name": name, "role": role, "objective": repr(objective), "algorithm": "subspace saddle",
-        "status": str(result.status), "message": result.message, "rounds": result.rounds,
-        "certificate": float(result.certificate) if finite else None, "exchanges": int(last["exchanges"][-1]),
-        "bytes_up": int(last["bytes_up"][-1]), "bytes_down": int(last["bytes_down"][-1]),
-        "seconds": float(last["seconds"][-1]), "strength": getattr(objective, "rho", None),
-    }  # fmt: skip
+        "name": name,
+        "role": role,
+        "objective": repr(objective),
+        "algorithm": "subspace saddle",
+        "status": str(result.status),
+        "message": result.message,
+        "rounds": result.rounds,
+        "certificate": float(result.certificate) if finite else None,
+        "exchanges": int(last["exchanges"][-1]),
+        "bytes_up": int(last["bytes_up"][-1]),
+        "bytes_down": int(last["bytes_down"][-1]),
+        "seconds": float(last["seconds"][-1]),
+        "strength": getattr(objective, "rho", None),
+    }
 
 
 def client_rows(name, cohort, result, measure, held):
@@ -86,7 +126,12 @@ def values(cohort, x, split, measure):
         return cohort.evaluate(x, split).accuracy
     weights, intercept = cohort.model.reshape(x, features=len(x) - 1)
     rows = {"train": cohort.rows_train, "test": cohort.rows_test}[split]
-    return np.array([np.sqrt(np.mean((X @ np.asarray(weights) + np.asarray(intercept) - y) ** 2)) for X, y in rows])
+    return np.array(
+        [
+            np.sqrt(np.mean((X @ np.asarray(weights) + np.asarray(intercept) - y) ** 2))
+            for X, y in rows
+        ]
+    )
 
 
 def over_clients(found, measure):
@@ -112,7 +157,15 @@ def write(path, rows, score, names):
         writer = csv.writer(file)
         writer.writerow(heads)
         for row in rows:
-            writer.writerow([row["model"], *(row[c] for c in COSTS), *row["measures"], *row["losses"], *row["weights"]])
+            writer.writerow(
+                [
+                    row["model"],
+                    *(row[c] for c in COSTS),
+                    *row["measures"],
+                    *row["losses"],
+                    *row["weights"],
+                ]
+            )
 
 
 def table(path, rows):
@@ -128,7 +181,9 @@ def partition(folder, silos, names, labels=None):
         train = np.asarray(silos.train[i][1])
         test = np.asarray(silos.test[i][1]) if silos.test else np.array([])
         if labels is None:
-            rows.append({"client": name, "label": "", "train_rows": len(train), "test_rows": len(test)})
+            rows.append(
+                {"client": name, "label": "", "train_rows": len(train), "test_rows": len(test)}
+            )
             continue
         for k, label in enumerate(labels):
             rows.append(
@@ -145,7 +200,9 @@ def partition(folder, silos, names, labels=None):
 def hospitals(folder, names=None, **about):
     silos = sp.data.heart_disease(test_fraction=0.3, seed=0)
     names = names or silos.names
-    cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=0.01, intercept=True), names=names, test=silos.test)
+    cohort = sp.Cohort(
+        silos.train, sp.Linear("logistic", l2=0.01, intercept=True), names=names, test=silos.test
+    )
     labels = ["healthy", "ill"]
     two = {"average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1))}
     made = trained(
@@ -162,15 +219,25 @@ def hospitals(folder, names=None, **about):
 def digits(folder, clients=20, **about):
     silos = sp.data.digits(clients=clients, alpha=0.05 if clients < 100 else 0.3, test_fraction=0.3)
     cohort = sp.Cohort(
-        silos.train, sp.Linear("softmax", l2=1e-3, intercept=True, classes=10), names=silos.names, test=silos.test
+        silos.train,
+        sp.Linear("softmax", l2=1e-3, intercept=True, classes=10),
+        names=silos.names,
+        test=silos.test,
     )
     three = {
-        "average": ("before", sp.Average()), "fair": ("after", sp.ChiSquare(rho=0.1)),
+        "average": ("before", sp.Average()),
+        "fair": ("after", sp.ChiSquare(rho=0.1)),
         "worst case": ("", sp.Agnostic()),
-    }  # fmt: skip
+    }
     labels = [str(k) for k in range(10)]
     made = trained(
-        folder, cohort, three, tol=1e-4, labels=labels, rounds=4, **{"title": f"digits: {clients} clients", **about}
+        folder,
+        cohort,
+        three,
+        tol=1e-4,
+        labels=labels,
+        rounds=4,
+        **{"title": f"digits: {clients} clients", **about},
     )
     partition(made, silos, silos.names, labels)
     return made
@@ -178,16 +245,28 @@ def digits(folder, clients=20, **about):
 
 def path(folder, **about):
     silos = sp.data.heart_disease(test_fraction=0.3, seed=0)
-    cohort = sp.Cohort(silos.train, sp.Linear("logistic", l2=0.01, intercept=True), names=silos.names, test=silos.test)
+    cohort = sp.Cohort(
+        silos.train,
+        sp.Linear("logistic", l2=0.01, intercept=True),
+        names=silos.names,
+        test=silos.test,
+    )
     grid = [3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003]
     points = {"average": ("before", sp.Average())}
-    points |= {f"ρ = {rho:g}": ("after" if rho == 0.1 else "", sp.ChiSquare(rho=rho)) for rho in grid}
+    points |= {
+        f"ρ = {rho:g}": ("after" if rho == 0.1 else "", sp.ChiSquare(rho=rho)) for rho in grid
+    }
     points["worst case"] = ("", sp.Agnostic())
     knee = {
-        "parameter": "rho", "symbol": "ρ", "objective": "ChiSquare", "average": "average", "knee": "ρ = 0.1",
+        "parameter": "rho",
+        "symbol": "ρ",
+        "objective": "ChiSquare",
+        "average": "average",
+        "knee": "ρ = 0.1",
         "why": "Beyond ρ = 0.1, another point for the worst-served costs the average more than it brings.",
-        "rounds_warm": 40, "rounds_cold": 90,
-    }  # fmt: skip
+        "rounds_warm": 40,
+        "rounds_cold": 90,
+    }
     return trained(
         folder,
         cohort,
@@ -205,17 +284,22 @@ def diabetes(folder, **about):
     from sklearn.datasets import load_diabetes
 
     data = load_diabetes(scaled=False)
-    X, y = data.data[:, 1:], data.target
+    X = data.data[:, 1:]
+    y = data.target
     X = (X - X.mean(0)) / X.std(0)
     decades = np.clip(data.data[:, 0].astype(int) // 10, 2, 6)
     names = [f"{d}0 to {d}9" for d in range(2, 7)]
     rows = [np.flatnonzero(decades == d) for d in range(2, 7)]
 
     silos = SimpleNamespace(
-        train=[(X[r[::2]], y[r[::2]] - 150) for r in rows], test=[(X[r[1::2]], y[r[1::2]] - 150) for r in rows]
+        train=[(X[r[::2]], y[r[::2]] - 150) for r in rows],
+        test=[(X[r[1::2]], y[r[1::2]] - 150) for r in rows],
     )
-    cohort = sp.Cohort(silos.train, sp.Linear("squared", l2=1e-3, intercept=True), names=names, test=silos.test)
-    cohort.rows_train, cohort.rows_test = silos.train, silos.test
+    cohort = sp.Cohort(
+        silos.train, sp.Linear("squared", l2=1e-3, intercept=True), names=names, test=silos.test
+    )
+    cohort.rows_train = silos.train
+    cohort.rows_test = silos.test
     two = {"average": ("before", sp.Average()), "worst case": ("after", sp.Agnostic())}
     made = trained(
         folder,
@@ -232,14 +316,20 @@ def diabetes(folder, **about):
 def stations(folder, **about):
     """Five stations, two of them new: what joining brings, how alike models should be, and who gains from whom."""
     air = sp.data.beijing_air(new=2, days=40, seed=1)
-    some = [air.names.index(n) for n in ("Aotizhongxin", "Changping", "Dongsi", "Gucheng", "Huairou")]
+    some = [
+        air.names.index(n) for n in ("Aotizhongxin", "Changping", "Dongsi", "Gucheng", "Huairou")
+    ]
     names = [air.names[i] for i in some]
     train, test = ([part[i] for i in some] for part in (air.train, air.test))
-    model, goal = sp.Linear("squared", l2=0.1, intercept=True), sp.CVaR(alpha=0.4)
+    model = sp.Linear("squared", l2=0.1, intercept=True)
+    goal = sp.CVaR(alpha=0.4)
     cohort = sp.Cohort(train, model, names=names, test=test)
-    cohort.rows_train, cohort.rows_test = train, test
+    cohort.rows_train = train
+    cohort.rows_test = test
     found = sp.joining(train, test, model, goal, names=names, block=7, word="station")
-    game = sp.coalition(train, test, sp.Personal(model, found.strength), goal, names=names, most=4, permutations=4)
+    game = sp.coalition(
+        train, test, sp.Personal(model, found.strength), goal, names=names, most=4, permutations=4
+    )
     two = {"average": ("before", sp.Average()), "fair": ("after", goal)}
     about = {"title": "five stations", "clients_word": "station", "task": "regression", **about}
     about |= {"joining": found.summary(), "coalition": game.summary()}
@@ -266,18 +356,55 @@ def many(folder, clients=1000, rounds=40):
     random = np.random.default_rng(0)
     folder.mkdir(parents=True)
     names = [f"client {i}" for i in range(clients)]
-    models, scores, lines = [], [], []
+    models = []
+    scores = []
+    lines = []
     for name, role, shift in (("average", "before", 0.0), ("fair", "after", 0.03)):
         accuracy = np.clip(random.beta(8, 2, clients) + shift, 0, 1)
-        models.append({"name": name, "role": role, "status": "converged", "certificate": 1e-6, "rounds": rounds})
+        models.append(
+            {
+                "name": name,
+                "role": role,
+                "status": "converged",
+                "certificate": 1e-6,
+                "rounds": rounds,
+            }
+        )
         scores += [
-            {"model": name, "client": c, "train_rows": 90, "test_rows": 40, "weight": 1 / clients, "train_loss": 0.3,
-             "test_loss": 0.4, "train_accuracy": a, "test_accuracy": a} for c, a in zip(names, accuracy, strict=True)
-        ]  # fmt: skip
+            {
+                "model": name,
+                "client": c,
+                "train_rows": 90,
+                "test_rows": 40,
+                "weight": 1 / clients,
+                "train_loss": 0.3,
+                "test_loss": 0.4,
+                "train_accuracy": a,
+                "test_accuracy": a,
+            }
+            for c, a in zip(names, accuracy, strict=True)
+        ]
         for i in range(rounds):
-            row = dict.fromkeys(COSTS, i) | {"model": name, "certificate": 10.0**-i, "measures": (0.8, 0.6, 0.4)}
-            lines.append(row | {"losses": random.random(clients) + 0.1, "weights": random.dirichlet(np.ones(clients))})
-    about = {"format": 1, "kind": "train", "title": "many", "measure": "accuracy", "split": "test", "models": models}
+            row = dict.fromkeys(COSTS, i) | {
+                "model": name,
+                "certificate": 10.0**-i,
+                "measures": (0.8, 0.6, 0.4),
+            }
+            lines.append(
+                row
+                | {
+                    "losses": random.random(clients) + 0.1,
+                    "weights": random.dirichlet(np.ones(clients)),
+                }
+            )
+    about = {
+        "format": 1,
+        "kind": "train",
+        "title": "many",
+        "measure": "accuracy",
+        "split": "test",
+        "models": models,
+    }
     (folder / "summary.json").write_text(json.dumps(about), encoding="utf-8")
     write(folder / "rounds.csv", lines, "test_accuracy", names)
     table(folder / "clients.csv", scores)

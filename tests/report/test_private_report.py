@@ -8,16 +8,25 @@ import pytest
 import run_folders
 
 from scaffpd.errors import InputError
-from scaffpd.report import write
-from scaffpd.report.data import NOT_COVERED, SEEDED
-from scaffpd.report.read import read
-from scaffpd.report.verdict import cautions
+from scaffpd.run.page import write
+from scaffpd.run.page.data import NOT_COVERED, SEEDED
+from scaffpd.run.page.read import read
+from scaffpd.run.page.verdict import cautions
 
 PRIVACY = {
-    "epsilon": 3.9996, "delta": 1e-5, "budget": 4, "clip": 1.0, "loss_clip": 4.0, "radius": 3.0, "smoothness": None,
-    "noise": [6.5, 7.25], "loss_noise": 11.0, "seeded": False, "models": ["average", "fair"],
+    "epsilon": 3.9996,
+    "delta": 1e-5,
+    "budget": 4,
+    "clip": 1.0,
+    "loss_clip": 4.0,
+    "radius": 3.0,
+    "smoothness": None,
+    "noise": [6.5, 7.25],
+    "loss_noise": 11.0,
+    "seeded": False,
+    "models": ["average", "fair"],
     "clients": {"cleveland": 3.9996, "hungarian": 3.5, "switzerland": 3.5, "va": 3.25},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +46,10 @@ def changed(folder, into, **about):
 def test_the_page_has_the_promise_and_its_limits(private):
     page = write(private).read_text(encoding="utf-8")
     plain = page.replace("\u00a0", " ")
-    assert "<dt>Differential privacy</dt><dd>(ε, δ) = (4.00, 1e-05)<small>for every record, both models" in plain
+    assert (
+        "<dt>Differential privacy</dt><dd>(ε, δ) = (4.00, 1e-05)<small>for every record, both models"
+        in plain
+    )
     assert NOT_COVERED in page
     assert "of gradients z = 6.50 to 7.25, of losses z_L = 11.00" in page
     assert "gradient C = 1, loss B = 4, length of a row R = 3" in page
@@ -58,7 +70,9 @@ def test_seeds_and_a_large_delta_are_warned_of(private, tmp_path):
     folder = changed(private, tmp_path / "open", **PRIVACY | {"seeded": True, "delta": 0.005})
     found = cautions(read(folder))
     assert SEEDED in found
-    assert any(s.startswith("δ = 0.005 is no less than one over the 212 rows of cleveland") for s in found)
+    assert any(
+        s.startswith("δ = 0.005 is no less than one over the 212 rows of cleveland") for s in found
+    )
     assert found[-1] == NOT_COVERED
     assert SEEDED not in cautions(read(private))
     assert not any("δ =" in s for s in cautions(read(private)))
@@ -71,7 +85,9 @@ def test_without_privacy_the_page_has_no_word_of_it(private, tmp_path):
     assert read(folder).privacy is None
 
 
-@pytest.mark.parametrize("about", [{"epsilon": 1.0}, {"epsilon": "much", "delta": 1}, {"clients": [1]}])
+@pytest.mark.parametrize(
+    "about", [{"epsilon": 1.0}, {"epsilon": "much", "delta": 1}, {"clients": [1]}]
+)
 def test_what_is_no_promise_is_refused(private, tmp_path, about):
     with pytest.raises(InputError):
         read(changed(private, tmp_path / "bad", **about))

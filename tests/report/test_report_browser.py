@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import run_folders
 
-from scaffpd import report
-from scaffpd.report.read import read
+from scaffpd.run import page as report
+from scaffpd.run.page.read import read
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = (
+    os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+)
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 RESULTS = Path(__file__).parents[2] / "results"
 MARKS = "svg .mark-symbol path, svg .mark-line path, svg .mark-rect path, svg .mark-rule line"
@@ -39,11 +41,16 @@ class Opened:
         self.context = browser.new_context(
             **{"viewport": {"width": 1280, "height": 900}, "color_scheme": "light", **look}
         )
-        self.page, self.said, self.asked, self.alerts = self.context.new_page(), [], [], []
+        self.page = self.context.new_page()
+        self.said = []
+        self.asked = []
+        self.alerts = []
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("dialog", lambda dialog: (self.alerts.append(dialog.message), dialog.dismiss()))
+        self.page.on(
+            "dialog", lambda dialog: (self.alerts.append(dialog.message), dialog.dismiss())
+        )
         self.page.goto(self.file.as_uri())
         self.ready()
 
@@ -63,7 +70,9 @@ class Opened:
         assert self.alerts == []
 
     def overflow(self):
-        return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        return self.page.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
 
     def column(self, name):
         return self.page.eval_on_selector_all(
@@ -78,7 +87,8 @@ class Opened:
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """The page of a folder, made once."""
-    files, place = {}, tmp_path_factory.mktemp("pages")
+    files = {}
+    place = tmp_path_factory.mktemp("pages")
 
     def write(folder):
         if folder not in files:
@@ -91,7 +101,8 @@ def written(tmp_path_factory):
 @pytest.fixture(scope="module")
 def opened(browser, written):
     """A folder's page, opened once: a test finds it as it was drawn, and leaves it so."""
-    idle, contexts = {}, []
+    idle = {}
+    contexts = []
 
     @contextmanager
     def open_page(folder, **look):
@@ -110,7 +121,15 @@ def opened(browser, written):
 
 FIGURES = {
     "hospitals": {"clients", "weights", "certificate", "losses", "communication", "partition"},
-    "digits": {"clients", "tradeoff", "weights", "certificate", "losses", "communication", "partition"},
+    "digits": {
+        "clients",
+        "tradeoff",
+        "weights",
+        "certificate",
+        "losses",
+        "communication",
+        "partition",
+    },
     "path": {"clients", "tradeoff", "weights", "certificate", "losses", "communication"},
     "diabetes": {"clients", "weights", "certificate", "losses", "communication", "partition"},
     "hostile": {"clients", "weights", "certificate", "losses", "communication", "partition"},
@@ -132,14 +151,21 @@ FIGURES = {
 
 LIKE_OTHERS = ("path", "diabetes")  # their figures are those of other runs
 PHONE = {"viewport": {"width": 390, "height": 740}}
-LOOK = {"hostile": PHONE, "deployed": PHONE}  # to open a page takes a second: these are not opened for a desk as well
+LOOK = {
+    "hostile": PHONE,
+    "deployed": PHONE,
+}  # to open a page takes a second: these are not opened for a desk as well
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in LIKE_OTHERS else n for n in FIGURES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if n in LIKE_OTHERS else n for n in FIGURES]
+)
 def test_every_figure_is_drawn_without_a_word_or_a_request(request, opened, name):
     with opened(request.getfixturevalue(name), **LOOK.get(name, {})) as page:
         page.alone()
-        drawn = page.page.eval_on_selector_all("figure", "all => all.map((f) => f.id.replace('figure-', ''))")
+        drawn = page.page.eval_on_selector_all(
+            "figure", "all => all.map((f) => f.id.replace('figure-', ''))"
+        )
         assert set(drawn) == FIGURES[name]
         for figure in drawn:
             assert page.count(f"#figure-{figure} svg[role=img][aria-label]") == 1
@@ -161,7 +187,8 @@ def test_a_comparison_opens(opened, name):
 def test_a_chip_acts_on_charts_and_table(opened, digits):
     with opened(digits) as page:
         dots = "#figure-clients .mark-symbol.role-mark path"
-        before, lines = page.count(dots), page.count("#figure-certificate .mark-line path[d^=M]")
+        before = page.count(dots)
+        lines = page.count("#figure-certificate .mark-line path[d^=M]")
         chip = ".chip:has-text('worst case')"
         page.click(chip)
         assert page.page.get_attribute(chip, "aria-pressed") == "false"
@@ -210,7 +237,9 @@ def test_training_is_folded_away_and_its_charts_fit_when_unfolded(opened, hospit
         assert not page.page.is_visible("text=proven gap")
         page.click(UNFOLD)
         for name in figures:
-            frame, chart = (page.page.locator(f"#figure-{name}{part}").bounding_box() for part in ("", " svg"))
+            frame, chart = (
+                page.page.locator(f"#figure-{name}{part}").bounding_box() for part in ("", " svg")
+            )
             assert frame["width"] - 4 <= chart["width"] <= frame["width"], name
         assert page.overflow() == 0
         page.click(UNFOLD)
@@ -257,14 +286,22 @@ def test_what_is_clear_of_noise_is_marked_with_its_sign(opened, stations):
     with opened(stations) as page:
         said = page.page.locator("#figure-joining .mark-text text").all_text_contents()
         with (stations / "joining.csv").open(newline="", encoding="utf-8") as file:
-            rows = [row for row in csv.DictReader(file) if row["model"] == read(stations).joining.shown]
+            rows = [
+                row for row in csv.DictReader(file) if row["model"] == read(stations).joining.shown
+            ]
         assert len(rows) == 5
         for row in rows:
             gain = float(row["gain_over_alone"])
             sign = ("+" if gain > 0 else "−") if abs(gain) > 0.0005 else ""
             star = "" if row["pays"] == "within noise" else "*"
-            assert any(text.startswith(sign) and text.endswith(f"%{star}") for text in said), row["client"]
-        assert sum(text.endswith("*") for text in said) == sum(row["pays"] != "within noise" for row in rows) > 0
+            assert any(text.startswith(sign) and text.endswith(f"%{star}") for text in said), row[
+                "client"
+            ]
+        assert (
+            sum(text.endswith("*") for text in said)
+            == sum(row["pays"] != "within noise" for row in rows)
+            > 0
+        )
 
 
 def test_the_chosen_strength_has_a_ring_and_cells_their_effects(opened, stations):
@@ -307,7 +344,10 @@ def test_costs_can_be_switched(opened, hospitals):
         page.click(UNFOLD)
         page.click("#figure-communication [data-view=rounds]")
         assert "megabytes" not in page.page.text_content("#figure-communication .chart")
-        assert page.page.get_attribute("#figure-communication [data-view=rounds]", "aria-pressed") == "true"
+        assert (
+            page.page.get_attribute("#figure-communication [data-view=rounds]", "aria-pressed")
+            == "true"
+        )
         page.click("#figure-communication .views button >> nth=0")
         assert "megabytes" in page.page.text_content("#figure-communication .chart")
         page.click(UNFOLD)
@@ -344,7 +384,9 @@ def test_light_and_dark(opened, hospitals, stations):
         assert light[1] != dark[1]
         page.click("#theme")
         assert (page.page.evaluate(paper), page.page.evaluate(label)) == light
-        page.page.emulate_media(color_scheme="dark")  # the reader has chosen: the system no longer matters
+        page.page.emulate_media(
+            color_scheme="dark"
+        )  # the reader has chosen: the system no longer matters
         page.ready()
         assert page.page.evaluate(paper) == light[0]
         page.page.emulate_media(color_scheme="light")
@@ -355,25 +397,44 @@ def test_light_and_dark(opened, hospitals, stations):
 
 @pytest.mark.parametrize(
     "name",
-    [*(pytest.param(n, marks=pytest.mark.long) for n in ("hospitals", "path")), "hostile", "deployed", "stations"],
+    [
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("hospitals", "path")),
+        "hostile",
+        "deployed",
+        "stations",
+    ],
 )
 def test_a_phone_never_scrolls_sideways(request, opened, name):
     with opened(request.getfixturevalue(name), **(NIGHT if name == "stations" else PHONE)) as page:
         assert page.overflow() == 0
-        widths = page.page.eval_on_selector_all(".chart svg", "all => all.map((s) => s.getBoundingClientRect().right)")
+        widths = page.page.eval_on_selector_all(
+            ".chart svg", "all => all.map((s) => s.getBoundingClientRect().right)"
+        )
         assert max(widths) <= 390
 
 
 def test_print_is_light_and_has_no_buttons(opened, hospitals):
     with opened(hospitals) as page:
         page.click("#theme")
-        assert page.page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+        assert (
+            page.page.evaluate("getComputedStyle(document.body).backgroundColor")
+            != "rgb(255, 255, 255)"
+        )
         page.page.emulate_media(media="print")
-        assert page.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert (
+            page.page.evaluate("getComputedStyle(document.body).backgroundColor")
+            == "rgb(255, 255, 255)"
+        )
         for hidden in ("#theme", ".chips", ".views", "#copy"):
             assert not page.page.is_visible(hidden), hidden
-        assert page.page.evaluate("getComputedStyle(document.querySelector('.chart')).filter") != "none"
-        assert page.page.evaluate("getComputedStyle(document.querySelector('figure')).breakInside") == "avoid"
+        assert (
+            page.page.evaluate("getComputedStyle(document.querySelector('.chart')).filter")
+            != "none"
+        )
+        assert (
+            page.page.evaluate("getComputedStyle(document.querySelector('figure')).breakInside")
+            == "avoid"
+        )
         assert len(page.page.pdf(format="A4")) > 20_000
         page.page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.page.is_visible("#figure-certificate")  # paper cannot be unfolded

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import pytest
 import run_folders
 
-from scaffpd import report
 from scaffpd.cli import run as command
 from scaffpd.cli.results import show
 from scaffpd.errors import InputError
-from scaffpd.report import embedded, harmless, pictures
-from scaffpd.report.figures import figures
-from scaffpd.report.read import read
+from scaffpd.run import page as report
+from scaffpd.run.page import embedded, harmless, pictures
+from scaffpd.run.page.figures import figures
+from scaffpd.run.page.read import read
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -62,7 +62,10 @@ def below(folder):
     ("change", "sentence"),
     [
         (shutil.rmtree, "There is no folder '.*broken'."),
-        (nothing, "is not the folder of a run: it has neither summary.json .* nor table.csv .* nor settings.json"),
+        (
+            nothing,
+            "is not the folder of a run: it has neither summary.json .* nor table.csv .* nor settings.json",
+        ),
         (below, "not the folder of a run: did you mean '.*inside'?"),
         (put("summary.json", '{"format": 1, "mod'), "is not JSON: was it cut off"),
         (put("summary.json", "[1]"), "should hold a JSON object"),
@@ -70,14 +73,26 @@ def below(folder):
         (summary(models=[]), "has no models yet: was it interrupted"),
         (summary(models=[{"role": "before"}]), "has no name"),
         (put("clients.csv", "model,clint\n"), "has no column 'client'"),
-        (put("clients.csv", "model,client,weight\naverage,va\n"), "line 2, has 2 cells where 3 are named"),
-        (put("clients.csv", "model,client,weight\naverage,va,much\n"), "'weight' has 'much' where a number should be"),
-        (put("clients.csv", "model,client\nother,va\n"), "has a model 'other' that summary.json does not name"),
+        (
+            put("clients.csv", "model,client,weight\naverage,va\n"),
+            "line 2, has 2 cells where 3 are named",
+        ),
+        (
+            put("clients.csv", "model,client,weight\naverage,va,much\n"),
+            "'weight' has 'much' where a number should be",
+        ),
+        (
+            put("clients.csv", "model,client\nother,va\n"),
+            "has a model 'other' that summary.json does not name",
+        ),
         (put("rounds.csv", "model,certificate\n"), "has no column 'round'"),
-        (put("partition.csv", "client,label,train_rows,test_rows\nva,0,many,1\n"), "'train_rows' has 'many' where a"),
+        (
+            put("partition.csv", "client,label,train_rows,test_rows\nva,0,many,1\n"),
+            "'train_rows' has 'many' where a",
+        ),
         (lambda f: (f / "rounds.csv").write_bytes(b"\xff\xfe\x00"), "cannot be read as text"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_run_gets_a_sentence(hospitals, tmp_path, change, sentence):
     folder = broken(hospitals, tmp_path, change)
     with pytest.raises(InputError, match=sentence) as caught:
@@ -86,18 +101,25 @@ def test_what_is_no_run_gets_a_sentence(hospitals, tmp_path, change, sentence):
     assert not (folder / "report.html").exists()
 
 
-@pytest.mark.parametrize("gone", ["rounds.csv", "clients.csv", "partition.csv", "config.toml", "environment.json"])
+@pytest.mark.parametrize(
+    "gone", ["rounds.csv", "clients.csv", "partition.csv", "config.toml", "environment.json"]
+)
 def test_what_a_folder_does_not_have_is_left_out(hospitals, tmp_path, gone):
     folder = broken(hospitals, tmp_path, lambda f: (f / gone).unlink())
     text = report.write(folder).read_text(encoding="utf-8")
     names = {figure.name for figure in figures(read(folder))}
     lost = {
-        "rounds.csv": {"weights", "certificate", "losses"}, "clients.csv": {"clients"},
+        "rounds.csv": {"weights", "certificate", "losses"},
+        "clients.csv": {"clients"},
         "partition.csv": {"partition"},
-    }.get(gone, set())  # fmt: skip
+    }.get(gone, set())
     whole = {"clients", "weights", "certificate", "losses", "communication", "partition"}
     assert names == whole - lost
-    assert "config.toml</summary>" not in text if gone == "config.toml" else "config.toml</summary>" in text
+    assert (
+        "config.toml</summary>" not in text
+        if gone == "config.toml"
+        else "config.toml</summary>" in text
+    )
 
 
 def test_empty_cells_of_counts_are_zero(hospitals, tmp_path):
@@ -105,7 +127,9 @@ def test_empty_cells_of_counts_are_zero(hospitals, tmp_path):
     file = folder / "partition.csv"
     head, first, *others = file.read_text().splitlines()
     file.write_text("\n".join([head, first.rsplit(",", 1)[0] + ",", *others]))
-    assert "None" not in re.sub("<script.*?</script>", "", report.write(folder).read_text("utf-8"), flags=re.S)
+    assert "None" not in re.sub(
+        "<script.*?</script>", "", report.write(folder).read_text("utf-8"), flags=re.S
+    )
     assert read(folder).partition[0]["test_rows"] == 0
 
 
@@ -141,7 +165,7 @@ def test_what_is_embedded_cannot_end_its_script():
 def test_a_failed_write_leaves_the_old_page(hospitals, tmp_path, monkeypatch):
     old = tmp_path / "page.html"
     old.write_text("old")
-    monkeypatch.setattr("scaffpd.report.page", lambda *_: "\ud800")  # cannot be encoded
+    monkeypatch.setattr("scaffpd.run.page.page", lambda *_: "\ud800")  # cannot be encoded
     with pytest.raises(UnicodeEncodeError):
         report.write(hospitals, old)
     assert old.read_text() == "old"
@@ -177,7 +201,8 @@ def test_every_figure_is_a_picture_too(hospitals, form):
 
 
 def test_a_comparison_is_read_from_its_tables():
-    digits, hospitals = read(RESULTS / "digits"), read(RESULTS / "hospitals")
+    digits = read(RESULTS / "digits")
+    hospitals = read(RESULTS / "hospitals")
     assert digits.role("before") == "FedAvg"
     assert digits.role("after") == max(digits.overall, key=lambda n: digits.overall[n].worst_20)
     assert digits.overall["FedAvg"].worst_20 == pytest.approx(0.847, abs=1e-3)
@@ -190,10 +215,18 @@ def test_a_comparison_is_read_from_its_tables():
 def test_a_comparison_of_losses(tmp_path):
     """A regression has no accuracies: losses, and less is better."""
     heads = "method,seeds,failures,rounds_mean,megabytes_up_mean,megabytes_down_mean,test_accuracy_mean_mean,"
-    heads += "test_loss_mean_mean,test_loss_worst_20_mean,test_loss_worst_mean,test_loss_worst_20_sd"
-    lines = ["FedAvg,1,,10,1,1,,2.0,4.0,4.0,", "Ours,1,,10,2,2,,2.2,3.0,3.0,", "Bad,0,It diverged.,,,,,,,,"]
+    heads += (
+        "test_loss_mean_mean,test_loss_worst_20_mean,test_loss_worst_mean,test_loss_worst_20_sd"
+    )
+    lines = [
+        "FedAvg,1,,10,1,1,,2.0,4.0,4.0,",
+        "Ours,1,,10,2,2,,2.2,3.0,3.0,",
+        "Bad,0,It diverged.,,,,,,,,",
+    ]
     (tmp_path / "table.csv").write_text("\n".join([heads, *lines]))
-    rows = [f"{m},0,{c},0.5,9,1.0,,9,{v},nan" for m, v in (("FedAvg", 4.0), ("Ours", 3.0)) for c in "ab"]
+    rows = [
+        f"{m},0,{c},0.5,9,1.0,,9,{v},nan" for m, v in (("FedAvg", 4.0), ("Ours", 3.0)) for c in "ab"
+    ]
     named = "method,seed,client,weight,train_samples,train_loss,train_accuracy,test_samples,test_loss,test_accuracy"
     (tmp_path / "clients.csv").write_text("\n".join([named, *rows]))
     story = read(tmp_path)
@@ -226,7 +259,9 @@ def test_what_joining_brings_silos_is_on_the_page_of_a_deployed_run(deployed, st
     assert read(folder).joining.sentence == said["sentence"]
     assert {"joining", "absent"} < {figure.name for figure in figures(read(folder))}
     text = markup(report.write(folder).read_text(encoding="utf-8"))
-    assert re.sub("\u00a0", " ", text).index(said["sentence"].split(":")[0]) < text.index("figure-joining")
+    assert re.sub("\u00a0", " ", text).index(said["sentence"].split(":")[0]) < text.index(
+        "figure-joining"
+    )
 
 
 def test_a_run_that_waits_has_a_page(deployed, tmp_path):
@@ -245,7 +280,9 @@ def test_a_run_that_waits_has_a_page(deployed, tmp_path):
 def test_the_library_is_made_once_for_a_user(monkeypatch, tmp_path):
     """The second process finds it in the cache; a cache that cannot be written is no trouble."""
     made = []
-    fake = SimpleNamespace(__version__="9.9", javascript_bundle=lambda: made.append(1) or "let vega = 'Ω';")
+    fake = SimpleNamespace(
+        __version__="9.9", javascript_bundle=lambda: made.append(1) or "let vega = 'Ω';"
+    )
     monkeypatch.setitem(sys.modules, "vl_convert", fake)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert [report.library.__wrapped__() for _ in range(3)] == ["let vega = 'Ω';"] * 3
@@ -268,7 +305,10 @@ def test_without_vl_convert_there_is_a_sentence(hospitals, monkeypatch):
 def test_the_command(hospitals, tmp_path, capsys, monkeypatch):
     assert command(["report", str(hospitals), "--out", str(tmp_path / "r.html")]) == 0
     assert capsys.readouterr().out.strip() == str(tmp_path / "r.html")
-    assert command(["report", str(hospitals), "--format", "svg", "--out", str(tmp_path / "pictures")]) == 0
+    assert (
+        command(["report", str(hospitals), "--format", "svg", "--out", str(tmp_path / "pictures")])
+        == 0
+    )
     written = capsys.readouterr().out.split()
     assert all(Path(name).exists() for name in written)
     assert len(written) == 8
@@ -295,7 +335,9 @@ def renamed(folder, target, old, new):
 
 
 @pytest.mark.parametrize("name", ["Aotizhongxin and the hills", "Aotizhongxin " * 9])
-def test_names_are_never_broken_on_a_terminal_of_80_columns(stations, tmp_path, monkeypatch, capsys, name):
+def test_names_are_never_broken_on_a_terminal_of_80_columns(
+    stations, tmp_path, monkeypatch, capsys, name
+):
     monkeypatch.setenv("COLUMNS", "80")
     show(renamed(stations, tmp_path / "run", "Aotizhongxin", name))
     lines = capsys.readouterr().out.splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scaffpd.report.vega import THEMES, look, places
+from scaffpd.run.page.vega import THEMES, look, places
 
 
 def luminance(colour):

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from scaffpd import cli, report
+from scaffpd import cli
 from scaffpd.errors import InputError
-from scaffpd.report.read import read
-from scaffpd.report.several import read_several
-from scaffpd.report.verdict import answers, verdict
+from scaffpd.run import page as report
+from scaffpd.run.page.read import read
+from scaffpd.run.page.several import read_several
+from scaffpd.run.page.verdict import answers, verdict
 
 TRAIN = (
     "--client",
@@ -36,18 +37,34 @@ TRAIN = (
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Three clients, one with a rule of its own; runs by two objectives, and one with other held-out rows."""
-    folder, random = tmp_path_factory.mktemp("several"), np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("several")
+    random = np.random.default_rng(0)
     with (folder / "p.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["site", "a", "b", "ill"])
         for k in range(360):
             a, b = random.normal(size=2)
             site = "xxy"[k % 3] if k % 9 else "z"
-            writer.writerow([site, round(a, 3), round(b, 3), int((b if site == "y" else a) + random.normal() / 2 > 0)])
+            writer.writerow(
+                [
+                    site,
+                    round(a, 3),
+                    round(b, 3),
+                    int((b if site == "y" else a) + random.normal() / 2 > 0),
+                ]
+            )
     table = str(folder / "p.csv")
     both = ("--objective", "average,chi2", "--out", str(folder / "both"))
     assert cli.run(["train", table, *TRAIN, *both]) == 0
-    other = ("--objective", "Agnostic", "--seed", "1", "--no-report", "--out", str(folder / "other"))
+    other = (
+        "--objective",
+        "Agnostic",
+        "--seed",
+        "1",
+        "--no-report",
+        "--out",
+        str(folder / "other"),
+    )
     assert cli.run(["train", table, *TRAIN, *other]) == 0
     return folder
 
@@ -63,39 +80,78 @@ def test_differences_are_paired_over_the_same_rows(place):
         assert [s.value for s in found.scores[name]] == [s.value for s in own.scores[main]]
     files = [np.load(folder / "held_out.npz") for folder in runs]
     ends = np.cumsum(files[0]["counts"])[:-1]
-    old, new = (np.split(f[f"loss {name}"], ends) for f, name in zip(files, ("average", "fair"), strict=True))
+    old, new = (
+        np.split(f[f"loss {name}"], ends)
+        for f, name in zip(files, ("average", "fair"), strict=True)
+    )
     gap = [a.mean() - b.mean() for a, b in zip(old, new, strict=True)]
     errors = [np.var(a - b, ddof=1) / len(a) for a, b in zip(old, new, strict=True)]
     freedom = sum(errors) ** 2 / sum(e**2 / (len(a) - 1) for e, a in zip(errors, old, strict=True))
-    mean, half = np.mean(gap), t.ppf(0.975, freedom) * np.sqrt(sum(errors)) / 3
+    mean = np.mean(gap)
+    half = t.ppf(0.975, freedom) * np.sqrt(sum(errors)) / 3
     base = np.mean([a.mean() for a in old])
     ends = [100 * abs(v) / base for v in (mean - half, mean + half)]
-    shown = [float(word) for word in re.findall(r"[\d.]+(?= %| to| higher| lower)", found.against["chisquare"])][-2:]
+    shown = [
+        float(word)
+        for word in re.findall(r"[\d.]+(?= %| to| higher| lower)", found.against["chisquare"])
+    ][-2:]
     assert sorted(shown) == pytest.approx(sorted(ends), rel=0.06)
     assert dict(found.differences)["objective.kind"] == ("Average", "ChiSquare")
     assert dict(answers(found))["What to do?"].startswith(("Use “", "Keep “average”"))
     assert found.predictions.models == found.names
 
 
-LOWER, SAME, HIGHER = 0.8, 1.0, 1.2  # times the loss before
+# times the loss before
+LOWER = 0.8
+SAME = 1.0
+HIGHER = 1.2
 
 
 @pytest.mark.parametrize(
     ("others", "worst", "do", "costs"),
     [
-        (LOWER, LOWER, "Use “chisquare”: its mean loss on held-out rows is 20 % lower", "Nobody: no site"),
-        (LOWER, SAME, "Use “chisquare”: its mean loss on held-out rows is 5.7 % lower", "Nobody: no site"),
-        (1.5, LOWER, "Use “chisquare”: its loss for the worst-served site on held-out rows is 20 % lower", "x, z: "),
+        (
+            LOWER,
+            LOWER,
+            "Use “chisquare”: its mean loss on held-out rows is 20 % lower",
+            "Nobody: no site",
+        ),
+        (
+            LOWER,
+            SAME,
+            "Use “chisquare”: its mean loss on held-out rows is 5.7 % lower",
+            "Nobody: no site",
+        ),
+        (
+            1.5,
+            LOWER,
+            "Use “chisquare”: its loss for the worst-served site on held-out rows is 20 % lower",
+            "x, z: ",
+        ),
         (SAME, SAME, "Keep “average”: no other run is clearly better.", "Nobody: no site"),
-        (LOWER, HIGHER, "Keep “average”: no other run is clearly better.", "y: clearly higher losses with “chisquare”"),
-        (HIGHER, HIGHER, "Keep “average”: no other run is clearly better.", "x, y, z: clearly higher losses"),
+        (
+            LOWER,
+            HIGHER,
+            "Keep “average”: no other run is clearly better.",
+            "y: clearly higher losses with “chisquare”",
+        ),
+        (
+            HIGHER,
+            HIGHER,
+            "Keep “average”: no other run is clearly better.",
+            "x, y, z: clearly higher losses",
+        ),
     ],
 )
 def test_advice_is_by_losses_and_not_by_labels(place, tmp_path, others, worst, do, costs):
     """Labels say in every case that y clearly gains and nobody loses; only losses differ."""
-    runs = [shutil.copytree(place / "both" / name, tmp_path / name) for name in ("average", "chisquare")]
+    runs = [
+        shutil.copytree(place / "both" / name, tmp_path / name) for name in ("average", "chisquare")
+    ]
     random = np.random.default_rng(0)
-    for folder, model, factors in zip(runs, ("average", "fair"), ((1.0, 1.0), (others, worst)), strict=True):
+    for folder, model, factors in zip(
+        runs, ("average", "fair"), ((1.0, 1.0), (others, worst)), strict=True
+    ):
         held = dict(np.load(folder / "held_out.npz"))
         at = np.repeat(read(folder).clients, held["counts"])
         noise = random.uniform(0.99, 1.01, at.shape)
@@ -103,7 +159,9 @@ def test_advice_is_by_losses_and_not_by_labels(place, tmp_path, others, worst, d
         held[f"wrong {model}"] = (at == "y") & (model == "average")
         np.savez(folder / "held_out.npz", **held)
     found = read_several(runs)
-    assert [score.clear for score in found.scores["chisquare"]] == [client == "y" for client in found.clients]
+    assert [score.clear for score in found.scores["chisquare"]] == [
+        client == "y" for client in found.clients
+    ]
     said = dict(answers(found))
     assert said["What to do?"].startswith(do)
     assert verdict(found) == (said["What to do?"],)

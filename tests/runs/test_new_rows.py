@@ -11,13 +11,13 @@ import pytest
 from test_runs import asked, patients, run
 
 from scaffpd import cli
-from scaffpd.config.run import RunConfig
+from scaffpd.data.tabular.clients import TableFile, read_clients
 from scaffpd.errors import InputError
-from scaffpd.report.read import read
-from scaffpd.runs.folder import RunFolder
-from scaffpd.runs.predict import predict
-from scaffpd.runs.train import joining_of
-from scaffpd.tabular.clients import TableFile, read_clients
+from scaffpd.run.folder import RunFolder
+from scaffpd.run.page.read import read
+from scaffpd.run.predict import predict
+from scaffpd.run.settings.run import RunConfig
+from scaffpd.run.train import joining_of
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,11 @@ def test_rows_that_were_trained_on_get_what_the_cohort_says(trained):
     found = predict(folder / "run", folder / "p.csv")
     truth = [line.split(",")[-1] for line in lines(folder)[1:]]
     for name, accuracy in zip(prepared.names, models[1].train.accuracy, strict=True):
-        mine = [str(p) == t for c, p, t in zip(found.clients, found.predicted, truth, strict=True) if c == name]
+        mine = [
+            str(p) == t
+            for c, p, t in zip(found.clients, found.predicted, truth, strict=True)
+            if c == name
+        ]
         assert np.mean(mine) == pytest.approx(accuracy)
     assert (found.probability >= 0.5).all()
 
@@ -63,16 +67,19 @@ def test_neither_target_nor_client_need_be_there_and_order_is_kept(trained):
 
 def test_held_out_rows_get_what_the_run_has_scored(tmp_path):
     """Also those with a category that their own client never had in training, and those with gaps."""
-    random, lines = np.random.default_rng(5), ["hospital,ward,age,outcome"]
+    random = np.random.default_rng(5)
+    lines = ["hospital,ward,age,outcome"]
     for k in range(400):
-        ward, age = random.integers(12), random.normal(50, 9)
+        ward = random.integers(12)
+        age = random.normal(50, 9)
         gap = random.random() < 0.15
         lines.append(f"h{k % 20:02d},ward {ward},{'' if gap else round(age, 1)},{int(ward > 5)}")
     (tmp_path / "p.csv").write_text("\n".join(lines) + "\n")
     models, _ = run(asked(tmp_path / "p.csv"), tmp_path / "run")
     found = predict(tmp_path / "run", tmp_path / "p.csv")
     truth = np.array([int(line.split(",")[-1]) for line in lines[1:]])
-    right, owner = np.array(found.predicted) == truth, np.array(found.clients)
+    right = np.array(found.predicted) == truth
+    owner = np.array(found.clients)
     rows = read_clients(TableFile(tmp_path / "p.csv", "hospital", "outcome")).rows
     for own, accuracy in zip(rows, models[1].test.accuracy, strict=True):
         assert right[owner == own.name][own.held].mean() == pytest.approx(accuracy)
@@ -95,7 +102,8 @@ def test_parquet(trained):
     folder, _, _ = trained
     pandas.read_csv(folder / "p.csv").to_parquet(folder / "p.parquet")
     assert (
-        predict(folder / "run", folder / "p.parquet").predicted == predict(folder / "run", folder / "p.csv").predicted
+        predict(folder / "run", folder / "p.parquet").predicted
+        == predict(folder / "run", folder / "p.csv").predicted
     )
 
 
@@ -104,14 +112,22 @@ def test_the_command(trained, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     assert cli.run(["predict", "run", "p.csv"]) == 0
     assert capsys.readouterr().out.startswith("240 rows written to predictions.csv.\n")
-    assert (folder / "predictions.csv").read_text().splitlines()[0] == "client,predicted,probability"
+    assert (folder / "predictions.csv").read_text().splitlines()[
+        0
+    ] == "client,predicted,probability"
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("hospital,sex,pressure\nnorth,f,1\n", "'new.csv' has no column 'age', which the model needs."),
-        ("age,sex,pressure\nold,f,1\n", "Column 'age' of 'new.csv' has texts such as 'old', and the model was trained"),
+        (
+            "hospital,sex,pressure\nnorth,f,1\n",
+            "'new.csv' has no column 'age', which the model needs.",
+        ),
+        (
+            "age,sex,pressure\nold,f,1\n",
+            "Column 'age' of 'new.csv' has texts such as 'old', and the model was trained",
+        ),
         ("age,sex,pressure\n", "has column names but no rows"),
     ],
 )
@@ -130,12 +146,16 @@ def test_no_model_no_prediction(tmp_path):
 
 
 def test_numbers_come_in_the_units_of_the_file(tmp_path):
-    models, prepared = run(asked(patients(tmp_path / "p.csv", number=True), data_test=0.0), tmp_path / "run")
+    models, prepared = run(
+        asked(patients(tmp_path / "p.csv", number=True), data_test=0.0), tmp_path / "run"
+    )
     found = predict(tmp_path / "run", tmp_path / "p.csv")
     truth = np.array([float(line.split(",")[-1]) for line in lines(tmp_path)[1:]])
     for name, error in zip(prepared.names, models[1].train.accuracy, strict=True):
         mine = np.array([c == name for c in found.clients])
-        assert np.sqrt(np.mean((np.array(found.predicted)[mine] - truth[mine]) ** 2)) == pytest.approx(error)
+        assert np.sqrt(
+            np.mean((np.array(found.predicted)[mine] - truth[mine]) ** 2)
+        ) == pytest.approx(error)
 
 
 @pytest.mark.parametrize("given", [{}, {"separator": ";", "decimal": ","}])
@@ -143,16 +163,29 @@ def test_semicolons_and_decimal_commas_change_nothing(trained, given):
     folder, models, _ = trained
     text = (folder / "p.csv").read_text()
     (folder / "q.csv").write_text(text.replace(",", ";").replace(".", ","))
-    data = {"file": str(folder / "q.csv"), "client": "hospital", "target": "outcome", "test": 0.0, **given}
+    data = {
+        "file": str(folder / "q.csv"),
+        "client": "hospital",
+        "target": "outcome",
+        "test": 0.0,
+        **given,
+    }
     others, _ = run(RunConfig.of({"data": data}, "q.csv"), folder / "other")
     np.testing.assert_array_equal(others[1].result.x, models[1].result.x)
-    assert predict(folder / "other", folder / "q.csv").predicted == predict(folder / "run", folder / "p.csv").predicted
+    assert (
+        predict(folder / "other", folder / "q.csv").predicted
+        == predict(folder / "run", folder / "p.csv").predicted
+    )
 
 
 def test_the_average_model_is_kept_beside_the_fair_one(trained):
     folder, models, prepared = trained
-    fair, average = (predict(folder / "run", folder / "p.csv", model) for model in ("fair", "average"))
-    assert predict(folder / "run", folder / "p.csv").probability.tolist() == fair.probability.tolist()
+    fair, average = (
+        predict(folder / "run", folder / "p.csv", model) for model in ("fair", "average")
+    )
+    assert (
+        predict(folder / "run", folder / "p.csv").probability.tolist() == fair.probability.tolist()
+    )
     assert fair.probability.tolist() != average.probability.tolist()
     for model, found in ((models[0], average), (models[1], fair)):
         scores = {row["client"]: row for row in found.scores()}
@@ -168,17 +201,29 @@ def test_the_average_model_is_kept_beside_the_fair_one(trained):
 def test_what_training_did_not_have_is_said(trained):
     folder, _, _ = trained
     rows = lines(folder)
-    first, second = rows[1].split(","), rows[2].split(",")
-    text = next(k for k, cell in enumerate(first[1:-1], 1) if cell and not cell.replace(".", "").isdigit())
+    first = rows[1].split(",")
+    second = rows[2].split(",")
+    text = next(
+        k for k, cell in enumerate(first[1:-1], 1) if cell and not cell.replace(".", "").isdigit()
+    )
     first[text] = second[text] = "unheard of"
-    (folder / "new.csv").write_text("\n".join([rows[0], ",".join(first), ",".join(["Nowhere", *second[1:]])]) + "\n")
+    (folder / "new.csv").write_text(
+        "\n".join([rows[0], ",".join(first), ",".join(["Nowhere", *second[1:]])]) + "\n"
+    )
     found = predict(folder / "run", folder / "new.csv")
     assert len(found.remarks) == 2
-    assert found.remarks[0].startswith(f"2 rows with {rows[0].split(',')[text]} = 'unheard of', which training did not")
-    assert found.remarks[1] == "Not trained on: 'Nowhere'; their gaps are filled from the rows at hand."
+    assert found.remarks[0].startswith(
+        f"2 rows with {rows[0].split(',')[text]} = 'unheard of', which training did not"
+    )
+    assert (
+        found.remarks[1]
+        == "Not trained on: 'Nowhere'; their gaps are filled from the rows at hand."
+    )
 
 
-def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(tmp_path, monkeypatch):
+def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
+    tmp_path, monkeypatch
+):
     table = patients(tmp_path / "p.csv").read_text().replace("north", "-1").replace("south", "-low")
     rows = [line.rsplit(",", 1) for line in table.splitlines()]
     labels = {"1": "-yes", "0": "=no"}
@@ -186,7 +231,22 @@ def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
     (tmp_path / "p.csv").write_text("\n".join([f"{rows[0][0]},depth,outcome", *made]) + "\n")
     monkeypatch.chdir(tmp_path)
     columns = ["--client", "hospital", "--target", "outcome"]
-    assert cli.run(["train", "p.csv", *columns, "--no-choose", "--splits", "1", "--coalition", "--out", "run"]) == 0
+    assert (
+        cli.run(
+            [
+                "train",
+                "p.csv",
+                *columns,
+                "--no-choose",
+                "--splits",
+                "1",
+                "--coalition",
+                "--out",
+                "run",
+            ]
+        )
+        == 0
+    )
     assert cli.run(["predict", "run", "p.csv", "--keep", "depth,hospital"]) == 0
     with open("predictions.csv", newline="") as file:
         found = list(csv.DictReader(file))
@@ -195,11 +255,18 @@ def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
     assert {row["client"] for row in found} == {"-1", "-low", "west"}
     assert {row["predicted"] for row in found} == {"-yes", "=no"}
     page = read(tmp_path / "run")
-    assert set(page.clients) == set(page.coalition.effects) == set(page.rounds[0].losses) == {"-1", "-low", "west"}
+    assert (
+        set(page.clients)
+        == set(page.coalition.effects)
+        == set(page.rounds[0].losses)
+        == {"-1", "-low", "west"}
+    )
     assert any(page.coalition.effect(a, b) for a in page.clients for b in page.clients)
 
 
-def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(trained, monkeypatch, capsys):
+def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(
+    trained, monkeypatch, capsys
+):
     folder, _, _ = trained
     monkeypatch.chdir(folder)
     name = lines(folder)[0].split(",")[1]
@@ -214,7 +281,9 @@ def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(trained,
     scores = (folder / "predictions.scores.csv").read_text().splitlines()
     assert scores[0].startswith("by,group,rows,accuracy,selection_rate,recall,")
     assert (
-        sum(line.startswith("hospital,") for line in scores) == sum(line.startswith("client,") for line in scores) > 2
+        sum(line.startswith("hospital,") for line in scores)
+        == sum(line.startswith("client,") for line in scores)
+        > 2
     )
     assert cli.run(["predict", "run", "p.csv"]) == 2
     assert "is there already" in capsys.readouterr().err
@@ -270,7 +339,10 @@ def test_a_text_among_labels_that_are_numbers_changes_no_other_row(trained):
     (folder / "new.csv").write_text(text[: text.rindex(",")] + ",pending\n")
     found = predict(folder / "run", folder / "new.csv")
     assert found.truth == [*whole.truth[:-1], None]
-    assert found.remarks == (*whole.remarks, "1 row with outcome = 'pending', which is no number: not scored.")
+    assert found.remarks == (
+        *whole.remarks,
+        "1 row with outcome = 'pending', which is no number: not scored.",
+    )
     assert found.scores()[-1]["accuracy"] > 0.5
 
 
@@ -281,15 +353,23 @@ def test_clients_whose_labels_are_all_new_are_scored_beside_the_others(trained, 
     assert cli.run(["predict", "run", "new.csv"]) == 0
     with open("predictions.scores.csv", newline="") as file:
         north, south, *_ = csv.DictReader(file)
-    assert (north["group"], float(north["accuracy"]), north["calibration_gap"]) == ("north", 0.0, "")
+    assert (north["group"], float(north["accuracy"]), north["calibration_gap"]) == (
+        "north",
+        0.0,
+        "",
+    )
     assert float(south["accuracy"]) > 0.5
     new = predict(folder / "run", folder / "new.csv").remarks[-1]
-    assert new == f"{north['rows']} rows with outcome = 7, which training did not have: counted as wrong."
+    assert (
+        new
+        == f"{north['rows']} rows with outcome = 7, which training did not have: counted as wrong."
+    )
 
 
 @pytest.mark.parametrize("spelt", [("False", "True"), ("false", "true")])
 def test_true_and_false_are_the_same_in_all_formats(tmp_path, spelt):
-    pandas, folder = pytest.importorskip("pandas"), tmp_path
+    pandas = pytest.importorskip("pandas")
+    folder = tmp_path
     patients(folder / "p.csv")
     text = rewritten(folder, "t.csv", lambda row: [*row[:4], spelt[int(row[4])]])
     frame = pandas.read_csv(folder / "p.csv")
@@ -304,7 +384,9 @@ def test_true_and_false_are_the_same_in_all_formats(tmp_path, spelt):
 def test_a_text_among_numbers_to_predict_is_not_scored(tmp_path):
     run(asked(patients(tmp_path / "p.csv", number=True), data_test=0.0), tmp_path / "run")
     rest = predict(tmp_path / "run", tmp_path / "p.csv")
-    new = rewritten(tmp_path, "new.csv", lambda row: [*row[:4], "pending" if row[0] == "north" else row[4]])
+    new = rewritten(
+        tmp_path, "new.csv", lambda row: [*row[:4], "pending" if row[0] == "north" else row[4]]
+    )
     found = predict(tmp_path / "run", new)
     assert [row for row in found.scores() if row["client"] == "south"] == [rest.scores()[1]]
     assert sum(value is None for value in found.truth) == found.clients.count("north")
@@ -314,7 +396,9 @@ def test_a_text_among_numbers_to_predict_is_not_scored(tmp_path):
 
 def test_a_new_client_without_any_value_of_a_category_is_predicted(trained):
     folder, _, _ = trained
-    found = predict(folder / "run", rewritten(folder, "new.csv", lambda row: ["nowhere", row[1], "", *row[3:]]))
+    found = predict(
+        folder / "run", rewritten(folder, "new.csv", lambda row: ["nowhere", row[1], "", *row[3:]])
+    )
     assert np.isfinite(found.shares).all()
     assert found.clients == ["nowhere"] * 240
 
@@ -339,34 +423,72 @@ def test_files_that_were_clients_keep_their_own_models_and_strangers_are_named(t
     (tmp_path / "sites").mkdir()
     header, *rows = lines(tmp_path)
     for name in ("north", "south", "west"):
-        own = [row.split(",", 1)[1] for row in (header, *rows) if row == header or row.startswith(name)]
+        own = [
+            row.split(",", 1)[1] for row in (header, *rows) if row == header or row.startswith(name)
+        ]
         (tmp_path / "sites" / f"{name}.csv").write_text("\n".join(own) + "\n")
     place = str(tmp_path / "run")
-    asked_ = ["train", str(tmp_path / "sites"), "--client", "file", "--target", "outcome", "--no-choose"]
-    assert cli.run([*asked_, "--splits", "1", "--recalibrate", "--no-report", "--quiet", "--out", place]) == 0
+    asked_ = [
+        "train",
+        str(tmp_path / "sites"),
+        "--client",
+        "file",
+        "--target",
+        "outcome",
+        "--no-choose",
+    ]
+    assert (
+        cli.run(
+            [*asked_, "--splits", "1", "--recalibrate", "--no-report", "--quiet", "--out", place]
+        )
+        == 0
+    )
     whole = predict(tmp_path / "run", tmp_path / "sites", "personal")
     own = predict(tmp_path / "run", tmp_path / "sites" / "south.csv", "personal")
     assert set(own.clients) == {"south"}
-    np.testing.assert_allclose(own.shares, whole.shares[np.array(whole.clients) == "south"], rtol=1e-12)
+    np.testing.assert_allclose(
+        own.shares, whole.shares[np.array(whole.clients) == "south"], rtol=1e-12
+    )
     assert own.remarks == ()
     shutil.copy(tmp_path / "sites" / "south.csv", tmp_path / "east.csv")
     with pytest.raises(InputError, match="is of a client with a model of its own"):
         predict(tmp_path / "run", tmp_path / "east.csv", "personal")
-    said = f"{len(own.clients)} rows of no client that was trained on: predicted by the shared model"
+    said = (
+        f"{len(own.clients)} rows of no client that was trained on: predicted by the shared model"
+    )
     assert f"{said}, not recalibrated." in predict(tmp_path / "run", tmp_path / "east.csv").remarks
-    assert not any(said in remark for remark in predict(tmp_path / "run", tmp_path / "east.csv", raw=True).remarks)
+    assert not any(
+        said in remark
+        for remark in predict(tmp_path / "run", tmp_path / "east.csv", raw=True).remarks
+    )
 
 
 def test_a_run_with_other_settings_leaves_nothing_of_the_one_before(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     patients(tmp_path / "p.csv")
-    words = ["train", "p.csv", "--client", "hospital", "--target", "outcome", "--no-choose", "--no-report", "--quiet"]
+    words = [
+        "train",
+        "p.csv",
+        "--client",
+        "hospital",
+        "--target",
+        "outcome",
+        "--no-choose",
+        "--no-report",
+        "--quiet",
+    ]
     folder = tmp_path / "run"
     assert cli.run([*words, "--splits", "1", "--coalition", "--recalibrate", "--out", "run"]) == 0
     (folder / "notes.csv").write_text("mine")
     before = {file.name for file in folder.iterdir()}
     assert cli.run([*words, "--splits", "0", "--out", "run"]) == 0
-    gone = {"calibration.json", "joining.csv", "kappa_path.csv", "coalition.csv", "personal.safetensors"}
+    gone = {
+        "calibration.json",
+        "joining.csv",
+        "kappa_path.csv",
+        "coalition.csv",
+        "personal.safetensors",
+    }
     assert gone <= before
     assert {file.name for file in folder.iterdir()} == before - gone
     assert cli.run([*words, "--splits", "0", "--out", "other"]) == 0

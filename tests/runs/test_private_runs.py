@@ -10,12 +10,12 @@ from scipy.stats import norm
 from test_runs import Nobody, asked, patients, rows, run
 
 import scaffpd as sp
-from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
-from scaffpd.runs.folder import RunFolder
-from scaffpd.runs.path import walkable
-from scaffpd.runs.prepare import prepare
-from scaffpd.runs.train import SECRET, noise_secret, private
+from scaffpd.run.folder import RunFolder
+from scaffpd.run.path import walkable
+from scaffpd.run.prepare import prepare
+from scaffpd.run.settings.run import RunConfig
+from scaffpd.run.train import SECRET, noise_secret, private
 
 SEEDED = {"epsilon": 4, "seed": 7}
 
@@ -31,7 +31,8 @@ def summary(folder):
 def delta_of(epsilon, releases):
     """δ of Gaussian releases (how many, z), as Balle and Wang have it."""
     sigma = sum(n / z**2 for n, z in releases) ** -0.5
-    a, b = 1 / (2 * sigma), epsilon * sigma
+    a = 1 / (2 * sigma)
+    b = epsilon * sigma
     return norm.cdf(a - b) - np.exp(epsilon) * norm.cdf(-a - b)
 
 
@@ -66,8 +67,12 @@ def test_the_secret_is_for_its_owner_and_nowhere_else(tmp_path):
 def test_the_numbers_are_those_of_the_library(tmp_path):
     models, prepared = run(config(tmp_path, privacy=SEEDED), tmp_path / "run")
     method = sp.fair(sp.ChiSquare(0.1), local_steps=1)
-    private = sp.Private.solved(sp.Linear("logistic", 1e-3, intercept=True), 4, method, rounds=30, radius=3.0, secret=7)
-    by_hand = sp.train(method, sp.Cohort(prepared.train, private, prepared.names), rounds=30, progress=False)
+    private = sp.Private.solved(
+        sp.Linear("logistic", 1e-3, intercept=True), 4, method, rounds=30, radius=3.0, secret=7
+    )
+    by_hand = sp.train(
+        method, sp.Cohort(prepared.train, private, prepared.names), rounds=30, progress=False
+    )
     assert np.array_equal(by_hand.x, models[0].result.x)
     assert not (tmp_path / "run" / SECRET).exists()
     assert summary(tmp_path / "run")["privacy"]["seeded"]
@@ -86,9 +91,13 @@ def test_an_interrupted_run_goes_on_with_the_same_noise_and_the_same_account(tmp
     assert late == summary(tmp_path / "a")["privacy"]["epsilon"]
     prepared = prepare(settings)
     model = private(settings, prepared, noise_secret(tmp_path / "b"))
-    straight = sp.train(settings.method, prepared.cohort(settings, model), rounds=30, progress=False)
+    straight = sp.train(
+        settings.method, prepared.cohort(settings, model), rounds=30, progress=False
+    )
     assert np.array_equal(straight.x, again[0].result.x)
-    run(settings, tmp_path / "b")  # a finished one once more: nothing is asked that was not asked before
+    run(
+        settings, tmp_path / "b"
+    )  # a finished one once more: nothing is asked that was not asked before
     assert summary(tmp_path / "b")["privacy"]["epsilon"] == late
 
 
@@ -105,7 +114,10 @@ def test_a_baseline_shares_the_budget(tmp_path):
 
 
 def test_the_average_beside_another_method_makes_one_local_step(tmp_path):
-    tables = {"algorithm": {"kind": "FedAvg", "local_rate": 0.1, "local_steps": 2}, "training": {"baseline": True}}
+    tables = {
+        "algorithm": {"kind": "FedAvg", "local_rate": 0.1, "local_steps": 2},
+        "training": {"baseline": True},
+    }
     models, _ = run(config(tmp_path, **tables), tmp_path / "run")
     found = summary(tmp_path / "run")["privacy"]
     assert [m.name for m in models] == ["average", "FedAvg"]
@@ -117,8 +129,11 @@ def test_the_average_beside_another_method_makes_one_local_step(tmp_path):
 @pytest.mark.long
 def test_minibatches_are_accounted_for_client_by_client(tmp_path):
     tables = {"algorithm": {"batch_size": 10, "local_steps": 2}, "training": {"rounds": 3}}
-    settings, table = config(tmp_path, **tables), tmp_path / "p.csv"
-    two = [line for line in table.read_text().splitlines() if not line.startswith("west")]  # noise takes long to find
+    settings = config(tmp_path, **tables)
+    table = tmp_path / "p.csv"
+    two = [
+        line for line in table.read_text().splitlines() if not line.startswith("west")
+    ]  # noise takes long to find
     table.write_text("\n".join(two) + "\n")
     run(settings, tmp_path / "run")
     found = summary(tmp_path / "run")["privacy"]
@@ -127,7 +142,8 @@ def test_minibatches_are_accounted_for_client_by_client(tmp_path):
 
 
 def test_more_rounds_are_another_run_and_fresh_noise_another_model(tmp_path):
-    settings, folder = config(tmp_path), RunFolder(tmp_path / "run")
+    settings = config(tmp_path)
+    folder = RunFolder(tmp_path / "run")
     first, _ = run(settings, folder.path)
     assert folder.fits("train", settings)
     assert not folder.fits("train", config(tmp_path, training={"rounds": 31}))
@@ -171,11 +187,17 @@ def test_the_model_is_of_use(tmp_path):
     [
         ({"privacy": {}}, "needs a number above 0 for privacy.epsilon, but it is missing"),
         ({"privacy": {"epsilon": 0}}, "needs a number above 0 for privacy.epsilon"),
-        ({"privacy": {"epsilon": 1, "delta": 1}}, "needs a number between 0 and 1 for privacy.delta"),
+        (
+            {"privacy": {"epsilon": 1, "delta": 1}},
+            "needs a number between 0 and 1 for privacy.delta",
+        ),
         ({"privacy": {"epsilon": 1, "clipp": 1}}, "did you mean 'clip'"),
         ({"privacy": {"epsilon": 1, "seed": -1}}, "privacy.seed"),
         ({"training": {"tol": 1e-6}}, "with noise there is none"),
-        ({"algorithm": {"kind": "SubspaceSaddle"}}, "How often SubspaceSaddle asks a client is not known"),
+        (
+            {"algorithm": {"kind": "SubspaceSaddle"}},
+            "How often SubspaceSaddle asks a client is not known",
+        ),
     ],
 )
 def test_what_cannot_be_private_is_refused(tmp_path, tables, sentence):

@@ -15,24 +15,26 @@ from scipy.stats import binomtest
 from sklearn.linear_model import Ridge
 
 import scaffpd as sp
-from scaffpd.comparison import compare
-from scaffpd.config.model_file import read_model
-from scaffpd.config.run import RunConfig
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
-from scaffpd.metrics import Spread
-from scaffpd.runs import path as walking
-from scaffpd.runs.folder import RunFolder
-from scaffpd.runs.path import knee
-from scaffpd.runs.prepare import Prepared, prepare
-from scaffpd.runs.train import Trained, carry_out, clear, problem_of, reseeded, settled
+from scaffpd.run import path as walking
+from scaffpd.run.folder import RunFolder
+from scaffpd.run.path import knee
+from scaffpd.run.prepare import Prepared, prepare
+from scaffpd.run.settings.model_file import read_model
+from scaffpd.run.settings.run import RunConfig
+from scaffpd.run.train import Trained, carry_out, clear, problem_of, reseeded, settled
+from scaffpd.study.comparison import compare
+from scaffpd.training.metrics import Spread
 
 
 class Nobody:
     """Looks on, and may stop a run."""
 
     def __init__(self, after=None):
-        self.after, self.seen, self.models = after, 0, []
+        self.after = after
+        self.seen = 0
+        self.models = []
 
     def begin(self, model, names, rounds, tol):
         self.models.append(model)
@@ -50,11 +52,14 @@ def patients(path: Path, n: int = 240, number: bool = False) -> Path:
         writer.writerow(["hospital", "age", "sex", "pressure", "outcome"])
         for _ in range(n):
             site = random.choice(["north", "south", "west"])
-            age, sex = random.normal(55 + 8 * (site == "west"), 10), random.choice(["f", "m"])
+            age = random.normal(55 + 8 * (site == "west"), 10)
+            sex = random.choice(["f", "m"])
             pressure = "" if random.random() < 0.1 else round(random.normal(130, 15), 1)
             signal = 0.08 * (age - 55) * (1 if site != "west" else -1) + (sex == "m")
             outcome = (
-                round(1000 + 50 * signal + random.normal(0, 20), 2) if number else int(signal + random.normal() > 0)
+                round(1000 + 50 * signal + random.normal(0, 20), 2)
+                if number
+                else int(signal + random.normal() > 0)
             )
             writer.writerow([site, round(age, 1), sex, pressure, outcome])
     return path
@@ -63,7 +68,8 @@ def patients(path: Path, n: int = 240, number: bool = False) -> Path:
 def run(config, place, watcher=None, fresh=False):
     prepared = prepare(config)
     cohort = prepared.cohort(config)
-    config, folder = settled(config, cohort), RunFolder(place)
+    config = settled(config, cohort)
+    folder = RunFolder(place)
     with folder.opened("train", config, fresh):
         models = carry_out(config, prepared, cohort, folder.path, watcher or Nobody())
         folder.write("train", config, prepared, models)
@@ -82,7 +88,14 @@ def rows(file):
 
 def test_a_folder_has_everything_and_repeats_itself_bit_for_bit(tmp_path):
     models, _ = run(asked(patients(tmp_path / "p.csv")), tmp_path / "one")
-    names = {"config.toml", "environment.json", "summary.json", "rounds.csv", "clients.csv", "partition.csv"}
+    names = {
+        "config.toml",
+        "environment.json",
+        "summary.json",
+        "rounds.csv",
+        "clients.csv",
+        "partition.csv",
+    }
     others = {"model.safetensors", "average.safetensors", "checkpoint", "fills.json", "lock"}
     assert names | others == {p.name for p in (tmp_path / "one").iterdir()}
     (tmp_path / "two").mkdir()
@@ -96,7 +109,9 @@ def test_a_folder_has_everything_and_repeats_itself_bit_for_bit(tmp_path):
     assert [m["role"] for m in summary["models"]] == ["before", "after"]
     assert all(m["certificate"] <= 1e-6 for m in summary["models"])
     table = rows(tmp_path / "one" / "clients.csv")
-    assert [float(r["test_accuracy"]) for r in table] == [float(v) for m in models for v in m.test.accuracy]
+    assert [float(r["test_accuracy"]) for r in table] == [
+        float(v) for m in models for v in m.test.accuracy
+    ]
     last = [r for r in rows(tmp_path / "one" / "rounds.csv") if r["model"] == "fair"][-1]
     assert float(last["test_accuracy_mean"]) == pytest.approx(models[1].test.accuracy.mean())
     assert float(last["test_accuracy_worst_20"]) == models[1].test.accuracy.min()
@@ -110,7 +125,10 @@ def test_the_numbers_are_those_of_the_library(tmp_path):
     by_hand = sp.train(sp.fair(sp.ChiSquare(0.1)), cohort, tol=1e-6)
     assert np.array_equal(by_hand.x, models[1].result.x)
     optimum = sp.reference.reference_optimum(
-        [(np.c_[X, np.ones(len(X))], y) for X, y in prepared.train], "logistic", 1e-3, sp.ChiSquare(0.1)
+        [(np.c_[X, np.ones(len(X))], y) for X, y in prepared.train],
+        "logistic",
+        1e-3,
+        sp.ChiSquare(0.1),
     )
     assert abs(sp.ChiSquare(0.1).support(cohort.evaluate(by_hand.x).loss) - optimum.value) < 1e-5
 
@@ -127,13 +145,19 @@ def test_numbers_are_predicted_in_the_units_of_the_file(tmp_path):
 
 
 def test_the_average_model_of_a_table_of_numbers_is_ridge_regression(tmp_path):
-    config = asked(patients(tmp_path / "p.csv", number=True), objective={"kind": "Average"}, training={"tol": 1e-10})
+    config = asked(
+        patients(tmp_path / "p.csv", number=True),
+        objective={"kind": "Average"},
+        training={"tol": 1e-10},
+    )
     models, prepared = run(config, tmp_path / "run")
     assert [m.name for m in models] == ["average"]
     weights = np.concatenate([np.full(len(y), 1 / len(y)) for _, y in prepared.train])
     X = np.concatenate([np.c_[X, np.ones(len(X))] for X, _ in prepared.train])
     y = np.concatenate([y for _, y in prepared.train])
-    ridge = Ridge(alpha=3 * 1e-3 / 2, fit_intercept=False, tol=1e-12).fit(X, y, sample_weight=weights)
+    ridge = Ridge(alpha=3 * 1e-3 / 2, fit_intercept=False, tol=1e-12).fit(
+        X, y, sample_weight=weights
+    )
     assert models[0].result.x == pytest.approx(ridge.coef_, abs=1e-4)
 
 
@@ -189,10 +213,14 @@ def test_networks_and_data_from_functions(tmp_path):
 
 
 def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):
-    config = RunConfig.of({"data": {"source": "hospitals", "test": 0.3}, "path": {"points": 4}}, "hospitals")
+    config = RunConfig.of(
+        {"data": {"source": "hospitals", "test": 0.3}, "path": {"points": 4}}, "hospitals"
+    )
     prepared = prepare(config)
     cohort = prepared.cohort(config)
-    config, watcher, folder = settled(config, cohort), Nobody(), RunFolder(tmp_path / "path")
+    config = settled(config, cohort)
+    watcher = Nobody()
+    folder = RunFolder(tmp_path / "path")
     with folder.opened("path", config, fresh=True):
         models = walking.walk(config, prepared, cohort, watcher)
         about = walking.about(config, prepared, models, walking.cold_rounds(config, cohort, models))
@@ -218,16 +246,26 @@ def test_a_path_suggests_a_point_that_held_out_rows_confirm(held, at):
     """Training rows choose the second point, which gives the worst-served ten points more."""
 
     def point(name, role, *shares):
-        scores = [ClientScores(("a", "b"), np.zeros(2), np.array(pair), np.array([9, 9])) for pair in shares]
-        return Trained(name, role, "Fair", None, SimpleNamespace(x=np.zeros(1), rounds=1), {}, *scores)
+        scores = [
+            ClientScores(("a", "b"), np.zeros(2), np.array(pair), np.array([9, 9]))
+            for pair in shares
+        ]
+        return Trained(
+            name, role, "Fair", None, SimpleNamespace(x=np.zeros(1), rounds=1), {}, *scores
+        )
 
-    models = [point("average", "before", (0.6, 0.9), (0.7, 0.8)), point("ρ = 1", "", (0.7, 0.9), held)]
+    models = [
+        point("average", "before", (0.6, 0.9), (0.7, 0.8)),
+        point("ρ = 1", "", (0.7, 0.9), held),
+    ]
     prepared = SimpleNamespace(measure="accuracy", task="", test=[1], model=None)
     found = walking.suggested(models, prepared)
     assert [one.role for one in found] == ["before", "after" if at else ""]
     why = walking.reason(found, prepared)
     assert why.startswith(
-        "ρ = 1, chosen on training rows; on" if at else "average; ρ = 1, chosen on training rows, is no"
+        "ρ = 1, chosen on training rows; on"
+        if at
+        else "average; ρ = 1, chosen on training rows, is no"
     )
 
 
@@ -242,26 +280,36 @@ def test_the_knee():
     assert knee([spread(1.0, 3.0), spread(1.01, 2.0), spread(2.5, 1.9)], upwards=False) == 1
     assert knee([spread(0.9, 0.6), spread(0.9, 0.6015)], upwards=True) == 0
     assert knee([spread(0.9, 0.6), spread(0.8, 0.5)], upwards=True) == 0
-    assert knee([spread(0.9, 0.6), spread(0.78, 0.65)], upwards=True) == 0  # twelve points of the mean for five
+    assert (
+        knee([spread(0.9, 0.6), spread(0.78, 0.65)], upwards=True) == 0
+    )  # twelve points of the mean for five
 
 
 def test_a_path_that_suggests_the_average_keeps_it(tmp_path):
     config = RunConfig.of({"data": {"source": "hospitals"}, "path": {"points": 1}}, "hospitals")
     prepared = prepare(config)
     cohort = prepared.cohort(config)
-    config, folder = settled(config, cohort), RunFolder(tmp_path / "path")
+    config = settled(config, cohort)
+    folder = RunFolder(tmp_path / "path")
     with folder.opened("path", config, fresh=False):
         models = [
             replace(m, role="before" if m.name == "average" else "")
             for m in walking.walk(config, prepared, cohort, Nobody())
         ]
-        folder.write("path", config, prepared, models, walking.about(config, prepared, models, None))
-    assert np.array_equal(load_file(tmp_path / "path" / "model.safetensors")["x"], models[0].result.x)
+        folder.write(
+            "path", config, prepared, models, walking.about(config, prepared, models, None)
+        )
+    assert np.array_equal(
+        load_file(tmp_path / "path" / "model.safetensors")["x"], models[0].result.x
+    )
 
 
 def test_a_prior_goes_along_the_path():
     objective = {"kind": "ChiSquare", "rho": 0.1, "prior": [3, 1, 1, 1]}
-    config = RunConfig.of({"data": {"source": "hospitals"}, "objective": objective, "path": {"points": 1}}, "hospitals")
+    config = RunConfig.of(
+        {"data": {"source": "hospitals"}, "objective": objective, "path": {"points": 1}},
+        "hospitals",
+    )
     prepared = prepare(config)
     cohort = prepared.cohort(config)
     for model in walking.walk(settled(config, cohort), prepared, cohort, Nobody()):
@@ -295,7 +343,9 @@ def test_a_fresh_start_leaves_nothing_of_the_old_run(tmp_path):
     file = patients(tmp_path / "p.csv")
     run(asked(file), tmp_path / "run")
     (tmp_path / "run" / "report.html").write_text("old")
-    with RunFolder(tmp_path / "run").opened("train", asked(file, objective={"kind": "Agnostic"}), fresh=True):
+    with RunFolder(tmp_path / "run").opened(
+        "train", asked(file, objective={"kind": "Agnostic"}), fresh=True
+    ):
         pass  # as if it were killed here
     left = {p.name for p in (tmp_path / "run").iterdir()}
     assert left == {"config.toml", "environment.json", "checkpoint", "lock"}
@@ -310,11 +360,16 @@ def test_settings_of_functions_are_found_again_from_any_folder(tmp_path):
         "    r = np.random.default_rng(0)\n"
         "    return {n: (r.normal(size=(20, 2)), r.integers(0, 2, 20)) for n in 'ab'}\n"
     )
-    (tmp_path / "code" / "c.toml").write_text('[data]\nentry = "mine:clients"\n[training]\nrounds = 1\ntol = 0\n')
+    (tmp_path / "code" / "c.toml").write_text(
+        '[data]\nentry = "mine:clients"\n[training]\nrounds = 1\ntol = 0\n'
+    )
     run(RunConfig.read(tmp_path / "code" / "c.toml"), tmp_path / "one")
     run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")
     run(RunConfig.read(tmp_path / "two" / "config.toml"), tmp_path / "three")
-    with pytest.raises(InputError, match=r"data\.test, which goes with data\.file or data\.source, but not with entry"):
+    with pytest.raises(
+        InputError,
+        match=r"data\.test, which goes with data\.file or data\.source, but not with entry",
+    ):
         RunConfig.read(tmp_path / "one" / "config.toml", {"data": {"test": 0.5}})
 
 
@@ -339,7 +394,9 @@ def test_held_out_labels_do_not_change_the_task(tmp_path):
     found = prepare(RunConfig.read(tmp_path / "c.toml"))
     assert (found.task, found.labels) == ("classification", ("0", "1", "2"))
     (tmp_path / "c.toml").write_text('[data]\nentry = "own:wrong"\n')
-    with pytest.raises(InputError, match="Held-out labels must be whole numbers, as those to train on are"):
+    with pytest.raises(
+        InputError, match="Held-out labels must be whole numbers, as those to train on are"
+    ):
         prepare(RunConfig.read(tmp_path / "c.toml"))
     (tmp_path / "c.toml").write_text('[data]\nentry = "own:wrong"\n[model]\nloss = "squared"\n')
     assert prepare(RunConfig.read(tmp_path / "c.toml")).task == "regression"
@@ -351,7 +408,9 @@ def test_changes_are_held_against_chance():
     model = sp.Linear("logistic", 0.1, intercept=True)
     about = {"model": model, "task": "classification", "labels": ("0", "1"), "about": ""}
     prepared = Prepared(("a", "b"), [(X, y)] * 2, [(X, y), (X[17:23], y[17:23])], **about)
-    good, bad, near = np.array([1.0, 0.0]), np.array([-1.0, 0.0]), np.array([1.0, 2.0])
+    good = np.array([1.0, 0.0])
+    bad = np.array([-1.0, 0.0])
+    near = np.array([1.0, 2.0])
     assert clear(prepared, good, good) == (False, False)
     assert clear(prepared, bad, good) == (True, True)  # 40 of 40, and 6 of 6: p = 1/32
     assert clear(prepared, near, good) == (False, False)  # 2 rows
@@ -363,22 +422,31 @@ def test_methods_are_compared_on_a_table_as_it_is_trained_on(tmp_path):
     file = patients(tmp_path / "patients.csv")
     config = asked(file)
     problem = problem_of(config, range(2))
-    found = compare([sp.FedAvg()], problem, seeds=range(2), rounds=3, tune=1, processes=1, progress=False)
+    found = compare(
+        [sp.FedAvg()], problem, seeds=range(2), rounds=3, tune=1, processes=1, progress=False
+    )
     for seed, own in enumerate(found.runs):
         rows = prepare(reseeded(config, seed))
         cohort = sp.Cohort(rows.train, problem.model, rows.names, test=rows.test)
-        by_hand = cohort.evaluate(sp.train(sp.FedAvg(), cohort, 3, seed=seed, progress=False).x, "test")
+        by_hand = cohort.evaluate(
+            sp.train(sp.FedAvg(), cohort, 3, seed=seed, progress=False).x, "test"
+        )
         np.testing.assert_allclose(own.scores["test"].loss, by_hand.loss, rtol=1e-12)
     first, second = (problem.silos(seed).test[0][0] for seed in range(2))
     assert not np.array_equal(first, second)
-    d, n = len(prepare(config).columns), sum(len(y) for _, y in problem.silos(0).train)
+    d = len(prepare(config).columns)
+    n = sum(len(y) for _, y in problem.silos(0).train)
     assert problem.model.l2 == pytest.approx(0.3 * d / n, rel=0.05)
     with pytest.raises(InputError, match="held-out rows"):
         problem_of(asked(file, data_test=0.0), range(1))
 
 
 def test_the_average_model_is_certified_where_the_method_asked_for_is_not(tmp_path):
-    asked = {"data": {"source": "hospitals"}, "algorithm": {"kind": "FedAvg"}, "training": {"rounds": 30}}
+    asked = {
+        "data": {"source": "hospitals"},
+        "algorithm": {"kind": "FedAvg"},
+        "training": {"rounds": 30},
+    }
     config = RunConfig.of(asked, "hospitals")
     (average, fed_avg), _ = run(config, tmp_path / "run")
     assert average.result.status is sp.Status.CONVERGED

@@ -13,15 +13,15 @@ from sklearn import metrics
 from test_runs import Nobody, asked, patients
 
 import scaffpd as sp
-from scaffpd.config.run import RunConfig
+from scaffpd.data.tabular.clients import TableFile, read_clients
 from scaffpd.errors import InputError
-from scaffpd.report.read import read
-from scaffpd.report.verdict import cautions
-from scaffpd.runs import scores
-from scaffpd.runs.folder import RunFolder
-from scaffpd.runs.predict import predict
-from scaffpd.runs.prepare import prepare
-from scaffpd.runs.scores import (
+from scaffpd.run import scores
+from scaffpd.run.folder import RunFolder
+from scaffpd.run.page.read import read
+from scaffpd.run.page.verdict import cautions
+from scaffpd.run.predict import predict
+from scaffpd.run.prepare import prepare
+from scaffpd.run.scores import (
     adjusted,
     calibration,
     check_recalibration,
@@ -31,23 +31,29 @@ from scaffpd.runs.scores import (
     reliability,
     slope_and_intercept,
 )
-from scaffpd.runs.train import carry_out, joining_of, reseeded, settled
-from scaffpd.tabular.clients import TableFile, read_clients
+from scaffpd.run.settings.run import RunConfig
+from scaffpd.run.train import carry_out, joining_of, reseeded, settled
 
 
 def test_scores_of_two_labels_are_those_of_scikit_learn():
     random = np.random.default_rng(0)
     y = random.integers(0, 2, 60)
     p = np.round(np.clip(0.3 * y + random.uniform(0, 0.7, 60), 0.01, 0.99), 1)  # with ties
-    shares, guess = np.stack([1 - p, p], axis=1), (p > 0.5).astype(int)
+    shares = np.stack([1 - p, p], axis=1)
+    guess = (p > 0.5).astype(int)
     tn, fp, fn, tp = metrics.confusion_matrix(y, guess).ravel()
     truth = {
-        "accuracy": metrics.accuracy_score(y, guess), "auc": metrics.roc_auc_score(y, p),
-        "recall": metrics.recall_score(y, guess), "precision": metrics.precision_score(y, guess),
-        "false_positive_rate": fp / (fp + tn), "false_negative_rate": fn / (fn + tp), "selection_rate": guess.mean(),
-        "log_loss": metrics.log_loss(y, p), "brier": metrics.brier_score_loss(y, p),
+        "accuracy": metrics.accuracy_score(y, guess),
+        "auc": metrics.roc_auc_score(y, p),
+        "recall": metrics.recall_score(y, guess),
+        "precision": metrics.precision_score(y, guess),
+        "false_positive_rate": fp / (fp + tn),
+        "false_negative_rate": fn / (fn + tp),
+        "selection_rate": guess.mean(),
+        "log_loss": metrics.log_loss(y, p),
+        "brier": metrics.brier_score_loss(y, p),
         **calibration(p, y == 1),
-    }  # fmt: skip
+    }
     assert label_scores(y, guess, shares) == pytest.approx(truth)
     none = label_scores(np.zeros(5, int), np.zeros(5, int), np.tile([0.9, 0.1], (5, 1)))
     assert none["auc"] is none["recall"] is none["precision"] is None
@@ -66,11 +72,13 @@ def test_scores_of_more_labels_are_macro_and_one_against_the_rest():
     found = label_scores(y, guess, shares)
     more = {"average": "macro", "zero_division": np.nan}
     truth = {
-        "recall": metrics.recall_score(y, guess, **more), "precision": metrics.precision_score(y, guess, **more),
+        "recall": metrics.recall_score(y, guess, **more),
+        "precision": metrics.precision_score(y, guess, **more),
         "auc": metrics.roc_auc_score(y, shares, multi_class="ovr"),
         "brier": ((shares - np.eye(4)[y]) ** 2).sum(1).mean(),
-        "mean_probability": shares.max(1).mean(), "base_rate": (guess == y).mean(),
-    }  # fmt: skip
+        "mean_probability": shares.max(1).mean(),
+        "base_rate": (guess == y).mean(),
+    }
     assert {name: found[name] for name in truth} == pytest.approx(truth)
     assert "selection_rate" not in found
 
@@ -78,10 +86,15 @@ def test_scores_of_more_labels_are_macro_and_one_against_the_rest():
 def test_numbers_are_scored_as_by_scikit_learn():
     random = np.random.default_rng(2)
     y, x = random.normal(3, 2, (2, 50))
-    assert number_scores(y, x) == pytest.approx({
-        "rmse": metrics.root_mean_squared_error(y, x), "mae": metrics.mean_absolute_error(y, x),
-        "r2": metrics.r2_score(y, x), "mean_prediction": x.mean(), "mean_truth": y.mean(),
-    })  # fmt: skip
+    assert number_scores(y, x) == pytest.approx(
+        {
+            "rmse": metrics.root_mean_squared_error(y, x),
+            "mae": metrics.mean_absolute_error(y, x),
+            "r2": metrics.r2_score(y, x),
+            "mean_prediction": x.mean(),
+            "mean_truth": y.mean(),
+        }
+    )
     assert number_scores(np.ones(3), np.zeros(3))["r2"] is None
 
 
@@ -98,7 +111,9 @@ def test_bins_hold_every_row_once_and_equal_probabilities_together(n, digits):
     assert means == sorted(means)
     assert all(0 <= b["base_rate_low"] <= b["base_rate"] <= b["base_rate_high"] <= 1 for b in bins)
     assert sum(b["rows"] * b["base_rate"] for b in bins) == pytest.approx(true.sum())
-    by_hand, start, order = 0.0, 0, np.sort(p)
+    by_hand = 0.0
+    start = 0
+    order = np.sort(p)
     for b in bins:  # a bin is a range of values: no value is in two
         inside = (p >= order[start]) & (p <= order[start + b["rows"] - 1])
         assert inside.sum() == b["rows"]
@@ -108,7 +123,8 @@ def test_bins_hold_every_row_once_and_equal_probabilities_together(n, digits):
 
 
 def test_the_interval_of_the_gap_covers_the_truth_19_times_of_20():
-    random, hits = np.random.default_rng(5), 0
+    random = np.random.default_rng(5)
+    hits = 0
     for _ in range(400):
         p = random.uniform(0, 1, 80)
         found = calibration(p + 0.05, random.uniform(0, 1, 80) < p)
@@ -125,7 +141,8 @@ def test_slope_and_intercept_undo_a_known_distortion_and_stay_put_without_rows()
     few = slope_and_intercept(z[:3], np.ones(3, int))
     assert abs(few[0] - 1) < 1
     assert 0 < few[1] < 1.5
-    scale, shift = 0.4, np.array([0.5, -1.0, 0.5])
+    scale = 0.4
+    shift = np.array([0.5, -1.0, 0.5])
     w = random.normal(0, 2, (6000, 3))
     many = np.array([random.choice(3, p=row) for row in softmax(scale * w + shift, axis=1)])
     found = np.array(slope_and_intercept(w, many))
@@ -134,9 +151,12 @@ def test_slope_and_intercept_undo_a_known_distortion_and_stay_put_without_rows()
 
 
 def trained(tmp_path, **training):
-    config = asked(patients(tmp_path / "p.csv", 400), data_test=0.4, training={"splits": 1, **training})
+    config = asked(
+        patients(tmp_path / "p.csv", 400), data_test=0.4, training={"splits": 1, **training}
+    )
     prepared = prepare(config)
-    cohort, folder = prepared.cohort(config), RunFolder(tmp_path / "run")
+    cohort = prepared.cohort(config)
+    folder = RunFolder(tmp_path / "run")
     config = settled(config, cohort)
     with folder.opened("train", config, False):
         models = carry_out(config, prepared, cohort, folder.path, Nobody())
@@ -149,7 +169,9 @@ def trained(tmp_path, **training):
 def test_the_folder_scores_what_predict_predicts(tmp_path):
     """Clients and groups of all three models, recalibrated or not, by way of the file that `predict` reads."""
     config, prepared, _, found = trained(tmp_path, groups=["sex"], recalibrate=True)
-    table = pd.read_csv(tmp_path / "run" / "scores.csv", index_col=["model", "by", "group"]).sort_index()
+    table = pd.read_csv(
+        tmp_path / "run" / "scores.csv", index_col=["model", "by", "group"]
+    ).sort_index()
     held = tmp_path / "held.csv"
     frame = pd.read_csv(tmp_path / "p.csv")
     frame["held"] = False
@@ -162,12 +184,18 @@ def test_the_folder_scores_what_predict_predicts(tmp_path):
             answers = predict(tmp_path / "run", held, model, ["sex"], raw)
             for by in (None, "sex"):
                 for row in answers.scores(by):
-                    key = (model if raw else f"{model} recalibrated", by or "client", row.pop(by or "client"))
+                    key = (
+                        model if raw else f"{model} recalibrated",
+                        by or "client",
+                        row.pop(by or "client"),
+                    )
                     assert table.loc[key].to_dict() == pytest.approx(row, rel=1e-6), key
     assert set(table.loc[("fair", "sex")].index) == {"f", "m", "all rows"}
     assert json.loads((tmp_path / "run" / "calibration.json").read_text()) == found.calibrations
     stranger = predict(tmp_path / "run", held, "fair")
-    assert not np.allclose(stranger.shares, predict(tmp_path / "run", held, "fair", raw=True).shares)
+    assert not np.allclose(
+        stranger.shares, predict(tmp_path / "run", held, "fair", raw=True).shares
+    )
     report = read(tmp_path / "run")
     assert report.predictions.of("fair", "sex")["f"]["rows"] == (frame[frame.held].sex == "f").sum()
     assert check_recalibration(config, prepared).remarks == prepared.remarks
@@ -190,7 +218,10 @@ def test_recalibration_is_by_rows_that_the_model_has_not_seen(tmp_path):
         w = adjusted(z, v)[:, 0]
         return np.logaddexp(0, w).sum() - y @ w + ((v[0] - 1) ** 2 + v[1] ** 2) / 2
 
-    assert all(loss(np.array([b + s, a + t])) > loss(np.array([b, a])) for s, t in ((0.01, 0), (-0.01, 0), (0, 0.01)))
+    assert all(
+        loss(np.array([b + s, a + t])) > loss(np.array([b, a]))
+        for s, t in ((0.01, 0), (-0.01, 0), (0, 0.01))
+    )
     assert check_grad(loss, lambda v: np.zeros(2), np.array([b, a])) < 0.05
 
 
@@ -198,14 +229,21 @@ def test_what_cannot_be_recalibrated_is_refused(tmp_path):
     number = asked(patients(tmp_path / "n.csv", number=True), training={"recalibrate": True})
     with pytest.raises(InputError, match="probabilities of labels"):
         check_recalibration(number, prepare(number))
-    private = asked(patients(tmp_path / "p.csv"), training={"recalibrate": True}, privacy={"epsilon": 4.0})
+    private = asked(
+        patients(tmp_path / "p.csv"), training={"recalibrate": True}, privacy={"epsilon": 4.0}
+    )
     with pytest.raises(InputError, match="would spend ε"):
         check_recalibration(private, prepare(private))
 
 
 def test_coefficients_are_standardised_and_groups_need_not_be_learnt_from(tmp_path):
     file = patients(tmp_path / "n.csv", number=True)
-    data = {"file": str(file), "client": "hospital", "target": "outcome", "columns": ["age", "pressure"]}
+    data = {
+        "file": str(file),
+        "client": "hospital",
+        "target": "outcome",
+        "columns": ["age", "pressure"],
+    }
     config = RunConfig.of({"data": data, "training": {"groups": ["sex"]}}, file.name)
     prepared = prepare(config)
     cohort = prepared.cohort(config)
@@ -217,7 +255,8 @@ def test_coefficients_are_standardised_and_groups_need_not_be_learnt_from(tmp_pa
     assert age["column"] == "age"
     X = np.concatenate([X for X, _ in prepared.train])
     assert age["fair"] == pytest.approx(models[-1].result.x[0] * X[:, 0].std() * prepared.unit)
-    again, other = prepare(config), prepare(reseeded(config, 1))
+    again = prepare(config)
+    other = prepare(reseeded(config, 1))
     assert again.held == prepared.held != other.held
     with pytest.raises(InputError, match="did you mean 'sex'"):
         prepare(asked(file, training={"groups": ["sx"]}))
@@ -231,8 +270,10 @@ def test_a_model_that_expects_too_much_is_called_so(tmp_path):
     place = tmp_path / "run"
     table = pd.read_csv(place / "scores.csv")
     before = [sentence for sentence in cautions(read(place)) if "recalibrate" in sentence]
-    table.loc[table.model != "average", ["mean_probability", "calibration_gap", "calibration_gap_low",
-                                         "calibration_gap_high"]] += 0.3  # fmt: skip
+    table.loc[
+        table.model != "average",
+        ["mean_probability", "calibration_gap", "calibration_gap_low", "calibration_gap_high"],
+    ] += 0.3
     table.to_csv(place / "scores.csv", index=False)
     after = [sentence for sentence in cautions(read(place)) if "recalibrate" in sentence]
     assert len(after) == 1
@@ -246,9 +287,15 @@ def test_groups_of_long_numbers_and_of_dates_are_told_apart(tmp_path):
     frame["code"] = [1000001.0, 1000002.5, None] * 80
     frame["day"] = ["2024-01-01", "2024-01-02 12:30:01", ""] * 80
     frame.to_csv(tmp_path / "p.csv", index=False)
-    found = read_clients(TableFile(tmp_path / "p.csv", "hospital", "outcome", groups=("code", "day"))).groups
+    found = read_clients(
+        TableFile(tmp_path / "p.csv", "hospital", "outcome", groups=("code", "day"))
+    ).groups
     assert {cell for own in found["code"] for cell in own} == {"1000001", "1000002.5", "(missing)"}
-    assert {cell for own in found["day"] for cell in own} == {"2024-01-01", "2024-01-02T12:30:01", "(missing)"}
+    assert {cell for own in found["day"] for cell in own} == {
+        "2024-01-01",
+        "2024-01-02T12:30:01",
+        "(missing)",
+    }
 
 
 def test_clients_with_too_few_rows_for_folds_are_not_recalibrated(tmp_path):
@@ -268,7 +315,8 @@ def test_clients_with_too_few_rows_for_folds_are_not_recalibrated(tmp_path):
 
 
 def test_three_labels_without_probabilities_are_scored_alike_where_a_client_has_two_of_them():
-    guess, who = np.array([0, 1, 2, 0, 1, 1]), np.array(["a"] * 3 + ["b"] * 3, dtype=object)
+    guess = np.array([0, 1, 2, 0, 1, 1])
+    who = np.array(["a"] * 3 + ["b"] * 3, dtype=object)
     y = np.array([0, 2, 2, 0, 1, 0])
     found = dict(scores.by_group(y, guess, np.empty((6, 0)), who, ["a", "b"]))
     assert found["a"].keys() == found["b"].keys() == found["all rows"].keys()

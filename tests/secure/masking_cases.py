@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scaffpd.masking import FixedPoint, Identity, Party, Terms
+from scaffpd.secure.masking import FixedPoint, Identity, Party, Terms
 
 
 def parties(names):
@@ -27,10 +27,13 @@ class View:
 
 def exchange(clients, vectors, numbers=None, colluding=None, asked=b"one question", told=None):
     """One sum; `told` has those who are asked another question."""
-    view, names = View(), list(vectors)
+    view = View()
+    names = list(vectors)
     terms = Terms.usual(names, colluding)
     numbers = numbers or FixedPoint.finest(len(names), 10)
     for name in names:
-        view.masked[name] = clients[name].mask(terms, (told or {}).get(name, asked), numbers, vectors[name])
+        view.masked[name] = clients[name].mask(
+            terms, (told or {}).get(name, asked), numbers, vectors[name]
+        )
     view.total = np.sum(list(view.masked.values()), axis=0, dtype=np.uint64)
     return view

@@ -14,7 +14,8 @@ SIZES = (12, 20, 9, 30, 16)
 
 def clients(loss="squared", sizes=SIZES, d=4, seed=1):
     """Clients that differ, and none of whom can do for all."""
-    random, data = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    data = []
     for m in sizes:
         X = random.standard_normal((m, d)) + random.standard_normal(d)
         y = X @ random.standard_normal(d) + random.standard_normal(m)
@@ -32,7 +33,9 @@ def network():
     """Losses that are not convex."""
     random = np.random.default_rng(0)
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()
+    net = torch.nn.Sequential(
+        torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
+    ).double()
     data = [(random.standard_normal((m, 3)), random.integers(0, 2, m)) for m in (4, 9, 13, 6)]
     return sp.Cohort(data, sp.Module(net, l2=0.01))
 
@@ -44,5 +47,6 @@ def secure(federation, **how):
 
 def off(seen, expected):
     """The largest difference, relative to the largest entry."""
-    seen, expected = np.asarray(seen), np.asarray(expected)
+    seen = np.asarray(seen)
+    expected = np.asarray(expected)
     return float(np.abs(seen - expected).max() / (np.abs(expected).max() or 1.0))

@@ -17,12 +17,12 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-import scaffpd.masking as party_module
+import scaffpd.secure.masking as party_module
 from scaffpd.errors import InputError
-from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
-from scaffpd.masking.keys import Authority, add_stream, derive_key
-from scaffpd.masking.terms import Forgotten
+from scaffpd.secure.keys import Authority, add_stream, derive_key
+from scaffpd.secure.masking import Card, FixedPoint, Identity, Party, Terms
 from scaffpd.secure.parties import DisclosureGuard, GuardedParty
+from scaffpd.secure.terms import Forgotten
 
 NAMES = ["a", "b", "c", "d", "e"]
 ALARM = 1e-9  # keys are random: a false alarm once in a thousand million runs
@@ -77,14 +77,19 @@ def test_all_but_one_of_the_clients_together_are_still_uniform():
     view = exchange(parties(NAMES), vectors)
     for left_out in NAMES:
         assert uniform_enough(sum(view.masked[name] for name in NAMES if name != left_out)) > ALARM
-    assert np.array_equal(sum(view.masked.values()), sum(FixedPoint.finest(5, 10).encode(v) for v in vectors.values()))
+    assert np.array_equal(
+        sum(view.masked.values()), sum(FixedPoint.finest(5, 10).encode(v) for v in vectors.values())
+    )
 
 
 def test_all_but_the_colluding_are_still_uniform_without_one_of_them():
     """t clients show the server their secrets: it can take their streams away, and is left with the others' sum."""
-    clients, numbers = parties(NAMES), FixedPoint.finest(5, 10)
-    view, terms = exchange(clients, {name: np.full(20_000, 3.0) for name in NAMES}, numbers, 2), Terms(tuple(NAMES), 2)
-    bad, good = NAMES[:2], NAMES[2:]
+    clients = parties(NAMES)
+    numbers = FixedPoint.finest(5, 10)
+    view = exchange(clients, {name: np.full(20_000, 3.0) for name in NAMES}, numbers, 2)
+    terms = Terms(tuple(NAMES), 2)
+    bad = NAMES[:2]
+    good = NAMES[2:]
 
     def without(names):
         total = sum(view.masked[name] for name in names)
@@ -102,24 +107,32 @@ def test_all_but_the_colluding_are_still_uniform_without_one_of_them():
 
 @pytest.mark.parametrize("liar", NAMES)
 def test_a_server_that_asks_somebody_something_else_gets_noise(liar):
-    view = exchange(parties(NAMES), {name: np.zeros(20_000) for name in NAMES}, told={liar: b"another question"})
+    view = exchange(
+        parties(NAMES), {name: np.zeros(20_000) for name in NAMES}, told={liar: b"another question"}
+    )
     assert uniform_enough(view.total) > ALARM
 
 
 def test_two_processes_of_one_state_never_use_a_stream_twice():
-    clients, numbers, terms = parties(NAMES), FixedPoint.finest(5, 3), Terms(tuple(NAMES), 1)
+    clients = parties(NAMES)
+    numbers = FixedPoint.finest(5, 3)
+    terms = Terms(tuple(NAMES), 1)
     twin = Party(clients["a"].identity)
     twin.restore(clients["a"].kept())
     first, second = (
-        p.mask(terms, q, numbers, np.ones(20_000)) for p, q in ((clients["a"], b"x"), (twin, b"x + 1e-12"))
+        p.mask(terms, q, numbers, np.ones(20_000))
+        for p, q in ((clients["a"], b"x"), (twin, b"x + 1e-12"))
     )
     assert uniform_enough(first - second) > ALARM
-    assert np.array_equal(first, twin.mask(terms, b"x", numbers, np.ones(20_000)))  # the same question, once more
+    assert np.array_equal(
+        first, twin.mask(terms, b"x", numbers, np.ones(20_000))
+    )  # the same question, once more
 
 
 def test_a_key_that_is_stolen_later_opens_nothing():
     """Long-term keys alone do not give the secret of two processes that are gone."""
-    clients, cards = parties(["a", "b"]), {}
+    clients = parties(["a", "b"])
+    cards = {}
     for name, client in clients.items():
         cards[name] = client.identity.card
     secret = clients["a"]._shared("b")
@@ -136,16 +149,22 @@ def bits(view):
 def test_flipping_one_client_s_data_changes_nothing_that_the_server_sees_of_the_others():
     """Two worlds with the same sum: a's data flipped, and b's with it. Nobody can tell the views apart better than
     by tossing a coin, and every client's view has the same distribution in both."""
-    rng, clients = np.random.default_rng(1), parties(NAMES)
+    rng = np.random.default_rng(1)
+    clients = parties(NAMES)
     base = {name: rng.normal(size=4) for name in NAMES}
     flip = {**base, "a": -base["a"], "b": base["b"] + 2 * base["a"]}
     rounds = 150
     views = [
-        exchange(clients, world, asked=bytes([r, k])) for r in range(rounds) for k, world in enumerate((base, flip))
+        exchange(clients, world, asked=bytes([r, k]))
+        for r in range(rounds)
+        for k, world in enumerate((base, flip))
     ]
     assert all(np.array_equal(view.total, views[0].total) for view in views[::2])
-    assert np.abs((views[0].total - views[1].total).view(np.int64)).max() <= 2  # the sum is the same, but for rounding
-    X, y = np.stack([bits(view) for view in views]), np.arange(2 * rounds) % 2
+    assert (
+        np.abs((views[0].total - views[1].total).view(np.int64)).max() <= 2
+    )  # the sum is the same, but for rounding
+    X = np.stack([bits(view) for view in views])
+    y = np.arange(2 * rounds) % 2
     score = cross_val_score(LogisticRegression(C=0.01, max_iter=200), X, y, cv=5).mean()
     assert abs(score - 0.5) < 6 * np.sqrt(0.25 / (2 * rounds))
     for name in NAMES:
@@ -166,13 +185,16 @@ def test_a_client_wants_to_be_safe_from_as_many_as_it_says():
 
 
 def test_another_process_of_a_client_goes_on():
-    clients, vectors = parties(NAMES), {name: np.ones(2) for name in NAMES}
+    clients = parties(NAMES)
+    vectors = {name: np.ones(2) for name in NAMES}
     for name in NAMES[:3]:
         again = Party(clients[name].identity)
         again.restore(clients[name].kept())
         clients[name] = again
     assert np.allclose(FixedPoint.finest(5, 10).decode(exchange(clients, vectors).total), 5)
-    clients["a"] = Party(Identity("a", clients["a"].identity._key))  # started anew: everybody has to meet it again
+    clients["a"] = Party(
+        Identity("a", clients["a"].identity._key)
+    )  # started anew: everybody has to meet it again
     for other in NAMES[1:]:
         clients[other].meet([clients["a"].identity.card])
         clients["a"].meet([clients[other].identity.card])
@@ -184,11 +206,14 @@ def test_what_is_printed_of_a_client_has_no_secret():
     exchange(clients, {name: np.ones(2) for name in clients})
     secret, *_ = clients["a"]._agreed.values()
     shown = repr(GuardedParty(clients["a"], DisclosureGuard(), 0.9))
-    assert not any(text in shown for text in (repr(secret), secret.hex(), clients["a"].identity.secret()))
+    assert not any(
+        text in shown for text in (repr(secret), secret.hex(), clients["a"].identity.secret())
+    )
 
 
 def test_a_roster_and_too_many_cards():
-    north, south = Identity("north"), Identity("south")
+    north = Identity("north")
+    south = Identity("south")
     wary = Party(north, roster={"north", "south"})
     wary.meet([south.card])
     with pytest.raises(InputError, match="'sybil' is not on the roster"):
@@ -206,7 +231,8 @@ def test_a_key_of_small_order_is_refused():
 
 
 def test_pins_and_keys_that_change():
-    north, south = Identity("north"), Identity("south")
+    north = Identity("north")
+    south = Identity("south")
     wary = Party(north, pins={"south": south.card.fingerprint})
     wary.meet([north.card, south.card])
     with pytest.raises(InputError, match="not the one that is pinned"):
@@ -232,7 +258,8 @@ def test_a_key_is_kept_in_a_file_of_its_owner(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "broken", [None, {}, {"name": "a", "key": "00", "once": "00", "certificate": "", "signature": ""}]
+    "broken",
+    [None, {}, {"name": "a", "key": "00", "once": "00", "certificate": "", "signature": ""}],
 )
 def test_cards_from_the_wire_are_checked(broken):
     with pytest.raises(InputError, match="cannot be read"):
@@ -251,7 +278,9 @@ class Office:
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "root")])
         made = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
-        made = made.not_valid_before(now - datetime.timedelta(days=9)).not_valid_after(now + datetime.timedelta(days))
+        made = made.not_valid_before(now - datetime.timedelta(days=9)).not_valid_after(
+            now + datetime.timedelta(days)
+        )
         return made.sign(self.key, SHA256())
 
     def identity(self, name, called=None, days=1):
@@ -283,8 +312,10 @@ def test_cards_signed_by_the_deployment_s_certificates():
 
 
 def test_a_client_that_was_restarted_after_it_showed_its_card_says_so():
-    before, other = Identity("a"), Identity("b")
-    shown, later = before.card, Party(Identity("a", before._key))
+    before = Identity("a")
+    other = Identity("b")
+    shown = before.card
+    later = Party(Identity("a", before._key))
     with pytest.raises(Forgotten, match="restarted after it showed that card"):
         later.meet([shown, other.card])
     later.meet([later.identity.card, other.card])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from masking_cases import exchange, parties
 
 from scaffpd.errors import InputError
-from scaffpd.masking import FixedPoint, Terms
-from scaffpd.masking.terms import exponent_of
+from scaffpd.secure.masking import FixedPoint, Terms
+from scaffpd.secure.terms import exponent_of
 
 NAMES = [f"c{i:02d}" for i in range(12)]
 
@@ -25,15 +25,20 @@ def clients():
 @pytest.mark.parametrize("rounds", [250, pytest.param(2000, marks=pytest.mark.long)])
 def test_many_sums(clients, rounds):
     """Sums of 3 to 9 clients with vectors of any size, each with a question of its own."""
-    rng, worst = np.random.default_rng(0), 0.0
+    rng = np.random.default_rng(0)
+    worst = 0.0
     for number in range(rounds):
         n = int(rng.integers(3, 10))
         names = [NAMES[i] for i in rng.permutation(len(NAMES))[:n]]
         scale = 2.0 ** rng.integers(-30, 10)
         vectors = {name: scale * rng.uniform(-1, 1, 5) for name in names}
         numbers = FixedPoint.finest(n, exponent_of(np.stack(list(vectors.values()))))
-        view = exchange(clients, vectors, numbers, int(rng.integers(1, n - 1)), bytes([number % 256]))
-        assert np.array_equal(view.total, np.sum([numbers.encode(v) for v in vectors.values()], axis=0))
+        view = exchange(
+            clients, vectors, numbers, int(rng.integers(1, n - 1)), bytes([number % 256])
+        )
+        assert np.array_equal(
+            view.total, np.sum([numbers.encode(v) for v in vectors.values()], axis=0)
+        )
         error = np.abs(numbers.decode(view.total) - np.sum(list(vectors.values()), axis=0))
         assert np.all(error <= numbers.error + 1e-15 * n * scale)
         worst = max(worst, float(error.max() / scale))
@@ -65,7 +70,9 @@ def test_no_sum_can_wrap_around(n, exponent):
     numbers = FixedPoint.finest(n, exponent)
     largest = int(numbers.encode(np.array([2.0**exponent])).view(np.int64)[0])
     assert n * (largest + 1) < 2**63
-    assert numbers.decode(np.array([(n * largest) % 2**64], dtype=np.uint64))[0] == n * 2.0**exponent
+    assert (
+        numbers.decode(np.array([(n * largest) % 2**64], dtype=np.uint64))[0] == n * 2.0**exponent
+    )
     with pytest.raises(InputError, match="may not fit into 64 bits"):
         FixedPoint(n, exponent, numbers.bits + 1)
 
@@ -93,7 +100,8 @@ def test_masks_stay_connected_whoever_colludes(n, t):
         assert all(name in terms.neighbours(other) for other in terms.neighbours(name))
     for out in itertools.combinations(terms.names, t):
         rest = set(terms.names) - set(out)
-        reached, fresh = set(), {next(iter(rest))}
+        reached = set()
+        fresh = {next(iter(rest))}
         while fresh:
             reached |= fresh
             fresh = {o for name in fresh for o in terms.neighbours(name) if o in rest} - reached
@@ -110,10 +118,12 @@ def test_usual_terms_hold_for_every_number_of_clients(n):
 @pytest.mark.parametrize(
     ("names", "t", "match"),
     [
-        (("a", "b"), 1, "at least 3 clients"), (("a", "a", "b"), 1, "different names"),
-        (("a", "b", "c"), 0, "1 <= colluding <= 1"), (("a", "b", "c", "d"), 3, "1 <= colluding <= 2"),
+        (("a", "b"), 1, "at least 3 clients"),
+        (("a", "a", "b"), 1, "different names"),
+        (("a", "b", "c"), 0, "1 <= colluding <= 1"),
+        (("a", "b", "c", "d"), 3, "1 <= colluding <= 2"),
     ],
-)  # fmt: skip
+)
 def test_terms_that_protect_nobody_are_refused(names, t, match):
     with pytest.raises(InputError, match=match):
         Terms(names, t)

@@ -16,13 +16,21 @@ from scaffpd.reference import reference_optimum
 from scaffpd.secure.parties import coarse
 
 CHI = sp.ChiSquare(rho=0.05)
-OBJECTIVES = {"ChiSquare": sp.ChiSquare(rho=0.1), "CVaR": sp.CVaR(alpha=0.5), "Agnostic": sp.Agnostic()}
+OBJECTIVES = {
+    "ChiSquare": sp.ChiSquare(rho=0.1),
+    "CVaR": sp.CVaR(alpha=0.5),
+    "Agnostic": sp.Agnostic(),
+}
 METHODS = {"ScaffPD": sp.ScaffPD, "fair": sp.fair}
 FORMATS = {"float64": torch.float64, "float32": torch.float32}
 HARD = ("logistic",)  # with a dual solution in a corner Scaff-PD needs hundreds of rounds there
 
 
-CASES = [(loss, *rest) for loss in ("squared", "logistic", "softmax") for rest in product(OBJECTIVES, METHODS, FORMATS)]
+CASES = [
+    (loss, *rest)
+    for loss in ("squared", "logistic", "softmax")
+    for rest in product(OBJECTIVES, METHODS, FORMATS)
+]
 SHORT = {
     *[("squared", "ChiSquare", "ScaffPD", "float64"), ("squared", "Agnostic", "fair", "float64")],
     *[("logistic", "CVaR", "fair", "float64"), ("softmax", "CVaR", "ScaffPD", "float64")],
@@ -36,19 +44,27 @@ SHORT = {
     [case if case in SHORT else pytest.param(*case, marks=pytest.mark.long) for case in CASES],
 )
 def test_the_optimum_is_that_of_plain_sums_and_of_an_independent_solver(loss, name, method, dtype):
-    method, dtype = METHODS[method], FORMATS[dtype]
-    objective, single = OBJECTIVES[name], dtype is torch.float32
+    method = METHODS[method]
+    dtype = FORMATS[dtype]
+    objective = OBJECTIVES[name]
+    single = dtype is torch.float32
     tol = 1e-3 if single else 1e-5 if loss in HARD else 1e-7
-    federation, plain = secure(cohort(loss, dtype)), cohort(loss, dtype)
+    federation = secure(cohort(loss, dtype))
+    plain = cohort(loss, dtype)
     kind = np.float32 if single else np.float64
-    stored = [(X.astype(kind).astype(float), y.astype(kind).astype(y.dtype)) for X, y in clients(loss)]
-    optimum, exact = reference_optimum(stored, loss, L2, objective), sp.Cohort(stored, cohort(loss, dtype).model)
+    stored = [
+        (X.astype(kind).astype(float), y.astype(kind).astype(y.dtype)) for X, y in clients(loss)
+    ]
+    optimum = reference_optimum(stored, loss, L2, objective)
+    exact = sp.Cohort(stored, cohort(loss, dtype).model)
 
     def never_below(moment):
         excess = objective.support(exact.evaluate(moment.state.x.double()).loss) - optimum.value
         assert excess <= moment.state.certificate + 1e-12
 
-    result = sp.train(method(objective, local_steps=10), federation, rounds=400, tol=tol, callbacks=[never_below])
+    result = sp.train(
+        method(objective, local_steps=10), federation, rounds=400, tol=tol, callbacks=[never_below]
+    )
     assert result.status == "converged"
     assert result.certificate <= tol
     gap = objective.support(plain.evaluate(result.x).loss) - optimum.value
@@ -59,7 +75,9 @@ def test_the_optimum_is_that_of_plain_sums_and_of_an_independent_solver(loss, na
 
 
 def test_a_network_takes_the_same_way():
-    method = sp.ScaffPD(CHI, local_steps=4, steps=sp.Fixed(tau=0.2, sigma=0.1, theta=0.0, local_rate=0.05))
+    method = sp.ScaffPD(
+        CHI, local_steps=4, steps=sp.Fixed(tau=0.2, sigma=0.1, theta=0.0, local_rate=0.05)
+    )
     plain = sp.train(method, network(), rounds=15, seed=3)
     masked = sp.train(method, secure(network()), rounds=15, seed=3)
     assert np.isinf(masked.certificate)
@@ -76,9 +94,12 @@ def test_vectors_that_are_kept_are_not_summed_over_different_clients():
 
 def test_one_sum_of_gradients_at_every_point():
     """Also after rejected steps, at which plain Scaff-PD would change λ and ask again."""
-    rng, seen = np.random.default_rng(2), []
+    rng = np.random.default_rng(2)
+    seen = []
     rows = [rng.standard_normal((80, 12)) * (1 + 2 * i) for i in range(6)]
-    clients = [(A, (A @ rng.standard_normal(12) + rng.standard_normal(80) > 0).astype(int)) for A in rows]
+    clients = [
+        (A, (A @ rng.standard_normal(12) + rng.standard_normal(80) > 0).astype(int)) for A in rows
+    ]
     federation = sp.SecureAggregation(
         sp.Cohort(clients, sp.Linear("logistic", l2=0.01)),
         share=1,
@@ -92,7 +113,9 @@ def test_one_sum_of_gradients_at_every_point():
 
 FIRST_ORDER = {
     "FedAvg": sp.FedAvg(local_steps=4),
-    "FedAvg, some clients, minibatches": sp.FedAvg(local_steps=4, clients_per_round=3, batch_size=5),
+    "FedAvg, some clients, minibatches": sp.FedAvg(
+        local_steps=4, clients_per_round=3, batch_size=5
+    ),
     "FedProx": sp.FedProx(local_steps=4, mu=0.5, weights="uniform"),
     "Scaffold II": sp.Scaffold(local_steps=4),
     "Scaffold II, some clients": sp.Scaffold(local_steps=4, clients_per_round=3, batch_size=5),
@@ -125,7 +148,9 @@ def test_every_first_order_method_takes_the_same_steps(method):
     assert off(masked.weights, plain.weights) <= 1e-11
 
 
-@pytest.mark.parametrize("kind", [sp.MinimaxGradient, sp.QuasiNewtonMinimax, sp.MinimaxNewton, sp.SubspaceSaddle])
+@pytest.mark.parametrize(
+    "kind", [sp.MinimaxGradient, sp.QuasiNewtonMinimax, sp.MinimaxNewton, sp.SubspaceSaddle]
+)
 def test_methods_that_look_at_single_clients_are_refused(kind):
     with pytest.raises(InputError, match=r"use a method that needs sums only|use ScaffPD"):
         sp.train(kind(CHI), secure(cohort()), rounds=5)
@@ -138,7 +163,9 @@ def test_projections_do_not_let_them_in(kind):
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
-@pytest.mark.parametrize("method", [sp.SubspaceSaddle(CHI), sp.fair(CHI)], ids=["SubspaceSaddle", "fair"])
+@pytest.mark.parametrize(
+    "method", [sp.SubspaceSaddle(CHI), sp.fair(CHI)], ids=["SubspaceSaddle", "fair"]
+)
 def test_with_projections_the_subspace_method_is_the_plain_one(loss, method):
     plain = sp.train(sp.SubspaceSaddle(CHI), cohort(loss), rounds=50, tol=1e-9)
     masked = sp.train(method, secure(cohort(loss), projections=True), rounds=50, tol=1e-9)
@@ -151,7 +178,8 @@ def test_with_projections_the_subspace_method_is_the_plain_one(loss, method):
 @pytest.mark.parametrize("quantum", [1e-3, 0.1])
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_rounded_losses_leave_as_multiples_and_the_certificate_holds(name, quantum):
-    objective, plain = OBJECTIVES[name], cohort()
+    objective = OBJECTIVES[name]
+    plain = cohort()
     optimum = reference_optimum(clients(), "squared", L2, objective)
     federation = secure(cohort(), quantum=quantum)
 
@@ -161,11 +189,15 @@ def test_rounded_losses_leave_as_multiples_and_the_certificate_holds(name, quant
         excess = objective.support(plain.evaluate(moment.state.x).loss) - optimum.value
         assert excess <= moment.state.certificate
 
-    result = sp.train(sp.fair(objective, local_steps=10), federation, rounds=60, tol=1e-8, callbacks=[honest])
+    result = sp.train(
+        sp.fair(objective, local_steps=10), federation, rounds=60, tol=1e-8, callbacks=[honest]
+    )
     assert result.status in ("precision", "stalled", "round limit")  # the floor is above tol
     assert result.certificate >= quantum
     start = objective.support(plain.evaluate(np.zeros(4)).loss) - optimum.value
-    assert objective.support(plain.evaluate(result.x).loss) - optimum.value <= max(5 * quantum, 0.05 * start)
+    assert objective.support(plain.evaluate(result.x).loss) - optimum.value <= max(
+        5 * quantum, 0.05 * start
+    )
     scores = federation.evaluate(result.x).loss / quantum
     assert np.abs(scores - np.rint(scores)).max() <= 1e-9
     losses = federation.losses(torch.zeros(4, dtype=torch.float64)) / quantum
@@ -174,13 +206,20 @@ def test_rounded_losses_leave_as_multiples_and_the_certificate_holds(name, quant
 
 def test_rounded_losses_of_a_float32_model_are_multiples_in_float64():
     question = Losses(torch.zeros(1))
-    reply = coarse(question, Reply({"loss": lambda: torch.tensor([0.6931472, 0.1], dtype=torch.float32)}), 0.001)
+    reply = coarse(
+        question,
+        Reply({"loss": lambda: torch.tensor([0.6931472, 0.1], dtype=torch.float32)}),
+        0.001,
+    )
     np.testing.assert_array_equal(reply.numbers["loss"]().numpy(), np.array([693, 100]) * 0.001)
 
 
-@pytest.mark.parametrize("name", ["ScaffPD", "Scaffold I", "FedAvg, some clients, minibatches", "DRFA"])
+@pytest.mark.parametrize(
+    "name", ["ScaffPD", "Scaffold I", "FedAvg, some clients, minibatches", "DRFA"]
+)
 def test_a_resumed_run_is_the_same_run(tmp_path, name):
-    method, file = FIRST_ORDER[name], tmp_path / "state.npz"
+    method = FIRST_ORDER[name]
+    file = tmp_path / "state.npz"
     whole = sp.train(method, secure(cohort()), rounds=9, seed=3)
     sp.train(method, secure(cohort()), rounds=4, seed=3, checkpoint=file)
     federation = secure(cohort())
@@ -192,7 +231,8 @@ def test_a_resumed_run_is_the_same_run(tmp_path, name):
 
 
 def test_a_plain_run_may_go_on_with_masked_sums(tmp_path):
-    file, method = tmp_path / "state.npz", FIRST_ORDER["ScaffPD"]
+    file = tmp_path / "state.npz"
+    method = FIRST_ORDER["ScaffPD"]
     sp.train(method, cohort(), rounds=4, seed=3, checkpoint=file)
     resumed = sp.train(method, secure(cohort()), rounds=9, seed=3, checkpoint=file)
     assert off(resumed.x, sp.train(method, cohort(), rounds=9, seed=3).x) <= 1e-12
@@ -205,7 +245,9 @@ def test_new_keys_and_the_same_digits(name):
     runs = []
     for _ in range(2):
         masked = []
-        federation = secure(cohort(), record=lambda kind, client, array, masked=masked: masked.append(array.copy()))
+        federation = secure(
+            cohort(), record=lambda kind, client, array, masked=masked: masked.append(array.copy())
+        )
         runs.append(sp.train(FIRST_ORDER[name], federation, rounds=8, seed=3))
         seen.append(masked)
     np.testing.assert_array_equal(runs[0].x, runs[1].x)
@@ -215,10 +257,14 @@ def test_new_keys_and_the_same_digits(name):
 
 def test_without_masks_the_record_shows_the_vectors_themselves(monkeypatch):
     """What `record` sees is what the server gets: a scaled vector, were it not masked."""
-    monkeypatch.setattr("scaffpd.masking.add_stream", lambda total, key, sign: None)
-    plain, seen = cohort(), {}
-    federation = secure(cohort(), record=lambda kind, client, array: seen.setdefault((kind, client), array.copy()))
-    x, w = torch.ones(4, dtype=torch.float64), np.full(5, 0.2)
+    monkeypatch.setattr("scaffpd.secure.masking.add_stream", lambda total, key, sign: None)
+    plain = cohort()
+    seen = {}
+    federation = secure(
+        cohort(), record=lambda kind, client, array: seen.setdefault((kind, client), array.copy())
+    )
+    x = torch.ones(4, dtype=torch.float64)
+    w = np.full(5, 0.2)
     federation.gradients(x).sum(w)
     own = plain.gradients(x).each().numpy()
     for i, name in enumerate(plain.names):

@@ -12,10 +12,11 @@ from secure_cases import SIZES, clients, cohort, network, off, secure
 import scaffpd as sp
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.masking import Identity, Party, Terms
+from scaffpd.secure.masking import Identity, Party, Terms
 from scaffpd.secure.parties import PRECISE, DisclosureGuard, GuardedParty, Weighting
 
-N, D = len(SIZES), 4
+N = len(SIZES)
+D = 4
 PLAN = LocalPlan(3, snapshot=2)
 WEIGHTS = st.one_of(
     st.just(0.0),
@@ -34,21 +35,25 @@ def close(seen, terms, weights):
     assert np.abs(np.asarray(seen) - expected).max() <= 1e-12 * largest + 1e-200
 
 
-PLAIN, MASKED = cohort(), secure(cohort(), projections=True)
+PLAIN = cohort()
+MASKED = secure(cohort(), projections=True)
 POINT = torch.tensor([0.3, -2.0, 1e-6, 5.0], dtype=torch.float64)
 
 
 @settings(max_examples=40, deadline=None)
 @given(weights=st.lists(WEIGHTS, min_size=N, max_size=N), scale=st.sampled_from([1e-6, 1.0, 1e6]))
 def test_gradients_updates_and_snapshots(weights, scale):
-    w, x = np.array(weights), scale * POINT
-    at, seen = PLAIN.gradients(x), MASKED.gradients(x)
+    w = np.array(weights)
+    x = scale * POINT
+    at = PLAIN.gradients(x)
+    seen = MASKED.gradients(x)
     np.testing.assert_array_equal(seen.losses, at.losses)
     close(seen.sum(w), at.each().numpy(), w)
     np.testing.assert_array_equal(seen.project(POINT), at.project(POINT))
     np.testing.assert_array_equal(seen.norms(), at.norms())
     close(seen.diagonal(w), at.diagonals().numpy(), w)
-    work, masked = PLAIN.local_updates(x, at, POINT, PLAN), MASKED.local_updates(x, seen, POINT, PLAN)
+    work = PLAIN.local_updates(x, at, POINT, PLAN)
+    masked = MASKED.local_updates(x, seen, POINT, PLAN)
     close(masked.sum(w), work.each().numpy(), w)
     close(masked.snapshot(w), work.reply.vectors["snapshot"].each().numpy(), w)
     np.testing.assert_array_equal(masked.norms(), work.norms())
@@ -57,11 +62,14 @@ def test_gradients_updates_and_snapshots(weights, scale):
 @settings(max_examples=15, deadline=None)
 @given(weights=st.lists(WEIGHTS, min_size=N, max_size=N), k=st.integers(1, 3))
 def test_curvature_and_local_models(weights, k):
-    w, metric = np.array(weights), torch.full((D,), 2.0, dtype=torch.float64)
+    w = np.array(weights)
+    metric = torch.full((D,), 2.0, dtype=torch.float64)
     V = torch.from_numpy(np.random.default_rng(k).standard_normal((D, k)))
-    at, seen = PLAIN.gradients(POINT), MASKED.gradients(POINT)
+    at = PLAIN.gradients(POINT)
+    seen = MASKED.gradients(POINT)
     terms = np.stack([at.restriction(V, np.eye(N)[i], metric).curvature.ravel() for i in range(N)])
-    plain, masked = at.restriction(V, w, metric), seen.restriction(V, w, metric)
+    plain = at.restriction(V, w, metric)
+    masked = seen.restriction(V, w, metric)
     close(masked.curvature.ravel(), terms, w)
     np.testing.assert_array_equal(masked.slopes, plain.slopes)
     np.testing.assert_array_equal(masked.sizes, plain.sizes)
@@ -73,7 +81,9 @@ def test_curvature_and_local_models(weights, k):
 @settings(max_examples=25, deadline=None)
 @given(
     weights=st.lists(WEIGHTS, min_size=N, max_size=N),
-    scales=st.lists(st.sampled_from([0.0, 1e-300, 1e-12, 1.0, 1e12, 1e100]), min_size=N, max_size=N),
+    scales=st.lists(
+        st.sampled_from([0.0, 1e-300, 1e-12, 1.0, 1e12, 1e100]), min_size=N, max_size=N
+    ),
 )
 def test_vectors_that_clients_keep_may_be_of_any_size(weights, scales):
     w = np.array(weights)
@@ -90,7 +100,8 @@ def test_some_clients_and_columns_of_very_different_sizes(data, scales):
     chosen = sorted(data.draw(st.sets(st.integers(0, N - 1), min_size=3)))
     rows = [(X * scales, y) for X, y in clients()]
     model = sp.Linear("squared", l2=0.1)
-    plain, masked = sp.Cohort(rows, model), secure(sp.Cohort(rows, model))
+    plain = sp.Cohort(rows, model)
+    masked = secure(sp.Cohort(rows, model))
     w = np.zeros(N)
     w[chosen] = np.random.default_rng(0).random(len(chosen))
     seen = masked.gradients(POINT, clients=chosen)
@@ -99,7 +110,8 @@ def test_some_clients_and_columns_of_very_different_sizes(data, scales):
 
 
 def test_vectors_that_grow_and_shrink_find_their_clip():
-    federation, exchanges = secure(cohort()), []
+    federation = secure(cohort())
+    exchanges = []
     for power in (0, 8, -40, 60, 60, 60, -200):
         x = POINT * 2.0**power
         before = federation.traffic.exchanges
@@ -113,7 +125,8 @@ def test_vectors_that_grow_and_shrink_find_their_clip():
 def test_the_same_sum_is_not_asked_for_twice():
     federation = secure(cohort())
     at = federation.gradients(POINT)
-    first, before = at.sum(np.full(N, 0.2)), federation.traffic.snapshot()
+    first = at.sum(np.full(N, 0.2))
+    before = federation.traffic.snapshot()
     assert at.sum(np.full(N, 0.2)) is first
     assert federation.traffic == before
 
@@ -121,7 +134,8 @@ def test_the_same_sum_is_not_asked_for_twice():
 @pytest.mark.parametrize("up", [True, False])
 def test_weights_that_differ_by_a_last_digit_are_the_same_weights(up):
     """λ is computed anew for the same point, and may round to the other side; clients would refuse the second sum."""
-    federation, weights = secure(cohort(), share=0.9), np.linspace(0.1, 0.3, N)
+    federation = secure(cohort(), share=0.9)
+    weights = np.linspace(0.1, 0.3, N)
     unit = 2.0 ** (-2 - PRECISE)  # between the numbers next to 0.2 of so many digits
     weights[1] = (round(0.2 / unit) + 0.5) * unit
     at = federation.gradients(POINT)
@@ -136,7 +150,10 @@ class Weighed:
     """A channel whose messages are weighed: what arrays of the wire's own format would carry."""
 
     def __init__(self, channel):
-        self._channel, self.up, self.down, self.messages = channel, 0, 0, 0
+        self._channel = channel
+        self.up = 0
+        self.down = 0
+        self.messages = 0
 
     def __getattr__(self, name):
         return getattr(self._channel, name)
@@ -150,7 +167,9 @@ class Weighed:
         return replies
 
 
-@pytest.mark.parametrize("method", [sp.ScaffPD(sp.ChiSquare(0.05), local_steps=2), sp.FedAvg(), sp.DRFA(sp.Average())])
+@pytest.mark.parametrize(
+    "method", [sp.ScaffPD(sp.ChiSquare(0.05), local_steps=2), sp.FedAvg(), sp.DRFA(sp.Average())]
+)
 @pytest.mark.parametrize("clients_", [3, 5, 12])
 def test_traffic_is_what_messages_would_carry(method, clients_):
     federation = secure(cohort(sizes=SIZES * 3 if clients_ > 5 else SIZES[:clients_]))
@@ -159,7 +178,8 @@ def test_traffic_is_what_messages_would_carry(method, clients_):
     before = federation.traffic.snapshot()
     federation.count = lambda **_: None  # x, losses and corrections are counted as in plain runs
     sp.train(method, federation, rounds=5, seed=3)
-    up, down = federation.traffic.bytes_up - before.bytes_up, federation.traffic.bytes_down - before.bytes_down
+    up = federation.traffic.bytes_up - before.bytes_up
+    down = federation.traffic.bytes_down - before.bytes_down
     assert weighed.up <= up <= weighed.up + 32 * weighed.messages
     assert weighed.down <= down <= weighed.down + 32 * weighed.messages
     assert weighed.messages > 15
@@ -168,7 +188,8 @@ def test_traffic_is_what_messages_would_carry(method, clients_):
 def test_record_sees_every_masked_vector():
     seen = []
     federation = secure(
-        cohort(), record=lambda kind, client, array: seen.append((kind, client, array.dtype, len(array)))
+        cohort(),
+        record=lambda kind, client, array: seen.append((kind, client, array.dtype, len(array))),
     )
     sp.train(sp.ScaffPD(sp.ChiSquare(0.05), local_steps=2), federation, rounds=4)
     assert {kind for kind, *_ in seen} == {"c", "d"}
@@ -181,8 +202,11 @@ def test_record_sees_every_masked_vector():
 @pytest.mark.parametrize("share", [0.9, 0.3])
 def test_nobody_is_nearly_all_of_a_sum(share):
     federation = sp.SecureAggregation(cohort(), share=share)
-    at, w = federation.gradients(POINT), np.array([share + 0.05, 0.0, 0.0, 0.0, 0.95 - share])
-    with pytest.raises(InputError, match=r"'client-0' would make up .* of a sum.*allow a larger share"):
+    at = federation.gradients(POINT)
+    w = np.array([share + 0.05, 0.0, 0.0, 0.0, 0.95 - share])
+    with pytest.raises(
+        InputError, match=r"'client-0' would make up .* of a sum.*allow a larger share"
+    ):
         at.sum(w)
     with pytest.raises(InputError, match="'client-4'"):
         at.sum(np.array([0, 0, 0, 0, -1.0]))
@@ -264,7 +288,9 @@ def test_what_servers_must_not_see_is_refused():
         with pytest.raises(InputError, match="hide every client's own vector"):
             question()
     with pytest.raises(InputError, match="several directions"):
-        at.restriction(torch.eye(D, dtype=torch.float64), np.full(N, 0.2), torch.ones(D, dtype=torch.float64))
+        at.restriction(
+            torch.eye(D, dtype=torch.float64), np.full(N, 0.2), torch.ones(D, dtype=torch.float64)
+        )
     with pytest.raises(InputError, match="hide every client's own vector"):
         federation.local_updates(POINT, at, None, LocalPlan(1)).each()
     with pytest.raises(InputError, match="no snapshot"):
@@ -273,14 +299,18 @@ def test_what_servers_must_not_see_is_refused():
 
 def test_the_certificate_allows_for_the_number_format():
     """A sum is off by less than the bound that the certificate is told of."""
-    federation, plain, w = secure(cohort()), cohort(), np.full(N, 0.2)
+    federation = secure(cohort())
+    plain = cohort()
+    w = np.full(N, 0.2)
     at = federation.gradients(POINT)
     before = at.rounding[1]
     c = at.sum(w)
     added = at.rounding[1] - before
     assert (added > 0).all()
     assert np.linalg.norm(c.numpy() - plain.gradients(POINT).sum(w).numpy()) <= w @ at.rounding[1]
-    assert added.max() <= 1e-13 * float(c.norm()) * N**2  # weights have 46 digits, of which the last may differ
+    assert (
+        added.max() <= 1e-13 * float(c.norm()) * N**2
+    )  # weights have 46 digits, of which the last may differ
 
 
 def test_the_federation_says_what_it_is():
@@ -299,9 +329,12 @@ def test_the_federation_says_what_it_is():
 @given(weight=st.floats(1e-6, 1.0), largest=st.floats(1e-3, 1e3))
 def test_a_vector_shows_one_size_whatever_its_weight(weight, largest):
     """Or a server could bisect weights until it knows the largest entry to all digits."""
-    party, terms = GuardedParty(Party(Identity("a")), DisclosureGuard(), 1.0), Terms(("a", "b", "c"), 1)
+    party = GuardedParty(Party(Identity("a")), DisclosureGuard(), 1.0)
+    terms = Terms(("a", "b", "c"), 1)
     shown, alone = (
-        party.answer(Weighting(terms, np.array([own, 1.0, 1.0])), None, np.array([largest, 0.0]), b"").exponent
+        party.answer(
+            Weighting(terms, np.array([own, 1.0, 1.0])), None, np.array([largest, 0.0]), b""
+        ).exponent
         for own in (weight, 1.0)
     )
     assert shown - alone == int(np.ceil(np.log2(weight)))

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.model_file import read_model
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, decode
 from scaffpd.deploy.silo.silo import Silo
-from scaffpd.masking import Identity
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.model_file import read_model
+from scaffpd.secure.masking import Identity
 
 NAMES = ("north", "south", "east", "west", "middle")
 FILE = """name = "curious"
@@ -60,23 +60,36 @@ class Watched(InProcess):
         return replies
 
 
-def ordinary_run(folder: Path, d: int, losses: str, kind="Fair", objective="ChiSquare", tol=1e-6, rows=60):
+def ordinary_run(
+    folder: Path, d: int, losses: str, kind="Fair", objective="ChiSquare", tol=1e-6, rows=60
+):
     """Train over five silos with d parameters, and return what was said, the outcome, and the silos."""
     folder.mkdir(parents=True, exist_ok=True)
     strength = {"ChiSquare": "rho = 0.1\n", "CVaR": "alpha = 0.5\n"}.get(objective, "")
     path = folder / "federation.toml"
-    about = {"kind": kind, "objective": objective, "strength": strength, "losses": losses, "tol": tol}
+    about = {
+        "kind": kind,
+        "objective": objective,
+        "strength": strength,
+        "losses": losses,
+        "tol": tol,
+    }
     path.write_text(FILE.format(silos=list(NAMES), **about))
     for name in NAMES:
         (folder / name).mkdir(exist_ok=True)
-    prints = {name: Identity.kept(name, folder / name / "identity.key").card.fingerprint for name in NAMES}
+    prints = {
+        name: Identity.kept(name, folder / name / "identity.key").card.fingerprint for name in NAMES
+    }
     pins = "[secure.pins]\n" + "".join(f'{name} = "{key}"\n' for name, key in prints.items())
     for k, name in enumerate(NAMES):
         rng = np.random.default_rng([d, k])
         X = rng.normal(size=(rows, d - 1)) + 0.5 * rng.normal(size=d - 1)
         y = X @ (1 + rng.normal(size=d - 1)) + rng.normal(size=rows) > 0
         with (folder / name / "rows.csv").open("w", newline="") as file:
-            table = [[*map(repr, map(float, x)), "yes" if label else "no"] for x, label in zip(X, y, strict=True)]
+            table = [
+                [*map(repr, map(float, x)), "yes" if label else "no"]
+                for x, label in zip(X, y, strict=True)
+            ]
             csv.writer(file).writerows([[*(f"x{j}" for j in range(d - 1)), "sick"], *table])
         rules = f'\n[secure]\nrequired = true\nlosses = "{losses}"\n{pins}'
         (folder / name / "silo.toml").write_text(
@@ -88,12 +101,18 @@ def ordinary_run(folder: Path, d: int, losses: str, kind="Fair", objective="ChiS
 
 def losses_seen(log):
     """{silo: (points, losses)}: every loss of a single silo that left, and where it was asked for."""
-    vectors, found = {}, {}
+    vectors = {}
+    found = {}
     for name, question, reply in log:
-        asked, told = decode(question, 2**31), decode(reply, 2**31)
+        asked = decode(question, 2**31)
+        told = decode(reply, 2**31)
         vectors |= {(name, label): array for label, array in asked.arrays.items()}
         label = asked.values.get("vectors", {}).get("x")
-        if told.kind == "answer" and asked.kind in ("gradients", "losses", "evaluate") and "scalars" in told.arrays:
+        if (
+            told.kind == "answer"
+            and asked.kind in ("gradients", "losses", "evaluate")
+            and "scalars" in told.arrays
+        ):
             points = found.setdefault(name, {})
             points[vectors[name, label].tobytes()] = float(told.arrays["scalars"][0])
     return {
@@ -113,7 +132,9 @@ def gradients_from_losses(log, x):
         far = np.linalg.norm(away, axis=1)
         keep = far > 0
         here = losses[~keep][0] if (~keep).any() else losses[np.argmin(far)]
-        away, rise, far = away[keep], losses[keep] - here, far[keep]
+        away = away[keep]
+        rise = losses[keep] - here
+        far = far[keep]
         if not len(rise):
             continue
         i, j = np.triu_indices(len(x))
@@ -134,16 +155,22 @@ def errors(transport, found, x):
 
 def table():
     """The table of docs/threat-model.md."""
-    lines = ["| d | losses | method | rounds | points where a silo showed its loss | relative error of c_i |"]
+    lines = [
+        "| d | losses | method | rounds | points where a silo showed its loss | relative error of c_i |"
+    ]
     lines.append("|---:|---|---|---:|---:|---|")
-    for d, (kind, losses), tol in itertools.product((5, 10), (("ScaffPD", "clear"), ("Fair", "hidden")), (1e-6, 1e-10)):
+    for d, (kind, losses), tol in itertools.product(
+        (5, 10), (("ScaffPD", "clear"), ("Fair", "hidden")), (1e-6, 1e-10)
+    ):
         with tempfile.TemporaryDirectory() as folder:
             transport, outcome, file = ordinary_run(Path(folder), d, losses, kind, tol=tol)
             x = read_model(file.folder / "model.safetensors")[0]
             off = errors(transport, gradients_from_losses(transport.log, x), x)
             seen = max((len(found) for _, found in losses_seen(transport.log).values()), default=0)
         words = f"{min(off):.2%} to {max(off):.2%}" if losses == "clear" else f"{min(off):.0%}"
-        lines.append(f"| {d} | {losses} | {kind}, tol = {tol:g} | {outcome.rounds} | {seen} | {words} |")
+        lines.append(
+            f"| {d} | {losses} | {kind}, tol = {tol:g} | {outcome.rounds} | {seen} | {words} |"
+        )
     return "\n".join(lines)
 
 

@@ -12,17 +12,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.agreement import negotiate, settle
 from scaffpd.deploy.messages import Failure, InProcess, Message
 from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.federation import LocalPlan
 from scaffpd.federation.questions import GradientsAt, LocalSteps, Project, Scores
-from scaffpd.masking import FixedPoint, Identity
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.secure.masking import FixedPoint, Identity
 
 NAMES = ("north", "south", "east", "west")
-ROWS, FEATURES, L2 = 40, 3, 1e-3
+ROWS = 40
+FEATURES = 3
+L2 = 1e-3
 NUMBERS = FixedPoint.finest(len(NAMES), 4)
 FEDERATION = """name = "attacked"
 silos = {silos}
@@ -53,25 +55,38 @@ def rows_of(seed, rows=ROWS):
     return X, (X @ rng.normal(size=FEATURES) + rng.normal(size=rows) > 0).astype(int)
 
 
-def written(folder: Path, kind="ScaffPD", rules="", names=NAMES, required=True, rows=ROWS, secure=""):
+def written(
+    folder: Path, kind="ScaffPD", rules="", names=NAMES, required=True, rows=ROWS, secure=""
+):
     """The files of a federation whose silos require masks: a federation.toml, and a silo.toml for each."""
-    objective = '\n[objective]\nkind = "ChiSquare"\nrho = 0.1\n' if kind in ("ScaffPD", "Fair") else ""
+    objective = (
+        '\n[objective]\nkind = "ChiSquare"\nrho = 0.1\n' if kind in ("ScaffPD", "Fair") else ""
+    )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "federation.toml"
     hidden = 'losses = "hidden"\n' if kind == "Fair" else ""
-    path.write_text(FEDERATION.format(silos=list(names), l2=L2, kind=kind, objective=objective) + hidden)
-    places, pins = {}, ""
+    path.write_text(
+        FEDERATION.format(silos=list(names), l2=L2, kind=kind, objective=objective) + hidden
+    )
+    places = {}
+    pins = ""
     if required:
         for name in names:
             (folder / name).mkdir(exist_ok=True)
-        prints = {name: Identity.kept(name, folder / name / "identity.key").card.fingerprint for name in names}
+        prints = {
+            name: Identity.kept(name, folder / name / "identity.key").card.fingerprint
+            for name in names
+        }
         pins = "[secure.pins]\n" + "".join(f'{name} = "{key}"\n' for name, key in prints.items())
     for k, name in enumerate(names):
         place = folder / name
         place.mkdir(exist_ok=True)
         X, y = rows_of(k, rows)
         with (place / "rows.csv").open("w", newline="") as file:
-            table = [[*map(repr, map(float, x)), "yes" if label else "no"] for x, label in zip(X, y, strict=True)]
+            table = [
+                [*map(repr, map(float, x)), "yes" if label else "no"]
+                for x, label in zip(X, y, strict=True)
+            ]
             csv.writer(file).writerows([["a", "b", "c", "sick"], *table])
         rest = f"\n[secure]\nrequired = {str(required).lower()}\n{secure}{pins}"
         (place / "silo.toml").write_text(
@@ -92,10 +107,13 @@ class Coordinator:
         self.silos = {name: Silo.open(place) for name, place in self.places.items()}
         self.session, self.file = Session(InProcess(self.silos)), FederationFile.read(path)
         self.session.greet(5.0)
-        self.setup = AGREED.get(about := repr((kind, rules, names, how))) or negotiate(self.session, names, self.file)
+        self.setup = AGREED.get(about := repr((kind, rules, names, how))) or negotiate(
+            self.session, names, self.file
+        )
         AGREED[about] = self.setup
         self.facts = settle(self.session, names, self.setup, 5.0)
-        self.names, self.asked = list(names), 0
+        self.names = list(names)
+        self.asked = 0
 
     def put(self, name: str, request: SiloRequest) -> Message:
         """One question to one silo."""
@@ -108,7 +126,9 @@ class Coordinator:
     def ask(self, name, question, **values):
         """A question of the waist; further values change its message."""
         request = SiloRequest.of(question)
-        return self.put(name, SiloRequest(request.kind, {**request.values, **values}, request.vectors))
+        return self.put(
+            name, SiloRequest(request.kind, {**request.values, **values}, request.vectors)
+        )
 
     def truth(self, name):
         """The silo's encoded rows and labels, and the cohort that computes with them; for the tests alone."""
@@ -144,7 +164,8 @@ def kinks(g, v, n, low, high, marks=None):
     step = 1e-4
 
     def line(b):
-        left, right = g(v, b), g(v, b + step)
+        left = g(v, b)
+        right = g(v, b + step)
         slope = np.round((right - left) / step * n) / n
         return slope, left - slope * b
 
@@ -175,11 +196,16 @@ def read_rows(coordinator, name, scale=1e6):
     The loss at scale·(v, b) bends where the plane a·v + b = 0 passes a row. The bends along one direction u, and along
     u + η e_j for every j, give every row's entries: n + 1 lines a direction.
     """
-    n, u, eta = ROWS, np.random.default_rng(5).normal(size=FEATURES), 1e-4
+    n = ROWS
+    u = np.random.default_rng(5).normal(size=FEATURES)
+    eta = 1e-4
     g = hinge(coordinator, name, scale)
     try:
         first, places = kinks(g, u, n, -20.0, 20.0)
-        found = [(kinks(g, u + eta * e, n, -20.0, 20.0, places)[0] - first) / -eta for e in np.eye(FEATURES)]
+        found = [
+            (kinks(g, u + eta * e, n, -20.0, 20.0, places)[0] - first) / -eta
+            for e in np.eye(FEATURES)
+        ]
     except (RefusedError, ValueError):
         return np.zeros((0, FEATURES))
     return np.stack(found, 1)
@@ -195,13 +221,16 @@ def rows_read(found, X, within=0.01):
 
 def project_own_way(coordinator, name, x):
     """⟨c_i, e_j⟩ for every j, by pretending that x went along e_j."""
-    found, at = [], GradientsAt(point(x))
+    found = []
+    at = GradientsAt(point(x))
     for e in np.eye(len(x)):
         other = GradientsAt(point(x + e))
         try:
             coordinator.ask(name, at)
             coordinator.ask(name, other)
-            found.append(float(coordinator.ask(name, Project(at, other.x - at.x)).arrays["scalars"][0]))
+            found.append(
+                float(coordinator.ask(name, Project(at, other.x - at.x)).arrays["scalars"][0])
+            )
         except RefusedError:
             return np.full(len(x), np.nan)
     return np.array(found)
@@ -209,7 +238,8 @@ def project_own_way(coordinator, name, x):
 
 def sizes_of_corrections(coordinator, name, x, scale=10.0):
     """c_i from the lengths ‖η(c_i + s e_j)‖² of local work with the correction s e_j."""
-    plan, c = LocalPlan(1, 1.0), np.zeros(len(x))
+    plan = LocalPlan(1, 1.0)
+    c = np.zeros(len(x))
 
     def size(correction):
         asked = SiloRequest.of(LocalSteps(point(x), None, point(correction), plan))
@@ -232,9 +262,15 @@ def masked(coordinator, name, question, part, weights, numbers=None, names=None,
     """One silo's answer to a question for its masked vector, with weights that only it is told."""
     asked = SiloRequest.of(question)
     values = {
-        **asked.values, "about": asked.kind, "parts": [part], "names": list(names or coordinator.names), "colluding": 1,
-        "weights": [float(w) for w in weights], "numbers": None if numbers is None else numbers.values(), **more,
-    }  # fmt: skip
+        **asked.values,
+        "about": asked.kind,
+        "parts": [part],
+        "names": list(names or coordinator.names),
+        "colluding": 1,
+        "weights": [float(w) for w in weights],
+        "numbers": None if numbers is None else numbers.values(),
+        **more,
+    }
     return coordinator.put(name, SiloRequest("masked", values, asked.vectors))
 
 
@@ -251,7 +287,10 @@ def summed(coordinator, told, part="c", numbers=NUMBERS, **more):
 
 def meet(coordinator, swap=None):
     """Hand everybody's cards around; `swap(cards)` changes what silos are shown."""
-    cards = {name: coordinator.put(name, SiloRequest("card")).values["card"] for name in coordinator.names}
+    cards = {
+        name: coordinator.put(name, SiloRequest("card")).values["card"]
+        for name in coordinator.names
+    }
     shown = cards if swap is None else swap(dict(cards))
     for name in coordinator.names:
         reply = coordinator.put(name, SiloRequest("meet", {"cards": list(shown.values())}))
@@ -273,25 +312,35 @@ def single_out(coordinator, victim, x):
     told = {}
     for name in coordinator.names:
         coordinator.ask(name, at)
-        own = [0.5 if other == name else 0.5 / (len(coordinator.names) - 1) for other in coordinator.names]
-        none = [float(other == victim) * 0.5 + 1e-300 * (other != victim) for other in coordinator.names]
+        own = [
+            0.5 if other == name else 0.5 / (len(coordinator.names) - 1)
+            for other in coordinator.names
+        ]
+        none = [
+            float(other == victim) * 0.5 + 1e-300 * (other != victim) for other in coordinator.names
+        ]
         told[name] = (at, own if name == victim else none)
     return summed(coordinator, told) / 0.5
 
 
 def single_point(coordinator, victim, x):
     """c of the victim, by asking the others at a point where the server knows their sum."""
-    here, there = GradientsAt(point(x)), GradientsAt(point(x + 1.0))
+    here = GradientsAt(point(x))
+    there = GradientsAt(point(x + 1.0))
     weights = np.full(len(coordinator.names), 0.25)
     for name in coordinator.names:
         coordinator.ask(name, here)
         coordinator.ask(name, there)
-    return summed(coordinator, {name: (here if name == victim else there, weights) for name in coordinator.names})
+    return summed(
+        coordinator,
+        {name: (here if name == victim else there, weights) for name in coordinator.names},
+    )
 
 
 def weightings(coordinator, x, nudge):
     """Everybody's c, from as many weightings of (nearly) the same vectors as there are silos."""
-    n, sums = len(coordinator.names), []
+    n = len(coordinator.names)
+    sums = []
     tables = 0.1 + 0.6 * np.eye(n)
     for k, weights in enumerate(tables):
         at = GradientsAt(point(x + k * nudge))
@@ -303,11 +352,13 @@ def weightings(coordinator, x, nudge):
 
 def subset(coordinator, x):
     """c of the last silo, from the sum over all and the sum over all but the last."""
-    at, names = GradientsAt(point(x)), coordinator.names
+    at = GradientsAt(point(x))
+    names = coordinator.names
     for name in names:
         coordinator.ask(name, at)
     whole = summed(coordinator, dict.fromkeys(names, (at, np.full(len(names), 1.0))))
-    total, fewer = np.zeros(1, dtype=np.uint64), names[:-1]
+    total = np.zeros(1, dtype=np.uint64)
+    fewer = names[:-1]
     for name in fewer:
         reply = masked(coordinator, name, at, "c", np.full(len(fewer), 1.0), NUMBERS, fewer)
         total = total + reply.arrays["masked"].view(np.uint64)
@@ -316,13 +367,17 @@ def subset(coordinator, x):
 
 def digits_beyond(coordinator, x):
     """Everybody's c, from the remainders beyond ever fewer binary digits: in base 4, a digit of each silo per sum."""
-    at, weights, low = GradientsAt(point(x)), 4.0 ** np.arange(len(coordinator.names)), 0.0
+    at = GradientsAt(point(x))
+    weights = 4.0 ** np.arange(len(coordinator.names))
+    low = 0.0
     for name in coordinator.names:
         coordinator.ask(name, at)
     for b in range(58, -3, -1):
         numbers = FixedPoint.finest(len(weights), -b + 5)
         found = _total(coordinator, at, weights, numbers, beyond=float(b))
-        left = np.rint((found - weights @ np.broadcast_to(low, (len(weights), len(x)))) * 2.0 ** (b + 1)).astype(int)
+        left = np.rint(
+            (found - weights @ np.broadcast_to(low, (len(weights), len(x)))) * 2.0 ** (b + 1)
+        ).astype(int)
         digits = []
         for _ in weights:
             digits.append((left + 1) % 4 - 1)
@@ -333,12 +388,18 @@ def digits_beyond(coordinator, x):
 
 def bisect_factor(coordinator, x, nudge=0.0):
     """c of the first silo: in whole numbers the others vanish, and a common factor of the weights is searched."""
-    n, found = len(coordinator.names), []
-    weights, numbers = np.array([0.85, *[0.15 / (n - 1)] * (n - 1)]), FixedPoint(n, 20, 0)
+    n = len(coordinator.names)
+    found = []
+    weights = np.array([0.85, *[0.15 / (n - 1)] * (n - 1)])
+    numbers = FixedPoint(n, 20, 0)
     for j in range(len(x)):
-        low, high, sign, s = 1e-3, 1e3, 1.0, 1.0
+        low = 1e-3
+        high = 1e3
+        sign = 1.0
+        s = 1.0
         for k in range(45):
-            at, s = GradientsAt(point(x + nudge * (45 * j + k))), np.sqrt(low * high)
+            at = GradientsAt(point(x + nudge * (45 * j + k)))
+            s = np.sqrt(low * high)
             for name in coordinator.names:
                 coordinator.ask(name, at)
             got = _total(coordinator, at, s * weights, numbers)[j]
@@ -349,21 +410,27 @@ def bisect_factor(coordinator, x, nudge=0.0):
 
 def two_weightings(coordinator, x, change):
     """c of the first silo, from two sums in which the others have equal weights."""
-    at, n = GradientsAt(point(x)), len(coordinator.names)
+    at = GradientsAt(point(x))
+    n = len(coordinator.names)
     for name in coordinator.names:
         coordinator.ask(name, at)
-    one, other = np.full(n, 1 / n), np.full(n, 1 / n) + change * np.eye(n)[0]
+    one = np.full(n, 1 / n)
+    other = np.full(n, 1 / n) + change * np.eye(n)[0]
     sums = [_total(coordinator, at, weights, NUMBERS) for weights in (one, other)]
     return (sums[1] - sums[0]) / (other - one)[0]
 
 
 def _total(coordinator, at, weights, numbers, **more):
-    return summed(coordinator, dict.fromkeys(coordinator.names, (at, weights)), "c", numbers, **more)
+    return summed(
+        coordinator, dict.fromkeys(coordinator.names, (at, weights)), "c", numbers, **more
+    )
 
 
 def bisect_exponent(coordinator, name, x):
     """c_1 to many digits, from the sizes (powers of two) of local work with the correction s e_1."""
-    low, high, plan = -(2.0**20) - 8, -(2.0**20) + 8, LocalPlan(1, 1.0)
+    low = -(2.0**20) - 8
+    high = -(2.0**20) + 8
+    plan = LocalPlan(1, 1.0)
     for _ in range(40):
         middle = (low + high) / 2
         correction = middle * np.eye(len(x))[0]

@@ -31,7 +31,11 @@ def _array(change):
 def _value(change):
     def lie(answer, random):
         message = decode(answer, LARGEST)
-        return encode(Message(message.kind, {**message.values, **change(message.values, random)}, message.arrays))
+        return encode(
+            Message(
+                message.kind, {**message.values, **change(message.values, random)}, message.arrays
+            )
+        )
 
     return lie
 
@@ -58,18 +62,24 @@ CHANGES = {
     "cut short": _cut,
     "one bit": _flip,
     "another shape": _array(lambda array, random: np.append(array, array[:1])),
-    "another format": _array(np.errstate(over="ignore")(lambda array, random: array.astype(np.float16))),
+    "another format": _array(
+        np.errstate(over="ignore")(lambda array, random: array.astype(np.float16))
+    ),
     "NaN": _array(lambda array, random: array if array.dtype.kind == "i" else array * np.nan),
     "noise": _array(_noise),
-    "false masks": _array(lambda array, random: array * 3 + 1 if array.dtype.kind == "i" else array),
+    "false masks": _array(
+        lambda array, random: array * 3 + 1 if array.dtype.kind == "i" else array
+    ),
     "no arrays": lambda answer, random: encode(Message("answer", decode(answer, LARGEST).values)),
     "a refusal": _value(lambda values, random: {"declined": "I do not want to."}),
-    "an accusation": _value(lambda values, random: {"accused": "cleveland", "why": "It is not who it says."}),
+    "an accusation": _value(
+        lambda values, random: {"accused": "cleveland", "why": "It is not who it says."}
+    ),
     "another size": _value(lambda values, random: {"exponent": int(random.integers(-90, 90))}),
     "another question": _value(lambda values, random: {"question": "0" * 16}),
     "another name": _value(lambda values, random: {"silo": "hungarian"}),
     "failed": lambda answer, random: encode(Message("failed", decode(answer, LARGEST).values)),
-}  # fmt: skip
+}
 
 
 class Ended(NamedTuple):
@@ -86,7 +96,10 @@ class Changing(Faulty):
 
     def __init__(self, places, change, moment, always):
         super().__init__(places)
-        self.change, self.moment, self.always, self.answers = change, moment, always, 0
+        self.change = change
+        self.moment = moment
+        self.always = always
+        self.answers = 0
         self.random = np.random.default_rng(moment)
 
     def ask(self, questions, timeout):

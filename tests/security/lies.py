@@ -62,12 +62,16 @@ class LyingOracle:
     """One client that answers every question of first order for the other function."""
 
     def __init__(self, inner, lie):
-        self.inner, self.lie = inner, lie
-        self.dimension, self.most_rows = inner.dimension, inner.most_rows
-        self.start, self.contents = inner.start, inner.contents
+        self.inner = inner
+        self.lie = lie
+        self.dimension = inner.dimension
+        self.most_rows = inner.most_rows
+        self.start = inner.start
+        self.contents = inner.contents
 
     def constants(self):
-        known, lie = self.inner.constants(), self.lie
+        known = self.inner.constants()
+        lie = self.lie
         smooth = {name: lie.a * getattr(known, name) + lie.s for name in ("smoothness", "steepest")}
         return replace(known, **smooth)
 
@@ -77,11 +81,18 @@ class LyingOracle:
 
     def evaluate(self, x, batch_size, key):
         gradient = self.lie.a * self.inner.evaluate(x, batch_size, key).each()
-        return LyingPoint(x, self.losses(x, batch_size, key), gradient + self.lie.s * x / torch.sqrt(1 + x @ x))
+        return LyingPoint(
+            x, self.losses(x, batch_size, key), gradient + self.lie.s * x / torch.sqrt(1 + x @ x)
+        )
 
     def local_updates(self, x, at, correction, plan):
-        rate = plan.rate if plan.rate is not None else plan.scale / float(self.constants().smoothness[0])
-        pull, each = shift(at, correction), torch.zeros(1, len(x), dtype=x.dtype)
+        rate = (
+            plan.rate
+            if plan.rate is not None
+            else plan.scale / float(self.constants().smoothness[0])
+        )
+        pull = shift(at, correction)
+        each = torch.zeros(1, len(x), dtype=x.dtype)
         for _ in range(plan.steps):
             each = each + rate * (self.evaluate((x - each)[0], None, ()).each() + pull)
         return StackedDisplacements(each)
@@ -135,7 +146,13 @@ def flip(row, k):
 
 def stretch(row, k):
     """Numbers ten times as far from a middle."""
-    for name, middle in (("age", 54), ("trestbps", 130), ("chol", 200), ("thalach", 140), ("oldpeak", 1)):
+    for name, middle in (
+        ("age", 54),
+        ("trestbps", 130),
+        ("chol", 200),
+        ("thalach", 140),
+        ("oldpeak", 1),
+    ):
         if row[name]:
             row[name] = str(middle + 10 * (float(row[name]) - middle))
 
@@ -162,9 +179,13 @@ LIES = {
     "rows ten times as long": rewrites(stretch),
 }
 REGRESSION_LIES = {
-    "nobody lies": Silo.open, "100 f": tells(a=100.0), "2 f": tells(a=2.0), "f + 5": tells(b=5.0),
-    "targets ten times as large": rewrites(older(10)), "targets a hundred times as large": rewrites(older(100)),
-}  # fmt: skip
+    "nobody lies": Silo.open,
+    "100 f": tells(a=100.0),
+    "2 f": tells(a=2.0),
+    "f + 5": tells(b=5.0),
+    "targets ten times as large": rewrites(older(10)),
+    "targets a hundred times as large": rewrites(older(100)),
+}
 
 
 class Gain(NamedTuple):
@@ -183,7 +204,9 @@ class Gain(NamedTuple):
     why: str = ""
 
 
-def attack(folder: Path, lie, objective: str, anchored: bool = True, more: str = "", age: bool = False) -> Gain:
+def attack(
+    folder: Path, lie, objective: str, anchored: bool = True, more: str = "", age: bool = False
+) -> Gain:
     """Run a federation of four hospitals one of which lies, and return what it has of it."""
     kind = OBJECTIVES[objective]
     change = {
@@ -193,7 +216,10 @@ def attack(folder: Path, lie, objective: str, anchored: bool = True, more: str =
     }
     path, places = federation(folder / "lied", replacing=change, more=QUICK + more)
     true, others = federation(folder / "true", replacing=change, more=QUICK + more)
-    for place in (*places.values(), *others.values()):  # a hundred times a loss may lead x far out, where silos refuse
+    for place in (
+        *places.values(),
+        *others.values(),
+    ):  # a hundred times a loss may lead x far out, where silos refuse
         text = place.read_text() + "\n[limits]\nradius = 1e6\npath = 1e9\n"
         place.write_text(text.replace('"disease"', '"age"\ntask = "regression"') if age else text)
     silos = opened(places)
@@ -206,8 +232,11 @@ def attack(folder: Path, lie, objective: str, anchored: bool = True, more: str =
     for name in ("setup.json", "model.safetensors"):
         (true.parent / "run" / name).write_bytes((path.parent / "run" / name).read_bytes())
     losses = dict(zip(others, cohort(true, others).evaluate(model_of(true)).loss, strict=True))
-    found = next((e for e in events(path) if e["what"] == "quarantined" and e["client"] == LIAR), None)
-    own, worst = float(losses.pop(LIAR)), float(max(losses.values()))
+    found = next(
+        (e for e in events(path) if e["what"] == "quarantined" and e["client"] == LIAR), None
+    )
+    own = float(losses.pop(LIAR))
+    worst = float(max(losses.values()))
     if found is None:
         return Gain(own, worst, None)
     return Gain(own, worst, int(found["round"]), found["sentence"].split("(")[-1].rstrip(")."))

@@ -18,7 +18,9 @@ from scipy.stats import beta
 import scaffpd as sp
 from scaffpd.privacy.accountant import Release, epsilon
 
-ROWS, FEATURES, L2 = 12, 3, 0.01
+ROWS = 12
+FEATURES = 3
+L2 = 0.01
 NEARBY = np.arange(-40.0, 41.0)  # numbers of the uniform grid around the one that fits best
 MODEL = sp.Linear("squared", l2=L2)
 
@@ -47,10 +49,13 @@ class Watched(sp.AcceleratedPrimalDual):
 def worlds(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """A client's rows with the record, and with nothing in its place: a row of zeros adds nothing to any sum."""
     random = np.random.default_rng(seed)
-    X, y = random.normal(size=(ROWS, FEATURES)), 0.1 * random.normal(size=ROWS)
-    X[0], y[0] = 3.0, 9.0
+    X = random.normal(size=(ROWS, FEATURES))
+    y = 0.1 * random.normal(size=ROWS)
+    X[0] = 3.0
+    y[0] = 9.0
     absent = X.copy(), y.copy()
-    absent[0][0], absent[1][0] = 0.0, 0.0
+    absent[0][0] = 0.0
+    absent[1][0] = 0.0
     return [(X, y), absent]
 
 
@@ -64,7 +69,9 @@ def private(epsilon: float, rounds: int, secret: int = 0, weaker: float = 1.0) -
     """Clients with the noise that ε needs, or with so many times less than that, which an audit has to notice."""
     rest = {"clip": 1.0, "loss_clip": 1.0, "smoothness": 1.0, "secret": secret}
     solved = sp.Private.solved(MODEL, epsilon, method(), rounds, **rest)
-    return sp.Private(MODEL, noise=solved.noise / weaker, loss_noise=solved.loss_noise / weaker, **rest)
+    return sp.Private(
+        MODEL, noise=solved.noise / weaker, loss_noise=solved.loss_noise / weaker, **rest
+    )
 
 
 def watched(model: sp.Private, clients: int, rounds: int) -> Seen:
@@ -87,7 +94,9 @@ def exact(model: sp.Private, world: int, seen: Seen) -> tuple[np.ndarray, np.nda
     """A client's clipped sums at the points that were seen: losses (R, 1), and gradients (R, 1, d)."""
     sums = without_noise(world, model.clip, model.loss_clip)
     found = [(sums.losses(x, None).numpy(), sums.gradients(x, None).numpy()) for x in seen.points]
-    return np.stack([losses for losses, _ in found]), np.stack([gradients for _, gradients in found])
+    return np.stack([losses for losses, _ in found]), np.stack(
+        [gradients for _, gradients in found]
+    )
 
 
 def public(seen: Seen) -> tuple[np.ndarray, np.ndarray]:
@@ -117,9 +126,13 @@ def by_residues(model: sp.Private, seen: Seen, losses_alone: bool = False) -> np
     at, (ridge, pull), scores = free(model, seen), public(seen), []
     for world in (0, 1):
         losses, gradients = exact(model, world, seen)
-        score = (explained(np.stack(seen.losses), losses, model.loss_noise * model.loss_clip, ridge) & at).sum(0)
+        score = (
+            explained(np.stack(seen.losses), losses, model.loss_noise * model.loss_clip, ridge) & at
+        ).sum(0)
         if not losses_alone:
-            score = score + explained(np.stack(seen.gradients), gradients, model.noise * model.clip, pull).sum((0, 2))
+            score = score + explained(
+                np.stack(seen.gradients), gradients, model.noise * model.clip, pull
+            ).sum((0, 2))
         scores.append(score.astype(np.float64))
     return scores[0] - scores[1]
 
@@ -135,8 +148,15 @@ def by_likelihood(model: sp.Private, seen: Seen) -> np.ndarray:
     for world, sign in ((0, -1), (1, 1)):
         losses, gradients = exact(model, world, seen)
         noise = ((np.stack(seen.gradients) - pull) * ROWS - gradients) / (model.noise * model.clip)
-        loss_noise = ((np.stack(seen.losses) - ridge) * ROWS - losses) / (model.loss_noise * model.loss_clip)
-        score = score + sign * (np.square(noise).sum((0, 2)) + np.where(at, np.square(loss_noise), 0).sum(0)) / 2
+        loss_noise = ((np.stack(seen.losses) - ridge) * ROWS - losses) / (
+            model.loss_noise * model.loss_clip
+        )
+        score = (
+            score
+            + sign
+            * (np.square(noise).sum((0, 2)) + np.where(at, np.square(loss_noise), 0).sum(0))
+            / 2
+        )
     return np.asarray(score)
 
 
@@ -174,10 +194,16 @@ class Guesses(NamedTuple):
         Half of the clients choose the threshold that gains most; the others are counted.
         """
         tuning, counted = [[s[::2] for s in self], [s[1::2] for s in self]]
-        ways = [(t, way) for t in np.quantile(np.concatenate(tuning), np.linspace(0.02, 0.98, 49)) for way in (1, -1)]
+        ways = [
+            (t, way)
+            for t in np.quantile(np.concatenate(tuning), np.linspace(0.02, 0.98, 49))
+            for way in (1, -1)
+        ]
 
         def bounds(scores: list[np.ndarray], threshold: float, way: int) -> tuple[float, float]:
-            (a, n), (b, k) = ((int((way * s > way * threshold).sum()), len(s)) for s in scores[::way])
+            (a, n), (b, k) = (
+                (int((way * s > way * threshold).sum()), len(s)) for s in scores[::way]
+            )
             least = beta.ppf(0.0005, a, n - a + 1) if a else 0.0
             return float(least), float(beta.ppf(0.9995, b + 1, k - b)) if b < k else 1.0
 
@@ -195,7 +221,9 @@ def in_floating_point(model: sp.Private, seen: Seen, clients: int, seed: int = 0
 
     shape = len(seen.points), clients
     losses = np.where(there, loss_0, loss_1) + noised(shape, model.loss_noise * model.loss_clip)
-    totals = np.where(there[:, None], c_0, c_1) + noised((*shape, FEATURES), model.noise * model.clip)
+    totals = np.where(there[:, None], c_0, c_1) + noised(
+        (*shape, FEATURES), model.noise * model.clip
+    )
     means = np.clip(losses / ROWS, 0, model.loss_clip)
     return Seen(seen.points, list(means + ridge), list(totals / ROWS + pull))
 
@@ -211,7 +239,13 @@ def from_sums(noise: float, releases: int, colluding: int, helpers: int) -> Gues
 
     The victim shares noise with three others. Every sum, at a point of its own, is one release and one guess.
     """
-    rest = {"clip": 1.0, "loss_clip": 1.0, "smoothness": 1.0, "loss_noise": 1e6, "colluding": colluding}
+    rest = {
+        "clip": 1.0,
+        "loss_clip": 1.0,
+        "smoothness": 1.0,
+        "loss_noise": 1e6,
+        "colluding": colluding,
+    }
     scores = []
     for world, data in enumerate(worlds()):
         clients = {"victim": data, **{f"other {i}": worlds(seed=i)[1] for i in (1, 2, 3)}}
@@ -220,10 +254,12 @@ def from_sums(noise: float, releases: int, colluding: int, helpers: int) -> Gues
         found = []
         for k in range(releases):
             x = torch.full((FEATURES,), 1e-3 * k, dtype=torch.float64)
-            shared, known = made.shared(x, weights), made.sums.gradients(x, None)
+            shared = made.shared(x, weights)
+            known = made.sums.gradients(x, None)
             seen = shared.parts[: 4 - helpers].sum(0).double() - known[1 : 4 - helpers].sum(0)
             there, absent = (exact(UNITS, w, Seen([x], [], []))[1][0, 0] for w in (0, 1))
-            middle, way = (there + absent) / 2, there - absent
+            middle = (there + absent) / 2
+            way = there - absent
             found.append(float((seen.numpy() * made.clips[0].unit - middle) @ way))
         scores.append(np.array(found))
     return Guesses(*scores)

@@ -45,7 +45,7 @@ from scaffpd.deploy.session import SiloRequest
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.federation import LocalPlan
 from scaffpd.federation.questions import GradientsAt, LocalSteps, Losses, Scores
-from scaffpd.masking import FixedPoint, Identity, Terms
+from scaffpd.secure.masking import FixedPoint, Identity, Terms
 
 X = np.array([0.1, -0.2, 0.3, 0.05])
 
@@ -74,7 +74,9 @@ def sentence(attack, *given):
 # --- rows
 
 
-@pytest.mark.parametrize("scale", [1e6, 1e9, 2.0], ids=["far out", "as far as the audit went", "within the radius"])
+@pytest.mark.parametrize(
+    "scale", [1e6, 1e9, 2.0], ids=["far out", "as far as the audit went", "within the radius"]
+)
 def test_rows_cannot_be_read_from_losses(coordinator, scale):
     """Before: 38 of 40 rows, with 574 questions."""
     rows, _, _ = coordinator.truth("north")
@@ -84,10 +86,13 @@ def test_rows_cannot_be_read_from_losses(coordinator, scale):
 
 def test_accuracies_are_few_and_stay_few_when_the_silo_is_started_anew(coordinator):
     """An accuracy counts the rows on one side of a plane, near as well as far out."""
-    name, told = "north", 0
+    name = "north"
+    told = 0
     for k in range(100):
         if k == 10:
-            coordinator.silos[name] = coordinator.session.transport.silos[name] = Silo.open(coordinator.places[name])
+            coordinator.silos[name] = coordinator.session.transport.silos[name] = Silo.open(
+                coordinator.places[name]
+            )
         told += learn(coordinator.ask, name, Scores(point(0.01 * (k + 1) * X))) is not None
     assert told == 20
     assert "limits.scores" in sentence(coordinator.ask, name, Scores(point(2 * X)))
@@ -97,12 +102,17 @@ def test_accuracies_are_few_and_stay_few_when_the_silo_is_started_anew(coordinat
 
 
 @pytest.mark.parametrize(
-    ("limit", "answered"), [("points = 7", 7), ("path = 5.0", 5), ("radius = 5.0", 5)], ids=["points", "path", "radius"]
+    ("limit", "answered"),
+    [("points = 7", 7), ("path = 5.0", 5), ("radius = 5.0", 5)],
+    ids=["points", "path", "radius"],
 )
 def test_points_are_limited(tmp_path, limit, answered):
     coordinator = Coordinator(tmp_path, rules=f"[limits]\n{limit}\n")
     way = np.array([1.0, 0, 0, 0])
-    found = [learn(coordinator.ask, "north", GradientsAt(point((k + 1) * way))) is not None for k in range(9)]
+    found = [
+        learn(coordinator.ask, "north", GradientsAt(point((k + 1) * way))) is not None
+        for k in range(9)
+    ]
     assert found == [k < answered for k in range(9)]
     assert learn(coordinator.ask, "north", GradientsAt(point(way))) is not None  # it has been there
 
@@ -111,15 +121,21 @@ def test_runs_are_limited(tmp_path):
     """FLARE starts a process for every job, and a job is the coordinator's: agreements are counted in a file."""
     first = Coordinator(tmp_path, rules="[limits]\nruns = 2\n")
     for k in range(4):
-        silo, setup = Silo.open(first.places["north"]), first.setup.values()
+        silo = Silo.open(first.places["north"])
+        setup = first.setup.values()
         setup["mean"] = [mean + 0.1 * k for mean in setup["mean"]]
-        reply = decode(silo.answer(encode(Message("setup", {"setup": setup, "question": "1"}))), 2**20)
-        assert reply.kind == ("answer" if k < 2 else "refused")  # the first is that of the run before
+        reply = decode(
+            silo.answer(encode(Message("setup", {"setup": setup, "question": "1"}))), 2**20
+        )
+        assert reply.kind == (
+            "answer" if k < 2 else "refused"
+        )  # the first is that of the run before
 
 
 def test_other_strengths_and_folds_are_of_the_same_run(coordinator):
     """A run may try a thousand strengths: they share its points, its accuracies and its sums."""
-    at, name = GradientsAt(point(X)), "north"
+    at = GradientsAt(point(X))
+    name = "north"
     for k in range(25):
         tried = coordinator.setup.with_model(l2=1e-3 * (1 + 1e-9 * k))
         settle(coordinator.session, NAMES, tried, 5.0)
@@ -129,7 +145,12 @@ def test_other_strengths_and_folds_are_of_the_same_run(coordinator):
 
     def sums_of_many_strengths():
         for k, weights in enumerate(0.1 + 0.6 * np.eye(4)):
-            settle(coordinator.session, NAMES, coordinator.setup.with_model(l2=1e-3 * (1 + 1e-9 * k)), 5.0)
+            settle(
+                coordinator.session,
+                NAMES,
+                coordinator.setup.with_model(l2=1e-3 * (1 + 1e-9 * k)),
+                5.0,
+            )
             for other in NAMES:
                 coordinator.ask(other, at)
             summed(coordinator, dict.fromkeys(NAMES, (at, weights)))
@@ -141,7 +162,9 @@ def test_rows_of_minibatches_are_the_silo_s_own_secret(tmp_path):
     """Losses over n known minibatches at one point would give every row's own loss."""
     silo = Coordinator(tmp_path / "a", "DRFA").silos["north"]
     other = Coordinator(tmp_path / "b", "DRFA", required=False)
-    drawn = [silo.guard.drawn_here({"key": [k], "plan": {"key": [k], "steps": 3}}) for k in (1, 1, 2)]
+    drawn = [
+        silo.guard.drawn_here({"key": [k], "plan": {"key": [k], "steps": 3}}) for k in (1, 1, 2)
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0]["key"] != [1]
     assert drawn[0]["plan"] == {"key": drawn[0]["key"], "steps": 3}
@@ -156,7 +179,8 @@ def test_rows_of_minibatches_are_the_silo_s_own_secret(tmp_path):
 def test_single_vectors_cannot_be_summed(coordinator):
     """Before: the victim's own vector to rounding, by telling the others other weights, or another point."""
     truth = coordinator.gradient("north", point(X))
-    at, weights = GradientsAt(point(X)), np.full(4, 0.25)
+    at = GradientsAt(point(X))
+    weights = np.full(4, 0.25)
     for name in NAMES:
         coordinator.ask(name, at)
     told = dict.fromkeys(NAMES, (at, weights))
@@ -203,10 +227,16 @@ def test_digits_of_sums_over_columns_are_few(coordinator):
     """Before: Σ of every single binary digit. A run asks for five sums at most."""
 
     def total(bits):
-        values = {"schema": dict(coordinator.setup.schema), "parts": ["n", "sum"], "about": "totals"}
+        values = {
+            "schema": dict(coordinator.setup.schema),
+            "parts": ["n", "sum"],
+            "about": "totals",
+        }
         values |= {"names": list(NAMES), "colluding": 1, "weights": [1.0] * 4}
         numbers = FixedPoint.finest(4, 20 - bits)
-        asked = SiloRequest("masked", {**values, "beyond": float(bits), "numbers": numbers.values()})
+        asked = SiloRequest(
+            "masked", {**values, "beyond": float(bits), "numbers": numbers.values()}
+        )
         return "masked" in coordinator.put("north", asked).arrays
 
     assert [total(bits) for bits in range(30, 0, -1)] == [True] * 8 + [False] * 22
@@ -229,11 +259,15 @@ def test_coarse_numbers_at_points_nearby(coordinator):
 def test_sums_in_coarse_numbers_are_right_on_average(coordinator):
     """A silo that rounds at random answers the same question with the same numbers, and another one with others."""
     party = coordinator.silos["north"].masking.party
-    terms, numbers, vector = Terms(NAMES, 1), FixedPoint(4, 20, 0), np.full(20_000, 0.3)
+    terms = Terms(NAMES, 1)
+    numbers = FixedPoint(4, 20, 0)
+    vector = np.full(20_000, 0.3)
     others = [coordinator.silos[name].masking.party for name in NAMES[1:]]
     first = party.mask(terms, b"one", numbers, vector)
     assert np.array_equal(first, party.mask(terms, b"one", numbers, vector))
-    total = numbers.decode(sum((other.mask(terms, b"one", numbers, 0 * vector) for other in others), first))
+    total = numbers.decode(
+        sum((other.mask(terms, b"one", numbers, 0 * vector) for other in others), first)
+    )
     assert set(total) == {0.0, 1.0}
     assert abs(total.mean() - 0.3) < 0.02
 
@@ -241,12 +275,17 @@ def test_sums_in_coarse_numbers_are_right_on_average(coordinator):
 @pytest.mark.parametrize("entry", [False, True])
 def test_no_mask_is_used_twice_after_the_rows_have_changed(coordinator, entry):
     """Before: c of the old rows less c of the new ones, in the clear, where every message has a new process."""
-    name, weights, at = "north", np.full(4, 0.25), GradientsAt(point(X))
-    home, silos = coordinator.places[name].parent, coordinator.session.transport.silos
+    name = "north"
+    weights = np.full(4, 0.25)
+    at = GradientsAt(point(X))
+    home = coordinator.places[name].parent
+    silos = coordinator.session.transport.silos
     if entry:
         (home / "live.py").write_text(LIVE)
         text = coordinator.places[name].read_text()
-        coordinator.places[name].write_text(text.replace('file = "rows.csv"\ntarget = "sick"', 'entry = "live:rows"'))
+        coordinator.places[name].write_text(
+            text.replace('file = "rows.csv"\ntarget = "sick"', 'entry = "live:rows"')
+        )
 
     def next_process(kept):
         coordinator.silos[name] = silos[name] = Silo.open(coordinator.places[name])
@@ -256,7 +295,8 @@ def test_no_mask_is_used_twice_after_the_rows_have_changed(coordinator, entry):
     settle(coordinator.session, NAMES, coordinator.setup, 5.0)
     meet(coordinator)
     coordinator.ask(name, at)
-    first, once = masked(coordinator, name, at, "c", weights, NUMBERS), silos[name].masking.party.identity.card.once
+    first = masked(coordinator, name, at, "c", weights, NUMBERS)
+    once = silos[name].masking.party.identity.card.once
     next_process(silos[name].kept())
     again = masked(coordinator, name, at, "c", weights, NUMBERS)
     assert np.array_equal(again.arrays["masked"], first.arrays["masked"])
@@ -287,9 +327,13 @@ def test_parts_are_asked_for_once(coordinator):
     at = GradientsAt(point(X))
     coordinator.ask("north", at)
     for parts in (["c", "c"], [], ["scalars"], ["c"] * 10**5, ["d"]):
-        words = sentence(lambda p=parts: masked(coordinator, "north", at, "c", np.ones(4), NUMBERS, parts=p))
+        words = sentence(
+            lambda p=parts: masked(coordinator, "north", at, "c", np.ones(4), NUMBERS, parts=p)
+        )
         assert "nothing to be masked" in words
-    many = sentence(lambda: masked(coordinator, "north", at, "c", np.ones(4), NUMBERS, parts=["c"] * 10**6))
+    many = sentence(
+        lambda: masked(coordinator, "north", at, "c", np.ones(4), NUMBERS, parts=["c"] * 10**6)
+    )
     assert many == "the silo cannot read the question: The message has too many values."
 
 
@@ -314,15 +358,23 @@ def test_lengths_of_gradients_are_told_where_a_run_begins(coordinator):
     for k in range(12):
         asked = SiloRequest.of(GradientsAt(point(X + 0.01 * k)))
         coordinator.put("north", asked)
-        about = SiloRequest("sizes", {**asked.values, "about": asked.kind, "parts": ["c"]}, asked.vectors)
+        about = SiloRequest(
+            "sizes", {**asked.values, "about": asked.kind, "parts": ["c"]}, asked.vectors
+        )
         told.append(learn(coordinator.put, "north", about) is not None)
     assert told == [True] * 8 + [False] * 4
 
 
-@pytest.mark.parametrize("question", ["gradients", "local_updates", "diagonal", "curvature", "losses"])
+@pytest.mark.parametrize(
+    "question", ["gradients", "local_updates", "diagonal", "curvature", "losses"]
+)
 def test_what_the_method_does_not_ask_is_not_answered(tmp_path, question):
     coordinator = Coordinator(tmp_path, "FedAvg")
-    asked = {"gradients": GradientsAt(point(X)), "losses": Losses(point(X)), "local_updates": None}.get(question)
+    asked = {
+        "gradients": GradientsAt(point(X)),
+        "losses": Losses(point(X)),
+        "local_updates": None,
+    }.get(question)
     if asked is not None:
         assert "needs no question" in sentence(coordinator.ask, "north", asked)
     elif question != "local_updates":
@@ -409,14 +461,49 @@ def test_malformed_questions_end_in_a_sentence(coordinator, every):
     at = GradientsAt(point(X))
     asked = SiloRequest.of(LocalSteps(at.x, at, point(X), LocalPlan(2, 0.1)))
     values = {
-        **asked.values, "about": "local_updates", "parts": ["d"], "names": list(NAMES), "colluding": 1,
-        "weights": [0.25] * 4, "numbers": NUMBERS.values(), "setup": coordinator.setup.digest, "split": "train",
-        "vectors": dict.fromkeys(("x", "at", "correction", "metric", "direction"), "v"), "cards": [], "question": "1",
-        "schema": dict(coordinator.setup.schema), "pull": 1.0, "limit": 1, "steepest": 1.0, "accuracy": True,
-    }  # fmt: skip
-    kinds = ("masked", "sizes", "card", "meet", "gradients", "losses", "local_updates", "evaluate", "project", "totals")
-    kinds = (*kinds, "setup", "start", "spent", "describe", "optima", "curvature", "proximal_steps", "open")
-    silo, cases = coordinator.silos["north"], list(itertools.product(kinds, values, BROKEN))
+        **asked.values,
+        "about": "local_updates",
+        "parts": ["d"],
+        "names": list(NAMES),
+        "colluding": 1,
+        "weights": [0.25] * 4,
+        "numbers": NUMBERS.values(),
+        "setup": coordinator.setup.digest,
+        "split": "train",
+        "vectors": dict.fromkeys(("x", "at", "correction", "metric", "direction"), "v"),
+        "cards": [],
+        "question": "1",
+        "schema": dict(coordinator.setup.schema),
+        "pull": 1.0,
+        "limit": 1,
+        "steepest": 1.0,
+        "accuracy": True,
+    }
+    kinds = (
+        "masked",
+        "sizes",
+        "card",
+        "meet",
+        "gradients",
+        "losses",
+        "local_updates",
+        "evaluate",
+        "project",
+        "totals",
+    )
+    kinds = (
+        *kinds,
+        "setup",
+        "start",
+        "spent",
+        "describe",
+        "optima",
+        "curvature",
+        "proximal_steps",
+        "open",
+    )
+    silo = coordinator.silos["north"]
+    cases = list(itertools.product(kinds, values, BROKEN))
     assert len(cases) > 5000
     for kind, key, broken in cases[::every]:
         message = Message(kind, {**values, key: broken}, {"v": X, "V": np.eye(4)[:, :1]})
@@ -466,6 +553,8 @@ def test_the_journal_is_the_owner_s(coordinator):
     assert all(len(json.loads(line)) == 4 for line in file.read_text().splitlines())
     file.write_text('["r", "poi\n')  # a whole line may stand for an answer that has left
     fresh = Silo.open(coordinator.places["north"])
-    reply = decode(fresh.answer(encode(Message("setup", {"setup": coordinator.setup.values()}))), 2**20)
+    reply = decode(
+        fresh.answer(encode(Message("setup", {"setup": coordinator.setup.values()}))), 2**20
+    )
     assert reply.kind == "refused"
     assert "cannot be read" in reply.values["sentence"]

@@ -10,18 +10,19 @@ from curious import errors, gradients_from_losses, losses_seen, ordinary_run
 from dishonest import NAMES, Coordinator, RefusedError, learn, masked, meet, point
 from scipy.optimize import brentq
 
-from scaffpd.config.model_file import read_model
 from scaffpd.deploy.messages import digest
 from scaffpd.deploy.session import SiloRequest
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.federation import LocalPlan
 from scaffpd.federation.questions import GradientsAt, LocalSteps, Losses, Optima, Scores
 from scaffpd.federation.weighed import Response, Thresholds, Weighing
-from scaffpd.masking import FixedPoint
 from scaffpd.objectives import ChiSquare
+from scaffpd.run.settings.model_file import read_model
+from scaffpd.secure.masking import FixedPoint
 
 X = np.array([0.1, -0.2, 0.3, 0.05])
-NUMBERS, ONES = FixedPoint.finest(len(NAMES), 11), np.ones(len(NAMES))
+NUMBERS = FixedPoint.finest(len(NAMES), 11)
+ONES = np.ones(len(NAMES))
 GOAL = ChiSquare(0.1)
 
 
@@ -39,7 +40,9 @@ def test_gradients_from_the_losses_of_an_ordinary_run(tmp_path, losses, kind, le
     found = errors(transport, gradients_from_losses(transport.log, x), x)
     assert least <= min(found) <= max(found) <= most
     if losses == "hidden":
-        assert {len(seen) for _, seen in losses_seen(transport.log).values()} == {1}  # the scores of the last table
+        assert {len(seen) for _, seen in losses_seen(transport.log).values()} == {
+            1
+        }  # the scores of the last table
 
 
 # --- lying
@@ -68,17 +71,25 @@ def said(question, part, names=NAMES, numbers=NUMBERS, **more):
     """What a question for masked vectors says."""
     about = SiloRequest.of(question)
     return {
-        **about.values, "about": about.kind, "parts": [part], "names": list(names), "colluding": 1,
-        "weights": [1.0] * len(names), "numbers": numbers.values(), **more,
-    }  # fmt: skip
+        **about.values,
+        "about": about.kind,
+        "parts": [part],
+        "names": list(names),
+        "colluding": 1,
+        "weights": [1.0] * len(names),
+        "numbers": numbers.values(),
+        **more,
+    }
 
 
 def respond(coordinator, at, nu, levels, rows, seen=None, names=NAMES, how=(), name=0):
     """Σ λ_i c_i at a threshold, with what silos want to see: the answers about thresholds, and that question."""
     weighing = Weighing(GOAL, (nu,), *(how or (0.0, 0, 1.0)), name)
-    total, question = 0, Response(at, weighing)
+    total = 0
+    question = Response(at, weighing)
     seen = seen or said(Thresholds(at, Weighing(GOAL, tuple(levels), *how)), "masses", names)
-    values, vectors = said(question, "weighted", names, seen=seen), SiloRequest.of(question).vectors
+    values = said(question, "weighted", names, seen=seen)
+    vectors = SiloRequest.of(question).vectors
     for silo in names:
         reply = coordinator.put(silo, SiloRequest("masked", values, vectors, arrays={"seen": rows}))
         if "masked" not in reply.arrays:
@@ -99,9 +110,13 @@ def test_honest_sums_are_right(coordinator):
     form = GOAL.separable(4)
     levels = (nu - 0.1, nu, nu + 0.01)
     sums, rows = weigh(coordinator, at, *levels)
-    np.testing.assert_allclose(sums[[2, 4, 6]], [form.weights(losses, n, 0.0, form.prior).sum() for n in levels])
+    np.testing.assert_allclose(
+        sums[[2, 4, 6]], [form.weights(losses, n, 0.0, form.prior).sum() for n in levels]
+    )
     found = respond(coordinator, at, nu, levels, rows)
-    np.testing.assert_allclose(found[:4], form.weights(losses, nu, 0.0, form.prior) @ gradients, atol=1e-9)
+    np.testing.assert_allclose(
+        found[:4], form.weights(losses, nu, 0.0, form.prior) @ gradients, atol=1e-9
+    )
 
 
 def test_the_worst_served_silo_cannot_be_singled_out_by_a_threshold(coordinator):
@@ -115,12 +130,16 @@ def test_the_worst_served_silo_cannot_be_singled_out_by_a_threshold(coordinator)
     levels = (nu - 0.01, nu, nu + 1e-6)
     _, rows = weigh(coordinator, at, *levels)
     assert learn(respond, coordinator, at, nu, levels, rows) is None
-    forged = rows.copy()  # say that the others have weight: whose answer is changed does not find it
+    forged = (
+        rows.copy()
+    )  # say that the others have weight: whose answer is changed does not find it
     forged[int(np.argmin(losses)), 2:8:2] += 2**49
     with pytest.raises(RefusedError, match="not among those"):
         respond(coordinator, at, nu, levels, forged)
     low = (0.0, 0.1, 0.2)
-    _, fine = weigh(coordinator, at, *low)  # all have weight there, and no threshold above ν is shown
+    _, fine = weigh(
+        coordinator, at, *low
+    )  # all have weight there, and no threshold above ν is shown
     with pytest.raises(RefusedError, match="thresholds above"):
         respond(coordinator, at, nu, low, fine)
 
@@ -131,7 +150,8 @@ def test_the_worst_served_silo_cannot_be_singled_out_by_a_threshold(coordinator)
 @pytest.fixture
 def alone(coordinator):
     """A point, and a threshold there at which one silo only has weight; and that silo's number."""
-    at, form = GradientsAt(point(X)), GOAL.separable(4)
+    at = GradientsAt(point(X))
+    form = GOAL.separable(4)
     losses, _ = truths(coordinator, at.x)
     nu = np.sort(losses)[-2:].mean() + GOAL.rho
     weights = form.weights(losses, nu, 0.0, form.prior)
@@ -147,11 +167,15 @@ def refused(words, *given, **more):
 
 def test_answers_at_another_point_that_had_the_same_name(coordinator, alone, monkeypatch):
     at, nu, _ = alone
-    far, labels = GradientsAt(point(-8 * X)), {}
+    far = GradientsAt(point(-8 * X))
+    labels = {}
 
     def named(vectors):
         coordinator.session._sent.clear()
-        return {role: (labels.get("one", f"h-{digest(v.numpy())}"), v.numpy()) for role, v in vectors.items()}
+        return {
+            role: (labels.get("one", f"h-{digest(v.numpy())}"), v.numpy())
+            for role, v in vectors.items()
+        }
 
     monkeypatch.setattr(coordinator.session, "_named", named)
     honest, _ = weigh(coordinator, at, nu)
@@ -171,7 +195,9 @@ def test_answers_for_a_minibatch(coordinator, alone, honest):
     _, rows = weigh(coordinator, batch, nu)
     weigh(coordinator, at, nu)
     shown = said(Thresholds(batch if honest else at, Weighing(GOAL, (nu,))), "masses")
-    refused("thresholds above" if honest else "not among those", coordinator, at, nu, (nu,), rows, shown)
+    refused(
+        "thresholds above" if honest else "not among those", coordinator, at, nu, (nu,), rows, shown
+    )
 
 
 @pytest.mark.parametrize("honest", [True, False])
@@ -187,19 +213,24 @@ def test_answers_among_more_silos_than_the_sum_has(coordinator, alone, honest):
 
 
 @pytest.mark.parametrize("shown", [{}, {"junk": "north"}])
-def test_answers_that_were_asked_for_with_a_word_of_its_own_for_everybody(coordinator, alone, shown):
+def test_answers_that_were_asked_for_with_a_word_of_its_own_for_everybody(
+    coordinator, alone, shown
+):
     at, nu, _ = alone
     levels = tuple(nu + 1e-3 * k for k in range(8))
     _, rows = weigh(coordinator, at, *levels, junk="each")
     seen = said(Thresholds(at, Weighing(GOAL, levels)), "masses", **shown)
-    refused("does not add up" if shown else "not among those", coordinator, at, nu, levels, rows, seen)
+    refused(
+        "does not add up" if shown else "not among those", coordinator, at, nu, levels, rows, seen
+    )
 
 
 def test_answers_for_weights_that_are_replaced_later(coordinator, alone):
     """Around weights under a number, at a price at which nobody leaves them."""
     at, nu, _ = alone
     losses, gradients = truths(coordinator, at.x)
-    fair, form = GOAL.support(losses), GOAL.separable(4)
+    fair = GOAL.support(losses)
+    form = GOAL.separable(4)
     weights = form.weights(losses, fair, 0.0, form.prior)
     _, rows = weigh(coordinator, at, fair)
     respond(coordinator, at, fair, (fair,), rows, name=5)
@@ -216,7 +247,8 @@ def test_answers_for_weights_that_are_replaced_later(coordinator, alone):
 def test_answers_rounded_up_by_few_digits(coordinator, alone):
     at, _, worst = alone
     losses, _ = truths(coordinator, at.x)
-    form, few = GOAL.separable(4), FixedPoint(len(NAMES), 11, 5)
+    form = GOAL.separable(4)
+    few = FixedPoint(len(NAMES), 11, 5)
     own = lambda nu: form.weights(losses, nu, 0.0, form.prior)[worst]  # noqa: E731
     nu = brentq(lambda nu: own(nu) - 0.6 / 32, losses.max() - 1, losses.max() + GOAL.rho)
     assert np.count_nonzero(form.weights(losses, nu, 0.0, form.prior)) == 1
@@ -230,14 +262,18 @@ def test_answers_masked_with_keys_of_several_processes(coordinator, alone):
     """Everybody's own answer to that very question; but they add up to noise."""
     at, nu, _ = alone
     _, rows = weigh(coordinator, at, nu)
-    coordinator.silos["west"] = coordinator.session.transport.silos["west"] = Silo.open(coordinator.places["west"])
+    coordinator.silos["west"] = coordinator.session.transport.silos["west"] = Silo.open(
+        coordinator.places["west"]
+    )
     meet(coordinator)
     _, again = weigh(coordinator, at, nu)
     rows[0] = again[0]
     refused("does not add up", coordinator, at, nu, (nu,), rows)
 
 
-@pytest.mark.parametrize("seen", [[1], "x", {"weighing": 1}, {"weighing": {"levels": ["a"]}, "numbers": {}}, {"no": 0}])
+@pytest.mark.parametrize(
+    "seen", [[1], "x", {"weighing": 1}, {"weighing": {"levels": ["a"]}, "numbers": {}}, {"no": 0}]
+)
 def test_questions_that_show_nonsense_end_in_a_sentence(coordinator, alone, seen):
     at, nu, _ = alone
     _, rows = weigh(coordinator, at, nu)
@@ -255,28 +291,35 @@ def test_different_thresholds_for_different_silos_give_noise(coordinator):
     assert abs(sums[2] - alone) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["gradients", "losses", "optima", "sizes", "local", "clear", "scores"])
+@pytest.mark.parametrize(
+    "kind", ["gradients", "losses", "optima", "sizes", "local", "clear", "scores"]
+)
 def test_nothing_of_a_single_silo_is_answered(coordinator, kind):
     at = GradientsAt(point(X))
     weigh(coordinator, at, 0.3)
     about = SiloRequest.of(Thresholds(at, Weighing(GOAL, (0.3,))))
     size = {**about.values, "about": about.kind, "parts": ["masses"], "names": list(NAMES)}
     asked = {
-        "gradients": lambda: coordinator.ask("north", at), "losses": lambda: coordinator.ask("north", Losses(at.x)),
+        "gradients": lambda: coordinator.ask("north", at),
+        "losses": lambda: coordinator.ask("north", Losses(at.x)),
         "optima": lambda: coordinator.ask("north", Optima()),
         "sizes": lambda: coordinator.put("north", SiloRequest("sizes", size, about.vectors)),
         "local": lambda: masked(
             coordinator, "north", LocalSteps(at.x, at, at.x, LocalPlan(2, 0.1)), "d", ONES, NUMBERS
         ),
-        "clear": lambda: coordinator.ask("north", Thresholds(at, Weighing(GOAL, (0.3,))), names=list(NAMES)),
+        "clear": lambda: coordinator.ask(
+            "north", Thresholds(at, Weighing(GOAL, (0.3,))), names=list(NAMES)
+        ),
         "scores": lambda: [coordinator.ask("north", Scores(point(k * X))) for k in range(3)],
-    }[kind]  # fmt: skip
+    }[kind]
     with pytest.raises(RefusedError):
         asked()
 
 
 def test_scores_are_few_and_a_silo_may_keep_them(tmp_path):
-    coordinator = Coordinator(tmp_path, "Fair", "[limits]\nscores = 0\n", secure='losses = "hidden"\n')
+    coordinator = Coordinator(
+        tmp_path, "Fair", "[limits]\nscores = 0\n", secure='losses = "hidden"\n'
+    )
     assert learn(coordinator.ask, "north", Scores(point(X), accuracy=False)) is None
 
 
@@ -286,14 +329,17 @@ def test_a_silo_can_insist(tmp_path):
 
 
 def test_thresholds_at_a_point_are_few_and_so_are_objectives(coordinator):
-    at, told = GradientsAt(point(X)), 0
+    at = GradientsAt(point(X))
+    told = 0
     for k in range(20):
         told += learn(weigh, coordinator, at, 0.1 + 0.01 * k) is not None
     assert told == 12
     names = []
     for k in range(5):
         other = Thresholds(GradientsAt(point(X + 1)), Weighing(ChiSquare(0.2 + k), (0.3,)))
-        names.append(learn(masked, coordinator, "north", other, "masses", ONES, NUMBERS) is not None)
+        names.append(
+            learn(masked, coordinator, "north", other, "masses", ONES, NUMBERS) is not None
+        )
     assert names == [True, True, False, False, False]
 
 
@@ -305,7 +351,8 @@ def largest_loss(coordinator, x, low=0.0, high=8.0):
         masses = weigh(coordinator, at, *levels)[0][2::2][: len(levels)]
         below = [n for n, mass in zip(levels, masses, strict=True) if mass > 0]
         above = [n for n, mass in zip(levels, masses, strict=True) if not mass > 0]
-        low, high = max(below, default=low), min(above, default=high)
+        low = max(below, default=low)
+        high = min(above, default=high)
     return (low + high) / 2 - GOAL.rho
 
 

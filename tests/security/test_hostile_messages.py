@@ -11,7 +11,11 @@ from secure_silos import secured
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import Message, decode, encode
 
-GOES_ON = [("nothing", 24, True), ("noise", 23, True), pytest.param("another format", 8, True, marks=pytest.mark.long)]
+GOES_ON = [
+    ("nothing", 24, True),
+    ("noise", 23, True),
+    pytest.param("another format", 8, True, marks=pytest.mark.long),
+]
 
 
 @pytest.mark.parametrize(("change", "moment", "always"), GOES_ON)
@@ -28,7 +32,9 @@ def test_how_many_runs_a_hostile_silo_ends(tmp_path):
     found = [fuzzed(tmp_path / str(k), *case) for k, case in enumerate(cases())]
     ended = [one for one in found if one.status != "converged"]
     assert all(one.sentence.endswith(".") for one in ended)
-    assert len(ended) <= 20, [(case, one) for case, one in zip(cases(), found, strict=True) if one in ended]
+    assert len(ended) <= 20, [
+        (case, one) for case, one in zip(cases(), found, strict=True) if one in ended
+    ]
 
 
 def test_a_silo_that_spoils_real_sums_alone_ends_the_run_in_a_sentence(tmp_path):
@@ -53,7 +59,10 @@ def test_ones_find_a_silo_with_false_masks(tmp_path):
 
     def wrong(answer, random):
         message = decode(answer, 2**31)
-        arrays = {name: array * 3 + 1 if array.dtype == np.int64 else array for name, array in message.arrays.items()}
+        arrays = {
+            name: array * 3 + 1 if array.dtype == np.int64 else array
+            for name, array in message.arrays.items()
+        }
         return encode(Message(message.kind, message.values, arrays))
 
     outcome = coordinate(path, Changing(places, wrong, 20, always=True))

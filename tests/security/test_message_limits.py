@@ -36,28 +36,45 @@ def silo(tmp_path_factory):
     at = GradientsAt(point(X))
     coordinator.ask("north", at)
     values = {
-        **SiloRequest.of(at).values, "about": "gradients", "parts": ["c"], "names": list(NAMES), "colluding": 1,
-        "weights": [0.25] * 4, "numbers": NUMBERS.values(), "setup": coordinator.setup.digest, "question": "1",
-        "vectors": {"x": "v", "at": "v"}, "cards": [],
-    }  # fmt: skip
+        **SiloRequest.of(at).values,
+        "about": "gradients",
+        "parts": ["c"],
+        "names": list(NAMES),
+        "colluding": 1,
+        "weights": [0.25] * 4,
+        "numbers": NUMBERS.values(),
+        "setup": coordinator.setup.digest,
+        "question": "1",
+        "vectors": {"x": "v", "at": "v"},
+        "cards": [],
+    }
     return coordinator.silos["north"], values
 
 
 def lists(n):
     """Values of about n bytes."""
     return {
-        "names": [f"s{k}" for k in range(n // 8)], "weights": [1.0] * (n // 5), "parts": ["c"] * (n // 5),
-        "vectors": {f"k{k}": "v" for k in range(n // 14)}, "split": "x" * n, "unknown": [[1]] * (n // 6),
-        "cards": [{"name": f"s{k}"} for k in range(n // 20)], "key": [1] * (n // 4),
-    }  # fmt: skip
+        "names": [f"s{k}" for k in range(n // 8)],
+        "weights": [1.0] * (n // 5),
+        "parts": ["c"] * (n // 5),
+        "vectors": {f"k{k}": "v" for k in range(n // 14)},
+        "split": "x" * n,
+        "unknown": [[1]] * (n // 6),
+        "cards": [{"name": f"s{k}"} for k in range(n // 20)],
+        "key": [1] * (n // 4),
+    }
 
 
-@pytest.mark.parametrize("kind", ["masked", "meet", "gradients", pytest.param("setup", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "kind", ["masked", "meet", "gradients", pytest.param("setup", marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("size", [10**5, pytest.param(10**7, marks=pytest.mark.long)])
 def test_no_message_hangs_a_silo_or_takes_more_memory_than_it_is_worth(silo, kind, size):
     """Before: lists within lists took 28 times their size, and names of arrays 17 times."""
     own, values = silo
-    questions = [Message(kind, {**values, name: value}, {"v": X}) for name, value in lists(size).items()]
+    questions = [
+        Message(kind, {**values, name: value}, {"v": X}) for name, value in lists(size).items()
+    ]
     arrays = [
         {"v": np.zeros(size // 8)},
         {"v": np.zeros(size, dtype=np.int8)},
@@ -75,6 +92,11 @@ def test_messages_of_many_values_or_arrays_are_refused_before_they_are_read():
         decode(encode(Message("losses", {"x": [[]] * (ELEMENTS // 2 + 1)})), 2**30)
     with pytest.raises(WireError, match="too many arrays"):
         decode(encode(Message("losses", {}, {f"a{k}": np.zeros(1) for k in range(2000)})), 2**30)
-    columns = [0.123456789012345] * (ELEMENTS // 2)  # the means of that many columns are well within
-    assert len(decode(encode(Message("setup", {"mean": columns})), 2**30).values["mean"]) == ELEMENTS // 2
+    columns = [0.123456789012345] * (
+        ELEMENTS // 2
+    )  # the means of that many columns are well within
+    assert (
+        len(decode(encode(Message("setup", {"mean": columns})), 2**30).values["mean"])
+        == ELEMENTS // 2
+    )
     assert BYTES_EACH * 4 >= 80

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from noise_attacks import by_likelihood, by_losses, by_residues, from_sums, in_floating_point, judged, private, watched
+from noise_attacks import (
+    by_likelihood,
+    by_losses,
+    by_residues,
+    from_sums,
+    in_floating_point,
+    judged,
+    private,
+    watched,
+)
 
 from scaffpd.privacy.accountant import Release, epsilon
 
@@ -36,7 +45,8 @@ def test_honest_runs_show_no_more_than_the_claimed_epsilon(run, attack):
     assert found.right < 130  # of 200; e/(1 + e) of them, 146, at the very most
 
 
-CLAIMED, AUDITED = 6.0, 2
+CLAIMED = 6.0
+AUDITED = 2
 
 
 @pytest.mark.parametrize(
@@ -44,7 +54,9 @@ CLAIMED, AUDITED = 6.0, 2
     [(300, 0.5, 3.0), pytest.param(6000, 3.5, 2.0, marks=pytest.mark.long)],
     ids=["small", "full"],
 )
-def test_the_audit_stays_below_what_is_claimed_and_notices_noise_that_is_too_small(clients, least, weaker):
+def test_the_audit_stays_below_what_is_claimed_and_notices_noise_that_is_too_small(
+    clients, least, weaker
+):
     """The best test there is comes near ε and never above it; with a half or a third of the noise it is above."""
     model = private(CLAIMED, AUDITED)
     seen = watched(model, clients, AUDITED)
@@ -57,7 +69,9 @@ def test_the_audit_stays_below_what_is_claimed_and_notices_noise_that_is_too_sma
 
 
 @pytest.mark.parametrize(
-    ("releases", "near"), [(400, 1.0), pytest.param(3000, 4.0, marks=pytest.mark.long)], ids=["small", "full"]
+    ("releases", "near"),
+    [(400, 1.0), pytest.param(3000, 4.0, marks=pytest.mark.long)],
+    ids=["small", "full"],
 )
 def test_sums_with_shared_noise_hide_a_record_from_a_server_with_helpers(releases, near):
     """One helper, where one was allowed for, learns no more than ε; three, where none was, learn more.

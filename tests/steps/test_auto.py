@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaffpd as sp
-from scaffpd.steps.auto import AutoState, curvature_and_change, longest_step
-from scaffpd.steps.base import Trial
+from scaffpd.algorithms.steps.auto import AutoState, curvature_and_change, longest_step
+from scaffpd.algorithms.steps.base import Trial
 
 positive = st.floats(1e-6, 1e6)
 
@@ -24,26 +24,40 @@ def test_the_longest_step_keeps_half_of_the_promise(slope, b, a):
 
 
 def test_without_a_coupling_it_is_the_exact_line_search():
-    H, c, d = np.diag([1.0, 10.0]), np.array([2.0, -1.0]), np.array([1.0, -0.2])
+    H = np.diag([1.0, 10.0])
+    c = np.array([2.0, -1.0])
+    d = np.array([1.0, -0.2])
     bregman = 0.5 * 0.3**2 * d @ H @ d  # of a step 0.3 along d
     assert longest_step(c @ d, bregman / 0.3**2, 0.0, 1.0) == pytest.approx((c @ d) / (d @ H @ d))
 
 
 def trial(before, after, weights, step=0.1, slope=1.0, secants=None, objective=None):
     objective = objective or sp.Agnostic()
-    return Trial(objective, np.array(before), np.array(after), np.array(weights), step, slope, 2.2e-16, secants)
+    return Trial(
+        objective,
+        np.array(before),
+        np.array(after),
+        np.array(weights),
+        step,
+        slope,
+        2.2e-16,
+        secants,
+    )
 
 
 def test_curvature_is_the_bregman_distance_of_the_weighted_loss():
     t = trial([1.0, 2.0], [0.95, 1.94], [0.5, 0.5], step=0.1, slope=1.0)
     bregman, change = curvature_and_change(t)
     assert bregman == pytest.approx(0.5 * (-0.05) + 0.5 * (-0.06) + 0.1)
-    np.testing.assert_allclose(change, [0.005, -0.005], atol=1e-15)  # centred: only differences between clients count
+    np.testing.assert_allclose(
+        change, [0.005, -0.005], atol=1e-15
+    )  # centred: only differences between clients count
 
 
 def test_where_losses_are_all_rounding_the_gradients_decide():
     # f_1 = f_2 = 1e6 + (h/2)z² from z = 0 to z = 1e-7: the losses do not even change in float64
-    h, z = 3.0, 1e-7
+    h = 3.0
+    z = 1e-7
     t = trial(
         [1e6, 1e6],
         [1e6, 1e6],
@@ -59,38 +73,61 @@ def test_where_losses_are_all_rounding_the_gradients_decide():
 
 @pytest.mark.parametrize(
     ("after", "slope", "field"),
-    [([np.nan, 1.0], 1.0, "step"), ([np.inf, 1.0], 1.0, "step"), ([1.0, 1.0], np.nan, "local_scale")],
+    [
+        ([np.nan, 1.0], 1.0, "step"),
+        ([np.inf, 1.0], 1.0, "step"),
+        ([1.0, 1.0], np.nan, "local_scale"),
+    ],
 )
 def test_broken_numbers_are_rejected_and_shrink_what_broke(after, slope, field):
-    state, accepted = sp.Auto().judge(AutoState(), trial([1.0, 1.0], after, [0.5, 0.5], step=1.0, slope=slope))
+    state, accepted = sp.Auto().judge(
+        AutoState(), trial([1.0, 1.0], after, [0.5, 0.5], step=1.0, slope=slope)
+    )
     assert not accepted
     assert getattr(state, field) < getattr(AutoState(), field)
 
 
 def test_it_falls_back_to_what_theory_asks_for_when_nothing_improves():
-    state, rule = AutoState(gamma=1e-9, best=-1e9), sp.Auto()
+    state = AutoState(gamma=1e-9, best=-1e9)
+    rule = sp.Auto()
     for _ in range(60):
         after = 1 - 0.6 * state.step * 1e-3  # most of the promise is kept
-        state, accepted = rule.judge(state, trial([1.0, 1.0], [after, after], [0.5, 0.5], step=state.step, slope=1e-3))
+        state, accepted = rule.judge(
+            state, trial([1.0, 1.0], [after, after], [0.5, 0.5], step=state.step, slope=1e-3)
+        )
         assert accepted
     assert state.strict
 
 
 objectives = st.sampled_from(
     [
-        sp.Average(), sp.Agnostic(), sp.ChiSquare(1e-3), sp.ChiSquare(1.0), sp.ChiSquareBall(0.3), sp.CVaR(0.3),
-        sp.Tilted(0.01), sp.QFair(0.3), sp.QFair(3.0),
+        sp.Average(),
+        sp.Agnostic(),
+        sp.ChiSquare(1e-3),
+        sp.ChiSquare(1.0),
+        sp.ChiSquareBall(0.3),
+        sp.CVaR(0.3),
+        sp.Tilted(0.01),
+        sp.QFair(0.3),
+        sp.QFair(3.0),
     ]
-)  # fmt: skip
+)
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 5))])
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 5))]
+)
 @settings(max_examples=6, deadline=None)
 @given(
-    seed=st.integers(0, 10**6), N=st.integers(1, 8), d=st.integers(1, 20), scaling=st.floats(0, 1.5),
-    sigma=st.floats(0, 3), l2=st.sampled_from([1e-4, 1e-2, 1.0]), J=st.sampled_from([1, 3, 30, 300, 3000]),
+    seed=st.integers(0, 10**6),
+    N=st.integers(1, 8),
+    d=st.integers(1, 20),
+    scaling=st.floats(0, 1.5),
+    sigma=st.floats(0, 3),
+    l2=st.sampled_from([1e-4, 1e-2, 1.0]),
+    J=st.sampled_from([1, 3, 30, 300, 3000]),
     objective=objectives,
-)  # fmt: skip
+)
 def test_random_problems_never_diverge(part, seed, N, d, scaling, sigma, l2, J, objective):
     """Progress may be slow: thousands of local steps at a client with one sample pull everybody its way."""
     sizes = np.random.default_rng(seed).integers(1, 40, N).tolist()
@@ -138,7 +175,9 @@ def test_networks_improve_in_every_accepted_round():
     clients = [(x, (x @ (truth + 0.5 * random.standard_normal((6, 3)))).argmax(1)) for x in X]
     network = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
     cohort = sp.Cohort(clients, sp.Module(network, "cross_entropy"))
-    losses = sp.train(sp.ScaffPD(sp.Average(), local_steps=20), cohort, rounds=10).history.losses.mean(1)
+    losses = sp.train(
+        sp.ScaffPD(sp.Average(), local_steps=20), cohort, rounds=10
+    ).history.losses.mean(1)
     assert np.all(np.diff(losses) <= 0)
     assert losses[-1] < 0.6 * losses[0]
 
@@ -154,7 +193,9 @@ def test_local_steps_that_blow_up_are_shortened():
         def forward(self, x):
             return (x * self.w**4).sum(-1, keepdim=True)
 
-    clients = [(100 * np.abs(X[:, :3]), 100 * np.abs(y) + 50) for X, y in sp.data.synthetic(N=3, m=20)]
+    clients = [
+        (100 * np.abs(X[:, :3]), 100 * np.abs(y) + 50) for X, y in sp.data.synthetic(N=3, m=20)
+    ]
     result = sp.train(
         sp.ScaffPD(sp.Agnostic(), local_steps=20),
         sp.Cohort(clients, sp.Module(Quartic(), "squared")),
@@ -186,9 +227,18 @@ def test_a_run_that_does_not_get_there_says_why_and_what_would():
     result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort, rounds=8, tol=1e-10)
     assert result.status is sp.Status.ROUND_LIMIT
     assert "Auto steps brought the certificate" in result.message
-    assert "in the last 8 rounds: sp.fair(objective) would choose a second-order method" in result.message
-    assert sp.train(sp.fair(sp.Agnostic()), cohort, rounds=8, tol=1e-10).status is sp.Status.CONVERGED
-    noisy = sp.train(sp.ScaffPD(sp.Agnostic(), batch_size=5, local_steps=5), cohort, rounds=8, tol=1e-10)
+    assert (
+        "in the last 8 rounds: sp.fair(objective) would choose a second-order method"
+        in result.message
+    )
+    assert (
+        sp.train(sp.fair(sp.Agnostic()), cohort, rounds=8, tol=1e-10).status is sp.Status.CONVERGED
+    )
+    noisy = sp.train(
+        sp.ScaffPD(sp.Agnostic(), batch_size=5, local_steps=5), cohort, rounds=8, tol=1e-10
+    )
     assert "larger batches" in noisy.message
-    fixed = sp.train(sp.ScaffPD(sp.Agnostic(), steps=sp.Fixed(1e-4, 0.01, 0.0, 1e-4)), cohort, rounds=2)
+    fixed = sp.train(
+        sp.ScaffPD(sp.Agnostic(), steps=sp.Fixed(1e-4, 0.01, 0.0, 1e-4)), cohort, rounds=2
+    )
     assert fixed.message == "All rounds were made."

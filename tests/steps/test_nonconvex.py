@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import scaffpd as sp
-from scaffpd.steps.base import StepProblem, Trial
-from scaffpd.steps.nonconvex import KAPPA, PATIENCE, Nonconvex, NonconvexState, dual_rate
+from scaffpd.algorithms.steps.base import StepProblem, Trial
+from scaffpd.algorithms.steps.nonconvex import KAPPA, PATIENCE, Nonconvex, NonconvexState, dual_rate
 
 
 def cohort(seed=0, **model):
@@ -25,7 +25,8 @@ def cohort(seed=0, **model):
 
 
 def test_where_clients_count_alike_it_is_scaffold_and_first_of_all_fedavg():
-    federation, settings = cohort(), {"local_steps": 6, "batch_size": 8}
+    federation = cohort()
+    settings = {"local_steps": 6, "batch_size": 8}
     ours = sp.train(sp.ScaffPD(sp.Average(), **settings), federation, rounds=5, seed=3)
     theirs = sp.train(sp.Scaffold(**settings), federation, rounds=5, seed=3)
     np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-9, atol=1e-11)
@@ -34,7 +35,8 @@ def test_where_clients_count_alike_it_is_scaffold_and_first_of_all_fedavg():
 
 
 def test_the_worst_client_is_served_better():
-    federation, settings = cohort(), {"local_steps": 10, "batch_size": 8}
+    federation = cohort()
+    settings = {"local_steps": 10, "batch_size": 8}
     average = sp.train(sp.FedAvg(**settings), federation, rounds=10).history.losses[-1]
     fair = sp.train(sp.ScaffPD(sp.Agnostic(), **settings), federation, rounds=10).history.losses[-1]
     assert fair.max() < average.max()
@@ -43,18 +45,26 @@ def test_the_worst_client_is_served_better():
 
 def test_a_round_of_naive_loops():
     """One client after the other in plain NumPy and autograd, for three rounds."""
-    federation, J, b, seed = cohort(), 4, 8, 2
-    method, oracle = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=J, batch_size=b), federation._oracle
+    federation = cohort()
+    J = 4
+    b = 8
+    seed = 2
+    method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=J, batch_size=b)
+    oracle = federation._oracle
     result = sp.train(method, federation, rounds=3, seed=seed)
-    n, eta = 4, 1 / federation.constants().smoothness.max()
-    x, c, weights = federation.start(), torch.zeros(n, federation.dimension, dtype=torch.float64), np.full(n, 1 / n)
+    n = 4
+    eta = 1 / federation.constants().smoothness.max()
+    x = federation.start()
+    c = torch.zeros(n, federation.dimension, dtype=torch.float64)
+    weights = np.full(n, 1 / n)
     for r in range(1, 4):
         mean = torch.from_numpy(weights) @ c
         ends = []
         for i, name in enumerate(federation.names):
             from scaffpd.models.numerics import Draws
 
-            draws, u = Draws((seed, r, 1), [name]), x
+            draws = Draws((seed, r, 1), [name])
+            u = x
             for _ in range(J):
                 rows = (draws.uniform(b)[0] * oracle.rows.sizes[i]).long()
                 u = u - eta * (oracle.gradient(i, u, rows)[1] - c[i] + mean)
@@ -78,18 +88,30 @@ def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
 
 def trial(after, before=(1.0, 1.0), objective=None):
     weights = np.array([0.5, 0.5])
-    return Trial(objective or sp.Average(), np.array(before), np.array(after), weights, 1.0, np.nan, 1e-16, None)
+    return Trial(
+        objective or sp.Average(),
+        np.array(before),
+        np.array(after),
+        weights,
+        1.0,
+        np.nan,
+        1e-16,
+        None,
+    )
 
 
 def started(stochastic=True, local_steps=5):
     constants = cohort().constants()
     losses = np.ones(2)
-    problem = StepProblem(sp.Average(), constants, local_steps, stochastic, True, losses, lambda: losses)
+    problem = StepProblem(
+        sp.Average(), constants, local_steps, stochastic, True, losses, lambda: losses
+    )
     return Nonconvex().start(problem)
 
 
 def test_how_rounds_are_judged():
-    rule, state = Nonconvex(), started()
+    rule = Nonconvex()
+    state = started()
     assert rule.rates(state).correction == "variates"
     assert rule.rates(state).sigma == 0
     assert rule.rates(started(local_steps=1)).correction == "gradients"
@@ -100,7 +122,9 @@ def test_how_rounds_are_judged():
     blown, accepted = rule.judge(state, trial([np.inf, 1.0]))
     assert not accepted
     assert rule.rates(blown).local_rate < rule.rates(leapt).local_rate
-    rough, accepted = rule.judge(state, trial([1.2, 1.3]))  # a noisy round may be worse, but corrections are to blame
+    rough, accepted = rule.judge(
+        state, trial([1.2, 1.3])
+    )  # a noisy round may be worse, but corrections are to blame
     assert accepted
     assert rule.rates(rough).correction == "none"
     _, accepted = rule.judge(started(stochastic=False), trial([1.2, 1.3]))
@@ -121,7 +145,10 @@ def test_a_run_that_is_stuck_ends_and_says_what_to_try(monkeypatch):
         return replace(state, cooling=1 / 128), accepted
 
     monkeypatch.setattr(Nonconvex, "judge", nearly_cold)
-    for method in (sp.ScaffPD(sp.ChiSquare(0.1), local_steps=3, batch_size=8), sp.fair(sp.ChiSquare(0.1))):
+    for method in (
+        sp.ScaffPD(sp.ChiSquare(0.1), local_steps=3, batch_size=8),
+        sp.fair(sp.ChiSquare(0.1)),
+    ):
         result = sp.train(method, cohort(), rounds=50)
         assert result.status is sp.Status.STALLED
         assert result.rounds == 1

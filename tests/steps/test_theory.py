@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
+from scaffpd.algorithms.steps.base import StepProblem
 from scaffpd.data import synthetic
 from scaffpd.federation import Constants
-from scaffpd.steps.base import StepProblem
 
 
 def problem(objective, L=3.0, mu=0.1, norms=4.0, J=10, n=5):
@@ -19,25 +19,35 @@ def problem(objective, L=3.0, mu=0.1, norms=4.0, J=10, n=5):
 @pytest.mark.parametrize("rho", [1e-3, 0.1, 10.0])
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_sc_sc_satisfies_the_four_conditions(rho, factor):
-    L, mu, norms, n = 3.0, 0.1, 4.0, 5
+    L = 3.0
+    mu = 0.1
+    norms = 4.0
+    n = 5
     rule = sp.Theory(factor=factor)
     state = rule.start(problem(sp.ChiSquare(rho), L, mu, norms, n=n))
-    mu_dual, coupling, theta = rho * n, np.sqrt(norms * n), state.theta
+    mu_dual = rho * n
+    coupling = np.sqrt(norms * n)
+    theta = state.theta
     ratio = (1 - theta) / theta
     assert mu * state.tau >= 4 * ratio * (1 - 1e-12)
     assert mu_dual * state.sigma >= ratio * (1 - 1e-12)
     pi = theta * state.sigma * coupling
     assert 1 / state.tau >= (12 * L + 2 * pi * theta * coupling) * (1 - 1e-12)
     assert 1 / state.sigma >= theta * coupling / pi * (1 - 1e-12)
-    omega, half = 1 / (1 - theta), 0.5 + 24 * L / mu
+    omega = 1 / (1 - theta)
+    half = 0.5 + 24 * L / mu
     assert mu * mu_dual * omega**2 - (mu * mu_dual + 48 * mu_dual * L) * omega >= 8 * coupling**2
     assert np.isclose(omega, factor * (half + np.sqrt(half**2 + 16 * coupling**2 / (mu * mu_dual))))
 
 
 def test_sc_c_follows_condition_4_1():
-    rule, L, mu, coupling = sp.Theory(), 3.0, 0.1, np.sqrt(20.0)
+    rule = sp.Theory()
+    L = 3.0
+    mu = 0.1
+    coupling = np.sqrt(20.0)
     state = rule.start(problem(sp.Agnostic(), L, mu))
-    tau0, sigma0 = state.tau, state.sigma
+    tau0 = state.tau
+    sigma0 = state.sigma
     assert 0.9 / tau0 >= (12 * L + 2 * coupling**2 * sigma0 / 0.9) * (1 - 1e-12)
     gamma = sigma0 / tau0
     for r in range(1, 200):
@@ -52,25 +62,32 @@ def test_sc_c_follows_condition_4_1():
 
 @pytest.mark.parametrize("objective", [sp.ChiSquare(0.1), sp.ChiSquare(1e-4), sp.Agnostic()])
 def test_the_local_rate_keeps_the_drift_below_what_the_proof_allows(objective):
-    rule, L, J = sp.Theory(), 3.0, 25
+    rule = sp.Theory()
+    L = 3.0
+    J = 25
     state = rule.start(problem(objective, L=L, J=J))
     for _ in range(50):
         rates = rule.rates(state)
         eta_g = rates.tau / (J * rates.local_rate)
         assert eta_g >= 1 - 1e-12
-        assert (36 * rates.tau**2 * L + 2 * rates.tau**3 * L**2) / eta_g**2 <= rates.tau / 16 * (1 + 1e-9)
+        assert (36 * rates.tau**2 * L + 2 * rates.tau**3 * L**2) / eta_g**2 <= rates.tau / 16 * (
+            1 + 1e-9
+        )
         state, _ = rule.judge(state, None)
 
 
 def test_given_constants_replace_those_of_the_data():
-    given = sp.Theory(smoothness=6.0, coupling=2.0, strong_convexity=0.2).start(problem(sp.ChiSquare(0.1)))
+    given = sp.Theory(smoothness=6.0, coupling=2.0, strong_convexity=0.2).start(
+        problem(sp.ChiSquare(0.1))
+    )
     same = sp.Theory().start(problem(sp.ChiSquare(0.1), L=6.0, mu=0.2, norms=4 / 5))
     assert np.isclose(given.tau, same.tau)
     assert np.isclose(given.sigma, same.sigma)
 
 
 def test_the_proved_linear_rate_is_kept():
-    clients, objective = synthetic(), sp.ChiSquare(0.1)
+    clients = synthetic()
+    objective = sp.ChiSquare(0.1)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
     optimum = sp.reference.reference_optimum(clients, "squared", 0.1, objective)
     algorithm = sp.ScaffPD(objective, local_steps=10, steps=sp.Theory())
@@ -78,10 +95,12 @@ def test_the_proved_linear_rate_is_kept():
     rule = state.rule
 
     def gap(s):
-        primal, dual = s.x.numpy() - optimum.x, s.weights - optimum.weights
+        primal = s.x.numpy() - optimum.x
+        dual = s.weights - optimum.weights
         return primal @ primal / rule.tau + dual @ dual / rule.sigma
 
-    start, rounds = gap(state), 200
+    start = gap(state)
+    rounds = 200
     for _ in range(rounds):
         state = algorithm.round(cohort, state)
     assert np.sum((state.x.numpy() - optimum.x) ** 2) / rule.tau <= rule.theta**rounds * start
@@ -100,7 +119,8 @@ def test_the_proved_rate_on_agnostic_learning_is_kept():
         rounds=4000,
         callbacks=[lambda m: distances.append(float(np.sum((m.state.x.numpy() - optimum.x) ** 2)))],
     )
-    rounds, distances = np.arange(1, 4001), np.array(distances)
+    rounds = np.arange(1, 4001)
+    distances = np.array(distances)
     envelope = np.maximum.accumulate(distances[::-1])[::-1]  # oscillations do not count as progress
     late = rounds >= 200
     slope = np.polyfit(np.log(rounds[late]), np.log(envelope[late]), 1)[0]
@@ -116,14 +136,24 @@ def test_the_error_falls_as_one_over_the_rounds_with_noise():
     """
     cohort = sp.Cohort(synthetic(N=3, d=4, m=30, seed=1), sp.Linear("squared", l2=10.0))
     best = sp.train(sp.fair(sp.Agnostic()), cohort, tol=1e-12).x
-    marks, errors = (200, 1000), np.zeros((2, 2))
+    marks = (200, 1000)
+    errors = np.zeros((2, 2))
     for seed in range(1):
         path = []
         method = sp.ScaffPD(sp.Agnostic(), local_steps=2, batch_size=3, steps=sp.Theory("sc-c"))
         sp.train(
-            method, cohort, rounds=marks[-1], seed=seed, x0=best, progress=False,
-            callbacks=[lambda i, p=path: p.append((((i.state.x.numpy() - best) ** 2).sum(), i.state.rule.tau))],
-        )  # fmt: skip
+            method,
+            cohort,
+            rounds=marks[-1],
+            seed=seed,
+            x0=best,
+            progress=False,
+            callbacks=[
+                lambda i, p=path: p.append(
+                    (((i.state.x.numpy() - best) ** 2).sum(), i.state.rule.tau)
+                )
+            ],
+        )
         errors += [np.mean(path[mark // 2 : mark], axis=0) for mark in marks]
         growth = 10.0 / 4  # μ_x/4
         assert all(tau <= 2.1 / (growth * r) for r, (_, tau) in enumerate(path, 1))

@@ -9,12 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scaffpd.data.tabular.clients import TableFile, read_clients
 from scaffpd.errors import InputError
-from scaffpd.tabular.clients import TableFile, read_clients
 
 
 def table(path, rows, columns=("site", "age", "smoker", "ill")):
-    path.write_text("\n".join(",".join(map(str, row)) for row in [columns, *rows]) + "\n", encoding="utf-8")
+    path.write_text(
+        "\n".join(",".join(map(str, row)) for row in [columns, *rows]) + "\n", encoding="utf-8"
+    )
     return path
 
 
@@ -24,7 +26,11 @@ def rows():
     made = []
     for site, n in (("north", 30), ("south", 18), ("west", 9)):
         for _ in range(n):
-            age = "" if random.random() < 0.2 else round(random.normal(50 if site == "north" else 70, 9), 1)
+            age = (
+                ""
+                if random.random() < 0.2
+                else round(random.normal(50 if site == "north" else 70, 9), 1)
+            )
             made.append((site, age, random.choice(["yes", "no", "?"]), int(random.random() < 0.4)))
     return made
 
@@ -37,13 +43,21 @@ def test_missing_values_come_from_the_client_s_own_training_rows(tmp_path, rows)
     found = read(table(tmp_path / "a.csv", rows), test=0.3, standardise=False)
     assert [own.name for own in found.rows] == ["north", "south", "west"]
     for own, ready in zip(found.rows, found.encoded, strict=True):
-        mine = np.array([np.nan if row[1] == "" else row[1] for row in rows if row[0] == own.name], dtype=float)
+        mine = np.array(
+            [np.nan if row[1] == "" else row[1] for row in rows if row[0] == own.name], dtype=float
+        )
         filled = np.where(np.isnan(mine), np.nanmedian(mine[~own.held]), mine)
         assert ready.train[0][:, 0] == pytest.approx(filled[~own.held])
         assert ready.test[0][:, 0] == pytest.approx(filled[own.held])
         smokes = [row[2] for row in rows if row[0] == own.name]
-        often = max(("no", "yes"), key=[s for s, out in zip(smokes, own.held, strict=True) if not out].count)
-        expected = [(often if s == "?" else s) == "no" for s, out in zip(smokes, own.held, strict=True) if not out]
+        often = max(
+            ("no", "yes"), key=[s for s, out in zip(smokes, own.held, strict=True) if not out].count
+        )
+        expected = [
+            (often if s == "?" else s) == "no"
+            for s, out in zip(smokes, own.held, strict=True)
+            if not out
+        ]
         assert ready.train[0][:, 1].tolist() == expected
 
 
@@ -58,7 +72,8 @@ def test_columns_are_scaled_by_sums_over_training_rows(tmp_path, rows):
 
 def test_held_out_rows_change_nothing_that_is_trained_on(tmp_path, rows):
     before = read(table(tmp_path / "a.csv", rows))
-    changed, seen = [], dict.fromkeys(("north", "south", "west"), 0)
+    changed = []
+    seen = dict.fromkeys(("north", "south", "west"), 0)
     held = {own.name: own.held for own in before.rows}
     for row in rows:
         out = held[row[0]][seen[row[0]]]
@@ -104,8 +119,13 @@ def test_names_of_rows_are_no_categories_unless_asked_for(tmp_path):
 
 
 def test_columns_that_teach_nothing_are_left_out_and_named(tmp_path):
-    rows = [("ab"[k % 2], k + 1000, f"2024-0{1 + k % 9}-1{k % 8}", "x", "", k % 7, k % 3 % 2) for k in range(90)]
-    path = table(tmp_path / "a.csv", rows, ("site", "id", "admitted", "country", "empty", "age", "ill"))
+    rows = [
+        ("ab"[k % 2], k + 1000, f"2024-0{1 + k % 9}-1{k % 8}", "x", "", k % 7, k % 3 % 2)
+        for k in range(90)
+    ]
+    path = table(
+        tmp_path / "a.csv", rows, ("site", "id", "admitted", "country", "empty", "age", "ill")
+    )
     found = read(path)
     assert found.encoded[0].features == ("age",)
     assert found.remarks == (
@@ -129,8 +149,10 @@ def test_a_client_may_be_called_infinity(tmp_path):
 
 
 def test_what_does_not_fit_into_memory_is_refused(tmp_path, rows, monkeypatch):
-    monkeypatch.setattr("scaffpd.tabular.clients.free_memory", lambda device: 1000)
-    with pytest.raises(InputError, match="which is more than there is room for: choose fewer --columns"):
+    monkeypatch.setattr("scaffpd.data.tabular.clients.free_memory", lambda device: 1000)
+    with pytest.raises(
+        InputError, match="which is more than there is room for: choose fewer --columns"
+    ):
         read(table(tmp_path / "a.csv", rows))
 
 
@@ -138,13 +160,29 @@ def test_what_does_not_fit_into_memory_is_refused(tmp_path, rows, monkeypatch):
     ("text", "more", "sentence"),
     [
         ("site,ill\na,1\nb,0\na,0\nb,1\n", {}, "no columns besides 'site' and 'ill'"),
-        ("site,x,ill\na,1,1\na,2,0\n", {}, "Column 'site' has 1 client with at least 2 rows; at least two are needed."),
+        (
+            "site,x,ill\na,1,1\na,2,0\n",
+            {},
+            "Column 'site' has 1 client with at least 2 rows; at least two are needed.",
+        ),
         ("site,x,ill\n,1,1\n,2,0\n", {}, "no row with a value in its client column 'site'"),
         ("site,x,ill\na,1,\nb,2,\n", {}, "no row with a value in its target column 'ill'"),
         ("size,x,ill\na,1,1\n", {}, "Unknown column of 'a.csv', 'site': did you mean 'size'?"),
-        ("site,x,ill\na,1,1\na,2,1\nb,3,1\nb,4,1\n", {}, "All rows of all clients have the label 1"),
-        ("site,x,ill\na,1,u\na,2,v\nb,3,u\nb,4,v\n", {"task": "regression"}, "regression needs numbers"),
-        ("site,x,ill\na,1,1\na,2,0\nb,3,1\nb,4,0\n", {"columns": ("z",)}, "Unknown column of 'a.csv', 'z'"),
+        (
+            "site,x,ill\na,1,1\na,2,1\nb,3,1\nb,4,1\n",
+            {},
+            "All rows of all clients have the label 1",
+        ),
+        (
+            "site,x,ill\na,1,u\na,2,v\nb,3,u\nb,4,v\n",
+            {"task": "regression"},
+            "regression needs numbers",
+        ),
+        (
+            "site,x,ill\na,1,1\na,2,0\nb,3,1\nb,4,0\n",
+            {"columns": ("z",)},
+            "Unknown column of 'a.csv', 'z'",
+        ),
     ],
 )
 def test_what_cannot_be_cut_is_refused_in_one_sentence(tmp_path, text, more, sentence):
@@ -160,7 +198,9 @@ def test_client_and_target_differ(tmp_path, rows):
         read_clients(TableFile(table(tmp_path / "a.csv", rows), "ill", "ill"))
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     st.lists(
         st.tuples(
@@ -184,7 +224,11 @@ def test_any_table_is_either_read_whole_or_refused_in_one_sentence(tmp_path, row
     assert refused is None or "\n" not in refused
     if found is None:
         return
-    assert sum(sum(own.rows) for own in found.rows) + len(set("abc") - {own.name for own in found.rows}) >= 2
+    assert (
+        sum(sum(own.rows) for own in found.rows)
+        + len(set("abc") - {own.name for own in found.rows})
+        >= 2
+    )
     for ready in found.encoded:
         assert np.isfinite(ready.train[0]).all()
         assert ready.train[0].shape[1] == len(ready.features)

@@ -7,19 +7,25 @@ import pytest
 from scipy.interpolate import CubicSpline
 
 from scaffpd import cli
+from scaffpd.data.tabular.agree import checked_schema
+from scaffpd.data.tabular.clients import TableFile, read_clients
+from scaffpd.data.tabular.encode import DIRECTIONS, KNOTS, expanded, expanded_names, with_expansion
 from scaffpd.errors import InputError
-from scaffpd.runs.predict import predict
-from scaffpd.tabular.agree import checked_schema
-from scaffpd.tabular.clients import TableFile, read_clients
-from scaffpd.tabular.encode import DIRECTIONS, KNOTS, expanded, expanded_names, with_expansion
+from scaffpd.run.predict import predict
 
 SCHEMA = {
-    "version": 1, "task": "regression", "standardise": True, "labels": [], "shape": None, "dimension": None,
+    "version": 1,
+    "task": "regression",
+    "standardise": True,
+    "labels": [],
+    "shape": None,
+    "dimension": None,
     "columns": [
-        {"name": "a", "kind": "number"}, {"name": "c", "kind": "category", "categories": ["u", "v"], "other": True},
+        {"name": "a", "kind": "number"},
+        {"name": "c", "kind": "category", "categories": ["u", "v"], "other": True},
         {"name": "b", "kind": "number"},
     ],
-}  # fmt: skip
+}
 
 
 def rows(n=500):
@@ -27,12 +33,16 @@ def rows(n=500):
 
 
 def test_splines_span_the_natural_cubic_splines_of_every_number():
-    schema, X = with_expansion(SCHEMA, "splines"), rows()
+    schema = with_expansion(SCHEMA, "splines")
+    X = rows()
     found = expanded(X, schema)
-    assert expanded_names(schema)[5:] == tuple(f"{name} (bend {k})" for name in "ab" for k in (1, 2, 3))
+    assert expanded_names(schema)[5:] == tuple(
+        f"{name} (bend {k})" for name in "ab" for k in (1, 2, 3)
+    )
     assert np.array_equal(found[:, :5], X)
     for at, (column, block) in enumerate(((0, found[:, 5:8]), (4, found[:, 8:]))):
-        z, values = X[:, column], np.random.default_rng(at).normal(size=len(KNOTS))
+        z = X[:, column]
+        values = np.random.default_rng(at).normal(size=len(KNOTS))
         curve = CubicSpline(KNOTS, values, bc_type="natural")
         inside = np.clip(z, KNOTS[0], KNOTS[-1])
         truth = curve(inside) + curve(inside, 1) * (z - inside)  # linear beyond the outer knots
@@ -63,14 +73,23 @@ def test_interactions_and_random_directions():
 def test_what_cannot_be_made_is_refused():
     for schema, kind, words in (
         ({**SCHEMA, "standardise": False}, "splines", "leave standardise on"),
-        ({**SCHEMA, "columns": SCHEMA["columns"][1:2]}, "splines", "are made of columns of numbers, and there are 0"),
-        ({**SCHEMA, "columns": SCHEMA["columns"][:1]}, "interactions", "columns of numbers, and there are 1"),
+        (
+            {**SCHEMA, "columns": SCHEMA["columns"][1:2]},
+            "splines",
+            "are made of columns of numbers, and there are 0",
+        ),
+        (
+            {**SCHEMA, "columns": SCHEMA["columns"][:1]},
+            "interactions",
+            "columns of numbers, and there are 1",
+        ),
         ({**SCHEMA, "columns": [], "shape": [4]}, "rff", "need columns with names"),
         (
-            {**SCHEMA, "columns": [{"name": f"x{k}", "kind": "number"} for k in range(300)]}, "interactions",
+            {**SCHEMA, "columns": [{"name": f"x{k}", "kind": "number"} for k in range(300)]},
+            "interactions",
             "would make 45,150 columns",
         ),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError, match=words):
             with_expansion(schema, kind)
     with pytest.raises(InputError, match="expand: Input should be 'splines'"):
@@ -81,7 +100,8 @@ def test_what_cannot_be_made_is_refused():
 @pytest.fixture
 def curved(tmp_path):
     """Two sites whose target is a bent function of two numbers."""
-    random, lines = np.random.default_rng(3), ["site,a,b,y"]
+    random = np.random.default_rng(3)
+    lines = ["site,a,b,y"]
     for k in range(300):
         a, b = random.normal(size=2)
         lines.append(
@@ -94,14 +114,33 @@ def curved(tmp_path):
 def test_a_bent_truth_is_learnt_and_new_rows_are_expanded_alike(curved, monkeypatch, capsys):
     monkeypatch.chdir(curved)
     error = {}
-    for name, more in (("plain", []), ("splines", ["--features", "splines"]), ("rff", ["--features", "rff"])):
-        command = ["train", "p.csv", "--client", "site", "--target", "y", "--out", name, "--splits", "0", "--quiet"]
+    for name, more in (
+        ("plain", []),
+        ("splines", ["--features", "splines"]),
+        ("rff", ["--features", "rff"]),
+    ):
+        command = [
+            "train",
+            "p.csv",
+            "--client",
+            "site",
+            "--target",
+            "y",
+            "--out",
+            name,
+            "--splits",
+            "0",
+            "--quiet",
+        ]
         assert cli.run([*command, "--no-report", "--no-choose", "--l2", "0.001", *more]) == 0
         found = predict(curved / name, curved / "p.csv")
         error[name] = found.scores()[-1]["rmse"]
     assert error["splines"] < 0.35 < 0.9 < error["plain"]
     assert error["rff"] < 0.5
-    assert cli.run(["train", "p.csv", "--client", "site", "--target", "y", "--features", "spline"]) == 2
+    assert (
+        cli.run(["train", "p.csv", "--client", "site", "--target", "y", "--features", "spline"])
+        == 2
+    )
     assert "spline" in capsys.readouterr().err
     source = TableFile(curved / "p.csv", "site", "y", features="interactions")
     assert read_clients(source).encoded[0].features == ("a", "b", "a × b")

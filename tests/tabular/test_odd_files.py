@@ -11,8 +11,8 @@ from datetime import date, datetime, timedelta, timezone
 import numpy as np
 import pytest
 
+from scaffpd.data.tabular.clients import TableFile, read_clients
 from scaffpd.errors import InputError
-from scaffpd.tabular.clients import TableFile, read_clients
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -23,12 +23,16 @@ PLAIN = [("ab"[k % 2], k * 1.25, k % 3 % 2) for k in range(N)]
 
 def text(rows=PLAIN, header=("site", "x", "ill"), mark=",", decimal="."):
     lines = [mark.join(header)] + [mark.join(str(cell) for cell in row) for row in rows]
-    return "\n".join(line.replace(".", decimal) if k else line for k, line in enumerate(lines)) + "\n"
+    return (
+        "\n".join(line.replace(".", decimal) if k else line for k, line in enumerate(lines)) + "\n"
+    )
 
 
 def with_column(cell, name="x"):
     """The plain table with `cell(k)` in place of x."""
-    return text([(site, cell(k), ill) for k, (site, _, ill) in enumerate(PLAIN)], ("site", name, "ill"))
+    return text(
+        [(site, cell(k), ill) for k, (site, _, ill) in enumerate(PLAIN)], ("site", name, "ill")
+    )
 
 
 def zipped(**files):
@@ -47,7 +51,9 @@ def as_parquet(**columns):
 
 
 def as_lines(make=lambda k: {"x": k * 1.25}):
-    return "\n".join(json.dumps({"site": "ab"[k % 2], "ill": k % 3 % 2, **make(k)}) for k in range(N))
+    return "\n".join(
+        json.dumps({"site": "ab"[k % 2], "ill": k % 3 % 2, **make(k)}) for k in range(N)
+    )
 
 
 def opened(folder, name, content, **more):
@@ -60,7 +66,12 @@ X = [k * 1.25 for k in range(N)]
 EUROPE = text(mark=";", decimal=",").replace("site", "Größe")
 CLEAN = {  # file, content, arguments: x comes out as 0, 1.25, 2.5, …, and this is said
     "comma": ("a.csv", text(), {}, ""),
-    "semicolon and decimal comma": ("a.csv", text(mark=";", decimal=","), {}, "semicolons between columns"),
+    "semicolon and decimal comma": (
+        "a.csv",
+        text(mark=";", decimal=","),
+        {},
+        "semicolons between columns",
+    ),
     "tab": ("a.tsv", text(mark="\t"), {}, ""),
     "tab in csv": ("a.csv", text(mark="\t"), {}, "tabs between columns"),
     "pipe in txt": ("a.txt", text(mark="|"), {}, "pipes between columns"),
@@ -68,7 +79,12 @@ CLEAN = {  # file, content, arguments: x comes out as 0, 1.25, 2.5, …, and thi
     "utf-16": ("a.csv", text().encode("utf-16"), {}, "UTF-16 text"),
     "utf-16 without a mark": ("a.csv", text().encode("utf-16-le"), {}, "UTF-16 text"),
     "utf-16 big-endian": ("a.csv", text().encode("utf-16-be"), {}, "UTF-16 text"),
-    "european": ("a.csv", EUROPE.encode("cp1252"), {"client": "Größe"}, "Windows-1252 (Latin-1) text with semicolons"),
+    "european": (
+        "a.csv",
+        EUROPE.encode("cp1252"),
+        {"client": "Größe"},
+        "Windows-1252 (Latin-1) text with semicolons",
+    ),
     "gzip": ("a.csv.gz", gzip.compress(text().encode()), {}, ""),
     "zip": ("a.zip", zipped(a=text()), {}, ""),
     "json lines": ("a.jsonl", as_lines(), {}, ""),
@@ -77,18 +93,42 @@ CLEAN = {  # file, content, arguments: x comes out as 0, 1.25, 2.5, …, and thi
     "windows line ends": ("a.csv", text().replace("\n", "\r\n"), {}, ""),
     "blank lines first": ("a.csv", "\n\n" + text(), {}, ""),
     "spaces around": ("a.csv", text().replace(",", " , "), {}, ""),
-    "quotes": ("a.csv", "".join(f'"{line}"\n'.replace(",", '","') for line in text().splitlines()), {}, ""),
+    "quotes": (
+        "a.csv",
+        "".join(f'"{line}"\n'.replace(",", '","') for line in text().splitlines()),
+        {},
+        "",
+    ),
     "euro": ("a.csv", with_column(lambda k: f"€{k * 1.25}"), {}, "is read as numbers: '€0.0' is 0"),
     "euro behind": ("a.csv", with_column(lambda k: f"{k * 1.25} €"), {}, "'0.0 €' is 0"),
     "percent": ("a.csv", with_column(lambda k: f"{k * 1.25} %"), {}, "'0.0 %' is 0"),
-    "thousands": ("a.csv", with_column(lambda k: f'"{4e4 + k * 1.25:,.2f}"'), {}, "'40,000.00' is 40000"),
+    "thousands": (
+        "a.csv",
+        with_column(lambda k: f'"{4e4 + k * 1.25:,.2f}"'),
+        {},
+        "'40,000.00' is 40000",
+    ),
     "european thousands": (
-        "a.csv", text([(s, f"{4e4 + x:,.2f}".translate({44: ".", 46: ","}), y) for s, x, y in PLAIN], mark=";"), {},
+        "a.csv",
+        text(
+            [(s, f"{4e4 + x:,.2f}".translate({44: ".", 46: ","}), y) for s, x, y in PLAIN], mark=";"
+        ),
+        {},
         "'40.000,00' is 40000",
     ),
-    "swiss thousands": ("a.csv", with_column(lambda k: f"CHF {4e4 + k * 1.25:,.2f}".replace(",", "'")), {}, "is 40000"),
-    "clock": ("a.csv", with_column(lambda k: f"{k * 5 // 4:02}:{k * 75 % 60:02}"[:5] if k < 19 else ""), {}, "hours"),
-}  # fmt: skip
+    "swiss thousands": (
+        "a.csv",
+        with_column(lambda k: f"CHF {4e4 + k * 1.25:,.2f}".replace(",", "'")),
+        {},
+        "is 40000",
+    ),
+    "clock": (
+        "a.csv",
+        with_column(lambda k: f"{k * 5 // 4:02}:{k * 75 % 60:02}"[:5] if k < 19 else ""),
+        {},
+        "hours",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", CLEAN)
@@ -100,7 +140,11 @@ def test_a_file_ends_in_a_table_and_what_was_found_out_is_said(tmp_path, case):
     wanted = np.array(X) + (4e4 if "thousands" in case else 0)
     for k, site in enumerate("ab"):
         values = wanted[k::2]
-        values = np.where(np.arange(len(values)) * 2 + k < 19, values, np.nan) if case == "clock" else values
+        values = (
+            np.where(np.arange(len(values)) * 2 + k < 19, values, np.nan)
+            if case == "clock"
+            else values
+        )
         np.testing.assert_allclose(rows[site], values, rtol=1e-12)
     assert any(said in remark for remark in found.remarks) if said else not found.remarks
 
@@ -115,39 +159,85 @@ def labelled(cell, mark=","):
 
 SAID = {  # file, content, arguments, features that are left, what is said
     "count target": (
-        labelled(lambda k: k % 10), {}, ("x",), "is read as numbers, 0 to 9; --task counts or classification otherwise"
+        labelled(lambda k: k % 10),
+        {},
+        ("x",),
+        "is read as numbers, 0 to 9; --task counts or classification otherwise",
     ),
-    "few labels": (labelled(lambda k: k % 3), {}, ("x",), "is read as 3 labels; --task regression otherwise"),
+    "few labels": (
+        labelled(lambda k: k % 3),
+        {},
+        ("x",),
+        "is read as 3 labels; --task regression otherwise",
+    ),
     "long identifier": (
-        text([(*row, LONG[k]) for k, row in enumerate(WIDE)], ("site", "x", "ill", "key")), {}, ("x",),
+        text([(*row, LONG[k]) for k, row in enumerate(WIDE)], ("site", "x", "ill", "key")),
+        {},
+        ("x",),
         "Column 'key' left out: a name for every row",
     ),
     "six digits": (
-        text([(*row, 100_000 + 7919 * k) for k, row in enumerate(WIDE)], ("site", "x", "ill", "number")), {}, ("x",),
+        text(
+            [(*row, 100_000 + 7919 * k) for k, row in enumerate(WIDE)],
+            ("site", "x", "ill", "number"),
+        ),
+        {},
+        ("x",),
         "Column 'number' left out: a name for every row",
     ),
     "called an identifier": (
-        text([(*row, 7 * k) for k, row in enumerate(WIDE)], ("site", "x", "ill", "patient_id")), {}, ("x",),
+        text([(*row, 7 * k) for k, row in enumerate(WIDE)], ("site", "x", "ill", "patient_id")),
+        {},
+        ("x",),
         "Column 'patient_id' left out",
     ),
     "unique texts": (
-        text([(*row, f"n{k}") for k, row in enumerate(PLAIN)], ("site", "x", "ill", "name")), {}, ("x",),
+        text([(*row, f"n{k}") for k, row in enumerate(PLAIN)], ("site", "x", "ill", "name")),
+        {},
+        ("x",),
         "Column 'name' left out: 24 different texts in 24 rows",
     ),
     "true and false": (
-        text([(*row, str(k % 2 == 0)) for k, row in enumerate(PLAIN)], ("site", "x", "ill", "smoker")), {},
-        ("x", "smoker"), "Column 'smoker' is read as one number: 'True' is 1",
+        text(
+            [(*row, str(k % 2 == 0)) for k, row in enumerate(PLAIN)], ("site", "x", "ill", "smoker")
+        ),
+        {},
+        ("x", "smoker"),
+        "Column 'smoker' is read as one number: 'True' is 1",
     ),
     "dates": (
-        text([(*row, f"2024-01-{k + 1:02}") for k, row in enumerate(PLAIN)], ("site", "x", "ill", "day")), {}, ("x",),
+        text(
+            [(*row, f"2024-01-{k + 1:02}") for k, row in enumerate(PLAIN)],
+            ("site", "x", "ill", "day"),
+        ),
+        {},
+        ("x",),
         "Column 'day' left out: it holds dates such as '2024-01-01'; --dates",
     ),
     "german dates": (
-        text([(*row, f"{k + 1}.1.2024") for k, row in enumerate(PLAIN)], ("site", "x", "ill", "day")), {"dates": True},
-        ("x", "day (day of year)", *(f"day (weekday)={day}" for day in (
-            "1 Monday", "2 Tuesday", "3 Wednesday", "4 Thursday", "5 Friday", "6 Saturday", "7 Sunday"))), "",
+        text(
+            [(*row, f"{k + 1}.1.2024") for k, row in enumerate(PLAIN)], ("site", "x", "ill", "day")
+        ),
+        {"dates": True},
+        (
+            "x",
+            "day (day of year)",
+            *(
+                f"day (weekday)={day}"
+                for day in (
+                    "1 Monday",
+                    "2 Tuesday",
+                    "3 Wednesday",
+                    "4 Thursday",
+                    "5 Friday",
+                    "6 Saturday",
+                    "7 Sunday",
+                )
+            ),
+        ),
+        "",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", SAID)
@@ -163,11 +253,29 @@ REFUSED = {
     "names alone": ("a.csv", "site,x,ill\n", {}, "has column names but no rows"),
     "short row": ("a.csv", text() + "a,1\n", {}, "has 2 values in line 26, but 3 columns"),
     "unclear thousands": (
-        "a.csv", text([(s, f"{k},500", y) for k, (s, _, y) in enumerate(PLAIN)], mark=";"), {}, "say --decimal , or"
+        "a.csv",
+        text([(s, f"{k},500", y) for k, (s, _, y) in enumerate(PLAIN)], mark=";"),
+        {},
+        "say --decimal , or",
     ),
-    "constant number": ("a.csv", labelled(lambda _: 1.5), {}, "All rows have the target 1.5: is 'ill' the right"),
-    "constant label": ("a.csv", labelled(lambda _: 1), {}, "have the label 1: is it the right target?"),
-    "two in a zip": ("a.zip", zipped(a=text(), b=text()), {}, "holds 2 files: unpack it and name the folder"),
+    "constant number": (
+        "a.csv",
+        labelled(lambda _: 1.5),
+        {},
+        "All rows have the target 1.5: is 'ill' the right",
+    ),
+    "constant label": (
+        "a.csv",
+        labelled(lambda _: 1),
+        {},
+        "have the label 1: is it the right target?",
+    ),
+    "two in a zip": (
+        "a.zip",
+        zipped(a=text(), b=text()),
+        {},
+        "holds 2 files: unpack it and name the folder",
+    ),
     "not a zip": ("a.zip", b"PK nonsense", {}, "is no zip file, or is cut off"),
     "no gzip": ("a.csv.gz", b"site,x", {}, "is no gzip file, or is cut off"),
     "binary": ("a.csv", bytes(range(256)) * 20, {}, "is no text: save it as .csv"),
@@ -178,7 +286,7 @@ REFUSED = {
     "word document": ("a.docx", b"PK", {}, "is no table that can be read: save it as .csv"),
     "one group": ("a.csv", text(), {"split_by": "site"}, "has a single value in 'site'"),
     "unknown split": ("a.csv", text(), {"split_by": "day"}, "Unknown column of 'a.csv', 'day'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -215,11 +323,19 @@ def test_marks_of_missing_values_among_numbers_are_no_texts(tmp_path):
     for (site, _, ill), cell in zip(PLAIN, cells, strict=True):
         book.active.append([site, cell, cell or "zero", ill])
     book.save(tmp_path / "a.xlsx")
-    (tmp_path / "a.jsonl").write_text(as_lines(lambda k: {"x": cells[k], "mixed": cells[k] or "zero"}))
+    (tmp_path / "a.jsonl").write_text(
+        as_lines(lambda k: {"x": cells[k], "mixed": cells[k] or "zero"})
+    )
     for name in ("a.xlsx", "a.jsonl"):
-        x, mixed = read_clients(TableFile(tmp_path / name, "site", "ill", columns=("x", "mixed"))).rows[0].table.columns
+        x, mixed = (
+            read_clients(TableFile(tmp_path / name, "site", "ill", columns=("x", "mixed")))
+            .rows[0]
+            .table.columns
+        )
         assert (x.kind, mixed.kind, mixed.categories) == ("number", "category", (*"123456", "zero"))
-        np.testing.assert_array_equal(x.values, [k if isinstance(k, int) else np.nan for k in cells[::2]])
+        np.testing.assert_array_equal(
+            x.values, [k if isinstance(k, int) else np.nan for k in cells[::2]]
+        )
 
 
 def test_parts_of_dates_are_those_of_the_calendar(tmp_path):
@@ -231,7 +347,9 @@ def test_parts_of_dates_are_those_of_the_calendar(tmp_path):
     assert [c.name for c in first] == ["x", "at (day of year)", "at (weekday)", "at (hour)"]
     own = days[::2]
     assert first[1].values.tolist() == [day.timetuple().tm_yday for day in own]
-    assert [first[2].categories[k] for k in first[2].values] == [f"{d.isoweekday()} {d:%A}" for d in own]
+    assert [first[2].categories[k] for k in first[2].values] == [
+        f"{d.isoweekday()} {d:%A}" for d in own
+    ]
     assert first[3].values.tolist() == [day.hour + 0.5 for day in own]
 
 
@@ -244,10 +362,14 @@ def test_dates_with_a_zone_mean_the_hour_of_that_zone(tmp_path, unit):
     rows = [(*row, day.isoformat()) for row, day in zip(PLAIN, days, strict=True)]
     header = ("site", "x", "ill", "at")
     for name, content in (("a.csv", text(rows, header)), ("a.parquet", as_parquet(x=X, at=at))):
-        found = {c.name: c for c in opened(tmp_path, name, content, dates=True).rows[0].table.columns}
+        found = {
+            c.name: c for c in opened(tmp_path, name, content, dates=True).rows[0].table.columns
+        }
         assert found["at (hour)"].values.tolist() == [day.hour + 0.5 for day in days[::2]]
         weekday = found["at (weekday)"]
-        assert [weekday.categories[k] for k in weekday.values] == [f"{d.isoweekday()} {d:%A}" for d in days[::2]]
+        assert [weekday.categories[k] for k in weekday.values] == [
+            f"{d.isoweekday()} {d:%A}" for d in days[::2]
+        ]
 
 
 def test_a_folder_is_a_table_with_a_file_for_every_client(tmp_path):
@@ -260,16 +382,24 @@ def test_a_folder_is_a_table_with_a_file_for_every_client(tmp_path):
     assert found.remarks == (f"2 files in {tmp_path.name!r}.",)
     np.testing.assert_array_equal(found.rows[1].table.columns[0].values, X[12:])
     (tmp_path / "west.csv").write_text("x,sick\n1,1\n")
-    with pytest.raises(InputError, match=r"'west.csv' has no column 'ill', which 'north.csv' has\."):
+    with pytest.raises(
+        InputError, match=r"'west.csv' has no column 'ill', which 'north.csv' has\."
+    ):
         read_clients(TableFile(tmp_path, "file", "ill"))
     (tmp_path / "west.csv").write_text("x,ill\n1,1\ninf,0\n")
-    with pytest.raises(InputError, match=r"an infinite value in column 'x', line 3 of 'west.csv'\."):
+    with pytest.raises(
+        InputError, match=r"an infinite value in column 'x', line 3 of 'west.csv'\."
+    ):
         read_clients(TableFile(tmp_path, "file", "ill"))
 
 
 @pytest.mark.parametrize("kind", ["date", "number", "group"])
 def test_rows_are_split_by_a_column(tmp_path, kind):
-    cell = {"date": lambda k: date(2024, 1, 1 + k), "number": lambda k: k, "group": lambda k: f"g{k % 12 // 2}"}[kind]
+    cell = {
+        "date": lambda k: date(2024, 1, 1 + k),
+        "number": lambda k: k,
+        "group": lambda k: f"g{k % 12 // 2}",
+    }[kind]
     rows = [(*row, cell(N - 1 - k)) for k, row in enumerate(PLAIN)]
     (tmp_path / "a.csv").write_text(text(rows, ("site", "x", "ill", "by")))
     found = read_clients(TableFile(tmp_path / "a.csv", "site", "ill", split_by="by", test=0.25))
@@ -288,7 +418,8 @@ def test_rows_are_split_by_a_column(tmp_path, kind):
 def test_the_latest_rows_are_held_out_however_a_clear_date_is_written(tmp_path, written):
     days = [datetime(2024, 3 + k % 3, 1 + k, k) for k in range(N)]  # of March, April and May
     content = text(
-        [(*row, f"{day:{written}}") for row, day in zip(PLAIN, days, strict=True)], ("site", "x", "ill", "by")
+        [(*row, f"{day:{written}}") for row, day in zip(PLAIN, days, strict=True)],
+        ("site", "x", "ill", "by"),
     )
     found = opened(tmp_path, "a.csv", content, split_by="by", test=0.25)
     assert "Held out by 'by': the latest rows of every client." in found.remarks
@@ -300,7 +431,9 @@ def test_the_latest_rows_are_held_out_however_a_clear_date_is_written(tmp_path, 
 def test_held_out_rows_may_come_from_a_file_of_their_own(tmp_path):
     (tmp_path / "train.csv").write_text(text(PLAIN[:16]))
     (tmp_path / "test.csv").write_text(text(PLAIN[16:]))
-    source = TableFile(tmp_path / "train.csv", "site", "ill", test_file=tmp_path / "test.csv", standardise=False)
+    source = TableFile(
+        tmp_path / "train.csv", "site", "ill", test_file=tmp_path / "test.csv", standardise=False
+    )
     found = read_clients(source)
     assert [own.rows for own in found.rows] == [(8, 4), (8, 4)]
     np.testing.assert_array_equal(found.encoded[1].test[0][:, 0], X[17::2])
@@ -316,7 +449,8 @@ def test_a_target_of_broken_numbers_needs_no_word_on_the_task(tmp_path):
 
 @pytest.mark.parametrize("cell", ["${:,.2f}", "{:.2f} %"])
 def test_a_target_of_money_or_percent_is_a_number_unless_labels_are_asked_for(tmp_path, cell):
-    content, amounts = labelled(lambda k: f'"{cell.format(950 + 12.25 * k)}"'), 950 + 12.25 * np.arange(N)
+    content = labelled(lambda k: f'"{cell.format(950 + 12.25 * k)}"')
+    amounts = 950 + 12.25 * np.arange(N)
     found = opened(tmp_path, "a.csv", content)
     np.testing.assert_array_equal(found.rows[0].target.values, amounts[::2])
     assert f"Target 'ill' is read as numbers: {cell.format(950)!r} is 950." in found.remarks
@@ -330,7 +464,9 @@ def test_a_category_without_a_value_anywhere_may_be_asked_for(tmp_path):
     assert found.schema["columns"][1]["categories"] == []
 
 
-@pytest.mark.parametrize("cells", ["true false", "07:30 08:15", "2024-01-01 2024-01-02", "1% high", "$1 €2"])
+@pytest.mark.parametrize(
+    "cells", ["true false", "07:30 08:15", "2024-01-01 2024-01-02", "1% high", "$1 €2"]
+)
 def test_other_texts_in_a_target_stay_labels(tmp_path, cells):
     found = opened(tmp_path, "a.csv", labelled(lambda k: cells.split()[k % 2]))
     assert found.schema["labels"] == sorted(cells.split())
@@ -362,7 +498,9 @@ def test_several_files_are_one_table_and_each_a_client(tmp_path):
 @pytest.mark.parametrize("above", ["# exported 2024", "Report of ward 7,,"])
 def test_a_line_above_the_names_is_told(tmp_path, above):
     file = tmp_path / "a.csv"
-    file.write_text(f"{above}\nsite,ill,age\n" + "".join(f"{'ab'[i % 2]},{i % 2},{i}\n" for i in range(9)))
+    file.write_text(
+        f"{above}\nsite,ill,age\n" + "".join(f"{'ab'[i % 2]},{i % 2},{i}\n" for i in range(9))
+    )
     with pytest.raises(InputError, match="delete what stands above the column names"):
         read_clients(TableFile(file, "site", "ill"))
 
@@ -370,6 +508,11 @@ def test_a_line_above_the_names_is_told(tmp_path, above):
 def test_labels_that_differ_in_case_only_are_told(tmp_path):
     file = tmp_path / "a.csv"
     labels = ["yes", "no", "No", "yes"]
-    file.write_text("site,ill,x\n" + "".join(f"{'ab'[i % 2]},{labels[i % 4]},{i % 5}.5\n" for i in range(40)))
+    file.write_text(
+        "site,ill,x\n" + "".join(f"{'ab'[i % 2]},{labels[i % 4]},{i % 5}.5\n" for i in range(40))
+    )
     found = read_clients(TableFile(file, "site", "ill"))
-    assert "Labels 'No' and 'no' of 'ill' are read as different ones: write them alike." in found.remarks
+    assert (
+        "Labels 'No' and 'no' of 'ill' are read as different ones: write them alike."
+        in found.remarks
+    )

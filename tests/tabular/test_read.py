@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scaffpd.data.tabular.formats import open_table
+from scaffpd.data.tabular.read import read_columns as columns_of
 from scaffpd.errors import InputError
-from scaffpd.tabular.formats import open_table
-from scaffpd.tabular.read import read_columns as columns_of
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -43,16 +43,26 @@ def read_features(path, target):
 
 def values(path, *names, **more):
     found, _ = read_columns(path, names or column_names(path), **more)
-    return {c.name: [c.categories[k] for k in c.values] if c.kind == "category" else c.values.tolist() for c in found}
+    return {
+        c.name: [c.categories[k] for k in c.values] if c.kind == "category" else c.values.tolist()
+        for c in found
+    }
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz"])
 def test_the_separator_is_found_out(tmp_path, mark, name):
-    text = "id,a;b|c\nx,1;2|3\n".replace(",", "\0").replace(";", "\0").replace("|", "\0").replace("\0", mark)
+    text = (
+        "id,a;b|c\nx,1;2|3\n".replace(",", "\0")
+        .replace(";", "\0")
+        .replace("|", "\0")
+        .replace("\0", mark)
+    )
     path = write(tmp_path, text, name)
     assert column_names(path) == ["id", "a", "b", "c"]
-    assert values(path) == values(path, separator=mark) == {"id": ["x"], "a": [1], "b": [2], "c": [3]}
+    assert (
+        values(path) == values(path, separator=mark) == {"id": ["x"], "a": [1], "b": [2], "c": [3]}
+    )
 
 
 def test_the_separator_that_cuts_rows_alike_wins(tmp_path):
@@ -64,18 +74,24 @@ def test_the_separator_that_cuts_rows_alike_wins(tmp_path):
 
 @pytest.mark.parametrize("mark", [";", "\t", "|"])
 def test_a_decimal_comma_is_found_out_where_it_is_certain(tmp_path, mark):
-    path = write(tmp_path, f"x{mark}n{mark}t\n1,5{mark}1{mark}a\n2,250{mark}2{mark}b\n{mark}3{mark}c\n")
+    path = write(
+        tmp_path, f"x{mark}n{mark}t\n1,5{mark}1{mark}a\n2,250{mark}2{mark}b\n{mark}3{mark}c\n"
+    )
     assert values(path, "n", "t") == {"n": [1, 2, 3], "t": ["a", "b", "c"]}
     np.testing.assert_array_equal(values(path, "x")["x"], [1.5, 2.25, np.nan])
     unsure = write(tmp_path, f"x{mark}y\n1,500{mark}1\n12,250{mark}2\n")
-    with pytest.raises(InputError, match=r"has '1,500' in column 'x', line 2: write numbers with a decimal point"):
+    with pytest.raises(
+        InputError, match=r"has '1,500' in column 'x', line 2: write numbers with a decimal point"
+    ):
         values(unsure)
     assert values(unsure, decimal=",")["x"] == [1.5, 12.25]
 
 
 def test_a_decimal_mark_may_be_given(tmp_path):
     path = write(tmp_path, 'x,y\n"1,5",1\n"2",2\n')
-    with pytest.raises(InputError, match=r"has '1,5' in column 'x', line 2: write numbers with a decimal point"):
+    with pytest.raises(
+        InputError, match=r"has '1,5' in column 'x', line 2: write numbers with a decimal point"
+    ):
         values(path)
     assert values(path, decimal=",")["x"] == [1.5, 2]
     path = write(tmp_path, "x;y\n1.234;1\n1,5;2\n2,5;3\n")
@@ -87,14 +103,18 @@ def test_a_decimal_mark_may_be_given(tmp_path):
 def test_two_decimal_marks_in_one_file_are_refused(tmp_path):
     path = write(tmp_path, "x;y;z\n1,5;1.5;1\n2,5;2.5;2\n")
     for names in (("x", "z", "y"), ("y", "x")):
-        with pytest.raises(InputError, match=r"decimal commas in column 'x' and decimal points in column 'y'"):
+        with pytest.raises(
+            InputError, match=r"decimal commas in column 'x' and decimal points in column 'y'"
+        ):
             values(path, *names)
     assert values(path, "y", "z") == {"y": [1.5, 2.5], "z": [1, 2]}
 
 
 def test_other_marks_are_refused(tmp_path):
     path = write(tmp_path, "x,y\n1,2\n")
-    with pytest.raises(InputError, match=r"The separator is a comma, a semicolon, a tab or '|', got ':'"):
+    with pytest.raises(
+        InputError, match=r"The separator is a comma, a semicolon, a tab or '|', got ':'"
+    ):
         values(path, "x", separator=":")
     with pytest.raises(InputError, match=r"The decimal mark is '.' or ',', got '·'"):
         values(path, "x", decimal="·")
@@ -134,7 +154,10 @@ def test_a_gzip_file_that_is_cut_off_is_refused(tmp_path):
 def test_rows_longer_than_pyarrow_s_blocks_are_read(tmp_path):
     wide = 60_000
     path = write(
-        tmp_path, ",".join(f"c{k}" for k in range(wide)) + "\n" + (",".join(["12345678901234567890"] * wide) + "\n") * 2
+        tmp_path,
+        ",".join(f"c{k}" for k in range(wide))
+        + "\n"
+        + (",".join(["12345678901234567890"] * wide) + "\n") * 2,
     )
     assert values(path, "c0", f"c{wide - 1}") == {
         "c0": [12345678901234567890.0] * 2,
@@ -143,24 +166,48 @@ def test_rows_longer_than_pyarrow_s_blocks_are_read(tmp_path):
 
 
 CELLS = [
-    *("1", "2.5", "-3", "+4", "1e5", "1.", " 7 ", "12345678901234567890123", "007", "1.0", "1_0", "0x10"),
+    *(
+        "1",
+        "2.5",
+        "-3",
+        "+4",
+        "1e5",
+        "1.",
+        " 7 ",
+        "12345678901234567890123",
+        "007",
+        "1.0",
+        "1_0",
+        "0x10",
+    ),
     *("  ", "", "NA", "na", "N/a", "NaN", "?", "Null", "<NA>", "\xa0"),
     *("abc", "ü", "a,b", 'a"b', "line\nbreak", "2020-13-01", "a;b"),
 ]
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(CELLS), min_size=1, max_size=4).flatmap(
-    lambda pool: st.lists(st.tuples(st.sampled_from(pool), st.sampled_from(["1", "", "?"])), min_size=1, max_size=9)
-))  # fmt: skip
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.lists(st.sampled_from(CELLS), min_size=1, max_size=4).flatmap(
+        lambda pool: st.lists(
+            st.tuples(st.sampled_from(pool), st.sampled_from(["1", "", "?"])),
+            min_size=1,
+            max_size=9,
+        )
+    )
+)
 def test_every_cell_means_what_python_says(tmp_path, rows):
     with (tmp_path / "h.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("x", "y"), *rows])
     cells = [x for x, y in rows if y == "1"]
-    missing = [cell.strip().lower() in {"", "na", "n/a", "nan", "?", "null", "<na>"} for cell in cells]
+    missing = [
+        cell.strip().lower() in {"", "na", "n/a", "nan", "?", "null", "<na>"} for cell in cells
+    ]
     try:
         numbers = [
-            np.nan if gone else float(cell.replace("_", "no")) for cell, gone in zip(cells, missing, strict=True)
+            np.nan if gone else float(cell.replace("_", "no"))
+            for cell, gone in zip(cells, missing, strict=True)
         ]
     except ValueError:
         numbers = None
@@ -177,7 +224,8 @@ def test_every_cell_means_what_python_says(tmp_path, rows):
     names = [None if k < 0 else x.categories[k] for k in x.values]
     whole = {"1.": "1", "1.0": "1"}
     assert names == [
-        None if gone else whole.get(cell.strip(), cell.strip()) for cell, gone in zip(cells, missing, strict=True)
+        None if gone else whole.get(cell.strip(), cell.strip())
+        for cell, gone in zip(cells, missing, strict=True)
     ]
     assert list(x.categories) == sorted(set(names) - {None})
 
@@ -195,7 +243,10 @@ def test_parquet_columns_of_every_type(tmp_path):
     }
     parquet.write_table(arrow.table(table), tmp_path / "a.parquet")
     found, _ = read_columns(tmp_path / "a.parquet", list(table), ["float"])
-    shown = [(c.kind, [None if v != v or v == -1 else v for v in c.values.tolist()], c.categories) for c in found]
+    shown = [
+        (c.kind, [None if v != v or v == -1 else v for v in c.values.tolist()], c.categories)
+        for c in found
+    ]
     assert shown == [
         ("number", [1, None, 2**60], ()),
         ("number", [1, 0, None], ()),
@@ -215,19 +266,35 @@ def test_what_a_parquet_file_calls_clients_keeps_its_name(tmp_path):
     given = {
         "id": (arrow.array([*far, None]), [*map(str, far)]),
         "decimal": (arrow.array([*map(Decimal, far), None]), [*map(str, far)]),
-        "day": (arrow.array([date(2020, 1, 1), None, date(2021, 1, 1), None]), ["2020-01-01", "2021-01-01"]),
+        "day": (
+            arrow.array([date(2020, 1, 1), None, date(2021, 1, 1), None]),
+            ["2020-01-01", "2021-01-01"],
+        ),
         "time": (arrow.array([*days, days[0]]), ["2020-01-01", "2020-01-02 05:00:00"]),
         "levels": (arrow.array(["u", None, "v", "u"]).dictionary_encode(), ["u", "v"]),
         "numbers": (arrow.array([7, None, 8, 7]).dictionary_encode(), ["7", "8"]),
     }
-    parquet.write_table(arrow.table({name: cells for name, (cells, _) in given.items()}), tmp_path / "a.parquet")
+    parquet.write_table(
+        arrow.table({name: cells for name, (cells, _) in given.items()}), tmp_path / "a.parquet"
+    )
     for name, (cells, names) in given.items():
         (found,), dropped = read_columns(tmp_path / "a.parquet", [name], [name], {name: "client"})
-        assert (found.kind, list(found.categories), dropped) == ("category", names, {name: cells.null_count})
+        assert (found.kind, list(found.categories), dropped) == (
+            "category",
+            names,
+            {name: cells.null_count},
+        )
 
 
 def test_parquet_mistakes_get_one_sentence(tmp_path):
-    odd = {"when": [date(2020, 1, 1)], "list": [[1]], "raw": [b"x"], "far": [np.inf], "x": [1], "lasts": [timedelta(1)]}
+    odd = {
+        "when": [date(2020, 1, 1)],
+        "list": [[1]],
+        "raw": [b"x"],
+        "far": [np.inf],
+        "x": [1],
+        "lasts": [timedelta(1)],
+    }
     parquet.write_table(arrow.table(odd), tmp_path / "a.parquet")
     for name, words in (
         ("list", "has values of type list.* in column 'list'; leave it out"),
@@ -239,9 +306,12 @@ def test_parquet_mistakes_get_one_sentence(tmp_path):
         with pytest.raises(InputError, match=words):
             values(tmp_path / "a.parquet", name)
     parquet.write_table(
-        arrow.Table.from_arrays([arrow.array([1]), arrow.array([2])], ["x", "x"]), tmp_path / "b.parquet"
+        arrow.Table.from_arrays([arrow.array([1]), arrow.array([2])], ["x", "x"]),
+        tmp_path / "b.parquet",
     )
-    with pytest.raises(InputError, match=r"'b.parquet' has two columns named 'x'; names must differ"):
+    with pytest.raises(
+        InputError, match=r"'b.parquet' has two columns named 'x'; names must differ"
+    ):
         column_names(tmp_path / "b.parquet")
     (tmp_path / "c.parquet").write_bytes(b"PAR1")
     with pytest.raises(InputError, match=r"'c.parquet' cannot be read as Parquet"):

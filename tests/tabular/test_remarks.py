@@ -12,11 +12,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scaffpd import cli
+from scaffpd.data.tabular.clients import TableFile, read_clients
+from scaffpd.data.tabular.columns import suspected_codes
+from scaffpd.data.tabular.formats import open_table
 from scaffpd.errors import InputError
-from scaffpd.runs.predict import Predictions
-from scaffpd.tabular.clients import TableFile, read_clients
-from scaffpd.tabular.columns import suspected_codes
-from scaffpd.tabular.formats import open_table
+from scaffpd.run.predict import Predictions
 
 SAID = ("far from all others", "alone tells", "alike", "decimal commas")
 
@@ -60,7 +60,9 @@ def test_a_code_is_named_and_then_missing(tmp_path):
 
 def test_a_code_is_no_target_and_a_client_may_be_called_like_one(tmp_path):
     text = rows(h=lambda k, r: 99 - k % 3, cost=lambda k, r: 99 if k % 12 == 0 else 1000 + 500 * r)
-    assert said(read(tmp_path, text.replace(",99\n", ",-999\n"), "cost"))[0].startswith("Target 'cost' has -999 in 10")
+    assert said(read(tmp_path, text.replace(",99\n", ",-999\n"), "cost"))[0].startswith(
+        "Target 'cost' has -999 in 10"
+    )
     found = read(tmp_path, text, "cost", missing=("99",))
     assert "10 rows without 'cost' left out." in found.remarks
     assert [own.name for own in found.rows] == ["97", "98", "99"]
@@ -71,7 +73,11 @@ def test_codes_of_typed_columns(tmp_path, ending):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    cells = {"h": ["a", "b"] * 20, "x": [-999, *range(39)], "z": [-999.0, *np.linspace(0, 1, 39).tolist()]}
+    cells = {
+        "h": ["a", "b"] * 20,
+        "x": [-999, *range(39)],
+        "z": [-999.0, *np.linspace(0, 1, 39).tolist()],
+    }
     cells |= {"t": ["unknown", *"uv" * 19, "u"], "y": [0, 0, 1, 1] * 10}
     path = tmp_path / f"a.{ending}"
     if ending == "parquet":
@@ -82,8 +88,10 @@ def test_codes_of_typed_columns(tmp_path, ending):
         lines = [{name: own[k] for name, own in cells.items()} for k in range(40)]
         path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
     found = read_clients(TableFile(path, "h", "y", missing=(-999, "unknown")))
-    gaps = {c.name: sum(int(own.table.columns[j].missing.sum()) for own in found.rows)
-            for j, c in enumerate(found.rows[0].table.columns)}  # fmt: skip
+    gaps = {
+        c.name: sum(int(own.table.columns[j].missing.sum()) for own in found.rows)
+        for j, c in enumerate(found.rows[0].table.columns)
+    }
     assert gaps == {"x": 1, "z": 1, "t": 1}
 
 
@@ -91,7 +99,9 @@ def test_codes_of_typed_columns(tmp_path, ending):
 @given(st.integers(-120, 40), st.integers(1, 130), st.data())
 def test_whole_numbers_without_a_gap_have_no_code(least, many, data):
     seldom = data.draw(st.lists(st.integers(0, many), max_size=40))
-    there = np.concatenate([np.repeat(np.arange(least, least + many + 1), 3), least + np.array(seldom, dtype=int)])
+    there = np.concatenate(
+        [np.repeat(np.arange(least, least + many + 1), 3), least + np.array(seldom, dtype=int)]
+    )
     assert suspected_codes(there.astype(float)) == []
 
 
@@ -109,7 +119,14 @@ def test_a_code_among_other_numbers_is_found(others, code, many):
 
 @pytest.mark.parametrize(
     "values",
-    [[0, 1] * 30, [-1, 1] * 30, [-1, 0, 1] * 30, [0] * 90 + [-1] * 5 + [1] * 5, [*range(1, 100)] * 2, [1, 2, 3, 9] * 9],
+    [
+        [0, 1] * 30,
+        [-1, 1] * 30,
+        [-1, 0, 1] * 30,
+        [0] * 90 + [-1] * 5 + [1] * 5,
+        [*range(1, 100)] * 2,
+        [1, 2, 3, 9] * 9,
+    ],
 )
 def test_labels_counts_and_ages_have_no_code(values):
     assert suspected_codes(np.array(values, dtype=float)) == []
@@ -122,7 +139,9 @@ LEAKS = {
     "noisy": lambda k, r: label(k, r) + 0.3 * r,
     "text": lambda k, r: ["healthy", "ill"][label(k, r)],
     "patient": lambda k, r: f"p{k % 18}",  # the same label whenever he comes
-    "own": lambda k, r: 1000 * (k % 3) + (-1) ** (k % 3) * (100 * label(k, r) + r),  # another threshold at every client
+    "own": lambda k, r: (
+        1000 * (k % 3) + (-1) ** (k % 3) * (100 * label(k, r) + r)
+    ),  # another threshold at every client
 }
 
 
@@ -130,7 +149,9 @@ LEAKS = {
 def test_a_column_that_tells_labels_is_named(tmp_path, name):
     own = label if name != "patient" else (lambda k, r: (k % 18) % 2)
     text = rows(180, **{name: LEAKS[name]}, b=lambda k, r: r, y=own)
-    assert said(read(tmp_path, text)) == [f"Column {name!r} alone tells the target: is it known beforehand?"]
+    assert said(read(tmp_path, text)) == [
+        f"Column {name!r} alone tells the target: is it known beforehand?"
+    ]
     swapped = text.splitlines()
     swapped[5] = swapped[5][:-1] + str(1 - int(swapped[5][-1]))
     assert not said(read(tmp_path, "\n".join(swapped)))
@@ -147,7 +168,9 @@ def test_a_column_that_tells_numbers_is_named(tmp_path):
 
 
 def test_codes_in_two_columns_make_no_line(tmp_path):
-    text = rows(b=lambda k, r: -99999 if k % 9 == 0 else r, y=lambda k, r: -99999 if k % 9 == 0 else 1 + r)
+    text = rows(
+        b=lambda k, r: -99999 if k % 9 == 0 else r, y=lambda k, r: -99999 if k % 9 == 0 else 1 + r
+    )
     assert [remark[:10] for remark in said(read(tmp_path, text))] == ["Column 'b'", "Target 'y'"]
 
 
@@ -171,9 +194,15 @@ def test_real_tables_have_one_code_and_no_leak(tmp_path):
     data = os.environ.get("SCAFFPD_DATA")
     if not data:
         pytest.skip("needs SCAFFPD_DATA")
-    adult = read_clients(TableFile(Path(data) / "adult" / "adult.data.csv.gz", "occupation", "classification"))
-    assert [remark[:51] for remark in said(adult)] == ["Column 'capital-gain' has 99999 in 155 rows, far fr"]
-    assert not said(read_clients(TableFile(Path(data) / "beijing_air" / "daily.csv", "station", "pm25")))
+    adult = read_clients(
+        TableFile(Path(data) / "adult" / "adult.data.csv.gz", "occupation", "classification")
+    )
+    assert [remark[:51] for remark in said(adult)] == [
+        "Column 'capital-gain' has 99999 in 155 rows, far fr"
+    ]
+    assert not said(
+        read_clients(TableFile(Path(data) / "beijing_air" / "daily.csv", "station", "pm25"))
+    )
 
 
 def test_a_silos_own_check_says_both(tmp_path, capsys):
@@ -191,7 +220,9 @@ def test_a_silos_own_check_says_both(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert [column["missing"] for column in found["columns"]] == [0, 0, 12]
     assert not any("-999" in line for line in found["warnings"])
-    settings_file.write_text('name = "a"\n[data]\nentry = "mine:rows"\nmissing = [-999]\n', encoding="utf-8")
+    settings_file.write_text(
+        'name = "a"\n[data]\nentry = "mine:rows"\nmissing = [-999]\n', encoding="utf-8"
+    )
     assert cli.run(["silo", "check", str(settings_file)]) == 2
     assert "data.missing, which only tables have" in capsys.readouterr().err
 
@@ -201,7 +232,9 @@ def test_a_silos_own_check_says_both(tmp_path, capsys):
 
 def test_dates_without_an_order_are_refused(tmp_path):
     day = {"tag": lambda k, r: f"{1 + int(11.9 * r)}/{1 + k % 12}/2023"}
-    with pytest.raises(InputError, match=r"/2023' in column 'tag' is no clear date .*write 2023-07-09"):
+    with pytest.raises(
+        InputError, match=r"/2023' in column 'tag' is no clear date .*write 2023-07-09"
+    ):
         read(tmp_path, rows(**day, y=label), split_by="tag")
     assert read(tmp_path, rows(**day, y=label), split_by="tag", categories=("tag",))
     bad = rows(tag=lambda k, r: "31.02.2024" if k == 7 else f"{1 + k % 28}.01.2024", y=label)
@@ -212,7 +245,9 @@ def test_dates_without_an_order_are_refused(tmp_path):
 
 
 def test_clients_and_labels_that_differ_in_capitals_are_named(tmp_path):
-    text = rows(h=lambda k, r: ["h0", "H0 ", "h1"][k % 3], y=lambda k, r: ["no", "No", "yes"][k // 3 % 3])
+    text = rows(
+        h=lambda k, r: ["h0", "H0 ", "h1"][k % 3], y=lambda k, r: ["no", "No", "yes"][k // 3 % 3]
+    )
     assert said(read(tmp_path, text)) == [
         "Labels 'No' and 'no' of 'y' are read as different ones: write them alike.",
         "Clients 'H0' and 'h0' of 'h' are read as different ones: write them alike.",
@@ -222,7 +257,9 @@ def test_clients_and_labels_that_differ_in_capitals_are_named(tmp_path):
 def test_decimal_commas_are_said_once(tmp_path):
     cells = {"b": lambda k, r: f"{r:.1f}", "c": lambda k, r: f"{r:.2f}"}
     text = rows(**cells, y=label).replace(",", ";").replace(".", ",")
-    assert said(read(tmp_path, text)) == ["Column 'b' is read with decimal commas, as the rest of the file is."]
+    assert said(read(tmp_path, text)) == [
+        "Column 'b' is read with decimal commas, as the rest of the file is."
+    ]
     assert not said(read(tmp_path, text, decimal=","))
 
 
@@ -231,8 +268,10 @@ def test_files_of_one_name_are_called_by_their_folders(tmp_path):
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.write_text(rows(6, y=label), encoding="utf-8")
-    labels = [sorted(set(open_table(files[0], None, more).cells(["file"])[0].to_pylist()))
-              for more in (files[1:2], files[1:])]  # fmt: skip
+    labels = [
+        sorted(set(open_table(files[0], None, more).cells(["file"])[0].to_pylist()))
+        for more in (files[1:2], files[1:])
+    ]
     assert labels == [["genf", "koeln"], ["genf/more.csv", "genf/rows.csv", "koeln/rows.csv"]]
     with pytest.raises(InputError, match=r"'rows.csv' is named twice\."):
         open_table(files[0], None, files[:1])
@@ -250,22 +289,60 @@ def test_the_folder_of_a_run_is_no_table(tmp_path, capsys):
 
 def test_rows_without_a_group_are_missing():
     kept = {"sex": ["f", None, " ", "NA", "m "]}
-    found = Predictions(["a"] * 5, [0, 1, 0, 1, 0], np.full((5, 2), 0.5), kept, (0, 1), [0, 1, 0, 1, 0], ())
+    found = Predictions(
+        ["a"] * 5, [0, 1, 0, 1, 0], np.full((5, 2), 0.5), kept, (0, 1), [0, 1, 0, 1, 0], ()
+    )
     assert [own["sex"] for own in found.scores("sex")][:3] == ["(missing)", "f", "m"]
 
 
 def test_init_names_what_train_would_use_and_the_code(tmp_path):
-    cells = {"Patient": lambda k, r: f"P{k:04}", "chol": lambda k, r: -999 if k % 10 == 0 else 3 + r}
+    cells = {
+        "Patient": lambda k, r: f"P{k:04}",
+        "chol": lambda k, r: -999 if k % 10 == 0 else 3 + r,
+    }
     long = {f"a column with a long name {j}": lambda k, r: r for j in range(6)}
-    (tmp_path / "a.csv").write_text(rows(**cells, **long, sex=lambda k, r: "mf"[k % 2], y=label), encoding="utf-8")
+    (tmp_path / "a.csv").write_text(
+        rows(**cells, **long, sex=lambda k, r: "mf"[k % 2], y=label), encoding="utf-8"
+    )
     out = tmp_path / "config.toml"
-    assert cli.run(["init", str(tmp_path / "a.csv"), "--client", "h", "--target", "y", "--out", str(out)]) == 0
+    assert (
+        cli.run(
+            ["init", str(tmp_path / "a.csv"), "--client", "h", "--target", "y", "--out", str(out)]
+        )
+        == 0
+    )
     text = out.read_text("utf-8")
     (line,) = [line for line in text.splitlines() if line.startswith("# columns = ")]
-    assert json.loads(line.removeprefix("# columns = ").partition("  #")[0]) == ["age", "chol", *long, "sex"]
+    assert json.loads(line.removeprefix("# columns = ").partition("  #")[0]) == [
+        "age",
+        "chol",
+        *long,
+        "sex",
+    ]
     assert "has -999 in 12 rows" in text
     out.write_text(text.replace("# missing", "missing"), encoding="utf-8")
-    run = ["train", str(out), "--no-choose", "--splits", "0", "--no-report", "--quiet", "--out", str(tmp_path / "run")]
+    run = [
+        "train",
+        str(out),
+        "--no-choose",
+        "--splits",
+        "0",
+        "--no-report",
+        "--quiet",
+        "--out",
+        str(tmp_path / "run"),
+    ]
     assert cli.run(run) == 0
     assert 3 < json.loads((tmp_path / "run" / "fills.json").read_text())["h0"]["chol"] < 4
-    assert cli.run(["predict", str(tmp_path / "run"), str(tmp_path / "a.csv"), "--out", str(tmp_path / "p.csv")]) == 0
+    assert (
+        cli.run(
+            [
+                "predict",
+                str(tmp_path / "run"),
+                str(tmp_path / "a.csv"),
+                "--out",
+                str(tmp_path / "p.csv"),
+            ]
+        )
+        == 0
+    )

@@ -7,7 +7,7 @@ import pytest
 from tracked import cohort
 
 import scaffpd as sp
-from scaffpd.trackers import Tracker
+from scaffpd.training.trackers import Tracker
 
 
 class Notes(Tracker):
@@ -30,14 +30,22 @@ class Notes(Tracker):
 def private():
     random = np.random.default_rng(0)
     pairs = [(random.normal(size=(30, 4)), random.integers(0, 2, size=30)) for _ in range(3)]
-    return sp.Cohort(pairs, sp.Private(sp.Linear("logistic", 0.05), noise=9.0, radius=2, secret=1), names=list("abc"))
+    return sp.Cohort(
+        pairs,
+        sp.Private(sp.Linear("logistic", 0.05), noise=9.0, radius=2, secret=1),
+        names=list("abc"),
+    )
 
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_epsilon_grows_to_what_the_result_says(every):
     notes = Notes(every)
-    result = sp.train(sp.fair(sp.ChiSquare(0.1), 1), private(), rounds=4, progress=False, callbacks=[notes])
-    shown = {step: row["privacy/epsilon"] for step, row in notes.rows.items() if "privacy/epsilon" in row}
+    result = sp.train(
+        sp.fair(sp.ChiSquare(0.1), 1), private(), rounds=4, progress=False, callbacks=[notes]
+    )
+    shown = {
+        step: row["privacy/epsilon"] for step, row in notes.rows.items() if "privacy/epsilon" in row
+    }
     assert list(shown) == list(range(every, 5, every))
     assert sorted(shown.values()) == list(shown.values())
     assert shown[4] == result.privacy.worst
@@ -49,4 +57,6 @@ def test_nothing_is_shown_where_nothing_is_private():
     notes = Notes()
     sp.train(sp.fair(sp.ChiSquare(0.1)), cohort(), rounds=2, progress=False, callbacks=[notes])
     assert notes.rows
-    assert not any("epsilon" in name or "privacy" in name for row in notes.rows.values() for name in row)
+    assert not any(
+        "epsilon" in name or "privacy" in name for row in notes.rows.values() for name in row
+    )

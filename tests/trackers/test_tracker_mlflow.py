@@ -9,7 +9,7 @@ import pytest
 from tracked import NAMES, cohort, minibatches
 
 import scaffpd as sp
-from scaffpd.trackers import labels
+from scaffpd.training.trackers import labels
 
 
 @pytest.fixture
@@ -38,10 +38,16 @@ def test_every_number_of_a_run(store):
     assert store.MlflowClient().get_experiment(run.info.experiment_id).name == "wards"
     history = result.history
     for i, label in enumerate(labels(NAMES)):
-        assert column(store, tracker.run_id, f"loss by client/{label}") == list(enumerate(history.losses[:, i]))
-        assert column(store, tracker.run_id, f"weight by client/{label}") == list(enumerate(history.weights[:, i]))
+        assert column(store, tracker.run_id, f"loss by client/{label}") == list(
+            enumerate(history.losses[:, i])
+        )
+        assert column(store, tracker.run_id, f"weight by client/{label}") == list(
+            enumerate(history.weights[:, i])
+        )
     assert column(store, tracker.run_id, "bytes_up") == list(enumerate(history["bytes_up"]))
-    assert [step for step, _ in column(store, tracker.run_id, "held-out accuracy/worst 20 percent")] == [2, 4]
+    assert [
+        step for step, _ in column(store, tracker.run_id, "held-out accuracy/worst 20 percent")
+    ] == [2, 4]
     assert run.data.tags["client ward _7"] == "ward #7"
 
 
@@ -65,18 +71,28 @@ def test_a_resumed_run_goes_on(store, tmp_path):
     """The first part is killed after its last checkpoint: round 3 is made twice, and is there once."""
     people = cohort(["a", "b"])
     with sp.MLflow() as first:
-        sp.train(minibatches(), people, checkpoint=tmp_path / "c.npz", callbacks=[first, lambda m: m.rounds == 2])
+        sp.train(
+            minibatches(),
+            people,
+            checkpoint=tmp_path / "c.npz",
+            callbacks=[first, lambda m: m.rounds == 2],
+        )
         saved = (tmp_path / "c.npz").read_bytes()
         sp.train(minibatches(), people, rounds=3, checkpoint=tmp_path / "c.npz", callbacks=[first])
         (tmp_path / "c.npz").write_bytes(saved)
     with sp.MLflow(run_id=first.run_id) as second:
-        result = sp.train(minibatches(), people, rounds=5, checkpoint=tmp_path / "c.npz", callbacks=[second])
-    assert column(store, first.run_id, "loss/worst") == list(enumerate(result.history.losses.max(axis=1)))
+        result = sp.train(
+            minibatches(), people, rounds=5, checkpoint=tmp_path / "c.npz", callbacks=[second]
+        )
+    assert column(store, first.run_id, "loss/worst") == list(
+        enumerate(result.history.losses.max(axis=1))
+    )
     assert store.MlflowClient().get_run(first.run_id).info.status == "FINISHED"
 
 
 def test_how_a_run_ends(store):
-    people, kept = cohort(["a", "b"]), []
+    people = cohort(["a", "b"])
+    kept = []
 
     def note(moment):
         kept.append(store.MlflowClient().search_runs(["0", *experiments(store)])[0].info.run_id)
@@ -112,14 +128,20 @@ def test_a_server_that_is_lost_does_not_end_a_run(store, monkeypatch):
     with sp.MLflow() as tracker:
         monkeypatch.setattr(tracker._client, "log_batch", lost)
         with pytest.warns(RuntimeWarning, match="MLflow cannot be used like this: no answer."):
-            assert sp.train(minibatches(), cohort(["a", "b"]), rounds=1, callbacks=[tracker]).rounds == 1
+            assert (
+                sp.train(minibatches(), cohort(["a", "b"]), rounds=1, callbacks=[tracker]).rounds
+                == 1
+            )
 
 
 def test_a_run_that_was_open_is_not_ended_by_a_second_part(store, tmp_path):
-    people, tracker = cohort(["a", "b"]), sp.MLflow()
+    people = cohort(["a", "b"])
+    tracker = sp.MLflow()
     with store.start_run() as run:
         for rounds in (2, 4):
-            sp.train(minibatches(), people, rounds, checkpoint=tmp_path / "c.npz", callbacks=[tracker])
+            sp.train(
+                minibatches(), people, rounds, checkpoint=tmp_path / "c.npz", callbacks=[tracker]
+            )
             tracker.close()
             assert store.MlflowClient().get_run(run.info.run_id).info.status == "RUNNING"
     assert [step for step, _ in column(store, run.info.run_id, "loss/worst")] == [0, 1, 2, 3, 4]
@@ -129,5 +151,7 @@ def test_mistakes(store, monkeypatch):
     with pytest.raises(sp.InputError, match=r"MLflow cannot be used like this: .*nowhere"):
         sp.MLflow(run_id="nowhere")
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(sp.InputError, match=r"mlflow is not installed: pip install 'scaffpd\[mlflow\]'."):
+    with pytest.raises(
+        sp.InputError, match=r"mlflow is not installed: pip install 'scaffpd\[mlflow\]'."
+    ):
         sp.MLflow()

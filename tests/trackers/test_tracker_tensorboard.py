@@ -11,7 +11,7 @@ from tracked import NAMES, cohort, minibatches
 
 import scaffpd as sp
 from forked import forked
-from scaffpd.trackers import labels
+from scaffpd.training.trackers import labels
 
 # the reader behind the board itself, which takes later files of a folder for restarts
 accumulators = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_accumulator")
@@ -22,8 +22,17 @@ def read(folder):
     events = accumulators.EventAccumulator(str(folder), size_guidance={accumulators.TENSORS: 0})
     events.Reload()
     tags = events.Tags()["tensors"]
-    numbers = {t: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(t)] for t in tags if "text" not in t}
-    texts = [e.tensor_proto.string_val[0].decode() for t in tags if "text" in t for e in events.Tensors(t)]
+    numbers = {
+        t: [(e.step, e.tensor_proto.float_val[0]) for e in events.Tensors(t)]
+        for t in tags
+        if "text" not in t
+    }
+    texts = [
+        e.tensor_proto.string_val[0].decode()
+        for t in tags
+        if "text" in t
+        for e in events.Tensors(t)
+    ]
     return numbers, texts
 
 
@@ -62,7 +71,9 @@ def test_held_out_scores_are_those_of_the_model(tmp_path):
         sp.train(minibatches(), people, rounds=3, callbacks=callbacks)
     found, _ = read(tmp_path)
     for i, name in enumerate("abc"):
-        assert found[f"held-out accuracy by client/{name}"] == rows([s.accuracy[i] for s in seen], 1)
+        assert found[f"held-out accuracy by client/{name}"] == rows(
+            [s.accuracy[i] for s in seen], 1
+        )
         assert found[f"held-out loss by client/{name}"] == rows([s.loss[i] for s in seen], 1)
     assert found["held-out accuracy/mean"] == rows([s.accuracy.mean() for s in seen], 1)
 
@@ -88,7 +99,8 @@ def test_the_numbers_of_a_run_stay_the_same(tmp_path):
 
 def test_a_resumed_run_goes_on(tmp_path):
     """Killed after round 5 with a checkpoint of round 3: rounds 4 and 5 are there once."""
-    people, keep = cohort(["a", "b"]), sp.Checkpoint(tmp_path / "c.npz", every=3)
+    people = cohort(["a", "b"])
+    keep = sp.Checkpoint(tmp_path / "c.npz", every=3)
 
     def killed(moment):
         if moment.rounds == 5:
@@ -148,7 +160,9 @@ def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(tracker, "write", full)
-    with pytest.warns(RuntimeWarning, match=r"Round \d is not shown, and the run goes on. No space left"):
+    with pytest.warns(
+        RuntimeWarning, match=r"Round \d is not shown, and the run goes on. No space left"
+    ):
         assert sp.train(minibatches(), people, rounds=2, callbacks=[tracker]).rounds == 2
     tracker.close()
 
@@ -161,19 +175,31 @@ def test_mistakes(tmp_path, monkeypatch):
         ({"folder": 3}, "TensorBoard cannot write into 3: a path is expected."),
         ({"folder": tmp_path, "every": 0}, "TensorBoard needs a whole number every >= 1, got 0."),
         ({"folder": tmp_path, "cohort": [1]}, r"TensorBoard needs a Cohort for cohort, got \[1\]."),
-        ({"folder": tmp_path, "cohort": untested}, "TensorBoard scores held-out rows, and this cohort has none"),
+        (
+            {"folder": tmp_path, "cohort": untested},
+            "TensorBoard scores held-out rows, and this cohort has none",
+        ),
     ]:
         with pytest.raises(sp.InputError, match=sentence):
             sp.TensorBoard(**arguments)
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(sp.InputError, match=r"tensorboard is not installed: pip install 'scaffpd\[tensorboard\]'."):
+    with pytest.raises(
+        sp.InputError, match=r"tensorboard is not installed: pip install 'scaffpd\[tensorboard\]'."
+    ):
         sp.TensorBoard(tmp_path)
 
 
 def test_labels_stay_apart():
     assert labels(["a/b", "a:b", "A_B", "", ".", "..", "ok", "Łódź 2"]) == [
-        "a_b", "a_b-2", "A_B-3", "_", "_-2", "_-3", "ok", "Łódź 2",
-    ]  # fmt: skip
+        "a_b",
+        "a_b-2",
+        "A_B-3",
+        "_",
+        "_-2",
+        "_-3",
+        "ok",
+        "Łódź 2",
+    ]
     assert labels(["a_b-2", "a/b", "a:b"]) == ["a_b-2", "a_b", "a_b-3"]

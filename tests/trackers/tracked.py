@@ -12,9 +12,11 @@ NAMES = ["St. Mary's / north", "St. Mary's : north", "ward #7", "Ärzte|<b>&", "
 def cohort(names=NAMES, loss="logistic"):
     random = np.random.default_rng(0)
     pairs = [
-        (random.normal(size=(30, 4)) + i / 3, random.integers(0, 2, size=30).astype(float)) for i in range(len(names))
+        (random.normal(size=(30, 4)) + i / 3, random.integers(0, 2, size=30).astype(float))
+        for i in range(len(names))
     ]
-    train, test = [(X[:20], y[:20]) for X, y in pairs], [(X[20:], y[20:]) for X, y in pairs]
+    train = [(X[:20], y[:20]) for X, y in pairs]
+    test = [(X[20:], y[20:]) for X, y in pairs]
     return sp.Cohort(train, sp.Linear(loss, l2=0.05), names=names, test=test)
 
 

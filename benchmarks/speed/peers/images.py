@@ -61,18 +61,32 @@ def load(file: str) -> Images:
     """What `Images.save` has written; once in a process."""
     with np.load(file) as stored:
         found = {name: stored[name] for name in stored.files}
-    start = {name.removeprefix("start/"): found.pop(name) for name in list(found) if name.startswith("start/")}
-    return Images(**found | {"network": str(found["network"]), "rate": float(found["rate"]), "start": start})
+    start = {
+        name.removeprefix("start/"): found.pop(name)
+        for name in list(found)
+        if name.startswith("start/")
+    }
+    return Images(
+        **found | {"network": str(found["network"]), "rate": float(found["rate"]), "start": start}
+    )
 
 
 def measure(name: str, version: str, ways: Mapping[str, Train]) -> None:
     """Time the fastest of several ways (by name; one will do), write its model, and print a line of JSON."""
     given = w.arguments()
     problem = load(given.images)
-    best = min(ways, key=lambda way: probed(ways[way], problem)) if len(ways) > 1 else next(iter(ways))
+    best = (
+        min(ways, key=lambda way: probed(ways[way], problem)) if len(ways) > 1 else next(iter(ways))
+    )
     startup, seconds, model = timed(ways[best], problem)
     np.savez(given.into, **model)
-    line = {"name": name, "version": version, "setting": best, "startup_seconds": startup, "seconds": seconds}
+    line = {
+        "name": name,
+        "version": version,
+        "setting": best,
+        "startup_seconds": startup,
+        "seconds": seconds,
+    }
     print(json.dumps(line), flush=True)
 
 
@@ -85,5 +99,7 @@ def timed(train: Train, problem: Images) -> tuple[float, list[float], Parameters
 
 def probed(train: Train, problem: Images, steps: int = 2) -> float:
     """Seconds of a round of few clients and steps, after one that warms up."""
-    few = replace(problem, clients=problem.clients[[0, 0], :4], rows=problem.rows[[0, 0], :4, :steps])
+    few = replace(
+        problem, clients=problem.clients[[0, 0], :4], rows=problem.rows[[0, 0], :4, :steps]
+    )
     return timed(train, few)[1][1]

@@ -37,16 +37,22 @@ NETWORKS: dict[str, Callable[[P, jax.Array], jax.Array]] = {"cnn": cnn, "resnet"
 
 def block(p: P, name: str, x: jax.Array, stride: int) -> jax.Array:
     """Two convolutions, and a way around them."""
-    inner = jax.nn.relu(normed(p, f"{name}.norm1", convolved(p[f"{name}.conv1.weight"], x, 1, stride)))
+    inner = jax.nn.relu(
+        normed(p, f"{name}.norm1", convolved(p[f"{name}.conv1.weight"], x, 1, stride))
+    )
     around = p.get(f"{name}.around.weight")
     aside = x if around is None else convolved(around, x, 0, stride)
-    return jax.nn.relu(aside + normed(p, f"{name}.norm2", convolved(p[f"{name}.conv2.weight"], inner, 1)))
+    return jax.nn.relu(
+        aside + normed(p, f"{name}.norm2", convolved(p[f"{name}.conv2.weight"], inner, 1))
+    )
 
 
 def convolved(kernel: jax.Array, x: jax.Array, padding: int, stride: int = 1) -> jax.Array:
     """A convolution without bias."""
     edges = ((padding, padding),) * 2
-    return lax.conv_general_dilated(x, kernel, (stride, stride), edges, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return lax.conv_general_dilated(
+        x, kernel, (stride, stride), edges, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
 
 
 def pooled(x: jax.Array) -> jax.Array:
@@ -58,7 +64,8 @@ def pooled(x: jax.Array) -> jax.Array:
 def normed(p: P, name: str, x: jax.Array) -> jax.Array:
     """Group norm, eight channels to a group."""
     grouped = x.reshape(*x.shape[:3], -1, 8)
-    mean, variance = grouped.mean((1, 2, 4), keepdims=True), grouped.var((1, 2, 4), keepdims=True)
+    mean = grouped.mean((1, 2, 4), keepdims=True)
+    variance = grouped.var((1, 2, 4), keepdims=True)
     scaled = ((grouped - mean) * lax.rsqrt(variance + 1e-5)).reshape(x.shape)
     return scaled * p[f"{name}.weight"] + p[f"{name}.bias"]
 
@@ -80,7 +87,11 @@ def to_numpy(p: P) -> dict[str, Any]:
     back = {}
     for name, value in jax.device_get(dict(p)).items():
         if name == "7.weight":
-            back[name] = value.reshape(8, 8, -1, value.shape[1]).transpose(3, 2, 0, 1).reshape(value.shape[1], -1)
+            back[name] = (
+                value.reshape(8, 8, -1, value.shape[1])
+                .transpose(3, 2, 0, 1)
+                .reshape(value.shape[1], -1)
+            )
         else:
             back[name] = value.transpose(3, 2, 0, 1) if value.ndim == 4 else value.T
     return {name: np.ascontiguousarray(value) for name, value in back.items()}

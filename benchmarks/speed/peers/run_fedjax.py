@@ -40,17 +40,24 @@ def algorithm(loss: Any, rate: float, **batches: Any) -> fedjax.FederatedAlgorit
 def digits() -> Any:
     """From a number of rounds to the model that they end in."""
     X, y, _, _ = w.data()
-    federated = fedjax.InMemoryFederatedData({str(i): {"x": X[i], "y": y[i].astype("int32")} for i in range(w.CLIENTS)})
+    federated = fedjax.InMemoryFederatedData(
+        {str(i): {"x": X[i], "y": y[i].astype("int32")} for i in range(w.CLIENTS)}
+    )
 
     def loss(params: dict, batch: dict, rng: jax.Array) -> jax.Array:
         outputs = batch["x"] @ params["w"] + params["b"]
         penalty = sum((part**2).sum() for part in params.values())
-        return jnp.mean(fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], outputs)) + w.L2 / 2 * penalty
+        return (
+            jnp.mean(fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], outputs))
+            + w.L2 / 2 * penalty
+        )
 
     fed = algorithm(loss, w.RATE, batch_size=w.BATCH, num_epochs=None, num_steps=w.STEPS)
 
     def train(rounds: int) -> w.Model:
-        sampler = fedjax.client_samplers.UniformGetClientSampler(federated, num_clients=w.CLIENTS, seed=0)
+        sampler = fedjax.client_samplers.UniformGetClientSampler(
+            federated, num_clients=w.CLIENTS, seed=0
+        )
         state = fed.init({"w": jnp.zeros((w.FEATURES, w.CLASSES)), "b": jnp.zeros(w.CLASSES)})
         for _ in range(rounds):
             state, _ = fed.apply(state, sampler.sample())
@@ -64,14 +71,21 @@ def network(backend: str, given: images.Images, tick: images.Tick) -> dict[str, 
     from jax_networks import NETWORKS, to_jax, to_numpy
 
     forward = NETWORKS[given.network]
-    X, y = np.ascontiguousarray(given.X.transpose(0, 1, 3, 4, 2)), given.y.astype("int32")
+    X = np.ascontiguousarray(given.X.transpose(0, 1, 3, 4, 2))
+    y = given.y.astype("int32")
 
     def loss(params: dict, batch: dict, rng: jax.Array) -> jax.Array:
-        return jnp.mean(fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], forward(params, batch["x"])))
+        return jnp.mean(
+            fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], forward(params, batch["x"]))
+        )
 
     def client(r: int, i: int) -> tuple[str, fedjax.ClientDataset, jax.Array]:
         rows = given.minibatches(r, i).ravel()
-        return str(i), fedjax.ClientDataset({"x": X[i][rows], "y": y[i][rows]}), jax.random.PRNGKey(0)
+        return (
+            str(i),
+            fedjax.ClientDataset({"x": X[i][rows], "y": y[i][rows]}),
+            jax.random.PRNGKey(0),
+        )
 
     with fedjax.for_each_client_backend(backend):
         fed = algorithm(loss, given.rate, batch_size=given.rows.shape[-1], skip_shuffle=True)
@@ -85,6 +99,8 @@ def network(backend: str, given: images.Images, tick: images.Tick) -> dict[str, 
 
 if __name__ == "__main__":
     if w.arguments().images:
-        images.measure("fedjax", version("fedjax"), {name: partial(network, name) for name in ("jit", "pmap")})
+        images.measure(
+            "fedjax", version("fedjax"), {name: partial(network, name) for name in ("jit", "pmap")}
+        )
     else:
         w.measure("fedjax", version("fedjax"), {"": digits()})

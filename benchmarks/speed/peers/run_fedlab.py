@@ -65,5 +65,7 @@ def train(threads: int, rounds: int) -> w.Model:
 
 
 if __name__ == "__main__":
-    ways = {f"threads: {threads}": partial(train, threads) for threads in {1, torch.get_num_threads()}}
+    ways = {
+        f"threads: {threads}": partial(train, threads) for threads in {1, torch.get_num_threads()}
+    }
     w.measure("fedlab", version("fedlab"), ways)

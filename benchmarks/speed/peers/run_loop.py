@@ -16,7 +16,8 @@ def train(problem: p.Problem, rounds: int, tick: images.Tick) -> nn.Module:
     x = [parameter.detach().clone() for parameter in model.parameters()]
     tick()
     for r in range(rounds):
-        total, clients = [torch.zeros_like(part) for part in x], problem.clients(r)
+        total = [torch.zeros_like(part) for part in x]
+        clients = problem.clients(r)
         for i in clients:
             put(x, model)
             p.local(model, problem, r, i)

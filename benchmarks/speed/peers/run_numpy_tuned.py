@@ -16,7 +16,9 @@ import workload as w
 from threadpoolctl import threadpool_limits
 
 X, y, _, _ = w.data()
-A = np.concatenate([X, np.ones((w.CLIENTS, w.ROWS, 1), np.float32)], axis=2).reshape(w.CLIENTS * w.ROWS, w.FEATURES + 1)
+A = np.concatenate([X, np.ones((w.CLIENTS, w.ROWS, 1), np.float32)], axis=2).reshape(
+    w.CLIENTS * w.ROWS, w.FEATURES + 1
+)
 TARGETS = np.eye(w.CLASSES, dtype=np.float32)[y.ravel()] * np.float32(w.RATE / w.BATCH)
 FIRST = np.arange(w.CLIENTS)[:, None] * w.ROWS  # every client's first row
 

@@ -19,7 +19,8 @@ from importlib.metadata import version
 
 import workload as w
 
-WORKERS, RANK = "PFL_WORKER_ADDRESSES", "PFL_WORKER_RANK"
+WORKERS = "PFL_WORKER_ADDRESSES"
+RANK = "PFL_WORKER_RANK"
 cores = len(os.sched_getaffinity(0))
 
 
@@ -31,9 +32,12 @@ def colleagues() -> list[subprocess.Popen[bytes]]:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     os.environ |= {WORKERS: ",".join(f"localhost:{port + k}" for k in range(cores)), RANK: "0"}
-    command, quiet = [sys.executable, *sys.argv, "--into"], subprocess.DEVNULL
+    command = [sys.executable, *sys.argv, "--into"]
+    quiet = subprocess.DEVNULL
     return [
-        subprocess.Popen([*command, f"{w.arguments().into}-{k}"], env=os.environ | {RANK: str(k)}, stdout=quiet)
+        subprocess.Popen(
+            [*command, f"{w.arguments().into}-{k}"], env=os.environ | {RANK: str(k)}, stdout=quiet
+        )
         for k in range(1, cores)
     ]
 
@@ -77,7 +81,9 @@ class Ticks(TrainingProcessCallback):
     def __init__(self, tick: images.Tick) -> None:
         self.tick = tick
 
-    def after_central_iteration(self, aggregate_metrics: Metrics, model: object, *, central_iteration: int) -> tuple:
+    def after_central_iteration(
+        self, aggregate_metrics: Metrics, model: object, *, central_iteration: int
+    ) -> tuple:
         """Go on, and have no metrics."""
         self.tick()
         return False, Metrics()
@@ -90,21 +96,26 @@ def train(problem: p.Problem, rounds: int, tick: images.Tick) -> nn.Module:
 
     order = iter([(r, i) for r in range(rounds) for i in problem.clients(r)])
     users = FederatedDataset(user, order.__next__)
-    learner, rows = Learner(problem.model()), problem.rows(0, problem.clients(0)[0])
+    learner = Learner(problem.model())
+    rows = problem.rows(0, problem.clients(0)[0])
     server = torch.optim.SGD(learner.parameters(), lr=1.0)
     tick()
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=10**9, train_cohort_size=len(problem.clients(0)),
+            central_num_iterations=rounds,
+            evaluation_frequency=10**9,
+            train_cohort_size=len(problem.clients(0)),
             val_cohort_size=None,
         ),
         SimulatedBackend(training_data=users, val_data=users),
         PyTorchModel(learner, partial(torch.optim.SGD, weight_decay=problem.l2), server),
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=problem.rate, local_batch_size=rows.shape[1]),
+        NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=problem.rate, local_batch_size=rows.shape[1]
+        ),
         NNEvalHyperParams(local_batch_size=rows.shape[1]),
         callbacks=[Ticks(tick)],
         send_metrics_to_platform=False,
-    )  # fmt: skip
+    )
     return learner.network
 
 

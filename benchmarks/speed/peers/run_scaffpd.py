@@ -21,8 +21,12 @@ def digits() -> Any:
     """From a number of rounds to the model that they end in."""
     linear = sp.Linear("softmax", l2=w.L2, intercept=True, classes=w.CLASSES)
     cohort = sp.Cohort(list(zip(*w.data()[:2], strict=True)), linear, dtype=torch.float32)
-    method = sp.FedAvg(local_steps=w.STEPS, batch_size=w.BATCH, local_rate=w.RATE, weights="uniform")
-    return lambda rounds: linear.reshape(sp.train(method, cohort, rounds=rounds, progress=False).x, w.FEATURES)
+    method = sp.FedAvg(
+        local_steps=w.STEPS, batch_size=w.BATCH, local_rate=w.RATE, weights="uniform"
+    )
+    return lambda rounds: linear.reshape(
+        sp.train(method, cohort, rounds=rounds, progress=False).x, w.FEATURES
+    )
 
 
 def network(given: images.Images, tick: images.Tick) -> dict[str, Any]:
@@ -32,7 +36,9 @@ def network(given: images.Images, tick: images.Tick) -> dict[str, Any]:
     model = sp.Module(Pictures(given).model())
     cohort = sp.Cohort(list(zip(given.X, given.y, strict=True)), model)
     rounds, taking_part, steps, batch = given.rows.shape
-    method = sp.FedAvg(local_steps=steps, batch_size=batch, local_rate=given.rate, clients_per_round=taking_part)
+    method = sp.FedAvg(
+        local_steps=steps, batch_size=batch, local_rate=given.rate, clients_per_round=taking_part
+    )
     state = dataclasses.replace(method.init(cohort), every=10**9)
     tick()
     for _ in range(rounds):

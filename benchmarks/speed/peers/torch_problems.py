@@ -23,7 +23,8 @@ sys.path.append(str(Path(__file__).resolve().parents[3]))  # for experiments/sma
 class Digits:
     """Softmax regression; minibatches are drawn by one call per client and round."""
 
-    rate, l2 = w.RATE, w.L2
+    rate = w.RATE
+    l2 = w.L2
 
     def __init__(self) -> None:
         self.X, self.y = (torch.from_numpy(part) for part in w.data()[:2])
@@ -57,7 +58,8 @@ class Pictures:
     l2 = 0.0
 
     def __init__(self, given: images.Images) -> None:
-        self.given, self.rate = given, given.rate
+        self.given = given
+        self.rate = given.rate
         self.X, self.y = torch.from_numpy(given.X), torch.from_numpy(given.y)
 
     def model(self) -> nn.Module:
@@ -96,7 +98,9 @@ def problem(file: str | None) -> Problem:
 
 def local(model: nn.Module, problem: Problem, r: int, i: int) -> None:
     """Client i's steps in round r, as papers' code has them; the model is left where they end."""
-    X, y, loss = problem.X[i], problem.y[i], nn.CrossEntropyLoss()
+    X = problem.X[i]
+    y = problem.y[i]
+    loss = nn.CrossEntropyLoss()
     optimiser = torch.optim.SGD(model.parameters(), lr=problem.rate, weight_decay=problem.l2)
     for rows in problem.rows(r, i):
         optimiser.zero_grad()
@@ -108,9 +112,17 @@ def measure(name: str, version: str, train: Train) -> None:
     """Time `train` on the problem of the command line; of one thread and PyTorch's default the faster counts."""
     choices = {f"threads: {threads}": threads for threads in {1, torch.get_num_threads()}}
     if w.arguments().images:
-        images.measure(name, version, {way: partial(network, train, threads) for way, threads in choices.items()})
+        images.measure(
+            name,
+            version,
+            {way: partial(network, train, threads) for way, threads in choices.items()},
+        )
     else:
-        w.measure(name, version, {way: partial(digits, train, threads) for way, threads in choices.items()})
+        w.measure(
+            name,
+            version,
+            {way: partial(digits, train, threads) for way, threads in choices.items()},
+        )
 
 
 def digits(train: Train, threads: int, rounds: int) -> w.Model:

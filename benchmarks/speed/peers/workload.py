@@ -21,8 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
-CLIENTS, ROWS, FEATURES, CLASSES = 20, 72, 64, 10
-STEPS, BATCH, RATE, L2 = 50, 32, 0.1, 1e-4
+CLIENTS = 20
+ROWS = 72
+FEATURES = 64
+CLASSES = 10
+STEPS = 50
+BATCH = 32
+RATE = 0.1
+L2 = 1e-4
 LEAST = 1.0  # seconds that a measurement has to fill
 
 Floats = NDArray[np.float32]
@@ -35,11 +41,18 @@ Train = Callable[[int], Model]  # from a number of rounds to the model that they
 def data() -> tuple[Floats, Labels, Floats, Labels]:
     """X (clients × rows × features) and y (clients × rows) to train on, and X, y held out."""
     X, y = load_digits(return_X_y=True)
-    X, y = (X / 16).astype(np.float32), y.astype(np.int64)
+    X = (X / 16).astype(np.float32)
+    y = y.astype(np.int64)
     order = np.random.default_rng(0).permutation(len(y))
-    train, held_out = order[: CLIENTS * ROWS], order[CLIENTS * ROWS :]
+    train = order[: CLIENTS * ROWS]
+    held_out = order[CLIENTS * ROWS :]
     train = train[np.argsort(y[train], kind="stable")]
-    return X[train].reshape(CLIENTS, ROWS, FEATURES), y[train].reshape(CLIENTS, ROWS), X[held_out], y[held_out]
+    return (
+        X[train].reshape(CLIENTS, ROWS, FEATURES),
+        y[train].reshape(CLIENTS, ROWS),
+        X[held_out],
+        y[held_out],
+    )
 
 
 def accuracy(model: Model, X: Floats, y: Labels) -> float:
@@ -51,7 +64,8 @@ def accuracy(model: Model, X: Floats, y: Labels) -> float:
 
 def measure(name: str, version: str, ways: Mapping[str, Train]) -> None:
     """Time the fastest of several ways to do the same (by name; one will do), and print a line of JSON about it."""
-    rounds, startup = arguments().rounds, since_start()
+    rounds = arguments().rounds
+    startup = since_start()
     best = fastest(ways) if len(ways) > 1 else next(iter(ways))
     took, model = seconds(ways[best], rounds)
     report(name, version, rounds, took, model, startup, best)
@@ -61,7 +75,9 @@ def arguments() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--images", help="the problem of `images.py` in the place of this one: its file")
+    parser.add_argument(
+        "--images", help="the problem of `images.py` in the place of this one: its file"
+    )
     parser.add_argument("--into", help="where to write the network")
     return parser.parse_args()
 
@@ -89,7 +105,15 @@ def fastest(ways: Mapping[str, Train]) -> str:
     return min(ways, key=lambda name: probe(ways[name]))
 
 
-def report(name: str, version: str, rounds: int, took: float, model: Model, startup: float, setting: str = "") -> None:
+def report(
+    name: str,
+    version: str,
+    rounds: int,
+    took: float,
+    model: Model,
+    startup: float,
+    setting: str = "",
+) -> None:
     """One line of JSON about a finished measurement."""
     X, y, X_held_out, y_held_out = data()
     line = {

@@ -20,9 +20,29 @@ from scaffpd.algorithms.subspace_sampled import SampledSubspaceSaddle
 ALGORITHMS: dict[str, type[Algorithm]] = {  # by the names of their classes, in the order of tables
     kind.__name__: kind
     for kind in (
-        *(FedAvg, FedProx, FedNova, FedAvgM, FedAdam, FedYogi, Scaffold, FedDyn, ProxSkip, AFL, DRFA, QFFL),
+        *(
+            FedAvg,
+            FedProx,
+            FedNova,
+            FedAvgM,
+            FedAdam,
+            FedYogi,
+            Scaffold,
+            FedDyn,
+            ProxSkip,
+            AFL,
+            DRFA,
+            QFFL,
+        ),
         *(DeltaFL, GradientDescentAscent, Extragradient),
-        *(AcceleratedPrimalDual, MinimaxGradient, QuasiNewtonMinimax, MinimaxNewton, ScaffPD, SubspaceSaddle),
+        *(
+            AcceleratedPrimalDual,
+            MinimaxGradient,
+            QuasiNewtonMinimax,
+            MinimaxNewton,
+            ScaffPD,
+            SubspaceSaddle,
+        ),
         *(SampledSubspaceSaddle, MinimaxSums, Fair),
     )
 }

@@ -19,7 +19,16 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
-from scaffpd.algorithms.base import GRADIENTS, LOSSES, STEPS, UPDATES, LocalMethod, ServerState, begin, moved
+from scaffpd.algorithms.base import (
+    GRADIENTS,
+    LOSSES,
+    STEPS,
+    UPDATES,
+    LocalMethod,
+    ServerState,
+    begin,
+    moved,
+)
 from scaffpd.algorithms.minimax import dual_step, safe_dual_rate
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
@@ -47,17 +56,23 @@ class DualMethod(LocalMethod):
     def automatic(self, federation: Federation) -> dict[str, float]:
         """Return the rates that are used where none are given."""
         rate = self._rate(federation)
-        return {"local_rate": rate, "dual_rate": self._dual_rate(federation, federation.start(), rate)}
+        return {
+            "local_rate": rate,
+            "dual_rate": self._dual_rate(federation, federation.start(), rate),
+        }
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count local steps and a loss in every round; and the coupling at x⁰ where the dual rate is left out."""
         if not self.objective.simplex:
             raise InputError(
+                "starts-exact-losses",
                 f"{type(self).__name__} starts from exact losses where weights are not on the simplex: "
-                f"{self.objective!r} cannot be private with it; use ScaffPD."
+                f"{self.objective!r} cannot be private with it; use ScaffPD.",
             )
         start = ReleaseCounts.points(1) if self.dual_rate is None else ReleaseCounts()
-        return start + ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps, losses=rounds)
+        return start + ReleaseCounts.over(
+            self.batch_size, gradients=rounds * self.local_steps, losses=rounds
+        )
 
     def _first(self, federation: Federation, seed: int, x0: Tensor | None) -> dict[str, Any]:
         """Return what a state has before the first round; λ⁰ is the objective's prior."""
@@ -65,9 +80,18 @@ class DualMethod(LocalMethod):
         x, losses, _ = begin(federation, x0)
         self.objective.check(losses, federation.names)
         rate = self._rate(federation)
-        dual_rate = self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
+        dual_rate = (
+            self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
+        )
         weights = self.objective.start(losses)
-        return {"x": x, "weights": weights, "losses": losses, "seed": seed, "local_rate": rate, "dual_rate": dual_rate}
+        return {
+            "x": x,
+            "weights": weights,
+            "losses": losses,
+            "seed": seed,
+            "local_rate": rate,
+            "dual_rate": dual_rate,
+        }
 
     def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
         """Return 0.45/(K² η_g J η_ℓ), with K the coupling of x and λ at x⁰."""
@@ -127,7 +151,9 @@ class AFL(DualMethod):
         return super().releases(rounds) + ReleaseCounts(losses=-int(known))
 
     @classmethod
-    def usual(cls, objective: Objective, local_steps: int, batch_size: int | None) -> dict[str, Self]:
+    def usual(
+        cls, objective: Objective, local_steps: int, batch_size: int | None
+    ) -> dict[str, Self]:
         """Return it as published, with one local step, and with as many as the others (the Scaff-PD paper's choice)."""
         several = cls(local_steps=local_steps, batch_size=batch_size)
         return {"AFL": cls(batch_size=batch_size), "AFL + local steps": several}
@@ -139,8 +165,11 @@ class AFL(DualMethod):
 
     def round(self, federation: Federation, state: AFLState) -> AFLState:
         """Take one step of both players."""
-        r, total = state.rounds + 1, float(state.multipliers.sum()) or 1.0
-        losses = federation.losses(state.iterate, self.batch_size, (state.seed, r, STEPS), alone=False)
+        r = state.rounds + 1
+        total = float(state.multipliers.sum()) or 1.0
+        losses = federation.losses(
+            state.iterate, self.batch_size, (state.seed, r, STEPS), alone=False
+        )
         updates = federation.local_updates(state.iterate, None, None, self._plan(state))
         x = state.iterate - self.server_rate * updates.sum(state.multipliers / total)
         weights = dual_step(self.objective, losses, state.multipliers, state.dual_rate)

@@ -15,17 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.algorithms.steps.base import Schedule
 from scaffpd.errors import InputError, count, positive, real, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
-from scaffpd.federation.questions import Curvature, Diagonal, GradientsAt, LocalSteps, Losses, ProximalSteps
+from scaffpd.federation.questions import (
+    Curvature,
+    Diagonal,
+    GradientsAt,
+    LocalSteps,
+    Losses,
+    ProximalSteps,
+)
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.accountant import ReleaseCounts
-from scaffpd.steps.base import Schedule
 
-STEPS, CLIENTS = 1, 2  # what a round's random numbers are for: rows of minibatches, and who takes part
+# what a round's random numbers are for: rows of minibatches, and who takes part
+STEPS = 1
+CLIENTS = 2
 WEIGHTS = ("samples", "uniform")
 POSITIVE = ("local_rate", "server_rate", "dual_rate", "local_epochs", "adaptivity")
-RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {  # of other settings, where classes of ours declare them
+RANGES: dict[
+    str, tuple[str, Callable[[float], bool]]
+] = {  # of other settings, where classes of ours declare them
     "mu": ("mu >= 0 and finite", lambda value: 0 <= value < np.inf),
     "q": ("q >= 0 and finite", lambda value: 0 <= value < np.inf),
     "tail": ("0 < tail <= 1", lambda value: 0 < value <= 1),
@@ -33,8 +44,13 @@ RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {  # of other settings,
     "second_momentum": ("0 <= second_momentum < 1", lambda value: 0 <= value < 1),
 }
 COUNTS = ("local_steps", "batch_size", "clients_per_round", "pairs")
-GRADIENTS, LOSSES, UPDATES = GradientsAt.kind, Losses.kind, LocalSteps.kind  # what an algorithm may ask for
-PROXIMAL, CURVATURE, DIAGONAL = ProximalSteps.kind, Curvature.kind, Diagonal.kind
+# what an algorithm may ask for
+GRADIENTS = GradientsAt.kind
+LOSSES = Losses.kind
+UPDATES = LocalSteps.kind
+PROXIMAL = ProximalSteps.kind
+CURVATURE = Curvature.kind
+DIAGONAL = Diagonal.kind
 SIZES = "sizes"  # ‖d_i‖², where vectors are masked
 
 
@@ -155,8 +171,9 @@ class Algorithm:
     def releases(self, rounds: int) -> ReleaseCounts:
         """Return the most that a client releases in so many rounds, which the noise of private runs is solved from."""
         raise InputError(
+            "how-often-asks",
             f"How often {type(self).__name__} asks a client is not known beforehand: give Private noise= and budget= "
-            "instead, or take another method, such as ScaffPD."
+            "instead, or take another method, such as ScaffPD.",
         )
 
     @classmethod
@@ -166,13 +183,19 @@ class Algorithm:
         return objective is not None and objective.default is inspect.Parameter.empty
 
     @classmethod
-    def usual(cls, objective: Objective, local_steps: int, batch_size: int | None) -> dict[str, Self]:
+    def usual(
+        cls, objective: Objective, local_steps: int, batch_size: int | None
+    ) -> dict[str, Self]:
         """Return what `compare` runs, by label: the algorithm with those of the settings that it takes.
 
         One that minimises an objective of its own keeps it, as published.
         """
         takes: dict[str, Any] = {"local_steps": local_steps, "batch_size": batch_size}
-        known = {name: value for name, value in takes.items() if name in inspect.signature(cls).parameters}
+        known = {
+            name: value
+            for name, value in takes.items()
+            if name in inspect.signature(cls).parameters
+        }
         own = {"objective": objective} if cls.needs_objective() else {}
         return {cls.published or cls.__name__: cls(**own, **known)}
 
@@ -207,14 +230,22 @@ class LocalMethod(Algorithm):
 
     def _plan(self, state: ServerState, **more: Any) -> LocalPlan:
         key = (state.seed, state.rounds + 1, STEPS)
-        return LocalPlan(self.local_steps, self._eta(state), batch_size=self.batch_size, key=key, **more)
+        return LocalPlan(
+            self.local_steps, self._eta(state), batch_size=self.batch_size, key=key, **more
+        )
 
     def _eta(self, state: ServerState) -> float:
         """Return η_ℓ of the next round."""
-        return state.local_rate * (1.0 if self.schedule is None else self.schedule(state.rounds + 1))
+        return state.local_rate * (
+            1.0 if self.schedule is None else self.schedule(state.rounds + 1)
+        )
 
     def _rate(self, federation: Federation) -> float:
-        return safe_rate(federation, self.batch_size) if self.local_rate is None else float(self.local_rate)
+        return (
+            safe_rate(federation, self.batch_size)
+            if self.local_rate is None
+            else float(self.local_rate)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +272,16 @@ class AveragingMethod(LocalMethod):
         """Return what a state has before the first round, p_i = n_i/n or 1/N among it; and n_i."""
         x, losses, samples = begin(federation, x0)
         check_participation(self, self.clients_per_round, federation)
-        prior, rate = client_weights(self.weights, samples), self._rate(federation) if rate is None else rate
-        known = {"x": x, "weights": prior, "prior": prior, "losses": losses, "seed": seed, "local_rate": rate}
+        prior = client_weights(self.weights, samples)
+        rate = self._rate(federation) if rate is None else rate
+        known = {
+            "x": x,
+            "weights": prior,
+            "prior": prior,
+            "losses": losses,
+            "seed": seed,
+            "local_rate": rate,
+        }
         return known, samples
 
     def _participants(self, state: ServerState, prior: Vector) -> tuple[NDArray[np.int64], Vector]:
@@ -268,10 +307,21 @@ def begin(federation: Federation, x0: Tensor | None) -> tuple[Tensor, Vector, ND
     return x, scores.loss, scores.counts
 
 
-def moved(federation: Federation, state: State, x: Tensor, weights: Vector, **changes: Any) -> State:
+def moved(
+    federation: Federation, state: State, x: Tensor, weights: Vector, **changes: Any
+) -> State:
     """Return the state after a round that ended at x."""
-    new = replace(state, x=x, losses=np.full(len(weights), np.nan), weights=weights, rounds=state.rounds + 1, **changes)
-    return replace(new, losses=federation.evaluate(x, accuracy=False).loss) if new.looked_up else new
+    new = replace(
+        state,
+        x=x,
+        losses=np.full(len(weights), np.nan),
+        weights=weights,
+        rounds=state.rounds + 1,
+        **changes,
+    )
+    return (
+        replace(new, losses=federation.evaluate(x, accuracy=False).loss) if new.looked_up else new
+    )
 
 
 def safe_rate(federation: Federation, batch_size: int | None) -> float:
@@ -282,16 +332,22 @@ def safe_rate(federation: Federation, batch_size: int | None) -> float:
 def steepest(smoothness: Vector) -> float:
     """Return the largest L_i; refuse losses that are all flat."""
     if not smoothness.max() > 0:
-        raise InputError("The losses do not depend on the model: all features are zero and there is no regulariser.")
+        raise InputError(
+            "losses-depend-model",
+            "The losses do not depend on the model: all features are zero and there is no regulariser.",
+        )
     return float(smoothness.max())
 
 
 def check_settings(method: Any) -> None:
     """Refuse what the arguments with common names cannot be."""
     owner = type(method).__name__
-    ours = [c for c in type(method).mro() if c.__module__.startswith("scaffpd.") and is_dataclass(c)]
+    ours = [
+        c for c in type(method).mro() if c.__module__.startswith("scaffpd.") and is_dataclass(c)
+    ]
     for item in (own for own in fields(method) if own.init):
-        name, value = item.name, getattr(method, item.name)
+        name = item.name
+        value = getattr(method, item.name)
         left_out = value is None and getattr(type(method), name, None) is None
         if name in POSITIVE and not left_out:
             positive(owner, name, value)
@@ -300,13 +356,18 @@ def check_settings(method: Any) -> None:
         if name in RANGES and not left_out and any(item in fields(c) for c in ours):
             words, fits = RANGES[name]
             if not fits(real(owner, name, value)):
-                raise InputError(f"{owner} needs {words}, got {value!r}.")
+                raise InputError("check-settings", f"{owner} needs {words}, got {value!r}.")
         if name == "schedule" and value is not None and not isinstance(value, Schedule):
-            raise InputError(f"{owner} needs schedule=Schedule(...), got {value!r}.")
+            raise InputError(
+                "schedule-schedule", f"{owner} needs schedule=Schedule(...), got {value!r}."
+            )
         if name == "weights" and value not in WEIGHTS:
             raise unknown("weights", value, WEIGHTS)
         if name == "objective" and not isinstance(value, Objective):
-            raise InputError(f"{owner} needs an objective such as ChiSquare(rho=0.1), got {value!r}.")
+            raise InputError(
+                "objective-such-chisquare",
+                f"{owner} needs an objective such as ChiSquare(rho=0.1), got {value!r}.",
+            )
 
 
 def check_participation(method: Any, clients_per_round: int | None, federation: Federation) -> None:
@@ -314,7 +375,8 @@ def check_participation(method: Any, clients_per_round: int | None, federation: 
     n = len(federation.names)
     if clients_per_round is not None and clients_per_round > n:
         raise InputError(
-            f"{type(method).__name__} needs clients_per_round <= {n}, the number of clients, got {clients_per_round}."
+            "clients-per-round",
+            f"{type(method).__name__} needs clients_per_round <= {n}, the number of clients, got {clients_per_round}.",
         )
 
 
@@ -322,4 +384,6 @@ def check_finite(losses: Vector, names: Sequence[str]) -> None:
     """Refuse a start from which nothing can come."""
     if not np.all(np.isfinite(losses)):
         bad = names[int(np.argmin(np.isfinite(losses)))]
-        raise InputError(f"The loss of client {bad!r} is not finite at the start.")
+        raise InputError(
+            "loss-client-finite", f"The loss of client {bad!r} is not finite at the start."
+        )

@@ -82,18 +82,28 @@ class CentralMethod(MinimaxMethod):
         x, constants, at = self._open(federation, x0)
         server_rate, dual_rate = self._rates(constants, at)
         state = CentralState(
-            x=x, weights=self.objective.start(at.losses), losses=at.losses, seed=seed, constants=constants,
-            server_rate=server_rate, dual_rate=dual_rate, at=at,
-        )  # fmt: skip
+            x=x,
+            weights=self.objective.start(at.losses),
+            losses=at.losses,
+            seed=seed,
+            constants=constants,
+            server_rate=server_rate,
+            dual_rate=dual_rate,
+            at=at,
+        )
         return self._certified(state, at)
 
     def _rates(self, constants: Constants, at: Gradients) -> tuple[float, float]:
         tau = self.server_rate or 1 / (2 * steepest(constants.smoothness))
         return tau, self.dual_rate or safe_dual_rate(self.objective, at, tau)
 
-    def _moved(self, federation: Federation, state: CentralState, x: Tensor, weights: Vector) -> CentralState:
+    def _moved(
+        self, federation: Federation, state: CentralState, x: Tensor, weights: Vector
+    ) -> CentralState:
         at = federation.gradients(x)
-        state = replace(state, x=x, weights=weights, losses=at.losses, at=at, rounds=state.rounds + 1)
+        state = replace(
+            state, x=x, weights=weights, losses=at.losses, at=at, rounds=state.rounds + 1
+        )
         return self._certified(state, at)
 
 

@@ -66,11 +66,15 @@ class DRFA(DualMethod):
         plan = self._plan(state, snapshot=int(random.integers(1, self.local_steps + 1)))
         updates = federation.local_updates(state.x, None, None, plan, clients)
         x = state.x - self.server_rate * updates.sum(share)
-        v = self._losses(federation, state, state.x - self.server_rate * updates.snapshot(share), random)
+        v = self._losses(
+            federation, state, state.x - self.server_rate * updates.snapshot(share), random
+        )
         weights = dual_step(self.objective, v, state.weights, self.local_steps * state.dual_rate)
         return moved(federation, state, x, weights)
 
-    def _by_weight(self, weights: Vector, random: np.random.Generator) -> tuple[NDArray[np.int64], Vector]:
+    def _by_weight(
+        self, weights: Vector, random: np.random.Generator
+    ) -> tuple[NDArray[np.int64], Vector]:
         """Draw clients by λ, and return the share of each in the mean: how often it was drawn."""
         p = np.maximum(weights, 0) / np.maximum(weights, 0).sum()
         if self.clients_per_round is None:
@@ -79,9 +83,12 @@ class DRFA(DualMethod):
         times = np.bincount(random.choice(len(p), self.clients_per_round, p=p), minlength=len(p))
         return np.flatnonzero(times), times / self.clients_per_round
 
-    def _losses(self, federation: Federation, state: DualState, x: Tensor, random: np.random.Generator) -> Vector:
+    def _losses(
+        self, federation: Federation, state: DualState, x: Tensor, random: np.random.Generator
+    ) -> Vector:
         """Return v, an unbiased estimate of L(x')."""
-        n, key = len(state.weights), (state.seed, state.rounds + 1, PLACE)
+        n = len(state.weights)
+        key = (state.seed, state.rounds + 1, PLACE)
         m = n if self.clients_per_round is None else self.clients_per_round
         uniform = np.arange(n) if m == n else np.sort(random.choice(n, m, replace=False))
         return n / m * np.nan_to_num(federation.losses(x, self.batch_size, key, uniform), nan=0.0)

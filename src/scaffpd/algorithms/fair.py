@@ -27,16 +27,22 @@ from scaffpd.algorithms.minimax_newton import MinimaxNewton, MinimaxNewtonState
 from scaffpd.algorithms.minimax_sums import MinimaxSums, MinimaxSumsState
 from scaffpd.algorithms.quasi_newton_minimax import QuasiNewtonMinimax, QuasiNewtonMinimaxState
 from scaffpd.algorithms.scaff_pd import ScaffPD
+from scaffpd.algorithms.steps import Auto, Fixed
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle, SubspaceSaddleState
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.accountant import ReleaseCounts
-from scaffpd.steps import Auto, Fixed
 
-WIDEST, LARGEST = 300, 10**7  # d, and the numbers N d² of all Hessians, up to which they go up
-PATIENCE, PROGRESS = 15, 0.1  # rounds in which a certificate should fall to this share
-STEPS, BATCH = 100, 32  # local steps of a round; samples of a minibatch for networks
+# d, and the numbers N d² of all Hessians, up to which they go up
+WIDEST = 300
+LARGEST = 10**7
+# rounds in which a certificate should fall to this share
+PATIENCE = 15
+PROGRESS = 0.1
+# local steps of a round; samples of a minibatch for networks
+STEPS = 100
+BATCH = 32
 HIDDEN_STEPS = 20  # local steps where losses are hidden
 MEMORY = 2 * 10**8  # numbers that the quasi-Newton method may keep
 Method = MinimaxNewton | SubspaceSaddle | QuasiNewtonMinimax | ScaffPD | MinimaxSums
@@ -60,7 +66,9 @@ class Fair(MinimaxMethod):
         batch_size: samples per local gradient; left out, all of them, and 32 for networks.
     """
 
-    questions: ClassVar[frozenset[str]] = SubspaceSaddle.questions | ScaffPD.questions | MinimaxSums.questions
+    questions: ClassVar[frozenset[str]] = (
+        SubspaceSaddle.questions | ScaffPD.questions | MinimaxSums.questions
+    )
     asks_losses: ClassVar[bool] = True
 
     local_steps: int | None = None
@@ -73,7 +81,8 @@ class Fair(MinimaxMethod):
             return self._sums()
         if self.batch_size is not None or not known.convex or known.noisy or known.first_order:
             return self._scaff_pd(known)
-        n, d = len(federation.names), federation.dimension
+        n = len(federation.names)
+        d = federation.dimension
         newton = _open(federation) and d <= WIDEST and n * d**2 <= LARGEST
         return MinimaxNewton(self.objective) if newton else SubspaceSaddle(self.objective)
 
@@ -126,7 +135,9 @@ class Fair(MinimaxMethod):
         """Say which method it is, and why."""
         method = self._method(state)
         if isinstance(method, ScaffPD):
-            return f"Solved by Scaff-PD: {self._why(state.constants)} {method.explain(state)}".strip()
+            return (
+                f"Solved by Scaff-PD: {self._why(state.constants)} {method.explain(state)}".strip()
+            )
         return f"Solved by the {REASONS[type(method)].format(began=getattr(state, 'began', 0))}."
 
     def _why(self, known: Constants) -> str:
@@ -151,21 +162,26 @@ class Fair(MinimaxMethod):
         if isinstance(state, MinimaxSumsState):
             return self._sums()
         for kind, method in (
-            (MinimaxNewtonState, MinimaxNewton), (SubspaceSaddleState, SubspaceSaddle),
+            (MinimaxNewtonState, MinimaxNewton),
+            (SubspaceSaddleState, SubspaceSaddle),
             (QuasiNewtonMinimaxState, QuasiNewtonMinimax),
-        ):  # fmt: skip
+        ):
             if isinstance(state, kind):
                 return method(self.objective)
         return self._scaff_pd(state.constants)
 
     def _sums(self) -> MinimaxSums:
         if self.batch_size is not None:
-            raise InputError("Losses that are hidden are those of all rows: leave batch_size out.")
+            raise InputError(
+                "losses-hidden-those",
+                "Losses that are hidden are those of all rows: leave batch_size out.",
+            )
         return MinimaxSums(self.objective, min(self.local_steps or HIDDEN_STEPS, HIDDEN_STEPS))
 
     def _scaff_pd(self, known: Constants) -> ScaffPD:
         steps = self._steady(known) if known.noisy else Auto()
-        number, batch = self.local_steps or STEPS, self.batch_size
+        number = self.local_steps or STEPS
+        batch = self.batch_size
         if not known.convex and not known.noisy:
             batch = BATCH if batch is None else batch
             number = self.local_steps or math.ceil(float(known.samples.mean()) / batch)
@@ -174,7 +190,12 @@ class Fair(MinimaxMethod):
     def _steady(self, known: Constants) -> Fixed:
         """Return rates that look at no answer."""
         eta = 1 / float(known.expected_smoothness(self.batch_size).max())
-        return Fixed(tau=(self.local_steps or STEPS) * eta, sigma=1 / len(known.smoothness), theta=0.0, local_rate=eta)
+        return Fixed(
+            tau=(self.local_steps or STEPS) * eta,
+            sigma=1 / len(known.smoothness),
+            theta=0.0,
+            local_rate=eta,
+        )
 
 
 def _open(federation: Federation) -> bool:
@@ -186,6 +207,8 @@ def _open(federation: Federation) -> bool:
     return here and not federation.sums.hides
 
 
-def fair(objective: Objective, local_steps: int | None = None, batch_size: int | None = None) -> Fair:
+def fair(
+    objective: Objective, local_steps: int | None = None, batch_size: int | None = None
+) -> Fair:
     """Return the best method for the problem at hand; see `Fair`."""
     return Fair(objective, local_steps, batch_size)

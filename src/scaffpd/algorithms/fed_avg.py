@@ -57,7 +57,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.base import LOSSES, SIZES, UPDATES, Algorithm, AveragingMethod, ServerState, moved, safe_rate
+from scaffpd.algorithms.base import (
+    LOSSES,
+    SIZES,
+    UPDATES,
+    Algorithm,
+    AveragingMethod,
+    ServerState,
+    moved,
+    safe_rate,
+)
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.privacy.accountant import ReleaseCounts
@@ -93,7 +102,11 @@ class FedAvg(AveragingMethod):
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count those of J local steps; epochs follow from a client's rows and are not known beforehand."""
-        return super().releases(rounds) if self.local_epochs is None else Algorithm.releases(self, rounds)
+        return (
+            super().releases(rounds)
+            if self.local_epochs is None
+            else Algorithm.releases(self, rounds)
+        )
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedAvgState:
         """Look up the rate and the weights; nothing else is needed."""
@@ -105,10 +118,15 @@ class FedAvg(AveragingMethod):
         clients, p = self._participants(state, state.prior)
         return self._average(federation, state, clients, p)
 
-    def _average(self, federation: Federation, state: FedAvgState, clients: Any, p: Vector) -> FedAvgState:
+    def _average(
+        self, federation: Federation, state: FedAvgState, clients: Any, p: Vector
+    ) -> FedAvgState:
         """Take the step that these clients' local work makes together."""
-        weights, plan = p / p.sum(), self._work(state, clients)
-        d = federation.local_updates(state.x, None, None, plan, clients).sum(self._shares(state, weights))
+        weights = p / p.sum()
+        plan = self._work(state, clients)
+        d = federation.local_updates(state.x, None, None, plan, clients).sum(
+            self._shares(state, weights)
+        )
         return moved(federation, state, weights=weights, **self._stepped(state, d))
 
     def _shares(self, state: FedAvgState, weights: Vector) -> Vector:
@@ -128,7 +146,8 @@ class FedAvg(AveragingMethod):
 
     def _work(self, state: FedAvgState, clients: Any) -> LocalPlan:
         """Return the local plan of these clients."""
-        plan, each = self._plan(state, **self._extra()), tuple(int(number) for number in state.steps[clients])
+        plan = self._plan(state, **self._extra())
+        each = tuple(int(number) for number in state.steps[clients])
         return plan if set(each) == {plan.steps} else replace(plan, steps=max(each), each=each)
 
     def _extra(self) -> dict[str, Any]:
@@ -154,7 +173,11 @@ class FedProx(FedAvg):
         return {"local_rate": 1 / (1 / safe_rate(federation, self.batch_size) + self.mu)}
 
     def _rate(self, federation: Federation) -> float:
-        return self.automatic(federation)["local_rate"] if self.local_rate is None else float(self.local_rate)
+        return (
+            self.automatic(federation)["local_rate"]
+            if self.local_rate is None
+            else float(self.local_rate)
+        )
 
     def _extra(self) -> dict[str, Any]:
         return {"prox": self.mu}
@@ -181,7 +204,9 @@ class DeltaFL(FedAvg):
         losses = federation.losses(state.x, clients=clients)
         level = quantile(losses[clients], p[clients], 1 - self.tail)
         tail = clients[losses[clients] >= level - TIE * abs(level)]  # equal up to rounding is equal
-        return self._average(federation, state, tail, np.where(np.isin(np.arange(len(p)), tail), p, 0))
+        return self._average(
+            federation, state, tail, np.where(np.isin(np.arange(len(p)), tail), p, 0)
+        )
 
 
 def quantile(values: Vector, weights: Vector, level: float) -> float:
@@ -210,7 +235,9 @@ class QFFL(FedAvg):
         state = super().init(federation, seed, x0)
         if np.any(state.losses < 0):
             name = federation.names[int(state.losses.argmin())]
-            raise InputError(f"QFFL needs losses >= 0; that of client {name!r} is not.")
+            raise InputError(
+                "qffl-losses-client", f"QFFL needs losses >= 0; that of client {name!r} is not."
+            )
         return state
 
     def round(self, federation: Federation, state: FedAvgState) -> FedAvgState:

@@ -83,9 +83,14 @@ class FedDyn(AveragingMethod):
     def round(self, federation: Federation, state: FedDynState) -> FedDynState:
         """Let some clients solve their local problems; then renew h_i, h and x."""
         clients, p = self._participants(state, state.prior)
-        weights, alpha = p / p.sum(), state.alpha
-        updates = federation.local_updates(state.x, state.slopes, None, self._plan(state, prox=alpha), clients)
+        weights = p / p.sum()
+        alpha = state.alpha
+        updates = federation.local_updates(
+            state.x, state.slopes, None, self._plan(state, prox=alpha), clients
+        )
         d = updates.sum(weights)
         slope = state.slope + alpha * float(p.sum()) * d
         x = state.x - self.server_rate * (d + slope / alpha)
-        return moved(federation, state, x, weights, slope=slope, slopes=state.slopes.plus(alpha, updates))
+        return moved(
+            federation, state, x, weights, slope=slope, slopes=state.slopes.plus(alpha, updates)
+        )

@@ -53,9 +53,12 @@ class FedNova(FedProx):
             return
         if not isinstance(self.work, Sequence) or not self.work:
             raise InputError(
-                f'FedNova needs work="samples", "uniform" or a whole number per client, got {self.work!r}.'
+                "fednova-work-samples",
+                f'FedNova needs work="samples", "uniform" or a whole number per client, got {self.work!r}.',
             )
-        object.__setattr__(self, "work", tuple(count("FedNova", "work", number) for number in self.work))
+        object.__setattr__(
+            self, "work", tuple(count("FedNova", "work", number) for number in self.work)
+        )
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count the most local steps of a client; those of "samples" are not known beforehand."""
@@ -75,10 +78,13 @@ class FedNova(FedProx):
         if self.local_epochs is not None or self.work == "uniform":
             return super()._steps(samples)
         if self.work == "samples":
-            rounded: NDArray[np.int64] = np.rint(self.local_steps * samples / samples.mean()).astype(np.int64)
+            rounded: NDArray[np.int64] = np.rint(
+                self.local_steps * samples / samples.mean()
+            ).astype(np.int64)
             return np.maximum(1, rounded)
         if len(self.work) != len(samples):
             raise InputError(
-                f"FedNova has the local steps of {len(self.work)} clients in work=, but there are {len(samples)}."
+                "fednova-local-steps",
+                f"FedNova has the local steps of {len(self.work)} clients in work=, but there are {len(samples)}.",
             )
         return np.array(self.work, dtype=np.int64)

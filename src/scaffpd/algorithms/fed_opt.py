@@ -53,10 +53,14 @@ class FedAvgM(FedAvg):
 
     momentum: float = 0.9
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ServerOptimizerState:
+    def init(
+        self, federation: Federation, seed: int = 0, x0: Tensor | None = None
+    ) -> ServerOptimizerState:
         """Begin as FedAvg does; the server remembers nothing."""
         state = super().init(federation, seed, x0)
-        return ServerOptimizerState(**vars(state), momentum=torch.zeros_like(state.x), second=self._second(state.x))
+        return ServerOptimizerState(
+            **vars(state), momentum=torch.zeros_like(state.x), second=self._second(state.x)
+        )
 
     def _stepped(self, state: FedAvgState, d: Tensor) -> dict[str, Any]:
         """Take the average as the server's gradient."""

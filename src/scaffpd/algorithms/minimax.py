@@ -42,10 +42,10 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.base import GRADIENTS, Algorithm, RunState, check_finite
+from scaffpd.algorithms.saddle import solve_saddle
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import EPSILON as EPSILON
 from scaffpd.objectives.base import LARGEST, LEAST, Objective, inner, roundings, total
-from scaffpd.saddle import solve_saddle
 
 MOST = 0.1  # largest share of itself by which λ may be outside Λ
 UNDERFLOW = 1.5e-154  # a number whose square underflows
@@ -92,7 +92,8 @@ def certify(
     nothing = Certificate(np.inf, np.inf, np.inf, np.inf)
     if not all(bool(np.all(np.isfinite(bounds))) for bounds in rounding):  # a silo does not answer
         return nothing
-    modulus, error = inner(weights, strong_convexity), inner(weights, rounding[1])
+    modulus = inner(weights, strong_convexity)
+    error = inner(weights, rounding[1])
     if not (np.all(np.abs(losses) < LARGEST / 4) and modulus > 0):
         return nothing
     if weights.min() < 0 or (outside := objective._stretch(weights)) > MOST:
@@ -101,10 +102,14 @@ def certify(
     size = float(np.abs(losses).max() + rounding[0].max()) + objective._origin()
     # Square quotients: a square alone may underflow.
     mass = float(weights.sum()) if objective.simplex else 1.0
-    room, wide = (2 * modulus * mass) ** 0.5, 1 + EPSILON * (2 * roundings(len(losses)) + 16)
+    room = (2 * modulus * mass) ** 0.5
+    wide = 1 + EPSILON * (2 * roundings(len(losses)) + 16)
     g = float(gradient)
-    primal, most = (g / room) ** 2, (g + error) / room * wide
-    floor += outside * size + max(most**2 - primal, 0.0) + 4 * EPSILON * (abs(dual) + most**2) + LEAST
+    primal = (g / room) ** 2
+    most = (g + error) / room * wide
+    floor += (
+        outside * size + max(most**2 - primal, 0.0) + 4 * EPSILON * (abs(dual) + most**2) + LEAST
+    )
     gap = max(dual, 0.0) + primal + floor
     return Certificate(gap, dual, primal, floor) if np.isfinite(gap) else nothing
 
@@ -117,9 +122,11 @@ def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> t
     highest = np.nextafter(centred + (e + EPSILON * np.abs(centred)) * (1 + 4 * EPSILON), np.inf)
     best = objective._ceiling(highest)
     raised = float(e.max()) if objective.simplex else best - objective._ceiling(centred)
-    gained, lost = weights * centred, weights * e
+    gained = weights * centred
+    lost = weights * e
     k = EPSILON * (2 * roundings(len(losses)) + 16)
-    arithmetic, penalty = k * (total(np.abs(gained)) + total(lost)) / mass, objective._cost(weights)
+    arithmetic = k * (total(np.abs(gained)) + total(lost)) / mass
+    penalty = objective._cost(weights)
     raised += total(lost) / mass + arithmetic
     dual = best - (total(gained) - total(lost)) / mass + penalty + arithmetic
     arithmetic = 4 * EPSILON * (abs(best) + abs(total(gained)) / mass + abs(penalty) + raised)
@@ -205,11 +212,14 @@ class MinimaxMethod(Algorithm):
         """Ask the clients for their answers at x, for round r."""
         return federation.gradients(x)
 
-    def _open(self, federation: Federation, x0: Tensor | None, seed: int = 0) -> tuple[Tensor, Constants, Gradients]:
+    def _open(
+        self, federation: Federation, x0: Tensor | None, seed: int = 0
+    ) -> tuple[Tensor, Constants, Gradients]:
         """Return x⁰, the constants and the clients' answers there; refuse a start from which nothing can come."""
         x = federation.start() if x0 is None else x0
         self.objective.weights(len(federation.names))
-        constants, at = federation.constants(), self._ask(federation, x, seed, 0)
+        constants = federation.constants()
+        at = self._ask(federation, x, seed, 0)
         check_finite(at.losses, federation.names)
         self.objective.check(at.losses, federation.names)
         return x, constants, at
@@ -218,7 +228,8 @@ class MinimaxMethod(Algorithm):
         """Return the state with the proven gap of its (x, λ); clients answered `at`, and c is Σ λ_i c_i, if known."""
         if self.uncertified(state):
             return replace(state, certificate=np.inf, floor=np.inf)
-        c, mu = at.sum(state.weights) if c is None else c, state.constants.strong_convexity
+        c = at.sum(state.weights) if c is None else c
+        mu = state.constants.strong_convexity
         rounding = at.rounding
         proof = certify(self.objective, state.losses, state.weights, length(c), mu, rounding)
         return replace(state, certificate=proof.gap, floor=proof.floor)
@@ -243,11 +254,17 @@ class PerClientMethod(MinimaxMethod):
             return own
         modulus = float(own.weights @ state.constants.strong_convexity)
         E = compact(state.gradients.mT / modulus**0.5).cpu().numpy()
-        other = solve_saddle(self.objective, state.losses, E, own.weights, CERTIFIED * own.certificate).weights
-        return min(own, self._certified_for(other, state, at), key=lambda proven: float(proven.certificate))
+        other = solve_saddle(
+            self.objective, state.losses, E, own.weights, CERTIFIED * own.certificate
+        ).weights
+        return min(
+            own, self._certified_for(other, state, at), key=lambda proven: float(proven.certificate)
+        )
 
     def _certified_for(self, weights: Vector, state: Seen, at: Gradients) -> Seen:
-        return self._certified(replace(state, weights=weights), at, combined(weights, state.gradients))
+        return self._certified(
+            replace(state, weights=weights), at, combined(weights, state.gradients)
+        )
 
     def _level(self, weights: Vector, losses: Vector) -> float:
         """Return what to take off all losses: on the simplex a common shift changes nothing but the rounding."""

@@ -33,14 +33,18 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import CURVATURE, GRADIENTS
 from scaffpd.algorithms.minimax import EPSILON, PerClientMethod, PerClientState, nearest
+from scaffpd.algorithms.saddle import Saddle, solve_quadratics
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients
 from scaffpd.objectives.base import LARGEST
-from scaffpd.saddle import Saddle, solve_quadratics
 
-KEPT, GOOD = 0.1, 0.75  # of a promise: a step is taken; the damping falls
+# of a promise: a step is taken; the damping falls
+KEPT = 0.1
+GOOD = 0.75
 NOTHING = 0.01  # damping that changes the model by less than this share of its promise is left out
-FINE, ROUGH = 1e-9, 1e-2  # accuracy of the saddle point, as a share of what it promises
+# accuracy of the saddle point, as a share of what it promises
+FINE = 1e-9
+ROUGH = 1e-2
 SLACK = 64  # rounding in the acceptance test, in units of the number format
 DIGITS = 16  # rounding in the server's problem, in the same
 
@@ -75,15 +79,26 @@ class MinimaxNewton(PerClientMethod):
     published: ClassVar[str] = "Minimax Newton"
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, CURVATURE})
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> MinimaxNewtonState:
+    def init(
+        self, federation: Federation, seed: int = 0, x0: Tensor | None = None
+    ) -> MinimaxNewtonState:
         """Ask the clients at x⁰."""
         x, constants, at = self._open(federation, x0)
         if not constants.convex:
-            raise InputError("MinimaxNewton needs losses that are known to be convex: use ScaffPD for networks.")
+            raise InputError(
+                "minimaxnewton-losses-known",
+                "MinimaxNewton needs losses that are known to be convex: use ScaffPD for networks.",
+            )
         state = MinimaxNewtonState(
-            x=x, weights=(weights := self.objective.start(at.losses)), model_weights=weights, losses=at.losses,
-            gradients=at.each().double(), seed=seed, constants=constants, at=at,
-        )  # fmt: skip
+            x=x,
+            weights=(weights := self.objective.start(at.losses)),
+            model_weights=weights,
+            losses=at.losses,
+            gradients=at.each().double(),
+            seed=seed,
+            constants=constants,
+            at=at,
+        )
         return self._certified_for(weights, state, at) if x0 is None else self._proven(state, at)
 
     def resume(self, federation: Federation, state: MinimaxNewtonState) -> MinimaxNewtonState:
@@ -92,13 +107,18 @@ class MinimaxNewton(PerClientMethod):
         given = not state.accepted or (state.constants.quadratic and state.rounds > 0)
         return replace(state, hessians=state.at.hessians()) if given else state
 
-    def follow(self, federation: Federation, before: object, seed: int = 0) -> MinimaxNewtonState | None:
+    def follow(
+        self, federation: Federation, before: object, seed: int = 0
+    ) -> MinimaxNewtonState | None:
         """Begin at the x and λ of a run for another objective, with its Hessians where they are the same everywhere."""
         if type(before) is not MinimaxNewtonState or before.at.federation is not federation:
             return None
         state = self.init(federation, seed, before.x)
         state = replace(state, model_weights=nearest(self.objective, before.weights, state.losses))
-        return self._proven(replace(state, hessians=before.hessians if state.constants.quadratic else None), state.at)
+        return self._proven(
+            replace(state, hessians=before.hessians if state.constants.quadratic else None),
+            state.at,
+        )
 
     def round(self, federation: Federation, state: MinimaxNewtonState) -> MinimaxNewtonState:
         """Solve the model, ask the clients about its saddle point, and judge it."""
@@ -109,31 +129,57 @@ class MinimaxNewton(PerClientMethod):
         level = self._level(found.weights, state.losses)
         before = self.objective._support(state.losses - level)
         promised = max(before - (found.value - level), 0.0)
-        unit = promised / max(float(found.weights @ state.constants.smoothness * (found.z @ found.z)), 1e-300)
+        unit = promised / max(
+            float(found.weights @ state.constants.smoothness * (found.z @ found.z)), 1e-300
+        )
         asked = replace(
-            state, rounds=state.rounds + 1, accepted=False, hessians=H, model_weights=found.weights, promise=promised,
+            state,
+            rounds=state.rounds + 1,
+            accepted=False,
+            hessians=H,
+            model_weights=found.weights,
+            promise=promised,
             damping=max(4 * state.damping, unit),
-        )  # fmt: skip
+        )
         if not np.all(np.abs(at.losses) < LARGEST / 4):
             return asked
         gained = before - self.objective._support(at.losses - level)
-        taken = self._proven(replace(
-            asked, x=x, losses=at.losses, gradients=at.each().double(), at=at, accepted=True,
-            hessians=H if state.constants.quadratic else None,
-        ), at)  # fmt: skip
-        slack = SLACK * torch.finfo(x.dtype).eps * float(found.weights.sum() * np.abs(state.losses).max())
+        taken = self._proven(
+            replace(
+                asked,
+                x=x,
+                losses=at.losses,
+                gradients=at.each().double(),
+                at=at,
+                accepted=True,
+                hessians=H if state.constants.quadratic else None,
+            ),
+            at,
+        )
+        slack = (
+            SLACK
+            * torch.finfo(x.dtype).eps
+            * float(found.weights.sum() * np.abs(state.losses).max())
+        )
         lowest = min(state.lowest, state.certificate)
         if gained < KEPT * promised - slack and not taken.certificate < 0.5 * lowest:
             return asked
         less = state.damping / 4 if state.damping > NOTHING * unit else 0.0
-        return replace(taken, damping=less if gained >= GOOD * promised else state.damping, lowest=lowest)
+        return replace(
+            taken, damping=less if gained >= GOOD * promised else state.damping, lowest=lowest
+        )
 
     def _solved(self, state: MinimaxNewtonState, H: Tensor) -> Saddle:
         """Solve for the saddle point of the model: roughly far from the optimum, exactly for squared losses."""
         size = float(state.model_weights.sum() * np.abs(state.losses).max())
-        share = 0.0 if state.constants.quadratic else float(np.clip(state.promise / size, FINE, ROUGH))
+        share = (
+            0.0 if state.constants.quadratic else float(np.clip(state.promise / size, FINE, ROUGH))
+        )
         if state.damping > 0:
             added = torch.from_numpy(state.damping * state.constants.smoothness).to(H)
             H = H + added[:, None, None] * torch.eye(H.shape[1]).to(H)
-        C, least = state.gradients.cpu().numpy().T, DIGITS * EPSILON * size
-        return solve_quadratics(self.objective, state.losses, C, H.cpu().numpy(), state.model_weights, share, least)
+        C = state.gradients.cpu().numpy().T
+        least = DIGITS * EPSILON * size
+        return solve_quadratics(
+            self.objective, state.losses, C, H.cpu().numpy(), state.model_weights, share, least
+        )

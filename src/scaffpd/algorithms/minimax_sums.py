@@ -48,12 +48,36 @@ from scaffpd.federation.questions import GradientsAt
 from scaffpd.federation.weighed import SUMMARY, Response, Thresholds, WeighedSteps, Weighing
 from scaffpd.objectives.base import LEAST, Objective
 
-GRID = (-8.0, -2.0, -0.5, -0.1, 0.1, 0.5, 2.0, 8.0)  # thresholds that are tried, in widths from where ν is expected
-CLOSER = (-0.5, -0.125, -1 / 64, -1 / 1024, 1 / 1024, 1 / 64, 0.125, 0.5)  # and around the secant between two of them
+GRID = (
+    -8.0,
+    -2.0,
+    -0.5,
+    -0.1,
+    0.1,
+    0.5,
+    2.0,
+    8.0,
+)  # thresholds that are tried, in widths from where ν is expected
+CLOSER = (
+    -0.5,
+    -0.125,
+    -1 / 64,
+    -1 / 1024,
+    1 / 1024,
+    1 / 64,
+    0.125,
+    0.5,
+)  # and around the secant between two of them
 ASKED = 6  # exchanges in which a threshold has to be found
 KINKED = 1e-3  # share of the expected change of Φ that a bend between two thresholds may make up
-FIRST, SMALLER, MUCH, READY = 0.025, 0.3, 0.1, 0.5  # δ at first, by N times the mean loss; how it falls, and when
-ARMIJO, SHORTEST, LONGEST = 1e-4, 0.1, 0.6
+# δ at first, by N times the mean loss; how it falls, and when
+FIRST = 0.025
+SMALLER = 0.3
+MUCH = 0.1
+READY = 0.5
+ARMIJO = 1e-4
+SHORTEST = 0.1
+LONGEST = 0.6
 PATIENCE = 40  # halvings of a step
 NOISE = 1e-13  # of Φ, relative
 
@@ -123,7 +147,9 @@ class MinimaxSums(MinimaxMethod):
     """
 
     published: ClassVar[str] = ""
-    questions: ClassVar[frozenset[str]] = frozenset({Thresholds.kind, Response.kind, WeighedSteps.kind})
+    questions: ClassVar[frozenset[str]] = frozenset(
+        {Thresholds.kind, Response.kind, WeighedSteps.kind}
+    )
     asks_losses: ClassVar[bool] = True
 
     local_steps: int = 20
@@ -133,45 +159,74 @@ class MinimaxSums(MinimaxMethod):
         super().__post_init__()
         if not able(self.objective):
             raise InputError(
+                "minimaxsums-objective-whose",
                 f"MinimaxSums needs an objective whose clients can find their own weights (ChiSquare, Tilted, CVaR, "
-                f"Agnostic, Average), not {self.objective!r}."
+                f"Agnostic, Average), not {self.objective!r}.",
             )
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> MinimaxSumsState:
+    def init(
+        self, federation: Federation, seed: int = 0, x0: Tensor | None = None
+    ) -> MinimaxSumsState:
         """Find ν at x⁰, from the mean and the spread of the losses there."""
         return self._begin(federation, seed, x0)
 
     def _begin(
         self, federation: Federation, seed: int, x0: Tensor | None, delta: float | None = None
     ) -> MinimaxSumsState:
-        x, constants, n = federation.start() if x0 is None else x0, federation.constants(), len(federation.names)
-        at, none, form = GradientsAt(x), x.new_zeros(0, len(x)), self.objective.separable(n)
+        x = federation.start() if x0 is None else x0
+        constants = federation.constants()
+        n = len(federation.names)
+        at = GradientsAt(x)
+        none = x.new_zeros(0, len(x))
+        form = self.objective.separable(n)
         mean, square = _masses(federation, at, Weighing(self.objective, ()), n)[0][:2]
         if not math.isfinite(square):
-            raise InputError("The loss of a client is not finite at the start.")
+            raise InputError(
+                "loss-client-finite", "The loss of a client is not finite at the start."
+            )
         size = abs(mean) + float(np.abs(form.offset).max()) + LEAST
         delta = 0.0 if form.curved else delta or FIRST * n * size
         if delta > 0 and not federation.sums.twice:
             raise InputError(
+                "weights-move-while",
                 f"{self.objective!r} has weights move while x stands still, and so few clients let a vector into one "
-                'secure sum only: use ChiSquare, show the losses (losses = "clear"), or have more clients.'
+                'secure sum only: use ChiSquare, show the losses (losses = "clear"), or have more clients.',
             )
         state = MinimaxSumsState(
-            x=x, weights=np.full(n, np.nan), losses=np.full(n, np.nan), seed=seed, constants=constants, nu=mean,
-            value=np.inf, mass=1.0, direction=torch.zeros_like(x), delta=delta,
-            width=max(math.sqrt(max(square - mean**2, 0.0)), 1e-3 * size), way=torch.zeros_like(x), moves=none,
-            changes=none, at=at,
-        )  # fmt: skip
+            x=x,
+            weights=np.full(n, np.nan),
+            losses=np.full(n, np.nan),
+            seed=seed,
+            constants=constants,
+            nu=mean,
+            value=np.inf,
+            mass=1.0,
+            direction=torch.zeros_like(x),
+            delta=delta,
+            width=max(math.sqrt(max(square - mean**2, 0.0)), 1e-3 * size),
+            way=torch.zeros_like(x),
+            moves=none,
+            changes=none,
+            at=at,
+        )
         return self._answered(federation, self._threshold(federation, state, at, mean))
 
     def resume(self, federation: Federation, state: MinimaxSumsState) -> MinimaxSumsState:
         """Ask for thresholds at x again; where clients have forgotten their centre, begin there anew."""
         at = GradientsAt(state.x)
         try:
-            self._threshold(federation, state, at, state.nu, 1e-9 * (abs(state.value) + abs(state.nu)))
+            self._threshold(
+                federation, state, at, state.nu, 1e-9 * (abs(state.value) + abs(state.nu))
+            )
         except InputError:
             new = self._begin(federation, state.seed, state.x, state.delta)
-            return replace(new, rounds=state.rounds, moves=state.moves, changes=state.changes, accepted=state.accepted)
+            return replace(
+                new,
+                rounds=state.rounds,
+                moves=state.moves,
+                changes=state.changes,
+                accepted=state.accepted,
+            )
         return replace(state, at=at)
 
     def uncertified(self, state: MinimaxSumsState) -> str | None:
@@ -179,18 +234,27 @@ class MinimaxSums(MinimaxMethod):
         known = state.constants
         if not known.convex:
             return "the losses are not known to be convex."
-        return None if known.strong_convexity.max() > 0 else "no loss is strongly convex; give the model l2 > 0."
+        return (
+            None
+            if known.strong_convexity.max() > 0
+            else "no loss is strongly convex; give the model l2 > 0."
+        )
 
     def round(self, federation: Federation, state: MinimaxSumsState) -> MinimaxSumsState:
         """Take a step, or a shorter one along the last direction where that was too long."""
         state = self._centred(federation, replace(state, rounds=state.rounds + 1))
         if state.step == 1.0:
             state = replace(state, way=self._way(federation, state))
-        slope, t = float(state.direction @ state.way), state.step
+        slope = float(state.direction @ state.way)
+        t = state.step
         if not slope > 0:
-            return replace(state, step=1.0, moves=state.moves[:0], changes=state.changes[:0], accepted=False)
+            return replace(
+                state, step=1.0, moves=state.moves[:0], changes=state.changes[:0], accepted=False
+            )
         x = state.x - t * state.way
-        tried = self._threshold(federation, state, GradientsAt(x), state.nu - t * slope / 2, t * slope)
+        tried = self._threshold(
+            federation, state, GradientsAt(x), state.nu - t * slope / 2, t * slope
+        )
         rise = tried.value - state.value
         if not rise <= NOISE * abs(state.value) + 4 * _error(federation) - ARMIJO * t * slope:
             room = 2 * (rise + t * slope)
@@ -206,7 +270,9 @@ class MinimaxSums(MinimaxMethod):
             return state
         delta = state.delta * (SMALLER if state.primal <= MUCH * state.dual else 1.0)
         moved = replace(state, centre=state.name, scale=state.mass, delta=delta)
-        return self._answered(federation, self._threshold(federation, moved, state.at, state.nu, state.dual))
+        return self._answered(
+            federation, self._threshold(federation, moved, state.at, state.nu, state.dual)
+        )
 
     def _way(self, federation: Federation, state: MinimaxSumsState) -> Tensor:
         """Return d, by the two loops of L-BFGS around the clients' local work."""
@@ -220,41 +286,59 @@ class MinimaxSums(MinimaxMethod):
 
     def _with_pair(self, state: MinimaxSumsState, new: MinimaxSumsState) -> MinimaxSumsState:
         """Remember the move and the change of the gradient, where Φ bends upwards along it."""
-        s, y = new.x - state.x, new.direction - state.direction
-        least = max(1e-12, 64 * torch.finfo(s.dtype).eps)  # so that rounding cannot change the sign of ρ
+        s = new.x - state.x
+        y = new.direction - state.direction
+        least = max(
+            1e-12, 64 * torch.finfo(s.dtype).eps
+        )  # so that rounding cannot change the sign of ρ
         if not float((s * y).sum()) > least * float(s.norm() * y.norm()):
             return new
-        moves, changes = torch.cat([state.moves, s[None]]), torch.cat([state.changes, y[None]])
+        moves = torch.cat([state.moves, s[None]])
+        changes = torch.cat([state.changes, y[None]])
         return replace(new, moves=moves[-self.pairs :], changes=changes[-self.pairs :])
 
     def _weighing(self, state: MinimaxSumsState, *levels: float, name: int = 0) -> Weighing:
         return Weighing(self.objective, levels, state.delta, state.centre, state.scale, name)
 
     def _threshold(
-        self, federation: Federation, state: MinimaxSumsState, at: GradientsAt, expected: float, change: float = np.inf
+        self,
+        federation: Federation,
+        state: MinimaxSumsState,
+        at: GradientsAt,
+        expected: float,
+        change: float = np.inf,
     ) -> MinimaxSumsState:
         """Return the state at another point, with ν and Φ there; `change` is about how much Φ will change.
 
         The search ends where Φ, which is at least the mean loss, is too large for a step to go there.
         """
-        n, size = len(federation.names), abs(expected) + (abs(state.value) if math.isfinite(state.value) else 0.0)
+        n = len(federation.names)
+        size = abs(expected) + (abs(state.value) if math.isfinite(state.value) else 0.0)
         width = max(change if math.isfinite(change) else state.width, NOISE * size)
-        search, curved = ThresholdSearch(expected, width, self.objective.separable(n).tilt), state.delta == 0
+        search = ThresholdSearch(expected, width, self.objective.separable(n).tilt)
+        curved = state.delta == 0
         for _ in range(ASKED):
             levels = search.next()
             found, error = _masses(federation, at, self._weighing(state, *levels), n)
             if not np.all(np.isfinite(found)) or (curved and found[0] > state.value + 4 * error):
                 break
             search.take(levels, found[2::2], found[3::2])
-            if (best := search.found(KINKED * change + 4 * error + NOISE * size, error)) is not None:
+            if (
+                best := search.found(KINKED * change + 4 * error + NOISE * size, error)
+            ) is not None:
                 return replace(state, x=at.x, at=at, nu=best.nu, value=best.value)
-        return replace(state, x=at.x, at=at, value=float(found[0]) if curved else np.inf)  # no step goes there
+        return replace(
+            state, x=at.x, at=at, value=float(found[0]) if curved else np.inf
+        )  # no step goes there
 
     def _answered(self, federation: Federation, state: MinimaxSumsState) -> MinimaxSumsState:
         """Ask for Σ λ_i c_i at the new point, and certify it."""
         if not math.isfinite(state.value):
-            raise InputError("The losses are too large, or not finite, at the start.")
-        n, d = len(federation.names), len(state.x)
+            raise InputError(
+                "losses-too-large", "The losses are too large, or not finite, at the start."
+            )
+        n = len(federation.names)
+        d = len(state.x)
         name = secrets.randbits(48) + 1 if state.delta > 0 else 0
         asked = federation.ask(Response(state.at, self._weighing(state, state.nu, name=name)))
         found = asked.added("weighted", np.ones(n))
@@ -264,28 +348,48 @@ class MinimaxSums(MinimaxMethod):
         state = replace(state, direction=c, mass=float(numbers[0]), name=name)
         return self._proven(state, numbers, error, n)
 
-    def _proven(self, state: MinimaxSumsState, sums: Vector, error: float, n: int) -> MinimaxSumsState:
+    def _proven(
+        self, state: MinimaxSumsState, sums: Vector, error: float, n: int
+    ) -> MinimaxSumsState:
         """Return the state with its certificate; `error` is the most that every sum may be off."""
-        form, nothing = self.objective.separable(n), replace(state, certificate=np.inf, floor=np.inf)
+        form = self.objective.separable(n)
+        nothing = replace(state, certificate=np.inf, floor=np.inf)
         mass, gained, moment, bound, modulus, rounding = (float(v) for v in sums)
         slack = error + 4 * n * EPSILON * (1 + abs(gained) + abs(bound))
-        least, most = mass - slack, mass + slack
-        if self.uncertified(state) or not np.all(np.isfinite(sums)) or not (least > 0 and modulus > 4 * slack):
+        least = mass - slack
+        most = mass + slack
+        if (
+            self.uncertified(state)
+            or not np.all(np.isfinite(sums))
+            or not (least > 0 and modulus > 4 * slack)
+        ):
             return nothing
         dual = _gain(form, state.nu, bound, gained, moment, mass)
         ends = (
             _gain(form, state.nu, bound + slack, gained - slack, moment + off, m)
-            for off in (slack, -slack) for m in (least, most)
-        )  # fmt: skip
-        size, wide = float(length(state.direction)), 1 + 16 * (n + 4) * EPSILON
+            for off in (slack, -slack)
+            for m in (least, most)
+        )
+        size = float(length(state.direction))
+        wide = 1 + 16 * (n + 4) * EPSILON
         primal = size**2 * mass / modulus / 2
-        longest = (size * mass + rounding + 2 * error * math.sqrt(len(state.x) + SUMMARY)) / least * wide
-        floor = max(*ends, dual) - dual + max(longest**2 * most / (modulus - slack) / 2 * wide - primal, 0.0)
+        longest = (
+            (size * mass + rounding + 2 * error * math.sqrt(len(state.x) + SUMMARY)) / least * wide
+        )
+        floor = (
+            max(*ends, dual)
+            - dual
+            + max(longest**2 * most / (modulus - slack) / 2 * wide - primal, 0.0)
+        )
         floor += 8 * EPSILON * (abs(state.nu) + abs(bound) + abs(gained)) + LEAST
         if form.capped:  # λ/S may be beyond its caps by this share, and losses are not negative
-            dual += max(1 / least - 1, 0.0) * (abs(state.nu) + abs(bound) + 2 * float(np.abs(form.offset).max()))
+            dual += max(1 / least - 1, 0.0) * (
+                abs(state.nu) + abs(bound) + 2 * float(np.abs(form.offset).max())
+            )
         dual = max(dual, 0.0)
-        return replace(state, certificate=dual + primal + floor, floor=floor, primal=primal, dual=dual)
+        return replace(
+            state, certificate=dual + primal + floor, floor=floor, primal=primal, dual=dual
+        )
 
 
 class ThresholdSearch:
@@ -298,7 +402,9 @@ class ThresholdSearch:
     """
 
     def __init__(self, expected: float, width: float, tilt: float) -> None:
-        self.expected, self.width, self.tilt = expected, width, tilt
+        self.expected = expected
+        self.width = width
+        self.tilt = tilt
         self.levels: list[Threshold] = []
 
     def next(self) -> tuple[float, ...]:
@@ -307,7 +413,10 @@ class ThresholdSearch:
         if below is not None and above is not None:
             h = above.nu - below.nu
             share = (below.mass - 1) / (below.mass - above.mass)
-            return tuple(below.nu + h * (share + (1 - share) * k if k > 0 else share + share * k) for k in CLOSER)
+            return tuple(
+                below.nu + h * (share + (1 - share) * k if k > 0 else share + share * k)
+                for k in CLOSER
+            )
         if below is None and above is None:
             return tuple(self.expected + self.width * step for step in GRID)
         self.width *= 16
@@ -316,7 +425,10 @@ class ThresholdSearch:
 
     def take(self, levels: tuple[float, ...], masses: Vector, bounds: Vector) -> None:
         """Take the sums for the thresholds: Σ λ_i(ν), and V(ν) − ν."""
-        new = (Threshold(nu, float(m), nu + float(b)) for nu, m, b in zip(levels, masses, bounds, strict=True))
+        new = (
+            Threshold(nu, float(m), nu + float(b))
+            for nu, m, b in zip(levels, masses, bounds, strict=True)
+        )
         self.levels = sorted([*self.levels, *new])
 
     def _bracket(self) -> tuple[Threshold | None, Threshold | None]:
@@ -333,20 +445,33 @@ class ThresholdSearch:
         if exact is not None:
             return exact
         if self.tilt > 0:
-            near = min((one for one in self.levels if 0.01 < one.mass <= 1), key=lambda one: -one.mass, default=None)
+            near = min(
+                (one for one in self.levels if 0.01 < one.mass <= 1),
+                key=lambda one: -one.mass,
+                default=None,
+            )
             return None if near is None else self._tilted(near)
         if below is None or above is None:
             return None
-        h, fall = above.nu - below.nu, below.mass - above.mass
+        h = above.nu - below.nu
+        fall = below.mass - above.mass
         share = (below.mass - 1) / fall
-        if h * fall > 4 * fine and h > 4 * EPSILON * abs(below.nu) and not self._straight(below, above):
+        if (
+            h * fall > 4 * fine
+            and h > 4 * EPSILON * abs(below.nu)
+            and not self._straight(below, above)
+        ):
             return None
         step = share * h
-        return Threshold(below.nu + step, 1.0, below.value + step * (1 - below.mass) + 0.5 * share * step * fall)
+        return Threshold(
+            below.nu + step, 1.0, below.value + step * (1 - below.mass) + 0.5 * share * step * fall
+        )
 
     def _straight(self, below: Threshold, above: Threshold) -> bool:
         """Return whether Σ λ_i falls along a straight line: V bends as it should, and the next line is as steep."""
-        h, fall, k = above.nu - below.nu, below.mass - above.mass, self.levels.index(below)
+        h = above.nu - below.nu
+        fall = below.mass - above.mass
+        k = self.levels.index(below)
         bend = abs(above.value - below.value - h * (1 - (below.mass + above.mass) / 2))
         if bend > 64 * EPSILON * (abs(above.value) + abs(below.value)) + 1e-6 * h * fall:
             return False
@@ -378,7 +503,9 @@ def able(objective: Objective) -> bool:
     return objective.separable(sizes if sizes > 1 else n) is not None
 
 
-def _masses(federation: Federation, at: GradientsAt, weighing: Weighing, n: int) -> tuple[Vector, float]:
+def _masses(
+    federation: Federation, at: GradientsAt, weighing: Weighing, n: int
+) -> tuple[Vector, float]:
     """Ask for the sums of `Thresholds`, and return them with the most that each may be off."""
     found = federation.ask(Thresholds(at, weighing)).added("masses", np.ones(n))
     return found.double().cpu().numpy(), _error(federation)

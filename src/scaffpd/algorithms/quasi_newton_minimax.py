@@ -47,12 +47,14 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import DIAGONAL, GRADIENTS, steepest
 from scaffpd.algorithms.minimax import EPSILON, PerClientMethod, PerClientState, combined, compact
+from scaffpd.algorithms.saddle import solve_saddle
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts
-from scaffpd.saddle import solve_saddle
 
-PASSES, SETTLED = 3, 1e-3  # of λ and H: at most so many, until λ moves by less
+# of λ and H: at most so many, until λ moves by less
+PASSES = 3
+SETTLED = 1e-3
 INEXACT = 1e-3  # accuracy of λ, as a share of the promise
 SLACK = 64  # rounding in the acceptance test, in units of the number format
 
@@ -98,7 +100,9 @@ class QuasiNewtonMinimax(PerClientMethod):
         """Count losses and gradients at every point."""
         return ReleaseCounts.points(rounds + 1)
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> QuasiNewtonMinimaxState:
+    def init(
+        self, federation: Federation, seed: int = 0, x0: Tensor | None = None
+    ) -> QuasiNewtonMinimaxState:
         """Ask the clients at x⁰."""
         _, constants, at = self._open(federation, x0)
         steepest(constants.smoothness)
@@ -107,22 +111,42 @@ class QuasiNewtonMinimax(PerClientMethod):
 
     def take_over(self, state: Any) -> QuasiNewtonMinimaxState:
         """Return the first state of a run that goes on from another method's: its x, λ and answers `at`."""
-        began, constants = state.rounds, state.constants
-        return replace(self._begun(state.at, constants, state.weights, state.seed), rounds=began, began=began)
+        began = state.rounds
+        constants = state.constants
+        return replace(
+            self._begun(state.at, constants, state.weights, state.seed), rounds=began, began=began
+        )
 
-    def _begun(self, at: Gradients, constants: Constants, weights: Vector, seed: int) -> QuasiNewtonMinimaxState:
+    def _begun(
+        self, at: Gradients, constants: Constants, weights: Vector, seed: int
+    ) -> QuasiNewtonMinimaxState:
         C = at.each().double()
-        return self._proven(QuasiNewtonMinimaxState(
-            x=at.x, weights=weights, model_weights=weights, losses=at.losses, gradients=C, points=at.x.double()[None],
-            answers=C[None], diagonals=at.diagonals().double() if constants.quadratic else C[:0], damping=1.0,
-            seed=seed, constants=constants,
-        ), at)  # fmt: skip
+        return self._proven(
+            QuasiNewtonMinimaxState(
+                x=at.x,
+                weights=weights,
+                model_weights=weights,
+                losses=at.losses,
+                gradients=C,
+                points=at.x.double()[None],
+                answers=C[None],
+                diagonals=at.diagonals().double() if constants.quadratic else C[:0],
+                damping=1.0,
+                seed=seed,
+                constants=constants,
+            ),
+            at,
+        )
 
-    def resume(self, federation: Federation, state: QuasiNewtonMinimaxState) -> QuasiNewtonMinimaxState:
+    def resume(
+        self, federation: Federation, state: QuasiNewtonMinimaxState
+    ) -> QuasiNewtonMinimaxState:
         """Return the state, which is complete."""
         return state
 
-    def round(self, federation: Federation, state: QuasiNewtonMinimaxState) -> QuasiNewtonMinimaxState:
+    def round(
+        self, federation: Federation, state: QuasiNewtonMinimaxState
+    ) -> QuasiNewtonMinimaxState:
         """Find λ and H, ask the clients about the minimiser of that model, and judge it."""
         weights, H, promised = self._model(state)
         step = H.apply(combined(weights, state.gradients)) / state.damping
@@ -130,28 +154,41 @@ class QuasiNewtonMinimax(PerClientMethod):
         at = federation.gradients(x)
         C = at.each().double()
         asked = replace(
-            state, model_weights=weights, rounds=state.rounds + 1, accepted=False,
+            state,
+            model_weights=weights,
+            rounds=state.rounds + 1,
+            accepted=False,
             damping=(2 if state.accepted else 4) * state.damping,
-        )  # fmt: skip
+        )
         if not (np.all(np.abs(at.losses) < LARGEST / 4) and bool(torch.isfinite(C).all())):
             return asked
-        points, answers = torch.cat([state.points, x.double()[None]]), torch.cat([state.answers, C[None]])
+        points = torch.cat([state.points, x.double()[None]])
+        answers = torch.cat([state.answers, C[None]])
         asked = replace(asked, points=points[-self.pairs - 1 :], answers=answers[-self.pairs - 1 :])
         taken = self._proven(replace(asked, x=x, losses=at.losses, gradients=C, accepted=True), at)
         level = self._level(weights, state.losses)
-        gained = self.objective.support(state.losses - level) - self.objective.support(at.losses - level)
+        gained = self.objective.support(state.losses - level) - self.objective.support(
+            at.losses - level
+        )
         slack = SLACK * torch.finfo(x.dtype).eps * float(weights.sum() * np.abs(state.losses).max())
         if gained < 0.05 * promised - slack and not taken.certificate < 0.5 * state.certificate:
             return asked
-        return replace(taken, damping=max(1.0, state.damping / 4) if gained >= 0.5 * promised else state.damping)
+        return replace(
+            taken,
+            damping=max(1.0, state.damping / 4) if gained >= 0.5 * promised else state.damping,
+        )
 
     def _model(self, state: QuasiNewtonMinimaxState) -> tuple[Vector, InverseHessian, float]:
         """Return λ, the H of this λ, and the promise p."""
-        weights, losses = state.model_weights, state.losses
+        weights = state.model_weights
+        losses = state.losses
         for _ in range(PASSES):
-            last, H = weights, inverse_hessian(state, weights)
+            last = weights
+            H = inverse_hessian(state, weights)
             E = (H.factor(state.gradients) / state.damping**0.5).cpu().numpy()
-            tol = INEXACT * self._promise(losses, weights, E) + EPSILON * float(weights.sum() * np.abs(losses).max())
+            tol = INEXACT * self._promise(losses, weights, E) + EPSILON * float(
+                weights.sum() * np.abs(losses).max()
+            )
             weights = solve_saddle(self.objective, losses, E, weights, tol).weights
             if np.abs(weights - last).max() < SETTLED * max(1.0, np.abs(weights).max()):
                 break
@@ -159,8 +196,11 @@ class QuasiNewtonMinimax(PerClientMethod):
 
     def _promise(self, losses: Vector, weights: Vector, E: NDArray[np.float64]) -> float:
         """Return F(L) − ⟨L, λ⟩ + ψ(λ) + ½‖Eλ‖²: for any λ ∈ Λ at least what the model can promise."""
-        losses, pull = losses - self._level(weights, losses), E @ weights
-        short = self.objective.support(losses) - float(weights @ losses) + self.objective.value(weights)
+        losses = losses - self._level(weights, losses)
+        pull = E @ weights
+        short = (
+            self.objective.support(losses) - float(weights @ losses) + self.objective.value(weights)
+        )
         return max(short, 0.0) + 0.5 * float(pull @ pull)
 
 
@@ -180,14 +220,26 @@ def inverse_hessian(state: QuasiNewtonMinimaxState, weights: Vector) -> InverseH
     Borwein) within reason: a diagonal is nearly right as it is, and no curvature lies outside [Σ λ_i μ_i, Σ λ_i L_i].
     """
     known = state.constants
-    least, most = float(weights @ known.strong_convexity), float(weights @ known.smoothness)
+    least = float(weights @ known.strong_convexity)
+    most = float(weights @ known.smoothness)
     raw = Pairs(state.points.diff(dim=0), combined(weights, state.answers).diff(dim=0))
     pairs = conjugated(raw, least, most if known.convex else np.inf)
-    D = combined(weights, state.diagonals) if known.quadratic else torch.full_like(state.points[0], most)
+    D = (
+        combined(weights, state.diagonals)
+        if known.quadratic
+        else torch.full_like(state.points[0], most)
+    )
     initial = torch.where(D > 0, 1 / D, 0)
     if len(pairs):
-        s, y = pairs.steps[-1], pairs.changes[-1]
-        low, high = (0.1, 3.0) if known.quadratic else (least / most, 1.0) if known.convex else (0.0, np.inf)
+        s = pairs.steps[-1]
+        y = pairs.changes[-1]
+        low, high = (
+            (0.1, 3.0)
+            if known.quadratic
+            else (least / most, 1.0)
+            if known.convex
+            else (0.0, np.inf)
+        )
         initial = initial / float(np.clip(float((initial * y) @ y / (s @ y)), low, high))
     return InverseHessian(pairs, initial)
 
@@ -214,7 +266,8 @@ class Pairs:
 
     def down(self, C: Tensor) -> tuple[Tensor, Tensor]:
         """Return q_0 for every row of C, (N, d), and the α_k, (K, N)."""
-        q, rho = C.clone(), self.curvatures
+        q = C.clone()
+        rho = self.curvatures
         alphas = C.new_empty(len(rho), len(C))
         for k in reversed(range(len(rho))):
             alphas[k] = q @ self.steps[k] / rho[k]
@@ -224,7 +277,8 @@ class Pairs:
     def applied(self, v: Tensor, initial: Callable[[Tensor], Tensor]) -> Tensor:
         """Return Hv, with H_0 a function: the two loops of L-BFGS around it."""
         q, alphas = self.down(v[None])
-        out, rho = initial(q[0]), self.curvatures
+        out = initial(q[0])
+        rho = self.curvatures
         for k, (s, y) in enumerate(zip(self.steps, self.changes, strict=True)):
             out = out + (alphas[k] - y @ out / rho[k]) * s
         return out
@@ -249,7 +303,11 @@ class InverseHessian:
     def factor(self, C: Tensor) -> Tensor:
         """Return E with EᵀE = CᵀHC for vectors c_1 … c_N, given as rows: ⟨c_i, Hc_j⟩ is a product of columns of E."""
         q, alphas = self.pairs.down(C)
-        return compact(torch.cat([self.pairs.curvatures.sqrt()[:, None] * alphas, (self.initial.sqrt() * q).mT]))
+        return compact(
+            torch.cat(
+                [self.pairs.curvatures.sqrt()[:, None] * alphas, (self.initial.sqrt() * q).mT]
+            )
+        )
 
 
 def conjugated(pairs: Pairs, convexity: float, smoothness: float) -> Pairs:
@@ -261,17 +319,23 @@ def conjugated(pairs: Pairs, convexity: float, smoothness: float) -> Pairs:
     found: list[tuple[Tensor, Tensor]] = []
     basis = _Conjugate(pairs.steps.new_empty(2, *pairs.steps.shape))
     for s, y in zip(pairs.steps.flip(0), pairs.changes.flip(0), strict=True):
-        rho, size = float(s @ y), float(s @ s)
+        rho = float(s @ y)
+        size = float(s @ s)
         if not rho > max(0.5 * convexity * size, STEEP * (size * float(y @ y)) ** 0.5):
             continue
         if basis.asymmetry(s, y, rho) < ASYMMETRY:
             rest, change = basis.remainder(s, y)
-            left, along = float(rest @ rest), float(rest @ change)
+            left = float(rest @ rest)
+            along = float(rest @ change)
             if left < LOST**2 * size:
                 continue
-            if along >= 0.9 * convexity * left and 0 < float(change @ change) <= 2 * smoothness * along:
+            if (
+                along >= 0.9 * convexity * left
+                and 0 < float(change @ change) <= 2 * smoothness * along
+            ):
                 basis.add(rest, change, along)
-                s, y = rest, change
+                s = rest
+                y = change
         found.append((s, y))
     if not found:
         return Pairs(pairs.steps[:0], pairs.changes[:0])
@@ -285,17 +349,24 @@ class _Conjugate:
         self.buffer, self.rho, self.n = buffer, buffer.new_empty(buffer.shape[1]), 0
 
     def add(self, s: Tensor, y: Tensor, rho: float) -> None:
-        self.buffer[0, self.n], self.buffer[1, self.n], self.rho[self.n] = s, y, rho
+        self.buffer[0, self.n] = s
+        self.buffer[1, self.n] = y
+        self.rho[self.n] = rho
         self.n += 1
 
     def asymmetry(self, s: Tensor, y: Tensor, rho: float) -> float:
         S, Y = self.buffer[:, : self.n]
-        return float(((Y @ s - S @ y).abs() / (self.rho[: self.n] * rho).sqrt()).max()) if self.n else 0.0
+        return (
+            float(((Y @ s - S @ y).abs() / (self.rho[: self.n] * rho).sqrt()).max())
+            if self.n
+            else 0.0
+        )
 
     def remainder(self, s: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return (s, y) without its part along the others; twice, to make up for rounding."""
         S, Y = self.buffer[:, : self.n]
         for _ in range(2):
             share = (Y @ s) / self.rho[: self.n]
-            s, y = s - share @ S, y - share @ Y
+            s = s - share @ S
+            y = y - share @ Y
         return s, y

@@ -40,13 +40,13 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import GRADIENTS, LOSSES, UPDATES
 from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState
+from scaffpd.algorithms.steps import Auto, StepRule
+from scaffpd.algorithms.steps.base import Rates, StepProblem, Trial
+from scaffpd.algorithms.steps.nonconvex import NonconvexState
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, LocalPlan, Memory, Vector
 from scaffpd.objectives.base import LARGEST
 from scaffpd.privacy.accountant import ReleaseCounts
-from scaffpd.steps import Auto, StepRule
-from scaffpd.steps.base import Rates, StepProblem, Trial
-from scaffpd.steps.nonconvex import NonconvexState
 
 RECENT = 50  # rounds, for a rate
 ADVICE = (
@@ -102,10 +102,13 @@ class ScaffPD(MinimaxMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = not isinstance(self.steps, type) and all(hasattr(self.steps, k) for k in ("start", "rates", "judge"))
+        rule = not isinstance(self.steps, type) and all(
+            hasattr(self.steps, k) for k in ("start", "rates", "judge")
+        )
         if not rule:
             raise InputError(
-                f"{type(self).__name__} needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}."
+                "steps-such-auto",
+                f"{type(self).__name__} needs steps such as Auto(), Fixed(...) or Theory(...), got {self.steps!r}.",
             )
 
     @property
@@ -117,22 +120,39 @@ class ScaffPD(MinimaxMethod):
         """Count a point a round, and J local steps, the first of which is c_i where it is over all samples."""
         points = ReleaseCounts.points(rounds + 1, None if self.exact else self.batch_size)
         known = rounds if self.batch_size is None else 0
-        return points + ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps - known)
+        return points + ReleaseCounts.over(
+            self.batch_size, gradients=rounds * self.local_steps - known
+        )
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffPDState:
         """Make steps (1) and (2) at x⁰."""
         x, constants, at = self._open(federation, x0, seed)
-        weights, stochastic = self.objective.start(at.losses), self.batch_size is not None or constants.noisy
-        problem = StepProblem(self.objective, constants, self.local_steps, stochastic, self.exact, at.losses, at.norms)
+        weights = self.objective.start(at.losses)
+        stochastic = self.batch_size is not None or constants.noisy
+        problem = StepProblem(
+            self.objective, constants, self.local_steps, stochastic, self.exact, at.losses, at.norms
+        )
         state = ScaffPDState(
-            x=x, weights=weights, centre=weights, losses=at.losses, previous=at.losses, direction=torch.zeros_like(x),
-            seed=seed, answered=0, rule=self.steps.start(problem), constants=constants, at=at, variates=x[:0],
-        )  # fmt: skip
+            x=x,
+            weights=weights,
+            centre=weights,
+            losses=at.losses,
+            previous=at.losses,
+            direction=torch.zeros_like(x),
+            seed=seed,
+            answered=0,
+            rule=self.steps.start(problem),
+            constants=constants,
+            at=at,
+            variates=x[:0],
+        )
         rates = self.steps.rates(state.rule)
         if rates.correction == "gradients":
             return self._dual_step(state, rates)
         keeps = rates.correction == "variates" and federation.channel.keeps
-        return self._dual_step(replace(state, at=None, variates=federation.memory().vectors if keeps else x[:0]), rates)
+        return self._dual_step(
+            replace(state, at=None, variates=federation.memory().vectors if keeps else x[:0]), rates
+        )
 
     def stalled(self, state: ScaffPDState) -> bool:
         """Return whether the rule for networks has nothing left to try."""
@@ -143,50 +163,75 @@ class ScaffPD(MinimaxMethod):
         if isinstance(state.rule, NonconvexState):
             return ADVICE if self.stalled(state) else ""
         back = min(RECENT, len(certificates) - 1)
-        before, now = float(certificates[-1 - back]), float(certificates[-1])
-        if not (isinstance(self.steps, Auto) and back > 0 and np.isfinite(now) and np.isfinite(before)):
+        before = float(certificates[-1 - back])
+        now = float(certificates[-1])
+        if not (
+            isinstance(self.steps, Auto) and back > 0 and np.isfinite(now) and np.isfinite(before)
+        ):
             return ""
         pace = f"by a factor of {before / now:.2g}" if now < before else "no further"
         said = f"Auto steps brought the certificate {pace} in the last {back} rounds"
         if self.batch_size is not None or state.constants.first_order:
             return f"{said}; more rounds, or larger batches, would go on from here."
-        return (
-            f"{said}: sp.fair(objective) would choose a second-order method, which needs few rounds and no step size."
-        )
+        return f"{said}: sp.fair(objective) would choose a second-order method, which needs few rounds and no step size."
 
     def resume(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
         """Ask the clients for their answers at x again, where local steps need them."""
         needed = self.steps.rates(state.rule).correction == "gradients"
-        return replace(state, at=self._ask(federation, state.x, state.seed, state.answered) if needed else None)
+        return replace(
+            state, at=self._ask(federation, state.x, state.seed, state.answered) if needed else None
+        )
 
     def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
         """Make one round: local steps, the new point, the rule's verdict, the dual step."""
-        rates, total, r = self.steps.rates(state.rule), float(state.weights.sum()) or 1.0, state.rounds + 1
+        rates = self.steps.rates(state.rule)
+        total = float(state.weights.sum()) or 1.0
+        r = state.rounds + 1
         if rates.correction != "gradients":
             return self._round_without_gradients(federation, state, rates)
-        d, before = self._local_work(federation, state, rates), state.at
+        d = self._local_work(federation, state, rates)
+        before = state.at
         assert before is not None
         step = rates.primal(total, self.local_steps)
-        x, slope = state.x - step * d, state.direction @ d
-        at, hidden = self._ask(federation, x, state.seed, r), state.constants.first_order
+        x = state.x - step * d
+        slope = state.direction @ d
+        at = self._ask(federation, x, state.seed, r)
+        hidden = state.constants.first_order
         trial = Trial(
-            self.objective, state.losses, at.losses, state.weights, step, float(slope), _precision(x),
-            secants=None if hidden else lambda: (before.project(x - state.x), at.project(x - state.x)),
+            self.objective,
+            state.losses,
+            at.losses,
+            state.weights,
+            step,
+            float(slope),
+            _precision(x),
+            secants=None
+            if hidden
+            else lambda: (before.project(x - state.x), at.project(x - state.x)),
             bend=(lambda: _bend(state, at, x)) if federation.sums.twice else None,
-        )  # fmt: skip
+        )
         rule, accepted = self.steps.judge(state.rule, trial)
         state = replace(state, rule=rule, accepted=accepted, rounds=r)
         if not accepted and state.constants.first_order:
             return state  # another λ at the same x would be another sum of the same vectors, which masks do not hide
         if accepted:
             state = replace(
-                state, x=x, at=at, answered=r, centre=state.weights, previous=state.losses, losses=at.losses
+                state,
+                x=x,
+                at=at,
+                answered=r,
+                centre=state.weights,
+                previous=state.losses,
+                losses=at.losses,
             )
         return self._dual_step(state, self.steps.rates(rule))
 
-    def _round_without_gradients(self, federation: Federation, state: ScaffPDState, rates: Rates) -> ScaffPDState:
+    def _round_without_gradients(
+        self, federation: Federation, state: ScaffPDState, rates: Rates
+    ) -> ScaffPDState:
         """Make a round with control variates that clients keep, or without corrections: nobody sends a gradient."""
-        weights, r = state.weights / (float(state.weights.sum()) or 1.0), state.rounds + 1
+        weights = state.weights / (float(state.weights.sum()) or 1.0)
+        r = state.rounds + 1
         corrected = rates.correction == "variates" and len(state.variates) > 0
         kept = Memory(state.variates, federation) if corrected else None
         c = None if kept is None else kept.sum(weights)
@@ -194,34 +239,60 @@ class ScaffPD(MinimaxMethod):
         updates = federation.local_updates(state.x, kept, c, plan)
         x = state.x - updates.sum(weights)
         losses = federation.losses(x, None if self.exact else self.batch_size, (state.seed, r, 0))
-        trial = Trial(self.objective, state.losses, losses, state.weights, 1.0, np.nan, _precision(x), secants=None)
+        trial = Trial(
+            self.objective,
+            state.losses,
+            losses,
+            state.weights,
+            1.0,
+            np.nan,
+            _precision(x),
+            secants=None,
+        )
         rule, accepted = self.steps.judge(state.rule, trial)
         state = replace(state, rule=rule, accepted=accepted, rounds=r)
         if not accepted:
             return state
         variates = state.variates
         if kept is not None and c is not None:
-            federation.count(up=len(federation.names) * federation.dimension)  # c_i, for a sum with other weights
-            variates = kept.plus(-1.0, c).plus(1 / (plan.steps * (plan.rate or 1.0)), updates).vectors
-        state = replace(state, x=x, variates=variates, centre=state.weights, previous=state.losses, losses=losses)
+            federation.count(
+                up=len(federation.names) * federation.dimension
+            )  # c_i, for a sum with other weights
+            variates = (
+                kept.plus(-1.0, c).plus(1 / (plan.steps * (plan.rate or 1.0)), updates).vectors
+            )
+        state = replace(
+            state,
+            x=x,
+            variates=variates,
+            centre=state.weights,
+            previous=state.losses,
+            losses=losses,
+        )
         return self._dual_step(state, self.steps.rates(rule))
 
     def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
         """Make step (3): d = Σ (λ_i/S) d_i."""
         total = float(state.weights.sum()) or 1.0
-        updates = federation.local_updates(state.x, state.at, state.direction / total, self._plan(state, rates))
+        updates = federation.local_updates(
+            state.x, state.at, state.direction / total, self._plan(state, rates)
+        )
         return updates.sum(state.weights / total)
 
     def _plan(self, state: ScaffPDState, rates: Rates) -> LocalPlan:
         key = (state.seed, state.rounds + 1, 1)
-        return LocalPlan(self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, key)
+        return LocalPlan(
+            self.local_steps, rates.local_rate, rates.local_scale, self.batch_size, key
+        )
 
     def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
         return federation.gradients(x, None if self.exact else self.batch_size, (seed, r, 0))
 
     def _dual_step(self, state: ScaffPDState, rates: Rates) -> ScaffPDState:
         weights = state.centre
-        if rates.sigma > 0 and np.all(np.abs(state.losses) < LARGEST / 4):  # beyond, the run is about to be ended
+        if rates.sigma > 0 and np.all(
+            np.abs(state.losses) < LARGEST / 4
+        ):  # beyond, the run is about to be ended
             s = state.losses + rates.theta * (state.losses - state.previous)
             weights = self.objective._prox(s, state.centre, rates.sigma)
         if state.at is None:
@@ -257,7 +328,8 @@ class AcceleratedPrimalDual(ScaffPD):
 
     def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
         """Return Σ (λ_i/S) η_i c/S: one local step of everybody, made by the server."""
-        total, L = float(state.weights.sum()) or 1.0, state.constants.smoothness
+        total = float(state.weights.sum()) or 1.0
+        L = state.constants.smoothness
         eta = np.full(len(L), rates.local_rate or 0.0)
         if rates.local_rate is None:  # nobody moves where the loss is flat
             eta = np.divide(rates.local_scale, L, out=np.zeros_like(L), where=L > 0)

@@ -94,25 +94,37 @@ class Scaffold(AveragingMethod):
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count, with option I, another gradient, which comes with its loss."""
-        more = ReleaseCounts.points(rounds, self.batch_size) if self.option == "I" else ReleaseCounts()
+        more = (
+            ReleaseCounts.points(rounds, self.batch_size) if self.option == "I" else ReleaseCounts()
+        )
         return super().releases(rounds) + more
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffoldState:
+    def init(
+        self, federation: Federation, seed: int = 0, x0: Tensor | None = None
+    ) -> ScaffoldState:
         """Set all control variates to zero."""
         known, _ = self._first(federation, seed, x0)
-        return ScaffoldState(**known, variate=torch.zeros_like(known["x"]), variates=federation.memory())
+        return ScaffoldState(
+            **known, variate=torch.zeros_like(known["x"]), variates=federation.memory()
+        )
 
     def round(self, federation: Federation, state: ScaffoldState) -> ScaffoldState:
         """Let some clients make corrected local steps; then renew x, c and their c_i."""
         clients, p = self._participants(state, state.prior)
-        weights, share = p / p.sum(), float(p.sum())
-        c, variates, r = state.variate, state.variates, state.rounds + 1
+        weights = p / p.sum()
+        share = float(p.sum())
+        c = state.variate
+        variates = state.variates
+        r = state.rounds + 1
         if self.option == "I":
-            at = federation.gradients(state.x, self.batch_size, (state.seed, r, VARIATES), clients, alone=False)
+            at = federation.gradients(
+                state.x, self.batch_size, (state.seed, r, VARIATES), clients, alone=False
+            )
         updates = federation.local_updates(state.x, variates, c, self._plan(state), clients)
         d = updates.sum(weights)
         if self.option == "I":
-            renewed, change = variates.replaced(at), at.sum(p) - variates.sum(p)
+            renewed = variates.replaced(at)
+            change = at.sum(p) - variates.sum(p)
         else:
             scale = 1 / (self.local_steps * self._eta(state))
             renewed = variates.plus(-1.0, c, clients).plus(scale, updates)
@@ -155,14 +167,21 @@ class ProxSkip(LocalMethod):
         """Refuse: the number of local steps is drawn, and not known beforehand."""
         return Algorithm.releases(self, rounds)
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ProxSkipState:
+    def init(
+        self, federation: Federation, seed: int = 0, x0: Tensor | None = None
+    ) -> ProxSkipState:
         """Set all shifts to zero."""
         x, losses, samples = begin(federation, x0)
         steps = self._balanced(federation) if self.local_steps is None else self.local_steps
         return ProxSkipState(
-            x=x, weights=client_weights(self.weights, samples), losses=losses, seed=seed,
-            local_rate=self._rate(federation), expected_steps=steps, shifts=federation.memory(),
-        )  # fmt: skip
+            x=x,
+            weights=client_weights(self.weights, samples),
+            losses=losses,
+            seed=seed,
+            local_rate=self._rate(federation),
+            expected_steps=steps,
+            shifts=federation.memory(),
+        )
 
     def round(self, federation: Federation, state: ProxSkipState) -> ProxSkipState:
         """Make local steps until the coin says communicate, and communicate."""
@@ -177,4 +196,8 @@ class ProxSkip(LocalMethod):
     def _balanced(self, federation: Federation) -> int:
         known = federation.constants()
         mu = float(known.strong_convexity.min())
-        return max(1, round(float(np.sqrt(known.smoothness.max() / mu)))) if mu > 0 else UNKNOWN_CONDITION
+        return (
+            max(1, round(float(np.sqrt(known.smoothness.max() / mu))))
+            if mu > 0
+            else UNKNOWN_CONDITION
+        )

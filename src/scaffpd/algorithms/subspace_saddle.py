@@ -30,16 +30,21 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import CURVATURE, DIAGONAL, GRADIENTS, PROXIMAL, steepest
 from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, nearest
+from scaffpd.algorithms.saddle import Saddle, solve_saddle
+from scaffpd.algorithms.subspace import SubspaceModel, orthonormal
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Gradients, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.base import LARGEST
-from scaffpd.saddle import Saddle, solve_saddle
-from scaffpd.subspace import SubspaceModel, orthonormal
 
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
-FIRST = 1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
+FIRST = (
+    1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
+)
 ROUNDING = 1e-16  # the accuracy that the server's arithmetic allows, as a share of the losses
-LEAST, USUAL, MOST = 3, 20, 300  # columns: the last step, d and c; where nothing is set; where many weights move
+# columns: the last step, d and c; where nothing is set; where many weights move
+LEAST = 3
+USUAL = 20
+MOST = 300
 KEPT = 60  # columns that are stored where nothing is set: more may soon be of use
 OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 1, at most d
 STIFF = 0.01  # κ, in units of the Hessians' size
@@ -149,7 +154,10 @@ class SubspaceSaddle(MinimaxMethod):
         super().__post_init__()
         if self.memory is not None and count(type(self).__name__, "memory", self.memory) < LEAST:
             name = type(self).__name__
-            raise InputError(f"{name} needs memory >= {LEAST}: the last step, d and c; got {self.memory}.")
+            raise InputError(
+                "memory-last-step",
+                f"{name} needs memory >= {LEAST}: the last step, d and c; got {self.memory}.",
+            )
 
     def uncertified(self, state: SubspaceSaddleState) -> str | None:
         """Say why nothing is proven about the result, or return `None`; then the model's promise has to do."""
@@ -158,23 +166,43 @@ class SubspaceSaddle(MinimaxMethod):
             return reason
         return f"{reason} The last round's model promised a decrease of {state.promise:.1e}."
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> SubspaceSaddleState:
+    def init(
+        self, federation: Federation, seed: int = 0, x0: Tensor | None = None
+    ) -> SubspaceSaddleState:
         """Ask the clients at x⁰, and choose D."""
         x, constants, at = self._open(federation, x0)
-        weights, prior = self.objective.start(at.losses), self.objective.weights(len(at.losses)).copy()
+        weights = self.objective.start(at.losses)
+        prior = self.objective.weights(len(at.losses)).copy()
         steepest(constants.smoothness)
-        metric, size = torch.ones_like(x), float(constants.smoothness.mean())
+        metric = torch.ones_like(x)
+        size = float(constants.smoothness.mean())
         diagonal = at.diagonal(prior) if constants.quadratic else metric
         diagonal = torch.where(diagonal > 0, diagonal, 1)
         if uneven := badly_scaled(diagonal):
-            metric, size = diagonal, OWN
-        return self._proven_at(SubspaceSaddleState(
-            x=x, weights=weights, losses=at.losses, direction=at.sum(weights), columns=x.new_empty(0, len(x)),
-            diagonal=diagonal, metric=metric, uneven=uneven, size=size, pull=0.01 * size, seed=seed,
-            constants=constants, at=at, bends=np.zeros(len(weights)),
-        ))  # fmt: skip
+            metric = diagonal
+            size = OWN
+        return self._proven_at(
+            SubspaceSaddleState(
+                x=x,
+                weights=weights,
+                losses=at.losses,
+                direction=at.sum(weights),
+                columns=x.new_empty(0, len(x)),
+                diagonal=diagonal,
+                metric=metric,
+                uneven=uneven,
+                size=size,
+                pull=0.01 * size,
+                seed=seed,
+                constants=constants,
+                at=at,
+                bends=np.zeros(len(weights)),
+            )
+        )
 
-    def follow(self, federation: Federation, before: object, seed: int = 0) -> SubspaceSaddleState | None:
+    def follow(
+        self, federation: Federation, before: object, seed: int = 0
+    ) -> SubspaceSaddleState | None:
         """Begin with what a run for another objective has learnt: x, λ, V and β; return `None` where that is nothing.
 
         λ⁰ is the point of Λ that is nearest to the λ of that run, for objectives on the simplex.
@@ -183,10 +211,17 @@ class SubspaceSaddle(MinimaxMethod):
             return None
         state = self.init(federation, seed, before.x)
         weights = nearest(self.objective, before.weights, state.losses)
-        return self._proven_at(replace(
-            state, weights=weights, direction=state.at.sum(weights), columns=before.columns, pull=before.pull,
-            scale=before.scale, moving=before.moving,
-        ))  # fmt: skip
+        return self._proven_at(
+            replace(
+                state,
+                weights=weights,
+                direction=state.at.sum(weights),
+                columns=before.columns,
+                pull=before.pull,
+                scale=before.scale,
+                moving=before.moving,
+            )
+        )
 
     def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
         """Ask the clients again for what is not on disk: their answers at x, and around it after a rejected step."""
@@ -196,12 +231,15 @@ class SubspaceSaddle(MinimaxMethod):
     def round(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
         """Make one trial point."""
         around = state.around or self._look(federation, state)
-        tol, state = self._accuracy(state), replace(state, rounds=state.rounds + 1)
+        tol = self._accuracy(state)
+        state = replace(state, rounds=state.rounds + 1)
         model = replace(around.model, losses=state.losses + state.bends)
         step = model.solve(state.damping, tol)
         x = state.x + around.V @ torch.from_numpy(step.z).to(around.V)
         at = federation.gradients(x, coefficients_sent=len(step.z) + len(state.weights))
-        promised, gained, finite = around.merit - step.value, -np.inf, bool(np.all(np.abs(at.losses) < LARGEST / 4))
+        promised = around.merit - step.value
+        gained = -np.inf
+        finite = bool(np.all(np.abs(at.losses) < LARGEST / 4))
         if finite:
             gained = around.merit - model.merit(at.losses, tol)
         least = first_damping(step, promised, state.size)
@@ -213,13 +251,31 @@ class SubspaceSaddle(MinimaxMethod):
                     return replace(state, accepted=False, around=around, bends=bends)
             return self._rejected(state, around, tol, max(4 * state.damping, least))
         moves = np.abs(step.weights - state.weights)
-        away, moving = around.model.w * moves, int(np.count_nonzero(moves > MOVES * step.weights.max()))
-        return self._watched(self._proven_at(replace(
-            state, x=x, weights=step.weights, losses=at.losses, direction=at.sum(step.weights), at=at, around=None,
-            columns=self._kept(state, x - state.x, around.fresh), pull=around.pull, scale=around.scale,
-            damping=damped(state.damping, gained, promised, least), energy=float(away @ away) / around.scale,
-            moving=max(state.moving, moving), promise=max(promised, 0.0), accepted=True, bends=np.zeros(len(moves)),
-        )), tol)  # fmt: skip
+        away = around.model.w * moves
+        moving = int(np.count_nonzero(moves > MOVES * step.weights.max()))
+        return self._watched(
+            self._proven_at(
+                replace(
+                    state,
+                    x=x,
+                    weights=step.weights,
+                    losses=at.losses,
+                    direction=at.sum(step.weights),
+                    at=at,
+                    around=None,
+                    columns=self._kept(state, x - state.x, around.fresh),
+                    pull=around.pull,
+                    scale=around.scale,
+                    damping=damped(state.damping, gained, promised, least),
+                    energy=float(away @ away) / around.scale,
+                    moving=max(state.moving, moving),
+                    promise=max(promised, 0.0),
+                    accepted=True,
+                    bends=np.zeros(len(moves)),
+                )
+            ),
+            tol,
+        )
 
     def _watched(self, state: SubspaceSaddleState, tol: float) -> SubspaceSaddleState:
         """Hold λ to a centre ν for good once the certificate has not halved in many rounds.
@@ -236,12 +292,17 @@ class SubspaceSaddle(MinimaxMethod):
             return replace(state, record=state.certificate, since=state.rounds)
         if state.rounds - state.since < PATIENCE or not np.isfinite(state.certificate):
             return state
-        return replace(state, centre=state.weights, hold=state.certificate if self._flat(state) else 0.0)
+        return replace(
+            state, centre=state.weights, hold=state.certificate if self._flat(state) else 0.0
+        )
 
     def _held_value(self, state: SubspaceSaddleState, tol: float) -> float:
         """Return max_{l∈Λ} ⟨L, l⟩ − ψ(l) − (ω/2)‖l − ν‖², and (ω/2)‖λ − ν‖²."""
-        away, w = state.weights - state.centre, np.full(len(state.centre), state.hold**0.5)
-        value = solve_saddle(self.objective, state.losses, np.empty((0, len(w))), state.centre, tol, w).value
+        away = state.weights - state.centre
+        w = np.full(len(state.centre), state.hold**0.5)
+        value = solve_saddle(
+            self.objective, state.losses, np.empty((0, len(w))), state.centre, tol, w
+        ).value
         return value + 0.5 * state.hold * float(away @ away)
 
     def _rejected(
@@ -257,29 +318,46 @@ class SubspaceSaddle(MinimaxMethod):
 
     def _look(self, federation: Federation, state: SubspaceSaddleState) -> Neighbourhood:
         """Make steps (1) and (2), and return what they show, with the β and s that they suggest."""
-        total, c, most = float(state.weights.sum()) or 1.0, state.direction, self._most(state)
+        total = float(state.weights.sum()) or 1.0
+        c = state.direction
+        most = self._most(state)
         if self.everywhere and len(c) <= most:
             return self._look_everywhere(state)
         d = self._local_work(federation, state, c / total)
         extra = [c / state.diagonal] if state.uneven or len(c) <= most else []
         V = orthonormal([*state.columns[:1], d, c, *extra, *state.columns[1:]], state.metric, most)
-        seen, slope = state.at.restriction(V, state.weights, state.metric), float(c @ d)
+        seen = state.at.restriction(V, state.weights, state.metric)
+        slope = float(c @ d)
         along = (V.mT @ (state.metric * d)).double().cpu().numpy()
         bend = float(along @ seen.curvature @ along)
         pull = pulled(state.pull, slope / bend if bend > 0 else 0.0, state.size)
-        scale = scaled(state.scale, slope / max(state.energy, 1e-300)) if np.isfinite(state.energy) else state.scale
+        scale = (
+            scaled(state.scale, slope / max(state.energy, 1e-300))
+            if np.isfinite(state.energy)
+            else state.scale
+        )
         unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
-        w = np.sqrt(scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen)
+        w = np.sqrt(
+            scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen
+        )
         return self._modelled(state, V, [d, c], seen, w, pull, scale)
 
     def _modelled(
-        self, state: SubspaceSaddleState, V: Tensor, fresh: list[Tensor], seen: Restriction, w: Vector, pull: float,
+        self,
+        state: SubspaceSaddleState,
+        V: Tensor,
+        fresh: list[Tensor],
+        seen: Restriction,
+        w: Vector,
+        pull: float,
         scale: float,
-    ) -> Neighbourhood:  # fmt: skip
+    ) -> Neighbourhood:
         """Make a model of the losses of what was seen, with weights that are held by w, or to the centre."""
-        held, centre = w * self._held(state, V.shape[1]), state.weights
+        held = w * self._held(state, V.shape[1])
+        centre = state.weights
         if len(state.centre):
-            held, centre = np.full_like(w, state.hold**0.5), state.centre
+            held = np.full_like(w, state.hold**0.5)
+            centre = state.centre
         near = (state.losses, seen.slopes, seen.curvature)
         model = SubspaceModel(self.objective, *near, centre, held, STIFF * state.size)
         merit = model.merit(state.losses, self._accuracy(state))
@@ -288,7 +366,8 @@ class SubspaceSaddle(MinimaxMethod):
     def _look_everywhere(self, state: SubspaceSaddleState) -> Neighbourhood:
         """Make step (2) where V may be all of R^d: nothing is left for local work to find, or for w to hold."""
         V = torch.diag(state.metric.rsqrt())
-        seen, nothing = state.at.restriction(V, state.weights, state.metric), np.zeros(len(state.weights))
+        seen = state.at.restriction(V, state.weights, state.metric)
+        nothing = np.zeros(len(state.weights))
         return self._modelled(state, V, [], seen, nothing, state.pull, state.scale)
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
@@ -306,18 +385,23 @@ class SubspaceSaddle(MinimaxMethod):
     def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
         """Make step (1)."""
         plan = ProximalPlan(state.pull, state.metric)
-        return federation.proximal_steps(state.at, c, plan).sum(state.weights / (float(state.weights.sum()) or 1.0))
+        return federation.proximal_steps(state.at, c, plan).sum(
+            state.weights / (float(state.weights.sum()) or 1.0)
+        )
 
     def _most(self, state: SubspaceSaddleState) -> int:
         return min(USUAL + state.moving, MOST) if self.memory is None else self.memory
 
     def _kept(self, state: SubspaceSaddleState, step: Tensor, fresh: list[Tensor]) -> Tensor:
         """Return the newest columns, the last step first."""
-        return torch.stack([step, *fresh, *state.columns])[: self.memory or max(KEPT, self._most(state))]
+        return torch.stack([step, *fresh, *state.columns])[
+            : self.memory or max(KEPT, self._most(state))
+        ]
 
     def _accuracy(self, state: SubspaceSaddleState) -> float:
         """Return that of the server's problems: a share of how far there is to go, by the proof or the last model."""
-        left, size = min(state.certificate, state.promise), 1 + float(np.abs(state.losses).max())
+        left = min(state.certificate, state.promise)
+        size = 1 + float(np.abs(state.losses).max())
         return max(INEXACT * left, ROUNDING * size) if np.isfinite(left) else FIRST * size
 
     def _proven_at(self, state: Proven) -> Proven:

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.base import CLIENTS, STEPS
+from scaffpd.algorithms.saddle import Saddle
 from scaffpd.algorithms.subspace_saddle import (
     MOVES,
     Neighbourhood,
@@ -47,13 +48,14 @@ from scaffpd.algorithms.subspace_saddle import (
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Gradients, Memory, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.base import LARGEST
-from scaffpd.saddle import Saddle
 
 GROWTH = 0.3  # of the damping, for each round of noise
 NOISE = 0.5  # ν from which a round is one
 SOONER = 0.1  # of the last promise, for the next certificate
 CAUTION = 0.1  # what absent clients are taken to curve more than the others, in every direction, as a share of L
-FAIR = 0.1  # the least weight of a client that is there in local work and curvature, as a share of 1/N
+FAIR = (
+    0.1  # the least weight of a client that is there in local work and curvature, as a share of 1/N
+)
 Mask = NDArray[np.bool_]
 
 
@@ -111,7 +113,9 @@ class PartialAnswers:
         own = np.where(self.mask[:, None], seen.slopes, 0.0)
         unseen = np.where(self.mask, seen.sizes, self.sizes) - (own**2).sum(1)
         slopes = own + pull
-        return Restriction(slopes, seen.curvature + away * np.eye(len(pull)), unseen + (slopes**2).sum(1))
+        return Restriction(
+            slopes, seen.curvature + away * np.eye(len(pull)), unseen + (slopes**2).sum(1)
+        )
 
     def own_sizes(self, around: Neighbourhood, weights: Vector) -> Vector:
         """Return ‖c_i‖²_{D⁻¹}: what was seen, without the others' pull."""
@@ -179,16 +183,24 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         start = super().init(federation, seed, x0)
         known = {item.name: getattr(start, item.name) for item in fields(start)}
         return SampledState(
-            **known, iterate=start.x, mixture=start.weights, kept=federation.memory().replaced(start.at),
-            counted=start.weights, sizes=start.at.norms() / float(start.metric.min()),
+            **known,
+            iterate=start.x,
+            mixture=start.weights,
+            kept=federation.memory().replaced(start.at),
+            counted=start.weights,
+            sizes=start.at.norms() / float(start.metric.min()),
             missed=np.zeros(len(start.weights)),
-        )  # fmt: skip
+        )
 
     def _check(self, everyone: int) -> None:
-        if self.clients_per_round is not None and not everyone / 2 <= self.clients_per_round <= everyone:
+        if (
+            self.clients_per_round is not None
+            and not everyone / 2 <= self.clients_per_round <= everyone
+        ):
             raise InputError(
+                "clients-per-round",
                 f"{type(self).__name__} needs clients_per_round between {-(-everyone // 2)} and {everyone}, got "
-                f"{self.clients_per_round}: old answers of more than half of the clients are no basis for long steps."
+                f"{self.clients_per_round}: old answers of more than half of the clients are no basis for long steps.",
             )
 
     def resume(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
@@ -198,45 +210,66 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     def round(self, federation: Federation, state: SampledState) -> SampledState:  # type: ignore[override]
         """Ask the clients of the round at the iterate, and make one trial point."""
         here, at = self._arrive(federation, state)
-        tol, around = self._accuracy(here), self._look(federation, replace(here, weights=here.mixture))
+        tol = self._accuracy(here)
+        around = self._look(federation, replace(here, weights=here.mixture))
         around = self._steady(around, state, here, tol)
         damping = max(here.damping, GROWTH * here.noisy)
         step = around.model.solve(damping, tol)
         y = here.iterate + around.V @ torch.from_numpy(step.z).to(around.V)
-        answers = self._answers(federation, here, y, at.mask, coefficients_sent=len(step.z) + len(step.weights))
+        answers = self._answers(
+            federation, here, y, at.mask, coefficients_sent=len(step.z) + len(step.weights)
+        )
         there = replace(at, at=answers, last=here.losses)
-        promised, gained = around.merit - step.value, -np.inf
+        promised = around.merit - step.value
+        gained = -np.inf
         if np.all(np.abs(there.losses) < LARGEST / 4):
-            gained = around.merit - around.model.merit(there.losses + at.pull(y - here.iterate, here.mixture), tol)
+            gained = around.merit - around.model.merit(
+                there.losses + at.pull(y - here.iterate, here.mixture), tol
+            )
         least = first_damping(step, promised, here.size)
         if not gained >= 0.1 * promised - 2 * tol:
             return self._proven(replace(here, accepted=False, damping=max(4 * damping, least)), at)
-        return self._taken(here, there, around, step, y, promised, damped(damping, gained, promised, least))
+        return self._taken(
+            here, there, around, step, y, promised, damped(damping, gained, promised, least)
+        )
 
-    def _arrive(self, federation: Federation, state: SampledState) -> tuple[SampledState, PartialAnswers]:
+    def _arrive(
+        self, federation: Federation, state: SampledState
+    ) -> tuple[SampledState, PartialAnswers]:
         """Make step (0), and return the state as the clients of the round know it, before the step."""
         everyone = len(federation.names)
-        mask, due = self._present(state, everyone), self._due(state, everyone)
+        mask = self._present(state, everyone)
+        due = self._due(state, everyone)
         state = replace(state, rounds=state.rounds + 1)
         if due or mask.all():
             state = replace(state, checked=state.promise, round_checked=state.rounds)
-        answers = self._answers(federation, state, state.iterate.clone(), mask)  # sent, whoever has it already
-        federation.traffic.add(down=int(state.missed @ mask) * state.x.numel() * state.x.element_size())
+        answers = self._answers(
+            federation, state, state.iterate.clone(), mask
+        )  # sent, whoever has it already
+        federation.traffic.add(
+            down=int(state.missed @ mask) * state.x.numel() * state.x.element_size()
+        )
         absent = state.direction - state.kept.sum(state.counted * mask)
         absent = absent if not mask.all() else torch.zeros_like(absent)
         at = PartialAnswers(answers, mask, state.losses, absent, state.sizes, CAUTION * state.size)
         c = at.sum(state.mixture)
         return replace(
-            state, at=at, losses=at.losses, direction=c, noisy=state.noisy + self._noise(state, c, mask),
-            kept=state.kept.replaced(answers), counted=np.where(mask, state.mixture, state.counted),
+            state,
+            at=at,
+            losses=at.losses,
+            direction=c,
+            noisy=state.noisy + self._noise(state, c, mask),
+            kept=state.kept.replaced(answers),
+            counted=np.where(mask, state.mixture, state.counted),
             missed=np.where(mask, 0, state.missed),
-        ), at  # fmt: skip
+        ), at
 
     def _noise(self, state: SampledState, c: Tensor, mask: Mask) -> bool:
         """Return whether ν > ½, where there are minibatches at all; only clients that are there bring new noise."""
         if self.batch_size is None or not np.any(state.constants.samples > self.batch_size):
             return False
-        change, size = (c - state.direction).square().sum(), c.square().sum() + state.direction.square().sum()
+        change = (c - state.direction).square().sum()
+        size = c.square().sum() + state.direction.square().sum()
         return float(change) > NOISE * float(mask.mean()) * float(size)
 
     def _due(self, state: SampledState, everyone: int) -> bool:
@@ -245,12 +278,21 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         return self.batch_size is None and long and state.promise <= SOONER * state.checked
 
     def _answers(
-        self, federation: Federation, state: SampledState, x: Tensor, mask: Mask, coefficients_sent: int | None = None
+        self,
+        federation: Federation,
+        state: SampledState,
+        x: Tensor,
+        mask: Mask,
+        coefficients_sent: int | None = None,
     ) -> Gradients:
         """Ask the clients of the round at x; all questions of a round are about the same samples."""
         clients = None if mask.all() else np.flatnonzero(mask)
         return federation.gradients(
-            x, self.batch_size, (state.seed, state.rounds, STEPS), clients, coefficients_sent=coefficients_sent
+            x,
+            self.batch_size,
+            (state.seed, state.rounds, STEPS),
+            clients,
+            coefficients_sent=coefficients_sent,
         )
 
     def _present(self, state: SampledState, everyone: int) -> Mask:
@@ -258,7 +300,9 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         if self.clients_per_round is None or self._due(state, everyone):
             return np.ones(everyone, dtype=bool)
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
-        return np.isin(np.arange(everyone), random.choice(everyone, self.clients_per_round, replace=False))
+        return np.isin(
+            np.arange(everyone), random.choice(everyone, self.clients_per_round, replace=False)
+        )
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
         """Return `True`: what is not known of absent clients lies outside V."""
@@ -271,7 +315,9 @@ class SampledSubspaceSaddle(SubspaceSaddle):
         updates = federation.proximal_steps(at.at, c, ProximalPlan(state.pull, state.metric))
         return updates.sum(own / float(own.sum()))
 
-    def _steady(self, around: Neighbourhood, before: SampledState, here: SampledState, tol: float) -> Neighbourhood:
+    def _steady(
+        self, around: Neighbourhood, before: SampledState, here: SampledState, tol: float
+    ) -> Neighbourhood:
         """Hold weights against the noise of their losses as well."""
         if not here.noisy:
             return around
@@ -292,20 +338,39 @@ class SampledSubspaceSaddle(SubspaceSaddle):
     ) -> SampledState:
         """Return the state after a step to y, where the clients of the round have answered."""
         moves = step.weights - here.mixture
-        away, moving = around.w * moves, int(np.count_nonzero(np.abs(moves) > MOVES * step.weights.max()))
-        x, weights = y, step.weights
+        away = around.w * moves
+        moving = int(np.count_nonzero(np.abs(moves) > MOVES * step.weights.max()))
+        x = y
+        weights = step.weights
         if here.noisy > 1:  # averages
             share = 2 / (here.noisy + 1)
-            x, weights = here.x + share * (y - here.x), here.weights + share * (weights - here.weights)
+            x = here.x + share * (y - here.x)
+            weights = here.weights + share * (weights - here.weights)
         columns = self._kept(here, y - here.iterate, around.fresh)
         state = replace(
-            here, iterate=y, mixture=step.weights, x=x, weights=weights, losses=there.losses, at=there,
-            sizes=there.own_sizes(around, here.mixture), direction=there.sum(step.weights),
-            kept=here.kept.replaced(there.at), counted=np.where(there.mask, step.weights, here.counted),
-            pull=around.pull, scale=around.scale, columns=columns, energy=float(away @ away) / around.scale,
-            missed=np.where(there.mask, 0, np.minimum(here.missed + 1 + len(around.fresh), len(columns))),
-            moving=max(here.moving, moving), promise=max(promised, 0.0), damping=damping, accepted=True,
-        )  # fmt: skip
+            here,
+            iterate=y,
+            mixture=step.weights,
+            x=x,
+            weights=weights,
+            losses=there.losses,
+            at=there,
+            sizes=there.own_sizes(around, here.mixture),
+            direction=there.sum(step.weights),
+            kept=here.kept.replaced(there.at),
+            counted=np.where(there.mask, step.weights, here.counted),
+            pull=around.pull,
+            scale=around.scale,
+            columns=columns,
+            energy=float(away @ away) / around.scale,
+            missed=np.where(
+                there.mask, 0, np.minimum(here.missed + 1 + len(around.fresh), len(columns))
+            ),
+            moving=max(here.moving, moving),
+            promise=max(promised, 0.0),
+            damping=damping,
+            accepted=True,
+        )
         return self._proven(state, there)
 
     def _proven(self, state: SampledState, at: PartialAnswers) -> SampledState:

@@ -30,7 +30,9 @@ from scaffpd.cli.typer_ext import DONE, FAILED, INTERRUPTED, SETTINGS, WRONG, Gr
 from scaffpd.errors import InputError
 from scaffpd.system import FULL
 
-START, COMPARE, ORGANISATIONS = "Start here", "Compare", "Across organisations"
+START = "Start here"
+COMPARE = "Compare"
+ORGANISATIONS = "Across organisations"
 EXIT_CODES = {
     DONE: "done",
     FAILED: "something failed that is not your mistake (a deployed run, doctor's self-check, a full disk, a bug)",
@@ -62,8 +64,9 @@ add(app, bundle, panel=ORGANISATIONS)
 def _reproduce() -> None:
     """Say where the paper's experiments are."""
     raise InputError(
+        "scaffpd-reproduce-now",
         "scaffpd reproduce is now python -m experiments.reproduce, with the same options, in a checkout of the "
-        "repository: the paper's experiments are no longer part of the package."
+        "repository: the paper's experiments are no longer part of the package.",
     )
 
 
@@ -77,7 +80,10 @@ def _version(wanted: bool) -> None:
 def _top(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Train one model that serves every site: certified, tuning-free and fair.
@@ -93,7 +99,9 @@ def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "scaf
     """Carry out a command line and return its exit code; what the user got wrong is said in one sentence."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without λ shows "?", and nobody a traceback
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal without λ shows "?", and nobody a traceback
     try:
         code = commands(list(arguments), prog_name=name, standalone_mode=False)
     except InputError as error:

@@ -12,13 +12,23 @@ import typer
 
 from scaffpd.cli import typer_ext
 from scaffpd.cli.train import DataOptions, known_name, refuse_columns, requested, with_test
-from scaffpd.cli.typer_ext import AsJson, Quiet, argument, checked, listed, option, prepare, print_json, takes
+from scaffpd.cli.typer_ext import (
+    AsJson,
+    Quiet,
+    argument,
+    checked,
+    listed,
+    option,
+    prepare,
+    print_json,
+    takes,
+)
 from scaffpd.errors import InputError, positive
 
 if TYPE_CHECKING:
-    from scaffpd.comparison import Comparison
-    from scaffpd.comparison.problem import Problem
-    from scaffpd.training import Algorithm
+    from scaffpd.study.comparison import Comparison
+    from scaffpd.study.comparison.problem import Problem
+    from scaffpd.training.loop import Algorithm
 
 OURS = ("Scaff-PD", "Subspace saddle")
 WIDEST = 120  # columns: beyond, lines are hard to follow
@@ -27,32 +37,55 @@ WIDEST = 120  # columns: beyond, lines are hard to follow
 @takes(..., DataOptions)
 def compare(
     problem: Annotated[
-        str, argument("digits, hospitals, breast-cancer, synthetic, a table or a CONFIG.toml.", typer_ext.PROBLEMS)
+        str,
+        argument(
+            "digits, hospitals, breast-cancer, synthetic, a table or a CONFIG.toml.",
+            typer_ext.PROBLEMS,
+        ),
     ] = "digits",
     *,
     methods: Annotated[
-        str, option("All, or names such as FedAvg,AFL,module:Class.", ("all", *typer_ext.ALGORITHMS), several=True)
+        str,
+        option(
+            "All, or names such as FedAvg,AFL,module:Class.",
+            ("all", *typer_ext.ALGORITHMS),
+            several=True,
+        ),
     ] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of every run.")] = 100,
-    local_steps: Annotated[int, typer.Option(min=1, help="Local steps a round, of methods that have them.")] = 10,
+    local_steps: Annotated[
+        int, typer.Option(min=1, help="Local steps a round, of methods that have them.")
+    ] = 10,
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Samples per local gradient.", show_default="all")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many partitions to average over.")] = 1,
     tune: Annotated[
-        int, typer.Option(min=1, help="Configurations that every method may try; 1: the automatic one.")
+        int,
+        typer.Option(min=1, help="Configurations that every method may try; 1: the automatic one."),
     ] = 5,
-    rho: Annotated[float, typer.Option(help="ρ > 0 of the χ² penalty: the smaller, the fairer.")] = 0.1,
+    rho: Annotated[
+        float, typer.Option(help="ρ > 0 of the χ² penalty: the smaller, the fairer.")
+    ] = 0.1,
     clients: Annotated[
-        int | None, typer.Option(min=1, help="How many clients.", show_default="20; 10 for breast-cancer")
+        int | None,
+        typer.Option(min=1, help="How many clients.", show_default="20; 10 for breast-cancer"),
     ] = None,
     alpha: Annotated[
         float | None,
-        typer.Option(help="The smaller, the more labels differ.", show_default="0.05; 0.5 for breast-cancer"),
+        typer.Option(
+            help="The smaller, the more labels differ.", show_default="0.05; 0.5 for breast-cancer"
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for all runs; there, the same command goes on.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")] = None,
-    l2: Annotated[float | None, typer.Option("--l2", help="The regulariser of a table's model.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for all runs; there, the same command goes on.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")
+    ] = None,
+    l2: Annotated[
+        float | None, typer.Option("--l2", help="The regulariser of a table's model.")
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     **given: Any,
@@ -73,18 +106,28 @@ def compare(
     positive("compare", "--rho", rho)
     if alpha is not None:
         positive("compare", "--alpha", alpha)
-    from scaffpd.comparison import compare as compete  # seconds, so not for --help
+    from scaffpd.study.comparison import compare as compete  # seconds, so not for --help
 
     chosen = _problem(problem, clients, alpha, seeds, given | {"l2": l2})
     contestants = _methods(methods, rho, local_steps, batch_size)
     try:
         comparison = compete(
-            contestants, chosen, seeds=range(seeds), rounds=rounds, tune=tune, out=out, processes=processes,
-            progress=False if quiet else None, strengths=True,
-        )  # fmt: skip
+            contestants,
+            chosen,
+            seeds=range(seeds),
+            rounds=rounds,
+            tune=tune,
+            out=out,
+            processes=processes,
+            progress=False if quiet else None,
+            strengths=True,
+        )
     except KeyboardInterrupt:
         if out is not None and not quiet:
-            typer.echo(f"Interrupted; what is done is in {out}, and the same command goes on there.", err=True)
+            typer.echo(
+                f"Interrupted; what is done is in {out}, and the same command goes on there.",
+                err=True,
+            )
         raise
     if out is not None:
         words = [
@@ -93,52 +136,75 @@ def compare(
             if value is not None
             for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
         ]
-        (out / "command.txt").write_text(shlex.join(["scaffpd", "compare", problem, *words]) + "\n", encoding="utf-8")
+        (out / "command.txt").write_text(
+            shlex.join(["scaffpd", "compare", problem, *words]) + "\n", encoding="utf-8"
+        )
     mine = OURS if len(contestants) > 1 else ()
     verdicts = [comparison.verdict(name) for name in mine if name in contestants]
     if as_json:
-        about = {"problem": chosen.name, "ranked_by": comparison.criterion, "verdicts": verdicts, "folder": out}
+        about = {
+            "problem": chosen.name,
+            "ranked_by": comparison.criterion,
+            "verdicts": verdicts,
+            "folder": out,
+        }
         print_json(about | {"methods": [asdict(line) for line in comparison.table]})
     elif not quiet:
         _show(comparison, verdicts, out)
 
 
-def _problem(what: str, clients: int | None, alpha: float | None, seeds: int, options: dict[str, Any]) -> Problem:
+def _problem(
+    what: str, clients: int | None, alpha: float | None, seeds: int, options: dict[str, Any]
+) -> Problem:
     """Return the problem of that name, or that of a table."""
-    name, options = known_name(what), {key: value for key, value in options.items() if value is not None}
+    name = known_name(what)
+    options = {key: value for key, value in options.items() if value is not None}
     if name in typer_ext.PROBLEMS:
-        from scaffpd.comparison.problem import TEST_FRACTION, problem
+        from scaffpd.study.comparison.problem import TEST_FRACTION, problem
 
         refuse_columns(what, options)
         if "l2" in options:
-            raise InputError(f"{name!r} brings its own model: leave --l2 out.")
+            raise InputError("brings-own-model", f"{name!r} brings its own model: leave --l2 out.")
         return problem(name, clients, alpha, with_test(options).get("test", TEST_FRACTION))
     for key, value in (("clients", clients), ("alpha", alpha)):
         if value is not None:
-            raise InputError(f"--{key} cuts a data set that is known by name; a table has its own clients.")
-    from scaffpd.runs.train import problem_of
+            raise InputError(
+                "cuts-data-set",
+                f"--{key} cuts a data set that is known by name; a table has its own clients.",
+            )
+    from scaffpd.run.train import problem_of
 
     return problem_of(requested(what, options, "compare"), range(seeds))
 
 
-def _methods(names: str, rho: float, local_steps: int, batch_size: int | None) -> dict[str, Algorithm]:
+def _methods(
+    names: str, rho: float, local_steps: int, batch_size: int | None
+) -> dict[str, Algorithm]:
     from scaffpd.algorithms import ALGORITHMS
-    from scaffpd.comparison.setting import choose_methods, zoo
-    from scaffpd.config.reading import algorithm_kind
     from scaffpd.objectives import ChiSquare
+    from scaffpd.run.settings.reading import algorithm_kind
+    from scaffpd.study.comparison.setting import choose_methods, zoo
 
     settings = (ChiSquare(rho), local_steps, batch_size)
     methods = zoo(*settings)
     own: dict[str, Algorithm] = {}
     wanted = listed(names)
     if not wanted:
-        raise InputError("compare needs --methods such as FedAvg,Scaff-PD, or all.")
-    apart = [name for name in wanted if ":" in name or (name in ALGORITHMS and not ALGORITHMS[name].published)]
+        raise InputError(
+            "compare-methods-such", "compare needs --methods such as FedAvg,Scaff-PD, or all."
+        )
+    apart = [
+        name
+        for name in wanted
+        if ":" in name or (name in ALGORITHMS and not ALGORITHMS[name].published)
+    ]
     for name in apart:
         found = algorithm_kind(name, Path.cwd())
         own |= found.usual(*settings) if isinstance(found, type) else {name: found}
     ours = [name for name in wanted if name not in apart]
-    return (methods if [name.lower() for name in ours] == ["all"] else choose_methods(methods, ours)) | own
+    return (
+        methods if [name.lower() for name in ours] == ["all"] else choose_methods(methods, ours)
+    ) | own
 
 
 def _show(comparison: Comparison, verdicts: list[str], out: Path | None) -> None:
@@ -151,33 +217,51 @@ def _show(comparison: Comparison, verdicts: list[str], out: Path | None) -> None
     for sentence in verdicts:
         console.print(f"\n{sentence}", markup=False, width=width)
     if out is not None:
-        console.print(f"\nWritten to {out}; to look at: scaffpd report {out}", markup=False, soft_wrap=True)
+        console.print(
+            f"\nWritten to {out}; to look at: scaffpd report {out}", markup=False, soft_wrap=True
+        )
 
 
 def features(
     dataset: Annotated[str, argument("cifar10, cifar100 or tiny-imagenet.", typer_ext.IMAGES)],
     data: Annotated[
-        Path | None, typer.Option(help="Folder of data sets and weights.", show_default="SCAFFPD_DATA")
+        Path | None,
+        typer.Option(help="Folder of data sets and weights.", show_default="SCAFFPD_DATA"),
     ] = None,
     backbone: Annotated[
         str, option("efficientnet-lite0 or resnet18-layer3.", typer_ext.BACKBONES)
     ] = "efficientnet-lite0",
-    kind: Annotated[str, option("entk: gradients; penultimate: last features.", typer_ext.KINDS)] = "entk",
-    coordinates: Annotated[int, typer.Option(min=1, help="Coordinates of the gradient that are kept.")] = 50_000,
-    size: Annotated[int, typer.Option(min=8, help="Pixels a side to which images are resized.")] = 224,
+    kind: Annotated[
+        str, option("entk: gradients; penultimate: last features.", typer_ext.KINDS)
+    ] = "entk",
+    coordinates: Annotated[
+        int, typer.Option(min=1, help="Coordinates of the gradient that are kept.")
+    ] = 50_000,
+    size: Annotated[
+        int, typer.Option(min=8, help="Pixels a side to which images are resized.")
+    ] = 224,
     device: Annotated[str, option("auto, cpu or cuda.", typer_ext.DEVICES)] = "auto",
-    dtype: Annotated[str, option("Format of storage: float16 or float32.", typer_ext.DTYPES)] = "float16",
+    dtype: Annotated[
+        str, option("Format of storage: float16 or float32.", typer_ext.DTYPES)
+    ] = "float16",
     precision: Annotated[
         str | None,
         option("float32, tf32 or bfloat16.", typer_ext.PRECISIONS, "tf32 on a GPU, else float32"),
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="For a chunk: 4GB.", show_default="a share of the free")] = None,
-    cache: Annotated[Path, typer.Option("--cache", "--out", help="Folder for tables.")] = Path("features"),
+    memory: Annotated[
+        str | None, typer.Option(help="For a chunk: 4GB.", show_default="a share of the free")
+    ] = None,
+    cache: Annotated[Path, typer.Option("--cache", "--out", help="Folder for tables.")] = Path(
+        "features"
+    ),
     images_per_class: Annotated[
-        int | None, typer.Option(min=1, help="Of training and test images each.", show_default="all")
+        int | None,
+        typer.Option(min=1, help="Of training and test images each.", show_default="all"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random head and the coordinates.")] = 0,
-    verify: Annotated[bool, typer.Option("--verify", help="Check the checksums of a table once more.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check the checksums of a table once more.")
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -189,10 +273,12 @@ def features(
         scaffpd features cifar10 --data ~/data --images-per-class 5 --size 64
     """
     for what, given, names in (
-        ("dataset", dataset, typer_ext.IMAGES), ("backbone", backbone, typer_ext.BACKBONES),
-        ("kind", kind, typer_ext.KINDS), ("dtype", dtype, typer_ext.DTYPES),
+        ("dataset", dataset, typer_ext.IMAGES),
+        ("backbone", backbone, typer_ext.BACKBONES),
+        ("kind", kind, typer_ext.KINDS),
+        ("dtype", dtype, typer_ext.DTYPES),
         ("precision", precision or "float32", typer_ext.PRECISIONS),
-    ):  # fmt: skip
+    ):
         checked(what, given, names)
     from scaffpd import data as sources  # seconds, so not for --help
     from scaffpd.features import backbone as known
@@ -202,7 +288,9 @@ def features(
 
     parse_memory(memory)
     where = place(device)
-    exact = precision or ("tf32" if where.type == "cuda" else "float32")  # as `python -m experiments.reproduce` has it
+    exact = precision or (
+        "tf32" if where.type == "cuda" else "float32"
+    )  # as `python -m experiments.reproduce` has it
     network = known(backbone, data, size)
     images = getattr(sources, typer_ext.IMAGES[dataset])(data)
     if images_per_class is not None:
@@ -211,13 +299,26 @@ def features(
     if not (quiet or as_json):
         counts = f"{len(images.train.x)} training and {len(images.test.x)} test images"
         shape = " × ".join(map(str, images.train.x.shape[1:3]))
-        typer.echo(f"{images.name}: {counts} of {shape} pixels; {network.name} at {network.size} × {network.size}.")
-    started, there = time.perf_counter(), {path.name for path in cache.glob("*") if (path / "meta.json").exists()}
+        typer.echo(
+            f"{images.name}: {counts} of {shape} pixels; {network.name} at {network.size} × {network.size}."
+        )
+    started = time.perf_counter()
+    there = {path.name for path in cache.glob("*") if (path / "meta.json").exists()}
     try:
         table = extract(
-            images, network, kind, coordinates, seed, memory=memory, device=where, dtype=dtype, precision=exact,
-            cache=cache, progress=False if quiet else None, verify=verify or None,
-        )  # fmt: skip
+            images,
+            network,
+            kind,
+            coordinates,
+            seed,
+            memory=memory,
+            device=where,
+            dtype=dtype,
+            precision=exact,
+            cache=cache,
+            progress=False if quiet else None,
+            verify=verify or None,
+        )
     except KeyboardInterrupt:
         typer.echo("Interrupted: the same command goes on from here.", err=True)
         raise
@@ -235,10 +336,16 @@ def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted:
     rate = meta["samples_per_second"]
     pace = "" if rate is None else f" at {rate:.3g} images/s on {meta['device']}"
     cached = folder.name in there
-    how = f"found in the cache, computed earlier{pace}" if cached else f"computed{pace} in {seconds:.1f} s"
+    how = (
+        f"found in the cache, computed earlier{pace}"
+        if cached
+        else f"computed{pace} in {seconds:.1f} s"
+    )
     if meta["kind"] == "entk" and columns < wanted:
         typer.echo(f"The network has {columns:,} coordinates; all are taken.")
-    typer.echo(f"{rows} × {columns} in {meta['dtype']} ({format_bytes(table.values.nbytes)}), {how}.")
+    typer.echo(
+        f"{rows} × {columns} in {meta['dtype']} ({format_bytes(table.values.nbytes)}), {how}."
+    )
     typer.echo(str(folder))
 
 
@@ -249,5 +356,8 @@ def _meta(folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise InputError(f"The table in {str(folder)!r} disappeared while it was read.") from None
+        raise InputError(
+            "table-disappeared-while",
+            f"The table in {str(folder)!r} disappeared while it was read.",
+        ) from None
     return found

@@ -22,7 +22,7 @@ from scaffpd.errors import InputError, several, unknown
 
 if TYPE_CHECKING:
     from scaffpd.data.images import Published
-    from scaffpd.tabular.columns import DataColumn
+    from scaffpd.data.tabular.columns import DataColumn
 
 UNNAMED = "No data folder is named: give one by --data FOLDER or by the environment variable SCAFFPD_DATA."
 WEIGHTS = {  # file in weights/, and what it is
@@ -32,7 +32,9 @@ WEIGHTS = {  # file in weights/, and what it is
 UCI = "CC BY 4.0, doi 10.24432/C5XW20"
 KRIZHEVSKY = "cite Krizhevsky (2009)"
 IMAGENET = "non-commercial research; cite Le and Yang (2015)"
-ADULT = "'adult' with adult.data.csv.gz and adult.test.csv.gz, UCI's files with a header row, gzipped"
+ADULT = (
+    "'adult' with adult.data.csv.gz and adult.test.csv.gz, UCI's files with a header row, gzipped"
+)
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,75 @@ class DatasetEntry:
     note: str = ""  # what is wrong with it, how to provide it, or what else there is to say
 
 
-INSIDE, CC, SKEW = "embedded", "CC BY 4.0, doi 10.24432/", "by label skew"
+INSIDE = "embedded"
+CC = "CC BY 4.0, doi 10.24432/"
+SKEW = "by label skew"
 EMBEDDED = (
-    DatasetEntry("heart_disease", INSIDE, "heart disease at four hospitals (UCI)", f"{CC}C52P4X", 920, None, 28, 4, 2),
-    DatasetEntry("beijing_air", INSIDE, "fine dust at twelve stations (UCI)", f"{CC}C5RK5G", 17467, None, 15, 12),
-    DatasetEntry("digits", INSIDE, "handwritten digits (scikit-learn)", f"{CC}C50P49", 1797, None, 64, SKEW, 10),
-    DatasetEntry("breast_cancer", INSIDE, "Wisconsin biopsies (scikit-learn)", f"{CC}C5DW2B", 569, None, 30, SKEW, 2),
     DatasetEntry(
-        "diabetes", INSIDE, "progression of diabetes (scikit-learn)", "cite Efron et al. (2004)", 442, None, 9,
-        "5 by age, 2 by sex", 2,
+        "heart_disease",
+        INSIDE,
+        "heart disease at four hospitals (UCI)",
+        f"{CC}C52P4X",
+        920,
+        None,
+        28,
+        4,
+        2,
     ),
-    DatasetEntry("synthetic", INSIDE, "the paper's regression problem, drawn", "ours", 500, None, 10, "5, or any"),
-)  # fmt: skip
+    DatasetEntry(
+        "beijing_air",
+        INSIDE,
+        "fine dust at twelve stations (UCI)",
+        f"{CC}C5RK5G",
+        17467,
+        None,
+        15,
+        12,
+    ),
+    DatasetEntry(
+        "digits",
+        INSIDE,
+        "handwritten digits (scikit-learn)",
+        f"{CC}C50P49",
+        1797,
+        None,
+        64,
+        SKEW,
+        10,
+    ),
+    DatasetEntry(
+        "breast_cancer",
+        INSIDE,
+        "Wisconsin biopsies (scikit-learn)",
+        f"{CC}C5DW2B",
+        569,
+        None,
+        30,
+        SKEW,
+        2,
+    ),
+    DatasetEntry(
+        "diabetes",
+        INSIDE,
+        "progression of diabetes (scikit-learn)",
+        "cite Efron et al. (2004)",
+        442,
+        None,
+        9,
+        "5 by age, 2 by sex",
+        2,
+    ),
+    DatasetEntry(
+        "synthetic",
+        INSIDE,
+        "the paper's regression problem, drawn",
+        "ours",
+        500,
+        None,
+        10,
+        "5, or any",
+    ),
+)
 
 
 def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
@@ -77,8 +136,10 @@ def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
     adult = DatasetEntry("adult", "missing", "income of 48,842 people (UCI)", UCI, note=ADULT)
     entries = [_looked(root, _adult, adult)]
     for name, which, terms in (
-        ("cifar10", CIFAR10, KRIZHEVSKY), ("cifar100", CIFAR100, KRIZHEVSKY), ("tiny_imagenet", TINY, IMAGENET),
-    ):  # fmt: skip
+        ("cifar10", CIFAR10, KRIZHEVSKY),
+        ("cifar100", CIFAR100, KRIZHEVSKY),
+        ("tiny_imagenet", TINY, IMAGENET),
+    ):
         about = f"{which.name}, {which.classes} classes of images"
         blank = DatasetEntry(name, "missing", about, terms, note=which.accepted)
         entries.append(_looked(root, partial(_images, which), blank))
@@ -89,7 +150,9 @@ def provided(folder: str | os.PathLike[str] | None) -> list[DatasetEntry]:
     return entries
 
 
-def _looked(root: Path | None, look: Callable[[Path, DatasetEntry], DatasetEntry], blank: DatasetEntry) -> DatasetEntry:
+def _looked(
+    root: Path | None, look: Callable[[Path, DatasetEntry], DatasetEntry], blank: DatasetEntry
+) -> DatasetEntry:
     """Return what is there, or what is wrong with it."""
     if root is None:
         return blank
@@ -109,11 +172,20 @@ def _adult(root: Path, blank: DatasetEntry) -> DatasetEntry:
     place = data_folder(root, "adult")
     train, test = (read_adult(place / f"adult.{part}.csv.gz") for part in ("data", "test"))
     names = clients([row["occupation"] for row in train])
-    columns = len(NUMBERS) + sum(len({row[name] for row in train}) for name in CATEGORIES if name != "occupation")
+    columns = len(NUMBERS) + sum(
+        len({row[name] for row in train}) for name in CATEGORIES if name != "occupation"
+    )
     return replace(
-        blank, state="found", rows=len(train), test_rows=len(test), columns=columns,
-        clients=f"{len(names)} by occupation", classes=2, where=str(place), note="",
-    )  # fmt: skip
+        blank,
+        state="found",
+        rows=len(train),
+        test_rows=len(test),
+        columns=columns,
+        clients=f"{len(names)} by occupation",
+        classes=2,
+        where=str(place),
+        note="",
+    )
 
 
 def _images(which: Published, root: Path, blank: DatasetEntry) -> DatasetEntry:
@@ -122,9 +194,16 @@ def _images(which: Published, root: Path, blank: DatasetEntry) -> DatasetEntry:
     train, test, place = inspect_images(which, root)
     share = "" if train == which.train * which.classes else "a subset"
     return replace(
-        blank, state="found", rows=train, test_rows=test, columns=3 * which.side**2, clients=SKEW,
-        classes=which.classes, where=str(place), note=share,
-    )  # fmt: skip
+        blank,
+        state="found",
+        rows=train,
+        test_rows=test,
+        columns=3 * which.side**2,
+        clients=SKEW,
+        classes=which.classes,
+        where=str(place),
+        note=share,
+    )
 
 
 def _weights(root: Path, blank: DatasetEntry) -> DatasetEntry:
@@ -139,14 +218,24 @@ def _weights(root: Path, blank: DatasetEntry) -> DatasetEntry:
         try:
             with np.load(file, allow_pickle=False) as arrays:
                 size = sum(arrays[name].size for name in arrays.files)
-        except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, TypeError):  # a single array is no archive
-            raise InputError(f"{str(file)!r} is not a complete file of weights; copy it once more.") from None
+        except (
+            zipfile.BadZipFile,
+            zlib.error,
+            ValueError,
+            EOFError,
+            TypeError,
+        ):  # a single array is no archive
+            raise InputError(
+                "complete-file-weights",
+                f"{str(file)!r} is not a complete file of weights; copy it once more.",
+            ) from None
     return replace(blank, state="found", where=str(file), note=f"{size / 1e6:.3g} million numbers")
 
 
 def data(
     folder: Annotated[
-        Path | None, typer.Option("--data", help="Folder to look into.", show_default="SCAFFPD_DATA")
+        Path | None,
+        typer.Option("--data", help="Folder to look into.", show_default="SCAFFPD_DATA"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -160,7 +249,12 @@ def data(
     """
     outside = provided(folder)
     if as_json:
-        print_json({"embedded": [asdict(entry) for entry in EMBEDDED], "folder": [asdict(entry) for entry in outside]})
+        print_json(
+            {
+                "embedded": [asdict(entry) for entry in EMBEDDED],
+                "folder": [asdict(entry) for entry in outside],
+            }
+        )
         return
     _show(outside, folder or os.environ.get("SCAFFPD_DATA") or None)
 
@@ -171,13 +265,18 @@ def _show(outside: Sequence[DatasetEntry], root: object) -> None:
     console.print(_table(EMBEDDED))
     console.print()
     bullets(console, _lines(EMBEDDED))
-    found, broken, missing = ([e for e in outside if e.state == state] for state in ("found", "broken", "missing"))
+    found, broken, missing = (
+        [e for e in outside if e.state == state] for state in ("found", "broken", "missing")
+    )
     if found:
         console.print(f"\nFound in {root}", style="bold", markup=False, soft_wrap=True)
         console.print(_table([entry for entry in found if entry.rows is not None]))
         console.print()
         bullets(console, _lines(found))
-    for title, entries in (("[red]Broken[/]", broken), ("Missing" if root else "Not embedded", missing)):
+    for title, entries in (
+        ("[red]Broken[/]", broken),
+        ("Missing" if root else "Not embedded", missing),
+    ):
         if entries:
             console.print(f"\n{title}", style="bold")
             bullets(console, _lines(entries))
@@ -187,11 +286,22 @@ def _show(outside: Sequence[DatasetEntry], root: object) -> None:
 
 def _table(entries: Sequence[DatasetEntry]) -> Table:
     tested = any(entry.test_rows is not None for entry in entries)
-    table = plain_table("name", "rows", *(["to test"] if tested else []), "columns", "clients", "classes", gap=1)
+    table = plain_table(
+        "name", "rows", *(["to test"] if tested else []), "columns", "clients", "classes", gap=1
+    )
     table.columns[0].no_wrap = True
     for entry in entries:
-        numbers = (entry.rows, *([entry.test_rows] if tested else []), entry.columns, entry.clients, entry.classes)
-        table.add_row(entry.name, *(f"{number:,}" if isinstance(number, int) else number or "" for number in numbers))
+        numbers = (
+            entry.rows,
+            *([entry.test_rows] if tested else []),
+            entry.columns,
+            entry.clients,
+            entry.classes,
+        )
+        table.add_row(
+            entry.name,
+            *(f"{number:,}" if isinstance(number, int) else number or "" for number in numbers),
+        )
     return table
 
 
@@ -208,25 +318,33 @@ def _words(entry: DatasetEntry) -> str:
 
 
 GUESS = " (a guess: check it)"
-FEW, LEAST = 200, 10  # a column of names with at most so many, at least so many rows each, may name clients
+# a column of names with at most so many, at least so many rows each, may name clients
+FEW = 200
+LEAST = 10
 
 
 def init(
-    table: Annotated[Path, typer.Argument(help="A table in any format, or a folder of them.", show_default=False)],
-    client: Annotated[str | None, typer.Option(help="Column with every row's client.", show_default="a guess")] = None,
-    target: Annotated[str | None, typer.Option(help="Column to be predicted.", show_default="a guess")] = None,
-    out: Annotated[Path, typer.Option(help="The file to write; one that is there is left alone.")] = Path(
-        "config.toml"
-    ),
+    table: Annotated[
+        Path, typer.Argument(help="A table in any format, or a folder of them.", show_default=False)
+    ],
+    client: Annotated[
+        str | None, typer.Option(help="Column with every row's client.", show_default="a guess")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Column to be predicted.", show_default="a guess")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="The file to write; one that is there is left alone.")
+    ] = Path("config.toml"),
 ) -> None:
     """Write a commented settings file for a table, with what its columns hold.
 
     Examples:
         scaffpd init patients.csv --client hospital --target ill
     """
-    from scaffpd.tabular.clients import useless
-    from scaffpd.tabular.formats import open_table
-    from scaffpd.tabular.read import read_columns
+    from scaffpd.data.tabular.clients import useless
+    from scaffpd.data.tabular.formats import open_table
+    from scaffpd.data.tabular.read import read_columns
 
     check_new(out)
     opened = open_table(table)
@@ -234,31 +352,44 @@ def init(
     guesses = _guessed(columns, client, target)
     used = [_quoted(one.name) for one in columns if one.name not in guesses and not useless(one)]
     write_template(
-        "config.toml", out, "Look at it, then run: scaffpd train", file=out, table=table.name,
-        rows=several(len(columns[0].values), "row"), columns="\n".join(f"#   {_holds(one)}" for one in columns),
-        name=_quoted(os.path.relpath(table, out.parent)), client=_quoted(guesses[0]), target=_quoted(guesses[1]),
-        guess_client="" if client else GUESS, guess_target="" if target else GUESS,
+        "config.toml",
+        out,
+        "Look at it, then run: scaffpd train",
+        file=out,
+        table=table.name,
+        rows=several(len(columns[0].values), "row"),
+        columns="\n".join(f"#   {_holds(one)}" for one in columns),
+        name=_quoted(os.path.relpath(table, out.parent)),
+        client=_quoted(guesses[0]),
+        target=_quoted(guesses[1]),
+        guess_client="" if client else GUESS,
+        guess_target="" if target else GUESS,
         some=", ".join(used),
-    )  # fmt: skip
+    )
 
 
-def _guessed(columns: Sequence[DataColumn], client: str | None, target: str | None) -> tuple[str, str]:
+def _guessed(
+    columns: Sequence[DataColumn], client: str | None, target: str | None
+) -> tuple[str, str]:
     """Return the columns that were named, else the first that could name clients, and the last other one."""
     names = [column.name for column in columns]
     for given in (client, target):
         if given is not None and given not in names:
             raise unknown("column", given, names)
     owners = [
-        c.name for c in columns if c.name != target and 2 <= len(c.categories) <= FEW
+        c.name
+        for c in columns
+        if c.name != target
+        and 2 <= len(c.categories) <= FEW
         and len(c.values) >= LEAST * len(c.categories)
-    ]  # fmt: skip
+    ]
     owner = client or next(iter(owners), names[0])
     return owner, target or next((name for name in reversed(names) if name != owner), names[-1])
 
 
 def _holds(column: DataColumn) -> str:
     """Describe a column in a line."""
-    from scaffpd.tabular.columns import CATEGORY, NUMBER
+    from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 
     gaps = int(column.missing.sum())
     missing = f", {gaps} missing" if gaps else ""
@@ -268,8 +399,12 @@ def _holds(column: DataColumn) -> str:
     if column.kind == NUMBER:
         there = column.values[~column.missing]
         missing += f"; it {column.note}" if column.note else ""
-        return f"{column.name}: numbers from {there.min():g} to {there.max():g}{missing}".replace("\n", " ")
-    return f"{column.name}: {'dates' if column.kind == 'date' else 'no values'}{missing}".replace("\n", " ")
+        return f"{column.name}: numbers from {there.min():g} to {there.max():g}{missing}".replace(
+            "\n", " "
+        )
+    return f"{column.name}: {'dates' if column.kind == 'date' else 'no values'}{missing}".replace(
+        "\n", " "
+    )
 
 
 def _quoted(text: str) -> str:

@@ -22,7 +22,9 @@ AIR = (
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for report, picture and tables.")] = Path("scaffpd-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for report, picture and tables.")] = Path(
+        "scaffpd-demo"
+    ),
     seed: Annotated[int, typer.Option(min=0, help="Chooses new stations and days.")] = 0,
     splits: Annotated[int, typer.Option(min=2, help="How many draws to average over.")] = 8,
     quiet: Quiet = False,
@@ -36,24 +38,29 @@ def demo(
     """
     if rho is not None:
         moved = f"scaffpd train hospitals --objective ChiSquare --strength {rho:g} --l2 0.03 --splits 20"
-        raise InputError(f"scaffpd demo --rho is now {moved}.")
+        raise InputError("scaffpd-demo-rho", f"scaffpd demo --rho is now {moved}.")
     prepare(out)
     console = Console(quiet=quiet, highlight=False)
     section(console, None, AIR.format(splits=splits))
     from rich import progress
 
-    from scaffpd import demo as studies  # seconds, so not before words
     from scaffpd.cli.results import show
-    from scaffpd.report import available, write, write_picture
+    from scaffpd.run import demo as studies  # seconds, so not before words
+    from scaffpd.run.page import available, write, write_picture
 
     terminal = Console(stderr=True)
-    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn())
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+    )
     silent = quiet or not terminal.is_terminal
     with progress.Progress(*columns, console=terminal, transient=True, disable=silent) as bar:
         task = bar.add_task("training", total=splits)
         study = studies.stations(seed, splits, lambda done: bar.update(task, completed=done))
     command = f"scaffpd demo --seed {seed} --splits {splits} --out {shlex.quote(out.as_posix())}"
-    written, sorry = studies.write_stations(study, out, command), available()
+    written = studies.write_stations(study, out, command)
+    sorry = available()
     pages = [write(out), write_picture(out, "joining", out / "demo.png")] if sorry is None else []
     if not quiet:
         show(out)

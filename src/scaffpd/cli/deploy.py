@@ -16,15 +16,20 @@ from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.cli.screens import RoundsScreen
-    from scaffpd.config.federation import FederationFile, Server
     from scaffpd.deploy.deployed_run import DeployedRun, Outcome
+    from scaffpd.run.settings.federation import FederationFile, Server
 
 EngineOption = Annotated[str, option("flare (NVIDIA FLARE) or flower.", typer_ext.ENGINES)]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")
+]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")]
 Seconds = Annotated[float, typer.Option(help="Give up after so many seconds.")]
 FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
-Serve = Annotated[int | None, typer.Option(help="Serve /metrics, /healthz and /livez on this port.", min=0, max=65535)]
+Serve = Annotated[
+    int | None,
+    typer.Option(help="Serve /metrics, /healthz and /livez on this port.", min=0, max=65535),
+]
 Host = Annotated[str, typer.Option(help="The address to serve on; other machines reach 0.0.0.0.")]
 REFRESH = 5  # seconds between two looks of a browser at a run
 Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
@@ -32,17 +37,28 @@ Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if nee
 
 def local(
     federation: Annotated[
-        Path | None, typer.Argument(help="A federation.toml; left out, four hospitals are deployed.")
+        Path | None,
+        typer.Argument(help="A federation.toml; left out, four hospitals are deployed."),
     ] = None,
-    silo: Annotated[list[Path] | None, typer.Option(help="A silo.toml of that federation; once for each silo.")] = None,
+    silo: Annotated[
+        list[Path] | None, typer.Option(help="A silo.toml of that federation; once for each silo.")
+    ] = None,
     engine: EngineOption = "flare",
-    silos: Annotated[int, typer.Option(help="How many hospitals (more than four: their wards).")] = 4,
+    silos: Annotated[
+        int, typer.Option(help="How many hospitals (more than four: their wards).")
+    ] = 4,
     out: Annotated[
         Path,
-        typer.Option(help="Folder of the deployment, to resume it by; results go to the federation's own `folder`."),
+        typer.Option(
+            help="Folder of the deployment, to resume it by; results go to the federation's own `folder`."
+        ),
     ] = Path("scaffpd-deployment"),
-    plaintext: Annotated[bool, typer.Option("--plaintext", help="Without TLS (Flower only).")] = False,
-    write: Annotated[bool, typer.Option("--write", help="Write the hospitals' files, and start nothing.")] = False,
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="Without TLS (Flower only).")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Write the hospitals' files, and start nothing.")
+    ] = False,
     keep: Keep = False,
     seconds: Seconds = 3600.0,
     quiet: QuietOption = False,
@@ -55,14 +71,18 @@ def local(
     """
     checked("engine", engine, typer_ext.ENGINES)
     if plaintext and engine != "flower":
-        raise InputError("--plaintext is for Flower only: FLARE always uses TLS.")
+        raise InputError(
+            "plaintext-flower-flare", "--plaintext is for Flower only: FLARE always uses TLS."
+        )
     _positive(seconds)
     from scaffpd.deploy.local import LocalDeployment, engine_module
 
     engine_module(engine, "local")  # before anything is written
     if federation is None:
         if silo:
-            raise InputError("--silo files belong to a federation.toml: name that as well.")
+            raise InputError(
+                "silo-files-belong", "--silo files belong to a federation.toml: name that as well."
+            )
         deployment = LocalDeployment.hospitals(out, engine, silos, not plaintext)
     else:
         deployment = LocalDeployment.of(out, engine, federation, silo or [], not plaintext)
@@ -73,10 +93,16 @@ def local(
 def resume(
     folder: Annotated[
         Path,
-        typer.Argument(help="The folder of an earlier `deploy local`, of a coordinator, or a federation.toml."),
+        typer.Argument(
+            help="The folder of an earlier `deploy local`, of a coordinator, or a federation.toml."
+        ),
     ],
-    kit: Annotated[Path | None, typer.Option(help="FLARE in production: the administrator's startup kit.")] = None,
-    job: Annotated[Path | None, typer.Option(help="FLARE in production: the job folder of `deploy flare`.")] = None,
+    kit: Annotated[
+        Path | None, typer.Option(help="FLARE in production: the administrator's startup kit.")
+    ] = None,
+    job: Annotated[
+        Path | None, typer.Option(help="FLARE in production: the job folder of `deploy flare`.")
+    ] = None,
     seconds: Seconds = 3600.0,
     keep: Keep = False,
     quiet: QuietOption = False,
@@ -92,18 +118,23 @@ def resume(
     if kit is None and job is None and (folder / "admin").is_dir():
         job = next((folder / "job").glob("*/"), None)
         if job is None:
-            raise InputError(f"There is no job in {str(folder / 'job')!r}: `deploy flare --provision` writes it.")
+            raise InputError(
+                "job-deploy-flare",
+                f"There is no job in {str(folder / 'job')!r}: `deploy flare --provision` writes it.",
+            )
         folder, kit = folder / "federation.toml", folder / "admin"
     if kit is None and job is None:
         _see_through(LocalDeployment.read(folder), seconds, keep, quiet)
         return
     if kit is None or job is None:
-        raise InputError("A run on FLARE needs both --kit and --job.")
+        raise InputError("run-flare-both", "A run on FLARE needs both --kit and --job.")
     _supervise(folder, kit, job, seconds, quiet)
 
 
 def start(
-    folder: Annotated[Path, typer.Argument(help="Folder with kit and federation.toml, or kit and silo.toml.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder with kit and federation.toml, or kit and silo.toml.")
+    ],
     serve: Serve = None,
     host: Host = "127.0.0.1",
 ) -> None:
@@ -112,21 +143,29 @@ def start(
     Examples:
         scaffpd deploy start flare/parts/coordinator --serve 9464
     """
-    from scaffpd.config.federation import FederationFile
-    from scaffpd.config.silo import SiloFile
     from scaffpd.deploy.deployed_run import DeployedRun
     from scaffpd.deploy.local import engine_module
     from scaffpd.deploy.silo.disclosure import silo_pages
-    from scaffpd.trackers import page_server
+    from scaffpd.run.settings.federation import FederationFile
+    from scaffpd.run.settings.silo import SiloFile
+    from scaffpd.training.trackers import page_server
 
-    flare, pages, options = engine_module("flare", "local"), dict[str, Callable[[], str]](), {}
+    flare = engine_module("flare", "local")
+    pages = dict[str, Callable[[], str]]()
+    options = {}
     if not (folder / "kit" / "startup").is_dir():
-        raise InputError(f"There is no startup kit in {str(folder / 'kit')!r}: the coordinator sends it.")
+        raise InputError(
+            "startup-kit-coordinator",
+            f"There is no startup kit in {str(folder / 'kit')!r}: the coordinator sends it.",
+        )
     if (file := folder / "federation.toml").is_file():
-        variable, pages = flare.server.VARIABLE, run_pages(DeployedRun(FederationFile.read(file).folder))
+        variable = flare.server.VARIABLE
+        pages = run_pages(DeployedRun(FederationFile.read(file).folder))
     else:
-        settings, variable = SiloFile.read(file := folder / "silo.toml"), flare.client.VARIABLE
-        options, pages = {"uid": settings.name}, silo_pages(settings)
+        settings = SiloFile.read(file := folder / "silo.toml")
+        variable = flare.client.VARIABLE
+        options = {"uid": settings.name}
+        pages = silo_pages(settings)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     server = None if serve is None else page_server(pages, host, serve)
     if server is not None:
@@ -142,7 +181,8 @@ def flare(
     federation: FederationFileArgument,
     out: Out = Path("flare"),
     provision: Annotated[
-        bool, typer.Option("--provision", help="Make keys and kits at once, a folder for every part.")
+        bool,
+        typer.Option("--provision", help="Make keys and kits at once, a folder for every part."),
     ] = False,
 ) -> None:
     """Write FLARE's project and job files, and show the commands that bring them to life.
@@ -151,8 +191,8 @@ def flare(
         scaffpd deploy flare federation.toml --out flare
         scaffpd deploy flare federation.toml --out provisioned --provision
     """
-    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.local import engine_module
+    from scaffpd.run.settings.federation import FederationFile
 
     project = engine_module("flare", "provision")
     file = FederationFile.read(federation)
@@ -162,14 +202,27 @@ def flare(
     )
     written = project.write_project(described, out, file.path)
     if provision:
-        parts, own = project.write_parts(described, out, file.path), project.COORDINATOR
-        _steps("1. Send every silo its folder over a channel that you trust: it holds a private key",
-               tuple(str(parts / name) for name in file.silos))  # fmt: skip
-        _steps("2. At every silo, NAME being its own, beside its data", (
-            "cp silo.toml NAME/", "scaffpd silo check NAME/silo.toml", "scaffpd deploy start NAME --serve 9465"
-        ))  # fmt: skip
-        _steps("3. At the server", (f"scaffpd deploy start {parts / own} --serve 9464",
-                                    f"scaffpd deploy resume {parts / own}"))  # fmt: skip
+        parts = project.write_parts(described, out, file.path)
+        own = project.COORDINATOR
+        _steps(
+            "1. Send every silo its folder over a channel that you trust: it holds a private key",
+            tuple(str(parts / name) for name in file.silos),
+        )
+        _steps(
+            "2. At every silo, NAME being its own, beside its data",
+            (
+                "cp silo.toml NAME/",
+                "scaffpd silo check NAME/silo.toml",
+                "scaffpd deploy start NAME --serve 9465",
+            ),
+        )
+        _steps(
+            "3. At the server",
+            (
+                f"scaffpd deploy start {parts / own} --serve 9464",
+                f"scaffpd deploy resume {parts / own}",
+            ),
+        )
         return
     *before, last = written.coordinator
     _steps("1. At the coordinator", tuple(before))
@@ -183,8 +236,8 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
     Examples:
         scaffpd deploy flower federation.toml --out flower
     """
-    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.local import engine_module
+    from scaffpd.run.settings.federation import FederationFile
 
     project = engine_module("flower", "project")
     file = FederationFile.read(federation)
@@ -196,10 +249,17 @@ def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> Non
         "mkdir -p keys certificates",
         "# put the silos' .pub files into keys, your own ca.pem, server.pem and server.key into certificates",
     )
-    _steps(f"2. At the coordinator, in {out}", (*prepared, *commands.server, *commands.admit.values()))
+    _steps(
+        f"2. At the coordinator, in {out}", (*prepared, *commands.server, *commands.admit.values())
+    )
     for name, steps in commands.silos.items():
-        _steps(f"3. At silo {name}, beside its key, its silo.toml and the coordinator's ca.pem", steps[1:])
-    _steps(f"4. At the coordinator, in {out}, to start the run or to go on with it", (commands.run,))
+        _steps(
+            f"3. At silo {name}, beside its key, its silo.toml and the coordinator's ca.pem",
+            steps[1:],
+        )
+    _steps(
+        f"4. At the coordinator, in {out}, to start the run or to go on with it", (commands.run,)
+    )
 
 
 def status(
@@ -214,15 +274,15 @@ def status(
         scaffpd deploy status scaffpd-deployment/run
         scaffpd deploy status scaffpd-deployment/run --json
     """
-    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import DeployedRun
     from scaffpd.deploy.local import NOTE, LocalDeployment
+    from scaffpd.run.settings.federation import FederationFile
 
     if (folder / NOTE).is_file():
         folder = LocalDeployment.read(folder).federation
     place = FederationFile.read(folder).folder if folder.is_file() else folder
     if not place.is_dir():
-        raise InputError(f"There is no run in {str(place)!r}.")
+        raise InputError("run-status", f"There is no run in {str(place)!r}.")
     run = DeployedRun(place)
     if serve is not None:
         serve_pages(run_pages(run), host, serve)
@@ -232,8 +292,8 @@ def status(
 
 def run_pages(run: DeployedRun) -> dict[str, Callable[[], str]]:
     """Return what is served of a run: its report, numbers for Prometheus, its state in a word, and that this is up."""
-    from scaffpd import report
     from scaffpd.deploy.deployed_run import run_metrics
+    from scaffpd.run import page as report
 
     def page() -> str:
         text = report.page(report.opened([run.path]), report.library())
@@ -246,7 +306,7 @@ def run_pages(run: DeployedRun) -> dict[str, Callable[[], str]]:
 
 def serve_pages(pages: Mapping[str, Callable[[], str]], host: str, port: int) -> None:
     """Serve pages until somebody ends it."""
-    from scaffpd.trackers import page_server
+    from scaffpd.training.trackers import page_server
 
     with page_server(pages, host, port) as server:
         paths = " and ".join(f"http://{host}:{server.server_port}{path}" for path in pages)
@@ -260,8 +320,11 @@ def _show_status(now: Mapping[str, Any]) -> None:
     from scaffpd.cli.screens import bullets, facts
     from scaffpd.system import format_bytes
 
-    console, gap = Console(highlight=False), now["certificate"]
-    quiet = "" if now["quiet_seconds"] is None else f", last heard of {now['quiet_seconds']:.0f} s ago"
+    console = Console(highlight=False)
+    gap = now["certificate"]
+    quiet = (
+        "" if now["quiet_seconds"] is None else f", last heard of {now['quiet_seconds']:.0f} s ago"
+    )
     each = now["seconds_per_exchange"]
     lines = {
         "state": f"{now['state']}{quiet}",
@@ -275,7 +338,9 @@ def _show_status(now: Mapping[str, Any]) -> None:
     facts(console, lines)
     if now["events"]:
         console.print("\nWhat happened last", style="bold")
-        bullets(console, [f"round {event['round']}: {event['sentence']}" for event in now["events"]])
+        bullets(
+            console, [f"round {event['round']}: {event['sentence']}" for event in now["events"]]
+        )
     if now["sentence"]:
         console.print(f"\n{now['sentence']}", markup=False)
 
@@ -292,7 +357,7 @@ deploy = group(
 
 def _positive(seconds: float) -> None:
     if not seconds > 0:
-        raise InputError(f"deploy needs --seconds > 0, got {seconds!r}.")
+        raise InputError("deploy-seconds", f"deploy needs --seconds > 0, got {seconds!r}.")
 
 
 def _server(file: FederationFile, out: Path) -> Server:
@@ -301,7 +366,11 @@ def _server(file: FederationFile, out: Path) -> Server:
 
     checked_folder(out)
     if file.server.host == "localhost":
-        typer.secho("[server] host is localhost: only silos on this machine can reach it.", fg="yellow", err=True)
+        typer.secho(
+            "[server] host is localhost: only silos on this machine can reach it.",
+            fg="yellow",
+            err=True,
+        )
     return file.server
 
 
@@ -312,25 +381,29 @@ def _steps(title: str, lines: tuple[str, ...]) -> None:
 
 
 def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
-    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import DeployedRun
+    from scaffpd.run.settings.federation import FederationFile
 
     file = FederationFile.read(deployment.federation)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # whoever ends this ends the processes as well
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # whoever ends this ends the processes as well
     with _screen(file, quiet) as screen:
         try:
             outcome = deployment.run(screen.watch, screen.say, seconds, keep)
         except KeyboardInterrupt:
             done = DeployedRun(file.folder).seen()
-            screen.say(f"Stopped after round {done}. Go on with: scaffpd deploy resume {deployment.folder}")
+            screen.say(
+                f"Stopped after round {done}. Go on with: scaffpd deploy resume {deployment.folder}"
+            )
             raise
     _end(screen, outcome, file.folder)
 
 
 def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
-    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun
     from scaffpd.deploy.local import engine_module, follower
+    from scaffpd.run.settings.federation import FederationFile
 
     production = engine_module("flare", "admin")
     file = FederationFile.read(federation)

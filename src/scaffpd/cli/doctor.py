@@ -28,7 +28,7 @@ import scaffpd
 from scaffpd.cli.screens import facts, say
 from scaffpd.cli.typer_ext import FAILED, AsJson, checked, listed, option, tell
 from scaffpd.errors import InputError, several
-from scaffpd.runs import read_text
+from scaffpd.run import read_text
 from scaffpd.system import PACKAGES, environment, format_bytes, make_folder, write_file
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
@@ -43,7 +43,11 @@ EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell th
     "tensorboard": ("curves in TensorBoard", ("tensorboard",)),
     "mlflow": ("runs in MLflow", (("mlflow-skinny", "mlflow"),)),
 }
-X, VALUE, WEIGHTS, TOL = 1.0, 0.5, (2 / 3, 1 / 3), 1e-8  # the solution of the self-check, known by hand
+# the solution of the self-check, known by hand
+X = 1.0
+VALUE = 0.5
+WEIGHTS = (2 / 3, 1 / 3)
+TOL = 1e-8
 
 
 def doctor(as_json: AsJson = False) -> None:
@@ -65,12 +69,16 @@ def doctor(as_json: AsJson = False) -> None:
 
 def findings() -> dict[str, Any]:
     """Collect what there is to say, ready for JSON."""
-    checked, folder = self_check(), os.environ.get("SCAFFPD_DATA") or None
+    checked = self_check()
+    folder = os.environ.get("SCAFFPD_DATA") or None
     return {
         "works": all(outcome == "ok" for outcome in checked.values()),
         "self_check": checked,
         "environment": environment(),
-        "extras": {name: {"for": use, "installed": _installed(need)} for name, (use, need) in EXTRAS.items()},
+        "extras": {
+            name: {"for": use, "installed": _installed(need)}
+            for name, (use, need) in EXTRAS.items()
+        },
         "terminal": {
             "terminal": bool(sys.stdout is not None and sys.stdout.isatty()),
             "encoding": getattr(sys.stdout, "encoding", None),
@@ -104,9 +112,9 @@ def _difference(algorithm: Any) -> str:
     """Return what is not as it should be; an empty text where all is well."""
     import numpy as np
 
-    from scaffpd.cohort import Cohort
     from scaffpd.models import Linear
-    from scaffpd.training import train
+    from scaffpd.training.cohort import Cohort
+    from scaffpd.training.loop import train
 
     clients = [(np.array([[1.0]]), np.array([0.0])), (np.array([[2.0]]), np.array([3.0]))]
     result = train(algorithm, Cohort(clients, Linear("squared")), rounds=1000, tol=TOL)
@@ -145,7 +153,10 @@ def _show(found: dict[str, Any]) -> None:
         else Text(f'not installed: {extra["for"]} (pip install "scaffpd[{name}]")', "dim")
         for name, extra in found["extras"].items()
     }
-    checks = {name: right if said == "ok" else Text(said, "red") for name, said in found["self_check"].items()}
+    checks = {
+        name: right if said == "ok" else Text(said, "red")
+        for name, said in found["self_check"].items()
+    }
     parts: dict[str, Mapping[str, str | Text]] = {"This machine": _machine(found), "Extras": extras}
     for title, lines in (parts | {"Self-check": checks}).items():
         console.print(title, style="bold")
@@ -153,15 +164,22 @@ def _show(found: dict[str, Any]) -> None:
         console.print()
     good = "All is well: training works on this machine."
     bad = "Training does not work on this machine: see the self-check above."
-    console.print(good if found["works"] else bad, style="bold green" if found["works"] else "bold red")
+    console.print(
+        good if found["works"] else bad, style="bold green" if found["works"] else "bold red"
+    )
 
 
 def _machine(found: dict[str, Any]) -> dict[str, str | Text]:
-    about, screen, data = found["environment"], found["terminal"], found["data"]
+    about = found["environment"]
+    screen = found["terminal"]
+    data = found["data"]
     own = [f"{name} {about[name]}" for name in PACKAGES if name in about]
     gpus = [f"{gpu['name']}, {_size(gpu['memory'])}" for gpu in about["gpus"]]
     said = f"{screen['encoding']}{'' if screen['unicode'] else ': Greek letters become ?; set PYTHONIOENCODING=utf-8'}"
-    folder = data["SCAFFPD_DATA"] or "not named (SCAFFPD_DATA); only images and Adult need one: see scaffpd data"
+    folder = (
+        data["SCAFFPD_DATA"]
+        or "not named (SCAFFPD_DATA); only images and Adult need one: see scaffpd data"
+    )
     missing = data["SCAFFPD_DATA"] is not None and not data["there"]
     return {
         "scaffpd": f"{about['scaffpd']} on Python {about['python']}",
@@ -171,7 +189,9 @@ def _machine(found: dict[str, Any]) -> dict[str, str | Text]:
         "memory": _size(about["memory"]) if about["memory"] else "unknown",
         "GPU": "; ".join(gpus) or "none; none is needed",
         "terminal": Text(said, "" if screen["unicode"] else "yellow"),
-        "data folder": Text(f"{folder}{' is not there' if missing else ''}", "yellow" if missing else ""),
+        "data folder": Text(
+            f"{folder}{' is not there' if missing else ''}", "yellow" if missing else ""
+        ),
     }
 
 
@@ -182,7 +202,9 @@ def _size(number: int) -> str:
 # --- a bundle for machines without internet
 
 
-PINS, SUMS, BILL = "requirements.txt", "SHA256SUMS", "sbom.cdx.json"
+PINS = "requirements.txt"
+SUMS = "SHA256SUMS"
+BILL = "sbom.cdx.json"
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(?P<versions>.*)")
 
 
@@ -205,7 +227,9 @@ class Wheel(NamedTuple):
 
 
 def bundle(
-    folder: Annotated[Path, typer.Argument(help="The bundle: a new folder.")] = Path("scaffpd-bundle"),
+    folder: Annotated[Path, typer.Argument(help="The bundle: a new folder.")] = Path(
+        "scaffpd-bundle"
+    ),
     extras: Annotated[
         str, option("Extras to bundle, joined by commas.", (*EXTRAS, "all"), several=True)
     ] = "flare,privacy,report",
@@ -213,10 +237,15 @@ def bundle(
         str | None, typer.Option(help="A clone, or a requirement; left out, this clone or version.")
     ] = None,
     constraints: Annotated[
-        Path | None, typer.Option(help="Pinned versions; left out, those of the clone.", show_default=False)
+        Path | None,
+        typer.Option(help="Pinned versions; left out, those of the clone.", show_default=False),
     ] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Check a bundle, hash by hash; write nothing.")] = False,
-    noted: Annotated[str, typer.Option(help="The fingerprint that the bundle must have, with --verify.")] = "",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check a bundle, hash by hash; write nothing.")
+    ] = False,
+    noted: Annotated[
+        str, typer.Option(help="The fingerprint that the bundle must have, with --verify.")
+    ] = "",
 ) -> None:
     """Collect wheels, hashes and an SBOM for machines without internet; or check such a folder.
 
@@ -233,11 +262,19 @@ def bundle(
                 checked("extra", name, (*EXTRAS, "all"))
         say(console, "pip collects and builds wheels; this may take minutes.")
         clone = Path(scaffpd.__file__).resolve().parents[2]
-        here = str(clone) if (clone / "pyproject.toml").is_file() else f"scaffpd=={scaffpd.__version__}"
+        here = (
+            str(clone)
+            if (clone / "pyproject.toml").is_file()
+            else f"scaffpd=={scaffpd.__version__}"
+        )
         write_bundle(folder, source or here, listed(extras), constraints)
-    size, found = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()), verified(folder)
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    found = verified(folder)
     if noted and noted != found:
-        raise InputError(f"The bundle's fingerprint is {found}, not the one that was noted down.")
+        raise InputError(
+            "bundle-fingerprint-noted",
+            f"The bundle's fingerprint is {found}, not the one that was noted down.",
+        )
     wheels = several(len(list((folder / "wheels").iterdir())), "wheel")
     say(console, f"{folder} has {wheels}, {format_bytes(size)}, and every file is as {SUMS} says.")
     say(console, "Note down its fingerprint, and send it by another way than the bundle:")
@@ -245,56 +282,104 @@ def bundle(
     say(console, f"At the site: sh {folder.name}/install.sh VENV")
 
 
-def write_bundle(folder: Path, source: str, extras: Sequence[str], constraints: Path | None = None) -> None:
+def write_bundle(
+    folder: Path, source: str, extras: Sequence[str], constraints: Path | None = None
+) -> None:
     """Write the folder, all of it or nothing: wheels, pins with hashes, a bill of materials, sums and a script."""
     if folder.exists():
-        raise InputError(f"The folder {str(folder)!r} is there already: name another one.")
-    clone, named = Path(source), REQUIREMENT.fullmatch(source)
+        raise InputError(
+            "folder-already-name", f"The folder {str(folder)!r} is there already: name another one."
+        )
+    clone = Path(source)
+    named = REQUIREMENT.fullmatch(source)
     wanted = f"[{','.join(extras)}]" if extras else ""
     if (clone / "pyproject.toml").is_file():
-        root = tomllib.loads((clone / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"]
+        root = tomllib.loads((clone / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "name"
+        ]
         wanted = f"{clone.resolve()}{wanted}"
-        pins = constraints or next((file for file in [clone / "constraints.txt"] if file.is_file()), None)
+        pins = constraints or next(
+            (file for file in [clone / "constraints.txt"] if file.is_file()), None
+        )
     elif named is not None:
-        root, wanted, pins = named["name"], f"{named['name']}{wanted}{named['versions']}", constraints
+        root = named["name"]
+        wanted = f"{named['name']}{wanted}{named['versions']}"
+        pins = constraints
     else:
-        raise InputError(f"--source needs a clone or a requirement such as scaffpd==0.2.0, got {source!r}.")
-    with tempfile.TemporaryDirectory(dir=make_folder(folder.resolve().parent), prefix=".bundle-") as work:
+        raise InputError(
+            "source-clone-requirement",
+            f"--source needs a clone or a requirement such as scaffpd==0.2.0, got {source!r}.",
+        )
+    with tempfile.TemporaryDirectory(
+        dir=make_folder(folder.resolve().parent), prefix=".bundle-"
+    ) as work:
         made = Path(work, "bundle")
         options = [] if pins is None else ["--constraint", str(pins)]
-        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(made / "wheels")]
-        if subprocess.run([*command, *options, wanted], stdin=subprocess.DEVNULL, check=False).returncode:
-            raise InputError("pip could not collect the wheels, and has said why. It finds indexes and proxies by its "
-                             "own settings, such as PIP_INDEX_URL and HTTPS_PROXY.")  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--wheel-dir",
+            str(made / "wheels"),
+        ]
+        if subprocess.run(
+            [*command, *options, wanted], stdin=subprocess.DEVNULL, check=False
+        ).returncode:
+            raise InputError(
+                "pip-collect-wheels",
+                "pip could not collect the wheels, and has said why. It finds indexes and proxies by its "
+                "own settings, such as PIP_INDEX_URL and HTTPS_PROXY.",
+            )
         wheels = [_wheel(file) for file in sorted((made / "wheels").iterdir())]
         where = f"# for Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}\n"
         pinned = (f"{w.name}=={w.about['Version']} --hash=sha256:{w.sha256}\n" for w in wheels)
         write_file(made / PINS, where + "".join(pinned))
-        write_file(made / BILL, json.dumps(bill_of_materials(wheels, _normal(root)), indent=1) + "\n")
-        write_file(made / "install.sh", files("scaffpd.cli").joinpath("install.sh").read_text(encoding="utf-8"))
-        write_file(made / SUMS, "".join(f"{_sha256(made / name)}  {name}\n" for name in _files(made)))
+        write_file(
+            made / BILL, json.dumps(bill_of_materials(wheels, _normal(root)), indent=1) + "\n"
+        )
+        write_file(
+            made / "install.sh",
+            files("scaffpd.cli").joinpath("install.sh").read_text(encoding="utf-8"),
+        )
+        write_file(
+            made / SUMS, "".join(f"{_sha256(made / name)}  {name}\n" for name in _files(made))
+        )
         made.rename(folder)
 
 
 def bill_of_materials(wheels: Sequence[Wheel], root: str) -> dict[str, Any]:
     """Return a CycloneDX 1.6 document; the same wheels make the same document."""
     known = {wheel.name: wheel for wheel in wheels}
-    parts = {wheel.name: {
-        "type": "library", "bom-ref": wheel.url, "name": wheel.about["Name"], "version": wheel.about["Version"],
-        "purl": wheel.url, "hashes": [{"alg": "SHA-256", "content": wheel.sha256}], **_licence(wheel.about),
-    } for wheel in wheels}  # fmt: skip
+    parts = {
+        wheel.name: {
+            "type": "library",
+            "bom-ref": wheel.url,
+            "name": wheel.about["Name"],
+            "version": wheel.about["Version"],
+            "purl": wheel.url,
+            "hashes": [{"alg": "SHA-256", "content": wheel.sha256}],
+            **_licence(wheel.about),
+        }
+        for wheel in wheels
+    }
     needs = {}
     for wheel in wheels:
         named = (REQUIREMENT.match(line) for line in wheel.about.get_all("Requires-Dist", []))
-        others = {_normal(match["name"]) for match in named if match is not None} & known.keys() - {wheel.name}
+        others = {_normal(match["name"]) for match in named if match is not None} & known.keys() - {
+            wheel.name
+        }
         needs[wheel.url] = sorted(known[name].url for name in others)
     return {
-        "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
         "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, ' '.join(w.sha256 for w in wheels))}",
         "metadata": {"component": parts[root] | {"type": "application"}},
         "components": [part for name, part in parts.items() if name != root],
         "dependencies": [{"ref": url, "dependsOn": on} for url, on in needs.items()],
-    }  # fmt: skip
+    }
 
 
 def verified(folder: Path) -> str:
@@ -302,41 +387,62 @@ def verified(folder: Path) -> str:
     try:
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
-        raise InputError(f"{str(folder)!r} is no bundle: it has no {SUMS} that can be read.") from None
+        raise InputError(
+            "bundle-read", f"{str(folder)!r} is no bundle: it has no {SUMS} that can be read."
+        ) from None
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    there, wheels = set(_files(folder)), {digest for name, digest in sums.items() if name.startswith("wheels/")}
+    there = set(_files(folder))
+    wheels = {digest for name, digest in sums.items() if name.startswith("wheels/")}
     pins = [line for line in read_text(folder / PINS).splitlines() if "--hash=" in line]
     pinned = {line.rpartition(":")[2]: line.partition("==")[0] for line in pins}
     if not pinned:
-        raise InputError(f"{str(folder)!r} is no bundle: its {PINS} pins nothing.")
-    if links := sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_symlink()):
-        raise InputError(f"Do not install {str(folder)!r}: {links[0]} is a link.")
+        raise InputError(
+            "bundle-pins-nothing", f"{str(folder)!r} is no bundle: its {PINS} pins nothing."
+        )
+    if links := sorted(
+        file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_symlink()
+    ):
+        raise InputError("install-link", f"Do not install {str(folder)!r}: {links[0]} is a link.")
     found = {
         "is missing": sorted(sums.keys() - there),
         f"is not in {SUMS}": sorted(there - sums.keys()),
-        "was changed": sorted(name for name in there & sums.keys() if _sha256(folder / name) != sums[name]),
+        "was changed": sorted(
+            name for name in there & sums.keys() if _sha256(folder / name) != sums[name]
+        ),
         f"is not what {PINS} pins": sorted(
             n for n, digest in sums.items() if n.startswith("wheels/") and digest not in pinned
         ),
-        f"is pinned by {PINS}, and has no wheel": sorted(pinned[digest] for digest in pinned.keys() - wheels),
+        f"is pinned by {PINS}, and has no wheel": sorted(
+            pinned[digest] for digest in pinned.keys() - wheels
+        ),
     }
     for what, names in found.items():
         if names:
             more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise InputError(f"Do not install {str(folder)!r}: {names[0]}{more} {what}.")
+            raise InputError(
+                "install-verified", f"Do not install {str(folder)!r}: {names[0]}{more} {what}."
+            )
     return _sha256(folder / SUMS)
 
 
 def _wheel(file: Path) -> Wheel:
     with zipfile.ZipFile(file) as content:
-        name = next(name for name in content.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
-        return Wheel(file, _sha256(file), Parser().parsestr(content.read(name).decode("utf-8", "replace")))
+        name = next(
+            name for name in content.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
+        )
+        return Wheel(
+            file, _sha256(file), Parser().parsestr(content.read(name).decode("utf-8", "replace"))
+        )
 
 
 def _licence(about: Message) -> dict[str, Any]:
     if expression := about["License-Expression"]:
         return {"licenses": [{"expression": expression}]}
-    named = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier", []) if line.startswith("License ::")]
+    named = [
+        line.rpartition(" :: ")[2]
+        for line in about.get_all("Classifier", [])
+        if line.startswith("License ::")
+    ]
     own = (about["License"] or "").strip()
     words = named or ([own] if own and "\n" not in own else [])
     return {"licenses": [{"license": {"name": name}} for name in words]} if words else {}

@@ -20,7 +20,7 @@ from scaffpd.errors import InputError, several
 from scaffpd.system import csv_text, format_bytes, write_file
 
 if TYPE_CHECKING:
-    from scaffpd.report.data import JoiningReport, ModelSummary, ReportData
+    from scaffpd.run.page.data import JoiningReport, ModelSummary, ReportData
 
 NUMBERS = 52  # columns that losses of five models and the gain take
 FORMATS = ("html", "png", "svg")
@@ -28,12 +28,14 @@ FORMATS = ("html", "png", "svg")
 
 def end(folder: Path, report: bool, quiet: bool, as_json: bool, runs: Sequence[Path] = ()) -> None:
     """Write the report, and show the result to whoever wants to see it; of several runs in a folder, one for all."""
-    from scaffpd.report import available, write
+    from scaffpd.run.page import available, write
 
     sorry = available() if report else None
     page = write(folder) if report and sorry is None else None
     if as_json:
-        print_json(as_values(*(runs or [folder])) | {"folder": str(folder), "report": page and str(page)})
+        print_json(
+            as_values(*(runs or [folder])) | {"folder": str(folder), "report": page and str(page)}
+        )
     elif not quiet:
         show(*(runs or [folder]))
         typer.echo(f"\nRun:    {folder}")
@@ -43,11 +45,12 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool, runs: Sequence[P
 
 def show(*folders: Path) -> None:
     """Show who is served how, the verdict, and what is proven; several runs side by side."""
-    from scaffpd.report import opened
-    from scaffpd.report.predictions import in_short
-    from scaffpd.report.verdict import answers, cautions, optimised, verdict
+    from scaffpd.run.page import opened
+    from scaffpd.run.page.predictions import in_short
+    from scaffpd.run.page.verdict import answers, cautions, optimised, verdict
 
-    console, run = Console(highlight=False), opened(folders)
+    console = Console(highlight=False)
+    run = opened(folders)
     console.print(f"\n{run.title}", style="bold", markup=False)
     if len(folders) > 1:
         console.print(_runs(run, console.width))
@@ -55,8 +58,18 @@ def show(*folders: Path) -> None:
         return
     if run.joining is not None:
         console.print(_joining(run.joining, run.word, console.width))
-        why = f"Why be in it (one split, no intervals): {run.coalition.sentence}" if run.coalition else ""
-        say(console, run.joining.sentence, run.joining.details, f"Intervals: {run.joining.interval}.", why)
+        why = (
+            f"Why be in it (one split, no intervals): {run.coalition.sentence}"
+            if run.coalition
+            else ""
+        )
+        say(
+            console,
+            run.joining.sentence,
+            run.joining.details,
+            f"Intervals: {run.joining.interval}.",
+            why,
+        )
         console.print()
     console.print(_clients(run, console.width))
     said = () if run.joining is not None and run.verdict else verdict(run)
@@ -70,23 +83,31 @@ def show(*folders: Path) -> None:
     if run.path:
         console.print(_points(run, run.path))
         say(console, f"Suggested: {run.path['why']}" if run.pair else "")
-        warm, cold = run.path["rounds_warm"], run.path["rounds_cold"]
+        warm = run.path["rounds_warm"]
+        cold = run.path["rounds_cold"]
         alone = "" if cold is None else f"; each alone, {cold}: {cold / warm:.1f} times as many"
         say(console, f"{len(run.models)} models in {warm} rounds{alone}.")
     else:
         say(console, *map(_proof, run.models))
     if any(model.certificate is not None and not model.useless for model in run.models):
-        say(console, "Certified gap: no model of this kind has an objective that is smaller by more than this.")
+        say(
+            console,
+            "Certified gap: no model of this kind has an objective that is smaller by more than this.",
+        )
 
 
 def as_values(*folders: Path) -> dict[str, Any]:
     """Return a run, or several together and each by itself, for `--json`."""
-    from scaffpd.report import opened
-    from scaffpd.report.data import PredictionReport
-    from scaffpd.report.verdict import answers, cautions, verdict
+    from scaffpd.run.page import opened
+    from scaffpd.run.page.data import PredictionReport
+    from scaffpd.run.page.verdict import answers, cautions, verdict
 
     run, (folder, *others) = opened(folders), folders
-    said = {"verdict": list(verdict(run)), "cautions": list(cautions(run)), "answers": dict(answers(run))}
+    said = {
+        "verdict": list(verdict(run)),
+        "cautions": list(cautions(run)),
+        "answers": dict(answers(run)),
+    }
     if others:
         totals = {name: asdict(one) for name, one in run.overall.items()}
         alone = {place.name: as_values(place) for place in folders}
@@ -95,17 +116,25 @@ def as_values(*folders: Path) -> dict[str, Any]:
         rows = [row for own in run.joining.rows.values() for row in own.values()]
         said |= {"joining": run.written["joining"] | {"clients": rows}}
     found = run.predictions or PredictionReport({}, [], [])
-    tables = {"scores": [*found.scores.values()], "reliability": found.bins, "coefficients": found.coefficients}
+    tables = {
+        "scores": [*found.scores.values()],
+        "reliability": found.bins,
+        "coefficients": found.coefficients,
+    }
     return {**run.written, **said, "folder": str(folder), "report": None, "predictions": tables}
 
 
 def _runs(run: ReportData, width: int) -> Table:
     """Make a table with a row per run: mean, worst fifth and worst."""
-    from scaffpd.report.data import measured
+    from scaffpd.run.page.data import measured
 
     table = plain_table("run", "mean", "worst fifth", "worst", "served worst", gap=1)
     rows = [
-        [name, *(measured(value, run.measure) for value in (one.mean, one.worst_20, one.worst)), one.worst_client]
+        [
+            name,
+            *(measured(value, run.measure) for value in (one.mean, one.worst_20, one.worst)),
+            one.worst_client,
+        ]
         for name, one in run.overall.items()
     ]
     fill(table, rows, width)
@@ -114,7 +143,7 @@ def _runs(run: ReportData, width: int) -> Table:
 
 def _clients(run: ReportData, width: int) -> Table:
     """Make a table with a row per client, the one that gains most first."""
-    from scaffpd.report import client_rows
+    from scaffpd.run.page import client_rows
 
     names = run.pair or [run.role("after") or run.role("before") or run.names[-1]]
     what = f"{'held-out' if run.split == 'test' else 'training'} {run.measure}"
@@ -141,13 +170,15 @@ def _joining(found: JoiningReport, word: str, width: int) -> Table:
 
     Where long names would be cut, the constant answer is left to joining.csv.
     """
-    from scaffpd.report.data import plain
+    from scaffpd.run.page.data import plain
 
     narrow = width < WIDEST
     long = max(map(len, found.rows), default=0) > width - NUMBERS
     models = [model for model in found.models if not (narrow and long and model == "constant")]
     last = (f"gain of\n{found.shown}", "does it\npay?")
-    table = plain_table(f"held-out loss\n{word}", *(f"\n{m}" for m in models), *last, gap=0 if narrow else 2)
+    table = plain_table(
+        f"held-out loss\n{word}", *(f"\n{m}" for m in models), *last, gap=0 if narrow else 2
+    )
     rows: list[list[str | Text]] = []
     styles = {"yes": "green", "no": "red"}
     for client in found.order:
@@ -162,7 +193,7 @@ def _joining(found: JoiningReport, word: str, width: int) -> Table:
 
 def _points(run: ReportData, path: dict[str, Any]) -> Table:
     """Make a table with a row per point of a path, the suggested one in bold."""
-    from scaffpd.report.data import measured
+    from scaffpd.run.page.data import measured
 
     table = plain_table("point", "mean", "worst 20 %", "rounds", "certified gap")
     for model in run.models:
@@ -188,12 +219,17 @@ def _proof(model: ModelSummary) -> str:
 def report(
     run: Annotated[
         list[Path],
-        typer.Argument(help="Folder that train, path, demo, compare or deploy wrote; or several of these."),
+        typer.Argument(
+            help="Folder that train, path, demo, compare or deploy wrote; or several of these."
+        ),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="File of the page, or folder of the pictures.", show_default="in RUN")
+        Path | None,
+        typer.Option(help="File of the page, or folder of the pictures.", show_default="in RUN"),
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="html: one page; png, svg: a picture per figure.")] = "html",
+    form: Annotated[
+        str, typer.Option("--format", help="html: one page; png, svg: a picture per figure.")
+    ] = "html",
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """One page that opens offline: the verdict, who gains and who pays, what it cost, how to do it again.
@@ -205,9 +241,11 @@ def report(
         scaffpd report runs/patients --format svg --out figures
     """
     checked("format", form, FORMATS)
-    from scaffpd import report as reports  # seconds, so not for --help
+    from scaffpd.run import page as reports  # seconds, so not for --help
 
-    written = [reports.write(run, out)] if form == "html" else list(reports.write_figures(run, form, out))
+    written = (
+        [reports.write(run, out)] if form == "html" else list(reports.write_figures(run, form, out))
+    )
     for path in written:
         typer.echo(str(path))
     if show and typer.launch(written[0].resolve().as_uri()) != 0:
@@ -215,16 +253,31 @@ def report(
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, or a model.safetensors.", show_default=False)],
-    table: Annotated[Path, typer.Argument(help="Rows with the same columns, in any format.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a run, or a model.safetensors.", show_default=False)
+    ],
+    table: Annotated[
+        Path, typer.Argument(help="Rows with the same columns, in any format.", show_default=False)
+    ],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
     model: Annotated[
-        str | None, typer.Option(help="average, fair or personal.", show_default="the one that the run is about")
+        str | None,
+        typer.Option(
+            help="average, fair or personal.", show_default="the one that the run is about"
+        ),
     ] = None,
-    keep: Annotated[str | None, typer.Option(help="Columns to copy, with commas: an id, say.")] = None,
-    groups: Annotated[str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Probabilities as trained, where the run recalibrates.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    keep: Annotated[
+        str | None, typer.Option(help="Columns to copy, with commas: an id, say.")
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")
+    ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Probabilities as trained, where the run recalibrates.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a file that is there.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Apply a trained model to new rows, in their order; score it where the target is there.
@@ -235,26 +288,49 @@ def predict(
     Examples:
         scaffpd predict runs/patients new-patients.csv --keep age
     """
-    from scaffpd.runs.predict import predict as answer
-    from scaffpd.runs.predict import promise
+    from scaffpd.run.predict import predict as answer
+    from scaffpd.run.predict import promise
 
     if out.resolve() == table.resolve():
-        raise InputError(f"{str(out)!r} is the table itself: choose another file with --out.")
+        raise InputError(
+            "table-itself-choose",
+            f"{str(out)!r} is the table itself: choose another file with --out.",
+        )
     if out.exists() and not overwrite:
-        raise InputError(f"{str(out)!r} is there already: choose another file with --out, or give --overwrite.")
-    copied, cut = listed(keep), listed(groups)
+        raise InputError(
+            "already-choose-another",
+            f"{str(out)!r} is there already: choose another file with --out, or give --overwrite.",
+        )
+    copied = listed(keep)
+    cut = listed(groups)
     found = answer(run, table, model, [*copied, *(name for name in cut if name not in copied)], raw)
     if cut and found.truth is None:
-        raise InputError(f"--groups scores rows, and {table.name!r} has no target to score by.")
+        raise InputError(
+            "groups-scores-rows",
+            f"--groups scores rows, and {table.name!r} has no target to score by.",
+        )
     kept = {name: values for name, values in found.kept.items() if name in copied}
     for name in ("client", "predicted", "probability"):
         if name in kept:
-            raise InputError(f"--keep {name}: the predictions have a column of that name; rename it in the table.")
-    columns = kept | {"client": found.clients, "predicted": found.predicted, "probability": found.probability}
-    scored = {by: found.scores(None if by == "client" else by) for by in ("client", *cut)} if found.truth else {}
+            raise InputError(
+                "keep-predictions-column",
+                f"--keep {name}: the predictions have a column of that name; rename it in the table.",
+            )
+    columns = kept | {
+        "client": found.clients,
+        "predicted": found.predicted,
+        "probability": found.probability,
+    }
+    scored = (
+        {by: found.scores(None if by == "client" else by) for by in ("client", *cut)}
+        if found.truth
+        else {}
+    )
     write_predictions(out, columns, quiet=as_json)
     rows = [
-        {"by": by, "group": row[by], **{k: v for k, v in row.items() if k != by}} for by in scored for row in scored[by]
+        {"by": by, "group": row[by], **{k: v for k, v in row.items() if k != by}}
+        for by in scored
+        for row in scored[by]
     ]
     if rows:
         write_file(out.with_suffix(".scores.csv"), csv_text(rows))
@@ -269,14 +345,23 @@ def predict(
 
 
 HEADS = (  # what the terminal shows of the scores
-    *("rows", "accuracy", "auc", "recall", "precision", "false_positive_rate", "mean_probability", "base_rate"),
+    *(
+        "rows",
+        "accuracy",
+        "auc",
+        "recall",
+        "precision",
+        "false_positive_rate",
+        "mean_probability",
+        "base_rate",
+    ),
     *("rmse", "mae", "r2"),
 )
 
 
 def _scores(by: str, rows: list[dict[str, Any]]) -> Table:
     """Make a table with a row per group, all rows together last."""
-    from scaffpd.report.predictions import COLUMNS, written
+    from scaffpd.run.page.predictions import COLUMNS, written
 
     shown = [name for name in HEADS if name in rows[0]]
     table = plain_table(by, *(COLUMNS[name].replace(" ", "\n") for name in shown), gap=1)
@@ -292,7 +377,9 @@ def write_predictions(out: Path, columns: dict[str, Any], quiet: bool = False) -
     probability = ["" if p != p else f"{p:.6f}" for p in columns["probability"]]
     cells = zip(*(columns | {"probability": probability}).values(), strict=True)
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([list(columns), *cells])  # texts as they are: they are compared with those of the table
+    csv.writer(text).writerows(
+        [list(columns), *cells]
+    )  # texts as they are: they are compared with those of the table
     write_file(out, text.getvalue())
     if not quiet:
         typer.echo(f"{several(len(probability), 'row')} written to {out}.")

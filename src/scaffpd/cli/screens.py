@@ -14,8 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
-BAR, WEIGHT_BAR = 30, 16  # characters of the whole way, and of the largest weight
-CLIENTS, MOST = 12, 30  # that are shown while a command runs, and in a table
+# characters of the whole way, and of the largest weight
+BAR = 30
+WEIGHT_BAR = 16
+# that are shown while a command runs, and in a table
+CLIENTS = 12
+MOST = 30
 PAUSE = 1.0  # seconds between two plain lines
 
 
@@ -95,7 +99,9 @@ class RoundsScreen:
     def __init__(self, quiet: bool = False, errors: bool = True, pause: float = PAUSE) -> None:
         self.console = Console(stderr=errors, quiet=quiet, highlight=False)
         seen = self.console.is_terminal and not quiet
-        self.live = Live(console=self.console, refresh_per_second=4, transient=True) if seen else None
+        self.live = (
+            Live(console=self.console, refresh_per_second=4, transient=True) if seen else None
+        )
         self.pause = pause  # seconds between two plain lines
 
     def __enter__(self) -> Self:
@@ -114,7 +120,8 @@ class RoundsScreen:
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
         """Start with a model that is about to be trained."""
         self.model, self.names, self.rounds, self.tol = model, tuple(names), rounds, tol
-        self.began, self.said = time.monotonic(), -math.inf
+        self.began = time.monotonic()
+        self.said = -math.inf
         self.first, self.line = math.inf, dict[str, Any]()
         if self.live is not None and model:
             self.live.update(f"{model}: looking at the data")
@@ -122,7 +129,10 @@ class RoundsScreen:
     def show(self, info: Any) -> None:
         """Show a round of training."""
         state = info.state
-        numbers = {"losses": state.losses, "weights": state.weights / (float(state.weights.sum()) or 1.0)}
+        numbers = {
+            "losses": state.losses,
+            "weights": state.weights / (float(state.weights.sum()) or 1.0),
+        }
         gap = float(state.certificate)
         about = {"round": info.rounds, "certificate": gap if math.isfinite(gap) else None}
         spent = {"seconds": time.monotonic() - self.began}
@@ -140,29 +150,40 @@ class RoundsScreen:
             self.live.update(self.picture())
         elif self._done() >= 1 or time.monotonic() - self.said >= self.pause:
             self.said = time.monotonic()
-            self.say(f"{self._title()}  {self._gap()}  {self._losses()}  {_seconds(line['seconds'])}")
+            self.say(
+                f"{self._title()}  {self._gap()}  {self._losses()}  {_seconds(line['seconds'])}"
+            )
 
     def picture(self) -> Group:
         """Draw the last round."""
-        done, spent = self._done(), self.line["seconds"]
-        left = f", about {_seconds(spent * (1 - done) / done)} left" if self.line["round"] > 1 and 0 < done < 1 else ""
+        done = self._done()
+        spent = self.line["seconds"]
+        left = (
+            f", about {_seconds(spent * (1 - done) / done)} left"
+            if self.line["round"] > 1 and 0 < done < 1
+            else ""
+        )
         full = round(BAR * done)
         bar = Text.assemble(("━" * full, "green"), ("━" * (BAR - full), "dim"))
         bar.append(f" {self._title()}, {_seconds(spent)}{left}")
-        return Group(bar, Text("; ".join(filter(None, (self._gap(), self._losses())))), self._clients())
+        return Group(
+            bar, Text("; ".join(filter(None, (self._gap(), self._losses())))), self._clients()
+        )
 
     def _title(self) -> str:
         return f"{self.model} round {self.line['round']}".strip()
 
     def _done(self) -> float:
         """Return the share of the way that is done: in the logarithm of the certificate, or in rounds."""
-        share, gap = float(self.line["round"]) / self.rounds, self.line["certificate"]
+        share = float(self.line["round"]) / self.rounds
+        gap = self.line["certificate"]
         if self.tol is not None and gap and self.tol < self.first < math.inf:
             share = max(share, math.log(self.first / gap) / math.log(self.first / self.tol))
         return min(max(share, 0.0), 1.0)
 
     def _gap(self) -> str:
-        gap, absent = self.line["certificate"], self.line["absent"]
+        gap = self.line["certificate"]
+        absent = self.line["absent"]
         if gap is None:
             return f"nothing is certified: {', '.join(absent)} away" if absent else "no certificate"
         return f"certified gap {gap:.1e}{'' if self.tol is None else f' of {self.tol:.0e} wanted'}"
@@ -177,11 +198,21 @@ class RoundsScreen:
     def _clients(self) -> Table:
         """Make a table with a row per client, of many those that count most."""
         table = Table(
-            "", "loss", "weight λ", "", "", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
+            "",
+            "loss",
+            "weight λ",
+            "",
+            "",
+            box=None,
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
+            header_style="dim",
         )
         values = zip(self.line["losses"], self.line["weights"], strict=True)
         found = dict(zip(self.line["members"], values, strict=True))
-        largest = max((weight for _, weight in found.values() if weight == weight), default=0.0) or 1.0
+        largest = (
+            max((weight for _, weight in found.values() if weight == weight), default=0.0) or 1.0
+        )
         order = sorted(self.names, key=lambda name: -found.get(name, (0, 0))[1])
         for name in self.names if len(order) <= CLIENTS else order[:CLIENTS]:
             loss, weight = found.get(name, (math.nan, math.nan))
@@ -192,7 +223,9 @@ class RoundsScreen:
             table.add_row(Text(name[:30]), known, *counts, away, style=style)
         if len(order) > CLIENTS:
             rest = sum(found.get(name, (0.0, 0.0))[1] for name in order[CLIENTS:])
-            table.add_row(Text(f"{len(order) - CLIENTS} others", style="dim"), "", f"{rest:6.1%}", "")
+            table.add_row(
+                Text(f"{len(order) - CLIENTS} others", style="dim"), "", f"{rest:6.1%}", ""
+            )
         return table
 
 

@@ -15,7 +15,7 @@ from scaffpd.cli.typer_ext import AsJson, group, tell, write_template
 from scaffpd.errors import InputError, several
 
 if TYPE_CHECKING:
-    from scaffpd.config.silo import SiloFile
+    from scaffpd.run.settings.silo import SiloFile
 
 SiloToml = Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)]
 
@@ -23,13 +23,15 @@ MOST = 40  # columns of data that are listed
 
 
 def _settings(file: Path) -> SiloFile:
-    from scaffpd.config.silo import SiloFile
+    from scaffpd.run.settings.silo import SiloFile
 
     return SiloFile.read(file)
 
 
 def init(
-    out: Annotated[Path, typer.Option(help="The file to write; one that is there is left alone.")] = Path("silo.toml"),
+    out: Annotated[
+        Path, typer.Option(help="The file to write; one that is there is left alone.")
+    ] = Path("silo.toml"),
 ) -> None:
     """Write a silo.toml to fill in.
 
@@ -62,7 +64,7 @@ def key(file: SiloToml) -> None:
     Examples:
         scaffpd silo key silo.toml
     """
-    from scaffpd.masking import Identity
+    from scaffpd.secure.masking import Identity
 
     settings = _settings(file)
     typer.echo(Identity.kept(settings.name, settings.secure.identity).card.fingerprint)
@@ -70,7 +72,9 @@ def key(file: SiloToml) -> None:
 
 def audit(
     file: SiloToml,
-    noted: Annotated[str, typer.Option(help="A link that was noted down earlier and must be in the log.")] = "",
+    noted: Annotated[
+        str, typer.Option(help="A link that was noted down earlier and must be in the log.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Check this site's log link by link, and show what has left in every run and what was refused.
@@ -84,14 +88,20 @@ def audit(
     found = disclosure.audit(_settings(file).limits.audit, noted)
     tell(found, show_audit, as_json)
     if not found["whole"]:
-        raise InputError(found["broken"])
+        raise InputError("broken-audit", found["broken"])
 
 
 def consent(
     file: SiloToml,
-    grant: Annotated[str, typer.Option(help="Agree to this request; its first digits are enough.")] = "",
-    revoke: Annotated[str, typer.Option(help="Withdraw consent to this request, also while its run goes on.")] = "",
-    until: Annotated[str, typer.Option(help="The last day on which a consent holds, such as 2027-12-31.")] = "",
+    grant: Annotated[
+        str, typer.Option(help="Agree to this request; its first digits are enough.")
+    ] = "",
+    revoke: Annotated[
+        str, typer.Option(help="Withdraw consent to this request, also while its run goes on.")
+    ] = "",
+    until: Annotated[
+        str, typer.Option(help="The last day on which a consent holds, such as 2027-12-31.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Show what runs ask of this site and what became of each; agree to one, or withdraw, from any shell.
@@ -107,20 +117,26 @@ def consent(
     from scaffpd.deploy.silo.records import decide
 
     settings = _settings(file)
-    wanted, known = grant or revoke, requests(settings)
+    wanted = grant or revoke
+    known = requests(settings)
     if grant and revoke:
-        raise InputError("Give --grant or --revoke, not both.")
+        raise InputError("give-grant-revoke", "Give --grant or --revoke, not both.")
     if until and not grant:
-        raise InputError("--until goes with --grant REQUEST.")
+        raise InputError("until-goes-grant", "--until goes with --grant REQUEST.")
     if wanted:
         matching = [own["request"] for own in known if own["request"].startswith(wanted.lower())]
         if len(matching) != 1:
-            names = ", ".join(matching or (own["request"][:SHOWN] for own in known)) or "none has come yet"
-            raise InputError(f"{wanted!r} is not the beginning of one request: {names}.")
+            names = (
+                ", ".join(matching or (own["request"][:SHOWN] for own in known))
+                or "none has come yet"
+            )
+            raise InputError(
+                "beginning-request", f"{wanted!r} is not the beginning of one request: {names}."
+            )
         try:
             last = date.fromisoformat(until) if until else None
         except ValueError:
-            raise InputError(f"{until!r} is not a date such as 2027-12-31.") from None
+            raise InputError("date-such", f"{until!r} is not a date such as 2027-12-31.") from None
         decide(settings.consent.file, matching[0], bool(grant), _account(), last)
         known = [own for own in requests(settings) if own["request"] == matching[0]]
     tell(known, show_requests, as_json)
@@ -137,7 +153,9 @@ def _account() -> str:
         return f"user {os.getuid()}"
 
 
-def status(file: SiloToml, serve: Serve = None, host: Host = "127.0.0.1", as_json: AsJson = False) -> None:
+def status(
+    file: SiloToml, serve: Serve = None, host: Host = "127.0.0.1", as_json: AsJson = False
+) -> None:
     """Say whether this silo is being asked, by which run, and what it answered last; or serve that to Prometheus.
 
     Examples:
@@ -163,12 +181,16 @@ def predict(
     Examples:
         scaffpd silo predict silo.toml run/model.safetensors --out predictions.csv
     """
-    from scaffpd.config.model_file import read_model
     from scaffpd.deploy.silo import dataset
+    from scaffpd.run.settings.model_file import read_model
 
     x, setup = read_model(model)
     found = dataset.predict(dataset.Dataset.read(_settings(file)), x, setup)
-    columns: dict[str, Any] = {"target": found.targets, "predicted": found.predicted, "probability": found.probability}
+    columns: dict[str, Any] = {
+        "target": found.targets,
+        "predicted": found.predicted,
+        "probability": found.probability,
+    }
     write_predictions(out, columns | {"held out": found.held.tolist()})
 
 
@@ -201,14 +223,18 @@ def show_check(found: dict[str, Any]) -> None:
             counts = [str(entry["missing"] or ""), "", str(entry["withheld"] or "")]
             if entry["kind"] == "category":
                 counts[1] = str(entry["categories"])
-            table.add_row(printable(entry["name"]), entry["kind"].replace("unknown", "no values"), *counts)
+            table.add_row(
+                printable(entry["name"]), entry["kind"].replace("unknown", "no values"), *counts
+            )
         console.print(table)
         if len(found["columns"]) > MOST:
             console.print(f"and {len(found['columns']) - MOST} more (--json lists all)")
     titles = {
-        "warnings": "Look at this", "leaves": "What leaves this site", "stays": "What never leaves",
+        "warnings": "Look at this",
+        "leaves": "What leaves this site",
+        "stays": "What never leaves",
         "dishonest": "If the coordinator is dishonest",
-    }  # fmt: skip
+    }
     for part, title in titles.items():
         if found[part]:
             console.print(f"\n{title}", style="bold yellow" if part == "warnings" else "bold")
@@ -228,21 +254,32 @@ def show_audit(found: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     for run in found["runs"]:
-        how = " and ".join(word for word, is_so in (("masked", run["masked"]), ("noisy", run["private"])) if is_so)
+        how = " and ".join(
+            word for word, is_so in (("masked", run["masked"]), ("noisy", run["private"])) if is_so
+        )
         title = f"Run {run['run'][:12]}, {run['algorithm']}" if run["run"] else "Before a run"
         console.print(title, style="bold", markup=False)
         spent = f", ε = {run['epsilon']:.3g} spent" if run["epsilon"] is not None else ""
-        vectors = f"; vectors were {how}" if how else "; vectors were in the clear" if run["run"] else ""
+        vectors = (
+            f"; vectors were {how}" if how else "; vectors were in the clear" if run["run"] else ""
+        )
         say(console, f"{run['from'][:19]} to {run['to'][:19]} UTC{vectors}{spent}.")
         table = plain_table("what left", "asked", "answered", "numbers", "bytes", gap=1)
         for row in run["questions"]:
-            counts = (f"{row['asked']:,}", f"{row['answered']:,}", f"{row['numbers']:,}", format_bytes(row["bytes"]))
+            counts = (
+                f"{row['asked']:,}",
+                f"{row['answered']:,}",
+                f"{row['numbers']:,}",
+                format_bytes(row["bytes"]),
+            )
             table.add_row(printable(row["what"]), *counts)
         console.print(table)
         console.print()
     if found["refused"]:
         console.print("Refused", style="bold")
-        bullets(console, [f"{several(count, 'time')}: {why}" for why, count in found["refused"].items()])
+        bullets(
+            console, [f"{several(count, 'time')}: {why}" for why, count in found["refused"].items()]
+        )
         console.print()
     if not found["lines"]:
         say(console, "Nothing has left this site yet.")
@@ -274,7 +311,9 @@ def show_requests(known: list[dict[str, Any]]) -> None:
             "method": f"{asks['algorithm']}, {asks['rounds']} rounds at most",
             "objective": asks["objective"] or "none",
             "vectors": "masked" if asks["secure"] else "in the clear",
-            "noise": "none" if asks["epsilon"] is None else f"ε = {asks['epsilon']}, δ = {asks['delta']}",
+            "noise": "none"
+            if asks["epsilon"] is None
+            else f"ε = {asks['epsilon']}, δ = {asks['delta']}",
             "asked": f"{own['first'][:19]} to {own['last'][:19]} UTC",
         }
         console.print(f"Request {own['request'][:SHOWN]}", style="bold", markup=False)
@@ -285,7 +324,9 @@ def show_requests(known: list[dict[str, Any]]) -> None:
 def _facts(found: dict[str, Any]) -> dict[str, str]:
     from scaffpd.system import format_bytes
 
-    rows, features, size = found["rows"], found["features"], found["bytes"]
+    rows = found["rows"]
+    features = found["features"]
+    size = found["bytes"]
     prepared = found["task"] == "prepared"
     lines = {
         "task": "the entry's own Cohort" if prepared else found["task"],
@@ -293,10 +334,16 @@ def _facts(found: dict[str, Any]) -> dict[str, str]:
         "features": f"a model of {several(features['encoded'], 'parameter')}",
     }
     if not prepared:
-        lines["features"] = f"{several(features['columns'], 'column')}, {features['encoded']} once encoded"
-        lines["memory"] = f"{format_bytes(size['read'])} as read, {format_bytes(size['encoded'])} encoded"
+        lines["features"] = (
+            f"{several(features['columns'], 'column')}, {features['encoded']} once encoded"
+        )
+        lines["memory"] = (
+            f"{format_bytes(size['read'])} as read, {format_bytes(size['encoded'])} encoded"
+        )
     if found["missing"] is not None:
         lines["missing"] = f"{found['missing']} values"
     if found["target"] is not None:
-        lines["target"] = ", ".join(f"{name} {value:.6g}" for name, value in found["target"].items())
+        lines["target"] = ", ".join(
+            f"{name} {value:.6g}" for name, value in found["target"].items()
+        )
     return lines

@@ -11,16 +11,26 @@ import typer
 from scaffpd.cli import typer_ext
 from scaffpd.cli.results import end
 from scaffpd.cli.screens import RoundsScreen
-from scaffpd.cli.typer_ext import OBJECTIVES, PROBLEMS, AsJson, Quiet, listed, nearest, option, takes
+from scaffpd.cli.typer_ext import (
+    OBJECTIVES,
+    PROBLEMS,
+    AsJson,
+    Quiet,
+    listed,
+    nearest,
+    option,
+    takes,
+)
 from scaffpd.errors import InputError, unknown
 
 if TYPE_CHECKING:
-    from scaffpd.config.run import RunConfig
-    from scaffpd.gains import Joining
-    from scaffpd.runs.prepare import Prepared
+    from scaffpd.run.prepare import Prepared
+    from scaffpd.run.settings.run import RunConfig
+    from scaffpd.study.joining import Joining
 
 COUNTS = "counts"  # a task of its own to users: numbers with Poisson loss
-LEAST_ZERO, ABOVE_ZERO = ("test", "l2", "tol"), ("kappa", "epsilon", "clip", "loss_clip", "radius", "delta")
+LEAST_ZERO = ("test", "l2", "tol")
+ABOVE_ZERO = ("kappa", "epsilon", "clip", "loss_clip", "radius", "delta")
 BY = ("mean", "worst-fifth")
 SHARES = {"test": "from 0 to below 1", "delta": "between 0 and 1"}
 What = Annotated[
@@ -37,23 +47,49 @@ METHOD = "How it is trained: a name such as ScaffPD, or module:Class of your own
 class DataOptions:
     """Options for reading a table."""
 
-    client: Annotated[str | None, typer.Option(help="Column with every row's client; file: each file is a client.")]
+    client: Annotated[
+        str | None,
+        typer.Option(help="Column with every row's client; file: each file is a client."),
+    ]
     target: Annotated[str | None, typer.Option(help="Column to be predicted: labels or numbers.")]
-    columns: Annotated[str | None, typer.Option(help="Columns to learn from, with commas.", show_default="all others")]
-    categories: Annotated[str | None, typer.Option(help="Columns of numbers that are names of categories.")]
+    columns: Annotated[
+        str | None,
+        typer.Option(help="Columns to learn from, with commas.", show_default="all others"),
+    ]
+    categories: Annotated[
+        str | None, typer.Option(help="Columns of numbers that are names of categories.")
+    ]
     task: Annotated[
-        str | None, typer.Option(help="classification, regression or counts.", show_default="goes by the target")
+        str | None,
+        typer.Option(
+            help="classification, regression or counts.", show_default="goes by the target"
+        ),
     ]
-    separator: Annotated[str | None, typer.Option(help="Between columns of CSV.", show_default="found out")]
-    decimal: Annotated[str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")]
-    missing: Annotated[str | None, typer.Option(help="Values that mean missing, with commas: -999,unknown.")]
-    test: Annotated[str | None, typer.Option(help="Share of rows held out, or a table of them.", show_default="0.2")]
+    separator: Annotated[
+        str | None, typer.Option(help="Between columns of CSV.", show_default="found out")
+    ]
+    decimal: Annotated[
+        str | None, typer.Option(help="Decimal mark of CSV: . or ,", show_default="found out")
+    ]
+    missing: Annotated[
+        str | None, typer.Option(help="Values that mean missing, with commas: -999,unknown.")
+    ]
+    test: Annotated[
+        str | None,
+        typer.Option(help="Share of rows held out, or a table of them.", show_default="0.2"),
+    ]
     split_by: Annotated[
-        str | None, typer.Option(help="Hold out the latest rows by this column, or whole groups of it.")
+        str | None,
+        typer.Option(help="Hold out the latest rows by this column, or whole groups of it."),
     ]
-    dates: Annotated[bool | None, typer.Option("--dates", help="Learn from weekday, season and hour of dates.")]
+    dates: Annotated[
+        bool | None, typer.Option("--dates", help="Learn from weekday, season and hour of dates.")
+    ]
     features: Annotated[
-        str | None, typer.Option("--features", help="Nonlinear, still certified: splines, interactions or rff.")
+        str | None,
+        typer.Option(
+            "--features", help="Nonlinear, still certified: splines, interactions or rff."
+        ),
     ]
 
 
@@ -62,13 +98,22 @@ class SolverOptions:
 
     objective: Annotated[str | None, option(GOAL, OBJECTIVES, "ChiSquare", several=True)]
     l2: Annotated[
-        float | None, typer.Option("--l2", help="The regulariser.", show_default="by folds for a table, else 0.001")
+        float | None,
+        typer.Option(
+            "--l2", help="The regulariser.", show_default="by folds for a table, else 0.001"
+        ),
     ]
-    rounds: Annotated[int | None, typer.Option(min=1, help="The most rounds.", show_default="1000; 30 if private")]
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="The most rounds.", show_default="1000; 30 if private")
+    ]
     tol: Annotated[
-        float | None, typer.Option(help="Certified gap to stop at.", show_default="1e-6, where one is proven")
+        float | None,
+        typer.Option(help="Certified gap to stop at.", show_default="1e-6, where one is proven"),
     ]
-    seed: Annotated[int | None, typer.Option(min=0, help="Chooses held-out rows and all else.", show_default="0")]
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Chooses held-out rows and all else.", show_default="0"),
+    ]
     device: Annotated[str | None, typer.Option(help="cpu or cuda.", show_default="cpu")]
 
 
@@ -76,19 +121,32 @@ class OutputOptions:
     """Options of the output."""
 
     out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")]
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")] = False
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")
+    ] = False
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")] = True
     quiet: Quiet = False
     as_json: AsJson = False
 
 
 OF_TABLE = tuple(name for name in DataOptions.__annotations__ if name != "test")
-OF_TRAINING = ("rounds", "tol", "seed", "device", "baseline", "splits", "coalition", "groups", "recalibrate")
+OF_TRAINING = (
+    "rounds",
+    "tol",
+    "seed",
+    "device",
+    "baseline",
+    "splits",
+    "coalition",
+    "groups",
+    "recalibrate",
+)
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
     "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
     "model": {"l2": "l2", "strength": "kappa"},
     "training": {name: name for name in OF_TRAINING},
-    "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")} | {"seed": "noise_seed"},
+    "privacy": {name: name for name in ("epsilon", "delta", "clip", "loss_clip", "radius")}
+    | {"seed": "noise_seed"},
     "algorithm": {"kind": "algorithm"},
     "path": {"points": "points"},
 }
@@ -100,7 +158,9 @@ def train(
     *,
     strength: Annotated[
         float | None,
-        option("Its ρ, δ, α, q or b.", (), "of a table, chosen by folds; else ρ 0.1, δ 0.5, α 0.2, q 1"),
+        option(
+            "Its ρ, δ, α, q or b.", (), "of a table, chosen by folds; else ρ 0.1, δ 0.5, α 0.2, q 1"
+        ),
     ] = None,
     choose: Annotated[
         bool | None,
@@ -112,20 +172,34 @@ def train(
         ),
     ] = None,
     by: Annotated[
-        str | None, option("Choose by the mean of held-out losses, or their worst fifth.", BY, "worst-fifth")
+        str | None,
+        option("Choose by the mean of held-out losses, or their worst fifth.", BY, "worst-fifth"),
     ] = None,
     budget: Annotated[int | None, option("The most rounds of choosing.", (), "300", min=1)] = None,
     kappa: Annotated[
-        float | None, option("κ of personal models, to compare with one for all.", (), "chosen by folds")
+        float | None,
+        option("κ of personal models, to compare with one for all.", (), "chosen by folds"),
     ] = None,
-    algorithm: Annotated[str | None, option(METHOD, typer_ext.ALGORITHMS, "chosen for the problem")] = None,
+    algorithm: Annotated[
+        str | None, option(METHOD, typer_ext.ALGORITHMS, "chosen for the problem")
+    ] = None,
     baseline: Annotated[
         bool | None,
-        option("Train the average model too.", (), "baseline; no-baseline with --epsilon", "--baseline/--no-baseline"),
+        option(
+            "Train the average model too.",
+            (),
+            "baseline; no-baseline with --epsilon",
+            "--baseline/--no-baseline",
+        ),
     ] = None,
     splits: Annotated[
         int | None,
-        option("Random splits that tell what joining brings; 0: leave it out.", (), "5 of small tables, else 1", min=0),
+        option(
+            "Random splits that tell what joining brings; 0: leave it out.",
+            (),
+            "5 of small tables, else 1",
+            min=0,
+        ),
     ] = None,
     coalition: Annotated[
         bool | None,
@@ -136,18 +210,29 @@ def train(
             "--coalition/--no-coalition",
         ),
     ] = None,
-    groups: Annotated[str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")] = None,
+    groups: Annotated[
+        str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")
+    ] = None,
     recalibrate: Annotated[
         bool | None,
-        typer.Option("--recalibrate", help="Correct every client's probabilities by folds; predict then does."),
+        typer.Option(
+            "--recalibrate",
+            help="Correct every client's probabilities by folds; predict then does.",
+        ),
     ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Differential privacy: ε of every row, over the whole run.")
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Its δ.", show_default="1e-5")] = None,
-    clip: Annotated[float | None, typer.Option(help="C, the longest gradient of a row.", show_default="1")] = None,
-    loss_clip: Annotated[float | None, typer.Option(help="B, the largest loss of a row.", show_default="4")] = None,
-    radius: Annotated[float | None, typer.Option(help="R, the longest row, once scaled.", show_default="3")] = None,
+    clip: Annotated[
+        float | None, typer.Option(help="C, the longest gradient of a row.", show_default="1")
+    ] = None,
+    loss_clip: Annotated[
+        float | None, typer.Option(help="B, the largest loss of a row.", show_default="4")
+    ] = None,
+    radius: Annotated[
+        float | None, typer.Option(help="R, the longest row, once scaled.", show_default="3")
+    ] = None,
     noise_seed: Annotated[
         int | None, option("Noise that can be repeated; protects nobody.", (), "a secret", min=0)
     ] = None,
@@ -173,9 +258,14 @@ def path(
     what: What,
     *,
     points: Annotated[
-        int | None, typer.Option(min=1, help="Points between the average and the worst case.", show_default="9")
+        int | None,
+        typer.Option(
+            min=1, help="Points between the average and the worst case.", show_default="9"
+        ),
     ] = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Also train each point alone, to see what that costs.")] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Also train each point alone, to see what that costs.")
+    ] = False,
     **given: Any,
 ) -> None:
     """Show the cost of fairness: models from the average to the worst case, with a suggestion.
@@ -193,25 +283,43 @@ def path(
 def _run(kind: str, options: dict[str, Any]) -> None:
     """Train one model, or those of a fairness path, with the options of the command line."""
     options = options | options.pop("given")
-    (what, *more), asked = options.pop("what"), {name: value for name, value in options.items() if value is not None}
+    (what, *more), asked = (
+        options.pop("what"),
+        {name: value for name, value in options.items() if value is not None},
+    )
     asked |= {"more_files": more} if more else {}
     wanted = list(dict.fromkeys(listed(options["objective"])))
-    configs = [requested(what, asked | {"objective": one}) for one in wanted] or [requested(what, asked)]
+    configs = [requested(what, asked | {"objective": one}) for one in wanted] or [
+        requested(what, asked)
+    ]
     if len(configs) > 1:
         _check_several(kind, options)
-    base, places = options["out"] or configs[0].folder, [options["out"]]
+    base = options["out"] or configs[0].folder
+    places = [options["out"]]
     if len(configs) > 1:
         base = Path(base or Path("runs") / f"{_safe(configs[0].name)}-objectives")
         places = [base / type(config.goal).__name__.lower() for config in configs]
-    quiet, as_json, folders, prepared, interrupted = options["quiet"], options["as_json"], list[Path](), None, False
+    quiet = options["quiet"]
+    as_json = options["as_json"]
+    folders = list[Path]()
+    prepared = None
+    interrupted = False
     for config, out in zip(configs, places, strict=True):
         if not interrupted:
             with RoundsScreen(quiet or as_json) as screen:
-                folder, prepared, interrupted = _one_run(kind, config, prepared, options | {"out": out}, screen)
+                folder, prepared, interrupted = _one_run(
+                    kind, config, prepared, options | {"out": out}, screen
+                )
             folders.append(folder)
     several = len(folders) > 1
     page = options["report"] and not interrupted
-    end(Path(base) if base and several else folders[0], page, quiet, as_json, folders if several else ())
+    end(
+        Path(base) if base and several else folders[0],
+        page,
+        quiet,
+        as_json,
+        folders if several else (),
+    )
     if interrupted:
         if not (quiet or as_json):
             typer.echo("Interrupted; the same command goes on.", err=True)
@@ -221,29 +329,46 @@ def _run(kind: str, options: dict[str, Any]) -> None:
 def _check_several(kind: str, options: Mapping[str, Any]) -> None:
     """Refuse what several objectives cannot share."""
     if kind != "train":
-        raise InputError("A fairness path goes along one objective: name one.")
+        raise InputError(
+            "fairness-path-goes", "A fairness path goes along one objective: name one."
+        )
     for name in ("strength", "epsilon"):
         if options.get(name) is not None:
-            raise InputError(f"--{name} goes with one objective, and several are named: leave it out, or name one.")
+            raise InputError(
+                "goes-objective-several",
+                f"--{name} goes with one objective, and several are named: leave it out, or name one.",
+            )
     for base in filter(None, [options["out"]]):
         if (Path(base) / "config.toml").exists():
-            raise InputError(f"{str(base)!r} holds a run: choose another folder for several with --out.")
+            raise InputError(
+                "holds-run-choose",
+                f"{str(base)!r} holds a run: choose another folder for several with --out.",
+            )
 
 
 def _one_run(
-    kind: str, config: RunConfig, prepared: Prepared | None, options: Mapping[str, Any], screen: RoundsScreen
+    kind: str,
+    config: RunConfig,
+    prepared: Prepared | None,
+    options: Mapping[str, Any],
+    screen: RoundsScreen,
 ) -> tuple[Path, Prepared, bool]:
     """Train, score and write one run; return its folder, what was read, and whether it was interrupted."""
-    from scaffpd.runs import path, prepare, scores, train  # seconds, so not for --help
-    from scaffpd.runs.folder import RunFolder
-    from scaffpd.training import Status
+    from scaffpd.run import path, prepare, scores, train  # seconds, so not for --help
+    from scaffpd.run.folder import RunFolder
+    from scaffpd.training.loop import Status
 
     if kind == "path":
         path.walkable(config)
-    fresh, out = options["fresh"], options["out"] or config.folder
+    fresh = options["fresh"]
+    out = options["out"] or config.folder
     if out is not None:
         RunFolder(Path(out)).usable(kind)
-    screen.say(f"Reading {config.name}" if prepared is None else f"\nObjective {type(config.goal).__name__}")
+    screen.say(
+        f"Reading {config.name}"
+        if prepared is None
+        else f"\nObjective {type(config.goal).__name__}"
+    )
     plain = prepared = prepared or prepare.prepare(config)
     train.check_asked(config, prepared)
     prepared = scores.check_recalibration(config, prepared)
@@ -263,9 +388,11 @@ def _one_run(
         if kind == "path":
             models = path.walk(config, prepared, cohort, screen)
             alone = path.cold_rounds(config, cohort, models) if options["cold"] else None
-            game, more = None, path.about(config, prepared, models, alone)
+            game = None
+            more = path.about(config, prepared, models, alone)
         else:
-            models, more = train.carry_out(config, prepared, cohort, folder.path, screen), None
+            models = train.carry_out(config, prepared, cohort, folder.path, screen)
+            more = None
             screen.say("Training every client alone, to see what joining brings")
             found = train.joining_of(config, prepared, models, choice)
             game = train.coalition_of(config, prepared, found)
@@ -274,15 +401,20 @@ def _one_run(
     return folder.path, plain, kind == "train" and models[-1].result.status is Status.INTERRUPTED
 
 
-def _choosing(config: RunConfig, prepared: Any, options: Mapping[str, Any], kind: str, screen: RoundsScreen) -> Any:
+def _choosing(
+    config: RunConfig, prepared: Any, options: Mapping[str, Any], kind: str, screen: RoundsScreen
+) -> Any:
     """Return how strengths are chosen; `None` where they are not: a fairness path goes along all of them."""
-    from scaffpd.choosing import MEAN, WORST
-    from scaffpd.runs.train import BUDGET, Choosing, choosable
+    from scaffpd.run.train import BUDGET, Choosing, choosable
+    from scaffpd.study.choosing import MEAN, WORST
 
-    asked, by = options.get("choose"), options.get("by")
+    asked = options.get("choose")
+    by = options.get("by")
     more = [name for name in ("by", "budget") if options.get(name) is not None]
     if asked is False and more:
-        raise InputError(f"--{more[0]} goes with choosing: leave it or --no-choose out.")
+        raise InputError(
+            "goes-choosing-leave", f"--{more[0]} goes with choosing: leave it or --no-choose out."
+        )
     if kind != "train" or not (asked or (asked is None and (more or choosable(config, prepared)))):
         return None
     if by is not None and by not in BY:
@@ -294,22 +426,32 @@ def _choosing(config: RunConfig, prepared: Any, options: Mapping[str, Any], kind
 
 def requested(what: str, options: Mapping[str, Any], command: str = "train") -> RunConfig:
     """Return the settings: what the file says, with the options in its place where they are given."""
-    from scaffpd.config.run import RunConfig
-    from scaffpd.tabular.formats import is_table
+    from scaffpd.data.tabular.formats import is_table
+    from scaffpd.run.settings.run import RunConfig
 
     options = with_test(options)
     if counts := options.get("task") == COUNTS:
         options["task"] = "regression"
     _check_numbers(options)
-    known, file, is_file = known_name(what), Path(what), what.lower().endswith(".toml")
+    known = known_name(what)
+    file = Path(what)
+    is_file = what.lower().endswith(".toml")
     changes = {
         table: {name: options[given] for name, given in names.items() if given in options}
         for table, names in TABLES.items()
     }
     private = [given for given in TABLES["privacy"].values() if given in options]
     if private and "epsilon" not in private and not is_file:
-        raise InputError(f"--{private[0].replace('_', '-')} goes with --epsilon: how private is it to be?")
-    for table, name in (("data", "columns"), ("data", "categories"), ("data", "missing"), ("training", "groups")):
+        raise InputError(
+            "goes-epsilon-how",
+            f"--{private[0].replace('_', '-')} goes with --epsilon: how private is it to be?",
+        )
+    for table, name in (
+        ("data", "columns"),
+        ("data", "categories"),
+        ("data", "missing"),
+        ("training", "groups"),
+    ):
         if name in options:
             changes[table][name] = listed(options[name])
     if counts:
@@ -330,7 +472,10 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
             source["more_files"] = [str(Path(name).absolute()) for name in more]
         _check_columns(file, options | changes["data"], command)
     elif "more_files" in options:
-        raise InputError(f"{what!r} is no table; several files are trained on only where all of them are tables.")
+        raise InputError(
+            "table-several-files",
+            f"{what!r} is no table; several files are trained on only where all of them are tables.",
+        )
     else:
         raise _neither(what)
     label = known if known in PROBLEMS else file.name
@@ -340,8 +485,10 @@ def requested(what: str, options: Mapping[str, Any], command: str = "train") -> 
         wrong = str(error)
         for table, names in TABLES.items():
             for key, given_by in names.items():
-                wrong = wrong.replace(f"{table}.{key} in {label!r},", f"--{given_by.replace('_', '-')}")
-        raise InputError(wrong) from None
+                wrong = wrong.replace(
+                    f"{table}.{key} in {label!r},", f"--{given_by.replace('_', '-')}"
+                )
+        raise InputError("requested", wrong) from None
 
 
 def known_name(what: str) -> str:
@@ -354,22 +501,29 @@ def refuse_columns(what: str, options: Mapping[str, Any]) -> None:
     """Refuse options on the reading of tables for a data set that is known by name."""
     path = f", or write ./{what} for the folder here" if Path(what).is_dir() else ""
     if "more_files" in options:
-        raise InputError(f"{what!r} is a data set of its own: name it alone{path}.")
+        raise InputError("data-set-own", f"{what!r} is a data set of its own: name it alone{path}.")
     for given in OF_TABLE:
         if options.get(given) is not None:
             option = given.replace("_", "-")
-            raise InputError(f"{what!r} brings its own clients and columns: leave --{option} out{path}.")
+            raise InputError(
+                "brings-own-clients",
+                f"{what!r} brings its own clients and columns: leave --{option} out{path}.",
+            )
 
 
 def with_test(options: Mapping[str, Any]) -> dict[str, Any]:
     """Tell a share of rows from a table of them."""
-    made, given = dict(options), options.get("test")
+    made = dict(options)
+    given = options.get("test")
     if isinstance(given, str):
         try:
             made["test"] = float(given)
         except ValueError:
             if not Path(given).exists():
-                raise InputError(f"--test needs a share from 0 to below 1, or a table: no file {given!r}.") from None
+                raise InputError(
+                    "test-share-below",
+                    f"--test needs a share from 0 to below 1, or a table: no file {given!r}.",
+                ) from None
             del made["test"]
             made["test_file"] = str(Path(given).absolute())
     return made
@@ -378,21 +532,31 @@ def with_test(options: Mapping[str, Any]) -> dict[str, Any]:
 def _check_numbers(options: Mapping[str, Any]) -> None:
     """Refuse numbers in the words of the options."""
     for name in (*LEAST_ZERO, *ABOVE_ZERO):
-        given, below = options.get(name), 1.0 if name in SHARES else float("inf")
-        if given is not None and not (0 <= given < below if name in LEAST_ZERO else 0 < given < below):
+        given = options.get(name)
+        below = 1.0 if name in SHARES else float("inf")
+        if given is not None and not (
+            0 <= given < below if name in LEAST_ZERO else 0 < given < below
+        ):
             limits = SHARES.get(name) or (">= 0 and finite" if name in LEAST_ZERO else "above 0")
-            raise InputError(f"--{name.replace('_', '-')} needs a number {limits}, got {given:g}.")
+            raise InputError(
+                "number-check-numbers",
+                f"--{name.replace('_', '-')} needs a number {limits}, got {given:g}.",
+            )
 
 
 def _objective(options: Mapping[str, Any], beside: Path | None) -> dict[str, Any]:
     """Return [objective] of --objective and --strength; a path needs no strength, for it goes along all of them."""
-    from scaffpd.config.reading import objective_kind
+    from scaffpd.run.settings.reading import objective_kind
 
-    wanted, strength = options.get("objective"), options.get("strength")
+    wanted = options.get("objective")
+    strength = options.get("strength")
     if wanted is None and strength is None:
         return {}
     if wanted is None and beside is not None:
-        raise InputError("--strength needs --objective: which of them is it the strength of?")
+        raise InputError(
+            "strength-objective-strength",
+            "--strength needs --objective: which of them is it the strength of?",
+        )
     wanted = wanted or "ChiSquare"
     known = {name.lower(): name for name in OBJECTIVES} | {"chi2": "ChiSquare", "worst": "Agnostic"}
     name = known.get(wanted.lower().replace("-", "").replace("_", ""), wanted)
@@ -400,9 +564,14 @@ def _objective(options: Mapping[str, Any], beside: Path | None) -> dict[str, Any
     if strength is None and (not kind.parameter or kind.usual is not None):
         return {"kind": name}  # the usual one, or one that goes by the clients' losses
     if not kind.parameter:
-        raise InputError(f"{kind.__name__} has no strength: leave --strength out.")
+        raise InputError(
+            "strength-leave-strength", f"{kind.__name__} has no strength: leave --strength out."
+        )
     if strength is None and "cold" not in options:
-        raise InputError(f"{kind.__name__} needs --strength: {kind.meaning or kind.parameter}.")
+        raise InputError(
+            "strength-objective",
+            f"{kind.__name__} needs --strength: {kind.meaning or kind.parameter}.",
+        )
     made = {kind.parameter: 1.0 if strength is None else strength}
     kind(**made)  # refuses what is no strength
     return {"kind": name, **made}
@@ -412,27 +581,38 @@ def _check_columns(file: Path, options: Mapping[str, Any], command: str) -> None
     """Refuse a table without a word on whose rows they are, with the names of its columns."""
     for key, means in (("client", "has every row's client"), ("target", "is to be predicted")):
         if key not in options:
-            from scaffpd.tabular.formats import open_table
+            from scaffpd.data.tabular.formats import open_table
 
             names = [name for name in open_table(file).names if name]
             there = f"There are {', '.join(map(repr, names[:12]))}{' and others' if len(names) > 12 else ''}."
-            raise InputError(f"{command} needs --{key}: which column of {file.name!r} {means}? {there}")
+            raise InputError(
+                "column-check-columns",
+                f"{command} needs --{key}: which column of {file.name!r} {means}? {there}",
+            )
 
 
 def _neither(what: str) -> InputError:
-    from scaffpd.tabular.formats import ACCEPTED
+    from scaffpd.data.tabular.formats import ACCEPTED
 
     if Path(what).is_dir():
-        return InputError(f"{what!r} is a folder without tables: name a config.toml or a table.")
+        return InputError(
+            "folder-without-tables",
+            f"{what!r} is a folder without tables: name a config.toml or a table.",
+        )
     if Path(what).exists():
-        return InputError(f"{what!r} is neither a settings file (.toml) nor a table ({ACCEPTED}).")
+        return InputError(
+            "neither-settings-file",
+            f"{what!r} is neither a settings file (.toml) nor a table ({ACCEPTED}).",
+        )
     hint = nearest(what, list(PROBLEMS)) or f" (known: {', '.join(PROBLEMS)})."
-    return InputError(f"{what!r} is no file, and no data set of that name is known{hint}")
+    return InputError(
+        "file-data-set", f"{what!r} is no file, and no data set of that name is known{hint}"
+    )
 
 
 def _place(config: RunConfig, out: Path | None, fresh: bool, kind: str) -> Path:
     """Return the folder that was asked for, or the first of runs/NAME, runs/NAME-2, … that holds no other run."""
-    from scaffpd.runs.folder import RunFolder
+    from scaffpd.run.folder import RunFolder
 
     if out is not None or config.folder is not None:
         return Path(out or config.folder or "")
@@ -451,7 +631,8 @@ def _safe(name: str) -> str:
 
 def noise_of(model: Any, rounds: int) -> str:
     """Say in a sentence how much noise was found."""
-    from scaffpd.report.data import between
+    from scaffpd.run.page.data import between
 
-    z, z_L = between(model.noise or 0.0), between(model.loss_noise or 0.0)
+    z = between(model.noise or 0.0)
+    z_L = between(model.loss_noise or 0.0)
     return f"Noise for ε = {model.budget:g} in {rounds} rounds: z = {z} for gradients, z_L = {z_L} for losses."

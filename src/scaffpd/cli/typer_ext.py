@@ -27,7 +27,11 @@ if TYPE_CHECKING:
 else:
     _AnyCommand = object  # Typer may bring a click of its own, whose commands are other ones
 
-DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130  # exit codes
+# exit codes
+DONE = 0
+FAILED = 1
+WRONG = 2
+INTERRUPTED = 130
 NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 _EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
@@ -59,11 +63,22 @@ class Command(WithExamples, TyperCommand):
     def __init__(self, name: str | None, **given: Any) -> None:
         super().__init__(name, **given)
         hints = get_type_hints(self.callback, include_extras=True).items()
-        helps = {name: part.help for name, hint in hints for part in get_args(hint) if isinstance(part, ArgumentInfo)}
+        helps = {
+            name: part.help
+            for name, hint in hints
+            for part in get_args(hint)
+            if isinstance(part, ArgumentInfo)
+        }
         for parameter in self.params:
-            if isinstance(parameter, TyperArgument):  # typer below 0.21 loses it to click from 8.4 on
+            if isinstance(
+                parameter, TyperArgument
+            ):  # typer below 0.21 loses it to click from 8.4 on
                 parameter.help = parameter.help or helps.get(parameter.name or "")
-            elif isinstance(parameter, click.Option) and not parameter.is_flag and parameter.metavar is None:
+            elif (
+                isinstance(parameter, click.Option)
+                and not parameter.is_flag
+                and parameter.metavar is None
+            ):
                 # "INTEGER RANGE" would leave little of a line of 80 columns
                 whole, real = (isinstance(parameter.type, kind) for kind in NUMBERS)
                 parameter.metavar = "N" if whole else "X" if real else None
@@ -82,9 +97,13 @@ def nearest(word: str, names: list[str]) -> str:
 def group(about: str, *commands: Callable[..., None]) -> typer.Typer:
     """Make a group of commands; alone, it shows its help."""
     made = typer.Typer(
-        cls=Group, help=about, invoke_without_command=True, add_completion=False, context_settings=SETTINGS,
+        cls=Group,
+        help=about,
+        invoke_without_command=True,
+        add_completion=False,
+        context_settings=SETTINGS,
         suggest_commands=False,
-    )  # fmt: skip
+    )
     made.callback(help=about)(show_help)
     for command in commands:
         add(made, command)
@@ -97,7 +116,12 @@ def show_help(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-def add(to: typer.Typer, function: Callable[..., None], name: str | None = None, panel: str | None = None) -> None:
+def add(
+    to: typer.Typer,
+    function: Callable[..., None],
+    name: str | None = None,
+    panel: str | None = None,
+) -> None:
     """Make a function a command; `panel` is the heading under which the help of the group lists it."""
     to.command(name, cls=Command, rich_help_panel=panel, context_settings=SETTINGS)(function)
 
@@ -106,15 +130,24 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
     """Split a docstring into prose, each paragraph on one line for any width of screen, and examples."""
     found = _EXAMPLES.search(text)
     prose = text if found is None else text[: found.start()]
-    lines = () if found is None else tuple(line.strip() for line in found["lines"].strip().splitlines())
+    lines = (
+        () if found is None else tuple(line.strip() for line in found["lines"].strip().splitlines())
+    )
     return "\n\n".join(" ".join(part.split()) for part in prose.split("\n\n")).strip(), lines
 
 
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
-ALGORITHMS = ("Fair", *(name for name in scaffpd._HOME["scaffpd.algorithms"] if name != "fair"))  # without PyTorch
+ALGORITHMS = (
+    "Fair",
+    *(name for name in scaffpd._HOME["scaffpd.algorithms"] if name != "fair"),
+)  # without PyTorch
 OBJECTIVES = tuple(name for name in scaffpd._HOME["scaffpd.objectives"] if name != "Excess")
 ENGINES = ("flare", "flower")
-IMAGES = {"cifar10": "cifar10", "cifar100": "cifar100", "tiny-imagenet": "tiny_imagenet"}  # and their loaders
+IMAGES = {
+    "cifar10": "cifar10",
+    "cifar100": "cifar100",
+    "tiny-imagenet": "tiny_imagenet",
+}  # and their loaders
 BACKBONES = ("efficientnet-lite0", "resnet18-layer3")
 KINDS = ("entk", "penultimate")
 DEVICES = ("auto", "cpu", "cuda")
@@ -138,9 +171,13 @@ def listed(given: str | None) -> list[str]:
 
 
 def option(
-    about: str, names: Iterable[str] = (), default: str | bool = True, *flags: str, several: bool = False,
+    about: str,
+    names: Iterable[str] = (),
+    default: str | bool = True,
+    *flags: str,
+    several: bool = False,
     min: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Make an option; a shell completes its `names`, `several` of them joined by commas, none offered twice."""
     complete = completing(*names, several=several) if names else None
     return typer.Option(*flags, help=about, show_default=default, autocompletion=complete, min=min)
@@ -158,13 +195,20 @@ def takes(*shared: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """
 
     def add_to(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.kind is not p.VAR_KEYWORD]
-        places, named = ([p for p in own if (p.kind is p.KEYWORD_ONLY) is late] for late in (False, True))
+        own = [
+            p
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.kind is not p.VAR_KEYWORD
+        ]
+        places, named = (
+            [p for p in own if (p.kind is p.KEYWORD_ONLY) is late] for late in (False, True)
+        )
         kind = inspect.Parameter.KEYWORD_ONLY
         for one in shared:
             hints = {} if one is ... else get_type_hints(one, include_extras=True)
             places += [
-                inspect.Parameter(n, kind, default=getattr(one, n, None), annotation=h) for n, h in hints.items()
+                inspect.Parameter(n, kind, default=getattr(one, n, None), annotation=h)
+                for n, h in hints.items()
             ]
             places += named if one is ... else []
         command.__signature__ = inspect.Signature(places)  # type: ignore[attr-defined]
@@ -179,7 +223,11 @@ def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]
 
     def complete(incomplete: str) -> list[str]:
         *before, last = incomplete.split(",") if several else [incomplete]
-        return [",".join([*before, name]) for name in names if name not in before and name.startswith(last)]
+        return [
+            ",".join([*before, name])
+            for name in names
+            if name not in before and name.startswith(last)
+        ]
 
     return complete
 
@@ -194,13 +242,19 @@ def prepare(folder: Path) -> None:
 def check_new(file: Path) -> None:
     """Refuse to write over a file."""
     if file.exists():
-        raise InputError(f"The file {str(file)!r} is there already; choose another one with --out.")
+        raise InputError(
+            "file-already-choose",
+            f"The file {str(file)!r} is there already; choose another one with --out.",
+        )
 
 
 def write_template(name: str, out: Path, then: str, /, **values: object) -> None:
-    """Write a commented settings file from its template in `scaffpd.config`, and say what to do with it."""
+    """Write a commented settings file from its template in `scaffpd.run.settings`, and say what to do with it."""
     check_new(out)
-    write_file(out, files("scaffpd.config").joinpath(name).read_text(encoding="utf-8").format(**values))
+    write_file(
+        out,
+        files("scaffpd.run.settings").joinpath(name).read_text(encoding="utf-8").format(**values),
+    )
     typer.echo(f"Written to {out}. {then} {out}")
 
 

@@ -2,7 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from scaffpd.data.datasets import adult, beijing_air, breast_cancer, diabetes, digits, school, synthetic
+from scaffpd.data.datasets import (
+    adult,
+    beijing_air,
+    breast_cancer,
+    diabetes,
+    digits,
+    school,
+    synthetic,
+)
 from scaffpd.data.heart_disease import heart_disease
 from scaffpd.data.partition import dirichlet, like_training, natural, quantity_skew, shards, thinned
 from scaffpd.data.silos import Silos
@@ -13,10 +21,29 @@ if TYPE_CHECKING:
     from scaffpd.data.images import Images, Pictures
 
 __all__ = [
-    "Images", "Pictures", "Selection", "Silos", "Table", "adult", "beijing_air", "breast_cancer",
-    "cifar10", "cifar100", "diabetes", "digits", "dirichlet", "heart_disease", "like_training", "natural",
-    "quantity_skew", "school", "shards", "synthetic", "thinned", "tiny_imagenet",
-]  # fmt: skip
+    "Images",
+    "Pictures",
+    "Selection",
+    "Silos",
+    "Table",
+    "adult",
+    "beijing_air",
+    "breast_cancer",
+    "cifar10",
+    "cifar100",
+    "diabetes",
+    "digits",
+    "dirichlet",
+    "heart_disease",
+    "like_training",
+    "natural",
+    "quantity_skew",
+    "school",
+    "shards",
+    "synthetic",
+    "thinned",
+    "tiny_imagenet",
+]
 __dir__ = __all__.copy  # the image loaders among them
 
 

@@ -32,7 +32,16 @@ from numpy.typing import NDArray
 
 from scaffpd.data.folder import Files, data_folder
 from scaffpd.data.partition import Indices, dirichlet, natural
-from scaffpd.data.silos import Client, Labels, Matrix, Silos, checked_fraction, generator, held_out, standardised
+from scaffpd.data.silos import (
+    Client,
+    Labels,
+    Matrix,
+    Silos,
+    checked_fraction,
+    generator,
+    held_out,
+    standardised,
+)
 from scaffpd.errors import InputError, count, not_installed, real, unknown
 
 Regression = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -54,7 +63,8 @@ def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silo
     fraction = checked_fraction("diabetes", test_fraction)
     data = _bundled("load_diabetes", scaled=False)
     column = data.feature_names.index(by)
-    X, y = np.delete(data.data, column, axis=1), (data.target > np.median(data.target)).astype(np.int64)
+    X = np.delete(data.data, column, axis=1)
+    y = (data.target > np.median(data.target)).astype(np.int64)
     values = data.data[:, column].astype(np.int64)
     codes, parts = natural(np.clip(values // 10, 2, 6) if by == "age" else values)
     decades = {"2": "to 29", "6": "60 and more"} | {k: f"{k}0 to {k}9" for k in "345"}
@@ -64,24 +74,45 @@ def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silo
 
 
 def breast_cancer(
-    clients: int = 10, alpha: float = 0.1, seed: int = 0, test_fraction: float = 0.0, minimum: int = 2
+    clients: int = 10,
+    alpha: float = 0.1,
+    seed: int = 0,
+    test_fraction: float = 0.0,
+    minimum: int = 2,
 ) -> Silos:
     """Load Wisconsin breast cancer: 569 biopsies, 30 measurements, label 1 = benign; columns standardised.
 
     `clients`, `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
     """
     data = _bundled("load_breast_cancer")
-    return _skewed(data, tuple(map(str, data.feature_names)), clients, alpha, seed, test_fraction, minimum)
+    return _skewed(
+        data, tuple(map(str, data.feature_names)), clients, alpha, seed, test_fraction, minimum
+    )
 
 
-def digits(clients: int = 10, alpha: float = 0.1, seed: int = 0, test_fraction: float = 0.0, minimum: int = 2) -> Silos:
+def digits(
+    clients: int = 10,
+    alpha: float = 0.1,
+    seed: int = 0,
+    test_fraction: float = 0.0,
+    minimum: int = 2,
+) -> Silos:
     """Load handwritten digits: 1,797 pictures of 8×8 pixels, ten labels; standardised, then times 2/√64.
 
     The factor makes ‖a‖ ≈ 2 for every picture a, so that the smoothness of a softmax loss is of order one. `clients`,
     `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
     """
     names = tuple(f"pixel {row},{column}" for row in range(8) for column in range(8))
-    return _skewed(_bundled("load_digits"), names, clients, alpha, seed, test_fraction, minimum, factor=2 / np.sqrt(64))
+    return _skewed(
+        _bundled("load_digits"),
+        names,
+        clients,
+        alpha,
+        seed,
+        test_fraction,
+        minimum,
+        factor=2 / np.sqrt(64),
+    )
 
 
 def _bundled(loader: str, **options: Any) -> Any:
@@ -94,26 +125,50 @@ def _bundled(loader: str, **options: Any) -> Any:
 
 
 def _skewed(
-    data: Any, features: tuple[str, ...], clients: int, alpha: float, seed: int, test_fraction: float, minimum: int,
+    data: Any,
+    features: tuple[str, ...],
+    clients: int,
+    alpha: float,
+    seed: int,
+    test_fraction: float,
+    minimum: int,
     factor: float = 1.0,
-) -> Silos:  # fmt: skip
+) -> Silos:
     fraction = checked_fraction("A dataset", test_fraction)
     labels: Labels = data.target.astype(np.int64)
     parts = dirichlet(data.data, labels, clients, alpha, seed, minimum)
     names = tuple(f"client {i}" for i in range(clients))
-    return _silos(data.data, labels, features, names, parts, np.random.default_rng([seed, 1]), fraction, factor)
+    return _silos(
+        data.data,
+        labels,
+        features,
+        names,
+        parts,
+        np.random.default_rng([seed, 1]),
+        fraction,
+        factor,
+    )
 
 
 def _silos(
-    X: Matrix, y: Labels, features: tuple[str, ...], names: tuple[str, ...], parts: list[Indices],
-    random: np.random.Generator, fraction: float, factor: float = 1.0,
-) -> Silos:  # fmt: skip
+    X: Matrix,
+    y: Labels,
+    features: tuple[str, ...],
+    names: tuple[str, ...],
+    parts: list[Indices],
+    random: np.random.Generator,
+    fraction: float,
+    factor: float = 1.0,
+) -> Silos:
     """Hold out rows of every client, and standardise by the training rows of all clients."""
     out = [held_out(y[rows], fraction, random) for rows in parts]
     train = [rows[~gone] for rows, gone in zip(parts, out, strict=True)]
     test = [rows[gone] for rows, gone in zip(parts, out, strict=True)]
     return standardised(
-        names, [[(X[r], y[r]) for r in rows] for rows in ([train, test] if fraction else [train])], features, factor
+        names,
+        [[(X[r], y[r]) for r in rows] for rows in ([train, test] if fraction else [train])],
+        features,
+        factor,
     )
 
 
@@ -144,7 +199,9 @@ def synthetic(
     count("synthetic", "d", d)
     for name, value in (("c", c), ("sigma", sigma), ("scaling", scaling)):
         if not 0 <= real("synthetic", name, value) < float("inf"):
-            raise InputError(f"synthetic needs {name} >= 0 and finite, got {value!r}.")
+            raise InputError(
+                "synthetic-finite", f"synthetic needs {name} >= 0 and finite, got {value!r}."
+            )
     random = generator("synthetic", seed)
     truth = c * random.standard_normal(d)
     scale = 10 ** random.uniform(-scaling, scaling, d) if scaling else np.ones(d)
@@ -159,7 +216,10 @@ def _sizes(N: int, m: int, sizes: Sequence[int] | None) -> list[int]:
     if sizes is None:
         return [count("synthetic", "m", m)] * N
     if len(sizes) != N:
-        raise InputError(f"synthetic needs one entry of sizes per client, got {len(sizes)} for N={N}.")
+        raise InputError(
+            "synthetic-entry-sizes",
+            f"synthetic needs one entry of sizes per client, got {len(sizes)} for N={N}.",
+        )
     return [count("synthetic", f"sizes[{i}]", size) for i, size in enumerate(sizes)]
 
 
@@ -168,7 +228,9 @@ WEATHER = (
     *("rain", "wind", "strongest_wind", "northerly"),
 )
 MADE = ("season_sine", "season_cosine", "weekend", "log_rain", "calm", "dryness")
-STATIONS, TEST_YEAR = 12, "2016-03-01"  # three years before that day to train on, the year from it on to test on
+# three years before that day to train on, the year from it on to test on
+STATIONS = 12
+TEST_YEAR = "2016-03-01"
 
 
 def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
@@ -187,12 +249,19 @@ def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
         days: number of days of a new station, drawn from the three years.
         seed: the same seed, the same stations and days.
     """
-    random, few = generator("beijing_air", seed), count("beijing_air", "days", days)
+    random = generator("beijing_air", seed)
+    few = count("beijing_air", "days", days)
     if isinstance(new, bool) or not hasattr(new, "__index__") or not 0 <= int(new) <= STATIONS:
-        raise InputError(f"beijing_air needs a whole number new from 0 to {STATIONS}, got {new!r}.")
+        raise InputError(
+            "beijing-air-whole",
+            f"beijing_air needs a whole number new from 0 to {STATIONS}, got {new!r}.",
+        )
     stations, dates, X, y = _daily()
-    names, early = tuple(np.unique(stations).tolist()), dates < np.datetime64(TEST_YEAR)
-    chosen, train, test = random.choice(len(names), int(new), replace=False), [], []
+    names = tuple(np.unique(stations).tolist())
+    early = dates < np.datetime64(TEST_YEAR)
+    chosen = random.choice(len(names), int(new), replace=False)
+    train = []
+    test = []
     for k, name in enumerate(names):
         rows = np.flatnonzero((stations == name) & early)
         train.append(np.sort(random.permutation(rows)[:few]) if k in chosen else rows)
@@ -223,7 +292,9 @@ def _daily() -> tuple[Any, Any, Matrix, Matrix]:
     return np.array([row["station"] for row in rows]), dates, X, np.log1p(pm25)
 
 
-def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[str] | None = None) -> Silos:
+def school(
+    test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[str] | None = None
+) -> Silos:
     """Load 139 schools in London, 15,362 students: predict an exam score from 27 columns about student and school.
 
     Score and columns are standardised by the training rows. The file is that of the Inner London Education Authority
@@ -235,16 +306,22 @@ def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[
         seed: the same seed, the same split.
         folder: where `school/school.mat` is; by default SCAFFPD_DATA.
     """
-    fraction, random = checked_fraction("school", test_fraction), generator("school", seed)
+    fraction = checked_fraction("school", test_fraction)
+    random = generator("school", seed)
     from scipy.io import loadmat  # half a second
 
     file = data_folder(folder, "school") / "school.mat"
     content = Files.between(file.parents[1], file.parent).read(file)
     try:
         cells = [loadmat(io.BytesIO(content))[name].ravel() for name in ("X", "Y")]
-        pairs = [(np.asarray(X, float), np.ravel(y).astype(float)) for X, y in zip(*cells, strict=True)]
+        pairs = [
+            (np.asarray(X, float), np.ravel(y).astype(float)) for X, y in zip(*cells, strict=True)
+        ]
     except (KeyError, ValueError, TypeError, NotImplementedError):
-        raise InputError(f"{str(file)!r} is damaged or no school.mat with a cell of X and Y per school.") from None
+        raise InputError(
+            "damaged-school-mat",
+            f"{str(file)!r} is damaged or no school.mat with a cell of X and Y per school.",
+        ) from None
     varies = np.ptp(np.concatenate([X for X, _ in pairs]), axis=0) > 0
     parts: list[list[Client]] = [[], []]
     for X, y in pairs:
@@ -255,7 +332,9 @@ def school(test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[
     scale = float(np.concatenate([y for _, y in parts[0]]).std())
     parts = [[(X, y / scale) for X, y in part] for part in (parts if fraction else parts[:1])]
     names = tuple(f"school {k}" for k in range(1, len(pairs) + 1))
-    return standardised(names, parts, tuple(f"column {k}" for k in np.flatnonzero(varies) + 1), centred=True)
+    return standardised(
+        names, parts, tuple(f"column {k}" for k in np.flatnonzero(varies) + 1), centred=True
+    )
 
 
 NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
@@ -287,7 +366,9 @@ def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) 
 
 def clients(groups: Sequence[str]) -> tuple[str, ...]:
     """Return the values that become clients: known ones, with enough people to train on."""
-    return tuple(sorted(g for g, number in Counter(groups).items() if g != "?" and number >= FEWEST))
+    return tuple(
+        sorted(g for g, number in Counter(groups).items() if g != "?" and number >= FEWEST)
+    )
 
 
 def read(file: Path) -> list[dict[str, str]]:
@@ -296,22 +377,36 @@ def read(file: Path) -> list[dict[str, str]]:
         with gzip.open(file, "rt", encoding="utf-8") as text:
             rows = list(csv.DictReader(text, skipinitialspace=True))
     except gzip.BadGzipFile:
-        raise InputError(f"{str(file)!r} is not gzipped: compress it by gzip.") from None
+        raise InputError(
+            "gzipped-compress-gzip", f"{str(file)!r} is not gzipped: compress it by gzip."
+        ) from None
     except OSError as error:
-        raise InputError(f"{str(file)!r} cannot be read: {error.strerror or error}.") from None
+        raise InputError(
+            "read-read", f"{str(file)!r} cannot be read: {error.strerror or error}."
+        ) from None
     except (EOFError, UnicodeDecodeError, zlib.error):
-        raise InputError(f"{str(file)!r} is cut off or damaged; copy it once more.") from None
+        raise InputError(
+            "cut-off-damaged", f"{str(file)!r} is cut off or damaged; copy it once more."
+        ) from None
     for number, row in enumerate(rows or [{}], 2):  # the header is line 1
         missing = [name for name in (*NUMBERS, *GROUPS, TARGET) if row.get(name) is None]
         if missing:
             where = f"line {number}" if missing[0] in row else "its header row"
-            raise InputError(f"{str(file)!r} has no {missing[0]!r} in {where}: it is not UCI's file with a header.")
+            raise InputError(
+                "uci-file-header",
+                f"{str(file)!r} has no {missing[0]!r} in {where}: it is not UCI's file with a header.",
+            )
     return rows
 
 
-def _client(rows: Sequence[dict[str, str]], by: str, name: str, levels: dict[str, list[str]]) -> Client:
+def _client(
+    rows: Sequence[dict[str, str]], by: str, name: str, levels: dict[str, list[str]]
+) -> Client:
     own = [row for row in rows if row[by] == name]
     numbers = np.array([[float(row[c]) for c in NUMBERS] for row in own])
-    hot = [np.array([row[c] for row in own])[:, None] == np.array(values) for c, values in levels.items()]
+    hot = [
+        np.array([row[c] for row in own])[:, None] == np.array(values)
+        for c, values in levels.items()
+    ]
     X: Matrix = np.hstack([numbers, *hot]).astype(np.float64)
     return X, np.array([row[TARGET].startswith(">50K") for row in own]).astype(np.int64)

@@ -25,19 +25,26 @@ def reading(place: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{str(error.filename or place)!r} cannot be read: {error.strerror or error}.") from None
+        raise InputError(
+            "read-reading",
+            f"{str(error.filename or place)!r} cannot be read: {error.strerror or error}.",
+        ) from None
 
 
 def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
     """Return the folder that `folder`, or else SCAFFPD_DATA, names; refuse one that does not exist."""
     root = folder or os.environ.get("SCAFFPD_DATA")
     if not root:
-        raise InputError(f"{name} is not part of the package: name its folder by --data, folder= or SCAFFPD_DATA.")
+        raise InputError(
+            "part-package-name",
+            f"{name} is not part of the package: name its folder by --data, folder= or SCAFFPD_DATA.",
+        )
     with reading(root):
         there = Path(root).is_dir()
     if not there:
         raise InputError(
-            f"There is no data folder {str(root)!r}: name one that exists by --data, folder= or SCAFFPD_DATA."
+            "data-folder-name",
+            f"There is no data folder {str(root)!r}: name one that exists by --data, folder= or SCAFFPD_DATA.",
         )
     return Path(root)
 
@@ -49,7 +56,7 @@ def data_folder(folder: str | os.PathLike[str] | None, name: str) -> Path:
     with reading(place):
         there = place.is_dir()
     if not there:
-        raise InputError(f"There is no folder {name!r} in {str(root)!r}.")
+        raise InputError("folder-data-folder", f"There is no folder {name!r} in {str(root)!r}.")
     return place
 
 
@@ -84,22 +91,31 @@ class Files:
     def between(root: Path, place: Path) -> Files:
         """Read the checksums of `root`, of `place` and of the folders on the way."""
         way = [place, *(folder for folder in place.parents if folder.is_relative_to(root))]
-        return Files({name: value for folder in dict.fromkeys([root, *way]) for name, value in _listed(folder)})
+        return Files(
+            {
+                name: value
+                for folder in dict.fromkeys([root, *way])
+                for name, value in _listed(folder)
+            }
+        )
 
     def read(self, file: Path) -> bytes:
         """Return the content of a file, checked."""
         try:
             content = file.read_bytes()
         except FileNotFoundError:
-            raise InputError(f"{str(file)!r} is missing.") from None
+            raise InputError("missing-read", f"{str(file)!r} is missing.") from None
         except OSError as error:
-            raise InputError(f"{str(file)!r} cannot be read: {error.strerror or error}.") from None
+            raise InputError(
+                "read-read", f"{str(file)!r} cannot be read: {error.strerror or error}."
+            ) from None
         expected = self.sums.get(os.path.abspath(file))
         if expected:
             found = hashlib.sha256(content).hexdigest()
             if found != expected:
                 raise InputError(
-                    f"{str(file)!r} is damaged or another file: {LIST} expects {expected[:12]}…, found {found[:12]}…."
+                    "damaged-another-file",
+                    f"{str(file)!r} is damaged or another file: {LIST} expects {expected[:12]}…, found {found[:12]}….",
                 )
         return content
 
@@ -108,7 +124,9 @@ class Files:
         try:
             text = self.read(file).decode("utf-8")
         except UnicodeDecodeError:
-            raise InputError(f"{str(file)!r} cannot be read: it is no text in UTF-8.") from None
+            raise InputError(
+                "read-text-utf", f"{str(file)!r} cannot be read: it is no text in UTF-8."
+            ) from None
         return [line for line in text.splitlines() if line.strip()]
 
 
@@ -120,5 +138,8 @@ def _listed(folder: Path) -> Iterable[tuple[str, str]]:
     for line in Files({}).lines(file):
         match = _LINE.fullmatch(line.strip())
         if match is None:
-            raise InputError(f"{str(file)!r} has the line {line!r}: expected 64 digits, two spaces and a name.")
+            raise InputError(
+                "line-expected-digits",
+                f"{str(file)!r} has the line {line!r}: expected 64 digits, two spaces and a name.",
+            )
         yield os.path.abspath(folder / match[2]), match[1].lower()

@@ -21,7 +21,15 @@ from importlib import resources
 
 import numpy as np
 
-from scaffpd.data.silos import Client, Matrix, Silos, checked_fraction, generator, held_out, standardised
+from scaffpd.data.silos import (
+    Client,
+    Matrix,
+    Silos,
+    checked_fraction,
+    generator,
+    held_out,
+    standardised,
+)
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 COLUMNS = (
@@ -48,16 +56,21 @@ def heart_disease(test_fraction: float = 0.3, seed: int = 0) -> Silos:
     out = [held_out(y, fraction, random) for _, y in hospitals]
     return prepare(
         [(raw[~gone], y[~gone]) for (raw, y), gone in zip(hospitals, out, strict=True)],
-        [(raw[gone], y[gone]) for (raw, y), gone in zip(hospitals, out, strict=True)] if fraction else None,
+        [(raw[gone], y[gone]) for (raw, y), gone in zip(hospitals, out, strict=True)]
+        if fraction
+        else None,
     )
 
 
 def read(hospital: str) -> Client:
     """Read the 13 raw columns of one hospital, NaN where missing, and the labels diagnosis > 0."""
-    file = resources.files("scaffpd.data") / "files" / "heart_disease" / f"processed.{hospital}.data"
+    file = (
+        resources.files("scaffpd.data") / "files" / "heart_disease" / f"processed.{hospital}.data"
+    )
     rows = csv.reader(file.read_text(encoding="ascii").splitlines())
     table = np.array([[float("nan" if cell == "?" else cell) for cell in row] for row in rows])
-    raw, labels = table[:, :-1], (table[:, -1] > 0).astype(np.int64)
+    raw = table[:, :-1]
+    labels = (table[:, -1] > 0).astype(np.int64)
     for name in _ZERO_IS_MISSING:
         column = raw[:, COLUMNS.index(name)]
         column[column == 0] = np.nan
@@ -66,8 +79,12 @@ def read(hospital: str) -> Client:
 
 def prepare(train: Sequence[Client], test: Sequence[Client] | None = None) -> Silos:
     """Fill, encode and standardise raw rows; all statistics come from `train`."""
-    fills, parts = fill_values([raw for raw, _ in train]), [train] if test is None else [train, test]
-    encoded = [[(encode(raw, fill), y) for (raw, y), fill in zip(part, fills, strict=True)] for part in parts]
+    fills = fill_values([raw for raw, _ in train])
+    parts = [train] if test is None else [train, test]
+    encoded = [
+        [(encode(raw, fill), y) for (raw, y), fill in zip(part, fills, strict=True)]
+        for part in parts
+    ]
     return standardised(HOSPITALS[: len(train)], encoded, encoded_names())
 
 
@@ -89,7 +106,11 @@ def encode(raw: Matrix, fill: Matrix) -> Matrix:
     columns = []
     for j, name in enumerate(COLUMNS):
         categories = CATEGORIES.get(name)
-        columns += [filled[:, j]] if categories is None else [filled[:, j] == value for value in categories]
+        columns += (
+            [filled[:, j]]
+            if categories is None
+            else [filled[:, j] == value for value in categories]
+        )
     columns += [missing[:, COLUMNS.index(name)] for name in INDICATORS]
     return np.column_stack(columns).astype(np.float64)
 
@@ -116,5 +137,7 @@ def _aggregate(observed: Sequence[Matrix], number: bool) -> float:
     if number:
         return float(sum(values.sum() for values in observed) / n)
     distinct = np.unique(np.concatenate(observed))
-    counts = sum((np.array([(values == v).sum() for v in distinct]) for values in observed), 0 * distinct)
+    counts = sum(
+        (np.array([(values == v).sum() for v in distinct]) for values in observed), 0 * distinct
+    )
     return float(distinct[counts.argmax()])

@@ -73,18 +73,33 @@ def load_images(which: Published, folder: Folder, more: Sequence[Layout] = ()) -
     """Read the first layout found, ours before those of `more`, and check it against the published numbers."""
     root = data_root(folder, which.name)
     with reading(root):
-        place, read = located(which, root, [*((one.there, one.read) for one in LAYOUTS[which.name]), *more])
+        place, read = located(
+            which, root, [*((one.there, one.read) for one in LAYOUTS[which.name]), *more]
+        )
         raw = read(place, Files.between(root, place))
     _check_classes(which, len(raw.classes), place)
-    return Images(which.name, raw.train, raw.test, raw.classes, f"{raw.words}: {_share(which, raw)}.")
+    return Images(
+        which.name, raw.train, raw.test, raw.classes, f"{raw.words}: {_share(which, raw)}."
+    )
 
 
-def located(which: Published, root: Path, layouts: Sequence[tuple[Callable[[Path], bool], T]]) -> tuple[Path, T]:
+def located(
+    which: Published, root: Path, layouts: Sequence[tuple[Callable[[Path], bool], T]]
+) -> tuple[Path, T]:
     """Return the folder of the first layout found in `root`, and its reader."""
     groups = (_inside(root, which.folders), [root])
-    found = [(place, read) for group in groups for there, read in layouts for place in group if there(place)]
+    found = [
+        (place, read)
+        for group in groups
+        for there, read in layouts
+        for place in group
+        if there(place)
+    ]
     if not found:
-        raise InputError(f"There is no {which.name} in {str(root)!r}: expected {which.accepted}.")
+        raise InputError(
+            "expected-located",
+            f"There is no {which.name} in {str(root)!r}: expected {which.accepted}.",
+        )
     return found[0]
 
 
@@ -110,9 +125,7 @@ def _share(which: Published, raw: Raw) -> str:
         return f"all {full[0]:,} training and {full[1]:,} test images"
     each = np.bincount(raw.train.y, minlength=which.classes)
     balanced = f" ({each[0]} a class)" if len(set(each.tolist())) == 1 else ""
-    return (
-        f"a subset, {found[0]:,} of {full[0]:,} training images{balanced} and {found[1]:,} of {full[1]:,} test images"
-    )
+    return f"a subset, {found[0]:,} of {full[0]:,} training images{balanced} and {found[1]:,} of {full[1]:,} test images"
 
 
 def inspect(which: Published, root: Path) -> tuple[int, int, Path]:
@@ -126,16 +139,21 @@ def inspect(which: Published, root: Path) -> tuple[int, int, Path]:
 
 def _check_classes(which: Published, found: int, place: Path) -> None:
     if found != which.classes:
-        raise InputError(f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {found}.")
+        raise InputError(
+            "classes-files-name",
+            f"{which.name} has {which.classes} classes, but the files in {str(place)!r} name {found}.",
+        )
 
 
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5")
 LAYOUTS: dict[str, list[PickledBatches | ClassFolders]] = {  # the first wins
     CIFAR10.name: [
-        PickledBatches(BATCHES, "test_batch", "batches.meta", "labels", "label_names"), ClassFolders(CIFAR10.side),
+        PickledBatches(BATCHES, "test_batch", "batches.meta", "labels", "label_names"),
+        ClassFolders(CIFAR10.side),
     ],
     CIFAR100.name: [
-        PickledBatches(("train",), "test", "meta", "fine_labels", "fine_label_names"), ClassFolders(CIFAR100.side),
+        PickledBatches(("train",), "test", "meta", "fine_labels", "fine_label_names"),
+        ClassFolders(CIFAR100.side),
     ],
     TINY.name: [TinyFolders(TINY.side)],
-}  # fmt: skip
+}

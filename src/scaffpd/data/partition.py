@@ -19,15 +19,27 @@ def label_array(owner: str, name: str, values: ArrayLike) -> NDArray[Any]:
     try:
         labels = np.asarray(values)
         if isinstance(values, np.ma.MaskedArray):
-            labels = np.asarray(values.tolist(), dtype=object) if np.ma.is_masked(values) else labels
-        elif labels.dtype.kind in "US" and not hasattr(values, "dtype"):  # NumPy makes text of ["a", 1] and ["a", nan]
+            labels = (
+                np.asarray(values.tolist(), dtype=object) if np.ma.is_masked(values) else labels
+            )
+        elif labels.dtype.kind in "US" and not hasattr(
+            values, "dtype"
+        ):  # NumPy makes text of ["a", 1] and ["a", nan]
             kinds = {type(value) for value in np.asarray(values, dtype=object).flat}
-            texts = all(issubclass(kind, str) for kind in kinds) or all(issubclass(kind, bytes) for kind in kinds)
+            texts = all(issubclass(kind, str) for kind in kinds) or all(
+                issubclass(kind, bytes) for kind in kinds
+            )
             labels = labels if texts else np.asarray(values, dtype=object)
     except (TypeError, ValueError):
-        raise InputError(f"{owner} needs {name} as a vector with one entry per sample, got something ragged.") from None
+        raise InputError(
+            "vector-entry-per",
+            f"{owner} needs {name} as a vector with one entry per sample, got something ragged.",
+        ) from None
     if labels.ndim != 1 or not len(labels):
-        raise InputError(f"{owner} needs {name} as a vector with one entry per sample, got shape {labels.shape}.")
+        raise InputError(
+            "vector-entry-per",
+            f"{owner} needs {name} as a vector with one entry per sample, got shape {labels.shape}.",
+        )
     return labels
 
 
@@ -35,12 +47,18 @@ def whole_labels(owner: str, name: str, values: ArrayLike, what: str = "label") 
     """Return values as a vector without missing entries that can be sorted, or refuse them."""
     labels = label_array(owner, name, values)
     for i in np.flatnonzero(_missing(labels))[:1]:
-        raise InputError(f"{owner} needs a {what} for every sample, but sample {i} has none.")
+        raise InputError(
+            "sample-sample-none",
+            f"{owner} needs a {what} for every sample, but sample {i} has none.",
+        )
     if labels.dtype.kind == "O":
         try:
             np.sort(labels)
         except (TypeError, ValueError):
-            raise InputError(f"{owner} needs {what}s of one type that can be sorted, got a mixture.") from None
+            raise InputError(
+                "type-sorted-mixture",
+                f"{owner} needs {what}s of one type that can be sorted, got a mixture.",
+            ) from None
     return labels
 
 
@@ -49,9 +67,15 @@ def sample_count(owner: str, X: Any) -> int:
     try:
         shape = tuple(X.shape) if hasattr(X, "shape") else np.asarray(X).shape
     except (TypeError, ValueError):
-        raise InputError(f"{owner} needs X as an array with one entry per sample, got something ragged.") from None
+        raise InputError(
+            "array-entry-per",
+            f"{owner} needs X as an array with one entry per sample, got something ragged.",
+        ) from None
     if not shape:
-        raise InputError(f"{owner} needs X as an array with one entry per sample, got {type(X).__name__}.")
+        raise InputError(
+            "array-entry-per",
+            f"{owner} needs X as an array with one entry per sample, got {type(X).__name__}.",
+        )
     return int(shape[0])
 
 
@@ -74,21 +98,34 @@ def is_missing(value: Any) -> bool:
         return False
 
 
-def client_rows(owner: str, parts: Sequence[ArrayLike], samples: int | None = None) -> list[Indices]:
+def client_rows(
+    owner: str, parts: Sequence[ArrayLike], samples: int | None = None
+) -> list[Indices]:
     """Return the row numbers of each client, or refuse the first client with invalid rows."""
     if not len(parts):
-        raise InputError(f"{owner} needs the row numbers of at least one client, got none.")
+        raise InputError(
+            "row-numbers-least", f"{owner} needs the row numbers of at least one client, got none."
+        )
     checked = []
     for i, part in enumerate(parts):
         rows = np.asarray(part)
         if not rows.size:
-            raise InputError(f"{owner} needs samples at every client, but client {i} has none.")
+            raise InputError(
+                "samples-client-client",
+                f"{owner} needs samples at every client, but client {i} has none.",
+            )
         if rows.ndim != 1 or rows.dtype.kind not in "iu":
-            raise InputError(f"{owner} needs whole row numbers, but client {i} has {rows.dtype} of shape {rows.shape}.")
+            raise InputError(
+                "whole-row-numbers",
+                f"{owner} needs whole row numbers, but client {i} has {rows.dtype} of shape {rows.shape}.",
+            )
         if rows.min() < 0 or (samples is not None and rows.max() >= samples):
             most = f"below {samples}" if samples is not None else "of at least 0"
             wrong = rows.min() if rows.min() < 0 else rows.max()
-            raise InputError(f"{owner} needs row numbers {most}, but client {i} has {wrong}.")
+            raise InputError(
+                "row-numbers-client",
+                f"{owner} needs row numbers {most}, but client {i} has {wrong}.",
+            )
         checked.append(rows.astype(np.int64))
     return checked
 
@@ -97,7 +134,7 @@ def share(owner: str, name: str, value: float) -> float:
     """Return a value as a float in [0, 1], or refuse it."""
     number = real(owner, name, value)
     if not 0 <= number <= 1:
-        raise InputError(f"{owner} needs 0 <= {name} <= 1, got {value!r}.")
+        raise InputError("share", f"{owner} needs 0 <= {name} <= 1, got {value!r}.")
     return number
 
 
@@ -116,7 +153,10 @@ def natural(groups: ArrayLike, minimum: int = 1) -> tuple[tuple[str, ...], list[
     distinct, owner, sizes = np.unique(values, return_inverse=True, return_counts=True)
     kept = np.flatnonzero(sizes >= minimum)
     if not len(kept):
-        raise InputError(f"natural found no group of {minimum} samples: the largest has {sizes.max()}.")
+        raise InputError(
+            "natural-found-group",
+            f"natural found no group of {minimum} samples: the largest has {sizes.max()}.",
+        )
     return tuple(str(distinct[k]) for k in kept), [np.flatnonzero(owner == k) for k in kept]
 
 
@@ -124,7 +164,14 @@ _DRAWS = 10_000
 
 
 def dirichlet(
-    X: ArrayLike, y: ArrayLike, clients: int, alpha: float, seed: int = 0, minimum: int = 2, *, balanced: bool = False
+    X: ArrayLike,
+    y: ArrayLike,
+    clients: int,
+    alpha: float,
+    seed: int = 0,
+    minimum: int = 2,
+    *,
+    balanced: bool = False,
 ) -> list[Indices]:
     r"""Skew labels: client i gets the share q_{k,i} of label k, with q_k ~ Dirichlet(α, …, α).
 
@@ -157,22 +204,37 @@ def dirichlet(
     count("dirichlet", "minimum", minimum)
     positive("dirichlet", "alpha", alpha)
     if not isinstance(balanced, (bool, np.bool_)):
-        raise InputError(f"dirichlet needs True or False for balanced, got {balanced!r}.")
+        raise InputError(
+            "dirichlet-true-false", f"dirichlet needs True or False for balanced, got {balanced!r}."
+        )
     if len(labels) != sample_count("dirichlet", X):
-        raise InputError(f"dirichlet needs one label per sample, got {len(labels)} for {sample_count('dirichlet', X)}.")
+        raise InputError(
+            "dirichlet-label-per",
+            f"dirichlet needs one label per sample, got {len(labels)} for {sample_count('dirichlet', X)}.",
+        )
     random = generator("dirichlet", seed)
     if clients * minimum > len(labels):
-        raise InputError(f"dirichlet cannot give {clients} clients {minimum} samples each out of {len(labels)}.")
+        raise InputError(
+            "dirichlet-give-clients",
+            f"dirichlet cannot give {clients} clients {minimum} samples each out of {len(labels)}.",
+        )
     members = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     sizes = np.array([len(rows) for rows in members])
     for _ in range(_DRAWS):
-        cuts = _cuts(random.dirichlet(np.full(clients, alpha), size=len(sizes)), sizes, alpha, random, bool(balanced))
+        cuts = _cuts(
+            random.dirichlet(np.full(clients, alpha), size=len(sizes)),
+            sizes,
+            alpha,
+            random,
+            bool(balanced),
+        )
         if np.diff(cuts, axis=1, prepend=0, append=sizes[:, None]).sum(0).min() >= minimum:
             break
     else:
         raise InputError(
+            "dirichlet-found-partition",
             f"dirichlet found no partition in {_DRAWS} draws that gives each of {clients} clients {minimum} "
-            f"samples with alpha={alpha:g}; raise alpha, or lower clients or minimum."
+            f"samples with alpha={alpha:g}; raise alpha, or lower clients or minimum.",
         )
     pieces = [np.split(rows, cut) for rows, cut in zip(members, cuts, strict=True)]
     return [np.sort(np.concatenate([piece[i] for piece in pieces])) for i in range(clients)]
@@ -195,9 +257,14 @@ def shards(y: ArrayLike, clients: int, shards_per_client: int = 2, seed: int = 0
         The row numbers of each client, ascending.
     """
     labels = whole_labels("shards", "y", y)
-    pieces = count("shards", "clients", clients) * count("shards", "shards_per_client", shards_per_client)
+    pieces = count("shards", "clients", clients) * count(
+        "shards", "shards_per_client", shards_per_client
+    )
     if pieces > len(labels):
-        raise InputError(f"shards cannot cut {len(labels)} samples into {clients} · {shards_per_client} shards.")
+        raise InputError(
+            "shards-cut-samples",
+            f"shards cannot cut {len(labels)} samples into {clients} · {shards_per_client} shards.",
+        )
     random = generator("shards", seed)
     cut = np.array_split(np.argsort(labels, kind="stable"), pieces)
     dealt = random.permutation(pieces).reshape(clients, shards_per_client)
@@ -205,7 +272,11 @@ def shards(y: ArrayLike, clients: int, shards_per_client: int = 2, seed: int = 0
 
 
 def _cuts(
-    shares: NDArray[np.float64], sizes: NDArray[np.int64], alpha: float, random: np.random.Generator, balanced: bool
+    shares: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    alpha: float,
+    random: np.random.Generator,
+    balanced: bool,
 ) -> NDArray[np.int64]:
     """Return where to cut the samples of each label: at the cumulative shares.
 
@@ -214,7 +285,8 @@ def _cuts(
     if not balanced:
         return np.rint(np.cumsum(shares, axis=1)[:, :-1] * sizes[:, None]).astype(np.int64)
     labels, clients = shares.shape
-    cuts, owned = np.empty((labels, clients - 1), dtype=np.int64), np.zeros(clients, dtype=np.int64)
+    cuts = np.empty((labels, clients - 1), dtype=np.int64)
+    owned = np.zeros(clients, dtype=np.int64)
     for k, (drawn, size) in enumerate(zip(shares, sizes, strict=True)):
         room = owned * clients < sizes.sum()
         share = np.where(room, drawn, 0.0)
@@ -244,21 +316,34 @@ def quantity_skew(
         The row numbers of each client, ascending.
     """
     whole = np.ndim(n_or_y) == 0
-    n = count("quantity_skew", "n", n_or_y) if whole else len(label_array("quantity_skew", "y", n_or_y))
+    n = (
+        count("quantity_skew", "n", n_or_y)
+        if whole
+        else len(label_array("quantity_skew", "y", n_or_y))
+    )
     count("quantity_skew", "clients", clients)
     count("quantity_skew", "minimum", minimum)
     positive("quantity_skew", "alpha", alpha)
     random = generator("quantity_skew", seed)
     free = n - clients * minimum
     if free < 0:
-        raise InputError(f"quantity_skew cannot give {clients} clients {minimum} samples each out of {n}.")
-    ends = np.rint(np.cumsum(random.dirichlet(np.full(clients, alpha)))[:-1] * free).astype(np.int64)
+        raise InputError(
+            "quantity-skew-give",
+            f"quantity_skew cannot give {clients} clients {minimum} samples each out of {n}.",
+        )
+    ends = np.rint(np.cumsum(random.dirichlet(np.full(clients, alpha)))[:-1] * free).astype(
+        np.int64
+    )
     cuts = ends + minimum * np.arange(1, clients)
     return [np.sort(rows) for rows in np.split(random.permutation(n), cuts)]
 
 
 def thinned(
-    parts: Sequence[ArrayLike], clients: float = 0.3, samples: float = 0.7, seed: int = 0, minimum: int = 1
+    parts: Sequence[ArrayLike],
+    clients: float = 0.3,
+    samples: float = 0.7,
+    seed: int = 0,
+    minimum: int = 1,
 ) -> list[Indices]:
     """Take a share of their samples from a random share of clients: imbalance on top of any partition.
 
@@ -289,7 +374,11 @@ def thinned(
 
 
 def like_training(
-    parts: Sequence[ArrayLike], y_train: ArrayLike, y_test: ArrayLike, seed: int = 0, limit: int | None = None
+    parts: Sequence[ArrayLike],
+    y_train: ArrayLike,
+    y_test: ArrayLike,
+    seed: int = 0,
+    limit: int | None = None,
 ) -> list[Indices]:
     r"""Draw test rows of each client in the class proportions of its training rows, as many as possible.
 
@@ -309,7 +398,8 @@ def like_training(
     Returns:
         The test row numbers of each client, ascending.
     """
-    train, test = whole_labels("like_training", "y_train", y_train), whole_labels("like_training", "y_test", y_test)
+    train = whole_labels("like_training", "y_train", y_train)
+    test = whole_labels("like_training", "y_test", y_test)
     rows = client_rows("like_training", parts, len(train))
     if limit is not None:
         count("like_training", "limit", limit)
@@ -320,7 +410,10 @@ def like_training(
     chosen = []
     for i, own in enumerate(rows):
         numbers = _numbers((train[own][:, None] == classes).sum(0), available, limit, i)
-        drawn = [random.choice(members[k], size=numbers[k], replace=False) for k in np.flatnonzero(numbers)]
+        drawn = [
+            random.choice(members[k], size=numbers[k], replace=False)
+            for k in np.flatnonzero(numbers)
+        ]
         chosen.append(np.sort(np.concatenate(drawn)))
     return chosen
 
@@ -329,7 +422,10 @@ def _numbers(own: Indices, available: Indices, limit: int | None, client: int) -
     """Return test rows per class, in whole numbers throughout: p_ik = own_k / m."""
     m = int(own.sum())
     if not m:
-        raise InputError(f"like_training found no test row of any class that client {client} trains on.")
+        raise InputError(
+            "like-training-found",
+            f"like_training found no test row of any class that client {client} trains on.",
+        )
     held = own > 0
     n = int((available[held] * m // own[held]).min())
     n = n if limit is None else min(n, limit)

@@ -19,8 +19,15 @@ from scaffpd.errors import InputError, real
 
 def checked_seed(owner: str, seed: Any) -> int:
     """Return a seed as an int, or refuse it unless it is a whole number of at least zero."""
-    if isinstance(seed, (bool, np.bool_)) or not hasattr(seed, "__index__") or np.ndim(seed) or int(seed) < 0:
-        raise InputError(f"{owner} needs a whole number seed >= 0, got {seed!r}.")
+    if (
+        isinstance(seed, (bool, np.bool_))
+        or not hasattr(seed, "__index__")
+        or np.ndim(seed)
+        or int(seed) < 0
+    ):
+        raise InputError(
+            "whole-number-seed", f"{owner} needs a whole number seed >= 0, got {seed!r}."
+        )
     return int(seed)
 
 
@@ -58,9 +65,12 @@ class Silos:
 
 
 def standardised(
-    names: tuple[str, ...], parts: Sequence[Sequence[Client]], features: tuple[str, ...], factor: float = 1.0,
+    names: tuple[str, ...],
+    parts: Sequence[Sequence[Client]],
+    features: tuple[str, ...],
+    factor: float = 1.0,
     centred: bool = False,
-) -> Silos:  # fmt: skip
+) -> Silos:
     """Scale columns by the training rows of all silos; if `centred`, subtract the target's mean over them.
 
     `parts` are training and held-out rows, or training rows alone.
@@ -77,7 +87,10 @@ def held_out(y: Labels, fraction: float, random: np.random.Generator) -> NDArray
     if fraction == 0:
         return chosen
     if len(y) < 2:
-        raise InputError("A client with a single row cannot be split; use test_fraction=0 or fewer clients.")
+        raise InputError(
+            "client-single-row",
+            "A client with a single row cannot be split; use test_fraction=0 or fewer clients.",
+        )
     labels, counts = np.unique(y, return_counts=True)
     for label, count in zip(labels, counts, strict=True):
         rows = random.permutation(np.flatnonzero(y == label))
@@ -93,18 +106,21 @@ def checked_fraction(owner: str, fraction: float, name: str = "test_fraction") -
     """Return `fraction` as a float in [0, 1), or refuse it."""
     number = real(owner, name, fraction)
     if not 0 <= number < 1:
-        raise InputError(f"{owner} needs 0 <= {name} < 1, got {fraction!r}.")
+        raise InputError("checked-fraction", f"{owner} needs 0 <= {name} < 1, got {fraction!r}.")
     return number
 
 
-def standardiser(parts: Sequence[Matrix], weights: Sequence[Matrix] | None = None) -> tuple[Matrix, Matrix]:
+def standardiser(
+    parts: Sequence[Matrix], weights: Sequence[Matrix] | None = None
+) -> tuple[Matrix, Matrix]:
     """Return mean and standard deviation of every column over all clients, from the clients' sums only.
 
     mean = Σ_i Σx / Σ_i n_i,  variance = Σ_i Σ(x − mean)² / Σ_i n_i (two exchanges, so that nothing cancels).
     Rows count by their weights, if they have any. Constant columns get deviation one.
     """
     if weights is not None:
-        n, own = sum(float(w.sum()) for w in weights), list(zip(weights, parts, strict=True))
+        n = sum(float(w.sum()) for w in weights)
+        own = list(zip(weights, parts, strict=True))
         mean = sum((w @ X for w, X in own), np.zeros(parts[0].shape[1])) / n
         variance = sum((w @ (X - mean) ** 2 for w, X in own), np.zeros_like(mean)) / n
     else:
@@ -116,7 +132,9 @@ def standardiser(parts: Sequence[Matrix], weights: Sequence[Matrix] | None = Non
 
 def unless_constant(mean: Matrix, deviation: Matrix, n: Any) -> Matrix:
     """Return the deviation, one where the numbers differ by no more than the rounding of a sum of n of them."""
-    return np.where(deviation <= np.maximum(1e-12, n * np.finfo(np.float64).eps) * np.abs(mean), 1.0, deviation)
+    return np.where(
+        deviation <= np.maximum(1e-12, n * np.finfo(np.float64).eps) * np.abs(mean), 1.0, deviation
+    )
 
 
 def fold_numbers(name: str, y: Any, folds: int, seed: int) -> NDArray[np.int64]:
@@ -125,7 +143,8 @@ def fold_numbers(name: str, y: Any, folds: int, seed: int) -> NDArray[np.int64]:
     The folds depend only on the client's name and rows, so that it can cut them locally.
     """
     random = np.random.default_rng([seed, crc32(name.encode())])
-    labels, number = np.asarray(y), np.empty(len(y), dtype=np.int64)
+    labels = np.asarray(y)
+    number = np.empty(len(y), dtype=np.int64)
     order = random.permutation(len(labels))
     if labels.dtype.kind in "biu" and labels.ndim == 1:
         order = order[np.argsort(labels[order], kind="stable")]
@@ -137,4 +156,7 @@ def enough_rows(who: str, rows: int, folds: int) -> None:
     """Refuse a client that has too few rows for the folds."""
     if rows < folds:
         advice = f"give folds={rows}" if rows >= 2 else "leave it out"
-        raise InputError(f"{who} has {rows} row{'' if rows == 1 else 's'}, too few for {folds} folds: {advice}.")
+        raise InputError(
+            "row-too-few",
+            f"{who} has {rows} row{'' if rows == 1 else 's'}, too few for {folds} folds: {advice}.",
+        )

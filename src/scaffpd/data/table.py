@@ -46,15 +46,22 @@ class Table:
     def __post_init__(self) -> None:
         values: Any = self.values
         if not isinstance(values, np.ndarray):
-            raise InputError(f"A table needs its values as a NumPy array, got {type(values).__name__}.")
+            raise InputError(
+                "table-values-numpy",
+                f"A table needs its values as a NumPy array, got {type(values).__name__}.",
+            )
         if isinstance(values, np.ma.MaskedArray):
             if np.ma.is_masked(values):
-                raise InputError("A table needs a value for every sample and feature, but some of these are masked.")
+                raise InputError(
+                    "table-value-sample",
+                    "A table needs a value for every sample and feature, but some of these are masked.",
+                )
             object.__setattr__(self, "values", values.data)
         if values.ndim != 2 or values.dtype not in FORMATS:
             raise InputError(
+                "table-samples-features",
                 f"A table needs samples × features in float16, float32 or float64, got {values.dtype} of shape "
-                f"{values.shape}."
+                f"{values.shape}.",
             )
         object.__setattr__(self, "scale", positive("A table", "scale", self.scale))
 
@@ -69,7 +76,14 @@ class Table:
         """Let other processes map the same file instead of sending them its contents."""
         place = _file(self.values)
         if place is not None:
-            return _mapped, (place[0], self.values.dtype.str, self.values.shape, place[1], self.scale, self.key)
+            return _mapped, (
+                place[0],
+                self.values.dtype.str,
+                self.values.shape,
+                place[1],
+                self.scale,
+                self.key,
+            )
         return Table, (np.asarray(self.values), self.scale, self.key)
 
     @cached_property
@@ -103,7 +117,7 @@ class Table:
         refusal = f"A table of {len(self)} rows takes row numbers from 0 to {len(self) - 1} or a mask of that length"
         chosen = _positions(numbers, len(self), refusal)
         if len(chosen) and chosen.min() < 0:
-            raise InputError(f"{refusal}, got {chosen.min()}.")
+            raise InputError("rows", f"{refusal}, got {chosen.min()}.")
         return Selection(self, chosen)
 
 
@@ -139,12 +153,15 @@ class Selection:
         """Choose some of the rows by a slice, a mask or positions, where -1 is the last."""
         refusal = f"A selection of {len(self)} rows takes a slice, a mask of that length or positions in it"
         if isinstance(chosen, tuple):
-            raise InputError(f"{refusal}; its columns cannot be chosen, so take np.asarray(selection)[rows, columns].")
+            raise InputError(
+                "columns-chosen-take",
+                f"{refusal}; its columns cannot be chosen, so take np.asarray(selection)[rows, columns].",
+            )
         if isinstance(chosen, slice):
             try:
                 return Selection(self.table, self.numbers[chosen])
             except (TypeError, ValueError):
-                raise InputError(f"{refusal}, got {chosen}.") from None
+                raise InputError("getitem", f"{refusal}, got {chosen}.") from None
         positions = np.reshape(chosen, 1) if np.ndim(chosen) == 0 else chosen
         return Selection(self.table, self.numbers[_positions(positions, len(self), refusal)])
 
@@ -166,17 +183,17 @@ def _positions(given: Any, length: int, refusal: str) -> NDArray[np.int64]:
     try:
         array = np.asarray(given)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{refusal}, got {type(given).__name__}.") from None
+        raise InputError("positions", f"{refusal}, got {type(given).__name__}.") from None
     if np.ma.is_masked(given):
-        raise InputError(f"{refusal}, got some that are masked.")
+        raise InputError("some-masked", f"{refusal}, got some that are masked.")
     if array.dtype == np.bool_ and array.shape == (length,):
         return np.flatnonzero(array)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         kind = "a mask" if array.dtype == np.bool_ else str(array.dtype)
-        raise InputError(f"{refusal}, got {kind} of shape {array.shape}.")
+        raise InputError("shape-positions", f"{refusal}, got {kind} of shape {array.shape}.")
     for number in (array.min(), array.max()) if array.size else ():
         if not -length <= int(number) < length:
-            raise InputError(f"{refusal}, got {number}.")
+            raise InputError("positions", f"{refusal}, got {number}.")
     return array.astype(np.int64)
 
 
@@ -189,10 +206,15 @@ def _file(values: Any) -> tuple[str, int] | None:
 
 
 def _gone(file: str, why: str | None) -> InputError:
-    return InputError(f"The file {file!r} of a table's values cannot be read any more: {why or 'it is gone'}.")
+    return InputError(
+        "file-table-values",
+        f"The file {file!r} of a table's values cannot be read any more: {why or 'it is gone'}.",
+    )
 
 
-def _mapped(file: str, dtype: str, shape: tuple[int, ...], offset: int, scale: float, key: str) -> Table:
+def _mapped(
+    file: str, dtype: str, shape: tuple[int, ...], offset: int, scale: float, key: str
+) -> Table:
     try:
         return Table(np.memmap(file, dtype=dtype, mode="r", offset=offset, shape=shape), scale, key)
     except OSError as error:

@@ -14,26 +14,49 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, PositiveInt
 
-from scaffpd.choosing import KAPPAS, L2S, ROUNDS, Choice, search
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.model_file import Setup, linear
-from scaffpd.config.reading import kind_of, with_usual
-from scaffpd.deploy.messages import REFUSED, Facts, Failure, Message, Unanswered, Unusable, digest, plain, read_values
+from scaffpd.data.tabular.agree import (
+    PREPARED,
+    agree,
+    declared_scale,
+    deviation_of,
+    longest_square,
+    mean_of,
+    spread_of,
+)
+from scaffpd.data.tabular.encode import expanded_names, with_expansion
+from scaffpd.deploy.messages import (
+    REFUSED,
+    Facts,
+    Failure,
+    Message,
+    Unanswered,
+    Unusable,
+    digest,
+    plain,
+    read_values,
+)
 from scaffpd.deploy.session import LACKS, LARGEST_REPLY, TOGETHER, Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.models import Linear
 from scaffpd.objectives import Objective
 from scaffpd.privacy import Private
-from scaffpd.tabular.agree import PREPARED, agree, declared_scale, deviation_of, longest_square, mean_of, spread_of
-from scaffpd.tabular.encode import expanded_names, with_expansion
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.model_file import Setup, linear
+from scaffpd.run.settings.reading import kind_of, with_usual
+from scaffpd.study.choosing import KAPPAS, L2S, ROUNDS, Choice, search
 
 GOOD_ENOUGH = 1e-4  # the certified gap to stop at: models that folds tell apart differ by much more
 SPARE = 2  # how often a trial may restart when a silo leaves
 FACTS = {
-    "dimension": PositiveInt, "samples": PositiveInt, "tested": NonNegativeInt, "convex": bool, "quadratic": bool,
-    "dtype": Literal["float32", "float64"], "start": str,
-}  # fmt: skip
+    "dimension": PositiveInt,
+    "samples": PositiveInt,
+    "tested": NonNegativeInt,
+    "convex": bool,
+    "quadratic": bool,
+    "dtype": Literal["float32", "float64"],
+    "start": str,
+}
 
 Ask = Callable[[SiloRequest], dict[str, Message]]
 
@@ -44,7 +67,9 @@ class SiloTrials:
 
     setup: Setup  # the agreement on columns
     file: FederationFile  # the coordinator's settings
-    federation: Callable[[Setup], Federation]  # sends an agreement to the silos and returns them as a federation
+    federation: Callable[
+        [Setup], Federation
+    ]  # sends an agreement to the silos and returns them as a federation
 
     @property
     def folds(self) -> int:
@@ -77,24 +102,32 @@ class SiloTrials:
 
     def choice(self) -> Choice:
         """Choose the strengths by folds; try several of the objective if the file gives none."""
-        about, goal, seed = self.file.choosing, self.file.method.objective, self.file.training.seed
+        about = self.file.choosing
+        goal = self.file.method.objective
+        seed = self.file.training.seed
         assert about is not None
-        l2, strength, given = about.l2 or L2S, about.strength or KAPPAS, self.file.objective
+        l2 = about.l2 or L2S
+        strength = about.strength or KAPPAS
+        given = self.file.objective
         free = with_usual(given, self.file.path) != given
-        return search(self, goal, l2, strength, about.by, 1.0, ROUNDS, None, seed, about.budget, True, free)
+        return search(
+            self, goal, l2, strength, about.by, 1.0, ROUNDS, None, seed, about.budget, True, free
+        )
 
 
 class Refusal(InputError):
     """A silo refuses the agreement and says why; `waits` if a person there has to consent first."""
 
     def __init__(self, name: str, sentence: str, waits: bool = False) -> None:
-        super().__init__(f"Silo {name!r} refuses{' for now' * waits}: {sentence}")
-        self.name, self.waits = name, waits
+        super().__init__("silo-refuses", f"Silo {name!r} refuses{' for now' * waits}: {sentence}")
+        self.name = name
+        self.waits = waits
 
 
 def negotiate(session: Session, members: Sequence[str], file: FederationFile) -> Setup:
     """Agree on columns, categories, labels, means and deviations; mask the sums over columns under [secure]."""
-    ask, algorithm = _asker(session, members, file.faults.timeout), kind_of(file.method)
+    ask = _asker(session, members, file.faults.timeout)
+    algorithm = kind_of(file.method)
     described: dict[str, Any] = {
         n: reply.values.get("description") for n, reply in ask(SiloRequest("describe")).items()
     }
@@ -108,8 +141,18 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         if "colluding" in noise:  # so that the units leave room for the sum
             noise["together"] = max(rows) * len(file.silos)
     if prepared:
-        return Setup(algorithm, file.model.values(), schema, np.zeros(0), np.zeros(0), "", file.masking, noise)
-    scale, numbers = declared_scale(schema), file.features.numbers or ""
+        return Setup(
+            algorithm,
+            file.model.values(),
+            schema,
+            np.zeros(0),
+            np.zeros(0),
+            "",
+            file.masking,
+            noise,
+        )
+    scale = declared_scale(schema)
+    numbers = file.features.numbers or ""
     if scale is None:  # declared ranges need no sums
         totals = _totals(ask, members, file)
         about = {"schema": schema, "private": bool(file.privacy)}
@@ -117,7 +160,15 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         squares = totals(SiloRequest("totals", about, arrays={"mean": mean}))
         scale = mean, deviation_of(squares, mean)
         session.spread = spread_of(squares, scale[1]) if schema["standardise"] else {}
-    return Setup(algorithm, _completed(file.model.values(), schema), schema, *scale, numbers, file.masking, noise)
+    return Setup(
+        algorithm,
+        _completed(file.model.values(), schema),
+        schema,
+        *scale,
+        numbers,
+        file.masking,
+        noise,
+    )
 
 
 def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, Any]:
@@ -127,14 +178,24 @@ def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, An
     to √d, their usual length once columns are standardised.
     """
     assert file.privacy is not None
-    about, linear = file.privacy.model_dump(exclude_none=True), file.model.kind == "linear"
+    about = file.privacy.model_dump(exclude_none=True)
+    linear = file.model.kind == "linear"
     share = about.pop("loss_share")
     if not linear and "smoothness" not in about:
-        raise InputError("[privacy] with a network needs a public smoothness: a loss's curvature depends on the data.")
+        raise InputError(
+            "privacy-network-public",
+            "[privacy] with a network needs a public smoothness: a loss's curvature depends on the data.",
+        )
     if linear and not {"radius", "smoothness"} & set(about):
         about["radius"] = math.sqrt(columns + file.model.intercept)
     solved = Private.solved(
-        Linear(), about["epsilon"], file.method, file.training.rounds + SPARE, [rows], about["delta"], share
+        Linear(),
+        about["epsilon"],
+        file.method,
+        file.training.rounds + SPARE,
+        [rows],
+        about["delta"],
+        share,
     )
     noise: Any = (np.ravel(np.asarray(own))[0] for own in (solved.noise, solved.loss_noise))
     return {**about, **dict(zip(("noise", "loss_noise"), map(float, noise), strict=True))}
@@ -154,45 +215,67 @@ def _completed(model: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str,
     labels = schema.get("labels")
     classes = len(labels) if isinstance(labels, list) else 0
     if model.get("loss") == "logistic" and classes not in (0, 2):
-        raise InputError(f'Logistic loss has two classes, but the silos have {classes} labels: use loss = "softmax".')
+        raise InputError(
+            "logistic-loss-two",
+            f'Logistic loss has two classes, but the silos have {classes} labels: use loss = "softmax".',
+        )
     needed = model.get("loss") in ("softmax", "squared") and classes and not model.get("classes")
     return {**model, "classes": classes} if needed else dict(model)
 
 
 def settle(session: Session, members: Sequence[str], setup: Setup, timeout: float) -> Facts:
     """Send the agreement to every member and return what they report about their losses."""
-    session.setup, first = setup, members[0]
+    session.setup = setup
+    first = members[0]
     replies = _asker(session, members, timeout)(SiloRequest("setup", {"setup": setup.values()}))
     read = {name: _facts(name, replies[name]) for name in members}
     for name in members:
         for what in ("dimension", "dtype", "start"):
             if read[name][what] != read[first][what]:
-                theirs, ours = plain(read[name][what], 40), plain(read[first][what], 40)
+                theirs = plain(read[name][what], 40)
+                ours = plain(read[first][what], 40)
                 raise Refusal(name, f"its model has {what} {theirs}, that of {first!r} has {ours}.")
     start = np.zeros(read[first]["dimension"], dtype=read[first]["dtype"])
     if read[first]["start"]:
-        shape, reply = start.shape, _asker(session, [first], timeout)(SiloRequest("start"))[first]
+        shape = start.shape
+        reply = _asker(session, [first], timeout)(SiloRequest("start"))[first]
         start = reply.arrays.get("x", start)
         if start.shape != shape or digest(start) != read[first]["start"]:
             raise Refusal(first, "it sent another starting point than it had announced.")
-    session.constants |= {name: np.append(read[name]["constants"], read[name]["samples"]) for name in members}
+    session.constants |= {
+        name: np.append(read[name]["constants"], read[name]["samples"]) for name in members
+    }
     session.largest = max(LARGEST_REPLY, 3 * 8 * len(start))
     column = {what: np.array([read[name][what] for name in members]) for what in (*FACTS, "noisy")}
     L, mu, steepest, probes = np.array([read[name]["constants"] for name in members]).T
     known = Constants(
-        L, mu, bool(column["convex"].all()), steepest, column["samples"], bool(column["quadratic"].all()),
+        L,
+        mu,
+        bool(column["convex"].all()),
+        steepest,
+        column["samples"],
+        bool(column["quadratic"].all()),
         bool(column["noisy"].any()),
-    )  # fmt: skip
-    return Facts(known, start, probes, column["tested"], row_squares(session, members, setup, column["samples"]))
+    )
+    return Facts(
+        known,
+        start,
+        probes,
+        column["tested"],
+        row_squares(session, members, setup, column["samples"]),
+    )
 
 
-def row_squares(session: Session, members: Sequence[str], setup: Setup, samples: NDArray[np.int64]) -> Vector:
+def row_squares(
+    session: Session, members: Sequence[str], setup: Setup, samples: NDArray[np.int64]
+) -> Vector:
     """Bound the mean ‖a‖² of every silo's rows, intercept included; infinite where nothing is agreed.
 
     The bound comes from declared ranges, or else from the silo's sums over columns, which it sent before any question.
     Masked sums bound every silo by the sum over all of them.
     """
-    schema, most = setup.schema, np.full(len(members), np.inf)
+    schema = setup.schema
+    most = np.full(len(members), np.inf)
     if setup.model.get("kind", "linear") != "linear" or schema.get("expand", "") not in ("", "rff"):
         return most
     total = session.spread.get(TOGETHER, np.inf)
@@ -205,13 +288,18 @@ def row_squares(session: Session, members: Sequence[str], setup: Setup, samples:
 
 def _facts(name: str, reply: Message) -> dict[str, Any]:
     """Read one silo's answer to the agreement."""
-    constants, useless = reply.arrays.get("constants", np.zeros(0)), "its answer to the agreement cannot be used."
+    constants = reply.arrays.get("constants", np.zeros(0))
+    useless = "its answer to the agreement cannot be used."
     try:
         read = read_values(FACTS, reply.values, useless)
     except InputError:
         raise Unusable(name, useless) from None
     whole = max(read["dimension"], read["samples"], read["tested"]) < 2**53
-    numbers = constants.shape == (4,) and constants.dtype == np.float64 and bool(np.isfinite(constants).all())
+    numbers = (
+        constants.shape == (4,)
+        and constants.dtype == np.float64
+        and bool(np.isfinite(constants).all())
+    )
     if not whole or not numbers or constants[:3].min() < 0:
         raise Unusable(name, useless)
     return {**read, "constants": constants, "noisy": reply.values.get("noisy") is True}

@@ -48,7 +48,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.config.model_file import Setup, linear
 from scaffpd.deploy.messages import Array, Facts, Message
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.questions import (
@@ -62,20 +61,31 @@ from scaffpd.federation.questions import (
     Scores,
 )
 from scaffpd.models.losses import loss_named
+from scaffpd.run.settings.model_file import Setup, linear
 
 Shapes = Mapping[str, tuple[int, ...]]
 HUGE = np.float64(1e100)  # larger numbers are refused: products of two would overflow
 SCALARS = "scalars"  # always float64; the first is a loss or a size, and finite
 
 
-def troubles(answers: Mapping[str, Message], shapes: Shapes, wide: Collection[str], like: Tensor) -> dict[str, str]:
+def troubles(
+    answers: Mapping[str, Message], shapes: Shapes, wide: Collection[str], like: Tensor
+) -> dict[str, str]:
     """Return why some silos' answers cannot be used; parts that are not `wide` (float64) need the format of x.
 
     Numbers that are not finite are a silo's fault if others have finite ones; if nobody has, the run is diverging, and
     the training loop reports that.
     """
-    malformed = {name: why for name, answer in answers.items() if (why := _malformed(answer, shapes, wide, like))}
-    infinite = {name: why for name, answer in answers.items() if name not in malformed and (why := _infinite(answer))}
+    malformed = {
+        name: why
+        for name, answer in answers.items()
+        if (why := _malformed(answer, shapes, wide, like))
+    }
+    infinite = {
+        name: why
+        for name, answer in answers.items()
+        if name not in malformed and (why := _infinite(answer))
+    }
     everybody = len(infinite) > 1 and len(malformed) + len(infinite) == len(answers)
     return malformed if everybody else malformed | infinite
 
@@ -133,8 +143,16 @@ class LossAnchor:
         far = self.slope * distance if distance else 0.0
         room = loose + far * (1 + 1e-6)
         if rest > self.loss + room or (self.exact and rest < self.loss - room):
-            where = f"{distance:.3g} from x = 0, where it is {self.loss:.6g} for any rows" if distance else "at x = 0"
-            most = f"{self.loss:.6g}" if not distance else f"{max(self.loss - far, 0):.6g} to {self.loss + far:.6g}"
+            where = (
+                f"{distance:.3g} from x = 0, where it is {self.loss:.6g} for any rows"
+                if distance
+                else "at x = 0"
+            )
+            most = (
+                f"{self.loss:.6g}"
+                if not distance
+                else f"{max(self.loss - far, 0):.6g} to {self.loss + far:.6g}"
+            )
             return f"the loss is {rest:.6g} {where}, and rows as agreed give {most} (loss at zero)"
         return None
 
@@ -165,7 +183,9 @@ class LossBounds:
     samples: int  # n, likewise
     dimension: int  # d
     epsilon: float  # of the model's number format
-    l2: float | None  # the regulariser of a linear model, whose loss is not negative; `None` for any other convex loss
+    l2: (
+        float | None
+    )  # the regulariser of a linear model, whose loss is not negative; `None` for any other convex loss
     anchor: LossAnchor | None = None  # data-independent bounds
 
     @property
@@ -179,19 +199,29 @@ class LossBounds:
         These are the clients' own bounds (see `LinearPoint.rounding`) in known terms: curvature·mean ‖a‖² ≤ T =
         min(d, n) L, curvature·mean ‖y‖² ≤ Y = 4f + 2T‖x‖² + ¼ and mean ‖r‖² ≤ 2 curvature f, as ℓ ≥ 0 is smooth.
         """
-        f, size = max(loss, 0.0), float(np.linalg.norm(x))
+        f = max(loss, 0.0)
+        size = float(np.linalg.norm(x))
         share = 4 * self.epsilon * (self.samples**0.5 + self.dimension**0.5)
         T = min(self.dimension, self.samples) * self.steepness
         E = share * (T**0.5 * size + (4 * f + 2 * T * size * size + 0.25) ** 0.5)
         value = 2 * (2 * f) ** 0.5 * E + E * E + share * f
-        return value, 2 * T**0.5 * E + 2 * share * (2 * f * T) ** 0.5 + share * self.steepness * size
+        return value, 2 * T**0.5 * E + 2 * share * (
+            2 * f * T
+        ) ** 0.5 + share * self.steepness * size
 
     def claim(
-        self, x: Vector, loss: float, gradient: Vector | None = None, told: tuple[float, float] = (np.inf, np.inf)
+        self,
+        x: Vector,
+        loss: float,
+        gradient: Vector | None = None,
+        told: tuple[float, float] = (np.inf, np.inf),
     ) -> Claim:
         """Return an answer with the silo's own rounding bounds, as far as those are credible."""
-        most, size = self.rounding(x, loss), 0.0 if gradient is None else float(np.linalg.norm(gradient))
-        loose, slack = (2 * min(bound, max(said, 0.0)) for bound, said in zip(most, told, strict=True))
+        most = self.rounding(x, loss)
+        size = 0.0 if gradient is None else float(np.linalg.norm(gradient))
+        loose, slack = (
+            2 * min(bound, max(said, 0.0)) for bound, said in zip(most, told, strict=True)
+        )
         return Claim(x, loss, gradient, loose, slack, size)
 
 
@@ -200,17 +230,25 @@ def contradicts_itself(shape: LossBounds, new: Claim) -> str | None:
     if shape.l2 is None:
         return None
     square = float(new.x @ new.x)
-    rest, loose = new.loss - shape.l2 / 2 * square, new.loose + _arithmetic(shape, new, square)
+    rest = new.loss - shape.l2 / 2 * square
+    loose = new.loose + _arithmetic(shape, new, square)
     if rest < -loose:
-        what = "is negative" if new.loss < 0 else f"is below its own regulariser, {shape.l2 / 2 * square:.6g}"
+        what = (
+            "is negative"
+            if new.loss < 0
+            else f"is below its own regulariser, {shape.l2 / 2 * square:.6g}"
+        )
         return f"the loss {new.loss:.6g} {what} (sign of the loss)"
-    anchor, distance = shape.anchor, square**0.5
+    anchor = shape.anchor
+    distance = square**0.5
     if anchor is not None and (found := anchor.off(distance, rest, loose)) is not None:
         return found
     if new.gradient is None:
         return None
     size = float(np.linalg.norm(new.gradient - shape.l2 * new.x))
-    if anchor is not None and size > (most := (anchor.slope if square else anchor.start) * (1 + 1e-6) + new.slack):
+    if anchor is not None and size > (
+        most := (anchor.slope if square else anchor.start) * (1 + 1e-6) + new.slack
+    ):
         return f"its gradient has norm {size:.6g}, and rows as agreed allow {most:.6g} (length of rows)"
     most = (2 * max(shape.steepness - shape.l2, 0.0) * (max(rest, 0.0) + loose)) ** 0.5 + new.slack
     if size > most * (1 + 1e-6):
@@ -223,31 +261,47 @@ def contradict_each_other(shape: LossBounds, one: Claim, two: Claim) -> str | No
     """Say why two answers cannot both be true, tested in both directions."""
     way = one.x - two.x
     square = float(way @ way)
-    slopes = [0.0 if claim.gradient is None else float(claim.gradient @ way) for claim in (one, two)]
+    slopes = [
+        0.0 if claim.gradient is None else float(claim.gradient @ way) for claim in (one, two)
+    ]
     bent, error = _bent(shape, one, two, slopes[0] - slopes[1], square)
     for here, there, slope in ((one, two, slopes[1]), (two, one, -slopes[0])):
         if there.gradient is None:
             continue
         tangent = there.loss + slope
-        low, high = tangent + shape.strong_convexity / 2 * square + bent, np.inf
+        low = tangent + shape.strong_convexity / 2 * square + bent
+        high = np.inf
         if here.gradient is None:
             high = tangent + shape.steepness / 2 * square
-        off = error + one.loose + two.loose + there.slack * square**0.5 + _arithmetic(shape, there, square)
+        off = (
+            error
+            + one.loose
+            + two.loose
+            + there.slack * square**0.5
+            + _arithmetic(shape, there, square)
+        )
         if here.loss < low - off:
-            return f"the loss {here.loss:.8g} is {low - here.loss:.2g} too small {_beside(there, off)}"
+            return (
+                f"the loss {here.loss:.8g} is {low - here.loss:.2g} too small {_beside(there, off)}"
+            )
         if here.loss > high + off:
             return f"the loss {here.loss:.8g} is {here.loss - high:.2g} too large {_beside(there, off)}"
     return None
 
 
-def _bent(shape: LossBounds, one: Claim, two: Claim, along: float, square: float) -> tuple[float, float]:
+def _bent(
+    shape: LossBounds, one: Claim, two: Claim, along: float, square: float
+) -> tuple[float, float]:
     """Return ‖g_i − g_j − μ(x_i − x_j)‖²/(2(L − μ)) and its rounding bound; zero without both gradients."""
     if one.gradient is None or two.gradient is None:
         return 0.0, 0.0
-    apart, mu = one.gradient - two.gradient, shape.strong_convexity
+    apart = one.gradient - two.gradient
+    mu = shape.strong_convexity
     terms = float(apart @ apart), 2 * mu * along, mu * mu * square
-    size, room = max(terms[0] - terms[1] + terms[2], 0.0), 2 * max(shape.steepness - mu, 1e-30)
-    slack, sums = one.slack + two.slack, 8 * EPSILON * len(apart) ** 0.5 * (terms[0] + abs(terms[1]) + terms[2])
+    size = max(terms[0] - terms[1] + terms[2], 0.0)
+    room = 2 * max(shape.steepness - mu, 1e-30)
+    slack = one.slack + two.slack
+    sums = 8 * EPSILON * len(apart) ** 0.5 * (terms[0] + abs(terms[1]) + terms[2])
     return size / room, ((2 * size**0.5 + slack) * slack + sums) / room
 
 
@@ -268,17 +322,22 @@ class Consistency:
     """
 
     def __init__(self, shape: LossBounds, probe: Claim, kept: int = KEPT) -> None:
-        self.shape, self._probe = shape, probe
+        self.shape = shape
+        self._probe = probe
         self._points, self._values = deque[Claim](maxlen=kept), deque[Claim](maxlen=kept)
         self._known = [probe]
         if shape.anchor is not None and shape.anchor.loss is not None:
-            self._known.append(Claim(np.zeros_like(probe.x), shape.anchor.loss, None, 0.0, 0.0, 0.0))
+            self._known.append(
+                Claim(np.zeros_like(probe.x), shape.anchor.loss, None, 0.0, 0.0, 0.0)
+            )
 
     def trouble(self, new: Claim) -> str | None:
         """Say why the answer contradicts itself or earlier ones; otherwise store it and return `None`."""
         earlier = (*self._known, *self._points, *self._values)
         found = contradicts_itself(self.shape, new)
-        found = found or next(filter(None, (contradict_each_other(self.shape, new, old) for old in earlier)), None)
+        found = found or next(
+            filter(None, (contradict_each_other(self.shape, new, old) for old in earlier)), None
+        )
         if found is None:
             (self._values if new.gradient is None else self._points).append(new)
         return found
@@ -309,16 +368,24 @@ def absurd(sizes: Sizes, usual: Sizes, outlier: float) -> dict[int, float]:
 
 def usual_gradients(constants: Constants, probes: Vector) -> Vector:
     """Return √(2 max_j L_ij f_i) at the agreement's arbitrary point, a bound on ‖c_i‖ there."""
-    sizes: Vector = np.sqrt(2 * np.maximum(constants.steepest, constants.smoothness) * np.maximum(probes, 0.0))
+    sizes: Vector = np.sqrt(
+        2 * np.maximum(constants.steepest, constants.smoothness) * np.maximum(probes, 0.0)
+    )
     return sizes
 
 
 def influence_shares(facts: Facts, most: float) -> Vector:
     """Return s_i = min(1, `most`·(median of the others' sizes)/size_i), where a size is √(2 L_i f_i)."""
     sizes: Vector = np.sqrt(2 * facts.constants.smoothness * np.maximum(facts.probes, 0.0))
-    others = [float(np.median(np.delete(sizes, i))) if len(sizes) > 1 else size for i, size in enumerate(sizes)]
+    others = [
+        float(np.median(np.delete(sizes, i))) if len(sizes) > 1 else size
+        for i, size in enumerate(sizes)
+    ]
     return np.array(
-        [min(1.0, most * median / size) if size > 0 else 1.0 for size, median in zip(sizes, others, strict=True)]
+        [
+            min(1.0, most * median / size) if size > 0 else 1.0
+            for size, median in zip(sizes, others, strict=True)
+        ]
     )
 
 
@@ -330,7 +397,9 @@ def rates(constants: Constants, plan: LocalPlan) -> Vector:
     return np.divide(plan.scale, L, out=np.zeros(len(L)), where=L > 0)
 
 
-def usual_updates(constants: Constants, usual: Vector, plan: LocalPlan, correction: float) -> Vector:
+def usual_updates(
+    constants: Constants, usual: Vector, plan: LocalPlan, correction: float
+) -> Vector:
     """Return J η_i (usual ‖c_i‖ + ‖c‖), or more if local steps are so long that they diverge."""
     eta = rates(constants, plan)  # J is the largest if clients differ in it
     steep = float(np.max(eta * constants.expected_smoothness(plan.batch_size), initial=0.0)) - 1
@@ -340,20 +409,31 @@ def usual_updates(constants: Constants, usual: Vector, plan: LocalPlan, correcti
     return sizes
 
 
-def wrong_update(shape: LossBounds, d: Vector, c: Vector, rate: float, steps: int, error: float) -> str | None:
+def wrong_update(
+    shape: LossBounds, d: Vector, c: Vector, rate: float, steps: int, error: float
+) -> str | None:
     """Say why d cannot come from corrected local steps; `error` bounds a gradient's rounding error."""
-    size, length, reach = float(np.linalg.norm(d)), float(np.linalg.norm(c)), rate * steps
+    size = float(np.linalg.norm(d))
+    length = float(np.linalg.norm(c))
+    reach = rate * steps
     most = ROOM * reach * (length + error)
     if size > most:
         return f"its update has norm {size:.6g}, and {steps} local steps reach {most:.6g} (length of the update)"
-    along, off = float(c @ d), error * reach * (2 * length + error)
-    least = (shape.strong_convexity / 2 + 1 / (2 * reach)) * size * size / LARGER**2 if reach > 0 else 0.0
+    along = float(c @ d)
+    off = error * reach * (2 * length + error)
+    least = (
+        (shape.strong_convexity / 2 + 1 / (2 * reach)) * size * size / LARGER**2
+        if reach > 0
+        else 0.0
+    )
     if along < least - off - (ROOM - 1) * least:
         return f"its update has ⟨c, d⟩ = {along:.6g}, and local steps give {least:.6g} (direction of the update)"
     return None
 
 
-def wrong_proximal(d: Vector, c: Vector, pull: float, metric: Vector, l2: float, error: float) -> str | None:
+def wrong_proximal(
+    d: Vector, c: Vector, pull: float, metric: Vector, l2: float, error: float
+) -> str | None:
     """Say why d cannot approximate (∇²f_i + βD)⁻¹c: steps stay within (1 + √2)‖c‖_{D⁻¹}/m, m = β + l2/max D."""
     bend = pull + l2 / float(metric.max())
     size = float(np.sqrt(np.sum(metric * d**2)))
@@ -363,12 +443,19 @@ def wrong_proximal(d: Vector, c: Vector, pull: float, metric: Vector, l2: float,
     return None
 
 
-def wrong_curvature(shape: LossBounds, Q: NDArray[np.float64], V: NDArray[np.float64]) -> str | None:
+def wrong_curvature(
+    shape: LossBounds, Q: NDArray[np.float64], V: NDArray[np.float64]
+) -> str | None:
     """Say why Q cannot be VᵀHV for μI ⪯ H ⪯ LI."""
     gram = V.T @ V
     if float(np.abs(Q).max()) > (most := 2 * shape.steepness * float(np.trace(gram))):
         return f"its curvature has entries above {most:.6g}, which its L_i allows (curvature)"
-    room = 64 * shape.epsilon * (shape.samples**0.5 + shape.dimension**0.5) * min(shape.dimension, shape.samples)
+    room = (
+        64
+        * shape.epsilon
+        * (shape.samples**0.5 + shape.dimension**0.5)
+        * min(shape.dimension, shape.samples)
+    )
     room *= shape.steepness * float(np.trace(gram))
     half = (Q + Q.T) / 2
     low = float(np.linalg.eigvalsh(half - shape.strong_convexity * gram)[0])
@@ -382,7 +469,8 @@ def wrong_curvature(shape: LossBounds, Q: NDArray[np.float64], V: NDArray[np.flo
 def wrong_diagonal(shape: LossBounds, diagonal: Vector) -> str | None:
     """Say why it cannot be diag H for μI ⪯ H ⪯ LI."""
     room = 64 * shape.epsilon * (shape.samples**0.5 + shape.dimension**0.5) * shape.steepness
-    low, high = float(diagonal.min()), float(diagonal.max())
+    low = float(diagonal.min())
+    high = float(diagonal.max())
     if low < shape.strong_convexity - room or high > shape.steepness + room:
         told = f"μ = {shape.strong_convexity:.6g} and L = {shape.smoothness:.6g}"
         return f"its curvatures go from {low:.6g} to {high:.6g}, outside {told} (curvature)"
@@ -416,15 +504,21 @@ def absurd_facts(facts: Facts, outlier: float, setup: Setup | None = None) -> Ve
 
 def _absurd_for_any_rows(facts: Facts, setup: Setup | None) -> Verdicts:
     """Accuse silos whose L_i, or loss at the agreement's point, no rows within the agreed bounds can give."""
-    found, point = Verdicts(), probe_point(facts)
-    distance, l2 = float(np.linalg.norm(point)), 0.0 if setup is None else float(setup.model.get("l2", 0.0))
+    found = Verdicts()
+    point = probe_point(facts)
+    distance = float(np.linalg.norm(point))
+    l2 = 0.0 if setup is None else float(setup.model.get("l2", 0.0))
     told = zip(anchors(facts, setup), facts.constants.smoothness, facts.probes, strict=True)
     for i, (anchor, L, probe) in enumerate(told):
         if anchor is None:
             continue
         if (most := anchor.bend + l2) * (1 + 1e-6) < L:
-            found[i] = f"it says L_i = {L:.6g}, and rows as agreed allow {most:.6g} (length of rows)"
-        elif (why := anchor.off(distance, probe - l2 / 2 * distance**2, COARSE * (anchor.loss or 0))) is not None:
+            found[i] = (
+                f"it says L_i = {L:.6g}, and rows as agreed allow {most:.6g} (length of rows)"
+            )
+        elif (
+            why := anchor.off(distance, probe - l2 / 2 * distance**2, COARSE * (anchor.loss or 0))
+        ) is not None:
             found[i] = why
     return found
 
@@ -437,13 +531,19 @@ def probe_point(facts: Facts) -> NDArray[np.float64]:
 
 
 def _absurd_beside_others(facts: Facts, outlier: float) -> Verdicts:
-    known, found = facts.constants, Verdicts()
-    for what, values in (("smoothness L_i is", known.smoothness), ("loss at the agreement's point is", facts.probes)):
+    known = facts.constants
+    found = Verdicts()
+    for what, values in (
+        ("smoothness L_i is", known.smoothness),
+        ("loss at the agreement's point is", facts.probes),
+    ):
         sizes = dict(enumerate(values.tolist()))
         found |= too_large(what, sizes, sizes, outlier**2)
     for i, (L, mu) in enumerate(zip(known.smoothness, known.strong_convexity, strict=True)):
         if known.convex and mu > L * (1 + 1e-3):
-            found.setdefault(i, f"it says μ_i = {mu:.6g} and L_i = {L:.6g}, which is less (constants)")
+            found.setdefault(
+                i, f"it says μ_i = {mu:.6g} and L_i = {L:.6g}, which is less (constants)"
+            )
     return found
 
 
@@ -454,12 +554,20 @@ class Judge:
     """
 
     def __init__(self, facts: Facts, setup: Setup | None, outlier: float) -> None:
-        self.known, self.outlier = facts.constants, outlier
+        self.known = facts.constants
+        self.outlier = outlier
         self.probes = dict(enumerate(facts.probes.tolist()))
         self.usual = usual_gradients(facts.constants, facts.probes)
-        hidden = facts.constants.noisy or (setup is not None and bool(setup.secure or "strength" in setup.model))
-        self.anchors, self.l2 = anchors(facts, setup), 0.0 if setup is None else float(setup.model.get("l2", 0.0))
-        self.histories = _histories(facts, setup, self.anchors) if facts.constants.convex and not hidden else {}
+        hidden = facts.constants.noisy or (
+            setup is not None and bool(setup.secure or "strength" in setup.model)
+        )
+        self.anchors, self.l2 = (
+            anchors(facts, setup),
+            0.0 if setup is None else float(setup.model.get("l2", 0.0)),
+        )
+        self.histories = (
+            _histories(facts, setup, self.anchors) if facts.constants.convex and not hidden else {}
+        )
 
     @quiet
     def verdicts(self, question: Question, got: Got) -> Verdicts:
@@ -472,7 +580,10 @@ class Judge:
             return self.losses(question.x, None, got) if question.split == "train" else {}
         if isinstance(question, LocalSteps):
             return self._updates(question, got)
-        if isinstance(question, ProximalSteps | Curvature | Diagonal) and question.at.batch_size is None:
+        if (
+            isinstance(question, ProximalSteps | Curvature | Diagonal)
+            and question.at.batch_size is None
+        ):
             return self._judged(got, {}, partial(self._second_order, question))
         return {}
 
@@ -483,14 +594,20 @@ class Judge:
             loss, *told = map(float, parts["scalars"])
             return known.trouble(known.shape.claim(point, loss, parts["c"], (told[0], told[1])))
 
-        found, point = self._absurd("gradient has norm", got, "c", self.usual), _double(question.x)
+        found = self._absurd("gradient has norm", got, "c", self.usual)
+        point = _double(question.x)
         found |= self._absurd_losses(got)
-        return found if question.batch_size is not None else self._judged(got, found | self._off(point, got), test)
+        return (
+            found
+            if question.batch_size is not None
+            else self._judged(got, found | self._off(point, got), test)
+        )
 
     @quiet
     def losses(self, x: Tensor, batch_size: int | None, got: Got) -> Verdicts:
         """Test L_i alone, as `Losses` asks for it or `Scores` on the training rows."""
-        found, point = self._absurd_losses(got), _double(x)
+        found = self._absurd_losses(got)
+        point = _double(x)
         if batch_size is not None:
             return found
 
@@ -501,9 +618,11 @@ class Judge:
 
     def _off(self, x: Vector, got: Got) -> Verdicts:
         """Test losses against anchors alone, for silos without a history: masked sums and personal models."""
-        found, square = Verdicts(), float(x @ x)
+        found = Verdicts()
+        square = float(x @ x)
         for i in got.keys() - self.histories.keys():
-            anchor, loss = self.anchors[i], float(got[i]["scalars"][0])
+            anchor = self.anchors[i]
+            loss = float(got[i]["scalars"][0])
             if anchor is not None and np.isfinite(loss):
                 loose = COARSE * (anchor.loss or 0.0)
                 if (why := anchor.off(square**0.5, loss - self.l2 / 2 * square, loose)) is not None:
@@ -512,20 +631,34 @@ class Judge:
 
     def _updates(self, question: LocalSteps, got: Got) -> Verdicts:
         """Test d_i; it is bounded if the steps started from c_i = ∇f_i(x) over all samples."""
-        at, plan, correction = question.at, question.plan, question.correction
+        at = question.at
+        plan = question.plan
+        correction = question.correction
         c = np.zeros(1) if correction is None else _double(correction)
-        usual, found = usual_updates(self.known, self.usual, plan, float(np.linalg.norm(c))), Verdicts()
+        usual = usual_updates(self.known, self.usual, plan, float(np.linalg.norm(c)))
+        found = Verdicts()
         for part in question.shapes(0):
             found |= self._absurd("update has norm", got, part, usual)
-        corrected = isinstance(at, GradientsAt) and at.batch_size is None and same_point(at.x, question.x)
-        if correction is None or not corrected or plan.batch_size is not None or plan.prox or plan.each is not None:
+        corrected = (
+            isinstance(at, GradientsAt) and at.batch_size is None and same_point(at.x, question.x)
+        )
+        if (
+            correction is None
+            or not corrected
+            or plan.batch_size is not None
+            or plan.prox
+            or plan.each is not None
+        ):
             return found
-        eta, point = rates(self.known, plan), _double(question.x)
+        eta = rates(self.known, plan)
+        point = _double(question.x)
 
         def test(known: Consistency, i: int, parts: Doubles) -> str | None:
             if eta[i] * self.known.smoothness[i] > STEADY:
                 return None
-            return wrong_update(known.shape, parts["d"], c, float(eta[i]), plan.steps, known.slack(point))
+            return wrong_update(
+                known.shape, parts["d"], c, float(eta[i]), plan.steps, known.slack(point)
+            )
 
         return self._judged(got, found, test)
 
@@ -538,21 +671,35 @@ class Judge:
             return wrong_diagonal(known.shape, parts["diagonal"])
         if isinstance(question, Curvature):
             return wrong_curvature(known.shape, parts["curvature"], _double(question.V))
-        c, D, plan = _double(question.correction), _double(question.plan.metric), question.plan
+        c = _double(question.correction)
+        D = _double(question.plan.metric)
+        plan = question.plan
         slack = known.slack(_double(question.at.x))
         return wrong_proximal(parts["d"], c, plan.pull, D, known.shape.l2 or 0.0, slack)
 
-    def _judged(self, got: Got, found: Verdicts, test: Callable[[Consistency, int, Doubles], str | None]) -> Verdicts:
+    def _judged(
+        self, got: Got, found: Verdicts, test: Callable[[Consistency, int, Doubles], str | None]
+    ) -> Verdicts:
         """Apply a test to the answers that are finite and no outliers, if losses are convex."""
         for i, parts in got.items():
-            if i in self.histories and i not in found and all(_finite(name, array) for name, array in parts.items()):
-                doubles = {name: np.asarray(array, dtype=np.float64) for name, array in parts.items()}
+            if (
+                i in self.histories
+                and i not in found
+                and all(_finite(name, array) for name, array in parts.items())
+            ):
+                doubles = {
+                    name: np.asarray(array, dtype=np.float64) for name, array in parts.items()
+                }
                 if (why := test(self.histories[i], i, doubles)) is not None:
                     found[i] = why
         return found
 
     def _absurd(self, what: str, got: Got, part: str, usual: Vector) -> Verdicts:
-        finite = {i: parts[part].astype(np.float64) for i, parts in got.items() if _finite(part, parts[part])}
+        finite = {
+            i: parts[part].astype(np.float64)
+            for i, parts in got.items()
+            if _finite(part, parts[part])
+        }
         sizes = {i: float(np.linalg.norm(vector)) for i, vector in finite.items()}
         return too_large(what, sizes, dict(enumerate(usual.tolist())), self.outlier)
 
@@ -564,12 +711,21 @@ class Judge:
         return too_large("loss has size", finite, self.probes, self.outlier**2)
 
 
-def _histories(facts: Facts, setup: Setup | None, known_of: list[LossAnchor | None]) -> dict[int, Consistency]:
+def _histories(
+    facts: Facts, setup: Setup | None, known_of: list[LossAnchor | None]
+) -> dict[int, Consistency]:
     """Return a history per silo that holds only the loss at the agreement's arbitrary point."""
-    known, d, point = facts.constants, len(facts.start), probe_point(facts)
-    l2 = None if setup is None or setup.model.get("kind", "linear") != "linear" else float(linear(setup.model).l2)
+    known = facts.constants
+    d = len(facts.start)
+    point = probe_point(facts)
+    l2 = (
+        None
+        if setup is None or setup.model.get("kind", "linear") != "linear"
+        else float(linear(setup.model).l2)
+    )
     kept = int(np.clip(NUMBERS / (d * len(known.samples)), 2, KEPT))
-    epsilon, out = float(np.finfo(facts.start.dtype).eps), {}
+    epsilon = float(np.finfo(facts.start.dtype).eps)
+    out = {}
     for i, (L, mu) in enumerate(zip(known.smoothness, known.strong_convexity, strict=True)):
         shape = LossBounds(float(L), float(mu), int(known.samples[i]), d, epsilon, l2, known_of[i])
         out[i] = Consistency(shape, shape.claim(point, float(facts.probes[i])), kept)

@@ -23,17 +23,28 @@ from typing import Any, Literal
 
 import numpy as np
 
-import scaffpd.history as disk
-from scaffpd.config.model_file import Setup, model_bytes
+import scaffpd.training.history as disk
 from scaffpd.deploy.messages import Array, reader_of
 from scaffpd.deploy.session import QUARANTINED, SiloEvent
 from scaffpd.errors import InputError
-from scaffpd.history import SCALARS, History
-from scaffpd.system import JsonLines, RunLog, atomic_write, clear_drafts, csv_text, lock_folder, make_folder, write_file
-from scaffpd.trackers import prometheus
+from scaffpd.run.settings.model_file import Setup, model_bytes
+from scaffpd.system import (
+    JsonLines,
+    RunLog,
+    atomic_write,
+    clear_drafts,
+    csv_text,
+    lock_folder,
+    make_folder,
+    write_file,
+)
+from scaffpd.training.history import SCALARS, History
+from scaffpd.training.trackers import prometheus
 
-PROGRESS, OUTCOME = "progress.jsonl", "outcome.json"
-PAUSED, FAILED = "paused", "failed"
+PROGRESS = "progress.jsonl"
+OUTCOME = "outcome.json"
+PAUSED = "paused"
+FAILED = "failed"
 MODEL = "deployed"  # the model's name in the tables
 GLANCE = 2.0  # seconds to wait for a lock before it counts as held
 
@@ -57,14 +68,18 @@ class Outcome:
     members: tuple[str, ...] = ()  # the silos that the result is about
     rounds: int = 0  # rounds made
     certificate: float | None = None  # the certified gap; `None` if nothing is certified
-    privacy: Mapping[str, float] | None = None  # the largest ε of a silo, and δ; `None` where there is no noise
+    privacy: Mapping[str, float] | None = (
+        None  # the largest ε of a silo, and δ; `None` where there is no noise
+    )
 
     @classmethod
     def of(cls, folder: DeployedRun) -> Outcome:
         """Read it from a run's folder."""
         ended: Outcome | None = folder.read(OUTCOME, cls)
         if ended is None:
-            raise InputError(f"The run in {str(folder.path)!r} has no outcome yet.")
+            raise InputError(
+                "run-outcome-yet", f"The run in {str(folder.path)!r} has no outcome yet."
+            )
         return ended
 
 
@@ -85,7 +100,9 @@ class DeployedRun:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Let one coordinator work at a time."""
-        with lock_folder(self.path, f"Another coordinator is at work in {str(self.path)!r}.", GLANCE):
+        with lock_folder(
+            self.path, f"Another coordinator is at work in {str(self.path)!r}.", GLANCE
+        ):
             clear_drafts(self.path)
             yield
 
@@ -98,7 +115,7 @@ class DeployedRun:
             return None
         except (OSError, ValueError):
             sentence = f"The file {str(path)!r} cannot be read; use another folder, or remove it to start anew."
-            raise InputError(sentence) from None
+            raise InputError("read", sentence) from None
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Write one of the JSON files."""
@@ -150,7 +167,9 @@ class DeployedRun:
     def reached(self, segment: Segment) -> tuple[Array | None, int]:
         """Return x and the number of rounds that a segment has reached."""
         arrays, _ = self._state(segment, "state.x", "state.rounds")
-        return (arrays["state.x"], int(arrays["state.rounds"])) if arrays else (self.start(segment), 0)
+        return (
+            (arrays["state.x"], int(arrays["state.rounds"])) if arrays else (self.start(segment), 0)
+        )
 
     def _state(self, segment: Segment, *only: str) -> tuple[dict[str, Array], dict[str, Any]]:
         """Return arrays, all or `only` some, and notes of a segment's checkpoint; empty before the first one."""
@@ -160,14 +179,24 @@ class DeployedRun:
     def goes_on(self, segment: Segment) -> bool:
         """Return whether a segment can go on: no bound has replaced an absent silo, the version is the same."""
         arrays, about = self._state(segment)  # all of it: damage must show before the silos work
-        return not arrays or (about.get("version") == disk.series() and not np.any(arrays.get("history.absent", 0)))
+        return not arrays or (
+            about.get("version") == disk.series() and not np.any(arrays.get("history.absent", 0))
+        )
 
     def progress(self, line: Mapping[str, Any]) -> None:
         """Append a line to progress.jsonl."""
         if "round" in line:
             write_file(self.path / "round", str(line["round"]))
-            gap = "nothing is certified" if line["certificate"] is None else f"certified gap {line['certificate']:.2e}"
-            self.log.note("info", f"The round is done: {gap}, {line['exchanges']} exchanges.", number=line["round"])
+            gap = (
+                "nothing is certified"
+                if line["certificate"] is None
+                else f"certified gap {line['certificate']:.2e}"
+            )
+            self.log.note(
+                "info",
+                f"The round is done: {gap}, {line['exchanges']} exchanges.",
+                number=line["round"],
+            )
         JsonLines(self.path / PROGRESS, 0o666).append(line)
 
     def _entries(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -175,28 +204,50 @@ class DeployedRun:
         path = self.path / PROGRESS
         try:
             lines = list(JsonLines(path).read())
-            events = [asdict(SiloEvent(*line["event"].values())) for line in lines if "event" in line]
+            events = [
+                asdict(SiloEvent(*line["event"].values())) for line in lines if "event" in line
+            ]
             return [line for line in lines if "round" in line], events
         except (OSError, ValueError, TypeError, AttributeError):
-            raise InputError(f"The file {str(path)!r} cannot be read; mend it, or use another folder.") from None
+            raise InputError(
+                "file-read-mend",
+                f"The file {str(path)!r} cannot be read; mend it, or use another folder.",
+            ) from None
 
     def status(self) -> dict[str, Any]:
         """Return the status of a run: the last round, absent silos and the last events."""
         ended: Outcome | None = self.read(OUTCOME, Outcome)
         (rounds, events), now = self._entries(), time.time()
-        lines, last = bool(rounds or events), rounds[-1] if rounds else {}
-        state = "running" if self.busy() else ended.status if ended else "interrupted" if lines else "not begun"
-        exchanges, seconds = last.get("exchanges", 0), last.get("seconds", 0.0)
+        lines = bool(rounds or events)
+        last = rounds[-1] if rounds else {}
+        state = (
+            "running"
+            if self.busy()
+            else ended.status
+            if ended
+            else "interrupted"
+            if lines
+            else "not begun"
+        )
+        exchanges = last.get("exchanges", 0)
+        seconds = last.get("seconds", 0.0)
         return {
-            "state": state, "round": last.get("round", 0), "certificate": last.get("certificate"),
-            "members": last.get("members", []), "absent": last.get("absent", []),
-            "losses": last.get("losses", []), "weights": last.get("weights", []),
-            "exchanges": exchanges, "seconds_per_exchange": seconds / exchanges if exchanges else None,
-            "messages_up": last.get("messages_up", 0), "messages_down": last.get("messages_down", 0),
+            "state": state,
+            "round": last.get("round", 0),
+            "certificate": last.get("certificate"),
+            "members": last.get("members", []),
+            "absent": last.get("absent", []),
+            "losses": last.get("losses", []),
+            "weights": last.get("weights", []),
+            "exchanges": exchanges,
+            "seconds_per_exchange": seconds / exchanges if exchanges else None,
+            "messages_up": last.get("messages_up", 0),
+            "messages_down": last.get("messages_down", 0),
             "epsilon": ((ended and ended.privacy) or {}).get("epsilon"),
             "quiet_seconds": now - (self.path / PROGRESS).stat().st_mtime if lines else None,
-            "events": events[-5:], "sentence": "" if state == "running" or not ended else ended.sentence,
-        }  # fmt: skip
+            "events": events[-5:],
+            "sentence": "" if state == "running" or not ended else ended.sentence,
+        }
 
     def event(self, event: SiloEvent) -> None:
         """Append an event to progress.jsonl, and write all events to events.csv."""
@@ -211,13 +262,23 @@ class DeployedRun:
     def write_rounds(self, silos: Sequence[str]) -> None:
         """Write the tables of events and of all rounds; a silo that was not a member has empty cells."""
         self.write_table("events.csv", self._entries()[1])
-        columns = ["model", "segment", *SCALARS, *(f"loss[{s}]" for s in silos), *(f"weight[{s}]" for s in silos)]
+        columns = [
+            "model",
+            "segment",
+            *SCALARS,
+            *(f"loss[{s}]" for s in silos),
+            *(f"weight[{s}]" for s in silos),
+        ]
         rows: list[dict[str, Any]] = []
         for segment in self.segments():
             arrays, about = self._state(segment)
             if arrays:
                 for row in History.unpack(about["names"], arrays).rows():
-                    place = {"model": MODEL, "segment": segment.number, "round": row["round"] + segment.before}
+                    place = {
+                        "model": MODEL,
+                        "segment": segment.number,
+                        "round": row["round"] + segment.before,
+                    }
                     rows.append(row | place)
         write_file(self.path / "rounds.csv", csv_text(rows, columns))
 
@@ -234,12 +295,21 @@ class DeployedRun:
 def run_metrics(status: Mapping[str, Any]) -> str:
     """Return the status of a run in Prometheus's format."""
     silos = status["members"]
-    return prometheus("scaffpd", {
-        "running": float(status["state"] == "running"), "round": status["round"],
-        "certificate": status["certificate"], "exchanges_total": status["exchanges"],
-        "seconds_per_exchange": status["seconds_per_exchange"], "quiet_seconds": status["quiet_seconds"],
-        "bytes_total": {(("way", way),): status[f"messages_{way}"] for way in ("up", "down")},
-        "absent": {(("silo", name),): float(name in status["absent"]) for name in silos},
-        "loss": {(("silo", name),): value for name, value in zip(silos, status["losses"], strict=True)},
-        "epsilon": status["epsilon"],
-    })  # fmt: skip
+    return prometheus(
+        "scaffpd",
+        {
+            "running": float(status["state"] == "running"),
+            "round": status["round"],
+            "certificate": status["certificate"],
+            "exchanges_total": status["exchanges"],
+            "seconds_per_exchange": status["seconds_per_exchange"],
+            "quiet_seconds": status["quiet_seconds"],
+            "bytes_total": {(("way", way),): status[f"messages_{way}"] for way in ("up", "down")},
+            "absent": {(("silo", name),): float(name in status["absent"]) for name in silos},
+            "loss": {
+                (("silo", name),): value
+                for name, value in zip(silos, status["losses"], strict=True)
+            },
+            "epsilon": status["epsilon"],
+        },
+    )

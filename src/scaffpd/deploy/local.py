@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scaffpd.config.federation import FederationFile
-from scaffpd.config.silo import SiloFile
 from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
 from scaffpd.data.silos import Client
 from scaffpd.deploy.coordinate import reopen
 from scaffpd.deploy.deployed_run import FAILED, PROGRESS, DeployedRun, Outcome
 from scaffpd.deploy.supervise import ended_before, supervise
 from scaffpd.errors import InputError, not_installed, unknown
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.silo import SiloFile
 from scaffpd.system import JsonLines
 
 if TYPE_CHECKING:  # engines need an optional package
@@ -35,11 +35,15 @@ if TYPE_CHECKING:  # engines need an optional package
 ENGINES = {"flare": "FlareEngine", "flower": "FlowerEngine"}
 
 
-def engine_named(kind: str, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> LocalEngine:
+def engine_named(
+    kind: str, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True
+) -> LocalEngine:
     """Return an engine by its name, or refuse if it is not installed."""
     if kind not in ENGINES:
         raise unknown("engine", kind, ENGINES)
-    made: LocalEngine = getattr(engine_module(kind, "local"), ENGINES[kind])(federation, silos, work, tls)
+    made: LocalEngine = getattr(engine_module(kind, "local"), ENGINES[kind])(
+        federation, silos, work, tls
+    )
     return made
 
 
@@ -100,7 +104,10 @@ def write_hospitals(folder: Path, silos: int = 4) -> tuple[Path, dict[str, Path]
         places[name] = home / "silo.toml"
         places[name].write_text(HOSPITAL_SILO.format(name=name), encoding="utf-8")
     path = folder / "federation.toml"
-    path.write_text(HOSPITALS_FEDERATION.format(silos=", ".join(f'"{name}"' for name in places)), encoding="utf-8")
+    path.write_text(
+        HOSPITALS_FEDERATION.format(silos=", ".join(f'"{name}"' for name in places)),
+        encoding="utf-8",
+    )
     return path, places
 
 
@@ -109,7 +116,9 @@ def _wards(silos: int) -> dict[str, Client]:
     hospitals = {name: read(name) for name in HOSPITALS}
     most = sum(len(labels) // LEAST for _, labels in hospitals.values())
     if not 2 <= silos <= most:
-        raise InputError(f"There are patients for 2 to {most} silos, not for {silos}.")
+        raise InputError(
+            "patients-silos", f"There are patients for 2 to {most} silos, not for {silos}."
+        )
     if silos <= len(hospitals):
         return dict(list(hospitals.items())[:silos])
     parts = dict.fromkeys(hospitals, 1)
@@ -123,7 +132,8 @@ def _wards(silos: int) -> dict[str, Client]:
     return wards
 
 
-NOTE, WORK = "deployment.json", "engine"
+NOTE = "deployment.json"
+WORK = "engine"
 Watch = Callable[[Mapping[str, Any]], None]
 
 
@@ -143,26 +153,37 @@ class LocalDeployment:
         checked_folder(folder)
         if folder.exists() and any(folder.iterdir()):
             raise InputError(
+                "folder-empty-choose",
                 f"The folder {str(folder)!r} is not empty: choose another with --out, or go on with "
-                f"`scaffpd deploy resume {folder}`."
+                f"`scaffpd deploy resume {folder}`.",
             )
         federation, places = write_hospitals(folder, silos)
         return cls(folder, engine, federation, places, tls)._saved()
 
     @classmethod
-    def of(cls, folder: Path, engine: str, federation: Path, silos: list[Path], tls: bool = True) -> LocalDeployment:
+    def of(
+        cls, folder: Path, engine: str, federation: Path, silos: list[Path], tls: bool = True
+    ) -> LocalDeployment:
         """Deploy a federation's own files; federation.toml names its silos."""
-        file, places = FederationFile.read(federation), {SiloFile.read(path).name: path for path in silos}
+        file = FederationFile.read(federation)
+        places = {SiloFile.read(path).name: path for path in silos}
         for name in file.silos:
             if name not in places:
                 given = ", ".join(places) or "none"
                 raise InputError(
-                    f"{federation.name!r} names the silo {name!r}: give --silo FILE for each silo (given: {given})."
+                    "names-silo-give",
+                    f"{federation.name!r} names the silo {name!r}: give --silo FILE for each silo (given: {given}).",
                 )
         if reopen(file, DeployedRun(file.folder)) is not None:
-            raise InputError(f"The run in {str(file.folder)!r} has ended: name a new folder in {federation.name!r}.")
+            raise InputError(
+                "run-ended-name",
+                f"The run in {str(file.folder)!r} has ended: name a new folder in {federation.name!r}.",
+            )
         if (folder / WORK).exists() and not (folder / NOTE).exists():
-            raise InputError(f"The folder {str(folder / WORK)!r} would be removed: choose another with --out.")
+            raise InputError(
+                "folder-removed-choose",
+                f"The folder {str(folder / WORK)!r} would be removed: choose another with --out.",
+            )
         checked_folder(folder).mkdir(parents=True, exist_ok=True)
         chosen = {name: places[name].resolve() for name in file.silos}
         return cls(folder, engine, federation.resolve(), chosen, tls)._saved()
@@ -173,24 +194,37 @@ class LocalDeployment:
         try:
             note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
             silos = {str(name): Path(path) for name, path in note["silos"].items()}
-            return cls(folder, str(note["engine"]), Path(note["federation"]), silos, bool(note["tls"]))
+            return cls(
+                folder, str(note["engine"]), Path(note["federation"]), silos, bool(note["tls"])
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise InputError(
+                "deployment-scaffpd-deploy",
                 f"There is no deployment of `scaffpd deploy local` in {str(folder)!r}: give its --out folder, or, for "
-                "FLARE in production, federation.toml with --kit and --job."
+                "FLARE in production, federation.toml with --kit and --job.",
             ) from None
 
     def _saved(self) -> LocalDeployment:
         silos = {name: str(path.resolve()) for name, path in self.silos.items()}
-        note = {"engine": self.engine, "federation": str(self.federation.resolve()), "silos": silos, "tls": self.tls}
+        note = {
+            "engine": self.engine,
+            "federation": str(self.federation.resolve()),
+            "silos": silos,
+            "tls": self.tls,
+        }
         (self.folder / NOTE).write_text(json.dumps(note, indent=1), encoding="utf-8")
         return self
 
     def run(
-        self, watch: Watch, say: Callable[[str], object], seconds: float = float("inf"), keep: bool = False
+        self,
+        watch: Watch,
+        say: Callable[[str], object],
+        seconds: float = float("inf"),
+        keep: bool = False,
     ) -> Outcome:
         """Start everything, supervise the run to its end, and stop everything."""
-        file, work = FederationFile.read(self.federation), self.folder / WORK
+        file = FederationFile.read(self.federation)
+        work = self.folder / WORK
         if (done := ended_before(file, say)) is not None:
             return done
         shutil.rmtree(work, ignore_errors=True)
@@ -223,7 +257,9 @@ def _copied(logs: Mapping[str, Path], folder: Path) -> Path:
 def checked_folder(folder: Path) -> Path:
     """Return the folder, or refuse if it is a file."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{str(folder)!r} is a file: name a folder with --out.")
+        raise InputError(
+            "file-name-folder", f"{str(folder)!r} is a file: name a folder with --out."
+        )
     return folder
 
 

@@ -43,13 +43,21 @@ from scaffpd.objectives import from_values, to_values
 
 ASKING = ("describe", "totals", "setup")  # questions that carry the run's request
 SPENT = "spent"  # (ε, δ) so far
-CARD, MEET = "card", "meet"  # a silo's public keys for the other silos; the cards of all silos
+# a silo's public keys for the other silos; the cards of all silos
+CARD = "card"
+MEET = "meet"
 SCALE = "scale"  # unit of a sum with shared noise: at least every silo's weight per row
-DRILL, DRILLED = "drill", 8  # a test sum over vectors of so many ones
-MASKED = "masked"  # the vector that answers another question (`about`), scaled and masked, or its size
+# a test sum over vectors of so many ones
+DRILL = "drill"
+DRILLED = 8
+MASKED = (
+    "masked"  # the vector that answers another question (`about`), scaled and masked, or its size
+)
 SIZES = "sizes"  # the squared norm of such a vector
 SECRET = frozenset({CARD, MEET, MASKED, SIZES})
-BARE, WEIGHT = "bare", "weight"  # an unmasked vector and the silo's own weight, which never leave
+# an unmasked vector and the silo's own weight, which never leave
+BARE = "bare"
+WEIGHT = "weight"
 
 
 PROTOCOL = 2  # silos and coordinators need the same protocol; their versions may differ
@@ -58,7 +66,8 @@ HEADER = "header"
 LONGEST_HEADER = 256 * 2**20  # lists of categories are the longest part
 LONGEST_LIST = 2**16  # bytes of the table of arrays
 # A JSON value takes some eighty bytes of memory: a message takes at most four times its own size, or 40 MB.
-ELEMENTS, BYTES_EACH = 500_000, 20
+ELEMENTS = 500_000
+BYTES_EACH = 20
 NUMBERS = ("float32", "float64", "int64")
 
 Array = NDArray[Any]
@@ -79,7 +88,12 @@ class WireError(InputError):
 
 def encode(message: Message) -> bytes:
     """Encode a message."""
-    about = {"protocol": PROTOCOL, "version": VERSION, "kind": message.kind, "values": dict(message.values)}
+    about = {
+        "protocol": PROTOCOL,
+        "version": VERSION,
+        "kind": message.kind,
+        "values": dict(message.values),
+    }
     header = np.frombuffer(json.dumps(about, allow_nan=False).encode(), dtype=np.uint8)
     # safetensors copies memory as it is, so it has to be contiguous
     arrays = {name: np.ascontiguousarray(array) for name, array in message.arrays.items()}
@@ -89,36 +103,57 @@ def encode(message: Message) -> bytes:
 def decode(data: bytes, most: int) -> Message:
     """Decode a message; raise `WireError` if it is malformed or longer than `most` bytes."""
     if not isinstance(data, bytes | bytearray | memoryview):
-        raise WireError(f"A message is bytes, not {type(data).__name__}.")
+        raise WireError("message-bytes", f"A message is bytes, not {type(data).__name__}.")
     if len(data) > most:
-        raise WireError(f"A message of {len(data)} bytes is longer than the {most} that are allowed.")
+        raise WireError(
+            "message-bytes-longer",
+            f"A message of {len(data)} bytes is longer than the {most} that are allowed.",
+        )
     if LONGEST_LIST < int.from_bytes(bytes(data[:8]), "little") <= len(data):
-        raise WireError("The message has too many arrays.")
+        raise WireError("message-too-many", "The message has too many arrays.")
     try:
         arrays = load(bytes(data))
         header = arrays.pop(HEADER)
         if header.dtype != np.uint8 or header.ndim != 1 or header.nbytes > LONGEST_HEADER:
-            raise WireError("The message has no readable header.")
+            raise WireError("message-readable-header", "The message has no readable header.")
         text = header.tobytes()
         if sum(map(text.count, (b",", b"[", b"{"))) > max(ELEMENTS, len(data) // BYTES_EACH):
-            raise WireError("The message has too many values.")
+            raise WireError("message-too-many", "The message has too many values.")
         about = json.loads(text)
-        protocol, kind, values = about["protocol"], about["kind"], about["values"]
+        protocol = about["protocol"]
+        kind = about["kind"]
+        values = about["values"]
     except WireError:
         raise
-    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError, AttributeError):
-        raise WireError("These bytes are not a message of scaffpd.") from None
-    if protocol != PROTOCOL:
-        theirs = plain(about.get("version", "0.1" if protocol == 1 else "of an unknown version"), 30)
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+        OverflowError,
+        AttributeError,
+    ):
         raise WireError(
+            "these-bytes-message", "These bytes are not a message of scaffpd."
+        ) from None
+    if protocol != PROTOCOL:
+        theirs = plain(
+            about.get("version", "0.1" if protocol == 1 else "of an unknown version"), 30
+        )
+        raise WireError(
+            "other-side-scaffpd",
             f"The other side has scaffpd {theirs} (protocol {plain(protocol, 20)}), this one {VERSION} (protocol "
-            f"{PROTOCOL}): versions with different protocols do not work together; upgrade the earlier one."
+            f"{PROTOCOL}): versions with different protocols do not work together; upgrade the earlier one.",
         )
     if not isinstance(kind, str) or not isinstance(values, dict):
-        raise WireError("The message has no readable header.")
+        raise WireError("message-readable-header", "The message has no readable header.")
     for name, array in arrays.items():
         if str(array.dtype) not in NUMBERS:
-            raise WireError(f"The array {name!r} holds {array.dtype}, not numbers of a known format.")
+            raise WireError(
+                "array-holds-numbers",
+                f"The array {name!r} holds {array.dtype}, not numbers of a known format.",
+            )
     return Message(kind, values, arrays)
 
 
@@ -130,10 +165,14 @@ def plain(text: Any, most: int = 500) -> str:
 def digest(array: Array) -> str:
     """Return a digest of a vector's contents, the same on both sides."""
     about = f"{array.dtype}{array.shape}".encode()
-    return hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16, key=about[:64]).hexdigest()
+    return hashlib.blake2b(
+        np.ascontiguousarray(array).data, digest_size=16, key=about[:64]
+    ).hexdigest()
 
 
-_HASHED: deque[tuple[ref[Tensor], int, str]] = deque(maxlen=64)  # at the versions that PyTorch counts up
+_HASHED: deque[tuple[ref[Tensor], int, str]] = deque(
+    maxlen=64
+)  # at the versions that PyTorch counts up
 
 
 def vector_digest(vector: Tensor) -> str:
@@ -148,7 +187,8 @@ def vector_digest(vector: Tensor) -> str:
     return name
 
 
-GARBAGE, REFUSED = "garbage", "refused"
+GARBAGE = "garbage"
+REFUSED = "refused"
 REMEMBERED = 6  # x, c and D of this round and of the last one
 
 
@@ -158,7 +198,9 @@ def asked_digest(message: Message, vectors: Mapping[str, Array]) -> bytes:
     It leaves out the question's number, the names of vectors, and arrays that deliver a vector.
     """
     named = message.values.get("vectors", {})
-    values = {name: value for name, value in message.values.items() if name not in ("question", "vectors")}
+    values = {
+        name: value for name, value in message.values.items() if name not in ("question", "vectors")
+    }
     carried = {*named.values()} if isinstance(named, dict) else set()
     arrays = {name: digest(array) for name, array in message.arrays.items() if name not in carried}
     parts = message.kind, values, arrays, {role: digest(array) for role, array in vectors.items()}
@@ -206,7 +248,9 @@ class VectorCache:
 
     def last(self, most: int) -> dict[str, Array]:
         """Return the vectors used last, the oldest first."""
-        return {name: array for name, array in list(self._held.items())[-most:] if array is not None}
+        return {
+            name: array for name, array in list(self._held.items())[-most:] if array is not None
+        }
 
 
 @dataclass(frozen=True)
@@ -221,7 +265,10 @@ class Failure:
 
     def __post_init__(self) -> None:
         if self.what not in ("absent", GARBAGE, REFUSED):
-            raise InputError(f"A failure is 'absent', {GARBAGE!r} or {REFUSED!r}, not {self.what!r}.")
+            raise InputError(
+                "failure-absent",
+                f"A failure is 'absent', {GARBAGE!r} or {REFUSED!r}, not {self.what!r}.",
+            )
 
 
 @dataclass(frozen=True)
@@ -232,7 +279,9 @@ class Facts:
     start: Array = field(repr=False)  # x⁰
     probes: Vector  # f_i at one arbitrary point, which identifies the data
     tested: NDArray[np.int64]  # how many rows each has held out
-    squares: Vector | None = None  # bounds on the mean ‖a‖² of their rows; `None` where the agreement gives none
+    squares: Vector | None = (
+        None  # bounds on the mean ‖a‖² of their rows; `None` where the agreement gives none
+    )
 
 
 class Unanswered(Exception):
@@ -275,29 +324,42 @@ def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[st
         try:
             read[name] = reader_of(kind).validate_python(values.get(name), strict=True)
         except (ValidationError, AttributeError):
-            raise InputError(f"{sentence.rstrip('.')} ({name}).") from None
+            raise InputError("read-values", f"{sentence.rstrip('.')} ({name}).") from None
     return read
 
 
 def names_of(values: Mapping[str, Any], key: str) -> list[str]:
     """Read a list of names."""
-    names: list[str] = read_values({key: list[str]}, values, "The question does not name what it is about.")[key]
+    names: list[str] = read_values(
+        {key: list[str]}, values, "The question does not name what it is about."
+    )[key]
     return names
 
 
 def number(values: Mapping[str, Any], name: str) -> float:
     """Read a finite number."""
-    return float(read_values({name: FiniteFloat}, values, f"The question needs a number {name}.")[name])
+    return float(
+        read_values({name: FiniteFloat}, values, f"The question needs a number {name}.")[name]
+    )
 
 
 BATCH: dict[str, Any] = {"batch_size": PositiveInt | None, "key": list[NonNegativeInt]}
-PLAN: dict[str, Any] = {"steps": PositiveInt, "rate": FiniteFloat | None, "scale": FiniteFloat, "prox": FiniteFloat}
+PLAN: dict[str, Any] = {
+    "steps": PositiveInt,
+    "rate": FiniteFloat | None,
+    "scale": FiniteFloat,
+    "prox": FiniteFloat,
+}
 PLAN |= BATCH | {"snapshot": PositiveInt | None}
 LEVELS = 8  # thresholds in one question
 WEIGHING: dict[str, Any] = {
-    "objective": dict[str, Any], "levels": list[FiniteFloat], "delta": FiniteFloat, "centre": NonNegativeInt,
-    "mass": FiniteFloat, "name": NonNegativeInt,
-}  # fmt: skip
+    "objective": dict[str, Any],
+    "levels": list[FiniteFloat],
+    "delta": FiniteFloat,
+    "centre": NonNegativeInt,
+    "mass": FiniteFloat,
+    "name": NonNegativeInt,
+}
 types_of = cache(get_type_hints)  # the types of a question's fields
 DIRECTIONS = 256  # most columns of a matrix: d of them would reveal the whole Hessian
 
@@ -316,10 +378,15 @@ def question_parts(question: Any) -> tuple[dict[str, Any], dict[str, Tensor], di
             values[item.name] = asdict(part) | {"key": [int(k) for k in part.key]}
             values[item.name].pop("each")  # sent by silo name, see `own_steps`
         elif isinstance(part, Weighing):
-            values[item.name] = {**vars(part), "objective": to_values(part.objective), "levels": list(part.levels)}
+            values[item.name] = {
+                **vars(part),
+                "objective": to_values(part.objective),
+                "levels": list(part.levels),
+            }
         elif isinstance(part, ProximalPlan):
             more, held, _ = question_parts(part)
-            values, vectors = values | more, vectors | held
+            values = values | more
+            vectors = vectors | held
         elif isinstance(part, Tensor) and part.ndim == 1:
             vectors[item.name] = part
         elif isinstance(part, Tensor):
@@ -336,7 +403,10 @@ def own_steps(values: Mapping[str, Any], silo: str) -> Mapping[str, Any]:
         return values
     rest = {name: value for name, value in plan.items() if name != "each"}
     if not isinstance(plan["each"], dict) or silo not in plan["each"]:
-        raise InputError("The plan of local steps does not say how many this silo is to make.")
+        raise InputError(
+            "plan-local-steps",
+            "The plan of local steps does not say how many this silo is to make.",
+        )
     return {**values, "plan": {**rest, "steps": plan["each"][silo]}}
 
 
@@ -352,7 +422,9 @@ class WrittenQuestion(NamedTuple):
         if kind is GradientsAt:
             return point("x")
         hints = types_of(kind)
-        return kind(**{item.name: self._field(item, hints[item.name], point) for item in fields(kind)})
+        return kind(
+            **{item.name: self._field(item, hints[item.name], point) for item in fields(kind)}
+        )
 
     def _field(self, item: Field[Any], hint: Any, point: Callable[[str], GradientsAt]) -> Any:
         name = item.name
@@ -380,21 +452,28 @@ class WrittenQuestion(NamedTuple):
     def vector(self, name: str) -> Tensor:
         """Return the vector of a role."""
         if name not in self.vectors:
-            raise InputError(f"The question does not name its vectors ({name}).")
+            raise InputError(
+                "question-name-vectors", f"The question does not name its vectors ({name})."
+            )
         return self.vectors[name]
 
     def _matrix(self, name: str) -> Tensor:
         """Return a matrix with few columns, each as long as the vectors."""
-        V, like = self.arrays.get(name), next(iter(self.vectors.values()), None)
+        V = self.arrays.get(name)
+        like = next(iter(self.vectors.values()), None)
         if V is None or like is None:
-            raise InputError(f"The question has no matrix {name}.")
+            raise InputError("question-matrix", f"The question has no matrix {name}.")
         if V.ndim != 2 or V.shape[0] != len(like) or not 1 <= V.shape[1] <= DIRECTIONS:
-            raise InputError(f"The directions {name} do not fit this model.")
+            raise InputError(
+                "directions-fit-model", f"The directions {name} do not fit this model."
+            )
         return torch.from_numpy(np.array(V)).to(like)
 
     def batch(self) -> tuple[int | None, Key]:
         """Return the size and the key of a minibatch."""
-        batch = read_values(BATCH, {"key": [0], **self.values}, "The question's batch size or key cannot be used.")
+        batch = read_values(
+            BATCH, {"key": [0], **self.values}, "The question's batch size or key cannot be used."
+        )
         return batch["batch_size"], tuple(batch["key"])
 
     def weighing(self) -> Weighing:
@@ -402,7 +481,7 @@ class WrittenQuestion(NamedTuple):
         sentence = "The question does not say how weights are found."
         read = read_values(WEIGHING, self.values.get("weighing"), sentence)
         if len(read["levels"]) > LEVELS or read["delta"] < 0 or not read["mass"] > 0:
-            raise InputError(sentence)
+            raise InputError("weighing", sentence)
         objective = from_values(read.pop("objective"))
         return Weighing(objective, tuple(map(float, read.pop("levels"))), **read)
 
@@ -411,7 +490,7 @@ class WrittenQuestion(NamedTuple):
         sentence = "The plan of local steps is not complete, or cannot be carried out."
         plan = read_values(PLAN, self.values.get("plan"), sentence)
         if (plan["snapshot"] or 1) > plan["steps"]:
-            raise InputError(sentence)
+            raise InputError("plan", sentence)
         return LocalPlan(**{**plan, "key": tuple(plan["key"])})
 
 
@@ -420,13 +499,18 @@ def reply_arrays(question: Question, reply: Reply, like: Tensor) -> dict[str, Ar
 
     Vectors with shared noise are left out, as they appear in sums only.
     """
-    shapes, arrays = question.shapes(len(like)), dict[str, Array]()
+    shapes = question.shapes(len(like))
+    arrays = dict[str, Array]()
     shared = {part for part, vectors in reply.vectors.items() if vectors.shares is not None}
     for part in (*question.vectors, *shapes):  # slopes accompany curvatures
         if part in shapes.keys() - shared and part not in arrays:
             hidden = part in question.vectors
-            found = reply.vectors[part].sum(like.new_ones(1)) if hidden else reply.numbers[part]()[0]
-            arrays[part] = (found if found.shape == like.shape and hidden else found.double()).numpy(force=True)
+            found = (
+                reply.vectors[part].sum(like.new_ones(1)) if hidden else reply.numbers[part]()[0]
+            )
+            arrays[part] = (
+                found if found.shape == like.shape and hidden else found.double()
+            ).numpy(force=True)
     if question.scalars:
         arrays["scalars"] = np.array([float(reply.numbers[name]()[0]) for name in question.scalars])
     return arrays
@@ -445,4 +529,7 @@ class InProcess:
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
         """Ask one after another; silos in this process always answer."""
         gone = Failure("there is no such site")
-        return {s: self.silos[s].answer(asked) if s in self.silos else gone for s, asked in questions.items()}
+        return {
+            s: self.silos[s].answer(asked) if s in self.silos else gone
+            for s, asked in questions.items()
+        }

@@ -40,18 +40,33 @@ class Processes:
         return {MARK: f"{self.mark}:{part}"}
 
     def start(
-        self, part: str, command: Sequence[str], log: Path | None, environment: Mapping[str, str],
+        self,
+        part: str,
+        command: Sequence[str],
+        log: Path | None,
+        environment: Mapping[str, str],
         folder: Path | None = None,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Run a Python module or script in its own session, with output to `log` or ours; it ends with this process."""
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") if log else contextlib.nullcontext() as stream:
             process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "scaffpd.deploy.processes", str(os.getpid()), *command],
-                cwd=folder or (log and log.parent), env={**environment, **self.environment(part)},
-                stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-u",
+                    "-m",
+                    "scaffpd.deploy.processes",
+                    str(os.getpid()),
+                    *command,
+                ],
+                cwd=folder or (log and log.parent),
+                env={**environment, **self.environment(part)},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.started.setdefault(part, []).append(process)
         return process.pid
 
@@ -87,7 +102,9 @@ class Processes:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(signal.SIGKILL)
             if time.monotonic() > end:
-                raise TimeoutError(f"These processes do not end: {[process.pid for process in members]}.")
+                raise TimeoutError(
+                    f"These processes do not end: {[process.pid for process in members]}."
+                )
             time.sleep(0.02)
         for name in [part] if part else list(self.started):
             for started in self.started.pop(name, []):
@@ -123,7 +140,11 @@ class LocalEngine(SupervisedJob):
     parts: Sequence[str]
 
     def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path) -> None:
-        self.federation, self.work, self.processes = federation.resolve(), work.resolve(), Processes()
+        self.federation, self.work, self.processes = (
+            federation.resolve(),
+            work.resolve(),
+            Processes(),
+        )
         self.silos = {name: path.resolve() for name, path in silos.items()}
 
     def start(self) -> None:
@@ -146,10 +167,13 @@ class LocalEngine(SupervisedJob):
         end = time.monotonic() + seconds
         while lacking := sorted(missing()):
             if dead := [part for part in self.processes.started if not self.processes.alive(part)]:
-                raise InputError(f"{sentence}: {dead[0]} has ended at once, see {self.log(dead[0])}.")
+                raise InputError(
+                    "ended-once-see",
+                    f"{sentence}: {dead[0]} has ended at once, see {self.log(dead[0])}.",
+                )
             if time.monotonic() > end:
                 who = f"{lacking[0]!r} is not there, and {self.log(lacking[0])} says why."
-                raise InputError(f"{sentence} within {seconds:g} seconds: {who}")
+                raise InputError("within-seconds", f"{sentence} within {seconds:g} seconds: {who}")
             time.sleep(0.2)
 
 
@@ -168,7 +192,8 @@ def end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    owner, sys.argv = int(sys.argv[1]), sys.argv[2:]
+    owner = int(sys.argv[1])
+    sys.argv = sys.argv[2:]
     threading.Thread(target=end_with, args=(owner,), daemon=True, name="watchdog").start()
     if Path(sys.argv[0]).is_file():
         runpy.run_path(sys.argv[0], run_name="__main__")

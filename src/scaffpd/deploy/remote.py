@@ -43,7 +43,9 @@ Rows = dict[int, Parts]
 class RemoteChannel:
     """A `Channel` to silos behind a transport."""
 
-    work, keeps, here = float("inf"), True, False
+    work = float("inf")
+    keeps = True
+    here = False
     account: Any = None
 
     def __init__(self, membership: Membership, facts: Facts) -> None:
@@ -51,10 +53,14 @@ class RemoteChannel:
         self.like = torch.from_numpy(np.array(facts.start))
         self.judge = Judge(facts, membership.session.setup, membership.policy.outlier)
         self.stood_in = False  # whether a bound has replaced an absent silo so far
-        self._last: dict[int, tuple[Tensor, Parts]] = {}  # a silo's last gradient: where, and its parts
+        self._last: dict[
+            int, tuple[Tensor, Parts]
+        ] = {}  # a silo's last gradient: where, and its parts
         self._scores: dict[tuple[int, str], NDArray[np.float64]] = {}
         self._losses: dict[int, float] = {}  # the last losses over all samples
-        self._answers: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], Tensor]] = WeakKeyDictionary()  # c_i
+        self._answers: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], Tensor]] = (
+            WeakKeyDictionary()
+        )  # c_i
 
     @property
     def absent(self) -> int:
@@ -64,8 +70,15 @@ class RemoteChannel:
     @property
     def fingerprint(self) -> str:
         """Digest of the agreement and of the silos' constants, which change with their data."""
-        known, setup = self.facts.constants, self.membership.session.setup
-        numbers = (known.smoothness, known.strong_convexity, known.steepest, known.samples, self.facts.probes)
+        known = self.facts.constants
+        setup = self.membership.session.setup
+        numbers = (
+            known.smoothness,
+            known.strong_convexity,
+            known.steepest,
+            known.samples,
+            self.facts.probes,
+        )
         words = [f"{value:.6e}" for part in numbers for value in part]
         about = (tuple(self.names), "" if setup is None else setup.digest, words)
         return hashlib.sha256(repr(about).encode()).hexdigest()
@@ -95,12 +108,19 @@ class RemoteChannel:
 
     def exchange(self, question: Question, chosen: Sequence[int]) -> Rows:
         """Return the checked answers of the silos present, by their numbers."""
-        names, shapes = {self.names[i]: i for i in chosen}, question.shapes(len(self.like))
+        names = {self.names[i]: i for i in chosen}
+        shapes = question.shapes(len(self.like))
         if question.scalars:
             shapes["scalars"] = (len(question.scalars),)
-        wide = {part for part in shapes if part not in question.vectors or shapes[part] != self.like.shape}
+        wide = {
+            part
+            for part in shapes
+            if part not in question.vectors or shapes[part] != self.like.shape
+        }
         request = self.request(question, chosen)
-        replies = self.membership.ask(request, list(names), lambda a: troubles(a, shapes, wide, self.like))
+        replies = self.membership.ask(
+            request, list(names), lambda a: troubles(a, shapes, wide, self.like)
+        )
         got: Rows = {names[name]: answer.arrays for name, answer in replies.items()}
         self.accuse(self.judge.verdicts(question, got))
         return got
@@ -113,15 +133,22 @@ class RemoteChannel:
         own: dict[str, dict[str, Tensor]] = {}
         if isinstance(question, LocalSteps) and isinstance(question.at, Tensor):
             c = torch.zeros_like(question.x) if question.correction is None else question.correction
-            own = {self.names[i]: {"correction": c - row} for i, row in zip(chosen, question.at, strict=True)}
+            own = {
+                self.names[i]: {"correction": c - row}
+                for i, row in zip(chosen, question.at, strict=True)
+            }
             question = replace(question, at=None, correction=None)
         if isinstance(question, ProximalSteps):
-            steepest = max(question.plan.steepest, float(self._steepness(question)[list(chosen)].max()))
+            steepest = max(
+                question.plan.steepest, float(self._steepness(question)[list(chosen)].max())
+            )
             question = replace(question, plan=replace(question.plan, steepest=steepest))
         request = SiloRequest.of(question, own)
         if isinstance(question, LocalSteps) and question.plan.each is not None:
             each = dict(zip((self.names[i] for i in chosen), question.plan.each, strict=True))
-            request = replace(request, values={**request.values, "plan": {**request.values["plan"], "each": each}})
+            request = replace(
+                request, values={**request.values, "plan": {**request.values["plan"], "each": each}}
+            )
         return request
 
     def _steepness(self, question: ProximalSteps) -> Vector:
@@ -141,14 +168,20 @@ class RemoteChannel:
         """Return the stored c_i of these silos."""
         held = self._answers.get(at, {})
         if tuple(chosen) not in held:
-            raise InputError("This question is about gradients that these silos have not been asked for.")
+            raise InputError(
+                "question-about-gradients",
+                "This question is about gradients that these silos have not been asked for.",
+            )
         return held[tuple(chosen)]
 
     def _complete(self, question: Question, chosen: Sequence[int], got: Rows) -> Reply:
         """Return the answers of all, with the rule's rows for absent silos."""
         self.stood_in |= len(got) < len(chosen)
-        shapes, stand_in = question.shapes(len(self.like)), self._stand_in(question, chosen)
-        if not got and isinstance(question, LocalSteps | ProximalSteps):  # without any answer the round makes no step
+        shapes = question.shapes(len(self.like))
+        stand_in = self._stand_in(question, chosen)
+        if not got and isinstance(
+            question, LocalSteps | ProximalSteps
+        ):  # without any answer the round makes no step
             nothing = {part: np.zeros(shape) for part, shape in shapes.items()}
             return self._reply(question, chosen, [nothing] * len(chosen), [])
         made_up = {i: stand_in(i) for i in chosen if i not in got}
@@ -156,24 +189,37 @@ class RemoteChannel:
         mean: dict[str, Array] = {}
         if skipped:  # left out of averages, as if they had not been drawn
             self._need(chosen if not got else [])
-            mean = {part: np.mean([parts[part] for parts in got.values()], axis=0) for part in shapes}
+            mean = {
+                part: np.mean([parts[part] for parts in got.values()], axis=0) for part in shapes
+            }
             mean |= {"scalars": np.full(len(question.scalars), np.nan)}
-        return self._reply(question, chosen, [got.get(i) or made_up[i] or mean for i in chosen], skipped)
+        return self._reply(
+            question, chosen, [got.get(i) or made_up[i] or mean for i in chosen], skipped
+        )
 
-    def _reply(self, question: Question, chosen: Sequence[int], rows: Sequence[Parts], skipped: list[int]) -> Reply:
+    def _reply(
+        self, question: Question, chosen: Sequence[int], rows: Sequence[Parts], skipped: list[int]
+    ) -> Reply:
         """Stack the parts of all silos."""
         numbers: dict[str, Callable[[], Tensor]] = {}
         vectors = {}
         for part in question.shapes(len(self.like)):
             if part in question.vectors:
                 stack = torch.from_numpy(np.stack([row[part] for row in rows])).to(self.like)
-                vectors[part] = Vectors(partial(_mixed, stack, skipped), partial(itself, stack), fine=True)
+                vectors[part] = Vectors(
+                    partial(_mixed, stack, skipped), partial(itself, stack), fine=True
+                )
         if isinstance(question, Curvature):  # slopes are computed from the stored c_i
             c = self._gradients(question.at, chosen)
-            numbers = {"slopes": lambda: c @ question.V, "size": lambda: (c.square() / question.metric).sum(1)}
+            numbers = {
+                "slopes": lambda: c @ question.V,
+                "size": lambda: (c.square() / question.metric).sum(1),
+            }
         elif question.scalars:
             table = torch.from_numpy(np.stack([row["scalars"] for row in rows]))
-            numbers = {name: partial(itself, table[:, j]) for j, name in enumerate(question.scalars)}
+            numbers = {
+                name: partial(itself, table[:, j]) for j, name in enumerate(question.scalars)
+            }
         if isinstance(question, GradientsAt):
             self._answers.setdefault(question, {})[tuple(chosen)] = vectors["c"].each()
         return Reply(numbers, vectors)
@@ -189,14 +235,17 @@ class RemoteChannel:
         if isinstance(question, LocalSteps) and question.correction is not None:
             return self._frozen(question, chosen)
         if isinstance(question, ProximalSteps):
-            L, plan = self._steepness(question), question.plan
+            L = self._steepness(question)
+            plan = question.plan
             return lambda i: {"d": (question.correction / (L[i] + plan.pull * plan.metric)).numpy()}
         return lambda i: None
 
     def _frozen(self, question: LocalSteps, chosen: Sequence[int]) -> Callable[[int], Parts]:
         """Return the rule d_i = (1 − (1 − η_i μ_i)^J)/μ_i c, the result of local steps on f̃_i."""
-        eta, mu = rates(self.facts.constants, question.plan), self.facts.constants.strong_convexity
-        c, plan = question.correction, question.plan
+        eta = rates(self.facts.constants, question.plan)
+        mu = self.facts.constants.strong_convexity
+        c = question.correction
+        plan = question.plan
         assert c is not None
 
         def stand_in(i: int) -> Parts:
@@ -212,7 +261,9 @@ class RemoteChannel:
         """Return gradient and value of f̃_i at x, from the last answer of an absent silo."""
         self._need([] if i in self._last else [i])
         y, parts = self._last[i]
-        mu, way, c = float(self.facts.constants.strong_convexity[i]), x - y, torch.from_numpy(parts["c"])
+        mu = float(self.facts.constants.strong_convexity[i])
+        way = x - y
+        c = torch.from_numpy(parts["c"])
         loss = parts["scalars"][0] + float(c @ way) + mu / 2 * float(way @ way)
         return {"c": (c + mu * way).numpy(), "scalars": np.array([loss, np.inf, np.inf])}
 
@@ -237,10 +288,13 @@ class RemoteChannel:
 
         If it has never sent any, return NaN, or with `complete` raise `Lost`.
         """
-        split, everyone = question.split, range(len(self.names))
+        split = question.split
+        everyone = range(len(self.names))
         chosen = [i for i in everyone if split == "train" or self.facts.tested[i]]
         if not chosen:
-            raise InputError("No silo has held rows out: there is nothing to test on.")
+            raise InputError(
+                "silo-held-rows", "No silo has held rows out: there is nothing to test on."
+            )
         got = self.exchange(question, chosen)
         self._scores |= {(i, split): parts["scalars"] for i, parts in got.items()}
         self.stood_in |= split == "train" and len(got) < len(chosen)
@@ -275,7 +329,9 @@ class Remote(Federation):
 
     channel: RemoteChannel
 
-    def __init__(self, membership: Membership, facts: Facts, channel: type[RemoteChannel] = RemoteChannel) -> None:
+    def __init__(
+        self, membership: Membership, facts: Facts, channel: type[RemoteChannel] = RemoteChannel
+    ) -> None:
         super().__init__(channel(membership, facts))
 
     def __repr__(self) -> str:

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.config.federation import PAUSE, FederationFile
-from scaffpd.config.model_file import linear
+from scaffpd.data.tabular.agree import width
 from scaffpd.deploy import messages
 from scaffpd.deploy.byzantine import Shapes, too_large, troubles
 from scaffpd.deploy.messages import SCALE, Array, Facts, Message, Unusable, plain
@@ -31,14 +30,15 @@ from scaffpd.deploy.session import TOGETHER, Lost, Membership, SiloRequest
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import GradientsAt, Losses, Question, Reply, Scores, Vectors
 from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps
-from scaffpd.masking import FixedPoint, Terms
-from scaffpd.masking.terms import FEWEST as MASKED_FEWEST
-from scaffpd.masking.terms import LARGEST, SMALLEST
 from scaffpd.privacy.mechanism import Clip
 from scaffpd.privacy.oracle import SharedSum
+from scaffpd.run.settings.federation import PAUSE, FederationFile
+from scaffpd.run.settings.model_file import linear
 from scaffpd.secure import SecureSums
+from scaffpd.secure.masking import FixedPoint, Terms
 from scaffpd.secure.parties import MaskedReply, SumRequest, Weighting
-from scaffpd.tabular.agree import width
+from scaffpd.secure.terms import FEWEST as MASKED_FEWEST
+from scaffpd.secure.terms import LARGEST, SMALLEST
 
 Checks = Callable[[Mapping[str, Message]], Mapping[str, str]]
 Ask = Callable[[SiloRequest, Sequence[str], Checks], dict[str, Message]]
@@ -56,9 +56,12 @@ class SiloParties:
     """
 
     def __init__(self, ask: Ask, leave: Callable[[str, str], NoReturn] | None = None) -> None:
-        self._ask, self._leave = ask, leave
+        self._ask = ask
+        self._leave = leave
 
-    def _read(self, request: SiloRequest, names: Sequence[str], read: Callable[[str, Message], Any]) -> dict[str, Any]:
+    def _read(
+        self, request: SiloRequest, names: Sequence[str], read: Callable[[str, Message], Any]
+    ) -> dict[str, Any]:
         """Ask, and return `read` of every answer; an answer that it rejects counts as none.
 
         An accusation by two silos is believed and ends the sum.
@@ -75,28 +78,44 @@ class SiloParties:
             return troubles
 
         replies = self._ask(request, names, check)
-        said = {name: reply.values["accused"] for name, reply in replies.items() if "accused" in reply.values}
+        said = {
+            name: reply.values["accused"]
+            for name, reply in replies.items()
+            if "accused" in reply.values
+        }
         claims = {name: plain(accused) for name, accused in said.items()}
         why = {accused: plain(replies[name].values.get("why")) for name, accused in claims.items()}
-        sure = {accused: why[accused] for accused, n in Counter(claims.values()).items() if n >= WITNESSES}
+        sure = {
+            accused: why[accused]
+            for accused, n in Counter(claims.values()).items()
+            if n >= WITNESSES
+        }
         if sure:
             self.accused(sure)
         for name, accused in claims.items():
-            self.disputed(name, f"it does not add up with {accused!r}: {why[accused]}", len(replies))
+            self.disputed(
+                name, f"it does not add up with {accused!r}: {why[accused]}", len(replies)
+            )
         return {name: parts[name] for name in replies}
 
     def accused(self, claims: Mapping[str, str]) -> None:
         """End a sum with silos whose cards several others reject."""
         name, sentence = next(iter(claims.items()))
-        raise InputError(f"Silo {name!r} cannot be added up with: {sentence}")
+        raise InputError("silo-added-up", f"Silo {name!r} cannot be added up with: {sentence}")
 
     def meet(self, names: Sequence[str]) -> None:
         """Send all cards to all silos; raise an error if one rejects them."""
-        cards = self._read(SiloRequest(messages.CARD), names, lambda _, reply: reply.values.get("card"))
+        cards = self._read(
+            SiloRequest(messages.CARD), names, lambda _, reply: reply.values.get("card")
+        )
         for name, card in cards.items():
             if not isinstance(card, dict) or card.get("name") != name:
-                raise InputError(f"Silo {name!r} shows no card of its own.")
-        self._read(SiloRequest(messages.MEET, {"cards": list(cards.values())}), names, lambda _, reply: reply)
+                raise InputError("silo-shows-card", f"Silo {name!r} shows no card of its own.")
+        self._read(
+            SiloRequest(messages.MEET, {"cards": list(cards.values())}),
+            names,
+            lambda _, reply: reply,
+        )
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Ask all silos for their masked vectors, or the sizes; all get the same question with all weights."""
@@ -109,46 +128,59 @@ class SiloParties:
     def _masked(self, wanted: SumRequest, length: int) -> dict[str, Any]:
         """Return all answers; an error object stands for a silo that declines."""
         about: SiloRequest = wanted.held
-        names, numbers = wanted.weights.terms.names, wanted.numbers
-        request = SiloRequest(messages.MASKED, _said(about, wanted), about.vectors, {}, about.arrays)
+        names = wanted.weights.terms.names
+        numbers = wanted.numbers
+        request = SiloRequest(
+            messages.MASKED, _said(about, wanted), about.vectors, {}, about.arrays
+        )
         return self._read(request, names, lambda _, reply: _masked(reply, length, numbers))
 
     def declined(self, name: str, why: InputError, wanted: SumRequest) -> None:
         """End a sum that a silo declines."""
-        raise type(why)(f"Silo {name!r} declines: {why}")
+        raise type(why)(why.code, f"Silo {name!r} declines: {why}")
 
     def disputed(self, name: str, why: str, members: int) -> None:
         """Continue without a silo that alone rejects a card which others accept, or end the sum."""
         if self._leave is not None and members > WITNESSES:
             self._leave(name, why)
-        raise InputError(f"Silo {name!r} says that {why}")
+        raise InputError("silo-says", f"Silo {name!r} says that {why}")
 
 
 def _said(about: SiloRequest, wanted: SumRequest) -> dict[str, Any]:
     """Return the values of a question for masked vectors."""
-    terms, numbers = wanted.weights.terms, wanted.numbers
+    terms = wanted.weights.terms
+    numbers = wanted.numbers
     return {
-        **about.values, "about": about.kind, "names": list(terms.names), "colluding": terms.colluding,
-        "weights": wanted.weights.values.tolist(), "numbers": None if numbers is None else numbers.values(),
-    }  # fmt: skip
+        **about.values,
+        "about": about.kind,
+        "names": list(terms.names),
+        "colluding": terms.colluding,
+        "weights": wanted.weights.values.tolist(),
+        "numbers": None if numbers is None else numbers.values(),
+    }
 
 
-def _masked(reply: Message, length: int, numbers: FixedPoint | None = None) -> MaskedReply | InputError:
+def _masked(
+    reply: Message, length: int, numbers: FixedPoint | None = None
+) -> MaskedReply | InputError:
     """Read a silo's masked vector, or why it declines; a vector comes if and only if it fits the number format."""
     if "declined" in reply.values:
-        return (ExposedError if reply.values.get("exposed") is True else InputError)(plain(reply.values["declined"]))
-    exponent, vector = reply.values.get("exponent"), reply.arrays.get("masked")
+        kind = ExposedError if reply.values.get("exposed") is True else InputError
+        return kind("silo-declines", plain(reply.values["declined"]))
+    exponent = reply.values.get("exponent")
+    vector = reply.arrays.get("masked")
     if type(exponent) is not int or not SMALLEST <= exponent <= LARGEST:
-        raise InputError(USELESS)
+        raise InputError("masked", USELESS)
     if vector is not None and (vector.dtype != np.int64 or vector.shape != (length,)):
-        raise InputError(USELESS)
+        raise InputError("masked", USELESS)
     if (vector is not None) != (numbers is not None and exponent <= numbers.exponent):
-        raise InputError(USELESS)
+        raise InputError("masked", USELESS)
     return MaskedReply(exponent, None if vector is None else vector.view(np.uint64))
 
 
 Totals = dict[str, Mapping[str, Array]]
-ATTEMPTS, EXACT = 5, 1e-15
+ATTEMPTS = 5
+EXACT = 1e-15
 
 
 def secure_totals(
@@ -173,8 +205,11 @@ def secure_totals(
         return sums.sum(kind, about, dict.fromkeys(members, 1.0), length)
 
     def totals(question: SiloRequest) -> Totals:
-        what, columns = "squares" if "mean" in question.arrays else "sum", width(question.values["schema"])
-        about = SiloRequest("totals", {**question.values, "parts": ["n", what]}, arrays=question.arrays)
+        what = "squares" if "mean" in question.arrays else "sum"
+        columns = width(question.values["schema"])
+        about = SiloRequest(
+            "totals", {**question.values, "parts": ["n", what]}, arrays=question.arrays
+        )
         both = added(what, about, 2 * columns)
         for again in range(1, ATTEMPTS):
             assert sums.last is not None
@@ -197,7 +232,9 @@ class MaskedRemote(SiloParties, RemoteChannel):
     keeps = False
 
     def __init__(self, membership: Membership, facts: Facts) -> None:
-        SiloParties.__init__(self, self.put, None if membership.policy.missing == PAUSE else self._without)
+        SiloParties.__init__(
+            self, self.put, None if membership.policy.missing == PAUSE else self._without
+        )
         RemoteChannel.__init__(self, membership, facts)
         self._sizes: tuple[Any, dict[str, int]] = (None, {})  # sizes of the vectors asked for last
         # the last questions about thresholds, their values, and the answers
@@ -216,32 +253,51 @@ class MaskedRemote(SiloParties, RemoteChannel):
         """Return every silo's open numbers, and handles on vectors that it computes when their sum is asked for."""
         if isinstance(question, Scores):
             return self.scores(question)
-        request, shapes = self.request(question, chosen), question.shapes(len(self.like))
+        request = self.request(question, chosen)
+        shapes = question.shapes(len(self.like))
         padded = isinstance(question, WeighedQuestion)
         hidden = {
             part: self._handle(request, part, shapes.pop(part), chosen, padded)
             for part in question.vectors & shapes.keys()
         }
         if isinstance(question, GradientsAt) and self._noise.get("colluding") is not None:
-            hidden["c"] = replace(hidden["c"], shares=partial(self._shared, question.x, hidden["c"], chosen))
+            hidden["c"] = replace(
+                hidden["c"], shares=partial(self._shared, question.x, hidden["c"], chosen)
+            )
         if question.scalars:
             shapes["scalars"] = (len(question.scalars),)
         table = self._numbers(request, shapes, chosen) if shapes else {}
         if isinstance(question, Losses):  # only sizes can be tested here
-            got = {i: {"scalars": row.numpy()} for i, row in zip(chosen, table["scalars"], strict=True)}
+            got = {
+                i: {"scalars": row.numpy()} for i, row in zip(chosen, table["scalars"], strict=True)
+            }
             self.accuse(self.judge.losses(question.x, question.batch_size, got))
         numbers = {part: partial(itself, table[part]) for part in shapes}
-        numbers |= {name: partial(itself, table["scalars"][:, j]) for j, name in enumerate(question.scalars)}
+        numbers |= {
+            name: partial(itself, table["scalars"][:, j]) for j, name in enumerate(question.scalars)
+        }
         return Reply(numbers, hidden)
 
-    def _numbers(self, request: SiloRequest, shapes: Shapes, chosen: Sequence[int]) -> dict[str, Tensor]:
+    def _numbers(
+        self, request: SiloRequest, shapes: Shapes, chosen: Sequence[int]
+    ) -> dict[str, Tensor]:
         """Stack the parts of all answers."""
         names = [self.names[i] for i in chosen]
-        replies = self.put(request, names, lambda answers: troubles(answers, shapes, shapes, self.like))
-        return {part: torch.from_numpy(np.stack([replies[name].arrays[part] for name in names])) for part in shapes}
+        replies = self.put(
+            request, names, lambda answers: troubles(answers, shapes, shapes, self.like)
+        )
+        return {
+            part: torch.from_numpy(np.stack([replies[name].arrays[part] for name in names]))
+            for part in shapes
+        }
 
     def _handle(
-        self, request: SiloRequest, part: str, shape: tuple[int, ...], chosen: Sequence[int], padded: bool
+        self,
+        request: SiloRequest,
+        part: str,
+        shape: tuple[int, ...],
+        chosen: Sequence[int],
+        padded: bool,
     ) -> SiloVectors:
         """Return a handle on a vector that stays at its silo; silos report its norm."""
         about = replace(request, values={**request.values, "parts": [part]})
@@ -258,19 +314,26 @@ class MaskedRemote(SiloParties, RemoteChannel):
         setup = self.membership.session.setup
         return {} if setup is None else setup.privacy
 
-    def _shared(self, x: Tensor, held: SiloVectors, chosen: Sequence[int], weights: Tensor) -> SharedSum:
+    def _shared(
+        self, x: Tensor, held: SiloVectors, chosen: Sequence[int], weights: Tensor
+    ) -> SharedSum:
         """Return a sum to which silos add shares of the noise, in the units sent to them (see `PrivateOracle`)."""
-        setup, noise = self.membership.session.setup, self._noise
+        setup = self.membership.session.setup
+        noise = self._noise
         assert setup is not None
         w = weights.numpy()
         scale = float(np.max(np.abs(w) / self.facts.constants.samples[list(chosen)])) or 1.0
         clip = Clip.of(float(noise["clip"]), float(noise["noise"]), int(noise["together"]))
         asked = replace(held, about=replace(held.about, values={**held.about.values, SCALE: scale}))
-        return SharedSum(asked, np.inf, clip.unit * scale, float(linear(setup.model).l2) * float(w.sum()) * x)
+        return SharedSum(
+            asked, np.inf, clip.unit * scale, float(linear(setup.model).l2) * float(w.sum()) * x
+        )
 
     def accused(self, claims: Mapping[str, str]) -> None:
         """Quarantine a silo whose keys several others reject."""
-        known = {name: f"{why.rstrip('.')} (masks)" for name, why in claims.items() if name in self.names}
+        known = {
+            name: f"{why.rstrip('.')} (masks)" for name, why in claims.items() if name in self.names
+        }
         self.accuse({self.names.index(name): why for name, why in known.items()})
         super().accused(claims)
 
@@ -278,10 +341,15 @@ class MaskedRemote(SiloParties, RemoteChannel):
         """Collect the masked vectors; refuse one so large that the sum would lose its digits."""
         about = self._with_masses(wanted.held.about)
         replies = super().mask(replace(wanted, held=about), length)
-        if about.kind == Thresholds.kind and all(reply.vector is not None for reply in replies.values()):
+        if about.kind == Thresholds.kind and all(
+            reply.vector is not None for reply in replies.values()
+        ):
             found = (replies[name].vector for name in wanted.weights.terms.names if name in replies)
             rows = np.stack([vector for vector in found if vector is not None])
-            self._masses = [*self._masses[1 - MASSES :], (about, _said(about, wanted), rows.view(np.int64))]
+            self._masses = [
+                *self._masses[1 - MASSES :],
+                (about, _said(about, wanted), rows.view(np.int64)),
+            ]
         self._check_sizes(wanted, replies)
         weights = dict(zip(wanted.weights.terms.names, wanted.weights.values, strict=True))
         if SCALE in wanted.held.about.values:  # all have the same, public size
@@ -291,13 +359,20 @@ class MaskedRemote(SiloParties, RemoteChannel):
             for name, reply in replies.items()
             if weights[name] and reply.exponent > SMALLEST
         }
-        self.accuse(too_large("masked vector has size", sizes, sizes, self.membership.policy.outlier**2))
+        self.accuse(
+            too_large("masked vector has size", sizes, sizes, self.membership.policy.outlier**2)
+        )
         return replies
 
     def _check_sizes(self, wanted: SumRequest, replies: Mapping[str, MaskedReply]) -> None:
         """Accuse silos whose vector changes its size when it is asked for again in another number format."""
-        asked, sizes = (wanted.held, wanted.weights), {name: reply.exponent for name, reply in replies.items()}
-        before = self._sizes[1] if self._sizes[0] is not None and all(map(is_, self._sizes[0], asked)) else sizes
+        asked = (wanted.held, wanted.weights)
+        sizes = {name: reply.exponent for name, reply in replies.items()}
+        before = (
+            self._sizes[1]
+            if self._sizes[0] is not None and all(map(is_, self._sizes[0], asked))
+            else sizes
+        )
         self._sizes = asked, sizes
         other = [name for name in sizes if before.get(name, sizes[name]) != sizes[name]]
         self.accuse({self.names.index(name): f"its vector {CHANGES}" for name in other})
@@ -322,16 +397,27 @@ class MaskedRemote(SiloParties, RemoteChannel):
         It is a silo whose masked vector changes when it is asked for again, or one without which sums of ones add up
         and with which they do not: it has false keys or other software.
         """
-        found = dict.fromkeys(changed, "its masked vector changes when the question is repeated (masks)")
+        found = dict.fromkeys(
+            changed, "its masked vector changes when the question is repeated (masks)"
+        )
         if not changed and len(self.names) > MASKED_FEWEST and not self._adds_up(self.names):
-            fine = [one for one in self.names if self._adds_up([other for other in self.names if other != one])]
-            found = dict.fromkeys(fine[:1], "sums of ones add up without it, and with it they do not (masks)")
-            found = found if len(fine) == 1 else {}  # a silo that spoils only some sums could frame another
+            fine = [
+                one
+                for one in self.names
+                if self._adds_up([other for other in self.names if other != one])
+            ]
+            found = dict.fromkeys(
+                fine[:1], "sums of ones add up without it, and with it they do not (masks)"
+            )
+            found = (
+                found if len(fine) == 1 else {}
+            )  # a silo that spoils only some sums could frame another
         self.accuse({self.names.index(one): why for one, why in found.items()})
 
     def _adds_up(self, names: Sequence[str]) -> bool:
         """Return whether masked ones of these silos add up."""
-        numbers, terms = FixedPoint.finest(len(names), 0), Terms.usual(tuple(names), None)
+        numbers = FixedPoint.finest(len(names), 0)
+        terms = Terms.usual(tuple(names), None)
         about = SiloRequest(messages.DRILL, {"once": token_hex(16)})
         wanted = SumRequest(about, Weighting(terms, np.ones(len(names))), numbers)
         replies = [*self._masked(wanted, messages.DRILLED).values()]
@@ -349,13 +435,22 @@ class MaskedRemote(SiloParties, RemoteChannel):
             return about
         nu = about.values["weighing"]["levels"][0]
         above = [
-            (min((level for level in asked.values["weighing"]["levels"] if level >= nu), default=np.inf), k)
-            for k, (asked, _, _) in enumerate(self._masses) if _same_weighing(asked, about)
-        ]  # fmt: skip
+            (
+                min(
+                    (level for level in asked.values["weighing"]["levels"] if level >= nu),
+                    default=np.inf,
+                ),
+                k,
+            )
+            for k, (asked, _, _) in enumerate(self._masses)
+            if _same_weighing(asked, about)
+        ]
         if not above:
             return about
         _, seen, rows = self._masses[min(above)[1]]
-        return replace(about, values={**about.values, "seen": seen}, arrays={**about.arrays, "seen": rows})
+        return replace(
+            about, values={**about.values, "seen": seen}, arrays={**about.arrays, "seen": rows}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -367,9 +462,13 @@ class SiloVectors(Vectors):
 
 def _same_weighing(asked: SiloRequest, about: SiloRequest) -> bool:
     """Return whether two questions derive weights from thresholds by the same rule at the same point."""
-    one, other = ({**request.values["weighing"], "levels": 0, "name": 0} for request in (asked, about))
+    one, other = (
+        {**request.values["weighing"], "levels": 0, "name": 0} for request in (asked, about)
+    )
     return asked.vectors["at"] is about.vectors["at"] and one == other
 
 
 def _stays(*_: Any) -> NoReturn:
-    raise InputError("Vectors of deployed secure sums stay at their silos.")
+    raise InputError(
+        "vectors-deployed-secure", "Vectors of deployed secure sums stay at their silos."
+    )

@@ -26,13 +26,22 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from scaffpd.config.federation import PAUSE, STRIKES, FaultPolicy
-from scaffpd.config.model_file import Setup
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import GARBAGE, REFUSED, Array, Failure, Message, Transport, VectorCache, plain
+from scaffpd.deploy.messages import (
+    GARBAGE,
+    REFUSED,
+    Array,
+    Failure,
+    Message,
+    Transport,
+    VectorCache,
+    plain,
+)
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic
 from scaffpd.federation.questions import QUESTIONS, Question
+from scaffpd.run.settings.federation import PAUSE, STRIKES, FaultPolicy
+from scaffpd.run.settings.model_file import Setup
 
 Replies = dict[str, Message | Failure]  # answers, or why there is none
 LACKS = Failure("it lacks what it was just sent")  # a restarted silo
@@ -47,13 +56,17 @@ class SiloRequest:
 
     kind: str  # see `Question` and `messages`
     values: Mapping[str, Any] = field(default_factory=dict)  # the same for all silos
-    vectors: Mapping[str, Tensor] = field(default_factory=dict)  # by their role; sent to silos that lack them
+    vectors: Mapping[str, Tensor] = field(
+        default_factory=dict
+    )  # by their role; sent to silos that lack them
     # further vectors, of one silo each, always sent
     own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)  # matrices, always sent
 
     @classmethod
-    def of(cls, question: Question, own: Mapping[str, Mapping[str, Tensor]] | None = None) -> SiloRequest:
+    def of(
+        cls, question: Question, own: Mapping[str, Mapping[str, Tensor]] | None = None
+    ) -> SiloRequest:
         """Write a question of the `Federation` interface as a request."""
         values, vectors, arrays = messages.question_parts(question)
         return cls(question.kind, values, vectors, own or {}, arrays)
@@ -67,10 +80,14 @@ class Session:
     """Silos by name, over a transport that addresses sites."""
 
     transport: Transport
-    wire: Traffic = field(default_factory=Traffic)  # bytes of all messages so far, including evaluation and set-up
+    wire: Traffic = field(
+        default_factory=Traffic
+    )  # bytes of all messages so far, including evaluation and set-up
     largest: int = LARGEST_REPLY  # the most bytes of a reply
     sites: dict[str, str] = field(default_factory=dict)
-    asks: Mapping[str, Any] = field(default_factory=dict)  # the run's request, for silos to consent to
+    asks: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # the run's request, for silos to consent to
     barred: set[str] = field(default_factory=set)  # silos whose answers are ignored
     setup: Setup | None = None  # the agreement
     # every silo's report about its losses with the agreement, and its number of rows
@@ -108,7 +125,9 @@ class Session:
             for name in lacking:
                 self._sent.pop(name, None)
             setup = SiloRequest("setup", {"setup": self.setup.values()})
-            again = {n: self._same(n, reply) for n, reply in self._ask(setup, lacking, timeout).items()}
+            again = {
+                n: self._same(n, reply) for n, reply in self._ask(setup, lacking, timeout).items()
+            }
             able = {name: sites[name] for name in lacking if isinstance(again[name], Message)}
             replies |= again | self._ask(request, able, timeout)
         return replies
@@ -118,15 +137,21 @@ class Session:
         if isinstance(reply, Failure) or name not in self.constants:
             return reply
         rows = reply.values.get("samples")
-        now = np.append(reply.arrays.get("constants", np.zeros(0)), rows if isinstance(rows, int) else np.nan)
+        now = np.append(
+            reply.arrays.get("constants", np.zeros(0)), rows if isinstance(rows, int) else np.nan
+        )
         same = np.array_equal(now, self.constants[name])
         return reply if same else Failure("its data are not those that the run began with", GARBAGE)
 
-    def _ask(self, request: SiloRequest, sites: Mapping[str, str], timeout: float, anyone: bool = False) -> Replies:
+    def _ask(
+        self, request: SiloRequest, sites: Mapping[str, str], timeout: float, anyone: bool = False
+    ) -> Replies:
         """Encode, send, decode, and check that the answer is for this question and from this silo."""
         if not sites:
             return {}
-        number, encoded, out = secrets.token_hex(8), dict[tuple[str, ...], bytes](), {}
+        number = secrets.token_hex(8)
+        encoded = dict[tuple[str, ...], bytes]()
+        out = {}
         shared = self._named(request.vectors)
         for name, site in sites.items():
             own = self._named(request.own.get(name, {}))
@@ -138,31 +163,47 @@ class Session:
             out[site] = encoded[key]
         self.wire.add(exchanges=1, down=sum(map(len, out.values())))
         carried = self.transport.ask(out, timeout)
-        return {n: self._checked(n, carried.get(s, Failure("no answer")), number, anyone) for n, s in sites.items()}
+        return {
+            n: self._checked(n, carried.get(s, Failure("no answer")), number, anyone)
+            for n, s in sites.items()
+        }
 
     def _named(self, vectors: Mapping[str, Tensor]) -> NamedVectors:
         """Name vectors by their contents and by this session, so that names of two sessions never collide."""
-        names = {role: f"{self._prefix}-{messages.vector_digest(vector)}" for role, vector in vectors.items()}
+        names = {
+            role: f"{self._prefix}-{messages.vector_digest(vector)}"
+            for role, vector in vectors.items()
+        }
         return {role: (names[role], vector.detach().numpy()) for role, vector in vectors.items()}
 
     def _lacking(self, name: str, roles: NamedVectors) -> dict[str, Array]:
         """Return the vectors that this silo lacks, by their names."""
-        cache, lacking = self._sent.setdefault(name, VectorCache()), {}
+        cache = self._sent.setdefault(name, VectorCache())
+        lacking = {}
         for label, array in roles.values():
             if label not in cache:
                 lacking[label] = array
             cache.use(label)
         return lacking
 
-    def _message(self, request: SiloRequest, roles: NamedVectors, lacking: Mapping[str, Array], number: str) -> Message:
+    def _message(
+        self, request: SiloRequest, roles: NamedVectors, lacking: Mapping[str, Array], number: str
+    ) -> Message:
         values = {**request.values, "question": number}
         if self.asks and request.kind in messages.ASKING:
             values["asks"] = self.asks
-        if self.setup is not None and (roles or request.kind in ("start", messages.SPENT, *QUESTIONS)):
-            values |= {"setup": self.setup.digest, "vectors": {role: label for role, (label, _) in roles.items()}}
+        if self.setup is not None and (
+            roles or request.kind in ("start", messages.SPENT, *QUESTIONS)
+        ):
+            values |= {
+                "setup": self.setup.digest,
+                "vectors": {role: label for role, (label, _) in roles.items()},
+            }
         return Message(request.kind, values, {**lacking, **request.arrays})
 
-    def _checked(self, name: str, reply: bytes | Failure, number: str, anyone: bool) -> Message | Failure:
+    def _checked(
+        self, name: str, reply: bytes | Failure, number: str, anyone: bool
+    ) -> Message | Failure:
         if isinstance(reply, Failure):
             self._sent.pop(name, None)
             return reply
@@ -171,11 +212,15 @@ class Session:
             message = messages.decode(reply, self.largest)
         except messages.WireError as error:
             return Failure(f"an unreadable answer: {error}", GARBAGE)
-        unread = message.kind == "refused" and message.values.get("question") is None  # not even the number
+        unread = (
+            message.kind == "refused" and message.values.get("question") is None
+        )  # not even the number
         if message.values.get("question") != number and not unread:
             return Failure("an answer to another question", GARBAGE)
         if not anyone and message.values.get("silo") != name:
-            return Failure(f"an answer in the name of {plain(message.values.get('silo'))!r}", GARBAGE)
+            return Failure(
+                f"an answer in the name of {plain(message.values.get('silo'))!r}", GARBAGE
+            )
         if message.kind not in ("answer", "missing", "refused", "failed"):
             return Failure("an answer of an unknown kind", GARBAGE)
         if message.kind == "failed" or unread:
@@ -183,7 +228,11 @@ class Session:
             words = f"the silo {what}: {plain(message.values.get('sentence'), 200)}"
             return Failure(words, GARBAGE) if unread else Failure(words, failed=True)
         if message.kind == "refused":
-            return Failure(plain(message.values.get("sentence")), REFUSED, waits=message.values.get("waits") is True)
+            return Failure(
+                plain(message.values.get("sentence")),
+                REFUSED,
+                waits=message.values.get("waits") is True,
+            )
         return LACKS if message.kind == "missing" else message
 
 
@@ -222,11 +271,19 @@ class Quarantined(MembershipChange):
 
     @classmethod
     def accuse(
-        cls, names: Sequence[str], verdicts: Mapping[int, str], number: int, record: Callable[[SiloEvent], None]
+        cls,
+        names: Sequence[str],
+        verdicts: Mapping[int, str],
+        number: int,
+        record: Callable[[SiloEvent], None],
     ) -> None:
         """Record the accused silos with the failed test and its numbers, and end the segment."""
         for i, why in verdicts.items():
-            record(SiloEvent(number, names[i], QUARANTINED, f"Silo {names[i]!r} is quarantined: {why}."))
+            record(
+                SiloEvent(
+                    number, names[i], QUARANTINED, f"Silo {names[i]!r} is quarantined: {why}."
+                )
+            )
         if verdicts:
             raise cls([names[i] for i in verdicts])
 
@@ -241,7 +298,9 @@ class Membership:
     record: Callable[[SiloEvent], None]  # takes every event
     dropped: Sequence[str] = ()  # former members that may come back
     absences: Counter[str] = field(default_factory=Counter)  # how often each silo was absent so far
-    strikes: Counter[str] = field(default_factory=Counter)  # how many of its answers were unusable or refusals
+    strikes: Counter[str] = field(
+        default_factory=Counter
+    )  # how many of its answers were unusable or refusals
     absent: set[str] = field(default_factory=set)
     round: int = 0
     ending: bool = False  # whether only the final tables still depend on answers
@@ -277,9 +336,15 @@ class Membership:
 
     def _refused(self, replies: Replies) -> None:
         """Raise an error if all silos refuse: the question is the coordinator's mistake."""
-        refusals = [reply for reply in replies.values() if isinstance(reply, Failure) and reply.what == REFUSED]
+        refusals = [
+            reply
+            for reply in replies.values()
+            if isinstance(reply, Failure) and reply.what == REFUSED
+        ]
         if len(refusals) == len(replies) >= min(2, len(self.members)):
-            raise InputError(f"Silo {next(iter(replies))!r} refuses: {refusals[0].reason}")
+            raise InputError(
+                "silo-refuses", f"Silo {next(iter(replies))!r} refuses: {refusals[0].reason}"
+            )
 
     def leave(self, name: str, what: str, reason: str, failed: bool = False) -> None:
         """Mark a silo as absent, record why, and count a strike unless it was merely absent."""
@@ -287,7 +352,9 @@ class Membership:
         self.absences[name] += 1
         self.strikes[name] += failed or what != "absent"
         words = plain(reason).rstrip(".")
-        self.record(SiloEvent(self.round, name, what, f"Silo {name!r} does not take part: {words}."))
+        self.record(
+            SiloEvent(self.round, name, what, f"Silo {name!r} does not take part: {words}.")
+        )
 
     def _check_quorum(self) -> None:
         if len(self.present) < self.policy.quorum and not self.ending:
@@ -310,7 +377,11 @@ class Membership:
     def _due(self, name: str) -> bool:
         """Return whether to probe an absent silo (exponential back-off)."""
         age = self.age[name]
-        return age & (age - 1) == 0 and age >= 2 ** (self.absences[name] - 1) and self.strikes[name] < self._patience
+        return (
+            age & (age - 1) == 0
+            and age >= 2 ** (self.absences[name] - 1)
+            and self.strikes[name] < self._patience
+        )
 
     @property
     def _patience(self) -> int:
@@ -322,8 +393,12 @@ class Membership:
     def welcome(self) -> list[str]:
         """Return the absent and dropped silos that are back, except those with too many unusable answers."""
         replies = self.session.greet(self.policy.probe, self.present)
-        away = {name for name in {*self.absent, *self.dropped} if self.strikes[name] < self._patience}
-        back = [name for name, reply in replies.items() if name in away and isinstance(reply, Message)]
+        away = {
+            name for name in {*self.absent, *self.dropped} if self.strikes[name] < self._patience
+        }
+        back = [
+            name for name, reply in replies.items() if name in away and isinstance(reply, Message)
+        ]
         for name in back:
             if name in self._welcomed:
                 continue

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from scaffpd.config.federation import FederationFile
 from scaffpd.deploy.coordinate import reopen
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationFile
 
 if TYPE_CHECKING:  # engines need an optional package
     from scaffpd.deploy.processes import SupervisedJob
@@ -26,7 +26,9 @@ class RetryPolicy:
     silos: int = 1  # sites to wait for before the first submission, since FLARE admits none later
     seconds: float = float("inf")  # seconds for the whole run
     every: float = 0.5  # seconds between two checks
-    settle: float = 30.0  # seconds that a job runs before it may be restarted for a site that is back
+    settle: float = (
+        30.0  # seconds that a job runs before it may be restarted for a site that is back
+    )
 
 
 @dataclass(eq=False)
@@ -54,7 +56,10 @@ class Supervisor:
         while not self.folder.final():
             self.look()
             if time.monotonic() > deadline:
-                raise InputError(f"The run is not over after {self.policy.seconds:g} seconds: resume it later.")
+                raise InputError(
+                    "run-over-seconds",
+                    f"The run is not over after {self.policy.seconds:g} seconds: resume it later.",
+                )
             if self.job.running():
                 self._watch()
             elif not self.folder.final():
@@ -64,13 +69,19 @@ class Supervisor:
     def _watch(self) -> None:
         """Restart the job for a site that is back."""
         done = self.folder.seen()
-        if self._ending or time.monotonic() - self._submitted < self.policy.settle or done <= self._seen:
+        if (
+            self._ending
+            or time.monotonic() - self._submitted < self.policy.settle
+            or done <= self._seen
+        ):
             return
         # A job that is ending has lost its sites but still counts as running. So a site is back only if it is outside
         # the job while the job completes a round.
         self._outside = {site: self._outside.get(site, done) for site in self.job.outside()}
         if ready := sorted(site for site, first in self._outside.items() if done > first):
-            self.say(f"{', '.join(ready)} can take part again: the job is started anew from its last round.")
+            self.say(
+                f"{', '.join(ready)} can take part again: the job is started anew from its last round."
+            )
             self.job.abort()
             self._ending = True
 
@@ -82,35 +93,48 @@ class Supervisor:
         self._fruitless = 0 if done > self._seen else self._fruitless + 1
         if self._fruitless >= self.policy.attempts:
             raise InputError(
+                "job-ended-times",
                 f"The job ended {self._fruitless} times without completing a round: the server's log says why; "
-                "put it right, then resume."
+                "put it right, then resume.",
             )
-        first, self._seen = self._seen < 0, max(done, self._seen)
+        first = self._seen < 0
+        self._seen = max(done, self._seen)
         if not first:
             self.say(f"The job ended early; it is started anew from round {done}.")
         try:
             self.job.submit()
         except InputError as problem:
             self.say(str(problem))
-        self._submitted, self._ending, self._outside = time.monotonic(), False, {}
+        self._submitted = time.monotonic()
+        self._ending = False
+        self._outside = {}
 
     def _wait_for_sites(self) -> None:
-        policy, left = self.policy, self.policy.waiting
-        if self._seen < 0 and not wait_for(lambda: len(self.job.connected()) >= policy.silos, left, policy.every):
+        policy = self.policy
+        left = self.policy.waiting
+        if self._seen < 0 and not wait_for(
+            lambda: len(self.job.connected()) >= policy.silos, left, policy.every
+        ):
             left = 0.0
         if not wait_for(lambda: len(self.job.connected()) >= policy.quorum, left, policy.every):
             raise InputError(
+                "least-silos-connected",
                 f"Only {len(self.job.connected())} of at least {policy.quorum} silos are connected after "
-                f"{policy.waiting:g} seconds: start the others (and the server), then resume."
+                f"{policy.waiting:g} seconds: start the others (and the server), then resume.",
             )
 
 
 def supervise(
-    job: SupervisedJob, file: FederationFile, seconds: float, say: Callable[[str], object], look: Callable[[], object]
+    job: SupervisedJob,
+    file: FederationFile,
+    seconds: float,
+    say: Callable[[str], object],
+    look: Callable[[], object],
 ) -> Outcome:
     """Supervise the job of a federation by its own policy and return the outcome."""
     folder = DeployedRun(file.folder)
-    wait, silos = file.faults.start_timeout, len(file.silos)
+    wait = file.faults.start_timeout
+    silos = len(file.silos)
     policy = RetryPolicy(quorum=file.faults.quorum, waiting=wait, silos=silos, seconds=seconds)
     Supervisor(job, folder, policy, say, look).run()
     look()

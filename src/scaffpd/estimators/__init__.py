@@ -23,8 +23,8 @@ from sklearn.utils.multiclass import check_classification_targets
 
 from scaffpd.data.silos import enough_rows, fold_numbers
 from scaffpd.estimators.base import Array, FairFederated, Grouping, grouping, row_weights
-from scaffpd.folds import FOLDS
 from scaffpd.models.losses import loss_named
+from scaffpd.study.folds import FOLDS
 
 __all__ = ["FairFederatedClassifier", "FairFederatedRegressor"]
 
@@ -118,16 +118,25 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         k = len(self.classes_)
         if k < 2:
             only = self.classes_.tolist()[0]
-            raise InputError(f"A classifier needs at least two classes, but there is only one class here: {only!r}.")
+            raise InputError(
+                "classifier-least-two",
+                f"A classifier needs at least two classes, but there is only one class here: {only!r}.",
+            )
         loss, classes = ("logistic", None) if k == 2 else ("softmax", k)
         shares = self._class_shares(labels, weights_of_rows)
         if shares is not None:  # rows that count for nothing are not there
             there = shares > 0
-            X, y, labels, shares, group = X[there], y[there], labels[there], shares[there], group.only(there)
+            X = X[there]
+            y = y[there]
+            labels = labels[there]
+            shares = shares[there]
+            group = group.only(there)
         self.calibrators_ = self._calibrators(X, labels, group, loss, classes, shares)
         weights, self.intercept_ = self._train(X, labels, group, loss, classes, shares)
         self.coef_ = np.ascontiguousarray(weights.T)
-        self.client_scores_ = self._scores(y, self._labels(X @ weights + self.intercept_), group, shares)
+        self.client_scores_ = self._scores(
+            y, self._labels(X @ weights + self.intercept_), group, shares
+        )
         return self._finish()
 
     def _class_shares(self, labels: NDArray[np.intp], shares: Array | None) -> Array | None:
@@ -139,16 +148,29 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             if self.class_weight != "balanced":
                 raise unknown("class_weight", self.class_weight, ("balanced",))
             counts = np.bincount(labels, rows, len(self.classes_))
-            factors = np.divide(rows.sum() / len(counts), counts, out=np.zeros(len(counts)), where=counts > 0)
+            factors = np.divide(
+                rows.sum() / len(counts), counts, out=np.zeros(len(counts)), where=counts > 0
+            )
         else:
             given = dict(self.class_weight)
             if strange := [label for label in given if label not in self.classes_.tolist()]:
-                raise InputError(f"class_weight has a weight for {strange[0]!r}, which is none of the classes in y.")
+                raise InputError(
+                    "class-weight-weight",
+                    f"class_weight has a weight for {strange[0]!r}, which is none of the classes in y.",
+                )
             factors = np.array([float(given.get(label, 1.0)) for label in self.classes_.tolist()])
-        return row_weights(rows * factors[labels], labels[:, None], Grouping(np.array(["all"]), 0 * labels))
+        return row_weights(
+            rows * factors[labels], labels[:, None], Grouping(np.array(["all"]), 0 * labels)
+        )
 
     def _calibrators(
-        self, X: Array, labels: NDArray[np.intp], group: Grouping, loss: str, classes: int | None, shares: Array | None
+        self,
+        X: Array,
+        labels: NDArray[np.intp],
+        group: Grouping,
+        loss: str,
+        classes: int | None,
+        shares: Array | None,
     ) -> dict[Any, list[Any]]:
         """Learn from rows that a model has not seen what its scores are worth: of all clients, and of each by itself.
 
@@ -159,8 +181,12 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         if self.calibrate not in CALIBRATIONS:
             raise unknown("calibrate", self.calibrate, CALIBRATIONS)
         if self.epsilon is not None:
-            raise InputError("calibrate trains models without noise, which would cost ε: leave it or epsilon out.")
-        number, scores = np.empty(len(labels), dtype=np.int64), np.empty((len(labels), classes or 1))
+            raise InputError(
+                "calibrate-trains-models",
+                "calibrate trains models without noise, which would cost ε: leave it or epsilon out.",
+            )
+        number = np.empty(len(labels), dtype=np.int64)
+        scores = np.empty((len(labels), classes or 1))
         for k, name in enumerate(group.names):
             own = group.owner == k
             enough_rows(f"Client {name!r}", int(own.sum()), FOLDS)
@@ -170,24 +196,38 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             quiet = clone(self).set_params(calibrate=None, held_out=0.0)
             quiet.classes_ = self.classes_
             part = None if shares is None else shares[~out]
-            weights, offset = quiet._train(X[~out], labels[~out], group.only(~out), loss, classes, part)
+            weights, offset = quiet._train(
+                X[~out], labels[~out], group.only(~out), loss, classes, part
+            )
             scores[out] = X[out] @ weights + offset
         made = {None: self._calibrated(scores, labels, shares)}
         for k, client in enumerate(group.clients.tolist()):
             own = group.owner == k
             if np.bincount(labels[own], minlength=len(self.classes_)).min() >= ENOUGH:
-                made[client] = self._calibrated(scores[own], labels[own], None if shares is None else shares[own])
+                made[client] = self._calibrated(
+                    scores[own], labels[own], None if shares is None else shares[own]
+                )
         return made
 
-    def _calibrated(self, scores: Array, labels: NDArray[np.intp], shares: Array | None) -> list[Any]:
+    def _calibrated(
+        self, scores: Array, labels: NDArray[np.intp], shares: Array | None
+    ) -> list[Any]:
         """Fit one function of the score for every class, or for the second one of two."""
-        columns = [labels == 1] if scores.shape[1] == 1 else [labels == k for k in range(scores.shape[1])]
+        columns = (
+            [labels == 1] if scores.shape[1] == 1 else [labels == k for k in range(scores.shape[1])]
+        )
         made = []
         for z, hit in zip(scores.T, columns, strict=True):
             if self.calibrate == "isotonic":
-                made.append(IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(z, hit, shares).predict)
+                made.append(
+                    IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
+                    .fit(z, hit, shares)
+                    .predict
+                )
             else:
-                made.append(partial(_sigmoid, LogisticRegression(C=1e4).fit(z[:, None], hit, shares)))
+                made.append(
+                    partial(_sigmoid, LogisticRegression(C=1e4).fit(z[:, None], hit, shares))
+                )
         return made
 
     def decision_function(self, X: Any) -> Array:
@@ -206,11 +246,16 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         """Return the probability of each class, in the order of `classes_`; with `calibrate`, by every row's client."""
         z = self._linear(X)
         if not self.calibrators_:
-            p: Array = np.column_stack([expit(-z), expit(z)]) if z.shape[1] == 1 else softmax(z, axis=1)
+            p: Array = (
+                np.column_stack([expit(-z), expit(z)]) if z.shape[1] == 1 else softmax(z, axis=1)
+            )
             return p
-        group, out = grouping(clients, len(z)), np.empty((len(z), len(self.classes_)))
+        group = grouping(clients, len(z))
+        out = np.empty((len(z), len(self.classes_)))
         for k, client in enumerate(group.clients.tolist()):
-            made = self.calibrators_.get(client if clients is not None else None, self.calibrators_[None])
+            made = self.calibrators_.get(
+                client if clients is not None else None, self.calibrators_[None]
+            )
             own = group.owner == k
             q = np.column_stack([f(column) for f, column in zip(made, z[own].T, strict=True)])
             q = np.column_stack([1 - q, q]) if q.shape[1] == 1 else q + 1e-12
@@ -275,10 +320,15 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         y = np.asarray(y, dtype=np.float64)
         if shares is not None:
             there = shares > 0
-            X, y, shares, group = X[there], y[there], shares[there], group.only(there)
+            X = X[there]
+            y = y[there]
+            shares = shares[there]
+            group = group.only(there)
         weights, intercept = self._train(X, y, group, self.loss, None, shares)
         self.coef_, self.intercept_ = np.ascontiguousarray(weights[:, 0]), float(intercept[0])
-        self.client_scores_ = self._scores(y, self._mean(X @ self.coef_ + self.intercept_), group, shares)
+        self.client_scores_ = self._scores(
+            y, self._mean(X @ self.coef_ + self.intercept_), group, shares
+        )
         return self._finish()
 
     def _mean(self, z: Array) -> Array:
@@ -306,4 +356,6 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
     ) -> dict[Any, float]:
         y = y.astype(np.float64)
         spread = np.average((y - np.average(y, weights=weights)) ** 2, weights=weights)
-        return group.mapping(1 - group.means((found - y) ** 2, weights) / (spread or 1.0))  # 1 as for a constant column
+        return group.mapping(
+            1 - group.means((found - y) ** 2, weights) / (spread or 1.0)
+        )  # 1 as for a constant column

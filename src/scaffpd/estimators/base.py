@@ -17,23 +17,25 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from scaffpd.algorithms import fair
-from scaffpd.choosing import ROUNDS as TRIES
-from scaffpd.choosing import Choice, search
-from scaffpd.cohort import Cohort
 from scaffpd.data.partition import is_missing
 from scaffpd.data.silos import checked_fraction, standardiser
 from scaffpd.errors import InputError, count, positive
-from scaffpd.folds import FOLDS, Folds
-from scaffpd.gains import Joining, joining
-from scaffpd.metrics import a_fifth
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
-from scaffpd.training import Result, Status, train
+from scaffpd.study.choosing import ROUNDS as TRIES
+from scaffpd.study.choosing import Choice, search
+from scaffpd.study.folds import FOLDS, Folds
+from scaffpd.study.joining import Joining, joining
+from scaffpd.training.cohort import Cohort
+from scaffpd.training.loop import Result, Status, train
+from scaffpd.training.metrics import a_fifth
 
 BUDGET = 300  # rounds of choosing
-ASIDE, SMALLEST = 0.25, 1e-12  # share of rows that λ answers the losses of, and of the largest λ_i that counts as none
+# share of rows that λ answers the losses of, and of the largest λ_i that counts as none
+ASIDE = 0.25
+SMALLEST = 1e-12
 ALONE = "all"  # the name of the one client where nobody was named
 
 
@@ -56,7 +58,9 @@ class Grouping(NamedTuple):
     def means(self, values: NDArray[Any], weights: Array | None = None) -> NDArray[np.float64]:
         """Return the (weighted) mean of one number per row, over every client's rows."""
         parts = self.split(np.ones(len(values)) if weights is None else weights)
-        return np.array([np.average(part, weights=w) for part, w in zip(self.split(values), parts, strict=True)])
+        return np.array(
+            [np.average(part, weights=w) for part, w in zip(self.split(values), parts, strict=True)]
+        )
 
     def only(self, rows: NDArray[np.bool_]) -> Grouping:
         """Return the same clients with some of their rows."""
@@ -64,7 +68,10 @@ class Grouping(NamedTuple):
 
     def mapping(self, values: Iterable[float]) -> dict[Any, float]:
         """Return client → its number."""
-        return {client: float(value) for client, value in zip(self.clients.tolist(), values, strict=True)}
+        return {
+            client: float(value)
+            for client, value in zip(self.clients.tolist(), values, strict=True)
+        }
 
 
 def grouping(clients: Any, rows: int) -> Grouping:
@@ -73,13 +80,21 @@ def grouping(clients: Any, rows: int) -> Grouping:
         return Grouping(np.array([ALONE]), np.zeros(rows, dtype=np.intp))
     values = _values(clients)
     if len(values) != rows:
-        raise InputError(f"There are {rows} rows but {len(values)} values in clients: give one client per row.")
+        raise InputError(
+            "rows-values-clients",
+            f"There are {rows} rows but {len(values)} values in clients: give one client per row.",
+        )
     try:
         first = {value: row for row, value in reversed(list(enumerate(values)))}
     except TypeError:
-        raise InputError("clients must be names or numbers, one per row.") from None
+        raise InputError(
+            "clients-must-names", "clients must be names or numbers, one per row."
+        ) from None
     if gone := [row for value, row in first.items() if is_missing(value)]:
-        raise InputError(f"clients has a missing value (row {min(gone)}): every row needs a client; leave out others.")
+        raise InputError(
+            "clients-missing-value",
+            f"clients has a missing value (row {min(gone)}): every row needs a client; leave out others.",
+        )
     try:
         ordered = sorted(first)
     except TypeError:  # names and numbers together
@@ -91,16 +106,26 @@ def grouping(clients: Any, rows: int) -> Grouping:
 def _values(clients: Any) -> list[Any]:
     """Return plain Python values: NumPy would make the name 'nan' of a missing one among names."""
     if isinstance(clients, str | bytes):
-        raise InputError(f"clients must have one value per row, got {clients!r}: pass the column itself.")
+        raise InputError(
+            "clients-must-value",
+            f"clients must have one value per row, got {clients!r}: pass the column itself.",
+        )
     clients = clients.to_pylist() if hasattr(clients, "to_pylist") else clients  # pyarrow's
-    array = clients if isinstance(clients, np.ndarray) else getattr(clients, "to_numpy", lambda: None)()
+    array = (
+        clients if isinstance(clients, np.ndarray) else getattr(clients, "to_numpy", lambda: None)()
+    )
     if array is not None:
         array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         if array.ndim != 1:
-            raise InputError(f"clients must have one value per row, got an array of shape {array.shape}.")
+            raise InputError(
+                "clients-must-value",
+                f"clients must have one value per row, got an array of shape {array.shape}.",
+            )
         return list(array.tolist())
     if not isinstance(clients, Iterable):
-        raise InputError(f"clients must have one value per row, got {clients!r}.")
+        raise InputError(
+            "clients-must-value", f"clients must have one value per row, got {clients!r}."
+        )
     return [value.item() if isinstance(value, np.generic) else value for value in clients]
 
 
@@ -124,13 +149,22 @@ class Scale:
     deviation: Array
 
     @classmethod
-    def of(cls, parts: Sequence[Array], centred: bool, what: str, weights: Sequence[Array] | None = None) -> Scale:
+    def of(
+        cls,
+        parts: Sequence[Array],
+        centred: bool,
+        what: str,
+        weights: Sequence[Array] | None = None,
+    ) -> Scale:
         """Compute mean and deviation over all clients; a model without an intercept leaves the mean where it is."""
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = standardiser(parts, weights)
         wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(deviation)))
         if wrong.size:
-            raise InputError(f"{what} {wrong[0]} has values too large to be standardised: scale them first.")
+            raise InputError(
+                "values-too-large",
+                f"{what} {wrong[0]} has values too large to be standardised: scale them first.",
+            )
         return cls(mean if centred else np.zeros_like(mean), deviation)
 
     @classmethod
@@ -144,7 +178,9 @@ class Scale:
         return scaled
 
 
-def in_units(weights: Array, intercept: Array, inputs: Scale, outputs: Scale) -> tuple[Array, Array]:
+def in_units(
+    weights: Array, intercept: Array, inputs: Scale, outputs: Scale
+) -> tuple[Array, Array]:
     """Return weights (features × outputs) and intercepts for values as they were, from those for scaled values."""
     W = weights / inputs.deviation[:, None] * outputs.deviation
     return W, intercept * outputs.deviation + outputs.mean - inputs.mean @ W
@@ -154,8 +190,12 @@ def in_units(weights: Array, intercept: Array, inputs: Scale, outputs: Scale) ->
 class FairFederated(BaseEstimator):  # type: ignore[misc]
     """A linear model that serves every client, as scikit-learn knows models; see the two that are made of it."""
 
-    __metadata_request__fit: ClassVar = {"clients": True}  # where scikit-learn routes metadata, `fit` asks for clients
-    __metadata_request__score: ClassVar = {"clients": False}  # and `score` only where `set_score_request` says so
+    __metadata_request__fit: ClassVar = {
+        "clients": True
+    }  # where scikit-learn routes metadata, `fit` asks for clients
+    __metadata_request__score: ClassVar = {
+        "clients": False
+    }  # and `score` only where `set_score_request` says so
 
     objective: Objective | str | None = None
     _: KW_ONLY
@@ -185,7 +225,10 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         params: dict[str, Any] = super().get_params(deep)
         if deep and self.objective is not None:
             with suppress(InputError):  # what is no objective is refused by `fit`
-                params |= {f"objective__{name}": value for name, value in self._objective().arguments().items()}
+                params |= {
+                    f"objective__{name}": value
+                    for name, value in self._objective().arguments().items()
+                }
         return params
 
     def set_params(self, **params: Any) -> Self:
@@ -194,10 +237,14 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         super().set_params(**params)
         if inner:
             goal = self._objective()
-            known, new = goal.arguments(), {name.removeprefix("objective__"): value for name, value in inner.items()}
+            known = goal.arguments()
+            new = {name.removeprefix("objective__"): value for name, value in inner.items()}
             for name in new:
                 if name not in known:
-                    raise InputError(f"{type(goal).__name__} has no parameter {name!r}; it has {', '.join(known)}.")
+                    raise InputError(
+                        "parameter-set-params",
+                        f"{type(goal).__name__} has no parameter {name!r}; it has {', '.join(known)}.",
+                    )
             self.objective = goal.with_arguments(**new)
         return self
 
@@ -217,17 +264,28 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return X, y, group, row_weights(sample_weight, X, group)
 
     def _train(
-        self, X: Array, y: NDArray[Any], group: Grouping, loss: str, classes: int | None, row_weights: Array | None
+        self,
+        X: Array,
+        y: NDArray[Any],
+        group: Grouping,
+        loss: str,
+        classes: int | None,
+        row_weights: Array | None,
     ) -> tuple[Array, Array]:
         """Split the rows among their clients, scale, train; weights (features × outputs) and intercepts."""
         usual = 1000 if self.epsilon is None else ROUNDS
-        rounds = count(type(self).__name__, "max_rounds", usual if self.max_rounds is None else self.max_rounds)
+        rounds = count(
+            type(self).__name__, "max_rounds", usual if self.max_rounds is None else self.max_rounds
+        )
         if self.tol is not None:
             positive(type(self).__name__, "tol", self.tol)
-        algorithm, intercept = self._algorithm(self._objective()), bool(self.fit_intercept)
-        parts, targets = group.split(X), group.split(y)
+        algorithm = self._algorithm(self._objective())
+        intercept = bool(self.fit_intercept)
+        parts = group.split(X)
+        targets = group.split(y)
         shares = None if row_weights is None else group.split(row_weights)
-        inputs, outputs = Scale.none(X.shape[1]), Scale.none(1)
+        inputs = Scale.none(X.shape[1])
+        outputs = Scale.none(1)
         if self.standardise:
             inputs = Scale.of(parts, intercept, "Column", shares)
             if loss == "squared":
@@ -240,58 +298,92 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.choice_ = self._choice(pairs, model, group)
         self.joining_ = self._joining(pairs, model, group, outputs)
         if self.choice_ is not None:
-            model, algorithm = replace(model, l2=self.choice_.l2), self._algorithm(self.choice_.objective)
+            model = replace(model, l2=self.choice_.l2)
+            algorithm = self._algorithm(self.choice_.objective)
         trained: Linear | Private = model
         if self.epsilon is not None:  # rows longer than R, once scaled, are shortened
             epsilon = positive(type(self).__name__, "epsilon", self.epsilon)
             trained = Private.solved(
-                model, epsilon, algorithm, rounds, [len(y) for y in targets], self.delta, clip=self.clip,
-                radius=RADIUS, secret=self.noise_seed,
-            )  # fmt: skip
+                model,
+                epsilon,
+                algorithm,
+                rounds,
+                [len(y) for y in targets],
+                self.delta,
+                clip=self.clip,
+                radius=RADIUS,
+                secret=self.noise_seed,
+            )
         cohort = Cohort(pairs, trained, names=group.names)
-        seed, tol = _seed(self.random_state), self._tol
+        seed = _seed(self.random_state)
+        tol = self._tol
         found: Result | None = None
         if getattr(getattr(algorithm, "objective", None), "by_held_out", False):
             few, aside = self._apart(pairs, group, ASIDE)
             part = Cohort(few, trained, names=group.names, test=aside)
             found = train(algorithm, part, rounds, tol, seed, progress=bool(self.verbose))
-            algorithm = fair(Average(prior=np.maximum(found.weights, found.weights.max() * SMALLEST)))
+            algorithm = fair(
+                Average(prior=np.maximum(found.weights, found.weights.max() * SMALLEST))
+            )
         result = train(algorithm, cohort, rounds, tol, seed, progress=bool(self.verbose))
         if found is not None:
             said = f"{result.message} Its weights: {found.message}"
             result = replace(result, message=said, rounds=found.rounds + result.rounds)
         self.result_, self.history_, self.status_ = result, result.history, str(result.status)
-        self.certificate_, self.privacy_ = result.certificate, result.privacy
+        self.certificate_ = result.certificate
+        self.privacy_ = result.privacy
         self.n_rounds_ = self.n_iter_ = result.rounds
         self.clients_, self.client_weights_ = group.clients, group.mapping(result.weights)
         self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)
         weights, offset = model.reshape(result.x, X.shape[1])
-        return in_units(weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs)
+        return in_units(
+            weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs
+        )
 
-    def _joining(self, pairs: list[Any], model: Linear, group: Grouping, outputs: Scale) -> Joining | None:
+    def _joining(
+        self, pairs: list[Any], model: Linear, group: Grouping, outputs: Scale
+    ) -> Joining | None:
         """Measure what joining brings every client on rows kept aside for that; `None` where none are."""
         share = checked_fraction(type(self).__name__, self.held_out, "held_out")
         if share == 0:
             return None
         if self.epsilon is not None:
-            raise InputError("held_out trains models without noise: leave it or epsilon out.")
+            raise InputError(
+                "held-trains-models",
+                "held_out trains models without noise: leave it or epsilon out.",
+            )
         if model.weighted:
-            raise InputError("held_out compares models on rows that count alike: leave it or the weights out.")
+            raise InputError(
+                "held-compares-models",
+                "held_out compares models on rows that count alike: leave it or the weights out.",
+            )
         train, test = self._apart(pairs, group, share)
-        goal, chosen = getattr(self._algorithm(self._objective()), "objective", None), self._choice(train, model, group)
+        goal = getattr(self._algorithm(self._objective()), "objective", None)
+        chosen = self._choice(train, model, group)
         if chosen is not None:  # by the rows that are not held out
-            model, goal = replace(model, l2=chosen.l2), chosen.objective
-        return joining(train, test, model, goal, names=group.names, unit=float(outputs.deviation[0]))
+            model = replace(model, l2=chosen.l2)
+            goal = chosen.objective
+        return joining(
+            train, test, model, goal, names=group.names, unit=float(outputs.deviation[0])
+        )
 
-    def _apart(self, pairs: list[Any], group: Grouping, share: float) -> tuple[list[Any], list[Any]]:
+    def _apart(
+        self, pairs: list[Any], group: Grouping, share: float
+    ) -> tuple[list[Any], list[Any]]:
         """Split the rows of every client into a share and the rest; return the rest first."""
-        random, parts = np.random.default_rng(_seed(self.random_state)), []
+        random = np.random.default_rng(_seed(self.random_state))
+        parts = []
         for name, (X, y) in zip(group.names, pairs, strict=True):
             if len(y) <= FOLDS:
-                raise InputError(f"Client {name!r} has {len(y)} rows: held_out needs at least {FOLDS + 1}.")
+                raise InputError(
+                    "client-rows-held",
+                    f"Client {name!r} has {len(y)} rows: held_out needs at least {FOLDS + 1}.",
+                )
             order = random.permutation(len(y))
             cut = min(max(round(share * len(y)), 1), len(y) - FOLDS)
-            parts.append([(X[rows], y[rows]) for rows in (np.sort(order[cut:]), np.sort(order[:cut]))])
+            parts.append(
+                [(X[rows], y[rows]) for rows in (np.sort(order[cut:]), np.sort(order[:cut]))]
+            )
         return [part[0] for part in parts], [part[1] for part in parts]
 
     def _choice(self, pairs: list[Any], model: Linear, group: Grouping) -> Choice | None:
@@ -299,12 +391,22 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if self.choose is None:
             return None
         if self.epsilon is not None:
-            raise InputError("choose trains models without noise, which would cost ε: leave it or epsilon out.")
+            raise InputError(
+                "choose-trains-models",
+                "choose trains models without noise, which would cost ε: leave it or epsilon out.",
+            )
         if hasattr(self.algorithm, "round") and not isinstance(self.algorithm, type):
-            raise InputError("choose needs an objective that it may change: leave algorithm out, or pass a class.")
-        goal, seed = self._objective(), _seed(self.random_state) if self.random_state is not None else 0
-        free, rows = not isinstance(self.objective, Objective), Folds.of(pairs, model, group.names, FOLDS, seed)
-        return search(rows, goal, None, math.inf, self.choose, 1.0, TRIES, None, seed, BUDGET, True, free)
+            raise InputError(
+                "choose-objective-may",
+                "choose needs an objective that it may change: leave algorithm out, or pass a class.",
+            )
+        goal = self._objective()
+        seed = _seed(self.random_state) if self.random_state is not None else 0
+        free = not isinstance(self.objective, Objective)
+        rows = Folds.of(pairs, model, group.names, FOLDS, seed)
+        return search(
+            rows, goal, None, math.inf, self.choose, 1.0, TRIES, None, seed, BUDGET, True, free
+        )
 
     @property
     def _tol(self) -> float | None:
@@ -316,7 +418,10 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             return named(self.objective)
         objective = ChiSquare(rho=0.1) if self.objective is None else self.objective
         if not isinstance(objective, Objective):
-            raise InputError(f'objective must be one such as ChiSquare(rho=0.1) or "cvar", got {objective!r}.')
+            raise InputError(
+                "objective-must-such",
+                f'objective must be one such as ChiSquare(rho=0.1) or "cvar", got {objective!r}.',
+            )
         return objective
 
     def _algorithm(self, objective: Objective) -> Any:
@@ -327,9 +432,15 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 return self.algorithm(objective)
             except TypeError:
                 given = getattr(self.algorithm, "__name__", repr(self.algorithm))
-                raise InputError(f"algorithm must take an objective, as ScaffPD does; {given} does not.") from None
+                raise InputError(
+                    "algorithm-must-take",
+                    f"algorithm must take an objective, as ScaffPD does; {given} does not.",
+                ) from None
         if self.objective is not None:
-            raise InputError("The algorithm brings its own objective: leave objective out, or pass algorithm=ScaffPD.")
+            raise InputError(
+                "algorithm-brings-own",
+                "The algorithm brings its own objective: leave objective out, or pass algorithm=ScaffPD.",
+            )
         return self.algorithm
 
     def _finish(self) -> Self:
@@ -350,7 +461,10 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _worst_fifth(self, X: Any, y: ArrayLike, sample_weight: Any, clients: Any) -> float:
         """Return the mean score over the ⌈N/5⌉ clients that are served worst; rows of one client count alike."""
         if sample_weight is not None:
-            raise InputError("score takes sample_weight or clients, not both: rows of one client count alike.")
+            raise InputError(
+                "score-takes-sample",
+                "score takes sample_weight or clients, not both: rows of one client count alike.",
+            )
         scores = sorted(self.score_by_client(X, y, clients).values())
         return float(np.mean(scores[: a_fifth(len(scores))]))
 
@@ -368,12 +482,17 @@ def check_columns(X: Any) -> None:
         return
     texts = ("object", "str", "category", "enum", "categorical", "datetime", "date")
     odd = {k: str(kind) for k, kind in enumerate(X.dtypes) if str(kind).lower().startswith(texts)}
-    odd = {k: kind for k, kind in odd.items() if kind != "object" or isinstance(next(iter(X.iloc[:, k]), 0.0), str)}
+    odd = {
+        k: kind
+        for k, kind in odd.items()
+        if kind != "object" or isinstance(next(iter(X.iloc[:, k]), 0.0), str)
+    }
     if wrong := [str(X.columns[k]) for k in odd]:
         raise InputError(
+            "column-holds-values",
             f"Column {wrong[0]!r} holds {odd[min(odd)]} values, not numbers: encode such columns first, as in "
             f"make_pipeline(make_column_transformer((OneHotEncoder(handle_unknown='ignore'), {wrong[:3]}), "
-            "remainder='passthrough'), ...)."
+            "remainder='passthrough'), ...).",
         )
 
 
@@ -383,10 +502,16 @@ def row_weights(sample_weight: Any, X: Any, group: Grouping) -> Array | None:
         return None
     weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if np.any(weights < 0):
-        raise InputError(f"sample_weight has the value {weights.min():g}; weights of rows are >= 0.")
+        raise InputError(
+            "sample-weight-value",
+            f"sample_weight has the value {weights.min():g}; weights of rows are >= 0.",
+        )
     for name, own in zip(group.names, group.split(weights), strict=True):
         if not own.sum() > 0:
-            raise InputError(f"All rows of client {name!r} have weight zero: leave its rows out, or weigh them.")
+            raise InputError(
+                "rows-client-weight",
+                f"All rows of client {name!r} have weight zero: leave its rows out, or weigh them.",
+            )
     return weights
 
 

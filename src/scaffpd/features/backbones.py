@@ -34,7 +34,9 @@ STAGES = (
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )
-STEM, WIDTH, CLASSES = 32, 1280, 1000
+STEM = 32
+WIDTH = 1280
+CLASSES = 1000
 
 
 class EfficientNetLite0(nn.Module):
@@ -44,10 +46,13 @@ class EfficientNetLite0(nn.Module):
         super().__init__()
         self._conv_stem = nn.Conv2d(3, STEM, 3, 2, bias=False)
         self._bn0 = _norm(STEM)
-        blocks, channels = [], STEM
+        blocks = []
+        channels = STEM
         for repeats, kernel, stride, expansion, out in STAGES:
             for k in range(repeats):
-                blocks.append(InvertedBottleneck(channels, out, kernel, stride if k == 0 else 1, expansion))
+                blocks.append(
+                    InvertedBottleneck(channels, out, kernel, stride if k == 0 else 1, expansion)
+                )
                 channels = out
         self._blocks = nn.ModuleList(blocks)
         self._conv_head = nn.Conv2d(channels, WIDTH, 1, bias=False)
@@ -72,12 +77,15 @@ class InvertedBottleneck(nn.Module):
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
-        wide, self.expands = channels * expansion, expansion > 1
+        wide = channels * expansion
+        self.expands = expansion > 1
         if self.expands:
             self._expand_conv = nn.Conv2d(channels, wide, 1, bias=False)
             self._bn0 = _norm(wide)
         padding = kernel // 2 if stride == 1 else 0
-        self._depthwise_conv = nn.Conv2d(wide, wide, kernel, stride, padding, groups=wide, bias=False)
+        self._depthwise_conv = nn.Conv2d(
+            wide, wide, kernel, stride, padding, groups=wide, bias=False
+        )
         self._bn1 = _norm(wide)
         self._project_conv = nn.Conv2d(wide, out, 1, bias=False)
         self._bn2 = _norm(out)
@@ -152,10 +160,17 @@ def load_weights(network: nn.Module, file: str, folder: str | os.PathLike[str] |
         there = path.is_file()
     if not there:
         folder = f"a folder with weights/{file}"
-        raise InputError(f"There is no file {str(path)!r}: name {folder} by --data or SCAFFPD_DATA.")
+        raise InputError(
+            "file-name-data",
+            f"There is no file {str(path)!r}: name {folder} by --data or SCAFFPD_DATA.",
+        )
     with reading(path):
         given = _read(path, Files.between(root, path.parent).read(path))
-    wanted = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
+    wanted = {
+        name: value
+        for name, value in network.state_dict().items()
+        if not name.endswith("num_batches_tracked")
+    }
     _agree(path, given, wanted)
     network.load_state_dict(given, strict=False)
     return network
@@ -166,16 +181,23 @@ def digest(module: nn.Module) -> str:
     sha = hashlib.sha256(repr(module).encode())
     for name, value in module.state_dict().items():
         sha.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-        sha.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(
+            value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
     return sha.hexdigest()
 
 
 def _read(path: Path, content: bytes) -> dict[str, Tensor]:
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-            return {name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files}
+            return {
+                name: torch.from_numpy(arrays[name].astype(np.float32)) for name in arrays.files
+            }
     except (OSError, ValueError, EOFError, KeyError, AttributeError, TypeError, zipfile.BadZipFile):
-        raise InputError(f"{str(path)!r} is not a complete file of weights; copy it once more.") from None
+        raise InputError(
+            "complete-file-weights",
+            f"{str(path)!r} is not a complete file of weights; copy it once more.",
+        ) from None
 
 
 def _agree(path: Path, given: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
@@ -183,12 +205,16 @@ def _agree(path: Path, given: dict[str, Tensor], wanted: dict[str, Tensor]) -> N
     if odd:
         which = "lacks" if odd[0] in wanted else "has an unknown"
         more = f" ({len(odd) - 1} more names differ)" if len(odd) > 1 else ""
-        raise InputError(f"{str(path)!r} {which} {odd[0]!r}{more}: it holds weights of another network.")
+        raise InputError(
+            "holds-weights-another",
+            f"{str(path)!r} {which} {odd[0]!r}{more}: it holds weights of another network.",
+        )
     for name, value in wanted.items():
         if given[name].shape != value.shape:
             raise InputError(
+                "shape-place-holds",
                 f"{str(path)!r} has {name!r} of shape {tuple(given[name].shape)} in place of {tuple(value.shape)}: it "
-                "holds weights of another network."
+                "holds weights of another network.",
             )
 
 
@@ -203,7 +229,8 @@ class Trunk(nn.Module):
 
     def __init__(self, module: nn.Module, function: Features) -> None:
         super().__init__()
-        self.module, self.function = module, function
+        self.module = module
+        self.function = function
 
     def forward(self, x: Tensor) -> Tensor:
         """Map normalised images to features (B, dim)."""
@@ -213,13 +240,17 @@ class Trunk(nn.Module):
 def trunk(module: nn.Module, features: str | Features | None = None) -> Trunk:
     """Copy any network up to its features, in evaluation mode and without gradients; see `Backbone.of`."""
     if not isinstance(module, nn.Module):
-        raise InputError(f"A network needs to be a torch.nn.Module, got {type(module).__name__}.")
+        raise InputError(
+            "network-torch-nn",
+            f"A network needs to be a torch.nn.Module, got {type(module).__name__}.",
+        )
     own = copy.deepcopy(module).eval().requires_grad_(False)
     for name, part in own.named_modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.running_mean is None:
             raise InputError(
+                "backbone-layer-batch",
                 f"Backbone layer {name!r} is a batch norm without running statistics, so that features would "
-                "depend on an image's neighbours: set track_running_stats=True."
+                "depend on an image's neighbours: set track_running_stats=True.",
             )
         if getattr(part, "inplace", False) is True:  # would overwrite values that derivatives need
             part.inplace = False
@@ -270,10 +301,17 @@ class Backbone:
             std: per channel, likewise.
         """
         if count("Backbone.of", "size", size) < SMALLEST:
-            raise InputError(f"Backbone.of needs a size of at least {SMALLEST} pixels, got {size}.")
+            raise InputError(
+                "backbone-size-least",
+                f"Backbone.of needs a size of at least {SMALLEST} pixels, got {size}.",
+            )
         if len(mean) != 3 or len(std) != 3 or min(std) <= 0:
-            raise InputError("Backbone.of needs three means and three deviations above zero, one per colour.")
-        own, scale = trunk(module, features), (tuple(map(float, mean)), tuple(map(float, std)))
+            raise InputError(
+                "backbone-three-means",
+                "Backbone.of needs three means and three deviations above zero, one per colour.",
+            )
+        own = trunk(module, features)
+        scale = (tuple(map(float, mean)), tuple(map(float, std)))
         return cls(name or type(module).__name__, own, size, *scale, digest(own.module))
 
     @property
@@ -303,8 +341,12 @@ class Backbone:
         x = images.permute(0, 3, 1, 2).float().contiguous()
         if tuple(x.shape[2:]) != (self.size, self.size):
             shrinks = max(x.shape[2:]) > self.size
-            x = functional.interpolate(x, (self.size, self.size), mode="bilinear", antialias=shrinks)
-        mean, std = (torch.tensor(v, device=x.device).view(1, 3, 1, 1) * 255 for v in (self.mean, self.std))
+            x = functional.interpolate(
+                x, (self.size, self.size), mode="bilinear", antialias=shrinks
+            )
+        mean, std = (
+            torch.tensor(v, device=x.device).view(1, 3, 1, 1) * 255 for v in (self.mean, self.std)
+        )
         return (x - mean) / std
 
 

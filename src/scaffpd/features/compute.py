@@ -54,7 +54,9 @@ class ColumnMoments:
     @classmethod
     def zeros(cls, columns: int, device: torch.device) -> ColumnMoments:
         """Start with no rows."""
-        first, second, largest = (torch.zeros(columns, dtype=torch.float64, device=device) for _ in range(3))
+        first, second, largest = (
+            torch.zeros(columns, dtype=torch.float64, device=device) for _ in range(3)
+        )
         return cls(first, second, largest)
 
     def add(self, z: Tensor) -> None:
@@ -70,7 +72,9 @@ class ColumnMoments:
         """Return mean and deviation; zero for a column that does not vary."""
         mean = self.first / max(self.rows, 1)
         deviation = (self.second / max(self.rows, 1) - mean.square()).clamp_min(0).sqrt()
-        return mean, torch.where(deviation > STILL * self.largest, deviation, torch.zeros_like(deviation))
+        return mean, torch.where(
+            deviation > STILL * self.largest, deviation, torch.zeros_like(deviation)
+        )
 
 
 def scales(sums: ColumnMoments, groups: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +83,9 @@ def scales(sums: ColumnMoments, groups: Tensor) -> tuple[Tensor, Tensor]:
     return mean, floored(deviation, groups)
 
 
-def correction(sums: ColumnMoments, mean: Tensor, deviation: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+def correction(
+    sums: ColumnMoments, mean: Tensor, deviation: Tensor, groups: Tensor
+) -> tuple[Tensor, Tensor]:
     """Compute m¹ and s¹ from the sums of all z; treat g = m⁰ + s⁰ z as constant if it varies by rounding only."""
     m, s = sums.moments()
     size = mean.abs() + deviation * sums.largest
@@ -99,7 +105,9 @@ def floored(deviation: Tensor, groups: Tensor) -> Tensor:
         inside = groups == group
         alive = deviation[inside & moving]
         usual = alive.median() if len(alive) else overall
-        result[inside] = torch.where(deviation[inside] > 0, deviation[inside].clamp_min(FLOOR * usual), usual)
+        result[inside] = torch.where(
+            deviation[inside] > 0, deviation[inside].clamp_min(FLOOR * usual), usual
+        )
     return result
 
 
@@ -150,13 +158,23 @@ class Extraction:
     """Computation of one table."""
 
     def __init__(
-        self, images: Any, backbone: Backbone, folder: Path | None, fields: dict[str, Any],
-        memory: int | None, chunk: int | None,
-    ) -> None:  # fmt: skip
-        self.images, self.backbone, self.fields, self.device = images, backbone, fields, backbone.device
+        self,
+        images: Any,
+        backbone: Backbone,
+        folder: Path | None,
+        fields: dict[str, Any],
+        memory: int | None,
+        chunk: int | None,
+    ) -> None:
+        self.images = images
+        self.backbone = backbone
+        self.fields = fields
+        self.device = backbone.device
         self.train, self.rows = len(images.train.x), len(images.train.x) + len(images.test.x)
         example = backbone.preprocess(self._upload(np.arange(min(PROBED, self.train))))
-        kind, seed, precision = fields["kind"], fields["seed"], fields["precision"]
+        kind = fields["kind"]
+        seed = fields["seed"]
+        precision = fields["precision"]
         self.map: Entk | Penultimate = (
             Entk(backbone.trunk, example, fields["coordinates"], seed, precision)
             if kind == "entk"
@@ -177,22 +195,33 @@ class Extraction:
             bar.advance("going on" if done else "starting", done)
             started = time.perf_counter()
             self._fill(values, done, bar, started)
-            rate = (self.rows - done) / (time.perf_counter() - started) if done < self.rows else None
+            rate = (
+                (self.rows - done) / (time.perf_counter() - started) if done < self.rows else None
+            )
             bar.advance("standardising", 0)
             before = [] if state is None else [str(name) for name in state["sums"]]
             m, s, sums = self._correct(values, before)
         meta = self.fields | {
-            "train": self.train, "method": self.map.method, "chunk": self.chunk, "device": str(self.device),
-            "samples_per_second": rate, "versions": {"scaffpd": scaffpd.__version__, "torch": torch.__version__},
-        }  # fmt: skip
+            "train": self.train,
+            "method": self.map.method,
+            "chunk": self.chunk,
+            "device": str(self.device),
+            "samples_per_second": rate,
+            "versions": {"scaffpd": scaffpd.__version__, "torch": torch.__version__},
+        }
         chosen = self.map.chosen if isinstance(self.map, Entk) else np.arange(self.columns)
-        mean, deviation = (t.cpu().numpy() for t in (self.mean + self.deviation * m, self.deviation * s))
-        self.store.finish(values, meta, sums, not before, coordinates=chosen, mean=mean, deviation=deviation)
+        mean, deviation = (
+            t.cpu().numpy() for t in (self.mean + self.deviation * m, self.deviation * s)
+        )
+        self.store.finish(
+            values, meta, sums, not before, coordinates=chosen, mean=mean, deviation=deviation
+        )
         return self.store.open() if self.store.stored else values
 
     def _upload(self, numbers: NDArray[np.int64]) -> Tensor:
         """Copy images, by row number, to the device."""
-        first, second = numbers[numbers < self.train], numbers[numbers >= self.train] - self.train
+        first = numbers[numbers < self.train]
+        second = numbers[numbers >= self.train] - self.train
         parts = ((self.images.train.x, first), (self.images.test.x, second))
         some = [torch.from_numpy(np.array(x[k])) for x, k in parts if len(k)]
         return torch.cat([part.to(self.device, non_blocking=True) for part in some])
@@ -203,7 +232,10 @@ class Extraction:
             return self.map(self.backbone.preprocess(self._upload(numbers)))
         except torch.OutOfMemoryError:
             if len(numbers) == 1:
-                raise InputError("Memory ran out on one image: take smaller images or fewer coordinates.") from None
+                raise InputError(
+                    "memory-ran-image",
+                    "Memory ran out on one image: take smaller images or fewer coordinates.",
+                ) from None
         torch.cuda.empty_cache()
         self.chunk = max(1, len(numbers) // 2)
         return torch.cat([self._raw(numbers[: self.chunk]), self._raw(numbers[self.chunk :])])
@@ -212,7 +244,9 @@ class Extraction:
         """Find m⁰ and s⁰ from a few training images."""
         numbers = np.arange(self.train)
         if self.train > SAMPLE:
-            numbers = np.sort(np.random.default_rng(self.fields["seed"]).choice(self.train, SAMPLE, replace=False))
+            numbers = np.sort(
+                np.random.default_rng(self.fields["seed"]).choice(self.train, SAMPLE, replace=False)
+            )
         few = ColumnMoments.zeros(self.columns, self.device)
         for k in range(0, len(numbers), self.chunk):
             few.add(self._raw(numbers[k : k + self.chunk]))
@@ -220,7 +254,10 @@ class Extraction:
 
     def _fill(self, values: NDArray[Any], done: int, bar: Tally, started: float) -> None:
         """Write z = (g - m⁰) / s⁰ of every image that is still missing."""
-        kind, first, noted, begin = getattr(torch, self.fields["dtype"]), done, time.monotonic(), done
+        kind = getattr(torch, self.fields["dtype"])
+        first = done
+        noted = time.monotonic()
+        begin = done
         flags = torch.zeros(2, dtype=torch.bool, device=self.device)
         with Writer(values, self.device) as writer:
             while done < self.rows:
@@ -231,57 +268,76 @@ class Extraction:
                 self.sums.add(stored[: max(self.train - done, 0)])
                 writer.put(done, stored)
                 done += len(numbers)
-                bar.advance(f"{(done - begin) / (time.perf_counter() - started):.3g} images/s", len(numbers))
+                bar.advance(
+                    f"{(done - begin) / (time.perf_counter() - started):.3g} images/s", len(numbers)
+                )
                 if done == self.rows or time.monotonic() - noted >= COMMIT:
                     writer.wait()
                     self._refuse(flags, first, done)
                     self._commit(values, done)
-                    first, noted = done, time.monotonic()
+                    first = done
+                    noted = time.monotonic()
 
     def _refuse(self, flags: Tensor, first: int, done: int) -> None:
         broken, overflow = flags.tolist()
         if broken:
-            raise InputError(f"The network's features of images {first} to {done - 1} are not all finite numbers.")
+            raise InputError(
+                "network-features-images",
+                f"The network's features of images {first} to {done - 1} are not all finite numbers.",
+            )
         if overflow:
             raise InputError(
+                "features-images-exceed",
                 f"Features of images {first} to {done - 1} exceed float16, which holds up to 65504 deviations: use "
-                "dtype='float32'."
+                "dtype='float32'.",
             )
 
     def _commit(self, values: NDArray[Any], done: int, sums: list[str] | None = None) -> None:
         s = self.sums
         kept = (self.mean, self.deviation, s.first, s.second, s.largest)
         self.store.commit(
-            values, rows=np.array([done, s.rows]), sums=np.array(sums or [], dtype="U64"),
+            values,
+            rows=np.array([done, s.rows]),
+            sums=np.array(sums or [], dtype="U64"),
             **{name: value.cpu().numpy() for name, value in zip(NAMES, kept, strict=True)},
-        )  # fmt: skip
+        )
 
     def _resume(self, state: State) -> int:
         """Check that the state belongs to this table and return how many rows are done."""
         if not self._fits(state):
             raise corrupt(self.store.folder, f"{STATE} is not one of this table")
-        self.mean, self.deviation, first, second, largest = (torch.from_numpy(state[n]).to(self.device) for n in NAMES)
+        self.mean, self.deviation, first, second, largest = (
+            torch.from_numpy(state[n]).to(self.device) for n in NAMES
+        )
         self.sums = ColumnMoments(first, second, largest, int(state["rows"][1]))
         return int(state["rows"][0])
 
     def _fits(self, state: State) -> bool:
         if not {*NAMES, "rows", "sums"} <= state.keys():
             return False
-        rows, sums, columns = state["rows"], state["sums"], [state[name] for name in NAMES]
+        rows = state["rows"]
+        sums = state["sums"]
+        columns = [state[name] for name in NAMES]
         if rows.shape != (2,) or rows.dtype.kind not in "iu" or not 0 <= rows[0] <= self.rows:
             return False
         if sums.ndim != 1 or sums.dtype.kind != "U" or len(sums) > len(self.store.pieces):
             return False
         complete = rows[1] == min(rows[0], self.train) and (rows[0] == self.rows or not len(sums))
-        return bool(complete) and all(c.shape == (self.columns,) and c.dtype == np.float64 for c in columns)
+        return bool(complete) and all(
+            c.shape == (self.columns,) and c.dtype == np.float64 for c in columns
+        )
 
     def _correct(self, values: NDArray[Any], sums: list[str]) -> tuple[Tensor, Tensor, list[str]]:
         """Replace z by (z - m¹) / s¹, piece by piece, in pieces without a checksum."""
         m, s = correction(self.sums, self.mean, self.deviation, self.map.groups)
-        sums, shift, factor = list(sums), m.float(), (1 / s).float()
+        sums = list(sums)
+        shift = m.float()
+        factor = (1 / s).float()
         for start in self.store.pieces[len(sums) :]:
             if not self.store.restore(values, start):
-                piece = torch.from_numpy(np.array(values[start : start + self.store.piece])).to(self.device)
+                piece = torch.from_numpy(np.array(values[start : start + self.store.piece])).to(
+                    self.device
+                )
                 piece = ((piece.float() - shift) * factor).to(piece.dtype)
                 if not bool(torch.isfinite(piece).all()):
                     self._refuse(torch.tensor([False, True]), start, start + len(piece))

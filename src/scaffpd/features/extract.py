@@ -38,15 +38,24 @@ def pictures(images: Any) -> Any:
     if isinstance(images, np.ndarray):
         sha = hashlib.sha256(f"{images.shape} {images.dtype}".encode())
         sha.update(np.ascontiguousarray(images).tobytes())
-        train, test = SimpleNamespace(x=images), SimpleNamespace(x=images[:0])
+        train = SimpleNamespace(x=images)
+        test = SimpleNamespace(x=images[:0])
         images = SimpleNamespace(train=train, test=test, name="images", digest=sha.hexdigest())
     for part in ("train", "test"):
         x = getattr(getattr(images, part, None), "x", None)
         if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 4 or x.shape[3] != 3:
-            found = f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-            raise InputError(f"Images need uint8 of shape (n, height, width, 3) for {part}, got {found}.")
+            found = (
+                f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            )
+            raise InputError(
+                "images-uint8-shape",
+                f"Images need uint8 of shape (n, height, width, 3) for {part}, got {found}.",
+            )
     if len(images.train.x) == 0:
-        raise InputError("Features need at least one training image: their mean and deviation come from those.")
+        raise InputError(
+            "features-least-training",
+            "Features need at least one training image: their mean and deviation come from those.",
+        )
     return images
 
 
@@ -57,9 +66,14 @@ def place(device: str | torch.device) -> torch.device:
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
-        raise InputError(f"Unknown device {str(device)!r}: choose 'auto', 'cpu' or 'cuda'.") from None
+        raise InputError(
+            "unknown-device-choose",
+            f"Unknown device {str(device)!r}: choose 'auto', 'cpu' or 'cuda'.",
+        ) from None
     if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("There is no CUDA device here: choose the device 'cpu'.")
+        raise InputError(
+            "cuda-device-choose", "There is no CUDA device here: choose the device 'cpu'."
+        )
     return chosen
 
 
@@ -68,10 +82,16 @@ def about(images: Any, backbone: Backbone, **chosen: Any) -> tuple[dict[str, Any
     if chosen["kind"] == "penultimate":
         chosen |= {"coordinates": None, "seed": 0}  # neither matters
     fields = {
-        "format": FORMAT, "images": images.name, "images_digest": images.digest, "backbone": backbone.name,
-        "backbone_digest": backbone.digest, "size": backbone.size, "mean": list(backbone.mean),
-        "std": list(backbone.std), **chosen,
-    }  # fmt: skip
+        "format": FORMAT,
+        "images": images.name,
+        "images_digest": images.digest,
+        "backbone": backbone.name,
+        "backbone_digest": backbone.digest,
+        "size": backbone.size,
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
+        **chosen,
+    }
     text = json.dumps(fields, sort_keys=True)
     return json.loads(text), hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -112,24 +132,42 @@ def features(
     """
     if not isinstance(backbone, Backbone):
         raise InputError(
+            "features-backbone-such",
             f"features needs a Backbone such as backbone('efficientnet-lite0') or Backbone.of(network, 'fc'), got "
-            f"{type(backbone).__name__}."
+            f"{type(backbone).__name__}.",
         )
-    for what, given, known in (("kind", kind, KINDS), ("dtype", dtype, DTYPES), ("precision", precision, PRECISIONS)):
+    for what, given, known in (
+        ("kind", kind, KINDS),
+        ("dtype", dtype, DTYPES),
+        ("precision", precision, PRECISIONS),
+    ):
         if given not in known:
             raise unknown(what, given, known)
-    budget, where, data = parse_memory(memory), place(device), pictures(images)
-    coordinates, seed = count("features", "coordinates", coordinates), checked_seed("features", seed)
+    budget = parse_memory(memory)
+    where = place(device)
+    data = pictures(images)
+    coordinates = count("features", "coordinates", coordinates)
+    seed = checked_seed("features", seed)
     if chunk is not None:
         count("features", "chunk", chunk)
-    fields, key = about(data, backbone, kind=kind, coordinates=coordinates, seed=seed, dtype=dtype, precision=precision)
+    fields, key = about(
+        data,
+        backbone,
+        kind=kind,
+        coordinates=coordinates,
+        seed=seed,
+        dtype=dtype,
+        precision=precision,
+    )
     rows = len(data.train.x) + len(data.test.x)
     folder = None if cache is None else make_folder(Path(cache) / key)
     done = finished(folder, fields, rows)
     if done is None:
         busy = f"Another process is writing the features in {str(folder)!r}: wait until it is done."
         with lock_folder(folder, busy):
-            values = Extraction(data, backbone.to(where), folder, fields, budget, chunk).run(progress)
+            values = Extraction(data, backbone.to(where), folder, fields, budget, chunk).run(
+                progress
+            )
     else:
         store, meta = done
         values = store.open()

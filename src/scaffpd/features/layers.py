@@ -79,7 +79,8 @@ def conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> CoordinateRule | 
     """Return the rule for some weights of a convolution; None if the padding is not a number of zeros."""
     if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return None
-    places, pointwise = plane(y), layer.kernel_size == (1, 1) and layer.padding == (0, 0)
+    places = plane(y)
+    pointwise = layer.kernel_size == (1, 1) and layer.padding == (0, 0)
     columns = 0 if pointwise else x.shape[1] * math.prod(layer.kernel_size)
     size = layer.weight.numel()
     if full_is_cheaper(len(numbers), size, x.shape[1] + y.shape[1] + 3 * columns, places, x.device):
@@ -102,7 +103,9 @@ def _full_conv(layer: Any, numbers: Tensor, pointwise: bool) -> Rule:
         if pointwise:
             columns = x[:, :, ::high, ::wide].flatten(2)
         else:
-            columns = functional.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+            columns = functional.unfold(
+                x, layer.kernel_size, layer.dilation, layer.padding, layer.stride
+            )
         delta = delta.flatten(2)
         if groups == 1:
             return torch.bmm(delta, columns.mT).flatten(1).index_select(1, numbers)
@@ -115,8 +118,10 @@ def _full_conv(layer: Any, numbers: Tensor, pointwise: bool) -> Rule:
 
 def _channels(layer: Any, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the output channel, the input channel and the position in the kernel of every coordinate."""
-    places, each = math.prod(layer.kernel_size), layer.in_channels // layer.groups
-    o, i = numbers // (each * places), numbers // places % each
+    places = math.prod(layer.kernel_size)
+    each = layer.in_channels // layer.groups
+    o = numbers // (each * places)
+    i = numbers // places % each
     return o, o // (layer.out_channels // layer.groups) * each + i, numbers % places
 
 
@@ -124,11 +129,16 @@ def _picked_conv(layer: Any, numbers: Tensor, x: Tensor, y: Tensor) -> Rule:
     """Build one long index into a padded sample: for every coordinate, the input of each position."""
     o, i, k = _channels(layer, numbers)
     (high, wide), (below, beside) = layer.padding, layer.dilation
-    rows, columns = x.shape[2] + 2 * high, x.shape[3] + 2 * wide
+    rows = x.shape[2] + 2 * high
+    columns = x.shape[3] + 2 * wide
     down = torch.arange(y.shape[2], device=x.device) * layer.stride[0]
     right = torch.arange(y.shape[3], device=x.device) * layer.stride[1]
     grid = (down[:, None] * columns + right).flatten()
-    first = i * (rows * columns) + k // layer.kernel_size[1] * below * columns + k % layer.kernel_size[1] * beside
+    first = (
+        i * (rows * columns)
+        + k // layer.kernel_size[1] * below * columns
+        + k % layer.kernel_size[1] * beside
+    )
     where = (first[:, None] + grid).flatten()
 
     def rule(delta: Tensor, x: Tensor) -> Tensor:
@@ -144,13 +154,16 @@ def rule_for(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> Co
     kind = type(layer)
     known = kind in (nn.Linear, nn.GroupNorm) or (kind is nn.Conv2d and x.ndim == 4)
     known |= kind is nn.LayerNorm and x.ndim > len(layer.normalized_shape)
-    known |= kind in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.running_mean is not None and x.ndim != 3
+    known |= (
+        kind in (nn.BatchNorm1d, nn.BatchNorm2d) and layer.running_mean is not None and x.ndim != 3
+    )
     if not known or x.ndim < 2 or len(x) != len(y):
         return None
     if name == "bias":
         positions = y[0].numel() // layer.bias.numel()
         return CoordinateRule(
-            lambda delta, x: _picked(layer, delta, numbers).sum(-1, dtype=wide(delta.dtype)), len(numbers) * positions
+            lambda delta, x: _picked(layer, delta, numbers).sum(-1, dtype=wide(delta.dtype)),
+            len(numbers) * positions,
         )
     if kind is nn.Conv2d:
         return conv(layer, numbers, x, y)
@@ -160,7 +173,11 @@ def rule_for(layer: Any, name: str, numbers: Tensor, x: Tensor, y: Tensor) -> Co
 def _picked(layer: Any, t: Tensor, channels: Tensor) -> Tensor:
     """Return channels of (B, …) as (B, channels, positions); linear layers and layer norms have channels last."""
     if isinstance(layer, nn.Linear | nn.LayerNorm):
-        size = layer.out_features if isinstance(layer, nn.Linear) else math.prod(layer.normalized_shape)
+        size = (
+            layer.out_features
+            if isinstance(layer, nn.Linear)
+            else math.prod(layer.normalized_shape)
+        )
         return t.reshape(len(t), -1, size).index_select(2, channels).mT
     return flat(t.index_select(1, channels))
 
@@ -179,7 +196,9 @@ def _norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
         if isinstance(layer, nn.GroupNorm):
             whole = functional.group_norm(x.to(wide(x.dtype)), layer.num_groups, eps=layer.eps)
         else:
-            whole = functional.layer_norm(x.to(wide(x.dtype)), layer.normalized_shape, eps=layer.eps)
+            whole = functional.layer_norm(
+                x.to(wide(x.dtype)), layer.normalized_shape, eps=layer.eps
+            )
         return _picked(layer, whole, channels)
 
     def rule(delta: Tensor, x: Tensor) -> Tensor:
@@ -190,8 +209,11 @@ def _norm(layer: Any, channels: Tensor, x: Tensor) -> CoordinateRule:
 
 
 def _linear(layer: Any, numbers: Tensor, x: Tensor) -> CoordinateRule:
-    outs, ins, tokens = layer.out_features, layer.in_features, x[0].numel() // layer.in_features
-    o, i = numbers // ins, numbers % ins
+    outs = layer.out_features
+    ins = layer.in_features
+    tokens = x[0].numel() // layer.in_features
+    o = numbers // ins
+    i = numbers % ins
     full = tokens > 1 and full_is_cheaper(len(numbers), outs * ins, outs + ins, tokens, x.device)
 
     def rule(delta: Tensor, x: Tensor) -> Tensor:
@@ -218,10 +240,16 @@ def dimension(trunk: nn.Module, example: Tensor) -> int:
             h = trunk(example[:1])
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise InputError(f"The network cannot take images of shape {tuple(example.shape[1:])}: {reason}.") from None
+        raise InputError(
+            "network-take-images",
+            f"The network cannot take images of shape {tuple(example.shape[1:])}: {reason}.",
+        ) from None
     if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 1:
         shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
-        raise InputError(f"The features of one image must have the shape (1, dim), got {shape}.")
+        raise InputError(
+            "features-image-must",
+            f"The features of one image must have the shape (1, dim), got {shape}.",
+        )
     return h.shape[1]
 
 
@@ -252,7 +280,10 @@ def parameters_of(trunk: nn.Module) -> dict[str, Tensor]:
     """Return all parameters by name, each once."""
     parameters = {name: p.detach() for name, p in trunk.named_parameters()}
     if not parameters:
-        raise InputError("The network has no parameters with respect to which a gradient could be taken.")
+        raise InputError(
+            "network-parameters-respect",
+            "The network has no parameters with respect to which a gradient could be taken.",
+        )
     return parameters
 
 
@@ -270,7 +301,9 @@ class Penultimate:
     """Last features x ↦ h(x), with the interface of `Entk`."""
 
     def __init__(self, trunk: nn.Module, example: Tensor, precision: str) -> None:
-        self.trunk, self.device, self.precision = trunk, example.device, precision
+        self.trunk = trunk
+        self.device = example.device
+        self.precision = precision
         self.coordinates = dimension(trunk, example)
         self.bytes = watch(trunk, example)[1]
         self.method = "forward"

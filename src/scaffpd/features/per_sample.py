@@ -58,7 +58,8 @@ def split_by_parameter(
 
 def agree(found: Tensor, reference: Tensor, parts: list[ParameterCoordinates]) -> bool:
     """Return whether two derivatives with respect to parameters agree up to rounding."""
-    found, reference = found.cpu(), reference.cpu()
+    found = found.cpu()
+    reference = reference.cpu()
     floor = FAINT * float(reference.abs().max())
     for part in parts:
         there = reference[:, part.where]
@@ -129,10 +130,15 @@ class Entk:
         precision: str = "float32",
         method: str | None = None,
     ) -> None:
-        for what, given, known in (("precision", precision, PRECISIONS), ("method", method or METHODS[0], METHODS)):
+        for what, given, known in (
+            ("precision", precision, PRECISIONS),
+            ("method", method or METHODS[0], METHODS),
+        ):
             if given not in known:
                 raise unknown(what, given, known)
-        self.trunk, self.device, self.precision = trunk, example.device, precision
+        self.trunk = trunk
+        self.device = example.device
+        self.precision = precision
         random = np.random.default_rng(seed)
         self.parameters = layers.parameters_of(trunk)
         self.features = layers.dimension(trunk, example)
@@ -147,7 +153,11 @@ class Entk:
             self.total = sum(sizes.values())
             self.coordinates = min(count("Entk", "coordinates", coordinates), self.total)
             every = self.coordinates == self.total
-            self.chosen = np.arange(self.total) if every else random.choice(self.total, coordinates, replace=False)
+            self.chosen = (
+                np.arange(self.total)
+                if every
+                else random.choice(self.total, coordinates, replace=False)
+            )
             self.chosen.sort()
             self.spans = split_by_parameter(self.chosen, sizes, self.device)
             self._settle(torch.stack([self._pick(row) for row in reference]), method)
@@ -176,8 +186,9 @@ class Entk:
                 return
             self.why.append(f"{self.method}: it does not agree with plain differentiation")
         raise InputError(
+            "network-gradients-computed",
             f"This network's gradients cannot be computed sample by sample ({'; '.join(self.why)}); give another "
-            "method or network."
+            "method or network.",
         )
 
     def _plan(self) -> None:
@@ -193,7 +204,9 @@ class Entk:
             layer, attribute = owners[span.name][0]
             if len(seen.get(layer, ())) != 1:
                 raise UncoveredError(f"{layer or 'the network'} is not called once")
-            rule = layers.rule_for(self.trunk.get_submodule(layer), attribute, span.numbers, *seen[layer][0])
+            rule = layers.rule_for(
+                self.trunk.get_submodule(layer), attribute, span.numbers, *seen[layer][0]
+            )
             if rule is None:
                 raise UncoveredError(f"{layer or 'the network'} is of a type without a rule")
             self.parts.setdefault(layer, {})[attribute] = (rule, span.where)
@@ -243,20 +256,33 @@ class Entk:
     def _compute(self, x: Tensor, precision: str) -> Tensor:
         if self.method == "layers":
             return self._by_layers(x, precision)
-        size = max(1, MOST // (4 * sum(p.numel() for p in self.parameters.values()))) if self.method == "vmap" else 1
+        size = (
+            max(1, MOST // (4 * sum(p.numel() for p in self.parameters.values())))
+            if self.method == "vmap"
+            else 1
+        )
         rows = [self._whole(x[k : k + size], precision) for k in range(0, len(x), size)]
-        return torch.cat(rows) if rows else torch.empty(0, self.coordinates, dtype=self.dtype, device=self.device)
+        return (
+            torch.cat(rows)
+            if rows
+            else torch.empty(0, self.coordinates, dtype=self.dtype, device=self.device)
+        )
 
     def _whole(self, x: Tensor, precision: str) -> Tensor:
         with layers.mixed(self.device, precision):
             if self.method == "vmap":
                 gradients = at_once(self.trunk, self.parameters, self.w, x)
             else:
-                gradients = {k: v[None] for k, v in one_by_one(self.trunk, self.parameters, self.w, x)[0].items()}
+                gradients = {
+                    k: v[None]
+                    for k, v in one_by_one(self.trunk, self.parameters, self.w, x)[0].items()
+                }
             rows = torch.empty(len(x), self.coordinates, dtype=self.dtype, device=self.device)
             for span in self.spans:
                 if span.name:
-                    rows[:, span.where] = gradients[span.name].reshape(len(x), -1).index_select(1, span.numbers)
+                    rows[:, span.where] = (
+                        gradients[span.name].reshape(len(x), -1).index_select(1, span.numbers)
+                    )
                 else:
                     with torch.no_grad():
                         rows[:, span.where] = self.trunk(x).index_select(1, span.numbers)
@@ -273,5 +299,7 @@ class Entk:
         rows = 48 * self.coordinates
         if self.method != "layers":
             return rows + 8 * self.total + 4 * layers.watch(self.trunk, self.example)[1]
-        work = max((one.work for parts in self.parts.values() for one, _ in parts.values()), default=0)
+        work = max(
+            (one.work for parts in self.parts.values() for one, _ in parts.values()), default=0
+        )
         return rows + 4 * work + 3 * self.bytes

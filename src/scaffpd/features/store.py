@@ -39,10 +39,15 @@ def parse_memory(memory: int | float | str | None) -> int | None:
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?I?)B?\s*", memory.upper())
         if match is None or match[1].count(".") > 1 or match[2] not in UNITS or match[1] == ".":
-            raise InputError(f"Memory must be a size such as '4GB' or '512MiB', got {memory!r}.")
+            raise InputError(
+                "memory-must-size",
+                f"Memory must be a size such as '4GB' or '512MiB', got {memory!r}.",
+            )
         memory = float(match[1]) * UNITS[match[2]]
     if not 0 < real("features", "memory", memory) < float("inf"):
-        raise InputError(f"Memory must be a size such as '4GB' or '512MiB', got {memory!r}.")
+        raise InputError(
+            "memory-must-size", f"Memory must be a size such as '4GB' or '512MiB', got {memory!r}."
+        )
     return int(memory)
 
 
@@ -53,14 +58,17 @@ def chunk(each: int, memory: int | None, device: torch.device, wanted: int | Non
     budget = int(SHARE.get(device.type, 0.25) * free_memory(device)) if memory is None else memory
     if budget < each:
         raise InputError(
+            "image-time-about",
             f"One image at a time needs about {format_bytes(each)} of memory, and {format_bytes(budget)} may be "
             "used: set memory="
-            f"'{-(-each // 10**6)}MB' or more, or take smaller images (size) or fewer coordinates."
+            f"'{-(-each // 10**6)}MB' or more, or take smaller images (size) or fewer coordinates.",
         )
     return min(budget // each, LARGEST.get(device.type, 64) if wanted is None else wanted)
 
 
-def check_table(where: Path | None, rows: int, columns: int, itemsize: int, there: int = 0, piece: int = 0) -> None:
+def check_table(
+    where: Path | None, rows: int, columns: int, itemsize: int, there: int = 0, piece: int = 0
+) -> None:
     """Refuse a table that does not fit on the disk (or without a folder, into memory), with `there` bytes written.
 
     On disk, a copy of the rows that are being corrected needs space as well: at least one row, at most `piece` bytes.
@@ -73,9 +81,13 @@ def check_table(where: Path | None, rows: int, columns: int, itemsize: int, ther
 
     need = need_with(itemsize)
     if where is None:
-        room, place, remedy = free_memory(torch.device("cpu")), "in memory", "a cache folder on a disk, "
+        room = free_memory(torch.device("cpu"))
+        place = "in memory"
+        remedy = "a cache folder on a disk, "
     else:
-        room, place, remedy = shutil.disk_usage(where).free + there, f"on the disk of {str(where)!r}", ""
+        room = shutil.disk_usage(where).free + there
+        place = f"on the disk of {str(where)!r}"
+        remedy = ""
     if need <= room:
         return
     half = "dtype='float16', " if itemsize > 2 and need_with(2) <= room else ""
@@ -83,13 +95,17 @@ def check_table(where: Path | None, rows: int, columns: int, itemsize: int, ther
     fits = max((room - piece) // each, room // (2 * each))
     fewer = f"coordinates={fits}" if fits > 0 else "fewer images"
     raise InputError(
+        "images-coordinates-free",
         f"{rows} images × {columns} coordinates need {format_bytes(need)} and {format_bytes(room)} are free "
         f"{place}: {remedy}{half}"
-        f"{'or ' if remedy or half else ''}{fewer} would fit."
+        f"{'or ' if remedy or half else ''}{fewer} would fit.",
     )
 
 
-VALUES, STATE, META, NORMALISATION = "values.npy", "state.npz", "meta.json", "normalisation.npz"
+VALUES = "values.npy"
+STATE = "state.npz"
+META = "meta.json"
+NORMALISATION = "normalisation.npz"
 VERIFIED = "verified.json"
 PIECE = 64 * 2**20  # bytes
 State = dict[str, NDArray[Any]]
@@ -97,15 +113,23 @@ State = dict[str, NDArray[Any]]
 
 def corrupt(folder: Path, why: str) -> InputError:
     """Return an error that names the folder to delete."""
-    return InputError(f"The cached features in {str(folder)!r} are damaged ({why}): delete that folder and run again.")
+    return InputError(
+        "cached-features-damaged",
+        f"The cached features in {str(folder)!r} are damaged ({why}): delete that folder and run again.",
+    )
 
 
 def unreadable(folder: Path, error: OSError) -> InputError:
     """Return an error with the system's message."""
-    return InputError(f"The cached features in {str(folder)!r} cannot be read: {error.strerror or error}.")
+    return InputError(
+        "cached-features-read",
+        f"The cached features in {str(folder)!r} cannot be read: {error.strerror or error}.",
+    )
 
 
-def finished(folder: Path | None, about: dict[str, Any], rows: int) -> tuple[FeatureStore, dict[str, Any]] | None:
+def finished(
+    folder: Path | None, about: dict[str, Any], rows: int
+) -> tuple[FeatureStore, dict[str, Any]] | None:
     """Return a complete table and the contents of meta.json; None if there is none yet."""
     if folder is None:
         return None
@@ -155,7 +179,9 @@ class FeatureStore:
         """List the copies of pieces, or of one piece."""
         if not self.stored:
             return []
-        names = ("piece-*.npy",) if start is None else (f"piece-{start}.npy", f"piece-{start}-*.npy")
+        names = (
+            ("piece-*.npy",) if start is None else (f"piece-{start}.npy", f"piece-{start}-*.npy")
+        )
         return [path for name in names for path in self.folder.glob(name)]
 
     def _clear(self) -> None:
@@ -179,7 +205,10 @@ class FeatureStore:
 
     def _state(self) -> State:
         try:
-            with (self.folder / STATE).open("rb") as file, np.load(file, allow_pickle=False) as state:
+            with (
+                (self.folder / STATE).open("rb") as file,
+                np.load(file, allow_pickle=False) as state,
+            ):
                 return {name: state[name] for name in state.files}
         except Exception:  # a damaged archive can make NumPy and zipfile raise anything
             raise corrupt(self.folder, f"{STATE} cannot be read") from None
@@ -207,13 +236,19 @@ class FeatureStore:
         try:
             piece = np.load(copies[0], allow_pickle=False)
             shape = (min(self.piece, self.shape[0] - start), self.shape[1])
-            whole = piece.shape == shape and piece.dtype == self.dtype and checksum(piece) == copies[0].stem[-64:]
+            whole = (
+                piece.shape == shape
+                and piece.dtype == self.dtype
+                and checksum(piece) == copies[0].stem[-64:]
+            )
         except PermissionError as error:
             raise unreadable(self.folder, error) from None
         except Exception:  # a damaged file can make NumPy raise anything
             whole = False
         if not whole:
-            raise corrupt(self.folder, f"the copy of rows from {start} on does not have its checksum")
+            raise corrupt(
+                self.folder, f"the copy of rows from {start} on does not have its checksum"
+            )
         values[start : start + len(piece)] = piece
         return True
 
@@ -223,7 +258,12 @@ class FeatureStore:
             copy.unlink(missing_ok=True)
 
     def finish(
-        self, values: NDArray[Any], meta: dict[str, Any], sums: list[str], fresh: bool = False, **normalisation: Any
+        self,
+        values: NDArray[Any],
+        meta: dict[str, Any],
+        sums: list[str],
+        fresh: bool = False,
+        **normalisation: Any,
     ) -> None:
         """Write meta.json, after which the table is read-only; `fresh`: all sums are of rows written just now."""
         if not self.stored:
@@ -232,7 +272,12 @@ class FeatureStore:
             values.flush()
         with atomic_write(self.folder / NORMALISATION) as file:
             np.savez(file, **normalisation)
-        text = json.dumps(meta | {"shape": self.shape, "dtype": self.dtype.name, "sha256": sums}, indent=2) + "\n"
+        text = (
+            json.dumps(
+                meta | {"shape": self.shape, "dtype": self.dtype.name, "sha256": sums}, indent=2
+            )
+            + "\n"
+        )
         write_file(self.folder / META, text)
         self._clear()
         if fresh:

@@ -58,13 +58,16 @@ __all__ = [
     "Updates",
     "Vector",
     "same_point",
-]  # fmt: skip
+]
 
 
 class PlainSums:
     """Plain sums: clients send their vectors unmasked."""
 
-    hides, projections, twice, silent = False, True, True, False
+    hides = False
+    projections = True
+    twice = True
+    silent = False
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """Return the whole reply."""
@@ -72,7 +75,9 @@ class PlainSums:
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Return the sum by one matrix product if the clients are here, without forming single vectors."""
-        sent = torch.from_numpy(np.array(weights[asked.index])).to(torch.float64 if vectors.fine else asked.like.dtype)
+        sent = torch.from_numpy(np.array(weights[asked.index])).to(
+            torch.float64 if vectors.fine else asked.like.dtype
+        )
         if asked.like.is_cuda:  # from pinned memory, without waiting for the device
             sent = sent.pin_memory()
         return vectors.sum(sent.to(asked.like.device, non_blocking=True))
@@ -97,8 +102,13 @@ class Federation:
         self.channel: Any = channel
         self.sums: Summer = PlainSums() if sums is None else sums
         self._names, self._like, self._traffic = tuple(channel.names), channel.start(), Traffic()
-        self._everyone = ClientSelection(list(range(len(self._names))), self._names, self._like, True)
-        self._known: tuple[Tensor | None, set[int] | None] = (None, set())  # the last x, and the clients that have it
+        self._everyone = ClientSelection(
+            list(range(len(self._names))), self._names, self._like, True
+        )
+        self._known: tuple[Tensor | None, set[int] | None] = (
+            None,
+            set(),
+        )  # the last x, and the clients that have it
 
     @property
     def names(self) -> Sequence[str]:
@@ -145,11 +155,19 @@ class Federation:
     def memory(self) -> Memory:
         """Store a zero vector at every client; nothing is sent."""
         if not self.channel.keeps:
-            raise InputError("This method keeps vectors at clients, which deployed secure sums do not support.")
+            raise InputError(
+                "method-keeps-vectors",
+                "This method keeps vectors at clients, which deployed secure sums do not support.",
+            )
         return Memory(self._like.new_zeros(len(self._names), self.dimension), self)
 
     def losses(
-        self, x: Tensor, batch_size: int | None = None, key: Key = (0,), clients: Clients = None, alone: bool = True
+        self,
+        x: Tensor,
+        batch_size: int | None = None,
+        key: Key = (0,),
+        clients: Clients = None,
+        alone: bool = True,
     ) -> Vector:
         """Return f_i(x), over all samples or over a seeded minibatch; NaN for clients that were not asked.
 
@@ -170,20 +188,32 @@ class Federation:
 
         If clients can form x from vectors that they have, `coefficients_sent` numbers go down in place of x.
         """
-        question, asked = GradientsAt(x, batch_size, key), self.selection(clients)
-        return Gradients(self, question, asked, self._put(question, asked, alone, coefficients_sent))
+        question = GradientsAt(x, batch_size, key)
+        asked = self.selection(clients)
+        return Gradients(
+            self, question, asked, self._put(question, asked, alone, coefficients_sent)
+        )
 
     def local_updates(
-        self, x: Tensor, at: Gradients | Memory | None, correction: Tensor | None, plan: LocalPlan,
+        self,
+        x: Tensor,
+        at: Gradients | Memory | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
         clients: Clients = None,
-    ) -> Updates:  # fmt: skip
+    ) -> Updates:
         """Take J local steps u ← u − η_i (g_i(u) − c_i + correction) from x.
 
         c_i is the client's answer (`Gradients`) or stored vector (`Memory`); `None` leaves c_i or the correction out.
         """
         asked = self.selection(clients)
-        if plan.each is not None and (len(plan.each) != len(asked.chosen) or not 1 <= min(plan.each) <= plan.steps):
-            raise InputError("A plan needs a number of local steps, from 1 to `steps`, for every client that is asked.")
+        if plan.each is not None and (
+            len(plan.each) != len(asked.chosen) or not 1 <= min(plan.each) <= plan.steps
+        ):
+            raise InputError(
+                "plan-number-local",
+                "A plan needs a number of local steps, from 1 to `steps`, for every client that is asked.",
+            )
         question = LocalSteps(x, self._held(at, asked), correction, plan)
         return Updates(self, question, asked, self._put(question, asked))
 
@@ -196,13 +226,22 @@ class Federation:
         """Return the point at which these clients answered their c_i, or the c_i that they store."""
         if isinstance(at, Gradients) and at.federation is self and at.chosen == asked.chosen:
             return at.question
-        if isinstance(at, Memory) and self.channel.keeps and at.vectors.shape == (len(self._names), self.dimension):
+        if (
+            isinstance(at, Memory)
+            and self.channel.keeps
+            and at.vectors.shape == (len(self._names), self.dimension)
+        ):
             return at.vectors[asked.chosen]
         if at is None:
             return None
-        raise InputError("local_updates needs what these very clients have answered (gradients) or kept (memory).")
+        raise InputError(
+            "local-updates-these",
+            "local_updates needs what these very clients have answered (gradients) or kept (memory).",
+        )
 
-    def evaluate(self, x: Tensor | NDArray[np.float64], split: str = "train", accuracy: bool = True) -> ClientScores:
+    def evaluate(
+        self, x: Tensor | NDArray[np.float64], split: str = "train", accuracy: bool = True
+    ) -> ClientScores:
         """Return per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on "train" or "test".
 
         A `Personal` model is scored at each client's own u_i(x), from its training rows. Without `accuracy` it is
@@ -210,7 +249,9 @@ class Federation:
         """
         question = Scores(self.point(x), split, accuracy)
         reply = self.sums.shown(question, self.channel.ask(question, self._everyone.chosen))
-        loss, right, count = (self._everyone.scattered(reply.numbers[name]()) for name in question.scalars)
+        loss, right, count = (
+            self._everyone.scattered(reply.numbers[name]()) for name in question.scalars
+        )
         return ClientScores(self._names, loss, right, count.astype(np.int64))
 
     def optima(self) -> Vector:
@@ -230,12 +271,22 @@ class Federation:
         asked = self.selection(clients)
         return Answers(self, question, asked, self._put(question, asked, alone))
 
-    def _put(self, question: Question, asked: ClientSelection, alone: bool = True, sent: int | None = None) -> Reply:
+    def _put(
+        self,
+        question: Question,
+        asked: ClientSelection,
+        alone: bool = True,
+        sent: int | None = None,
+    ) -> Reply:
         """Count the cost of a question, and put it; masked vectors come with their sums, in another exchange."""
-        n, d, hides = len(asked.chosen), self.dimension, self.sums.hides
+        n = len(asked.chosen)
+        d = self.dimension
+        hides = self.sums.hides
         up = question.up(d, hides)
         down = self._send(question.sent, asked) if sent is None else sent * n
-        self.count(exchanges=alone and (up > 0 or not hides), up=up * n, down=down + question.down(d) * n)
+        self.count(
+            exchanges=alone and (up > 0 or not hides), up=up * n, down=down + question.down(d) * n
+        )
         return self.sums.shown(question, self.channel.ask(question, asked.chosen))
 
     def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
@@ -247,9 +298,13 @@ class Federation:
         """Select the clients that a question goes to."""
         if clients is None or clients is self._everyone.chosen:
             return self._everyone
-        chosen, last = [int(i) for i in clients], len(self._names) - 1
+        chosen = [int(i) for i in clients]
+        last = len(self._names) - 1
         if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) > last:
-            raise InputError(f"clients must be distinct numbers from 0 to {last}, got {chosen}.")
+            raise InputError(
+                "clients-must-distinct",
+                f"clients must be distinct numbers from 0 to {last}, got {chosen}.",
+            )
         everyone = chosen == self._everyone.chosen
         return self._everyone if everyone else ClientSelection(chosen, self._names, self._like)
 
@@ -277,9 +332,14 @@ class Federation:
         try:
             point = torch.as_tensor(x).detach().to(like)
         except (TypeError, ValueError, RuntimeError):
-            raise InputError(f"{name} must be an array of {self.dimension} numbers.") from None
+            raise InputError(
+                "must-array-numbers", f"{name} must be an array of {self.dimension} numbers."
+            ) from None
         if point.shape != like.shape:
-            raise InputError(f"{name} has shape {tuple(point.shape)}, but the model has {self.dimension} parameters.")
+            raise InputError(
+                "shape-model-parameters",
+                f"{name} has shape {tuple(point.shape)}, but the model has {self.dimension} parameters.",
+            )
         return point
 
 
@@ -292,8 +352,13 @@ class Answers:
 
     main = ""
 
-    def __init__(self, federation: Federation, question: Any, asked: ClientSelection, reply: Reply) -> None:
-        self.federation, self.question, self.asked, self.reply = federation, question, asked, reply
+    def __init__(
+        self, federation: Federation, question: Any, asked: ClientSelection, reply: Reply
+    ) -> None:
+        self.federation = federation
+        self.question = question
+        self.asked = asked
+        self.reply = reply
         self.chosen = asked.chosen
 
     def numbers(self, name: str) -> Vector:
@@ -308,8 +373,13 @@ class Answers:
         """Return Σ_i w_i v_i of any part of the answer."""
         if part not in self.reply.vectors:
             known = ", ".join(self.reply.vectors) or "none"
-            raise InputError(f"The answers have no vectors {part!r} to add up (they have {known}).")
-        return self.federation.sums.sum(part, self.reply.vectors[part], self.asked, self.asked.checked(weights))
+            raise InputError(
+                "answers-vectors-add",
+                f"The answers have no vectors {part!r} to add up (they have {known}).",
+            )
+        return self.federation.sums.sum(
+            part, self.reply.vectors[part], self.asked, self.asked.checked(weights)
+        )
 
     def each(self) -> Tensor:
         """Return the v_i themselves, (n, …), in the order of the clients asked: for servers that may see them."""
@@ -319,7 +389,10 @@ class Answers:
 
 
 def _hidden() -> NoReturn:
-    raise InputError("Secure sums hide every client's own vector: use a method that needs sums only, such as ScaffPD.")
+    raise InputError(
+        "secure-sums-hide",
+        "Secure sums hide every client's own vector: use a method that needs sums only, such as ScaffPD.",
+    )
 
 
 class Gradients(Answers):
@@ -332,7 +405,9 @@ class Gradients(Answers):
     main = "c"
     losses: Vector
 
-    def __init__(self, federation: Federation, question: GradientsAt, asked: ClientSelection, reply: Reply) -> None:
+    def __init__(
+        self, federation: Federation, question: GradientsAt, asked: ClientSelection, reply: Reply
+    ) -> None:
         super().__init__(federation, question, asked, reply)
         self.losses = self.numbers("loss")
         self._sums: dict[bytes, Tensor] = {}
@@ -374,8 +449,9 @@ class Gradients(Answers):
         """Return slopes and curvature along the columns of V; clients lack only the last sum among them."""
         if not self.federation.sums.projections:
             raise InputError(
+                "method-client-show",
                 "This method has every client show the server its gradient along several directions, which secure "
-                "sums are meant to hide: use ScaffPD, or allow it with projections=True."
+                "sums are meant to hide: use ScaffPD, or allow it with projections=True.",
             )
         seen = self._ask(Curvature(self.question, V, metric))
         Q = seen.added("curvature", weights).double().cpu().numpy()
@@ -417,7 +493,9 @@ class Updates(Answers):
     def snapshot(self, weights: Vector) -> Tensor:
         """Return Σ_i w_i (x − u_{i,t'}) for the plan's snapshot t'."""
         if "snapshot" not in self.reply.vectors:
-            raise InputError("There is no snapshot: the plan asked for none.")
+            raise InputError(
+                "snapshot-plan-asked", "There is no snapshot: the plan asked for none."
+            )
         return self.added("snapshot", weights)
 
 
@@ -437,10 +515,13 @@ class Memory:
 
     def sum(self, weights: Vector) -> Tensor:
         """Return Σ_i w_i v_i."""
-        asked, held = self.federation.selection(None), Vectors(lambda w: w @ self.vectors, lambda: self.vectors)
+        asked = self.federation.selection(None)
+        held = Vectors(lambda w: w @ self.vectors, lambda: self.vectors)
         return self.federation.sums.sum("memory", held, asked, asked.checked(weights))
 
-    def plus(self, scale: float, vectors: Answers | Memory | Tensor, clients: Clients = None) -> Memory:
+    def plus(
+        self, scale: float, vectors: Answers | Memory | Tensor, clients: Clients = None
+    ) -> Memory:
         """Return v_i + scale·w_i for the given clients (all by default); a single tensor is the same w for all."""
         rows, added = self._rows(vectors, clients)
         changed = self.vectors.clone()
@@ -454,17 +535,26 @@ class Memory:
         changed[rows] = new
         return replace(self, vectors=changed)
 
-    def _rows(self, vectors: Answers | Memory | Tensor, clients: Clients) -> tuple[list[int] | slice, Tensor]:
+    def _rows(
+        self, vectors: Answers | Memory | Tensor, clients: Clients
+    ) -> tuple[list[int] | slice, Tensor]:
         """Return the clients whose vectors change, and the change of each."""
         chosen = None if clients is None else self.federation.selection(clients).chosen
         if isinstance(vectors, Tensor):
             return slice(None) if chosen is None else chosen, vectors
         if isinstance(vectors, Memory):
-            return (slice(None), vectors.vectors) if chosen is None else (chosen, vectors.vectors[chosen])
-        own, each = vectors.chosen, vectors.reply.vectors[vectors.main].each()
+            return (
+                (slice(None), vectors.vectors)
+                if chosen is None
+                else (chosen, vectors.vectors[chosen])
+            )
+        own = vectors.chosen
+        each = vectors.reply.vectors[vectors.main].each()
         if chosen is None or chosen == own:
             return own, each
         if not set(chosen) <= set(own):
-            raise InputError("Clients can only keep vectors that they have.")
+            raise InputError(
+                "clients-keep-vectors", "Clients can only keep vectors that they have."
+            )
         place = {client: k for k, client in enumerate(own)}
         return chosen, each[[place[i] for i in chosen]]

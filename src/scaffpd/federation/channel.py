@@ -102,7 +102,9 @@ class Constants:
     steepest: Vector
     samples: NDArray[np.int64]
     quadratic: bool = False
-    noisy: bool = field(default=False, metadata={"transient": True})  # known before a run is resumed
+    noisy: bool = field(
+        default=False, metadata={"transient": True}
+    )  # known before a run is resumed
     first_order: bool = field(default=False, metadata={"transient": True})
     corrects: bool = field(default=True, metadata={"transient": True})
 

@@ -65,7 +65,9 @@ class LocalPlan:
 
     def up_to(self, steps: int) -> LocalPlan:
         """Return the plan of the first steps."""
-        return replace(self, steps=steps, each=self.each and tuple(min(own, steps) for own in self.each))
+        return replace(
+            self, steps=steps, each=self.each and tuple(min(own, steps) for own in self.each)
+        )
 
     def counts(self, like: Tensor) -> Tensor | int:
         """Return J, or every J_i as a tensor beside `like`."""
@@ -128,7 +130,9 @@ class ClientSelection:
         w = np.asarray(weights, dtype=np.float64)
         outside = not self.everyone and np.count_nonzero(w) != np.count_nonzero(w[self.index])
         if w.shape != (len(self.names),) or outside:
-            raise InputError("Weights must be zero for clients that were not asked.")
+            raise InputError(
+                "weights-must-zero", "Weights must be zero for clients that were not asked."
+            )
         return w
 
 
@@ -249,7 +253,10 @@ class Question:
         known = QUESTIONS.get(cls.kind, cls)
         ours = known.__module__.startswith("scaffpd.") > cls.__module__.startswith("scaffpd.")
         if not cls.kind or ours:
-            raise InputError(f"A question of your own needs a kind of its own, not {cls.kind!r}.")
+            raise InputError(
+                "question-own-kind",
+                f"A question of your own needs a kind of its own, not {cls.kind!r}.",
+            )
         QUESTIONS[cls.kind] = cls
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
@@ -308,7 +315,10 @@ class GradientsAt(Losses):
         point = clients.point(self)
         rounding = cache(point.rounding)
         numbers = {"loss": lambda: point.losses, "loss_error": lambda: rounding()[0]}
-        return Reply({**numbers, "gradient_error": lambda: rounding()[1]}, {"c": Vectors.of(point, point.norms)})
+        return Reply(
+            {**numbers, "gradient_error": lambda: rounding()[1]},
+            {"c": Vectors.of(point, point.norms)},
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,7 +345,9 @@ class LocalSteps(Question):
     @property
     def sent(self) -> Tensor | None:
         """Return x, unless clients have just answered there."""
-        return None if isinstance(self.at, GradientsAt) and same_point(self.at.x, self.x) else self.x
+        return (
+            None if isinstance(self.at, GradientsAt) and same_point(self.at.x, self.x) else self.x
+        )
 
     def down(self, d: int) -> int:
         """Count the correction."""
@@ -346,9 +358,13 @@ class LocalSteps(Question):
         held = clients.point(self.at) if isinstance(self.at, GradientsAt) else self.at
 
         def work(steps: int) -> Any:
-            return clients.oracle.local_updates(self.x, held, self.correction, self.plan.up_to(steps))
+            return clients.oracle.local_updates(
+                self.x, held, self.correction, self.plan.up_to(steps)
+            )
 
-        steps = {"d": self.plan.steps} | ({} if self.plan.snapshot is None else {"snapshot": self.plan.snapshot})
+        steps = {"d": self.plan.steps} | (
+            {} if self.plan.snapshot is None else {"snapshot": self.plan.snapshot}
+        )
         done = {part: work(number) for part, number in steps.items()}
         return Reply({}, {part: Vectors.of(found) for part, found in done.items()})
 
@@ -402,17 +418,24 @@ class Curvature(Question):
 
     def answer(self, clients: Any) -> Reply:
         """Answer in one pass over the data, which the sum of curvatures makes if it comes first."""
-        point, seen = clients.point(self.at), list[Any]()
+        point = clients.point(self.at)
+        seen = list[Any]()
 
         def curvature(weights: Tensor) -> Tensor:
             seen[:] = [point.restriction(self.V, weights, self.metric)]
             return seen[0].curvature  # type: ignore[no-any-return]
 
         def last() -> Any:
-            return seen[0] if seen else point.restriction(self.V, torch.zeros_like(point.losses), self.metric)
+            return (
+                seen[0]
+                if seen
+                else point.restriction(self.V, torch.zeros_like(point.losses), self.metric)
+            )
 
         numbers = {"slopes": lambda: last().slopes, "size": lambda: last().sizes}
-        matrices = Vectors(curvature, lambda: point.curvatures(self.V), shape=(self.V.shape[1],) * 2)
+        matrices = Vectors(
+            curvature, lambda: point.curvatures(self.V), shape=(self.V.shape[1],) * 2
+        )
         return Reply(numbers, {"curvature": matrices})
 
 
@@ -485,6 +508,8 @@ class Scores(Question):
     def answer(self, clients: Any) -> Reply:
         """Return three numbers per client."""
         loss, right, count = clients.scores(self.x, self.split)
-        parts = zip(self.scalars, (loss, right if self.accuracy else right * np.nan, count), strict=True)
+        parts = zip(
+            self.scalars, (loss, right if self.accuracy else right * np.nan, count), strict=True
+        )
         found = {name: torch.from_numpy(np.asarray(part, dtype=np.float64)) for name, part in parts}
         return Reply({name: partial(found.__getitem__, name) for name in found})

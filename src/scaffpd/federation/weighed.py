@@ -62,7 +62,9 @@ class WeighedQuestion(Question):
 
     def losses(self, clients: Any) -> tuple[Any, Any, Vector, Vector]:
         """Return the point, the objective's form, L_i, and the centre."""
-        point, form, about = clients.point(self.at), clients.form(self.weighing.objective), self.weighing
+        point = clients.point(self.at)
+        form = clients.form(self.weighing.objective)
+        about = self.weighing
         centre = clients.centre(about.centre) / about.mass if about.centre else form.prior
         return point, form, point.losses.double().cpu().numpy(), centre
 
@@ -89,7 +91,10 @@ class Thresholds(WeighedQuestion):
         _, form, losses, centre = self.losses(clients)
         rows = [form.prior * losses, form.prior * losses**2]
         for nu in self.weighing.levels:
-            rows += [made(losses, nu, self.weighing.delta, centre) for made in (form.weights, form.conjugate)]
+            rows += [
+                made(losses, nu, self.weighing.delta, centre)
+                for made in (form.weights, form.conjugate)
+            ]
         return Reply({}, {"masses": _stacked(np.stack(rows, 1))})
 
 
@@ -111,25 +116,33 @@ class Response(WeighedQuestion):
     def answer(self, clients: Any) -> Reply:
         """Answer, and store λ_i if it has a name."""
         point, form, losses, centre = self.losses(clients)
-        about, nu = self.weighing, self.weighing.levels[0]
+        about = self.weighing
+        nu = self.weighing.levels[0]
         weights = form.weights(losses, nu, about.delta, centre)
         if about.name:
             clients.keep(about.name, weights)
         e, error = (bound.double().cpu().numpy() for bound in point.rounding())
         e = e * (1 + 1e-12) + 1e-15 * (np.abs(losses) + np.abs(form.offset))
         numbers = [
-            weights, weights * (losses - form.offset - e), form.moment(weights),
-            form.conjugate(losses + e, nu, 0.0, centre), weights * clients.moduli(),
+            weights,
+            weights * (losses - form.offset - e),
+            form.moment(weights),
+            form.conjugate(losses + e, nu, 0.0, centre),
+            weights * clients.moduli(),
             weights * error * (1 + 1e-12),
-        ]  # fmt: skip
+        ]
         summary = np.stack(numbers, 1)
 
         def each() -> Tensor:
             c = point.each().double().cpu()
             return torch.cat([torch.from_numpy(weights)[:, None] * c, torch.from_numpy(summary)], 1)
 
-        made = Vectors(lambda w: w.double().cpu() @ each(), each, shape=(len(self.at.x) + SUMMARY,), fine=True)
-        return Reply({}, {"weighted": replace(made, own=lambda: (point.each(), weights), padded=True)})
+        made = Vectors(
+            lambda w: w.double().cpu() @ each(), each, shape=(len(self.at.x) + SUMMARY,), fine=True
+        )
+        return Reply(
+            {}, {"weighted": replace(made, own=lambda: (point.each(), weights), padded=True)}
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +165,8 @@ class WeighedSteps(WeighedQuestion):
 
     def answer(self, clients: Any) -> Reply:
         """Take the local steps of `LocalSteps`, weighted."""
-        made, point = self.weights(clients), clients.point(self.at)
+        made = self.weights(clients)
+        point = clients.point(self.at)
         done = clients.oracle.local_updates(self.at.x, point, self.correction, self.plan)
         weights = torch.from_numpy(made).to(self.at.x)
 
@@ -160,10 +174,18 @@ class WeighedSteps(WeighedQuestion):
             return weights[:, None] * cast(Tensor, done.each())
 
         held = Vectors(lambda w: cast(Tensor, done.sum(w.to(weights) * weights)), each)
-        return Reply({}, {"weighted_d": replace(held, own=lambda: (done.each(), made), padded=True)})
+        return Reply(
+            {}, {"weighted_d": replace(held, own=lambda: (done.each(), made), padded=True)}
+        )
 
 
 def _stacked(rows: NDArray[np.float64]) -> Vectors:
     """Wrap numbers of every client, (n, k), that leave in sums only."""
     table = torch.from_numpy(rows)
-    return Vectors(lambda w: w.double().cpu() @ table, lambda: table, shape=rows.shape[1:], fine=True, padded=True)
+    return Vectors(
+        lambda w: w.double().cpu() @ table,
+        lambda: table,
+        shape=rows.shape[1:],
+        fine=True,
+        padded=True,
+    )

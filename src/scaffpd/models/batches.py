@@ -33,13 +33,18 @@ class SpanDisplacements:
     """d_i = p_i c + A_iᵀ R_i of all clients, for c (features, k), p (N,) and R (M, k)."""
 
     def __init__(self, rows: StackedSamples, c: Tensor, p: Tensor, R: Tensor | None) -> None:
-        self.rows, self.c, self.p, self.R = rows, c, p, R
+        self.rows = rows
+        self.c = c
+        self.p = p
+        self.R = R
 
     def sum(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i d_i."""
         common = (weights @ self.p) * self.c
         if self.R is not None:
-            common = common + transposed(self.rows.A, self.rows.layout.spread(weights)[:, None] * self.R)
+            common = common + transposed(
+                self.rows.A, self.rows.layout.spread(weights)[:, None] * self.R
+            )
         return common.flatten()
 
     def each(self) -> Tensor:
@@ -54,7 +59,9 @@ class MixedDisplacements:
     """Displacements of a span, and vectors of the clients outside it."""
 
     def __init__(self, span: SpanDisplacements, who: Tensor, vectors: Tensor) -> None:
-        self.span, self.who, self.vectors = span, who, vectors
+        self.span = span
+        self.who = who
+        self.vectors = vectors
 
     def sum(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i d_i."""
@@ -109,11 +116,15 @@ class FullBatches:
 
     def in_samples(self, near: list[PaddedBlock]) -> SpanDisplacements:
         """Take the steps in the space of samples: one matrix product for A c, and none with features in the steps."""
-        along, R, k = self.rows.A @ self.c, torch.zeros_like(self.z), self.z.shape[1]
+        along = self.rows.A @ self.c
+        R = torch.zeros_like(self.z)
+        k = self.z.shape[1]
 
         def work(block: PaddedBlock) -> None:
             rate = self.rates[block.clients]
-            push, z, r = (local_steps.widened(block.of(t), k).mT.contiguous() for t in (along, self.z, self.r))
+            push, z, r = (
+                local_steps.widened(block.of(t), k).mT.contiguous() for t in (along, self.z, self.r)
+            )
             weight = local_steps.widened((rate * block.weight[:, None]).mT, k).mT
             steps = StepWeights(weight, self.keep[block.clients], rate * push, self.plan.steps)
             parts = local_steps.stages(self.plan.steps, self.plan.each, block.clients)
@@ -126,14 +137,20 @@ class FullBatches:
     def over_features(self, blocks: list[PaddedBlock]) -> Tensor:
         """Take the steps with every client's own d, (N, k, features); clients in no block are left out."""
         n, (features, k) = len(self.rates), self.c.shape[-2:]
-        c, out = self.c.expand(n, features, k).mT, self.z.new_empty(n, k, features)
+        c = self.c.expand(n, features, k).mT
+        out = self.z.new_empty(n, k, features)
 
         def work(block: PaddedBlock) -> None:
-            who, rate = block.clients, self.rates[block.clients]
+            who = block.clients
+            rate = self.rates[block.clients]
             A, y = self.rows.of(block)
-            near = NearbyGradients(self.loss, A, y, block.of(self.z), block.of(self.r), rate[:, 0] * block.weight)
+            near = NearbyGradients(
+                self.loss, A, y, block.of(self.z), block.of(self.r), rate[:, 0] * block.weight
+            )
             parts = local_steps.stages(self.plan.steps, self.plan.each, who)
-            out[who] = local_steps.full_steps(near, (rate * c[who]).contiguous(), self.keep[who], parts)
+            out[who] = local_steps.full_steps(
+                near, (rate * c[who]).contiguous(), self.keep[who], parts
+            )
 
         parallel_map(work, blocks, out.device)
         return out
@@ -177,8 +194,10 @@ class Minibatches:
     def run(self) -> Tensor:
         """Return the displacements of all clients, (N, k, features)."""
         n, (k, features) = len(self.seeds), self.X.shape
-        out, near = self.X.new_empty(n, k, features), self.spaces.near(self.size, self.plan.steps)
-        far, counts = outside(near, n, out.device), self.plan.counts(out)
+        out = self.X.new_empty(n, k, features)
+        near = self.spaces.near(self.size, self.plan.steps)
+        far = outside(near, n, out.device)
+        counts = self.plan.counts(out)
         if isinstance(counts, Tensor):  # clients with the same J go together
             far = far[counts[far].argsort(stable=True)]
 
@@ -204,29 +223,49 @@ class Minibatches:
 
     def in_samples(self, block: PaddedBlock) -> Tensor:
         """Take all steps of a block of clients, by inner products of their samples."""
-        who, push, (A, _), space = block.clients, self._push(block.clients), self.rows.of(block), self.spaces[block]
-        draws, keep, m = Draws.of(self.seeds[who]), self.keep[who], A.shape[1]
+        who, push, (A, _), space = (
+            block.clients,
+            self._push(block.clients),
+            self.rows.of(block),
+            self.spaces[block],
+        )
+        draws = Draws.of(self.seeds[who])
+        keep = self.keep[who]
+        m = A.shape[1]
         U = local_steps.widened(product(A, self.X.mT), len(self.X)).mT.contiguous()
-        added, R = U[:0], torch.zeros_like(U)
+        added = U[:0]
+        R = torch.zeros_like(U)
         if self.alike is None or U.is_cuda:
             along = Products(A, len(self.X)).along(push)
             added = (1 - keep) * U - local_steps.widened(along.mT, len(self.X)).mT
-        last, counts = torch.empty_like(R), self.plan.counts(R)
+        last = torch.empty_like(R)
+        counts = self.plan.counts(R)
         for steps, ending, ends in self.slabs(who, m + 4 * self.size):
-            drawn = self.rows.layout.minibatch(draws.uniform(steps * self.size).view(len(who), steps, -1), who)
+            drawn = self.rows.layout.minibatch(
+                draws.uniform(steps * self.size).view(len(who), steps, -1), who
+            )
             positions = drawn.rows - self.rows.layout.starts[who, None, None]
-            weight = local_steps.counted(positions, self.rates[who, 0] * drawn.weight, m, len(self.X))
+            weight = local_steps.counted(
+                positions, self.rates[who, 0] * drawn.weight, m, len(self.X)
+            )
             U, R = space.plain(U, R, StepWeights(weight, keep, added, steps), self.alike)
             if ends and ending is not None:
                 last[ending] = R[ending]
         if isinstance(counts, Tensor):
-            R, counts = last, counts[who, None, None]
+            R = last
+            counts = counts[who, None, None]
         return torch.baddbmm(local_steps.total(keep, counts) * push, R[..., :m], A)
 
     def over_features(self, who: Tensor) -> Tensor:
         """Take all steps of some clients, minibatch by minibatch."""
-        push, y, k, n, b = self._push(who), self.rows.y, len(self.X), len(who), self.size
-        D, last, draws = torch.zeros_like(push), torch.empty_like(push), Draws.of(self.seeds[who])
+        push = self._push(who)
+        y = self.rows.y
+        k = len(self.X)
+        n = len(who)
+        b = self.size
+        D = torch.zeros_like(push)
+        last = torch.empty_like(push)
+        draws = Draws.of(self.seeds[who])
         for steps, ending, ends in self.slabs(who, b * (k + 4)):
             drawn = self.rows.layout.minibatch(draws.uniform(steps * b).view(n, steps, b), who)
             numbers = drawn.rows.transpose(0, 1).reshape(steps, n * b)
@@ -250,7 +289,9 @@ class FeatureSteps:
     """
 
     def __init__(self, loss: Loss, rows: StackedSamples) -> None:
-        self.loss, self.A, self.stored = loss, rows.A, rows.stored
+        self.loss = loss
+        self.A = rows.A
+        self.stored = rows.stored
         self.replay = GraphReplay(self.run)
 
     def __call__(self, *tensors: Tensor) -> Tensor:
@@ -258,7 +299,14 @@ class FeatureSteps:
         return self.run(*tensors) if self.stored else self.replay(*tensors)
 
     def run(
-        self, D: Tensor, numbers: Tensor, y: Tensor, weight: Tensor, X: Tensor, push: Tensor, keep: Tensor
+        self,
+        D: Tensor,
+        numbers: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        X: Tensor,
+        push: Tensor,
+        keep: Tensor,
     ) -> Tensor:
         """Return the displacements after more steps, (n, k, features).
 
@@ -271,8 +319,10 @@ class FeatureSteps:
             push: η (c − c_i + l2 x), (n, k, features).
             keep: 1 − η(l2 + μ), (n, 1, 1).
         """
-        D, sample = D.clone(), X.new_empty(len(push), weight.shape[2], X.shape[1])
-        along, flat = Products(sample, len(X)), sample.view(-1, X.shape[1])
+        D = D.clone()
+        sample = X.new_empty(len(push), weight.shape[2], X.shape[1])
+        along = Products(sample, len(X))
+        flat = sample.view(-1, X.shape[1])
         for rows, targets in zip(numbers.unbind(), y.unbind(), strict=True):
             if self.stored:
                 flat.copy_(self.A[rows])
@@ -285,5 +335,7 @@ class FeatureSteps:
 
 def cache_pieces(clients: Tensor, numbers: int) -> list[Tensor]:
     """Split clients of `numbers` numbers each into pieces that fit into a cache; a GPU takes them all at once."""
-    size = max(1, CACHE // max(1, numbers)) if clients.device.type == "cpu" else max(1, len(clients))
+    size = (
+        max(1, CACHE // max(1, numbers)) if clients.device.type == "cpu" else max(1, len(clients))
+    )
     return list(torch.split(clients, size)) if len(clients) else []

@@ -43,7 +43,9 @@ from scaffpd.models.quadratic import Compressed, Rotated, in_format
 from scaffpd.models.tables import StoredMatrix
 from scaffpd.models.wide import Spectrum, WideOracle, clients, spread, store
 
-NO_DIAGONAL = "The diagonal of a personal Hessian is known for squared loss only; take D = I instead."
+NO_DIAGONAL = (
+    "The diagonal of a personal Hessian is known for squared loss only; take D = I instead."
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,11 @@ class Anchor:
     @cached_property
     def fine(self) -> Anchor:
         """Convert to double precision."""
-        return self if self.gamma.dtype == torch.float64 else Anchor(self.l2, self.gamma.double(), self.own)
+        return (
+            self
+            if self.gamma.dtype == torch.float64
+            else Anchor(self.l2, self.gamma.double(), self.own)
+        )
 
     def per_feature(self, personal: Tensor, shared: float | Tensor) -> Tensor:
         """Return `personal` at each client's personal features and `shared` at the others, (N, features or 1, 1)."""
@@ -120,9 +126,20 @@ class PersonalPoint(LinearPoint):
     """
 
     def __init__(
-        self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int, fine: StackedSamples | None
+        self,
+        rows: StackedSamples,
+        loss: Loss,
+        anchor: Anchor,
+        x: Tensor,
+        outputs: int,
+        fine: StackedSamples | None,
     ) -> None:
-        self.rows, self.loss, self.anchor, self.x, self.outputs, self.fine = rows, loss, anchor, x, outputs, fine
+        self.rows = rows
+        self.loss = loss
+        self.anchor = anchor
+        self.x = x
+        self.outputs = outputs
+        self.fine = fine
         self.l2, self.X = anchor.l2, x.view(*x.shape[:-1], -1, outputs)
         self.tie = anchor if fine is None else anchor.fine
 
@@ -136,8 +153,13 @@ class PersonalPoint(LinearPoint):
 
     def ridge(self) -> Tensor:
         """Half of xᵀ diag(ζ_i l2 or l2) x, per client."""
-        ridges, squares = self.tie.ridges, self.X.to(self.tie.gamma.dtype).square()
-        return (ridges[:, 0, 0] * squares.sum((-2, -1)) if self.tie.own is None else (ridges * squares).sum((1, 2))) / 2
+        ridges = self.tie.ridges
+        squares = self.X.to(self.tie.gamma.dtype).square()
+        return (
+            ridges[:, 0, 0] * squares.sum((-2, -1))
+            if self.tie.own is None
+            else (ridges * squares).sum((1, 2))
+        ) / 2
 
     def _weighted(self, weights: Tensor) -> Tensor:
         return (weights[self.rows.layout.owner] * self.rows.share)[:, None]
@@ -158,12 +180,19 @@ class PersonalPoint(LinearPoint):
 
     def _along(self, V: Tensor) -> Tensor:
         """Return T = A D V, the change of the shrunken predictions along the columns of V: (rows, outputs, k)."""
-        k, features = V.shape[1], self.rows.A.shape[1]
-        return self.anchor.along(self.rows, V.reshape(features, self.outputs * k)).view(*self.residual.shape, k)
+        k = V.shape[1]
+        features = self.rows.A.shape[1]
+        return self.anchor.along(self.rows, V.reshape(features, self.outputs * k)).view(
+            *self.residual.shape, k
+        )
 
     def _slopes(self, V: Tensor, T: Tensor) -> Tensor:
         slope = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
-        flat = self.anchor.ridges.expand(-1, *self.X.shape[-2:]).flatten(1) if self.anchor.own is not None else None
+        flat = (
+            self.anchor.ridges.expand(-1, *self.X.shape[-2:]).flatten(1)
+            if self.anchor.own is not None
+            else None
+        )
         pull = self.anchor.ridges[:, 0] * (self.x @ V) if flat is None else (flat * self.x) @ V
         return self.rows.layout.segment_sum(slope) + pull
 
@@ -175,7 +204,8 @@ class PersonalPoint(LinearPoint):
     def curvatures(self, V: Tensor) -> Tensor:
         """Return every client's VᵀH_iV = T_iᵀS_iT_i + Vᵀ(ridges)V, (N, k, k)."""
         T = self._along(V)
-        bent, ridges = self.bend(T), self.anchor.ridges.expand(-1, *self.X.shape).flatten(1)
+        bent = self.bend(T)
+        ridges = self.anchor.ridges.expand(-1, *self.X.shape).flatten(1)
         out = V.mT @ (ridges[..., None] * V)
         for block in self.rows.blocks:
             some = (block.weight[..., None, None] * block.of(bent)).flatten(1, 2)
@@ -188,7 +218,7 @@ class PersonalPoint(LinearPoint):
 
     def diagonals(self) -> Tensor:
         """Refuse: this diagonal is not available."""
-        raise InputError(NO_DIAGONAL)
+        raise InputError("diagonals", NO_DIAGONAL)
 
     def each(self) -> Tensor:
         """Return the c_i themselves, (N, d)."""
@@ -198,7 +228,9 @@ class PersonalPoint(LinearPoint):
         return pulled.flatten(1).to(self.x.dtype)
 
     def _vectors(self, residual: Tensor) -> Tensor:
-        return (self.anchor.factors * self.pulled(residual) + self.anchor.ridges * self.X).flatten(1)
+        return (self.anchor.factors * self.pulled(residual) + self.anchor.ridges * self.X).flatten(
+            1
+        )
 
     def pulled(self, R: Tensor) -> Tensor:
         """Return A_iᵀR_i/m_i of every client, (N, features, k)."""
@@ -207,11 +239,18 @@ class PersonalPoint(LinearPoint):
 
     def corrections(self) -> Tensor:
         """Return v_i = −A_iᵀr_i/(m_i(l2 + γ_i)), (N, personal features, k)."""
-        return -self.anchor.part(self.pulled(self.residual).mT).mT / self.anchor.stiffness[:, None, None]
+        return (
+            -self.anchor.part(self.pulled(self.residual).mT).mT
+            / self.anchor.stiffness[:, None, None]
+        )
 
     def models(self) -> Tensor:
         """Return u_i = D_i x + v_i, (N, d)."""
-        u = (self.anchor.factors * self.X).expand(len(self.anchor.gamma), *self.X.shape[-2:]).clone()
+        u = (
+            (self.anchor.factors * self.X)
+            .expand(len(self.anchor.gamma), *self.X.shape[-2:])
+            .clone()
+        )
         u[:, slice(None) if self.anchor.own is None else self.anchor.own] += self.corrections()
         return u.flatten(1)
 
@@ -225,14 +264,19 @@ class PersonalPoint(LinearPoint):
         ζ_i and γ_i = κ/n_i, as they are stored, carry a few roundings themselves.
         """
         loss, gradient = self.arithmetic(size)
-        n, unit = self.x.numel() + max(self.rows.layout.lengths), UNIT if self._format() == 0 else SINGLE
+        n = self.x.numel() + max(self.rows.layout.lengths)
+        unit = UNIT if self._format() == 0 else SINGLE
         loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
         return loss, gradient + self.scalings(self.l2 * norm_above(self.x, 0))
 
     def reach(self) -> Tensor:
         """Bound ‖u_i‖: γ/2 ‖u − x‖² and l2/2 ‖u‖² are parts of F_i."""
-        twice, infinite = 2 * SAFE * self.losses.clamp_min(0), torch.full_like(self.losses, float("inf"))
-        by_x = norm_above(self.x, 0) + torch.where(self.anchor.gamma > 0, twice / self.anchor.gamma, infinite).sqrt()
+        twice = 2 * SAFE * self.losses.clamp_min(0)
+        infinite = torch.full_like(self.losses, float("inf"))
+        by_x = (
+            norm_above(self.x, 0)
+            + torch.where(self.anchor.gamma > 0, twice / self.anchor.gamma, infinite).sqrt()
+        )
         return by_x if self.anchor.l2 == 0 else torch.minimum(by_x, (twice / self.anchor.l2).sqrt())
 
 
@@ -254,7 +298,9 @@ class RotatedTargets:
         """Select some of the clients."""
         data = self.data.only(who)
         fine = data if self.fine is self.data else self.fine.only(who)
-        return RotatedTargets(self.before.only(who), data, fine, self.constant[who], self.noise[who])
+        return RotatedTargets(
+            self.before.only(who), data, fine, self.constant[who], self.noise[who]
+        )
 
 
 def rotate_targets(compressed: Compressed) -> RotatedTargets:
@@ -263,33 +309,48 @@ def rotate_targets(compressed: Compressed) -> RotatedTargets:
     With U', V' the nearest matrices with orthonormal columns, A = U' S V'ᵀ + E: E comes from A − U (S Vᵀ) and from the
     distance of U and V to orthonormal columns.
     """
-    rows, features = compressed.fine, compressed.rows.A.shape[1]
-    layout = Ragged([min(size, features) for size in rows.layout.lengths], rows.A.device, torch.float64)
-    A, y = (compressed.constant.new_zeros(len(layout.owner), width) for width in (features, rows.y.shape[1]))
-    rest, noise = torch.zeros_like(compressed.constant), torch.zeros_like(compressed.constant)
+    rows = compressed.fine
+    features = compressed.rows.A.shape[1]
+    layout = Ragged(
+        [min(size, features) for size in rows.layout.lengths], rows.A.device, torch.float64
+    )
+    A, y = (
+        compressed.constant.new_zeros(len(layout.owner), width)
+        for width in (features, rows.y.shape[1])
+    )
+    rest = torch.zeros_like(compressed.constant)
+    noise = torch.zeros_like(compressed.constant)
     share = rows.layout.segment_max(rows.exact[1])
 
     def work(block: PaddedBlock) -> None:
         own, targets = (t.double() for t in rows.alone(block))
         U, S, V = torch.linalg.svd(own, full_matrices=False)
-        turned, within = torch.where(2 * UNIT * S[:, :1] < S, S, 0)[..., None] * V, U.mT @ targets
+        turned = torch.where(2 * UNIT * S[:, :1] < S, S, 0)[..., None] * V
+        within = U.mT @ targets
         layout.put(A, block.clients, turned)
         layout.put(y, block.clients, within)
         inside = torch.arange(S.shape[1], device=S.device) < layout.sizes[block.clients, None]
         outside = torch.where(inside[..., None], 0, within)
         left = (targets - U @ within).square().sum((1, 2)) + outside.square().sum((1, 2))
         rest[block.clients] = share[block.clients] * left
-        skew, size = (skewness(U) + skewness(V.mT)) * SAFE, norm_above(own, (1, 2))
-        off = norm_above(unexplained(own, U, turned), 1) + (skew + gamma(features + 8)) * SAFE * norm_above(S, 1)
+        skew = (skewness(U) + skewness(V.mT)) * SAFE
+        size = norm_above(own, (1, 2))
+        off = norm_above(unexplained(own, U, turned), 1) + (
+            skew + gamma(features + 8)
+        ) * SAFE * norm_above(S, 1)
         sums = gamma(sum(own.shape[1:]) + targets.shape[2] + 16) * S.shape[1] ** 0.5
         noise[block.clients] = torch.maximum(off / (size + UNDERFLOW), 3 * skew + 4 * sums)
 
     parallel_map(work, rows.blocks, A.device)
-    shares, norms = share[layout.owner], A.square().sum(1)
+    shares = share[layout.owner]
+    norms = A.square().sum(1)
     fine = Rotated(StackedSamples(A, y, layout, shares), 2 * shares * norms, norms)
-    data, dtype = fine, compressed.rows.A.dtype
+    data = fine
+    dtype = compressed.rows.A.dtype
     if dtype != torch.float64:
-        data = Rotated(in_format(fine.rows, dtype), fine.eigenvalues.to(dtype), fine.norms.to(dtype))
+        data = Rotated(
+            in_format(fine.rows, dtype), fine.eigenvalues.to(dtype), fine.norms.to(dtype)
+        )
     return RotatedTargets(compressed, data, fine, compressed.constant + rest, noise)
 
 
@@ -297,12 +358,19 @@ class SquaredPoint(PersonalPoint):
     """Squared loss: r = 2g(ζ z − y) in the eigenvectors of A_iA_iᵀ; each row has its eigenvalue w."""
 
     def __init__(
-        self, rows: StackedSamples, fine: StackedSamples, anchor: Anchor, x: Tensor, eigenvalues: Tensor,
+        self,
+        rows: StackedSamples,
+        fine: StackedSamples,
+        anchor: Anchor,
+        x: Tensor,
+        eigenvalues: Tensor,
         constant: Tensor | float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(rows, Squared(), anchor, x, rows.y.shape[1], fine)
         stiff = self.tie.stiffness[rows.layout.owner]
-        self.gains = torch.where(eigenvalues > 0, stiff / (eigenvalues.double() + stiff), 1)[:, None]
+        self.gains = torch.where(eigenvalues > 0, stiff / (eigenvalues.double() + stiff), 1)[
+            :, None
+        ]
         self.gain = self.gains.to(x.dtype)
         difference = self.shrunk() - fine.exact[0]
         self.slopes = 2 * self.gained(difference)
@@ -332,7 +400,9 @@ class RotatedPoint(SquaredPoint):
 
     def __init__(self, targets: RotatedTargets, anchor: Anchor, x: Tensor) -> None:
         fine = targets.fine
-        super().__init__(targets.data.rows, fine.rows, anchor, x, fine.eigenvalues, targets.constant)
+        super().__init__(
+            targets.data.rows, fine.rows, anchor, x, fine.eigenvalues, targets.constant
+        )
         self.targets = targets
 
     def rounding(self) -> tuple[Tensor, Tensor]:
@@ -342,10 +412,18 @@ class RotatedPoint(SquaredPoint):
         earlier errors add as much to F_i as to f_i, and twice as much to ∇F_i.
         """
         loss, gradient = super().rounding()
-        before, noise, rho = self.targets.before, self.targets.noise, self.losses.clamp_min(0).sqrt()
+        before = self.targets.before
+        noise = self.targets.noise
+        rho = self.losses.clamp_min(0).sqrt()
         reach, (top, y) = self.reach(), before.sizes
-        delta, more = noise * (top * reach + y), before.off(reach)
-        loss = loss + SAFE * (2 * rho + delta) * delta + more[0] + gamma(self.outputs**2 + 8) * self.targets.constant
+        delta = noise * (top * reach + y)
+        more = before.off(reach)
+        loss = (
+            loss
+            + SAFE * (2 * rho + delta) * delta
+            + more[0]
+            + gamma(self.outputs**2 + 8) * self.targets.constant
+        )
         return loss, gradient + 2 * SAFE * (top * (noise * rho + delta) + more[1])
 
 
@@ -359,7 +437,9 @@ class SpectralPoint(SquaredPoint):
     def gained(self, V: Tensor) -> Tensor:
         """U g UᵀV."""
         if V.dtype == self.spectrum.values.dtype:
-            return self.spectrum.back((self.gains if V.dtype == torch.float64 else self.gain) * self.spectrum.within(V))
+            return self.spectrum.back(
+                (self.gains if V.dtype == torch.float64 else self.gain) * self.spectrum.within(V)
+            )
         parts = (torch.split(t, self.rows.layout.lengths) for t in (self.gains, V))
         wide = (U.double() for U in self.spectrum.vectors)
         return torch.cat([U @ (g * (U.mT @ v)) for U, g, v in zip(wide, *parts, strict=True)])
@@ -367,13 +447,17 @@ class SpectralPoint(SquaredPoint):
     def pulled(self, R: Tensor) -> Tensor:
         """Return A_iᵀR_i/m_i of every client."""
         if R.dtype == self.rows.A.dtype:
-            return spread(self.rows, self.rows.share[:, None] * R).view(len(self.losses), -1, R.shape[1])
-        A, share = cast(StoredMatrix, self.rows.products.wide), self.rows.exact[1]
+            return spread(self.rows, self.rows.share[:, None] * R).view(
+                len(self.losses), -1, R.shape[1]
+            )
+        A = cast(StoredMatrix, self.rows.products.wide)
+        share = self.rows.exact[1]
         return A.transposed_each(share[:, None] * R, self.rows.layout.lengths)
 
     def squares(self) -> Tensor:
         """Return (2/m) Σ_j g_j (UᵀA)_j², some columns at a time."""
-        out, gains = [], torch.split(self.gain, self.rows.layout.lengths)
+        out = []
+        gains = torch.split(self.gain, self.rows.layout.lengths)
         for A, U, g in zip(clients(self.rows), self.spectrum.vectors, gains, strict=True):
             pieces = torch.split(A.parts[0], max(1, 2**24 // len(U)), 1)
             sums = [((U.mT @ piece.to(U.dtype)).square() * g).sum(0) for piece in pieces]
@@ -388,10 +472,18 @@ class SpectralPoint(SquaredPoint):
         """
         loss, gradient = super().rounding()
         _, _, aa = self.rows.levers
-        share, m = self.rows.exact[1], max(self.rows.layout.lengths)
-        e = 2 * SAFE * self.spectrum.errors(self.rows) / (self.rows.layout.sizes * self.tie.stiffness)
+        share = self.rows.exact[1]
+        m = max(self.rows.layout.lengths)
+        e = (
+            2
+            * SAFE
+            * self.spectrum.errors(self.rows)
+            / (self.rows.layout.sizes * self.tie.stiffness)
+        )
         square = self.rows.layout.segment_sum((norm_above(self.slopes, 1)).square() * share)
-        before = self.rows.layout.segment_sum(norm_above(self.shrunk() - self.rows.exact[0], 1).square() * share)
+        before = self.rows.layout.segment_sum(
+            norm_above(self.shrunk() - self.rows.exact[0], 1).square() * share
+        )
         h = 8 * SAFE * gamma(m + 8) * (m**0.5) * before.sqrt()
         wrong = e * square.sqrt() * (1 + e) + h
         return loss + wrong * (square.sqrt() + before.sqrt() + wrong), gradient + aa.sqrt() * wrong

@@ -43,18 +43,33 @@ class LinearPoint:
     """
 
     def __init__(
-        self, rows: StackedSamples, loss: Loss, l2: float, x: Tensor, outputs: int, fine: StackedSamples | None = None,
+        self,
+        rows: StackedSamples,
+        loss: Loss,
+        l2: float,
+        x: Tensor,
+        outputs: int,
+        fine: StackedSamples | None = None,
         constant: Tensor | None = None,
-    ) -> None:  # fmt: skip
-        self.rows, self.loss, self.l2, self.x, self.outputs, self.fine = rows, loss, l2, x, outputs, fine
+    ) -> None:
+        self.rows = rows
+        self.loss = loss
+        self.l2 = l2
+        self.x = x
+        self.outputs = outputs
+        self.fine = fine
         if fine is None:
             self.z = self.predictions = rows.A @ x.view(-1, outputs)
-            self.losses = rows.layout.segment_sum(loss.value(self.z, rows.y) * rows.share) + l2 / 2 * (x @ x)
+            self.losses = rows.layout.segment_sum(
+                loss.value(self.z, rows.y) * rows.share
+            ) + l2 / 2 * (x @ x)
             return
         y, share = fine.exact
         self.predictions = fine.products.times(x.view(-1, outputs).to(fine.A.dtype))
         self.z = self.predictions.to(x.dtype)
-        self.losses = fine.layout.total(loss.value(self.predictions, y) * share) + l2 / 2 * self.square
+        self.losses = (
+            fine.layout.total(loss.value(self.predictions, y) * share) + l2 / 2 * self.square
+        )
         if constant is not None:
             self.losses = self.losses + constant
 
@@ -66,7 +81,9 @@ class LinearPoint:
     @cached_property
     def slopes(self) -> Tensor:
         """Derivatives r = ∂ℓ/∂z, sample by sample, in the format of the predictions."""
-        return self.loss.residual(self.predictions, (self.rows.y if self.fine is None else self.fine.exact[0]))
+        return self.loss.residual(
+            self.predictions, (self.rows.y if self.fine is None else self.fine.exact[0])
+        )
 
     @cached_property
     def residual(self) -> Tensor:
@@ -77,11 +94,19 @@ class LinearPoint:
         """Return Σ_i w_i c_i = Aᵀ(w ∘ r) + l2 (Σ w) x by one matrix product, for any N."""
         if self.fine is None:
             scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None]
-            return transposed(self.rows.A, scale * self.residual).flatten() + self.l2 * weights.sum() * self.x
+            return (
+                transposed(self.rows.A, scale * self.residual).flatten()
+                + self.l2 * weights.sum() * self.x
+            )
         if self.fine.products.halves:
-            scaled = self.fine.layout.scaled(self.residual, (weights.double() * self.fine.shares).to(self.x.dtype))
-            return torch.addcmul((self.fine.A.T @ scaled).flatten(), (self.l2 * weights.sum()).to(self.x), self.x)
-        weights, x = weights.double(), self.x.double()
+            scaled = self.fine.layout.scaled(
+                self.residual, (weights.double() * self.fine.shares).to(self.x.dtype)
+            )
+            return torch.addcmul(
+                (self.fine.A.T @ scaled).flatten(), (self.l2 * weights.sum()).to(self.x), self.x
+            )
+        weights = weights.double()
+        x = self.x.double()
         scaled = self.fine.layout.scaled(self.slopes, weights * self.fine.shares)
         out = self.fine.products.transposed(scaled).flatten() + self.l2 * weights.sum() * x
         return out.to(self.x.dtype)
@@ -92,7 +117,8 @@ class LinearPoint:
 
     def _along(self, V: Tensor) -> Tensor:
         """Return T = A V, the change of the predictions along the columns of V: (rows, outputs, k)."""
-        k, features = V.shape[1], self.rows.A.shape[1]
+        k = V.shape[1]
+        features = self.rows.A.shape[1]
         return (self.rows.A @ V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
 
     def _slopes(self, V: Tensor, T: Tensor) -> Tensor:
@@ -110,7 +136,9 @@ class LinearPoint:
         T = self._along(V)
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]
         inner = T.flatten(0, 1).mT @ (scale * self.bend(T)).flatten(0, 1)
-        return Restriction(self._slopes(V, T), inner + self._ridged(weights, V), self.norms(1 / metric))
+        return Restriction(
+            self._slopes(V, T), inner + self._ridged(weights, V), self.norms(1 / metric)
+        )
 
     def bend(self, T: Tensor) -> Tensor:
         """Return ∂²ℓ/∂z² T for T (M, k, c)."""
@@ -122,10 +150,13 @@ class LinearPoint:
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Return every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + l2 VᵀV, (N, k, k), T = A V block by block."""
-        k, features = V.shape[1], self.rows.A.shape[1]
+        k = V.shape[1]
+        features = self.rows.A.shape[1]
         out = (self.l2 * (V.mT @ V)).repeat(len(self.rows.layout), 1, 1)
         for block in self.rows.blocks:
-            z, weight, large = block.of(self.z), block.weight[..., None, None], self.rows.large(block)
+            z = block.of(self.z)
+            weight = block.weight[..., None, None]
+            large = self.rows.large(block)
             y = block.of(self.rows.y)
             pieces = [(slice(None), self.rows.of(block)[0])] if large is None else large.stream()
             for at, A in pieces:
@@ -148,15 +179,17 @@ class LinearPoint:
         out = bends.new_empty(len(self.rows.layout), self.rows.A.shape[1], self.outputs)
         for block in self.rows.blocks:
             A, _ = self.rows.of(block)
-            out[block.clients] = product(A.square().mT, block.weight[..., None] * block.of(bends)) + self.l2
+            out[block.clients] = (
+                product(A.square().mT, block.weight[..., None] * block.of(bends)) + self.l2
+            )
         return out.flatten(1)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound the rounding errors of L_i and, in norm, of c_i, for the data, x and l2 as they are stored."""
         loss, gradient = self.arithmetic(self.size)
-        return loss + bounded_square(self.size, len(self.x)) * self.l2 / 2, gradient + self.scalings(
-            self.l2 * self.size
-        )
+        return loss + bounded_square(
+            self.size, len(self.x)
+        ) * self.l2 / 2, gradient + self.scalings(self.l2 * self.size)
 
     @cached_property
     def size(self) -> Tensor | float:
@@ -179,17 +212,26 @@ class LinearPoint:
             return unknown, unknown
         (levers, a, aa), products, m = fine.levers, fine.products, fine.layout.additions
         value, offset, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
-        curvature, features, rows = steepness(self.loss, fine), fine.A.shape[1], len(levers)
-        k, tiny = products.slack(features) * size, products.least * features * self.outputs
+        curvature = steepness(self.loss, fine)
+        features = fine.A.shape[1]
+        rows = len(levers)
+        k = products.slack(features) * size
+        tiny = products.least * features * self.outputs
         ra = fine.layout.segment_sum(norm_above(self.slopes, 1).mul_(levers))
         loss = ((1 + slope) * k) * ra + (curvature * (k * k)) * aa
         loss = loss + (UNIT * SAFE * m + (value + tiny + 8 * UNIT * SAFE)) * self.losses.abs()
         loss = loss + (offset + curvature * tiny**2 + 2 * tiny + rows * LEAST)
         sums = max(products.slack(rows), products.each_slack(fine.layout.largest)) + gamma(CLIENTS)
-        gradient = (curvature * k) * aa + (slope + sums + self._format()) * ra + (curvature * tiny + 2 * jump) * a
+        gradient = (
+            (curvature * k) * aa
+            + (slope + sums + self._format()) * ra
+            + (curvature * tiny + 2 * jump) * a
+        )
         if jump:
             loss = loss + (jump * k) * a
-        return SAFE * loss, SAFE * gradient + rows * self._least() * (features * self.outputs) ** 0.5
+        return SAFE * loss, SAFE * gradient + rows * self._least() * (
+            features * self.outputs
+        ) ** 0.5
 
     def scalings(self, size: Tensor | float) -> Tensor | float:
         """Bound the error of l2 x in a sum over clients, for ‖l2 x‖."""
@@ -243,8 +285,14 @@ class LinearOracle:
 
     most_rows: float | None = float("inf")
 
-    def __init__(self, rows: StackedSamples, loss: Loss, l2: float, outputs: int, names: list[str]) -> None:
-        self.rows, self.loss, self.l2, self.outputs, self.names = rows, loss, l2, outputs, names
+    def __init__(
+        self, rows: StackedSamples, loss: Loss, l2: float, outputs: int, names: list[str]
+    ) -> None:
+        self.rows = rows
+        self.loss = loss
+        self.l2 = l2
+        self.outputs = outputs
+        self.names = names
         self.dimension = rows.A.shape[1] * outputs
 
     @cached_property
@@ -270,25 +318,41 @@ class LinearOracle:
     def contents(self) -> list[Tensor]:
         """Return samples, targets and the clients they belong to."""
         A: Tensor | MappedMatrix = self.rows.A
-        return [*(A.contents() if isinstance(A, MappedMatrix) else [A]), self.rows.y, self.rows.layout.sizes]
+        return [
+            *(A.contents() if isinstance(A, MappedMatrix) else [A]),
+            self.rows.y,
+            self.rows.layout.sizes,
+        ]
 
     def constants(self) -> Constants:
         """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + l2 and μ_i = l2."""
         return self._known(torch.full_like(self.smoothness, self.l2, dtype=torch.float64))
 
     def _known(self, strong_convexity: Tensor) -> Constants:
-        L, mu, steepest = (t.double().cpu().numpy() for t in (self.smoothness, strong_convexity, self.steepest))
-        return Constants(L, mu, True, steepest, self.rows.layout.sizes.cpu().numpy(), self.loss.quadratic)
+        L, mu, steepest = (
+            t.double().cpu().numpy() for t in (self.smoothness, strong_convexity, self.steepest)
+        )
+        return Constants(
+            L, mu, True, steepest, self.rows.layout.sizes.cpu().numpy(), self.loss.quadratic
+        )
 
     def only(self, clients: list[int]) -> LinearOracle:
         """Select some of the clients."""
-        return type(self)(self.rows.only(clients), self.loss, self.l2, self.outputs, [self.names[i] for i in clients])
+        return type(self)(
+            self.rows.only(clients),
+            self.loss,
+            self.l2,
+            self.outputs,
+            [self.names[i] for i in clients],
+        )
 
     @cached_property
     def smoothness(self) -> Tensor:
         """L_i per client."""
-        tops, each = self.rows.share.new_empty(len(self.rows.layout)), self.loss.steepness(self.rows.y)
-        most, each = self.rows.layout.segment_max(each.to(tops)), each.sqrt().to(tops)
+        tops = self.rows.share.new_empty(len(self.rows.layout))
+        each = self.loss.steepness(self.rows.y)
+        most = self.rows.layout.segment_max(each.to(tops))
+        each = each.sqrt().to(tops)
 
         def work(block: PaddedBlock) -> None:
             who = block.clients
@@ -310,7 +374,9 @@ class LinearOracle:
         each = self.loss.steepness(self.rows.y).to(self.rows.norms)
         return self.rows.layout.segment_max(each * self.rows.norms.square()) + self.l2
 
-    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
+    def evaluate(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> LinearPoint:
         """Evaluate losses and gradients at x over all samples, or over a seeded minibatch of each client."""
         if batch_size is None:
             return self.samples(x, fine=True)
@@ -318,7 +384,9 @@ class LinearOracle:
         rows = self.rows.take(self.rows.layout.minibatch(uniform))
         return LinearPoint(rows, self.loss, self.l2, x, self.outputs)
 
-    def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
+    def losses(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> Tensor:
         """Return f_i(x) without forming gradients."""
         point = self.samples(x) if batch_size is None else self.evaluate(x, batch_size, key)
         return point.losses
@@ -326,7 +394,9 @@ class LinearOracle:
     def samples(self, x: Tensor, fine: bool = False) -> LinearPoint:
         """Evaluate every sample of every client at x; `fine` for certificates."""
         fine = fine or x.dtype == torch.float64
-        return LinearPoint(self.rows, self.loss, self.l2, x, self.outputs, self.rows if fine else None)
+        return LinearPoint(
+            self.rows, self.loss, self.l2, x, self.outputs, self.rows if fine else None
+        )
 
     def local_updates(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
@@ -336,7 +406,9 @@ class LinearOracle:
             return StackedDisplacements(self._stochastic(x, at, correction, plan))
         here, c, rates = *self._first(x, at, correction), self.rates(plan)
         keep = 1 - rates * (self.l2 + plan.prox)
-        return FullBatches(self.rows, self._spaces, self.loss, here.z, here.residual, c, rates, keep, plan).run()
+        return FullBatches(
+            self.rows, self._spaces, self.loss, here.z, here.residual, c, rates, keep, plan
+        ).run()
 
     def _first(
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None
@@ -368,32 +440,54 @@ class LinearOracle:
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Tensor:
         assert plan.batch_size is not None
-        shape, rates = (len(self.names), -1, self.outputs), self.rates(plan)
-        X, first = x.view(shape[1:]).mT.contiguous(), (shift(at, correction) + self.l2 * x).expand(shape[0], -1)
+        shape = (len(self.names), -1, self.outputs)
+        rates = self.rates(plan)
+        X = x.view(shape[1:]).mT.contiguous()
+        first = (shift(at, correction) + self.l2 * x).expand(shape[0], -1)
         alike = None
         if at is None and correction is None and plan.rate is not None and not plan.prox:
             alike = 1 - plan.rate * self.l2
         steps = Minibatches(
-            self.rows, self._spaces, self._over, self.loss, X, Draws(plan.key, self._streams).seeds, plan.batch_size,
-            plan, rates, 1 - rates * (self.l2 + plan.prox), first.view(shape).mT, alike,
-        )  # fmt: skip
+            self.rows,
+            self._spaces,
+            self._over,
+            self.loss,
+            X,
+            Draws(plan.key, self._streams).seeds,
+            plan.batch_size,
+            plan,
+            rates,
+            1 - rates * (self.l2 + plan.prox),
+            first.view(shape).mT,
+            alike,
+        )
         return steps.run().mT.flatten(1)
 
-    def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+    def proximal_steps(
+        self, at: LinearPoint, correction: Tensor, plan: ProximalPlan
+    ) -> Displacements:
         """Take J accelerated corrected steps in the metric D with the pull βD(u − x); J grows with √κ.
 
         With d = x − u: d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β),  e = d + m (d − d_prev).
         """
-        L = self.smoothness if at.rows is self.rows else self.steepest  # minibatch: at most the steepest sample's
-        go, shape = pace(plan, L.double().cpu().numpy(), self.l2), (-1, self.outputs)
+        L = (
+            self.smoothness if at.rows is self.rows else self.steepest
+        )  # minibatch: at most the steepest sample's
+        go = pace(plan, L.double().cpu().numpy(), self.l2)
+        shape = (-1, self.outputs)
         c, D = (t.view(shape).mT.contiguous() for t in (correction, plan.metric))
         rates, momenta = (torch.from_numpy(t).to(c)[:, None, None] for t in (go.rates, go.momenta))
-        each, stay = c.new_empty(len(rates), *c.shape), self.l2 + plan.pull * D
-        z, r = at.z, at.residual
+        each = c.new_empty(len(rates), *c.shape)
+        stay = self.l2 + plan.pull * D
+        z = at.z
+        r = at.residual
 
         def work(block: PaddedBlock) -> None:
-            near = NearbyGradients(self.loss, *at.rows.of(block), block.of(z), block.of(r), block.weight)
-            rate, momentum = rates[block.clients] / D, momenta[block.clients]
+            near = NearbyGradients(
+                self.loss, *at.rows.of(block), block.of(z), block.of(r), block.weight
+            )
+            rate = rates[block.clients] / D
+            momentum = momenta[block.clients]
             each[block.clients] = proximal_steps(near, c, stay, rate, momentum, go.steps)
 
         parallel_map(work, at.rows.blocks, c.device)
@@ -401,11 +495,21 @@ class LinearOracle:
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """Return f_i(x) and the accuracy (NaN for regression), piece by piece."""
-        loss, accuracy, labelled = np.empty(len(self.names)), np.empty(len(self.names)), True
+        loss = np.empty(len(self.names))
+        accuracy = np.empty(len(self.names))
+        labelled = True
         for clients, rows in self.rows.pieces:
-            point = self.samples(x) if rows is self.rows else LinearPoint(rows, self.loss, self.l2, x, self.outputs)
-            right, layout = self.loss.correct(point.z, rows.y), rows.layout
-            loss[clients], labelled = point.losses.double().cpu().numpy(), labelled and right is not None
+            point = (
+                self.samples(x)
+                if rows is self.rows
+                else LinearPoint(rows, self.loss, self.l2, x, self.outputs)
+            )
+            right = self.loss.correct(point.z, rows.y)
+            layout = rows.layout
+            loss[clients] = point.losses.double().cpu().numpy()
+            labelled = labelled and right is not None
             if right is not None:
-                accuracy[clients] = (layout.segment_sum(right.double()) / layout.sizes).cpu().numpy()
+                accuracy[clients] = (
+                    (layout.segment_sum(right.double()) / layout.sizes).cpu().numpy()
+                )
         return loss, accuracy if labelled else np.full(len(accuracy), np.nan)

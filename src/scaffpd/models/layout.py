@@ -41,7 +41,9 @@ from scaffpd.models.tables import FINE, TERMS, MappedMatrix, StoredMatrix, Table
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
 WORTH = 2**18  # size of inner products above which steps use one thread per core (measured on two)
 SHORT = 1024  # rows of a client that are summed without blocks
-CACHE = 2**17  # numbers that a core's second-level cache holds: half a megabyte, or one in double precision
+CACHE = (
+    2**17
+)  # numbers that a core's second-level cache holds: half a megabyte, or one in double precision
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,9 @@ class PaddedBlock:
         """Return the block's part of a stack (M, ...) as (n, m, ...): a view if nothing is padded, else a copy."""
         if self.first is None:
             return stack[self.rows]
-        return stack[self.first : self.first + self.rows.numel()].view(*self.rows.shape, *stack.shape[1:])
+        return stack[self.first : self.first + self.rows.numel()].view(
+            *self.rows.shape, *stack.shape[1:]
+        )
 
     def add(self, stack: Tensor, values: Tensor) -> None:
         """Add (n, ≥ m, ...) to the block's part of a stack; values at padding must be zero."""
@@ -81,7 +85,11 @@ class Ragged:
     """Layout of N clients' rows in one stack."""
 
     def __init__(self, sizes: list[int], device: torch.device, dtype: torch.dtype) -> None:
-        self.lengths, self.smallest, self.largest = list(sizes), min(sizes, default=0), max(sizes, default=0)
+        self.lengths, self.smallest, self.largest = (
+            list(sizes),
+            min(sizes, default=0),
+            max(sizes, default=0),
+        )
         self.equal = self.smallest == self.largest > 0
         self.sizes = torch.tensor(sizes, device=device)
         self.starts = torch.cumsum(self.sizes, 0) - self.sizes
@@ -93,7 +101,9 @@ class Ragged:
     @cached_property
     def owner(self) -> Tensor:
         """The client of each row."""
-        return torch.repeat_interleave(torch.arange(len(self), device=self.sizes.device), self.sizes)
+        return torch.repeat_interleave(
+            torch.arange(len(self), device=self.sizes.device), self.sizes
+        )
 
     def rows_of(self, clients: list[int]) -> Tensor:
         """Return the row numbers of some clients, one client after the other."""
@@ -111,7 +121,9 @@ class Ragged:
     def put(self, stack: Tensor, clients: Tensor, values: Tensor) -> None:
         """Write the rows of some clients, (n, ≥ m, ...), into a stack (M, ...); skip rows that a client lacks."""
         if self.equal:
-            stack.view(len(self.lengths), self.smallest, *stack.shape[1:])[clients] = values[:, : self.smallest]
+            stack.view(len(self.lengths), self.smallest, *stack.shape[1:])[clients] = values[
+                :, : self.smallest
+            ]
             return
         own, inside = self.places(clients, values.shape[1])
         stack[own] = values[inside]
@@ -123,7 +135,9 @@ class Ragged:
     def scaled(self, rows: Tensor, values: Tensor) -> Tensor:
         """Multiply the rows of each client, (M, k), by its number, (N,)."""
         if self.equal:
-            return (rows.view(len(self.lengths), self.smallest, -1) * values[:, None, None]).view_as(rows)
+            return (
+                rows.view(len(self.lengths), self.smallest, -1) * values[:, None, None]
+            ).view_as(rows)
         return rows * values[self.owner][:, None]
 
     def segment_sum(self, rows: Tensor) -> Tensor:
@@ -175,28 +189,47 @@ class Ragged:
         """Cut all rows into blocks whose m × m matrices fit into the cache and that keep all cores busy."""
         enough = sum(m * m for m in self.lengths) >= WORTH
         each = -(-sum(self.lengths) // thread_count()) if enough else CACHE
-        return self._cut(share, width, lambda m: min(CACHE // m, each), range(-1, -len(self) - 1, -1))
+        return self._cut(
+            share, width, lambda m: min(CACHE // m, each), range(-1, -len(self) - 1, -1)
+        )
 
-    def _cut(self, share: Tensor, width: int, rows: Callable[[int], int], numbers: range) -> list[PaddedBlock]:
+    def _cut(
+        self, share: Tensor, width: int, rows: Callable[[int], int], numbers: range
+    ) -> list[PaddedBlock]:
         lengths = np.array(self.lengths)
         order = np.argsort(-lengths, kind="stable")
-        ordered, device = lengths[order], self.sizes.device
+        ordered = lengths[order]
+        device = self.sizes.device
         cuts = (
-            [len(self)] if self.equal else cheapest_cuts(ordered, OVERHEAD.get(device.type, OVERHEAD["cuda"]) / width)
+            [len(self)]
+            if self.equal
+            else cheapest_cuts(ordered, OVERHEAD.get(device.type, OVERHEAD["cuda"]) / width)
         )
         if device.type == "cpu":
             cuts = finer(cuts, ordered, rows)
         clients = torch.from_numpy(order).to(device)
         return [
             self._padded(clients[first:last], ordered[first:last], share, number, first)
-            for number, (first, last) in zip(numbers, zip([0, *cuts[:-1]], cuts, strict=True), strict=False)
+            for number, (first, last) in zip(
+                numbers, zip([0, *cuts[:-1]], cuts, strict=True), strict=False
+            )
         ]
 
-    def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int, at: int) -> PaddedBlock:
+    def _padded(
+        self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor, number: int, at: int
+    ) -> PaddedBlock:
         if self.equal:  # clients are in order: client number `at` is the first
             end = (at + len(clients)) * self.smallest
-            rows = torch.arange(at * self.smallest, end, device=clients.device).view(-1, self.smallest)
-            return PaddedBlock(clients, rows, share[at * self.smallest : end].view_as(rows), at * self.smallest, number)
+            rows = torch.arange(at * self.smallest, end, device=clients.device).view(
+                -1, self.smallest
+            )
+            return PaddedBlock(
+                clients,
+                rows,
+                share[at * self.smallest : end].view_as(rows),
+                at * self.smallest,
+                number,
+            )
         position = torch.arange(int(sizes[0]), device=self.sizes.device)
         inside = position < self.sizes[clients, None]
         rows = self.starts[clients, None] + torch.where(inside, position, 0)
@@ -210,10 +243,16 @@ class Ragged:
         A client with at most b rows gives them all. Draw for `clients` only, if given.
         """
         who = torch.arange(len(self), device=self.sizes.device) if clients is None else clients
-        size, shape = uniform.shape[-1], (-1, *[1] * (uniform.ndim - 1))
-        sizes, starts, position = self.sizes[who], self.starts[who], torch.arange(size, device=self.sizes.device)
-        weight = torch.where(position < sizes[:, None], 1 / sizes[:, None].clamp_max(size).to(self.dtype), 0)
-        sizes, starts = sizes.view(shape), starts.view(shape)
+        size = uniform.shape[-1]
+        shape = (-1, *[1] * (uniform.ndim - 1))
+        sizes = self.sizes[who]
+        starts = self.starts[who]
+        position = torch.arange(size, device=self.sizes.device)
+        weight = torch.where(
+            position < sizes[:, None], 1 / sizes[:, None].clamp_max(size).to(self.dtype), 0
+        )
+        sizes = sizes.view(shape)
+        starts = starts.view(shape)
         drawn = torch.minimum((uniform * sizes).long(), sizes - 1)
         if self.smallest <= size:
             drawn = torch.where(sizes <= size, torch.where(position < sizes, position, 0), drawn)
@@ -241,12 +280,14 @@ def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
     rounded = np.ldexp(np.ceil(64 * fraction), exponent)
     edges = np.concatenate([[0], 1 + np.flatnonzero(np.diff(rounded)), [len(sizes)]])
     longest = sizes[edges[:-1]]
-    cost, cut = np.zeros(len(edges)), np.zeros(len(edges), dtype=np.int64)
+    cost = np.zeros(len(edges))
+    cut = np.zeros(len(edges), dtype=np.int64)
     for end in range(1, len(edges)):
         options = cost[:end] + overhead + longest[:end] * (edges[end] - edges[:end])
         cut[end] = options.argmin()
         cost[end] = options[cut[end]]
-    ends, end = [], len(edges) - 1
+    ends = []
+    end = len(edges) - 1
     while end > 0:
         ends.append(int(edges[end]))
         end = int(cut[end])
@@ -268,7 +309,9 @@ def finer(ends: list[int], sizes: NDArray[np.int64], rows: Callable[[int], int])
     return cuts
 
 
-BLOCK, TOGETHER = 256, 16  # terms that a GPU adds up in single precision; number of such blocks at a time
+# terms that a GPU adds up in single precision; number of such blocks at a time
+BLOCK = 256
+TOGETHER = 16
 
 
 class DoubleProducts:
@@ -280,7 +323,8 @@ class DoubleProducts:
     """
 
     def __init__(self, A: Tensor | TableMatrix) -> None:
-        self.A, self.features = A, A.shape[1]
+        self.A = A
+        self.features = A.shape[1]
         self.plain = A.dtype == torch.float64
         self.halves = isinstance(A, StoredMatrix) and A.halved
         self.blocks = not self.plain and not self.halves and A.device.type != "cpu"
@@ -328,7 +372,8 @@ class DoubleProducts:
             return self._scale() * sum((_blocked(part, v) for part, v in pairs), V.new_zeros(()))
         if isinstance(self.wide, TableMatrix):
             return self.wide.T @ V
-        out, start = V.new_zeros(V.shape[1], self.features), 0
+        out = V.new_zeros(V.shape[1], self.features)
+        start = 0
         for piece in self._pieces():
             out.addmm_(V[start : start + len(piece)].mT.contiguous(), piece)
             start += len(piece)
@@ -426,7 +471,9 @@ class StackedSamples:
             return {}
         padded = [block for block in self.blocks if block.first is None]
         few = sum(block.rows.numel() for block in padded) * self.A.shape[1] <= KEPT
-        return {block.number: (block.of(self.A), block.of(self.y)) for block in padded} if few else {}
+        return (
+            {block.number: (block.of(self.A), block.of(self.y)) for block in padded} if few else {}
+        )
 
     def each(self, V: Tensor) -> Tensor:
         """Return A_iᵀ (V_i/m_i) of every client, (N, k, features), for V (M, k); in the format of V, not of A."""
@@ -435,7 +482,8 @@ class StackedSamples:
 
         def work(block: PaddedBlock) -> None:
             weight = block.of(self.exact[1]) * (block.weight > 0) if fine else block.weight
-            own, large = (weight[..., None] * block.of(V)), self.large(block)
+            own = weight[..., None] * block.of(V)
+            large = self.large(block)
             if large is not None:
                 out[block.clients] = ((large.double() if fine else large).T @ own[0]).mT
             else:
@@ -483,11 +531,14 @@ class StackedSamples:
 
     def only(self, clients: list[int]) -> StackedSamples:
         """Return the rows of some clients as a new stack."""
-        picked, A = self.layout.rows_of(clients), cast(Any, self.A)
+        picked = self.layout.rows_of(clients)
+        A = cast(Any, self.A)
         own = A.take(picked) if isinstance(A, MappedMatrix) else A[picked]
         return self._part(own, picked, self.layout.sizes[clients].tolist(), self.share[picked])
 
-    def _part(self, A: Any, rows: Tensor | slice, lengths: list[int], share: Tensor) -> StackedSamples:
+    def _part(
+        self, A: Any, rows: Tensor | slice, lengths: list[int], share: Tensor
+    ) -> StackedSamples:
         return StackedSamples(A, self.y[rows], Ragged(lengths, self.A.device, self.A.dtype), share)
 
     @cached_property
@@ -496,10 +547,14 @@ class StackedSamples:
         if self.stored or self.A.device.type != "cpu":
             return [(slice(None), self)]
         ends = np.cumsum([0, *self.layout.lengths])
-        cuts = np.unique(np.searchsorted(ends, [0, *range(PIECE, int(ends[-1]), PIECE), ends[-1]])).tolist()
+        cuts = np.unique(
+            np.searchsorted(ends, [0, *range(PIECE, int(ends[-1]), PIECE), ends[-1]])
+        ).tolist()
         if len(cuts) == 2:
             return [(slice(None), self)]
-        return [(slice(i, j), self._piece(i, j, slice(ends[i], ends[j]))) for i, j in pairwise(cuts)]
+        return [
+            (slice(i, j), self._piece(i, j, slice(ends[i], ends[j]))) for i, j in pairwise(cuts)
+        ]
 
     def _piece(self, first: int, last: int, rows: slice) -> StackedSamples:
         return self._part(self.A[rows], rows, self.layout.lengths[first:last], self.share[rows])

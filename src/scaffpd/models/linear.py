@@ -15,7 +15,15 @@ from scaffpd.data.table import Selection
 from scaffpd.errors import InputError, count, real, unknown
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import Ragged, StackedSamples
-from scaffpd.models.losses import Logistic, Poisson, Softmax, Squared, Weighted, check_loss, loss_named
+from scaffpd.models.losses import (
+    Logistic,
+    Poisson,
+    Softmax,
+    Squared,
+    Weighted,
+    check_loss,
+    loss_named,
+)
 from scaffpd.models.oracle import ClientData, Features, Oracle, check_range, dtype_name
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.tables import MappedMatrix, numbered
@@ -36,23 +44,32 @@ def needed(features: int, stored: int, sizes: Sequence[int], outputs: int, numbe
         outputs: columns of x.
         number: bytes of a number of x.
     """
-    samples, squares = sum(sizes), sum(m * m for m in sizes) + 3 * max(sizes) ** 2
+    samples = sum(sizes)
+    squares = sum(m * m for m in sizes) + 3 * max(sizes) ** 2
     vectors = VECTORS * outputs * ((1 + len(sizes)) * features + samples)
     return stored * samples * features + number * (squares + vectors)
 
 
 def check_memory(
-    one: Selection, sizes: Sequence[int], outputs: int, device: torch.device, dtype: torch.dtype, testing: bool
+    one: Selection,
+    sizes: Sequence[int],
+    outputs: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    testing: bool,
 ) -> None:
     """Refuse a problem that does not fit into memory and suggest one that does; test rows need the data alone."""
-    d, stored, number = one.shape[1], one.dtype.itemsize, dtype.itemsize
+    d = one.shape[1]
+    stored = one.dtype.itemsize
+    number = dtype.itemsize
 
     def need(features: int, stored: int) -> int:
         if testing:
             return stored * sum(sizes) * features + 2 * number * outputs * sum(sizes)
         return needed(features, stored, sizes, outputs, number)
 
-    have, want = free_memory(device), need(d, stored)
+    have = free_memory(device)
+    want = need(d, stored)
     if want <= have:
         return
     fitting = int(0.95 * d * (have - need(0, stored)) / (want - need(0, stored)))
@@ -60,25 +77,33 @@ def check_memory(
     if stored > 2 and need(d, 2) <= have:
         advice = "a table in float16 would fit"
     raise InputError(
+        "samples-features-outputs",
         f"{sum(sizes):,} samples × {d:,} features × {outputs} outputs in {len(sizes)} clients need "
-        f"{format_bytes(want)} on {device}, of which {format_bytes(have)} are free: {advice}."
+        f"{format_bytes(want)} on {device}, of which {format_bytes(have)} are free: {advice}.",
     )
 
 
-def fits(features: Sequence[NDArray[Any] | Selection], width: int, device: torch.device, dtype: torch.dtype) -> bool:
+def fits(
+    features: Sequence[NDArray[Any] | Selection],
+    width: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> bool:
     """Return whether rows of tables can be copied, `width` columns each; on a GPU they have to be."""
     if not any(isinstance(x, Selection) for x in features):
         return True
     rows = sum(map(len, features))
-    have, want = free_memory(device), rows * width * dtype.itemsize
+    have = free_memory(device)
+    want = rows * width * dtype.itemsize
     if device.type == "cpu":
         return want <= SHARE * have
     if want > have:
         raise InputError(
+            "model-copies-features",
             f"This model copies its {rows:,} × {width:,} features to {device}, {format_bytes(want)} in "
             f"{dtype_name(dtype)}, and {format_bytes(have)} are free there: on device='cpu' they are read from where "
             "they are stored; squared loss without intercept, on wide rows of one table, needs them in the table's own "
-            "number format only."
+            "number format only.",
         )
     return True
 
@@ -88,14 +113,18 @@ def check_compressed_memory(sizes: Sequence[int], width: int, dtype: torch.dtype
     want = 2 * sum(min(size, width) for size in sizes) * width * dtype.itemsize
     if want > (have := free_memory(torch.device("cpu"))):
         raise InputError(
+            "squared-loss-keeps",
             f"Squared loss keeps up to {width:,} rows of {width:,} numbers for each of {len(sizes):,} clients, twice: "
             f"{format_bytes(want)} in {dtype_name(dtype)}, and {format_bytes(have)} are free. Take fewer features or "
-            "clients."
+            "clients.",
         )
 
 
 def stack(
-    features: Sequence[NDArray[Any] | Selection], intercept: bool, device: torch.device, dtype: torch.dtype
+    features: Sequence[NDArray[Any] | Selection],
+    intercept: bool,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Stack the rows of all clients in one tensor, rows of tables copied piece by piece; an intercept is a last 1."""
     width = features[0].shape[1]
@@ -155,30 +184,48 @@ class Linear:
     def __post_init__(self) -> None:
         loss_named(self.loss)
         if not 0 <= real("Linear", "l2", self.l2) < float("inf"):
-            raise InputError(f"Linear needs l2 >= 0 and finite, got {self.l2!r}.")
+            raise InputError(
+                "linear-l2-finite", f"Linear needs l2 >= 0 and finite, got {self.l2!r}."
+            )
         if not isinstance(self.intercept, bool):
-            raise InputError(f"Linear needs True or False for intercept, got {self.intercept!r}.")
+            raise InputError(
+                "linear-true-false",
+                f"Linear needs True or False for intercept, got {self.intercept!r}.",
+            )
         if self.local_precision not in PRECISIONS:
             raise unknown("local_precision", self.local_precision, PRECISIONS)
         if self.classes is not None and count("Linear", "classes", self.classes) < 2:
-            raise InputError(f"Linear needs classes >= 2, got {self.classes}.")
+            raise InputError("linear-classes", f"Linear needs classes >= 2, got {self.classes}.")
         if self.classes is not None and self.loss in ("logistic", "poisson"):
             have = "logistic loss has two" if self.loss == "logistic" else "counts have none"
-            raise InputError(f"Linear takes classes with loss='softmax' or 'squared'; {have}.")
+            raise InputError(
+                "linear-takes-classes",
+                f"Linear takes classes with loss='softmax' or 'squared'; {have}.",
+            )
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data; x takes its length from `like` if given."""
-        features, names, device = data.features, data.names, data.device
-        loss, dtype = loss_named(self.loss), data.dtype or torch.float64
+        features = data.features
+        names = data.names
+        device = data.device
+        loss = loss_named(self.loss)
+        dtype = data.dtype or torch.float64
         if dtype not in DTYPES:
-            raise InputError(f"Linear computes in torch.float32 or torch.float64, not in {dtype}.")
+            raise InputError(
+                "linear-computes-torch",
+                f"Linear computes in torch.float32 or torch.float64, not in {dtype}.",
+            )
         if features[0].ndim != 2:
             raise InputError(
+                "linear-takes-samples",
                 f"Linear takes samples × features, but samples of shape {features[0].shape[1:]} were given: "
-                "flatten them, or use Module."
+                "flatten them, or use Module.",
             )
-        width, sizes = features[0].shape[1] + self.intercept, [len(a) for a in features]
-        classes = self.classes if like is None or self.loss != "softmax" else like.dimension // width
+        width = features[0].shape[1] + self.intercept
+        sizes = [len(a) for a in features]
+        classes = (
+            self.classes if like is None or self.loss != "softmax" else like.dimension // width
+        )
         if self.weighted:
             loss = Weighted(loss)
         targets = loss.encode(data.labels, names, classes)
@@ -190,7 +237,9 @@ class Linear:
         if (wide := self._wide(features, like)) is not None:
             check_memory(wide[0], sizes, targets.outputs, device, dtype, testing=like is not None)
             rough = self.local_precision == "half"
-            return WideOracle(wide, y, loss, float(self.l2), targets.outputs, names, device, dtype, rough)
+            return WideOracle(
+                wide, y, loss, float(self.l2), targets.outputs, names, device, dtype, rough
+            )
         A = self._matrix(features, names, device, dtype, testing=like is not None)
         layout = Ragged(sizes, device, dtype)
         rows = StackedSamples(cast(Tensor, A), y, layout, 1 / layout.sizes[layout.owner].to(dtype))
@@ -198,10 +247,16 @@ class Linear:
         return kind(rows, loss, float(self.l2), targets.outputs, names)
 
     def _matrix(
-        self, features: Features, names: list[str], device: torch.device, dtype: torch.dtype, testing: bool
+        self,
+        features: Features,
+        names: list[str],
+        device: torch.device,
+        dtype: torch.dtype,
+        testing: bool,
     ) -> Tensor | MappedMatrix:
         """Return the checked rows of all clients: a copy, or a reader for tables that are too large for one."""
-        width, sizes = features[0].shape[1] + self.intercept, [len(x) for x in features]
+        width = features[0].shape[1] + self.intercept
+        sizes = [len(x) for x in features]
         if fits(features, width, device, dtype):
             A = stack(features, self.intercept, device, dtype)
             check_range(names, sizes, A, "feature")
@@ -229,15 +284,22 @@ class Linear:
         flat = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
         rows = count("Linear.reshape", "features", features) + self.intercept
         if flat.ndim != 1 or flat.size == 0 or flat.size % rows:
-            raise InputError(f"x has shape {flat.shape}, which does not fit {features} features.")
+            raise InputError(
+                "shape-fit-features",
+                f"x has shape {flat.shape}, which does not fit {features} features.",
+            )
         table = flat.reshape(rows, -1)
         return Coefficients(table[:features], table[features] if self.intercept else None)
 
-    def predict(self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    def predict(
+        self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
         """Return the expected value of every row: ⟨a_j, x⟩, or the mean of a count."""
         return loss_named(self.loss).mean(self.outputs(x, rows)[:, 0])
 
-    def outputs(self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    def outputs(
+        self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
         """Return ⟨a_j, x⟩ of every row, (rows × outputs)."""
         weights, intercept = self.reshape(x, rows.shape[1])
         z: NDArray[np.float64] = rows @ weights + (0.0 if intercept is None else intercept)

@@ -51,7 +51,9 @@ class NearbyGradients:
         weight: (n, m), W_i.
     """
 
-    def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, r: Tensor, weight: Tensor) -> None:
+    def __init__(
+        self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, r: Tensor, weight: Tensor
+    ) -> None:
         self.loss, self.A, self.y = loss, A, loss.dense(y, z.shape[2], A.dtype)
         self.z, self.r = z.mT.contiguous(), r.mT.contiguous()
         self.weight, self.products = weight[:, None], Products(A, z.shape[2])
@@ -82,7 +84,9 @@ class Products:
         """Return R A_i, (n, k, features), for R (n, k, m)."""
         if not self.small:
             return torch.bmm(R, self.A, out=self.own)
-        np.matmul(self.arrays[1] if R is self.out else R.numpy(), self.arrays[0], out=self.arrays[2])
+        np.matmul(
+            self.arrays[1] if R is self.out else R.numpy(), self.arrays[0], out=self.arrays[2]
+        )
         return self.own
 
     def along(self, D: Tensor) -> Tensor:
@@ -101,7 +105,9 @@ class Products:
 
     def back(self, R: Tensor, D: Tensor, sign: int = 1) -> Tensor:
         """Compute D ± R A_i in place, for R (n, k, m)."""
-        return D.add_(self.times(R), alpha=sign) if self.small else D.baddbmm_(R, self.A, alpha=sign)
+        return (
+            D.add_(self.times(R), alpha=sign) if self.small else D.baddbmm_(R, self.A, alpha=sign)
+        )
 
 
 Stages = list[tuple[int, Tensor | None]]
@@ -118,7 +124,9 @@ def stages(steps: int, each: tuple[int, ...] | None, who: Tensor) -> Stages:
     own = np.array([each[i] for i in who.tolist()])
     ends = np.unique(own)
     cut = zip(np.diff(ends, prepend=0).tolist(), ends.tolist(), strict=True)
-    return [(number, torch.from_numpy(np.flatnonzero(own == end)).to(who.device)) for number, end in cut]
+    return [
+        (number, torch.from_numpy(np.flatnonzero(own == end)).to(who.device)) for number, end in cut
+    ]
 
 
 def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, parts: Stages) -> Tensor:
@@ -131,14 +139,16 @@ def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, parts: Stages)
         parts: J, as returned by `stages`.
     """
     D = push.clone(memory_format=torch.contiguous_format)
-    out, made = torch.empty_like(D), 1
+    out = torch.empty_like(D)
+    made = 1
     for number, ending in parts:
         for _ in range(number - made):
             change = near.change(D)
             near.products.back(change, torch.addcmul(push, keep, D, out=D))
         if ending is None:
             return D
-        out[ending], made = D[ending], 0
+        out[ending] = D[ending]
+        made = 0
     return out
 
 
@@ -158,7 +168,8 @@ def proximal_steps(
     d = e = torch.zeros_like(rate)
     for _ in range(steps):
         gradient = near.products.back(near.change(e), torch.addcmul(c, stay, e, value=-1))
-        last, d = d, torch.addcmul(e, rate, gradient)
+        last = d
+        d = torch.addcmul(e, rate, gradient)
         e = d + momentum * (d - last)
     return d
 
@@ -167,7 +178,9 @@ GAIN = 2.5  # speed per number here relative to steps over minibatches' features
 LARGEST = 2**22  # numbers of one client's inner products
 
 
-def pays(m: int, batch: int, features: int, outputs: int, steps: int, collected: bool, kept: bool) -> bool:
+def pays(
+    m: int, batch: int, features: int, outputs: int, steps: int, collected: bool, kept: bool
+) -> bool:
     """Return whether J steps of clients with m samples are cheaper in the space of samples.
 
     Args:
@@ -218,15 +231,23 @@ class SampleSpace:
 
     def __init__(self, loss: Loss, A: Tensor, y: Tensor, outputs: int) -> None:
         A = widened(A, outputs)
-        self.loss, self.y, self.K = loss, widened(loss.dense(y, outputs, A.dtype), outputs).mT, torch.bmm(A, A.mT)
-        self._corrected, self._plain = GraphReplay(self._corrected_steps), GraphReplay(self._plain_steps)
+        self.loss, self.y, self.K = (
+            loss,
+            widened(loss.dense(y, outputs, A.dtype), outputs).mT,
+            torch.bmm(A, A.mT),
+        )
+        self._corrected, self._plain = (
+            GraphReplay(self._corrected_steps),
+            GraphReplay(self._plain_steps),
+        )
 
     def corrected(self, Z: Tensor, start: Tensor, steps: StepWeights, parts: Stages) -> Tensor:
         """Return R after J steps, (n, k, m), from the predictions Z and the derivatives r₀ at x, (n, k, m) both.
 
         A d itself is accumulated: near the optimum it is small, and nothing cancels.
         """
-        both, out = Z.new_zeros(2, *Z.shape), torch.empty_like(Z)
+        both = Z.new_zeros(2, *Z.shape)
+        out = torch.empty_like(Z)
         few = self.K.shape[1] <= FEW and steps.weight.ndim == 3 and not Z.is_cuda
         for number, ending in parts:
             now = steps._replace(number=number)
@@ -242,11 +263,13 @@ class SampleSpace:
     def _few_samples(self, both: Tensor, Z: Tensor, start: Tensor, steps: StepWeights) -> Tensor:
         """Take the same steps with clients along the last axis, (k, m, n), if one product each would be too small."""
         Z, start, y, keep, added, w, K = (
-            t.movedim(0, -1).contiguous() for t in (Z, start, self.y, steps.keep, steps.added, steps.weight, self.K)
+            t.movedim(0, -1).contiguous()
+            for t in (Z, start, self.y, steps.keep, steps.added, steps.weight, self.K)
         )
         both = both.movedim(1, -1).clone(memory_format=torch.contiguous_format)
         (D, R), out = both.unbind(), torch.empty_like(Z)
-        flat, targets = out.flatten(1), y.flatten(1)
+        flat = out.flatten(1)
+        targets = y.flatten(1)
         for _ in range(steps.number):
             torch.sub(Z, D, out=out)
             rho = self.loss.across(flat, targets).view_as(Z).sub_(start).mul_(w)
@@ -261,14 +284,17 @@ class SampleSpace:
     ) -> Tensor:
         """Return A d and R after more steps."""
         D, R = both.clone().unbind()
-        out, K = torch.empty_like(Z), Products(self.K, Z.shape[1])
+        out = torch.empty_like(Z)
+        K = Products(self.K, Z.shape[1])
         for w in weights.unbind():
             rho = self.loss.across(torch.sub(Z, D, out=out), self.y).sub_(start).mul_(w)
             K.back(rho, torch.addcmul(added, keep, D, out=D))
             torch.addcmul(rho, keep, R, out=R)
         return torch.stack([D, R])
 
-    def plain(self, U: Tensor, R: Tensor, steps: StepWeights, keep: float | None) -> tuple[Tensor, Tensor]:
+    def plain(
+        self, U: Tensor, R: Tensor, steps: StepWeights, keep: float | None
+    ) -> tuple[Tensor, Tensor]:
         """Return U = A u = A (x − d) and R after more steps with r₀ = 0.
 
         `keep` is given if it is one number for all and nothing is added.
@@ -287,11 +313,15 @@ class SampleSpace:
             torch.addcmul(rho, keep, R, out=R)
         return torch.stack([U, R])
 
-    def _alike_steps(self, U: Tensor, R: Tensor, weights: Tensor, keep: float) -> tuple[Tensor, Tensor]:
+    def _alike_steps(
+        self, U: Tensor, R: Tensor, weights: Tensor, keep: float
+    ) -> tuple[Tensor, Tensor]:
         """Take steps with one `keep`: after j of them U = keep^j (U₀ + R₀K) − R K."""
-        K, faded = Products(-self.K, U.shape[1]), 1.0
+        K = Products(-self.K, U.shape[1])
+        faded = 1.0
         R = K.out.copy_(R)
-        first, U = U - K.times(R), U.clone()
+        first = U - K.times(R)
+        U = U.clone()
         for w in weights.unbind():
             torch.add(self.loss.across(U, self.y).mul_(w), R, alpha=keep, out=R)
             faded *= keep
@@ -303,7 +333,9 @@ class SampleSpaces:
     """Blocks of all clients in the space of their samples; small ones are kept from round to round."""
 
     def __init__(self, loss: Loss, rows: StackedSamples, outputs: int) -> None:
-        self.loss, self.rows, self.outputs = loss, rows, outputs
+        self.loss = loss
+        self.rows = rows
+        self.outputs = outputs
         self.made: dict[int | None, SampleSpace] = {}
         self.kept: set[int | None] = set()
         left = 0 if rows.stored else KEPT * (32 if rows.share.is_cuda else 1)
@@ -317,10 +349,15 @@ class SampleSpaces:
         """Return the blocks for which J steps of `batch` samples each (`None`: all) are cheaper here."""
         if self.rows.stored:
             return []
-        features, collected = self.rows.A.shape[1], batch is not None
-        sizes = [(block, block.rows.shape[1], block.number in self.kept) for block in self.rows.squares]
+        features = self.rows.A.shape[1]
+        collected = batch is not None
+        sizes = [
+            (block, block.rows.shape[1], block.number in self.kept) for block in self.rows.squares
+        ]
         return [
-            block for block, m, kept in sizes if pays(m, batch or m, features, self.outputs, steps, collected, kept)
+            block
+            for block, m, kept in sizes
+            if pays(m, batch or m, features, self.outputs, steps, collected, kept)
         ]
 
     def __getitem__(self, block: PaddedBlock) -> SampleSpace:
@@ -432,7 +469,11 @@ class LocalModel:
         push: Tensor,
         plan: ProximalPlan,
     ) -> None:
-        self.evaluate, self.x, self.push, self.pull, self.metric = evaluate, x, push, plan.pull, plan.metric
+        self.evaluate = evaluate
+        self.x = x
+        self.push = push
+        self.pull = plan.pull
+        self.metric = plan.metric
         self.level = loss + ROUNDING * torch.finfo(x.dtype).eps * (1 + abs(loss))
 
     def descent(self, e: Tensor) -> tuple[float, Tensor]:
@@ -458,7 +499,9 @@ class LocalModel:
                 rate /= 2
                 continue
             if value < lowest:
-                lowest, best = value, e
-            last, d = d, e + rate / self.metric * downhill
+                lowest = value
+                best = e
+            last = d
+            d = e + rate / self.metric * downhill
             e = d + momentum * (d - last)
         return d if self.descent(d)[0] <= self.level else best

@@ -21,7 +21,8 @@ from scaffpd.errors import InputError, unknown
 
 Arrays = list[NDArray[np.generic]]
 SHORT = 32
-TRIED, SLACK = 256, 1e-9
+TRIED = 256
+SLACK = 1e-9
 LEFT = -30.0  # below this, e^{2z} is negligible beside e^z
 
 
@@ -107,7 +108,8 @@ class Targets:
     """Encoded targets, one array per client, and the number of outputs k of the linear map."""
 
     def __init__(self, arrays: Arrays, outputs: int) -> None:
-        self.arrays, self.outputs = arrays, outputs
+        self.arrays = arrays
+        self.outputs = outputs
 
 
 class Squared(Loss):
@@ -129,14 +131,16 @@ class Squared(Loss):
         for name, y in zip(names, labels, strict=True):
             if y.ndim not in (1, 2) or y.size == 0:
                 raise InputError(
-                    f"Client {name!r} has targets of shape {y.shape}; one or several columns are expected."
+                    "client-targets-shape",
+                    f"Client {name!r} has targets of shape {y.shape}; one or several columns are expected.",
                 )
             arrays.append(np.asarray(y, dtype=np.float64).reshape(len(y), -1))
         outputs = arrays[0].shape[1]
         for name, y in zip(names, arrays, strict=True):
             if y.shape[1] != outputs:
                 raise InputError(
-                    f"Client {name!r} has {y.shape[1]} target columns, but client {names[0]!r} has {outputs}."
+                    "client-target-columns",
+                    f"Client {name!r} has {y.shape[1]} target columns, but client {names[0]!r} has {outputs}.",
                 )
         return Targets(list(arrays), outputs)
 
@@ -159,7 +163,9 @@ class Squared(Loss):
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """Compare the largest output with the largest target if the targets are one-hot; else there is no label."""
-        one_hot = y.shape[-1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(-1) == 1).all())
+        one_hot = (
+            y.shape[-1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(-1) == 1).all())
+        )
         return z.argmax(-1) == y.argmax(-1) if one_hot else None
 
 
@@ -184,7 +190,10 @@ class Logistic(Loss):
             flat = _one_label(name, y)
             wrong = flat[(flat != 0) & (flat != 1)]
             if wrong.size:
-                raise InputError(f"Client {name!r} has the label {wrong[0]:.12g}; logistic loss takes labels 0 and 1.")
+                raise InputError(
+                    "client-label-logistic",
+                    f"Client {name!r} has the label {wrong[0]:.12g}; logistic loss takes labels 0 and 1.",
+                )
             arrays.append((1 - 2 * flat).reshape(-1, 1))
         return Targets(list(arrays), 1)
 
@@ -286,14 +295,19 @@ class Poisson(Loss):
         arrays = [_one_label(name, y) for name, y in zip(names, labels, strict=True)]
         for name, y in zip(names, arrays, strict=True):
             if y.size and not y.min() >= 0:
-                raise InputError(f"Client {name!r} has the target {y.min():.12g}; Poisson loss takes counts >= 0.")
+                raise InputError(
+                    "client-target-poisson",
+                    f"Client {name!r} has the target {y.min():.12g}; Poisson loss takes counts >= 0.",
+                )
         self.largest = max(float(y.max(initial=0.0)) for y in arrays)
         return Targets([y.reshape(-1, 1) for y in arrays], 1)
 
     def accuracy(self, outputs: int) -> Accuracy:
         """Bound the errors: at well-fitted samples ℓ and ℓ' are differences of numbers as large as y log y and y."""
         y = self.largest
-        return Accuracy(64, 64 * y * (1 + math.log1p(y)) if math.isfinite(y) else y, 64, 64 * (1 + y))
+        return Accuracy(
+            64, 64 * y * (1 + math.log1p(y)) if math.isfinite(y) else y, 64, 64 * (1 + y)
+        )
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """Return y (log y − log s) + s − y, with log s = z − e^z/2 far to the left."""
@@ -307,7 +321,8 @@ class Poisson(Loss):
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
         """Return σ' + y h, with h = q (q − (1 − σ)) for q = σ/s, and e^z/2 far to the left."""
-        other, q = torch.sigmoid(-z), self._ratio(z)
+        other = torch.sigmoid(-z)
+        q = self._ratio(z)
         h = torch.where(z < LEFT / 2, z.exp() / 2, q * (q - other).clamp(min=0))
         return torch.sigmoid(z) * other + y * h
 
@@ -337,7 +352,10 @@ class Weighted(Loss):
     """
 
     def __init__(self, inner: Loss) -> None:
-        self.inner, self.name, self.curvature, self.quadratic = inner, inner.name, inner.curvature, inner.quadratic
+        self.inner = inner
+        self.name = inner.name
+        self.curvature = inner.curvature
+        self.quadratic = inner.quadratic
         self.heaviest = float("inf")
 
     @property
@@ -347,21 +365,34 @@ class Weighted(Loss):
 
     def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
         """Encode targets of ℓ and weights >= 0, not all of them zero."""
-        arrays, weights = [], []
+        arrays = []
+        weights = []
         for name, y in zip(names, labels, strict=True):
             if y.ndim != 2 or y.shape[1] < 2:
-                raise InputError(f"Client {name!r} needs two columns where samples are weighted: target and weight.")
+                raise InputError(
+                    "client-two-columns",
+                    f"Client {name!r} needs two columns where samples are weighted: target and weight.",
+                )
             w = np.asarray(y[:, -1], dtype=np.float64)
             if not np.all(w >= 0) or not np.isfinite(total := float(w.sum())):
-                raise InputError(f"Client {name!r} has a weight that is negative or not finite.")
+                raise InputError(
+                    "client-weight-negative",
+                    f"Client {name!r} has a weight that is negative or not finite.",
+                )
             if total == 0:
-                raise InputError(f"Client {name!r} has weights of zero only: leave it out, or weigh its rows.")
+                raise InputError(
+                    "client-weights-zero",
+                    f"Client {name!r} has weights of zero only: leave it out, or weigh its rows.",
+                )
             arrays.append(y[:, 0] if y.shape[1] == 2 else y[:, :-1])
             weights.append(w * (len(w) / total))
         targets = self.inner.encode(arrays, names, classes)
         self.heaviest = max(float(w.max()) for w in weights)
         pairs = zip(targets.arrays, weights, strict=True)
-        return Targets([np.column_stack([np.asarray(y, dtype=np.float64), w]) for y, w in pairs], targets.outputs)
+        return Targets(
+            [np.column_stack([np.asarray(y, dtype=np.float64), w]) for y, w in pairs],
+            targets.outputs,
+        )
 
     def accuracy(self, outputs: int) -> Accuracy:
         """Add one product; absolute errors grow with the weights."""
@@ -409,7 +440,8 @@ class Weighted(Loss):
 
     def _parted(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Split targets and weights; one column of softmax becomes whole numbers again."""
-        own, w = y[..., :-1], y[..., -1:]
+        own = y[..., :-1]
+        w = y[..., -1:]
         return (own.long() if isinstance(self.inner, Softmax) and own.shape[-1] == 1 else own), w
 
 
@@ -434,18 +466,29 @@ def check_loss(loss: Loss, y: Tensor, outputs: int) -> None:
     own = own.double() if own.is_floating_point() else own
     size = 10.0 ** random.uniform(-2, 2, (2, TRIED, 1))
     a, b = torch.as_tensor(size * random.standard_normal((2, TRIED, outputs)))
-    change, step = loss.residual(a, own) - loss.residual(b, own), a - b
-    along, square = (change * step).sum(-1), step.square().sum(-1)
+    change = loss.residual(a, own) - loss.residual(b, own)
+    step = a - b
+    along = (change * step).sum(-1)
+    square = step.square().sum(-1)
     slack = SLACK * (1 + square)
     above = loss.value(b, own) - loss.value(a, own) - (loss.residual(a, own) * (b - a)).sum(-1)
     size_of = 1 + loss.value(a, own).abs() + loss.value(b, own).abs() + square
     for wrong, why in (
         (along < -slack, "it is not convex in z"),
-        (along > loss.steepness(own) * square + slack, f"its second derivative exceeds curvature = {loss.curvature:g}"),
-        (above < -SLACK * size_of, "`residual` is not the derivative of `value`, or it is not convex in z"),
+        (
+            along > loss.steepness(own) * square + slack,
+            f"its second derivative exceeds curvature = {loss.curvature:g}",
+        ),
+        (
+            above < -SLACK * size_of,
+            "`residual` is not the derivative of `value`, or it is not convex in z",
+        ),
     ):
         if bool(wrong.any()) or bool(torch.isnan(along).any()):
-            raise InputError(f"The loss {loss.name!r} cannot be certified: {why}; use Module, which takes any loss.")
+            raise InputError(
+                "loss-certified-use",
+                f"The loss {loss.name!r} cannot be certified: {why}; use Module, which takes any loss.",
+            )
 
 
 def _class_numbers(labels: Arrays, names: Sequence[str], loss: str) -> list[NDArray[np.float64]]:
@@ -456,7 +499,10 @@ def _class_numbers(labels: Arrays, names: Sequence[str], loss: str) -> list[NDAr
         wrong = flat[(flat < 0) | (flat != np.floor(flat))]
         if wrong.size:
             what = f"{loss} loss" if loss == "softmax" else f"{loss} loss with classes"
-            raise InputError(f"Client {name!r} has the label {wrong[0]:.12g}; {what} takes whole numbers from 0.")
+            raise InputError(
+                "client-label-takes",
+                f"Client {name!r} has the label {wrong[0]:.12g}; {what} takes whole numbers from 0.",
+            )
         arrays.append(flat.reshape(-1, 1))
     return arrays
 
@@ -465,7 +511,8 @@ def _check_classes(labels: list[NDArray[np.float64]], names: Sequence[str], clas
     for name, y in zip(names, labels, strict=True):
         if y.max() >= classes:
             raise InputError(
-                f"Client {name!r} has the label {y.max():.12g}, but {classes} classes allow 0 to {classes - 1}."
+                "client-label-classes",
+                f"Client {name!r} has the label {y.max():.12g}, but {classes} classes allow 0 to {classes - 1}.",
             )
 
 
@@ -480,13 +527,17 @@ def _number_of_classes(labels: list[NDArray[np.float64]], names: Sequence[str]) 
     if max(largest) >= max(1000, sum(map(len, labels))):
         name = names[int(np.argmax(largest))]
         raise InputError(
+            "client-label-samples",
             f"Client {name!r} has the label {max(largest):.12g}, more than there are samples: number the classes "
-            "from 0, or give `classes=`."
+            "from 0, or give `classes=`.",
         )
     return max(2, 1 + int(max(largest)))
 
 
 def _one_label(name: str, y: NDArray[np.generic]) -> NDArray[np.float64]:
     if y.ndim != 1 and not (y.ndim == 2 and y.shape[1] == 1):
-        raise InputError(f"Client {name!r} has labels of shape {y.shape}; one label per sample is expected.")
+        raise InputError(
+            "client-labels-shape",
+            f"Client {name!r} has labels of shape {y.shape}; one label per sample is expected.",
+        )
     return np.asarray(y, dtype=np.float64).reshape(-1)

@@ -29,7 +29,12 @@ from scaffpd.models.oracle import Arrays, ClientData, Oracle, dtype_name
 TRIED = 16  # samples on which a network is tried out before any work
 STATISTICS = ("averaged", "own")
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
-LOSSES: dict[str, type[Loss]] = {"cross_entropy": Softmax, "softmax": Softmax, "squared": Squared, "logistic": Logistic}
+LOSSES: dict[str, type[Loss]] = {
+    "cross_entropy": Softmax,
+    "softmax": Softmax,
+    "squared": Squared,
+    "logistic": Logistic,
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,11 @@ class LocalSGD:
 
     def clipped(self, g: Tensor) -> Tensor:
         """Scale every client's gradient, (n, d), to at most `clip`."""
-        return g if self.clip is None else g * (self.clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
+        return (
+            g
+            if self.clip is None
+            else g * (self.clip / g.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1)
+        )
 
     def direction(
         self, g: Tensor, U: Tensor, state: tuple[Tensor, ...], step: int
@@ -113,7 +122,8 @@ class LocalAdam(LocalSGD):
         """Return m̂/(√v̂ + ε) + decay·u."""
         first = self.momentum * state[0] + (1 - self.momentum) * g
         second = self.second * state[1] + (1 - self.second) * g.square()
-        m, v = first / (1 - self.momentum ** (step + 1)), second / (1 - self.second ** (step + 1))
+        m = first / (1 - self.momentum ** (step + 1))
+        v = second / (1 - self.second ** (step + 1))
         return m / (v.sqrt() + self.epsilon) + self.weight_decay * U, (first, second)
 
 
@@ -121,11 +131,14 @@ def _check_optimizer(own: LocalSGD, **shares: float) -> None:
     name = type(own).__name__
     for what, value in shares.items():
         if not 0 <= real(name, what, value) < 1:
-            raise InputError(f"{name} needs 0 <= {what} < 1, got {value!r}.")
+            raise InputError("check-optimizer", f"{name} needs 0 <= {what} < 1, got {value!r}.")
     if own.nesterov and not own.momentum:
-        raise InputError(f"{name} needs momentum > 0 with nesterov=True.")
+        raise InputError("momentum-nesterov-true", f"{name} needs momentum > 0 with nesterov=True.")
     if not 0 <= real(name, "weight_decay", own.weight_decay) < float("inf"):
-        raise InputError(f"{name} needs weight_decay >= 0 and finite, got {own.weight_decay!r}.")
+        raise InputError(
+            "weight-decay-finite",
+            f"{name} needs weight_decay >= 0 and finite, got {own.weight_decay!r}.",
+        )
     if own.clip is not None:
         positive(name, "clip", own.clip)
 
@@ -151,7 +164,8 @@ class SeededDropout(SeededLayer):
 
     def __init__(self, p: float, whole: bool, layer: int) -> None:
         super().__init__(layer)
-        self.p, self.whole = p, whole
+        self.p = p
+        self.whole = whole
 
     def forward(self, X: Tensor) -> Tensor:
         """Drop entries, or whole channels, and scale up the others, in training mode."""
@@ -195,7 +209,9 @@ class SeenBatchNorm(nn.Module):
     def __init__(self, layer: Any, number: int = 0) -> None:
         super().__init__()
         self.number = number
-        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
+        self.weight = layer.weight
+        self.bias = layer.bias
+        self.eps = layer.eps
         self.register_buffer("running_mean", layer.running_mean)
         self.register_buffer("running_var", layer.running_var)
         self.seen_momentum = 0.1 if layer.momentum is None else float(layer.momentum)
@@ -203,8 +219,10 @@ class SeenBatchNorm(nn.Module):
     def forward(self, X: Tensor) -> Tensor:
         """Return (X − mean)/√(variance + ε), times weight plus bias."""
         axes = [k for k in range(X.ndim) if k != 1]
-        count, shape = X.numel() // X.shape[1], [1, -1, *(1 for _ in X.shape[2:])]
-        mean, variance = X.mean(axes), X.var(axes, correction=0)
+        count = X.numel() // X.shape[1]
+        shape = [1, -1, *(1 for _ in X.shape[2:])]
+        mean = X.mean(axes)
+        variance = X.var(axes, correction=0)
         SEEN.found[self.number] = mean.detach(), variance.detach() * (count / max(count - 1, 1))
         out: Tensor = (X - mean.view(shape)) / (variance.view(shape) + self.eps).sqrt()
         return out if self.weight is None else out * self.weight.view(shape) + self.bias.view(shape)
@@ -260,23 +278,42 @@ class Module:
 
     def __post_init__(self) -> None:
         if not isinstance(self.module, nn.Module):
-            raise InputError(f"Module needs a torch.nn.Module, got {type(self.module).__name__}.")
+            raise InputError(
+                "module-torch-nn",
+                f"Module needs a torch.nn.Module, got {type(self.module).__name__}.",
+            )
         if not callable(self.loss) and (not isinstance(self.loss, str) or self.loss not in LOSSES):
             raise unknown("loss", self.loss, LOSSES)
         if not 0 <= real("Module", "l2", self.l2) < float("inf"):
-            raise InputError(f"Module needs l2 >= 0 and finite, got {self.l2!r}.")
+            raise InputError(
+                "module-l2-finite", f"Module needs l2 >= 0 and finite, got {self.l2!r}."
+            )
         if not isinstance(self.optimizer, LocalSGD):
-            raise InputError(f"Module needs optimizer=LocalSGD(...) or LocalAdam(...), got {self.optimizer!r}.")
+            raise InputError(
+                "module-optimizer-localsgd",
+                f"Module needs optimizer=LocalSGD(...) or LocalAdam(...), got {self.optimizer!r}.",
+            )
         if self.transform is not None and not callable(self.transform):
-            raise InputError(f"Module needs a function for transform, got {self.transform!r}.")
+            raise InputError(
+                "module-function-transform",
+                f"Module needs a function for transform, got {self.transform!r}.",
+            )
         if self.precision is not None and self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.statistics not in STATISTICS:
             raise unknown("statistics", self.statistics, STATISTICS)
-        if any(isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()):
-            raise InputError("Module needs a network whose lazy layers know their sizes: run it once first.")
+        if any(
+            isinstance(p, nn.parameter.UninitializedParameter) for p in self.module.parameters()
+        ):
+            raise InputError(
+                "module-network-whose",
+                "Module needs a network whose lazy layers know their sizes: run it once first.",
+            )
         if not any(p.requires_grad for p in self.module.parameters()):
-            raise InputError("Module needs at least one parameter that requires a gradient.")
+            raise InputError(
+                "module-least-parameter",
+                "Module needs at least one parameter that requires a gradient.",
+            )
         for name, part in self.module.named_modules():
             _refuse_random_or_stateful(name, part)
 
@@ -284,7 +321,9 @@ class Module:
         """Name architecture (a hash, if it is long), loss and l2, without addresses: the same in every process."""
         network = " ".join(repr(self.module).split())
         if len(network) > 100:
-            network = f"{type(self.module).__name__} {hashlib.sha256(network.encode()).hexdigest()[:8]}"
+            network = (
+                f"{type(self.module).__name__} {hashlib.sha256(network.encode()).hexdigest()[:8]}"
+            )
         said = [f"Module({network}, loss={_name(self.loss)!r}, l2={self.l2!r}"]
         if self.optimizer != LocalSGD():
             said.append(f"optimizer={self.optimizer!r}")
@@ -292,15 +331,22 @@ class Module:
             said.append(f"transform={_name(self.transform)}")
         if self.statistics != "averaged":
             said.append(f"statistics={self.statistics!r}")
-        return ", ".join(said if self.precision is None else [*said, f"precision={self.precision!r}"]) + ")"
+        return (
+            ", ".join(said if self.precision is None else [*said, f"precision={self.precision!r}"])
+            + ")"
+        )
 
     def network(self, x: NDArray[np.floating[Any]] | Tensor) -> nn.Module:
         """Return a copy of the network with the parameters x, and its statistics if x has them."""
-        network, flat = copy.deepcopy(self.module), torch.as_tensor(x).detach()
+        network = copy.deepcopy(self.module)
+        flat = torch.as_tensor(x).detach()
         function = self._function(network)
         length = function.length if self.statistics == "own" else sum(function.sizes)
         if flat.shape != (length,):
-            raise InputError(f"x has shape {tuple(flat.shape)}, but the network has {length} parameters.")
+            raise InputError(
+                "shape-network-parameters",
+                f"x has shape {tuple(flat.shape)}, but the network has {length} parameters.",
+            )
         with torch.no_grad():
             for name, values in function.unflatten(flat).items():
                 target = function.parameters.get(name, network.state_dict(keep_vars=True).get(name))
@@ -316,17 +362,26 @@ class Module:
         mean = _mean(named) if named is not None else loss
         assert callable(mean)
         precision = None if self.precision is None else PRECISIONS[self.precision]
-        return NetworkFunction(network, trained, mean, named, float(self.l2), self.transform, precision)
+        return NetworkFunction(
+            network, trained, mean, named, float(self.l2), self.transform, precision
+        )
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data."""
-        names, device = data.names, data.device
+        names = data.names
+        device = data.device
         network = copy.deepcopy(self.module).to(device=device, dtype=data.dtype)
         function = self._function(network)
         network.eval()
         kind = next(iter(function.parameters.values())).dtype
         held = like if isinstance(like, ModuleOracle) else None
-        bind = partial(ModuleOracle, names=names, optimizer=self.optimizer, fed_bn=self.statistics == "own", like=held)
+        bind = partial(
+            ModuleOracle,
+            names=names,
+            optimizer=self.optimizer,
+            fed_bn=self.statistics == "own",
+            like=held,
+        )
         if not data.labels:
             return self._streamed(function, data, kind, bind)
         features = _stacked([np.asarray(a) for a in data.features], device, kind)
@@ -342,11 +397,16 @@ class Module:
         return bind(function, loss_correct(function.named), rows)
 
     def _streamed(
-        self, function: NetworkFunction, data: ClientData, kind: torch.dtype, bind: Callable[..., ModuleOracle]
+        self,
+        function: NetworkFunction,
+        data: ClientData,
+        kind: torch.dtype,
+        bind: Callable[..., ModuleOracle],
     ) -> ModuleOracle:
         """Bind to clients whose rows are read when needed."""
         correct = class_correct if function.named is None else loss_correct(function.named)
-        name, width = str(self.loss), list[Tensor]()
+        name = str(self.loss)
+        width = list[Tensor]()
 
         def read(source: Any, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
             pairs = [source[int(row)] for row in rows]
@@ -366,28 +426,43 @@ class Module:
 
 
 def _name(function: Any) -> str:
-    return function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)
+    return (
+        function
+        if isinstance(function, str)
+        else getattr(function, "__qualname__", type(function).__name__)
+    )
 
 
 def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
     batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)
     if batch_norm and not part.track_running_stats:
         raise InputError(
+            "module-layer-batch",
             f"Module layer {name!r} is a batch norm without running statistics, so that a sample's output depends on "
-            "the others of its batch: set track_running_stats=True, or use GroupNorm."
+            "the others of its batch: set track_running_stats=True, or use GroupNorm.",
         )
-    if isinstance(part, nn.modules.instancenorm._InstanceNorm) and part.training and part.track_running_stats:
+    if (
+        isinstance(part, nn.modules.instancenorm._InstanceNorm)
+        and part.training
+        and part.track_running_stats
+    ):
         raise InputError(
+            "module-layer-keeps",
             f"Module layer {name!r} keeps running statistics while it trains: set track_running_stats=False, or call "
-            ".eval()."
+            ".eval().",
         )
     known = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-    dropout = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
-    noise = isinstance(part, nn.RReLU) or (isinstance(dropout, float) and dropout > 0 and not isinstance(part, known))
+    dropout = (
+        part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
+    )
+    noise = isinstance(part, nn.RReLU) or (
+        isinstance(dropout, float) and dropout > 0 and not isinstance(part, known)
+    )
     if part.training and noise:
         raise InputError(
+            "module-layer-noise",
             f"Module layer {name!r} has noise in training mode that cannot be seeded per client: use nn.Dropout, or "
-            "call .eval()."
+            "call .eval().",
         )
 
 
@@ -400,7 +475,9 @@ def _stacked(arrays: Arrays, device: torch.device, dtype: torch.dtype) -> Tensor
     out = torch.empty(shape, dtype=kind, device=device)
     first = 0
     for array in arrays:
-        out[first : first + len(array)] = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+        out[first : first + len(array)] = torch.from_numpy(
+            np.require(array, requirements=["C", "W"])
+        )
         first += len(array)
     return out
 
@@ -410,16 +487,24 @@ def _try_out(function: NetworkFunction, X: Tensor) -> Tensor:
     x = function.start()
     try:
         with torch.no_grad():
-            first, again = function.outputs(x, X), function.outputs(x, X)
+            first = function.outputs(x, X)
+            again = function.outputs(x, X)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            f"The network cannot take samples of shape {tuple(X.shape[1:])} and type {dtype_name(X.dtype)}: {reason}."
+            "network-take-samples",
+            f"The network cannot take samples of shape {tuple(X.shape[1:])} and type {dtype_name(X.dtype)}: {reason}.",
         ) from None
     if not isinstance(first, Tensor) or first.ndim == 0 or len(first) != len(X):
-        raise InputError("The network must return one tensor with a row of outputs for every sample.")
+        raise InputError(
+            "network-must-return",
+            "The network must return one tensor with a row of outputs for every sample.",
+        )
     if not torch.equal(first.nan_to_num(), again.nan_to_num()):
-        raise InputError("The outputs of the network differ from call to call: switch its randomness off with .eval().")
+        raise InputError(
+            "outputs-network-differ",
+            "The outputs of the network differ from call to call: switch its randomness off with .eval().",
+        )
     return first
 
 
@@ -427,13 +512,15 @@ def _encoded(name: str, loss: Loss, labels: Arrays, names: list[str], outputs: T
     width = outputs.numel() // len(outputs)
     if outputs.ndim > 2:
         raise InputError(
+            "loss-takes-vector",
             f"Loss {name!r} takes a vector of outputs for every sample, but the network gives shape "
-            f"{tuple(outputs.shape[1:])}: hand over a function (outputs, targets) → mean loss."
+            f"{tuple(outputs.shape[1:])}: hand over a function (outputs, targets) → mean loss.",
         )
     targets = loss.encode(labels, names, None if isinstance(loss, Squared) else width)
     if targets.outputs != width:
         raise InputError(
-            f"Loss {name!r} needs {targets.outputs} outputs for these targets, but the network has {width}."
+            "loss-outputs-these",
+            f"Loss {name!r} needs {targets.outputs} outputs for these targets, but the network has {width}.",
         )
     return targets.arrays
 
@@ -443,9 +530,14 @@ def _try_out_loss(loss: MeanLoss, outputs: Tensor, y: Tensor) -> None:
         value = loss(outputs, y)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
-        raise InputError(f"The loss function fails on the network's outputs: {reason}.") from None
+        raise InputError(
+            "loss-function-fails", f"The loss function fails on the network's outputs: {reason}."
+        ) from None
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise InputError("The loss function must return the mean loss of the batch, a tensor with a single number.")
+        raise InputError(
+            "loss-function-must",
+            "The loss function must return the mean loss of the batch, a tensor with a single number.",
+        )
 
 
 def _mean(loss: Loss) -> MeanLoss:

@@ -32,8 +32,13 @@ log = logging.getLogger(__name__)
 MeanLoss = Callable[[Tensor, Tensor], Tensor]
 ROOM = 4  # numbers for every output of a layer: it, its derivative, and saved tensors
 ALIKE = 1e-3  # largest difference of batched from sequential results in single precision, relative to the largest entry
-PRODUCTS = platform.machine() in ("aarch64", "arm64")  # on x86_64 PyTorch's own convolutions are faster
-PATCHES = 2**25  # numbers of all patches of a convolution, above which PyTorch's own takes less memory
+PRODUCTS = platform.machine() in (
+    "aarch64",
+    "arm64",
+)  # on x86_64 PyTorch's own convolutions are faster
+PATCHES = (
+    2**25
+)  # numbers of all patches of a convolution, above which PyTorch's own takes less memory
 Pair = tuple[int, int]
 
 
@@ -50,7 +55,9 @@ class Buffers(threading.local):
 
     def give(self, used: Tensor) -> None:
         """Put a buffer back."""
-        self.free.setdefault((used.numel(), used.dtype), []).append(used.as_strided((used.numel(),), (1,)))
+        self.free.setdefault((used.numel(), used.dtype), []).append(
+            used.as_strided((used.numel(),), (1,))
+        )
 
 
 BUFFERS = Buffers()
@@ -75,18 +82,36 @@ class Window(NamedTuple):
         last = X.new_zeros(n, b, H + 2 * p, W + 2 * q, C)
         last[:, :, p : p + H, q : q + W] = X.permute(0, 1, 3, 4, 2)
         *outer, down, along, one = last.stride()
-        places, own = (b, high, wide), (*self.kernel, C)
+        places = (b, high, wide)
+        own = (*self.kernel, C)
         out = BUFFERS.take(X, n * math.prod(places + own))
-        out = out.view(n, *places, *own) if C > 1 else out.view(n, *own, *places).permute(0, 4, 5, 6, 1, 2, 3)
-        steps = (*outer, down * self.stride[0], along * self.stride[1], along * self.dilation[1], one)
+        out = (
+            out.view(n, *places, *own)
+            if C > 1
+            else out.view(n, *own, *places).permute(0, 4, 5, 6, 1, 2, 3)
+        )
+        steps = (
+            *outer,
+            down * self.stride[0],
+            along * self.stride[1],
+            along * self.dilation[1],
+            one,
+        )
         for i in range(self.kernel[0]):
-            out[:, :, :, :, i] = last.as_strided(out[:, :, :, :, i].shape, steps, i * self.dilation[0] * down)
+            out[:, :, :, :, i] = last.as_strided(
+                out[:, :, :, :, i].shape, steps, i * self.dilation[0] * down
+            )
         return out.flatten(4).flatten(1, 3)
 
     def turned(self) -> Window | None:
         """Return the convolution with turned kernels that is the derivative by the images; `None` for strides."""
-        p, q = (d * (k - 1) - p for k, p, d in zip(self.kernel, self.padding, self.dilation, strict=True))
-        return self._replace(padding=(p, q)) if self.stride == (1, 1) and p >= 0 and q >= 0 else None
+        p, q = (
+            d * (k - 1) - p
+            for k, p, d in zip(self.kernel, self.padding, self.dilation, strict=True)
+        )
+        return (
+            self._replace(padding=(p, q)) if self.stride == (1, 1) and p >= 0 and q >= 0 else None
+        )
 
 
 class Convolution(torch.autograd.Function):
@@ -97,7 +122,9 @@ class Convolution(torch.autograd.Function):
         """Convolve with weights (n, m, C, k, k) and a bias (n, m)."""
         patches = window.patches(X)
         out = torch.baddbmm(bias[:, None], patches, weight.permute(0, 3, 4, 2, 1).flatten(1, 3))
-        return out.view(*X.shape[:2], *window.places(*X.shape[3:]), -1).permute(0, 1, 4, 2, 3), patches
+        return out.view(*X.shape[:2], *window.places(*X.shape[3:]), -1).permute(
+            0, 1, 4, 2, 3
+        ), patches
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -114,7 +141,9 @@ class Convolution(torch.autograd.Function):
         """Multiply by the transposed matrices."""
         (weight, patches), window = ctx.saved_tensors, ctx.window
         (n, b, m, *_), C = G.shape, weight.shape[2]
-        flat, X, turned = G.permute(0, 1, 3, 4, 2).reshape(n, -1, m), None, window.turned()
+        flat = G.permute(0, 1, 3, 4, 2).reshape(n, -1, m)
+        X = None
+        turned = window.turned()
         W = torch.bmm(flat.mT, patches).view(n, m, *window.kernel, C).permute(0, 1, 4, 2, 3)
         BUFFERS.give(patches)
         if ctx.needs_input_grad[0] and turned is not None:
@@ -129,7 +158,9 @@ class Convolution(torch.autograd.Function):
         return X, W, flat.sum(1), None
 
     @staticmethod
-    def vmap(_info: Any, dims: tuple[int | None, ...], *parts: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    def vmap(
+        _info: Any, dims: tuple[int | None, ...], *parts: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         """Batch the clients."""
         *tensors, window = parts
         count = next(part.shape[d] for part, d in zip(parts, dims, strict=True) if d is not None)
@@ -148,23 +179,38 @@ class PatchProducts(TorchFunctionMode):
         super().__init__()
         self.clients = clients
 
-    def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Replace the operations that have a faster form."""
         if function is torch.conv2d:
             return self.convolution(*args, **kwargs or {})
         if function is Tensor.view and not kwargs and not isinstance(args[1], torch.dtype):
             function = Tensor.reshape
-        if function in (nn.functional.group_norm, torch.group_norm) and args:  # it asks for a layout that vmap hides
+        if (
+            function in (nn.functional.group_norm, torch.group_norm) and args
+        ):  # it asks for a layout that vmap hides
             args = args[0].contiguous(), *args[1:]
         return function(*args, **kwargs or {})
 
     def convolution(
-        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1, padding: Any = 0,
-        dilation: Any = 1, groups: int = 1,
-    ) -> Tensor:  # fmt: skip
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
         """Compute `torch.conv2d`, as matrix products where those are faster."""
         plain = partial(torch.conv2d, input, weight, bias, stride, padding, dilation, groups)
-        if input.ndim != 4 or groups != 1 or isinstance(padding, str) or input.dtype != weight.dtype:
+        if (
+            input.ndim != 4
+            or groups != 1
+            or isinstance(padding, str)
+            or input.dtype != weight.dtype
+        ):
             return plain()
         kernel, (b, C, H, W) = (weight.shape[2], weight.shape[3]), input.shape
         window = Window(kernel, _pair(stride), _pair(padding), _pair(dilation))
@@ -186,7 +232,8 @@ class _SeenStatistics(threading.local):
         self.found: dict[int, tuple[Tensor, Tensor]] = {}
 
 
-SEEN, LOCK = _SeenStatistics(), threading.Lock()
+SEEN = _SeenStatistics()
+LOCK = threading.Lock()
 
 
 class StackedRows:
@@ -201,14 +248,22 @@ class StackedRows:
 
     stored = True
 
-    def __init__(self, X: Tensor, y: Tensor, sizes: Sequence[int], starts: Tensor | None = None) -> None:
+    def __init__(
+        self, X: Tensor, y: Tensor, sizes: Sequence[int], starts: Tensor | None = None
+    ) -> None:
         self.all_X, self.all_y, self.sizes = X, y, list(sizes)
-        first = torch.tensor([0, *np.cumsum(self.sizes)[:-1]], device=X.device) if starts is None else starts
+        first = (
+            torch.tensor([0, *np.cumsum(self.sizes)[:-1]], device=X.device)
+            if starts is None
+            else starts
+        )
         self.starts, self._offsets = first, first.tolist()
 
     def only(self, clients: list[int]) -> StackedRows:
         """Select some of the clients."""
-        return StackedRows(self.all_X, self.all_y, [self.sizes[i] for i in clients], self.starts[clients])
+        return StackedRows(
+            self.all_X, self.all_y, [self.sizes[i] for i in clients], self.starts[clients]
+        )
 
     def take(self, who: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the given rows of each of n clients, (n, b, …)."""
@@ -238,9 +293,14 @@ class StreamedRows:
     stored = False
 
     def __init__(
-        self, sources: Sequence[Any], read: Callable[[Any, Sequence[int]], tuple[Tensor, Tensor]], device: Any
+        self,
+        sources: Sequence[Any],
+        read: Callable[[Any, Sequence[int]], tuple[Tensor, Tensor]],
+        device: Any,
     ) -> None:
-        self.sources, self.read, self.device = list(sources), read, device
+        self.sources = list(sources)
+        self.read = read
+        self.device = device
         self.sizes = [len(source) for source in self.sources]
 
     def only(self, clients: list[int]) -> StreamedRows:
@@ -281,15 +341,32 @@ class NetworkFunction:
     """
 
     def __init__(
-        self, network: nn.Module, trained: nn.Module, loss: MeanLoss, named: Loss | None, l2: float,
-        transform: Callable[[Tensor], Tensor] | None = None, precision: torch.dtype | None = None,
-    ) -> None:  # fmt: skip
-        self.network, self.trained, self.loss, self.named, self.l2 = network, trained, loss, named, l2
-        self.transform, self.precision = transform, precision
+        self,
+        network: nn.Module,
+        trained: nn.Module,
+        loss: MeanLoss,
+        named: Loss | None,
+        l2: float,
+        transform: Callable[[Tensor], Tensor] | None = None,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        self.network = network
+        self.trained = trained
+        self.loss = loss
+        self.named = named
+        self.l2 = l2
+        self.transform = transform
+        self.precision = precision
         self.parameters = {k: p for k, p in network.named_parameters() if p.requires_grad}
-        layers = [(f"{k}." if k else "", m) for k, m in trained.named_modules() if hasattr(m, "seen_momentum")]
+        layers = [
+            (f"{k}." if k else "", m)
+            for k, m in trained.named_modules()
+            if hasattr(m, "seen_momentum")
+        ]
         self.statistics = {
-            f"{k}{part}": getattr(m, part) for k, m in layers for part in ("running_mean", "running_var")
+            f"{k}{part}": getattr(m, part)
+            for k, m in layers
+            for part in ("running_mean", "running_var")
         }
         momenta = [
             torch.full_like(getattr(m, part), m.seen_momentum)
@@ -297,18 +374,32 @@ class NetworkFunction:
             for part in ("running_mean", "running_var")
         ]
         self.momenta = torch.cat([m.flatten() for m in momenta]) if momenta else None
-        self.noisy = [(f"{k}." if k else "") + "seed" for k, m in trained.named_modules() if hasattr(m, "seeded")]
+        self.noisy = [
+            (f"{k}." if k else "") + "seed"
+            for k, m in trained.named_modules()
+            if hasattr(m, "seeded")
+        ]
         every = [*self.parameters.items(), *self.statistics.items()]
-        self.names, self.shapes = [k for k, _ in every], [t.shape for _, t in every]
-        self.sizes, self.length = [t.numel() for _, t in every], sum(p.numel() for p in self.parameters.values())
-        self._copies: dict[int, tuple[nn.Module, nn.Module]] = {}  # `functional_call` replaces a module's parameters
+        self.names = [k for k, _ in every]
+        self.shapes = [t.shape for _, t in every]
+        self.sizes, self.length = (
+            [t.numel() for _, t in every],
+            sum(p.numel() for p in self.parameters.values()),
+        )
+        self._copies: dict[
+            int, tuple[nn.Module, nn.Module]
+        ] = {}  # `functional_call` replaces a module's parameters
         self.width: int | None = None
         self.products = False  # whether convolutions are computed as matrix products
-        self.together: bool | None = None  # whether clients are batched; `None` until it has been tried
+        self.together: bool | None = (
+            None  # whether clients are batched; `None` until it has been tried
+        )
 
     def start(self) -> Tensor:
         """Return x⁰: the network's own parameters, flattened, and its statistics."""
-        return torch.cat([t.detach().flatten() for t in (*self.parameters.values(), *self.statistics.values())])
+        return torch.cat(
+            [t.detach().flatten() for t in (*self.parameters.values(), *self.statistics.values())]
+        )
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
         """Split a flat x into the network's named parameters, and its statistics, which have no derivative.
@@ -319,7 +410,8 @@ class NetworkFunction:
         split = torch.split(x, self.sizes[:some])
         parts = zip(self.names[:some], self.shapes[:some], split, strict=True)
         return {
-            k: (part if k in self.parameters else _statistic(k, part.detach())).view(shape) for k, shape, part in parts
+            k: (part if k in self.parameters else _statistic(k, part.detach())).view(shape)
+            for k, shape, part in parts
         }
 
     def penalty(self, x: Tensor) -> Tensor:
@@ -330,7 +422,9 @@ class NetworkFunction:
         """Return the derivative of `penalty`, zero for statistics."""
         if self.length == x.shape[-1]:
             return self.l2 * x
-        return torch.cat([self.l2 * x[..., : self.length], torch.zeros_like(x[..., self.length :])], -1)
+        return torch.cat(
+            [self.l2 * x[..., : self.length], torch.zeros_like(x[..., self.length :])], -1
+        )
 
     def _own(self) -> tuple[nn.Module, nn.Module]:
         """Return the two networks, copied for every thread but the main one: a pass replaces their parameters."""
@@ -346,7 +440,8 @@ class NetworkFunction:
         """Evaluate the network at x; with a `seed` as in local steps."""
         named, (network, trained) = self.unflatten(x), self._own()
         if seed is not None:
-            network, named = trained, named | dict.fromkeys(self.noisy, seed)
+            network = trained
+            named = named | dict.fromkeys(self.noisy, seed)
         X = X if self.transform is None else self.transform(X)
         if self.precision is None:
             return functional_call(network, named, (X,))  # type: ignore[no-any-return]
@@ -366,7 +461,8 @@ class NetworkFunction:
         """Return the loss in a local step, and the statistics that layers have seen."""
         SEEN.found = {}
         value = self.weighed(self.outputs(x, X, seed), y, weight)
-        found, SEEN.found = tuple(part for _, pair in sorted(SEEN.found.items()) for part in pair), {}
+        found = tuple(part for _, pair in sorted(SEEN.found.items()) for part in pair)
+        SEEN.found = {}
         return value, found
 
     def seen(self, x: Tensor, X: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -381,27 +477,38 @@ class NetworkFunction:
         finally:
             for part, mode in modes:
                 part.training = mode
-        found, SEEN.found = [pair for _, pair in sorted(SEEN.found.items())], {}
+        found = [pair for _, pair in sorted(SEEN.found.items())]
+        SEEN.found = {}
         return found
 
     def gradient(self, x: Tensor, piece: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return values and gradients of n clients at one x, (d,), or each at its own, (n, d)."""
 
-        def value(x: Tensor, X: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        def value(
+            x: Tensor, X: Tensor, y: Tensor, weight: Tensor
+        ) -> tuple[Tensor, tuple[Tensor, ...]]:
             return self.weighed(self.outputs(x, X), y, weight), ()
 
         gradients, (values, _) = self._gradients(value, x, *piece)
         return values.detach(), gradients
 
-    def local_gradient(self, U: Tensor, piece: tuple[Tensor, Tensor, Tensor], seeds: Tensor) -> tuple[Tensor, Tensor]:
+    def local_gradient(
+        self, U: Tensor, piece: tuple[Tensor, Tensor, Tensor], seeds: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return the gradients of n clients in a local step, and the statistics of their layers, (n, ·)."""
         gradients, (_, seen) = self._gradients(self.local_value, U, *piece, seeds)
-        return gradients, torch.cat([s.flatten(1) for s in seen], 1) if seen else U.new_empty(len(U), 0)
+        return gradients, torch.cat([s.flatten(1) for s in seen], 1) if seen else U.new_empty(
+            len(U), 0
+        )
 
-    def _gradients(self, function: Callable[..., Any], x: Tensor, *parts: Tensor) -> tuple[Tensor, Any]:
+    def _gradients(
+        self, function: Callable[..., Any], x: Tensor, *parts: Tensor
+    ) -> tuple[Tensor, Any]:
         """Return gradients of n clients, and the pairs (value, aux) of all of them."""
-        n, shared = len(parts[0]), None if x.ndim == 1 else 0
-        points, together = x.expand(n, x.shape[-1]), self.together and n > 1
+        n = len(parts[0])
+        shared = None if x.ndim == 1 else 0
+        points = x.expand(n, x.shape[-1])
+        together = self.together and n > 1
         with PatchProducts(n) if self.products else nullcontext():
             if together and x.is_cuda:
                 dims = (shared, *(0 for _ in parts))
@@ -410,7 +517,10 @@ class NetworkFunction:
                 return _derived(vmap(function), points, *parts)
             found = [_derived(function, u, *own) for u, *own in zip(points, *parts, strict=True)]
         auxiliary = zip(*(aux for _, (_, aux) in found), strict=True)
-        values = torch.stack([value for _, (value, _) in found]), tuple(torch.stack(part) for part in auxiliary)
+        values = (
+            torch.stack([value for _, (value, _) in found]),
+            tuple(torch.stack(part) for part in auxiliary),
+        )
         return torch.stack([g for g, _ in found]), values
 
     def room(self, X: Tensor) -> int:
@@ -419,7 +529,9 @@ class NetworkFunction:
             counted: list[int] = []
             hooks = [
                 part.register_forward_hook(
-                    lambda _m, _i, out: counted.append(out.numel() if isinstance(out, Tensor) else 0)
+                    lambda _m, _i, out: counted.append(
+                        out.numel() if isinstance(out, Tensor) else 0
+                    )
                 )
                 for part in self.network.modules()
                 if not any(True for _ in part.children())
@@ -435,14 +547,20 @@ class NetworkFunction:
 
     def try_together(self, x: Tensor, piece: tuple[Tensor, Tensor, Tensor]) -> None:
         """Compute two clients at once, and compare with one after the other."""
-        points, seeds = x.expand(2, x.shape[-1]), torch.arange(2, device=x.device)
+        points = x.expand(2, x.shape[-1])
+        seeds = torch.arange(2, device=x.device)
 
         def both() -> tuple[Tensor, Tensor]:
             return self.gradient(points, piece)[1], self.local_gradient(points, piece, seeds)[0]
 
         allowed = ALIKE if self.precision is None else ALIKE**0.5
-        for products in (True, False) if PRODUCTS and x.device.type == "cpu" and self.precision is None else (False,):
-            self.together, self.products = True, products
+        for products in (
+            (True, False)
+            if PRODUCTS and x.device.type == "cpu" and self.precision is None
+            else (False,)
+        ):
+            self.together = True
+            self.products = products
             try:
                 with warnings.catch_warnings(record=True) as heard:
                     warnings.simplefilter("always")
@@ -450,11 +568,14 @@ class NetworkFunction:
                 self.together = self.products = False
                 pairs = zip(beside, both(), strict=True)
                 off = max(float((a - b).abs().max() - allowed * b.abs().max()) for a, b in pairs)
-                reason = next((str(w.message) for w in heard if "batching rule" in str(w.message)), "")
+                reason = next(
+                    (str(w.message) for w in heard if "batching rule" in str(w.message)), ""
+                )
                 reason = reason or ("" if off <= 0 else "it gives other numbers side by side")
             except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
                 reason = str(error).strip().split("\n")[0] or type(error).__name__
-            self.together, self.products = not reason, products and not reason
+            self.together = not reason
+            self.products = products and not reason
             if self.together:
                 return
         log.info("The network's clients are computed one after the other: %s", reason)

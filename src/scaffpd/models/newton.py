@@ -22,14 +22,19 @@ from scaffpd.models.quadratic import Compressed
 
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved together
-NEWTON, HALVINGS = 60, 40
+NEWTON = 60
+HALVINGS = 40
 
 
 class LossHessian:
     """Hessian AᵀWA of n clients' mean losses, from samples A (n, m, features), predictions z, targets y (n, m, k)."""
 
     def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor) -> None:
-        self.loss, self.A, self.y, self.z, self.weight = loss, A, y, z, weight
+        self.loss = loss
+        self.A = A
+        self.y = y
+        self.z = z
+        self.weight = weight
         self.even = z.shape[2] == 1 or isinstance(loss, Squared)  # W is a number for every sample
 
     def bent(self, T: Tensor) -> Tensor:
@@ -44,7 +49,8 @@ class LossHessian:
     def solver(self, e: Tensor, goal: Tensor | float = 1e-10) -> Callable[[Tensor], Tensor]:
         """Return B ↦ (AᵀWA + diag(e))⁻¹B for e (n, features or 1, 1), B (n, features, k, c), exact or up to a goal."""
         n, m, features = self.A.shape
-        k, e = self.z.shape[2], e.expand(n, features, 1)
+        k = self.z.shape[2]
+        e = e.expand(n, features, 1)
         if self.even and min(m, features) <= 4 * DENSE:
             R = self.A * (self.weight * self.loss.bends(self.z, self.y)[..., 0]).sqrt()[..., None]
             solve = regularised(R, e)
@@ -58,7 +64,9 @@ class LossHessian:
     def _matrix(self) -> Tensor:
         """Return AᵀWA as (n, features·k, features·k), output by output."""
         (n, _, features), k = self.A.shape, self.z.shape[2]
-        W = self.bent(torch.eye(k, dtype=self.z.dtype, device=self.z.device).expand(*self.z.shape, k))
+        W = self.bent(
+            torch.eye(k, dtype=self.z.dtype, device=self.z.device).expand(*self.z.shape, k)
+        )
         H = self.A.new_empty(n, features, k, features, k)
         for a in range(k):
             for b in range(a + 1):
@@ -72,8 +80,10 @@ class LossHessian:
         def inner(a: Tensor, b: Tensor) -> Tensor:
             return (a * b).sum((1, 2), keepdim=True)
 
-        solution, left = torch.zeros_like(B), B.clone()
-        ahead, size = left / e, inner(left, left / e)
+        solution = torch.zeros_like(B)
+        left = B.clone()
+        ahead = left / e
+        size = inner(left, left / e)
         goal = goal**2 * size
         for _ in range(10 * DENSE):
             if bool((size <= goal).all()):
@@ -81,9 +91,13 @@ class LossHessian:
             turned = self.times(ahead) + e * ahead
             bottom = inner(ahead, turned)
             step = torch.where(bottom > 0, size / torch.where(bottom > 0, bottom, 1), 0)
-            solution, left = solution + step * ahead, left - step * turned
-            last, size = size, inner(left, left / e)
-            ahead = left / e + torch.where(last > 0, size / torch.where(last > 0, last, 1), 0) * ahead
+            solution = solution + step * ahead
+            left = left - step * turned
+            last = size
+            size = inner(left, left / e)
+            ahead = (
+                left / e + torch.where(last > 0, size / torch.where(last > 0, last, 1), 0) * ahead
+            )
         return solution
 
 
@@ -91,27 +105,39 @@ class NewtonPoint(PersonalPoint):
     """Personal models for any loss and columns: v by Newton's method from `start` (u = x), a few clients at a time."""
 
     def __init__(
-        self, rows: StackedSamples, loss: Loss, anchor: Anchor, x: Tensor, outputs: int, start: Tensor | None = None,
-        compressed: Compressed | None = None, minibatch: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        rows: StackedSamples,
+        loss: Loss,
+        anchor: Anchor,
+        x: Tensor,
+        outputs: int,
+        start: Tensor | None = None,
+        compressed: Compressed | None = None,
+        minibatch: bool = False,
+    ) -> None:
         fine = None if x.ndim > 1 or minibatch else rows if compressed is None else compressed.fine
         super().__init__(rows, loss, anchor, x, outputs, fine)
         first = ((1 - anchor.factors) * self.X).expand(len(anchor.gamma), -1, outputs)
-        self.v, self.compressed = (anchor.part(first.mT).mT if start is None else start).clone(), compressed
+        self.v = (anchor.part(first.mT).mT if start is None else start).clone()
+        self.compressed = compressed
         self.predictions, self.off = self.shrunk(), torch.empty_like(self.tie.gamma)
         self.z, values = self.predictions.to(x.dtype, copy=True), torch.empty_like(self.tie.gamma)
 
         def work(block: PaddedBlock) -> None:
             A, y = rows.of(block)
-            who, own = block.clients, anchor.part(A)
-            near = CorrectionProblem(loss, own, y, block.of(self.z), block.weight, anchor.stiffness[who])
+            who = block.clients
+            own = anchor.part(A)
+            near = CorrectionProblem(
+                loss, own, y, block.of(self.z), block.weight, anchor.stiffness[who]
+            )
             v, p, value, off = near.solve(self.v[who])
             self.v[who] = v
             put(block, self.z, p)
             if fine is not None and x.dtype != torch.float64:
                 p, value, off = self._again(block, v.double())
             put(block, self.predictions, p)
-            values[who], self.off[who] = value, off
+            values[who] = value
+            self.off[who] = off
 
         parallel_map(work, portions(rows, self.v[0].numel()), x.device)
         self.slopes = loss.residual(self.predictions, rows.y if fine is None else fine.exact[0])
@@ -121,9 +147,12 @@ class NewtonPoint(PersonalPoint):
         """Return predictions, value and the remaining gradient at v, in double precision."""
         assert self.fine is not None
         y, share = self.fine.exact
-        A, weight = self.tie.part(self.fine.of(block)[0].double()), block.of(share) * (block.weight > 0)
+        A = self.tie.part(self.fine.of(block)[0].double())
+        weight = block.of(share) * (block.weight > 0)
         stiff = self.tie.stiffness[block.clients]
-        near = CorrectionProblem(self.loss, A, block.of(y), block.of(self.predictions), weight, stiff)
+        near = CorrectionProblem(
+            self.loss, A, block.of(y), block.of(self.predictions), weight, stiff
+        )
         value, p = near.value(v)
         return p, value, near.gradient(v, p)[0].flatten(1).norm(dim=1)
 
@@ -138,7 +167,11 @@ class NewtonPoint(PersonalPoint):
             own = (A.mT @ bent.flatten(2)).view(len(A), A.shape[2], *T.shape[1:])
             less = bowl.bent((A @ solve(own).flatten(2)).view_as(bent))
             weight = block.weight[..., None, None]
-            put(block, out, torch.where(weight > 0, (bent - less) / torch.where(weight > 0, weight, 1), 0))
+            put(
+                block,
+                out,
+                torch.where(weight > 0, (bent - less) / torch.where(weight > 0, weight, 1), 0),
+            )
 
         parallel_map(work, portions(self.rows, self.v[0].numel()), T.device)
         return out
@@ -151,10 +184,11 @@ class NewtonPoint(PersonalPoint):
     def diagonals(self) -> Tensor:
         """Return diag H_i for squared loss: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
         if not isinstance(self.loss, Squared):
-            raise InputError(NO_DIAGONAL)
+            raise InputError("diagonals", NO_DIAGONAL)
         out = self.x.new_empty(len(self.losses), self.rows.A.shape[1], 1)
         for block in self.rows.blocks:
-            A, own = self.rows.of(block)[0], self._bowl(block)
+            A = self.rows.of(block)[0]
+            own = self._bowl(block)
             W = 2 * block.weight[..., None]
             cross = own[0].mT @ (W * A)  # (n, personal, features)
             solve = own[1].solver(self.anchor.stiffness[block.clients][:, None, None])
@@ -170,29 +204,45 @@ class NewtonPoint(PersonalPoint):
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound the errors of arithmetic, where rows multiply x and v, and of Newton's method."""
         length = norm_above(self.v.flatten(1), 1)
-        size, stiff = norm_above(self.x, 0) + length, self.tie.stiffness
+        size = norm_above(self.x, 0) + length
+        stiff = self.tie.stiffness
         loss, gradient = self.enveloped(size)
         off = SAFE * self.off + gradient + gamma(self.v[0].numel() + 16) * stiff * length
         if self.compressed is not None:  # like `CompressedPoint.rounding`, at u
             more = self.compressed.off(size)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
-            gradient, off = gradient + more[1], off + more[1]
-        steep = steepness(self.loss, self.fine) * self.fine.levers[2] if self.fine is not None else off
-        seen = 2 * self.tie.keep if self.anchor.own is None else 2 + steep / stiff  # shared features see v by A
+            gradient = gradient + more[1]
+            off = off + more[1]
+        steep = (
+            steepness(self.loss, self.fine) * self.fine.levers[2] if self.fine is not None else off
+        )
+        seen = (
+            2 * self.tie.keep if self.anchor.own is None else 2 + steep / stiff
+        )  # shared features see v by A
         return loss + SAFE * off.square() / (2 * stiff), gradient + SAFE * seen * off
 
 
 class CorrectionProblem:
     """Inner problem min_v Σ_j w_j ℓ(z_j + ⟨a_j, v⟩, y_j) + (stiffness/2)‖v‖² of a few clients."""
 
-    def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor, stiffness: Tensor) -> None:
-        self.loss, self.A, self.y, self.z, self.weight = loss, A, loss.dense(y, z.shape[2], A.dtype), z, weight
+    def __init__(
+        self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor, stiffness: Tensor
+    ) -> None:
+        self.loss, self.A, self.y, self.z, self.weight = (
+            loss,
+            A,
+            loss.dense(y, z.shape[2], A.dtype),
+            z,
+            weight,
+        )
         self.targets, self.stiff, self.lengths = y, stiffness[:, None, None], A.norm(dim=2)
 
     def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return the objective and the predictions."""
         p = self.z + product(self.A, v)
-        return (self.loss.value(p, self.targets) * self.weight).sum(1) + (self.stiff * v.square()).sum((1, 2)) / 2, p
+        return (self.loss.value(p, self.targets) * self.weight).sum(1) + (
+            self.stiff * v.square()
+        ).sum((1, 2)) / 2, p
 
     def gradient(self, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivative in v, and the weighted residuals."""
@@ -205,25 +255,34 @@ class CorrectionProblem:
         If the predicted decrease of a step is below rounding, take it as it is; two such steps are enough.
         """
         (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
-        whole, first = torch.zeros_like(value, dtype=torch.long), None
+        whole = torch.zeros_like(value, dtype=torch.long)
+        first = None
         for k in range(NEWTON + 1):
             gradient, r = self.gradient(v, p)
             size = gradient.flatten(1).norm(dim=1)
-            terms = (self.lengths * r.norm(dim=2)).sum(1) + self.stiff[:, 0, 0] * v.flatten(1).norm(dim=1)
-            if k == NEWTON or bool(((size <= epsilon * terms) | (whole >= 2) | ~torch.isfinite(size)).all()):
+            terms = (self.lengths * r.norm(dim=2)).sum(1) + self.stiff[:, 0, 0] * v.flatten(1).norm(
+                dim=1
+            )
+            if k == NEWTON or bool(
+                ((size <= epsilon * terms) | (whole >= 2) | ~torch.isfinite(size)).all()
+            ):
                 break
             first = size if first is None else first
-            goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[:, None, None, None]
-            step = LossHessian(self.loss, self.A, self.y, p, self.weight).solver(self.stiff, goal)(gradient[..., None])[
-                ..., 0
+            goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[
+                :, None, None, None
             ]
+            step = LossHessian(self.loss, self.A, self.y, p, self.weight).solver(self.stiff, goal)(
+                gradient[..., None]
+            )[..., 0]
             slope = (gradient * step).sum((1, 2))
             near = slope <= max(1e-9, 100 * epsilon) * (1 + value.abs())
             whole += near
             v, p, value = self._descend(v, value, step, torch.where(near, -torch.inf, slope))
         return v, p, value, size
 
-    def _descend(self, v: Tensor, value: Tensor, step: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _descend(
+        self, v: Tensor, value: Tensor, step: Tensor, slope: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         length = torch.ones_like(value)
         for _ in range(HALVINGS):
             ahead = v - length[:, None, None] * step

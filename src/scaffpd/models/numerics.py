@@ -66,10 +66,13 @@ def parallel_map(work: Callable[[Item], None], items: Sequence[Item], device: to
         for item in items:
             work(item)
         return
-    before, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    before = torch.get_num_threads()
+    inference = torch.is_inference_mode_enabled()
 
     def alone(item: Item) -> None:
-        torch.set_num_threads(1)  # of this thread's operations; but some libraries apply it to all threads
+        torch.set_num_threads(
+            1
+        )  # of this thread's operations; but some libraries apply it to all threads
         with torch.inference_mode(inference):
             work(item)
 
@@ -90,7 +93,9 @@ def _pool(number: int) -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads are not copied into a new process
+    os.register_at_fork(
+        after_in_child=_pool.cache_clear
+    )  # threads are not copied into a new process
 
 
 BEFORE = 2  # calls with the same shapes before one is recorded: one or two are not worth it
@@ -116,7 +121,8 @@ class GraphReplay:
         self._forget()
 
     def _forget(self, key: tuple[Any, ...] = ()) -> None:
-        self.key, self.calls = key, 0
+        self.key = key
+        self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.inputs: list[Tensor] = []
         self.out: Tensor | tuple[Tensor, ...] | None = None
@@ -138,10 +144,14 @@ class GraphReplay:
         for held, given in zip(self.inputs, tensors, strict=True):
             held.copy_(given)
         self.graph.replay()
-        return self.out.clone() if isinstance(self.out, Tensor) else tuple(t.clone() for t in self.out)
+        return (
+            self.out.clone() if isinstance(self.out, Tensor) else tuple(t.clone() for t in self.out)
+        )
 
     def _record(self, tensors: tuple[Tensor, ...]) -> None:
-        inputs, graph, collecting = [t.clone() for t in tensors], torch.cuda.CUDAGraph(), gc.isenabled()
+        inputs = [t.clone() for t in tensors]
+        graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
         gc.collect()
         gc.disable()  # unused graphs must not be freed while another is recorded
         try:
@@ -150,7 +160,9 @@ class GraphReplay:
         finally:
             if collecting:
                 gc.enable()
-        self.inputs, self.graph, self.out = inputs, graph, out
+        self.inputs = inputs
+        self.graph = graph
+        self.out = out
 
 
 def _signed(number: int) -> int:
@@ -179,7 +191,8 @@ class Draws:
     def of(cls, seeds: Tensor) -> Draws:
         """Return the draws of some clients, from their `seeds` and from the first number on."""
         own = cls.__new__(cls)
-        own.seeds, own.drawn = seeds, 0
+        own.seeds = seeds
+        own.drawn = 0
         return own
 
     def uniform(self, size: int) -> Tensor:
@@ -216,7 +229,9 @@ def _hash(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-UNIT, SINGLE = 2.0**-53, 2.0**-24  # relative error of one operation, in double and single precision
+# relative error of one operation, in double and single precision
+UNIT = 2.0**-53
+SINGLE = 2.0**-24
 LEAST = 2.0**-1022  # absolute error of an operation that underflows
 UNDERFLOW = 1.5e-154  # a number whose square underflows
 SAFE = 1.01  # bounds on rounding are rounded themselves
@@ -241,9 +256,13 @@ def root_above(square: Tensor, n: int) -> Tensor:
     return square.sqrt().mul_(1 + gamma(n + 8)).add_(float(n) ** 0.5 * UNDERFLOW)
 
 
-ALONE, ALONE_VECTOR = 2**18, 9000  # multiplications up to which NumPy's BLAS uses one thread
+# multiplications up to which NumPy's BLAS uses one thread
+ALONE = 2**18
+ALONE_VECTOR = 9000
 INDEPENDENT = 0.01  # unexplained share of a column above which BᵀB has enough digits
-GRID = 2.0**25  # numbers of at most 25 binary digits after the point: sums of their products up to 8 are exact
+GRID = (
+    2.0**25
+)  # numbers of at most 25 binary digits after the point: sums of their products up to 8 are exact
 
 
 def skewness(Q: Tensor) -> Tensor:
@@ -254,11 +273,15 @@ def skewness(Q: Tensor) -> Tensor:
     """
     H = (Q * GRID).round() / GRID
     R, (rows, columns) = Q - H, Q.shape[1:]
-    square, cross, rest = H.mT @ H, H.mT @ R, R.mT @ R
+    square = H.mT @ H
+    cross = H.mT @ R
+    rest = R.mT @ R
     identity = torch.eye(columns, dtype=Q.dtype, device=Q.device)
     off = (square - identity) + (cross + cross.mT) + rest
     sizes = norm_above(H, (1, 2)), norm_above(R, (1, 2))
-    error = gamma(rows + 4) * (2 * sizes[0] + sizes[1]) * sizes[1] + gamma(8) * norm_above(off, (1, 2))
+    error = gamma(rows + 4) * (2 * sizes[0] + sizes[1]) * sizes[1] + gamma(8) * norm_above(
+        off, (1, 2)
+    )
     found = norm_above(off, (1, 2)) + error
     return torch.where(square.diagonal(dim1=1, dim2=2).amax(1) < 2, found, float("inf"))
 
@@ -290,7 +313,9 @@ def squared(B: Tensor) -> Tensor:
     return torch.from_numpy(np.matmul(array.transpose(0, 2, 1), array))
 
 
-def triangle_of(B: Tensor, known: Tensor | None = None, additions: int = 0) -> tuple[Tensor, Tensor]:
+def triangle_of(
+    B: Tensor, known: Tensor | None = None, additions: int = 0
+) -> tuple[Tensor, Tensor]:
     """Return R with RᵀR = BᵀB of n matrices in double precision, and η with |BᵀB − RᵀR|_jk ≤ η ‖b_j‖‖b_k‖.
 
     R is the Cholesky factor of BᵀB if its columns are clearly independent, and else comes from Householder's method,
@@ -341,7 +366,8 @@ def extreme_values(A: Tensor, noise: Tensor, G: Tensor | None = None) -> tuple[T
     if rows < columns:
         return largest_eigenvalues(A), noise.new_zeros(len(A), dtype=torch.float64)
     A = A.double()
-    G, trace = squared(A) if G is None else G.clone(), norm_above(A, (1, 2)).square()
+    G = squared(A) if G is None else G.clone()
+    trace = norm_above(A, (1, 2)).square()
     w = torch.linalg.eigvalsh(G).clamp_min(0)
     slack = SAFE * (gamma(rows + 2) + 2 * gamma(columns + 4)) * trace
     bottom = w[:, 0] - 2 * slack
@@ -351,7 +377,9 @@ def extreme_values(A: Tensor, noise: Tensor, G: Tensor | None = None) -> tuple[T
     if not bool((w[:, 0] > CLEAR * slack).all()):
         U, s, V = torch.linalg.svd(A, full_matrices=False)
         left = SAFE * unexplained(A, U * s[:, None], V).square().sum(1).sqrt()
-        bottom = (s[:, -1] * (1 - skewness(U) - skewness(V.mT)) - left).clamp_min(0).square() * (1 - 8 * UNIT)
+        bottom = (s[:, -1] * (1 - skewness(U) - skewness(V.mT)) - left).clamp_min(0).square() * (
+            1 - 8 * UNIT
+        )
     return w[:, -1], (bottom - SAFE * noise * trace).clamp_min(0)
 
 
@@ -372,10 +400,12 @@ def power_iteration(
     apply: Callable[[Tensor], Tensor], start: Tensor, steps: int = 100, tolerance: float = 1e-4
 ) -> Tensor:
     """Return |λ|_max of a symmetric operator from a unit vector, plus two percent: it is approached from below."""
-    v, value = start, start.new_zeros(())
+    v = start
+    value = start.new_zeros(())
     for _ in range(steps):
         w = apply(v)
-        previous, value = value, w.norm()
+        previous = value
+        value = w.norm()
         if value == 0 or abs(value - previous) <= tolerance * value:
             break
         v = w / value

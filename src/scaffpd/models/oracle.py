@@ -83,7 +83,9 @@ class StackedPoint(StackedDisplacements):
 
     def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor) -> None:
         super().__init__(gradients)
-        self.x, self.losses, self.gradients = x, losses, gradients
+        self.x = x
+        self.losses = losses
+        self.gradients = gradients
 
     def project(self, direction: Tensor) -> Tensor:
         """Return ⟨c_i, v⟩ per client."""
@@ -130,7 +132,9 @@ class Oracle(Protocol):
     def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> EvaluatedPoint:
         """Evaluate all clients at x."""
 
-    def local_updates(self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> Displacements:
+    def local_updates(
+        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan
+    ) -> Displacements:
         """Take all clients' local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x.
 
         `at` is a point of this oracle's own `evaluate`, the c_i as an (N, d) tensor, or `None` for c_i = 0.
@@ -174,20 +178,27 @@ def read_features(name: str, x: Any) -> Array | Selection:
     """Check a client's features: finite numbers, samples first; rows of a table are not copied."""
     if isinstance(x, Selection):
         if 0 in x.shape:
-            raise InputError(f"Client {name!r} has no {'samples' if len(x) == 0 else 'features'}.")
+            raise InputError(
+                "client-read-features",
+                f"Client {name!r} has no {'samples' if len(x) == 0 else 'features'}.",
+            )
         return x
     raw = _numbers(name, "features", x)
     if raw.ndim < 2:
         hint = " (X.reshape(-1, 1) makes one column)" if raw.ndim == 1 else ""
-        raise InputError(f"Client {name!r} has features of shape {raw.shape}; samples × features are expected{hint}.")
+        raise InputError(
+            "client-features-shape",
+            f"Client {name!r} has features of shape {raw.shape}; samples × features are expected{hint}.",
+        )
     if raw.shape[0] == 0:
-        raise InputError(f"Client {name!r} has no samples.")
+        raise InputError("client-samples", f"Client {name!r} has no samples.")
     if raw.size == 0:
-        raise InputError(f"Client {name!r} has no features.")
+        raise InputError("client-features", f"Client {name!r} has no features.")
     if raw.dtype.kind == "f" and not np.isfinite(raw).all():
         place = _first(~np.isfinite(raw))
         raise InputError(
-            f"Client {name!r} has a NaN or infinite value in {_column(x, place)} (first in row {place[0]})."
+            "client-nan-infinite",
+            f"Client {name!r} has a NaN or infinite value in {_column(x, place)} (first in row {place[0]}).",
         )
     return raw
 
@@ -197,10 +208,12 @@ def read_labels(name: str, y: Any, rows: int) -> Array:
     raw = _numbers(name, "labels", y)
     if raw.ndim == 0 or len(raw) != rows:
         found = "a single label" if raw.ndim == 0 else f"{len(raw)} labels"
-        raise InputError(f"Client {name!r} has {rows} samples but {found}.")
+        raise InputError("client-samples", f"Client {name!r} has {rows} samples but {found}.")
     if raw.dtype.kind == "f" and not np.isfinite(raw).all():
         row = _first(~np.isfinite(raw))[0]
-        raise InputError(f"Client {name!r} has a NaN or infinite label in row {row}.")
+        raise InputError(
+            "client-nan-infinite", f"Client {name!r} has a NaN or infinite label in row {row}."
+        )
     return raw
 
 
@@ -213,10 +226,14 @@ def check_range(names: Sequence[str], sizes: Sequence[int], values: Tensor, what
     row, column = (int(k) for k in torch.nonzero(~(values.abs() <= limit))[0])
     client = int(np.searchsorted(np.cumsum(sizes), row, side="right"))
     if not torch.isfinite(values[row, column]):
-        raise InputError(f"Client {names[client]!r} has a NaN or infinite {what} in column {column}.")
+        raise InputError(
+            "client-nan-infinite",
+            f"Client {names[client]!r} has a NaN or infinite {what} in column {column}.",
+        )
     raise InputError(
+        "client-beyond-column",
         f"Client {names[client]!r} has a {what} beyond ±{limit:.0e} in column {column}, "
-        f"too large for {dtype_name(values.dtype)}: scale the data first."
+        f"too large for {dtype_name(values.dtype)}: scale the data first.",
     )
 
 
@@ -226,25 +243,38 @@ def _numbers(name: str, what: str, x: Any) -> Array:
         return _from_objects(name, what, x, raw)
     if raw.dtype.kind not in "fiub":
         example = f", such as {raw.flat[0]!s}" if raw.size else ""
-        raise InputError(f"Client {name!r} has {what} that are not numbers{example}: encode them first.")
+        raise InputError(
+            "client-numbers-encode",
+            f"Client {name!r} has {what} that are not numbers{example}: encode them first.",
+        )
     return raw.astype(np.float64) if raw.dtype.itemsize > 8 else raw
 
 
 def _array(name: str, what: str, x: Any) -> Array:
     if isinstance(x, Tensor):
         if x.layout != torch.strided:
-            raise InputError(f"Client {name!r} has sparse {what}; dense ones are expected: call .to_dense().")
+            raise InputError(
+                "client-sparse-dense",
+                f"Client {name!r} has sparse {what}; dense ones are expected: call .to_dense().",
+            )
         x = x.detach().cpu()
         return np.asarray((x.float() if x.dtype == torch.bfloat16 else x).numpy())
     if hasattr(x, "toarray"):
-        raise InputError(f"Client {name!r} has sparse {what}; dense ones are expected: call .toarray().")
+        raise InputError(
+            "client-sparse-dense",
+            f"Client {name!r} has sparse {what}; dense ones are expected: call .toarray().",
+        )
     if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
-        raise InputError(f"Client {name!r} has masked {what}: fill the missing values first.")
+        raise InputError(
+            "client-masked-fill",
+            f"Client {name!r} has masked {what}: fill the missing values first.",
+        )
     try:
         return np.asarray(x)
     except (TypeError, ValueError):
         raise InputError(
-            f"Client {name!r} has {what} that do not form an array; has every sample as many values?"
+            "client-form-array",
+            f"Client {name!r} has {what} that do not form an array; has every sample as many values?",
         ) from None
 
 
@@ -260,7 +290,8 @@ def _from_objects(name: str, what: str, x: Any, raw: Array) -> Array:
         except (TypeError, ValueError):
             where = f" in {_column(x, place)}" if raw.ndim > 1 else ""
             raise InputError(
-                f"Client {name!r} has {what} that are not numbers, such as {_brief(value)}{where}: encode them first."
+                "client-numbers-such",
+                f"Client {name!r} has {what} that are not numbers, such as {_brief(value)}{where}: encode them first.",
             ) from None
     return numbers
 

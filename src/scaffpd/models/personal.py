@@ -23,7 +23,13 @@ from torch import Tensor
 from scaffpd.errors import InputError, positive, unknown
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.models import envelope
-from scaffpd.models.envelope import Anchor, PersonalPoint, RotatedPoint, RotatedTargets, SpectralPoint
+from scaffpd.models.envelope import (
+    Anchor,
+    PersonalPoint,
+    RotatedPoint,
+    RotatedTargets,
+    SpectralPoint,
+)
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.linear import Linear
@@ -76,18 +82,28 @@ class Personal:
     def __post_init__(self) -> None:
         if type(self.model).__name__ == "Private":
             raise InputError(
+                "personal-take-private",
                 "Personal does not take Private(...): train x with Private(model), then make each client's own model "
-                "with personalise(x, X, y, Personal(model, ...)), which stays there and costs no ε."
+                "with personalise(x, X, y, Personal(model, ...)), which stays there and costs no ε.",
             )
         if not isinstance(self.model, Linear | Module):
-            raise InputError(f"Personal needs a model such as Linear(...) or Module(...), got {self.model!r}.")
+            raise InputError(
+                "personal-model-such",
+                f"Personal needs a model such as Linear(...) or Module(...), got {self.model!r}.",
+            )
         if cast(object, self.strength) == "auto":
-            raise InputError("Personal takes a number for strength, such as 100; `sp.choose(...)` finds one by folds.")
+            raise InputError(
+                "personal-takes-number",
+                "Personal takes a number for strength, such as 100; `sp.choose(...)` finds one by folds.",
+            )
         positive("Personal", "strength", self.strength)
         if self.columns is not None:
             given = [self.columns] if isinstance(self.columns, str | int) else list(self.columns)
             if not given:
-                raise InputError("Personal needs at least one column in columns=, or none given for all of them.")
+                raise InputError(
+                    "personal-least-column",
+                    "Personal needs at least one column in columns=, or none given for all of them.",
+                )
             object.__setattr__(self, "columns", tuple(given))
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
@@ -100,26 +116,43 @@ class Personal:
         sizes = torch.tensor([len(x) for x in data.features])
         gamma = float(self.strength) / sizes.to(inner.start())
         if isinstance(inner, ModuleOracle):
-            return cast(Oracle, PersonalModuleOracle(inner, Anchor(inner.l2, gamma, self._layers(inner))))
+            return cast(
+                Oracle, PersonalModuleOracle(inner, Anchor(inner.l2, gamma, self._layers(inner)))
+            )
         assert isinstance(inner, LinearOracle)
-        own = None if self.columns is None else self._own(data, inner.rows.A.shape[1]).to(gamma.device)
+        own = (
+            None
+            if self.columns is None
+            else self._own(data, inner.rows.A.shape[1]).to(gamma.device)
+        )
         return cast(Oracle, bound(inner, Anchor(inner.l2, gamma, own)))
 
     def _layers(self, inner: ModuleOracle) -> Tensor | None:
         """Mark the entries of x that belong to personal layers."""
         if self.columns is None:
             return None
-        function, chosen = inner.function, cast(tuple[Any], self.columns)
-        inside = [[name == layer or name.startswith(f"{layer}.") for name in function.names] for layer in chosen]
+        function = inner.function
+        chosen = cast(tuple[Any], self.columns)
+        inside = [
+            [name == layer or name.startswith(f"{layer}.") for name in function.names]
+            for layer in chosen
+        ]
         for layer, found in zip(chosen, inside, strict=True):
             if not any(found[: len(function.parameters)]):
-                raise unknown("layer", str(layer), {name.rpartition(".")[0] or name: 0 for name in function.parameters})
+                raise unknown(
+                    "layer",
+                    str(layer),
+                    {name.rpartition(".")[0] or name: 0 for name in function.parameters},
+                )
         own = torch.tensor([any(found) for found in zip(*inside, strict=True)])
-        return torch.repeat_interleave(own, torch.tensor(function.sizes))[: inner.dimension].to(inner.device)
+        return torch.repeat_interleave(own, torch.tensor(function.sizes))[: inner.dimension].to(
+            inner.device
+        )
 
     def _own(self, data: ClientData, features: int) -> Tensor:
         """Mark the personal features."""
-        intercept, own = cast(Linear, self.model).intercept, torch.zeros(features, dtype=torch.bool)
+        intercept = cast(Linear, self.model).intercept
+        own = torch.zeros(features, dtype=torch.bool)
         for column in cast(tuple[str | int], self.columns):
             own[_number(column, data.columns, features - intercept, intercept)] = True
         return own
@@ -132,12 +165,25 @@ def _number(column: Any, names: Sequence[str] | None, features: int, intercept: 
         if column == "intercept" and intercept:
             return features
         if column == "intercept":
-            raise InputError("Personal has columns='intercept', but the model has none: write Linear(intercept=True).")
+            raise InputError(
+                "personal-columns-intercept",
+                "Personal has columns='intercept', but the model has none: write Linear(intercept=True).",
+            )
         if names is None:
-            raise InputError(f"Personal has column {column!r}, but the clients' features have no names: give numbers.")
+            raise InputError(
+                "personal-column-clients",
+                f"Personal has column {column!r}, but the clients' features have no names: give numbers.",
+            )
         raise unknown("column", column, [*names, *(["intercept"] if intercept else [])])
-    if isinstance(column, bool) or not hasattr(column, "__index__") or not 0 <= int(column) < features:
-        raise InputError(f"Personal needs columns from 0 to {features - 1}, names or 'intercept', got {column!r}.")
+    if (
+        isinstance(column, bool)
+        or not hasattr(column, "__index__")
+        or not 0 <= int(column) < features
+    ):
+        raise InputError(
+            "personal-columns-names",
+            f"Personal needs columns from 0 to {features - 1}, names or 'intercept', got {column!r}.",
+        )
     return int(column)
 
 
@@ -153,7 +199,10 @@ def personalise(x: Any, X: Any, y: Any, model: Personal) -> NDArray[np.float64]:
         model: the `Personal(...)` that x was trained with.
     """
     if not isinstance(model, Personal):
-        raise InputError(f"personalise needs the Personal(...) that x was trained with, got {model!r}.")
+        raise InputError(
+            "personalise-personal-trained",
+            f"personalise needs the Personal(...) that x was trained with, got {model!r}.",
+        )
     shared = torch.as_tensor(np.asarray(x))
     if len(X) == 0:
         return np.array(x)
@@ -163,7 +212,10 @@ def personalise(x: Any, X: Any, y: Any, model: Personal) -> NDArray[np.float64]:
     data = ClientData([features], [labels], ["client"], torch.device("cpu"), shared.dtype, columns)
     oracle = cast(Any, model.oracle(data, cast(Oracle, SimpleNamespace(dimension=len(shared)))))
     if shared.shape != (oracle.dimension,):
-        raise InputError(f"x has shape {tuple(shared.shape)}, but the model has {oracle.dimension} parameters here.")
+        raise InputError(
+            "shape-model-parameters",
+            f"x has shape {tuple(shared.shape)}, but the model has {oracle.dimension} parameters here.",
+        )
     return np.asarray(oracle.own(shared)[0])
 
 
@@ -176,8 +228,11 @@ class Envelopes:
     """
 
     def __init__(self, inner: Any, anchor: Anchor) -> None:
-        self.inner, self.anchor, self.names = inner, anchor, inner.names
-        self.dimension, self.most_rows = inner.dimension, inner.most_rows
+        self.inner = inner
+        self.anchor = anchor
+        self.names = inner.names
+        self.dimension = inner.dimension
+        self.most_rows = inner.most_rows
         self._known: Constants | None = None
 
     def start(self) -> Tensor:
@@ -191,10 +246,14 @@ class Envelopes:
     def constants(self) -> Constants:
         """Return L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ); if columns are shared, L_F = L."""
         if self._known is None:
-            known, g = self.inner.constants(), self.anchor.gamma.double().cpu().numpy()
-            L, mu, steepest = (h * g / (h + g) for h in (known.smoothness, known.strong_convexity, known.steepest))
+            known = self.inner.constants()
+            g = self.anchor.gamma.double().cpu().numpy()
+            L, mu, steepest = (
+                h * g / (h + g) for h in (known.smoothness, known.strong_convexity, known.steepest)
+            )
             if self.anchor.own is not None:
-                L, steepest = known.smoothness, known.steepest
+                L = known.smoothness
+                steepest = known.steepest
             self._known = replace(known, smoothness=L, strong_convexity=mu, steepest=steepest)
         return self._known
 
@@ -202,11 +261,15 @@ class Envelopes:
         """Select some of the clients."""
         return type(self)(self.inner.only(clients), self.anchor.only(clients))
 
-    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Any:
+    def evaluate(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> Any:
         """Evaluate F_i and ∇F_i at x; for minibatches, the envelope of their mean loss."""
         raise NotImplementedError
 
-    def losses(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> Tensor:
+    def losses(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> Tensor:
         """Return F_i(x)."""
         return cast(Tensor, self.evaluate(x, batch_size, key).losses)
 
@@ -222,7 +285,9 @@ class Envelopes:
         """Return η_i; 0 if the loss is flat."""
         if plan.rate is not None:
             return torch.full_like(self.anchor.gamma, plan.rate)
-        L = torch.from_numpy(self.constants().expected_smoothness(plan.batch_size)).to(self.anchor.gamma)
+        L = torch.from_numpy(self.constants().expected_smoothness(plan.batch_size)).to(
+            self.anchor.gamma
+        )
         return torch.where(L > 0, plan.scale / L, 0)
 
 
@@ -236,7 +301,9 @@ class PersonalOracle(Envelopes):
         self.outputs = inner.outputs
         self._last: tuple[Tensor, int, PersonalPoint] | None = None
 
-    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> PersonalPoint:
+    def evaluate(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> PersonalPoint:
         """Evaluate F_i and ∇F_i at x; for minibatches, the envelope of their mean loss."""
         if batch_size is not None:
             return self._batch(x, Draws(key, streams(self.names, x.device)).uniform(batch_size))
@@ -252,35 +319,56 @@ class PersonalOracle(Envelopes):
 
     def _batch(self, x: Tensor, uniform: Tensor, start: Tensor | None = None) -> NewtonPoint:
         rows = self.inner.rows.take(self.inner.rows.layout.minibatch(uniform))
-        return NewtonPoint(rows, self.inner.loss, self.anchor, x, self.outputs, start, minibatch=True)
+        return NewtonPoint(
+            rows, self.inner.loss, self.anchor, x, self.outputs, start, minibatch=True
+        )
 
     def local_updates(
-        self, x: Tensor, at: PersonalPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: PersonalPoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> Displacements:
         """Take J local steps of every client, each with the gradient at its own point; v carries over between steps."""
-        each, rates = x.new_zeros(len(self.names), len(x)), self.rates(plan)[:, None]
-        pull, v = each + shift(at, correction), None
-        draws, b = Draws(plan.key, streams(self.names, x.device)), plan.batch_size
+        each = x.new_zeros(len(self.names), len(x))
+        rates = self.rates(plan)[:, None]
+        pull = each + shift(at, correction)
+        v = None
+        draws = Draws(plan.key, streams(self.names, x.device))
+        b = plan.batch_size
         for t in range(plan.steps):
-            at_own, go = x - each, plan.makes(t, x) * rates
-            point = PersonalOracle._point(self, at_own, v) if b is None else self._batch(at_own, draws.uniform(b), v)
-            each, v = each + go * (point.each() + pull - plan.prox * each), cast(NewtonPoint, point).v
+            at_own = x - each
+            go = plan.makes(t, x) * rates
+            point = (
+                PersonalOracle._point(self, at_own, v)
+                if b is None
+                else self._batch(at_own, draws.uniform(b), v)
+            )
+            each = each + go * (point.each() + pull - plan.prox * each)
+            v = cast(NewtonPoint, point).v
         return StackedDisplacements(each)
 
-    def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+    def proximal_steps(
+        self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan
+    ) -> Displacements:
         """Return (∇²F_i + βD)⁻¹c exactly, from a step of u_i alone.
 
         (H_i + γβD/(γ + βD)) e = γc/(γ + βD) and d = (c + γe)/(γ + βD); shared columns have d = e, where γ = ∞.
         """
-        c, pull = correction.view(-1, self.outputs), plan.pull * plan.metric.view(-1, self.outputs)[:, :1]
+        c = correction.view(-1, self.outputs)
+        pull = plan.pull * plan.metric.view(-1, self.outputs)[:, :1]
         gamma = self.anchor.per_feature(self.anchor.gamma, float("inf"))
-        free, share = 1 / (gamma + pull), torch.where(torch.isfinite(gamma), gamma / (gamma + pull), 1)
+        free = 1 / (gamma + pull)
+        share = torch.where(torch.isfinite(gamma), gamma / (gamma + pull), 1)
         out = c.new_empty(len(self.names), *c.shape)
 
         def work(block: PaddedBlock) -> None:
             who, (A, y) = block.clients, at.rows.of(block)
             z = block.of(at.residual)  # squared loss has the same curvature everywhere
-            bowl = LossHessian(at.loss, A, y, block.of(at.z) if isinstance(at, NewtonPoint) else z, block.weight)
+            bowl = LossHessian(
+                at.loss, A, y, block.of(at.z) if isinstance(at, NewtonPoint) else z, block.weight
+            )
             e = bowl.solver(self.inner.l2 + share[who] * pull)((share[who] * c)[..., None])[..., 0]
             out[who] = free[who] * c + share[who] * e
 
@@ -331,10 +419,14 @@ class PersonalWideOracle(RotatedOracle):
 
     def double(self) -> PersonalWideOracle:
         """Convert to double precision."""
-        return PersonalWideOracle(self.inner.double(), Anchor(self.anchor.l2, self.anchor.gamma.double()))
+        return PersonalWideOracle(
+            self.inner.double(), Anchor(self.anchor.l2, self.anchor.gamma.double())
+        )
 
     def _function(self, phi: Profile) -> Any:
-        return SpectralFunction(self.inner.spectrum, self.inner.l2, self._enveloped(phi), self.inner.rough)
+        return SpectralFunction(
+            self.inner.spectrum, self.inner.l2, self._enveloped(phi), self.inner.rough
+        )
 
     @property
     def _whole(self) -> Any:
@@ -346,17 +438,24 @@ class PersonalWideOracle(RotatedOracle):
     def _general(self, phi: Any, first: Tensor) -> Displacements:
         return self.inner._general(phi, first)
 
-    def proximal_steps(self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+    def proximal_steps(
+        self, at: PersonalPoint, correction: Tensor, plan: ProximalPlan
+    ) -> Displacements:
         """Solve by the spectrum if D is constant, else client by client."""
         D = plan.metric
         if at.rows is self.inner.rows and bool((D[0] == D).all()):
             return self._common(self._function(lambda h, _: 1 / (h + plan.pull * D[0])), correction)
         pull = plan.pull * D.view(-1, self.outputs)[:, 0]
-        c, gamma = correction.view(-1, self.outputs), self.anchor.gamma[:, None]
+        c = correction.view(-1, self.outputs)
+        gamma = self.anchor.gamma[:, None]
         share = gamma / (gamma + pull)
-        e = self.inner.metric_steps(at.rows, share[..., None] * c, self.inner.l2 + share * pull).each()
+        e = self.inner.metric_steps(
+            at.rows, share[..., None] * c, self.inner.l2 + share * pull
+        ).each()
         e = e.view(len(share), *c.shape)
-        return StackedDisplacements((c / (gamma + pull)[..., None] + share[..., None] * e).flatten(1))
+        return StackedDisplacements(
+            (c / (gamma + pull)[..., None] + share[..., None] * e).flatten(1)
+        )
 
 
 def bound(inner: LinearOracle, anchor: Anchor) -> PersonalOracle:
@@ -371,11 +470,17 @@ def own_scores(inner: Oracle, U: Tensor) -> tuple[Vector, Vector]:
     """Return f_i(u_i) and accuracy on the rows of `inner`, for personal models U, (N, d)."""
     if not isinstance(inner, LinearOracle):
         pairs = [inner.only([i]).scores(u) for i, u in enumerate(U)]
-        return np.concatenate([loss for loss, _ in pairs]), np.concatenate([right for _, right in pairs])
-    rows, layout = inner.rows, inner.rows.layout
+        return np.concatenate([loss for loss, _ in pairs]), np.concatenate(
+            [right for _, right in pairs]
+        )
+    rows = inner.rows
+    layout = inner.rows.layout
     z = envelope.own_predictions(rows, U.view(len(U), -1, inner.outputs))
-    loss = layout.segment_sum(inner.loss.value(z, rows.y) * rows.share) + inner.l2 / 2 * U.square().sum(1)
-    right, accuracy = inner.loss.correct(z, rows.y), torch.full_like(loss, float("nan"))
+    loss = layout.segment_sum(
+        inner.loss.value(z, rows.y) * rows.share
+    ) + inner.l2 / 2 * U.square().sum(1)
+    right = inner.loss.correct(z, rows.y)
+    accuracy = torch.full_like(loss, float("nan"))
     if right is not None:
         accuracy = layout.segment_sum(right.to(rows.share)) / layout.sizes
     return loss.double().cpu().numpy(), accuracy.double().cpu().numpy()
@@ -385,7 +490,9 @@ class HeldOutModels:
     """Held-out rows, scored with the personal models of the training rows."""
 
     def __init__(self, inner: Oracle, training: Envelopes) -> None:
-        self.inner, self.training, self.dimension = inner, training, inner.dimension
+        self.inner = inner
+        self.training = training
+        self.dimension = inner.dimension
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """Return f_i(u_i) and accuracy, with u_i from the training rows."""
@@ -409,7 +516,10 @@ class NetworkPoint(StackedPoint):
 
     def refuse(self, *asked: Any) -> Any:
         """Refuse questions about second derivatives."""
-        raise InputError("Personal networks have no second derivatives: use ScaffPD or another method of gradients.")
+        raise InputError(
+            "personal-networks-second",
+            "Personal networks have no second derivatives: use ScaffPD or another method of gradients.",
+        )
 
     restriction = curvatures = diagonal = diagonals = refuse
 
@@ -419,9 +529,13 @@ class PersonalModuleOracle(Envelopes):
 
     inner: ModuleOracle
 
-    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> NetworkPoint:
+    def evaluate(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> NetworkPoint:
         """Evaluate F_i and γ_i(x − u_i) at x."""
-        draws = [self.inner._draw(i, batch_size, Draws(key, [name])) for i, name in enumerate(self.names)]
+        draws = [
+            self.inner._draw(i, batch_size, Draws(key, [name])) for i, name in enumerate(self.names)
+        ]
         return self._trained(x.expand(len(draws), -1), draws)
 
     def _trained(self, X: Tensor, draws: list[Tensor | None]) -> NetworkPoint:
@@ -429,11 +543,17 @@ class PersonalModuleOracle(Envelopes):
 
         The gradient of F_i is γ(x − u) in personal layers, and that of f_i at u in shared ones.
         """
-        losses, steps, L = X.new_empty(len(X)), torch.empty_like(X), self.inner.constants().smoothness
-        own, gradients = self.anchor.own, torch.empty_like(X)
-        for i, (x, rows, gamma) in enumerate(zip(X, draws, self.anchor.gamma.tolist(), strict=True)):
+        losses = X.new_empty(len(X))
+        steps = torch.empty_like(X)
+        L = self.inner.constants().smoothness
+        own = self.anchor.own
+        gradients = torch.empty_like(X)
+        for i, (x, rows, gamma) in enumerate(
+            zip(X, draws, self.anchor.gamma.tolist(), strict=True)
+        ):
             plan = ProximalPlan(gamma, torch.ones_like(x), INNER)
-            go, whole = pace(plan, L[[i]], 0.0), partial(self.inner.gradient, i, rows=rows)
+            go = pace(plan, L[[i]], 0.0)
+            whole = partial(self.inner.gradient, i, rows=rows)
             personal = whole if own is None else partial(_within, whole, own)
             model = LocalModel(personal, x, float(whole(x)[0]), torch.zeros_like(x), plan)
             steps[i] = model.approach(float(go.rates[0]), float(go.momenta[0]), go.steps)
@@ -443,18 +563,26 @@ class PersonalModuleOracle(Envelopes):
         return NetworkPoint(X[0], losses, steps, gradients)
 
     def local_updates(
-        self, x: Tensor, at: NetworkPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: NetworkPoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> StackedDisplacements:
         """Take J local steps of every client, each after its own training."""
-        each, rates = x.new_zeros(len(self.names), len(x)), self.rates(plan)[:, None]
-        pull, draws = each + shift(at, correction), [Draws(plan.key, [name]) for name in self.names]
+        each = x.new_zeros(len(self.names), len(x))
+        rates = self.rates(plan)[:, None]
+        pull = each + shift(at, correction)
+        draws = [Draws(plan.key, [name]) for name in self.names]
         for t in range(plan.steps):
             go = plan.makes(t, x) * rates
             rows = [self.inner._draw(i, plan.batch_size, own) for i, own in enumerate(draws)]
             each = each + go * (self._trained(x - each, rows).gradients + pull - plan.prox * each)
         return StackedDisplacements(each)
 
-    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
+    def proximal_steps(
+        self, at: Any, correction: Tensor, plan: ProximalPlan
+    ) -> StackedDisplacements:
         """Refuse: personal networks have no second derivatives."""
         return at.refuse()  # type: ignore[no-any-return]
 
@@ -469,8 +597,14 @@ def lowest(oracle: Any) -> Tensor:
     """Return min_u f_i(u) of every client with a linear model, to the accuracy of its arithmetic."""
     inner = oracle.inner if isinstance(oracle, PersonalOracle) else oracle
     if not isinstance(inner, LinearOracle):
-        raise InputError("The clients' own optima are known for Linear models only: give offset= as numbers.")
+        raise InputError(
+            "clients-own-optima",
+            "The clients' own optima are known for Linear models only: give offset= as numbers.",
+        )
     squared = isinstance(inner, QuadraticOracle | WideOracle)
     if inner.l2 == 0 and not squared:
-        raise InputError("The clients' own optima need l2 > 0: without it a loss may have no minimum.")
+        raise InputError(
+            "clients-own-optima",
+            "The clients' own optima need l2 > 0: without it a loss may have no minimum.",
+        )
     return bound(inner, Anchor(inner.l2, torch.zeros_like(inner.smoothness))).losses(inner.start())

@@ -41,9 +41,13 @@ from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
 WORTH = 1.2  # compress clients with more samples than this many times the features
-FEW = 2**15  # numbers in all features up to which a pass over them takes no longer than one over fewer rows
+FEW = (
+    2**15
+)  # numbers in all features up to which a pass over them takes no longer than one over fewer rows
 KEPT = 2**22  # numbers in all RᵀR up to which they are stored
-TOGETHER = 4  # times as many rows as columns are decomposed at a time if rows are read piece by piece
+TOGETHER = (
+    4  # times as many rows as columns are decomposed at a time if rows are read piece by piece
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,9 @@ class Compressed:
     def sizes(self) -> tuple[Tensor, Tensor]:
         """Bounds on S = ‖A‖/√m and ‖y‖/√m of every client."""
         y, share = self.fine.exact
-        targets = self.fine.layout.segment_sum(share * numerics.norm_above(y, 1).square()) + self.constant
+        targets = (
+            self.fine.layout.segment_sum(share * numerics.norm_above(y, 1).square()) + self.constant
+        )
         return self.fine.levers[2].sqrt(), SAFE * targets.sqrt()
 
     def off(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -88,21 +94,26 @@ class Compressed:
 
 def compress(rows: StackedSamples) -> Compressed:
     """Compress every client with more rows than needed (once, when the data is bound)."""
-    features, sizes = rows.A.shape[1], rows.layout.sizes
+    features = rows.A.shape[1]
+    sizes = rows.layout.sizes
     constant = torch.zeros(len(rows.layout), dtype=torch.float64, device=sizes.device)
     enough = rows.stored or sum(rows.layout.lengths) * features > FEW
     tall = [block for block in rows.blocks if enough and block.rows.shape[1] >= WORTH * features]
     if not tall:
         return Compressed(rows, rows, constant, torch.zeros_like(constant), fewer=False)
-    everyone, noise = len(tall) == len(rows.blocks), torch.zeros_like(constant)
+    everyone = len(tall) == len(rows.blocks)
+    noise = torch.zeros_like(constant)
     shorter = torch.full_like(sizes, everyone, dtype=torch.bool)
     for block in () if everyone else tall:
         shorter[block.clients] = True
     short = zip(rows.layout.lengths, shorter.tolist(), strict=True)
-    layout = Ragged([min(m, features) if cut else m for m, cut in short], rows.A.device, torch.float64)
+    layout = Ragged(
+        [min(m, features) if cut else m for m, cut in short], rows.A.device, torch.float64
+    )
     A, y = (constant.new_empty(sum(layout.lengths), width) for width in (features, rows.y.shape[1]))
     if not everyone:
-        own, given = ~shorter[layout.owner], ~shorter[rows.layout.owner]
+        own = ~shorter[layout.owner]
+        given = ~shorter[rows.layout.owner]
         A[own], y[own] = rows.A[given].double(), rows.y[given].double()
 
     def work(block: PaddedBlock) -> None:
@@ -112,7 +123,9 @@ def compress(rows: StackedSamples) -> Compressed:
             R, noise[block.clients] = numerics.triangle_of(torch.cat(rows.alone(block), -1))
         layout.put(A, block.clients, R[:, :features, :features])
         layout.put(y, block.clients, R[:, :features, features:])
-        constant[block.clients] = R[:, features:, features:].square().sum((1, 2)) / sizes[block.clients]
+        constant[block.clients] = (
+            R[:, features:, features:].square().sum((1, 2)) / sizes[block.clients]
+        )
 
     numerics.parallel_map(work, tall, A.device)
     fine = StackedSamples(A, y, layout, 1 / sizes[layout.owner].double())
@@ -132,7 +145,8 @@ def in_format(fine: StackedSamples, dtype: torch.dtype) -> StackedSamples:
 def triangle(A: MappedMatrix, y: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `triangle_of` [A y] in one pass: the triangle of a part is stacked on the next part."""
     width = A.shape[1] + y.shape[1]
-    R, G = A.new_zeros(1, 0, width), A.new_zeros(1, width, width)
+    R = A.new_zeros(1, 0, width)
+    G = A.new_zeros(1, width, width)
     waiting: list[Tensor] = []
     rows = parts = longest = 0
     for at, values in A.stream():
@@ -149,14 +163,18 @@ def triangle(A: MappedMatrix, y: Tensor) -> tuple[Tensor, Tensor]:
 def taken_in(R: Tensor, G: Tensor, more: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Update the triangle and the products of columns with more rows."""
     new = torch.cat(more)[None]
-    return torch.geqrf(torch.cat([R, new], 1))[0][:, : new.shape[2]].triu(), G + numerics.gram(new)[0]
+    return torch.geqrf(torch.cat([R, new], 1))[0][:, : new.shape[2]].triu(), G + numerics.gram(new)[
+        0
+    ]
 
 
 class CompressedPoint(LinearPoint):
     """All clients at one x, from compressed rows."""
 
     def __init__(self, data: Compressed, loss: Loss, l2: float, x: Tensor, outputs: int) -> None:
-        super().__init__(data.rows, loss, l2, x, outputs, data.fine, data.constant if data.fewer else None)
+        super().__init__(
+            data.rows, loss, l2, x, outputs, data.fine, data.constant if data.fewer else None
+        )
         self.data = data
 
     def rounding(self) -> tuple[Tensor, Tensor]:
@@ -168,11 +186,14 @@ class CompressedPoint(LinearPoint):
         if not self.data.fewer:
             return loss, gradient
         more = self.data.off(self.size)
-        return loss + numerics.gamma(self.outputs**2 + 8) * self.data.constant + more[0], gradient + more[1]
+        return loss + numerics.gamma(self.outputs**2 + 8) * self.data.constant + more[
+            0
+        ], gradient + more[1]
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Return VᵀH_iV; for V = I the Hessians themselves, without a product."""
-        k, eye = V.shape[1], torch.eye(V.shape[1], dtype=V.dtype, device=V.device)
+        k = V.shape[1]
+        eye = torch.eye(V.shape[1], dtype=V.dtype, device=V.device)
         if self.outputs > 1 or self.rows.stored or V.shape != eye.shape or not torch.equal(V, eye):
             return super().curvatures(V)
         out = V.new_empty(len(self.rows.layout), k, k)
@@ -180,7 +201,9 @@ class CompressedPoint(LinearPoint):
             if V.dtype == torch.float64 and (G := self.data.grams.get(block.number)) is not None:
                 out[block.clients] = (2 * self.rows.shares[block.clients])[:, None, None] * G
             else:
-                out[block.clients] = numerics.squared(self.rows.of(block)[0] * (2 * block.weight).sqrt()[..., None])
+                out[block.clients] = numerics.squared(
+                    self.rows.of(block)[0] * (2 * block.weight).sqrt()[..., None]
+                )
         out.diagonal(dim1=1, dim2=2).add_(self.l2)
         return out
 
@@ -204,8 +227,11 @@ class Rotated:
 
 def rotate(rows: StackedSamples) -> Rotated:
     """Rotate every client's rows to orthogonal ones."""
-    features, epsilon = rows.A.shape[1], torch.finfo(rows.A.dtype).eps
-    layout = Ragged([min(size, features) for size in rows.layout.lengths], rows.A.device, rows.A.dtype)
+    features = rows.A.shape[1]
+    epsilon = torch.finfo(rows.A.dtype).eps
+    layout = Ragged(
+        [min(size, features) for size in rows.layout.lengths], rows.A.device, rows.A.dtype
+    )
     A = rows.A.new_zeros(len(layout.owner), features)
 
     def work(block: PaddedBlock) -> None:
@@ -222,7 +248,9 @@ class Gain:
     """ϕ_i(H_i) = ϕ_i(l2) I + Ã_iᵀ diag(gain) Ã_i of all clients, for ϕ of eigenvalues and their clients."""
 
     def __init__(self, data: Rotated, least: float, phi: Profile) -> None:
-        owner, norms, everyone = data.rows.layout.owner, data.norms, torch.arange(len(data.rows.layout))
+        owner = data.rows.layout.owner
+        norms = data.norms
+        everyone = torch.arange(len(data.rows.layout))
         everyone = everyone.to(norms.device)
         self.rows, self.base = data.rows, phi(norms.new_full((len(everyone),), least), everyone)
         gain = phi(data.eigenvalues + least, owner) - self.base[owner]
@@ -247,14 +275,20 @@ class ClosedSteps:
     to one for each client (`_general`), and which points it knows by their rows (`_whole`).
     """
 
-    _made: tuple[LocalPlan, Any] | None = None  # ϕ_i of the last plan is cached, because rounds repeat it
+    _made: tuple[LocalPlan, Any] | None = (
+        None  # ϕ_i of the last plan is cached, because rounds repeat it
+    )
 
-    def local_updates(self: Any, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> Any:
+    def local_updates(
+        self: Any, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan
+    ) -> Any:
         """Apply ϕ_i(H_i) to the first corrected gradient; take minibatch steps one by one."""
         if plan.batch_size is not None:
             return super().local_updates(x, at, correction, plan)  # type: ignore[misc]
         if self._knows(at, x):
-            return self._common(self._phi(plan), torch.zeros_like(x) if correction is None else correction)
+            return self._common(
+                self._phi(plan), torch.zeros_like(x) if correction is None else correction
+            )
         return self._general(self._phi(plan), self.evaluate(x).each() + shift(at, correction))
 
     def _knows(self: Any, at: Any, x: Tensor) -> bool:
@@ -274,13 +308,17 @@ class QuadraticDisplacements:
     """d_i = ϕ_i(H_i) c of all clients for one common c; summed over clients by two matrix products."""
 
     def __init__(self, gain: Gain, c: Tensor) -> None:
-        self.gain, self.c = gain, c
+        self.gain = gain
+        self.c = c
 
     def sum(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ gain ∘ Ã c)."""
         rows = self.gain.rows
         along = (rows.A @ self.c).mul_(self.gain.gain[:, None])
-        return ((weights @ self.gain.base) * self.c + transposed(rows.A, rows.layout.scaled(along, weights))).flatten()
+        return (
+            (weights @ self.gain.base) * self.c
+            + transposed(rows.A, rows.layout.scaled(along, weights))
+        ).flatten()
 
     def each(self) -> Tensor:
         """Return the d_i themselves."""
@@ -302,7 +340,9 @@ class RotatedSteps(ClosedSteps):
 class QuadraticOracle(RotatedSteps, LinearOracle):
     """A `LinearOracle` whose full-gradient local steps are in closed form."""
 
-    _part: tuple[QuadraticOracle, list[int]] | None = None  # the oracle and the clients that these were selected from
+    _part: tuple[QuadraticOracle, list[int]] | None = (
+        None  # the oracle and the clients that these were selected from
+    )
 
     @property
     def most_rows(self) -> float:  # type: ignore[override]
@@ -325,9 +365,11 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """Largest eigenvalue of every H_i − l2 I, and a lower bound on the smallest."""
-        rows, d = self.compressed.fine, self.rows.A.shape[1]
+        rows = self.compressed.fine
+        d = self.rows.A.shape[1]
         share = rows.layout.segment_max(rows.exact[1])
-        top, bottom = torch.zeros_like(share), torch.zeros_like(share)
+        top = torch.zeros_like(share)
+        bottom = torch.zeros_like(share)
 
         def work(block: PaddedBlock) -> None:
             who = block.clients
@@ -337,7 +379,9 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
             if G is not None and len(rows.layout) * d**2 <= KEPT and not rows.stored:
                 self.compressed.grams[block.number] = G
             top[who] = 2 * share[who] * largest
-            bottom[who] = torch.where(rows.layout.sizes[who] >= d, (1 - 8 * UNIT) * 2 * share[who] * smallest, 0)
+            bottom[who] = torch.where(
+                rows.layout.sizes[who] >= d, (1 - 8 * UNIT) * 2 * share[who] * smallest, 0
+            )
 
         numerics.parallel_map(work, rows.blocks, top.device)
         return top.to(self.rows.A.dtype), bottom
@@ -360,7 +404,9 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         chosen._part = self, clients
         return chosen
 
-    def evaluate(self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)) -> LinearPoint:
+    def evaluate(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> LinearPoint:
         """Evaluate losses and gradients from compressed rows; minibatches need the samples themselves."""
         if batch_size is not None:
             return super().evaluate(x, batch_size, key)
@@ -376,7 +422,12 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
         """Take local steps in closed form; a single step needs no decomposition."""
-        if plan.batch_size is None and plan.steps == 1 and correction is not None and self._knows(at, x):
+        if (
+            plan.batch_size is None
+            and plan.steps == 1
+            and correction is not None
+            and self._knows(at, x)
+        ):
             c = correction.view(-1, self.outputs)
             return SpanDisplacements(self.compressed.rows, c, self.rates(plan).flatten(), None)
         steps: Displacements = super().local_updates(x, at, correction, plan)
@@ -389,7 +440,9 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
     def _function(self, phi: Profile) -> Gain:
         return Gain(self.rotated, self.l2, phi)
 
-    def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+    def proximal_steps(
+        self, at: LinearPoint, correction: Tensor, plan: ProximalPlan
+    ) -> Displacements:
         """Return (H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""
         c = correction.view(-1, self.outputs)
         e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[None, :, :1]
@@ -398,7 +451,9 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         def work(block: PaddedBlock) -> None:
             A, _ = at.rows.of(block)
             R = A * (2 * block.weight).sqrt()[..., None]
-            each[block.clients] = numerics.regularised(R, e, raises=True)(c.expand(len(R), *c.shape))
+            each[block.clients] = numerics.regularised(R, e, raises=True)(
+                c.expand(len(R), *c.shape)
+            )
 
         numerics.parallel_map(work, at.rows.blocks, c.device)
         return StackedDisplacements(each.flatten(1))

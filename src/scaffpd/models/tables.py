@@ -34,12 +34,20 @@ from torch import Tensor
 
 from scaffpd.data.table import FORMATS, Selection, Table
 from scaffpd.errors import InputError
-from scaffpd.models.numerics import EXACT, parallel_map, power_iteration, random_direction, thread_count
+from scaffpd.models.numerics import (
+    EXACT,
+    parallel_map,
+    power_iteration,
+    random_direction,
+    thread_count,
+)
 from scaffpd.models.oracle import check_range
 from scaffpd.system import format_bytes, free_memory
 
 Numbers = NDArray[np.int64]
-LYING, COPIED = 2**22, 2**19  # numbers in a piece: in place, and in a buffer
+# numbers in a piece: in place, and in a buffer
+LYING = 2**22
+COPIED = 2**19
 RUN = 2**14  # numbers in consecutive rows above which they become a piece
 
 
@@ -55,7 +63,8 @@ class Tables:
     """Tables of equal width, one after the other."""
 
     def __init__(self, tables: Sequence[Table]) -> None:
-        self.tables, self.columns = list(tables), tables[0].values.shape[1]
+        self.tables = list(tables)
+        self.columns = tables[0].values.shape[1]
         # One number is skipped between two tables, so that no run continues from one to the next.
         self.bases: Numbers = np.cumsum([0, *(len(table) + 1 for table in tables[:-1])])
 
@@ -69,7 +78,10 @@ class Tables:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             arrays = [table.values for table in self.tables]
-            return [torch.from_numpy(a if min(a.strides) >= 0 else np.ascontiguousarray(a)) for a in arrays]
+            return [
+                torch.from_numpy(a if min(a.strides) >= 0 else np.ascontiguousarray(a))
+                for a in arrays
+            ]
 
     def lying(self, numbers: Numbers) -> tuple[Tensor, float] | None:
         """Return consecutive rows in place, with their scale; else `None`."""
@@ -81,12 +93,18 @@ class Tables:
 
     def cut(self, numbers: Numbers, dtype: torch.dtype) -> list[Piece]:
         """Cut rows into pieces: runs, and the scattered rows between them."""
-        order = None if bool((numbers[1:] >= numbers[:-1]).all()) else np.argsort(numbers, kind="stable")
+        order = (
+            None
+            if bool((numbers[1:] >= numbers[:-1]).all())
+            else np.argsort(numbers, kind="stable")
+        )
         numbers = numbers if order is None else numbers[order]
         breaks = np.flatnonzero(np.diff(numbers) != 1) + 1
-        starts, ends = np.append(0, breaks), np.append(breaks, len(numbers))
+        starts = np.append(0, breaks)
+        ends = np.append(breaks, len(numbers))
         long = (ends - starts) * self.columns >= RUN
-        runs, tables = set(starts[long].tolist()), np.searchsorted(numbers, self.bases)
+        runs = set(starts[long].tolist())
+        tables = np.searchsorted(numbers, self.bases)
         edges = np.unique(np.concatenate([[0, len(numbers)], starts[long], ends[long], tables]))
         pieces = []
         for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -94,12 +112,18 @@ class Tables:
             lies = first in runs and self.values[table].dtype == dtype
             size = max(1, (LYING if lies else COPIED) // self.columns)
             for k in range(first, last, size):
-                at = np.arange(k, min(k + size, last)) if order is None else order[k : min(k + size, last)]
+                at = (
+                    np.arange(k, min(k + size, last))
+                    if order is None
+                    else order[k : min(k + size, last)]
+                )
                 own = numbers[k : min(k + size, last)] - self.bases[table]
                 pieces.append(Piece(_positions(at), table, _positions(own)))
         return pieces
 
-    def read(self, pieces: Sequence[Piece], dtype: torch.dtype) -> Iterator[tuple[slice | Tensor, Tensor, float]]:
+    def read(
+        self, pieces: Sequence[Piece], dtype: torch.dtype
+    ) -> Iterator[tuple[slice | Tensor, Tensor, float]]:
         """Yield (which, values, scale) of every piece; values are valid until the next piece."""
         for number in {piece.table for piece in pieces}:
             self.tables[number].check()
@@ -143,15 +167,23 @@ def _consecutive(numbers: Numbers) -> bool:
 
 def _positions(numbers: Numbers) -> slice | Tensor:
     first = int(numbers[0])
-    return slice(first, first + len(numbers)) if _consecutive(numbers) else torch.from_numpy(numbers)
+    return (
+        slice(first, first + len(numbers)) if _consecutive(numbers) else torch.from_numpy(numbers)
+    )
 
 
 PIECE = 64 * 2**20  # numbers that are converted at a time
 FINE = 2**16  # numbers at a time for double precision in main memory: half a megabyte
 TERMS = 8192  # terms of a sum that matrix units may add up
-ACCUMULATES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)  # torch.mm knows out_dtype
+ACCUMULATES = tuple(map(int, torch.__version__.split(".")[:2])) >= (
+    2,
+    8,
+)  # torch.mm knows out_dtype
 COLUMNS = 8  # products in half precision run at full speed for multiples of this
-DIGITS, LARGEST, SMALLEST = 11, 14, -126  # of a half: binary digits, the exponent that x is scaled to; the least 2^e
+# of a half: binary digits, the exponent that x is scaled to; the least 2^e
+DIGITS = 11
+LARGEST = 14
+SMALLEST = -126
 
 
 class TableMatrix(ABC):
@@ -206,8 +238,13 @@ class Transposed:
 class StoredMatrix(TableMatrix):
     """Matrix A = scale · values; values in parts of consecutive rows, none of them copied."""
 
-    def __init__(self, parts: Sequence[Tensor], scale: float, dtype: torch.dtype, rough: bool = False) -> None:
-        self.parts, self.scale, self.dtype, self.rough = list(parts), scale, dtype, rough
+    def __init__(
+        self, parts: Sequence[Tensor], scale: float, dtype: torch.dtype, rough: bool = False
+    ) -> None:
+        self.parts = list(parts)
+        self.scale = scale
+        self.dtype = dtype
+        self.rough = rough
         self.device = self.parts[0].device
         self.shape = (sum(map(len, self.parts)), self.parts[0].shape[1])
 
@@ -224,11 +261,18 @@ class StoredMatrix(TableMatrix):
         """Return AᵀV."""
         if self._split(V):
             halves, factor = split_halves(V, self.rough)
-            pairs = zip(self.parts, torch.split(halves, [len(part) for part in self.parts]), strict=True)
-            products = [join_halves(_mm(part.T, v, self.rough), self.scale * factor, V.shape[-1], self.rough)
-                        for part, v in pairs]  # fmt: skip
+            pairs = zip(
+                self.parts, torch.split(halves, [len(part) for part in self.parts]), strict=True
+            )
+            products = [
+                join_halves(
+                    _mm(part.T, v, self.rough), self.scale * factor, V.shape[-1], self.rough
+                )
+                for part, v in pairs
+            ]
             return products[0] if len(products) == 1 else torch.stack(products).sum(0)
-        start, out = 0, V.new_zeros(self.shape[1], V.shape[1])
+        start = 0
+        out = V.new_zeros(self.shape[1], V.shape[1])
         for piece in self._pieces():
             out += piece.T @ V[start : start + len(piece)]
             start += len(piece)
@@ -241,7 +285,9 @@ class StoredMatrix(TableMatrix):
             halves, factor = split_halves(G)
             products = [_mm(part, g) for part, g in zip(parts, halves, strict=True)]
             return join_halves(torch.cat(products), self.scale * factor, G.shape[-1])
-        return self.scale * torch.cat([part.to(self.dtype) @ g for part, g in zip(parts, G, strict=True)])
+        return self.scale * torch.cat(
+            [part.to(self.dtype) @ g for part, g in zip(parts, G, strict=True)]
+        )
 
     def transposed_each(self, V: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return A_iᵀV_i of clients with `sizes` rows, (N, features, k)."""
@@ -249,18 +295,25 @@ class StoredMatrix(TableMatrix):
         if self._split(V):
             halves, factor = split_halves(V)
             pairs = zip(parts, torch.split(halves, list(sizes)), strict=True)
-            return join_halves(torch.stack([_mm(part.T, v) for part, v in pairs]), self.scale * factor, V.shape[-1])
+            return join_halves(
+                torch.stack([_mm(part.T, v) for part, v in pairs]), self.scale * factor, V.shape[-1]
+            )
         pairs = zip(parts, torch.split(V, list(sizes)), strict=True)
         return self.scale * torch.stack([part.to(self.dtype).T @ v for part, v in pairs])
 
     def _by_client(self, sizes: Sequence[int]) -> list[Tensor]:
-        return self.parts if len(self.parts) == len(sizes) else list(torch.split(self.parts[0], list(sizes)))
+        return (
+            self.parts
+            if len(self.parts) == len(sizes)
+            else list(torch.split(self.parts[0], list(sizes)))
+        )
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return rows (an index of any shape), converted and scaled."""
         if len(self.parts) == 1:
             return self.scale * self.parts[0][rows].to(self.dtype)
-        out, start = self.new_zeros(*rows.shape, self.shape[1]), 0
+        out = self.new_zeros(*rows.shape, self.shape[1])
+        start = 0
         for part in self.parts:
             inside = (rows >= start) & (rows < start + len(part))
             out[inside] = part[rows[inside] - start].to(self.dtype)
@@ -285,7 +338,8 @@ class StoredMatrix(TableMatrix):
 
     def squares(self, V: Tensor) -> Tensor:
         """Return (A ∘ A)ᵀV."""
-        start, out = 0, V.new_zeros(self.shape[1], V.shape[1])
+        start = 0
+        out = V.new_zeros(self.shape[1], V.shape[1])
         for piece in self._pieces():
             out += piece.square().T @ V[start : start + len(piece)]
             start += len(piece)
@@ -326,10 +380,16 @@ class StoredMatrix(TableMatrix):
 
 def split_halves(X: Tensor, rough: bool = False) -> tuple[Tensor, Tensor]:
     """Return [h l] (or h alone) and 2^e with X = 2^e (h + 2⁻¹¹ l), padded to a multiple of `COLUMNS`."""
-    exponent = (torch.frexp(torch.stack(X.aminmax()).abs().amax()).exponent - LARGEST).clamp_min(SMALLEST)
-    factor, columns = torch.ldexp(torch.ones((), device=X.device), exponent), X.shape[-1]
-    scaled, width = X / factor, columns if rough else 2 * columns
-    both = torch.empty(*X.shape[:-1], width + -width % COLUMNS, dtype=torch.float16, device=X.device)
+    exponent = (torch.frexp(torch.stack(X.aminmax()).abs().amax()).exponent - LARGEST).clamp_min(
+        SMALLEST
+    )
+    factor = torch.ldexp(torch.ones((), device=X.device), exponent)
+    columns = X.shape[-1]
+    scaled = X / factor
+    width = columns if rough else 2 * columns
+    both = torch.empty(
+        *X.shape[:-1], width + -width % COLUMNS, dtype=torch.float16, device=X.device
+    )
     high = both[..., :columns].copy_(scaled)
     if not rough:
         torch.mul(scaled.sub_(high), 2**DIGITS, out=both[..., columns:width])
@@ -371,8 +431,14 @@ class MappedMatrix(TableMatrix):
 
     device = torch.device("cpu")
 
-    def __init__(self, tables: Tables, numbers: Numbers, intercept: bool, dtype: torch.dtype, power: int = 1) -> None:
-        self.tables, self.numbers, self.intercept, self.dtype, self.power = tables, numbers, intercept, dtype, power
+    def __init__(
+        self, tables: Tables, numbers: Numbers, intercept: bool, dtype: torch.dtype, power: int = 1
+    ) -> None:
+        self.tables = tables
+        self.numbers = numbers
+        self.intercept = intercept
+        self.dtype = dtype
+        self.power = power
         self.columns = tables.columns
         self.shape = len(numbers), self.columns + intercept
 
@@ -391,7 +457,8 @@ class MappedMatrix(TableMatrix):
 
     def __matmul__(self, X: Tensor) -> Tensor:
         """Return A X."""
-        out, inner = self.new_empty(len(self), X.shape[1]), X[: self.columns]
+        out = self.new_empty(len(self), X.shape[1])
+        inner = X[: self.columns]
 
         def work(pieces: list[Piece]) -> None:
             for at, values, scale in self._read(pieces):
@@ -422,7 +489,12 @@ class MappedMatrix(TableMatrix):
         """Yield all rows, scaled and with their intercept, some at a time and in the order of the tables."""
         for at, values, scale in self._read(self._pieces):
             scaled = values if scale == 1 else scale * values
-            yield at, torch.cat([scaled, scaled.new_ones(len(scaled), 1)], 1) if self.intercept else scaled
+            yield (
+                at,
+                torch.cat([scaled, scaled.new_ones(len(scaled), 1)], 1)
+                if self.intercept
+                else scaled,
+            )
 
     def largest_eigenvalue(self) -> Tensor:
         """Return λ_max(AᵀA), exact for few columns, else from above."""
@@ -433,20 +505,25 @@ class MappedMatrix(TableMatrix):
             top: Tensor = torch.linalg.eigvalsh(gram)[-1]
             return top.clamp_min(0)
         start = random_direction(self.new_empty(self.shape[1], 1))
-        return torch.minimum(power_iteration(lambda v: self.T @ (self @ v), start), self.norms.square().sum())
+        return torch.minimum(
+            power_iteration(lambda v: self.T @ (self @ v), start), self.norms.square().sum()
+        )
 
     def __getitem__(self, rows: slice | Tensor) -> Tensor:
         """Return rows (a slice, a mask, or an index of any shape) as a tensor: a view if possible."""
         numbers = self.numbers[rows if isinstance(rows, slice) else rows.numpy()]
-        lying = None if self.intercept or not isinstance(rows, slice) else self.tables.lying(numbers)
+        lying = (
+            None if self.intercept or not isinstance(rows, slice) else self.tables.lying(numbers)
+        )
         if lying is not None and lying[0].dtype == self.dtype and lying[1] == self.power == 1:
             return lying[0]
         size = numbers.size * self.shape[1] * self.dtype.itemsize
         if size > CHECKED and size > (have := free_memory(self.device)):
             raise InputError(
+                "rows-features-needed",
                 f"{numbers.size:,} rows of features are needed at a time, {format_bytes(size)}, and "
                 f"{format_bytes(have)} are free: "
-                "take minibatches, or a table that has each client's rows together and in the number format of x."
+                "take minibatches, or a table that has each client's rows together and in the number format of x.",
             )
         out = self.new_empty(numbers.size, self.shape[1])
         for at, values, scale in self._read(self.tables.cut(numbers.ravel(), self.dtype)):
@@ -493,11 +570,20 @@ class MappedMatrix(TableMatrix):
 
     def check(self, names: Sequence[str], sizes: Sequence[int]) -> None:
         """Refuse numbers that are not finite or too large, found by the norms of their rows."""
-        limit, ends = torch.finfo(self.dtype).max ** 0.5 * 1e-4, np.cumsum(sizes)
+        limit = torch.finfo(self.dtype).max ** 0.5 * 1e-4
+        ends = np.cumsum(sizes)
         for row in torch.nonzero(~(self.norms <= limit))[:, 0].tolist():
-            check_range([names[int(np.searchsorted(ends, row, side="right"))]], [1], self[row : row + 1], "feature")
+            check_range(
+                [names[int(np.searchsorted(ends, row, side="right"))]],
+                [1],
+                self[row : row + 1],
+                "feature",
+            )
 
     def contents(self) -> list[Tensor]:
         """Return the tables' fingerprints and the row numbers."""
         tables = repr([table.identity for table in self.tables.tables]).encode()
-        return [torch.from_numpy(np.frombuffer(tables, dtype=np.uint8).copy()), torch.from_numpy(self.numbers)]
+        return [
+            torch.from_numpy(np.frombuffer(tables, dtype=np.uint8).copy()),
+            torch.from_numpy(self.numbers),
+        ]

@@ -28,7 +28,15 @@ from scaffpd.federation import Constants, LocalPlan, ProximalPlan
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import SAFE, GraphReplay, gamma, norm_above, skewness, tensor_cores, unexplained
+from scaffpd.models.numerics import (
+    SAFE,
+    GraphReplay,
+    gamma,
+    norm_above,
+    skewness,
+    tensor_cores,
+    unexplained,
+)
 from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name
 from scaffpd.models.quadratic import ClosedSteps, Profile
 from scaffpd.models.tables import StoredMatrix
@@ -41,7 +49,8 @@ class Spectrum:
     """Eigenvectors U of every client's K_i, and the eigenvalues s of all of them in one stack."""
 
     def __init__(self, parts: Sequence[StoredMatrix], layout: Ragged) -> None:
-        self.layout, self.vectors = layout, []
+        self.layout = layout
+        self.vectors = []
         values = []
         for part in parts:
             s, U = torch.linalg.eigh(part.gram())
@@ -56,8 +65,10 @@ class Spectrum:
         """Select some of the clients."""
         chosen = object.__new__(Spectrum)
         picked = self.layout.rows_of(clients)
-        chosen.layout, chosen.vectors = layout, [self.vectors[i] for i in clients]
-        chosen.values, chosen.curvature = self.values[picked], self.curvature[picked]
+        chosen.layout = layout
+        chosen.vectors = [self.vectors[i] for i in clients]
+        chosen.values = self.values[picked]
+        chosen.curvature = self.curvature[picked]
         chosen._errors = None if self._errors is None else self._errors[clients]
         return chosen
 
@@ -69,11 +80,20 @@ class Spectrum:
 
     def _triples(self, rows: StackedSamples) -> list[tuple[StoredMatrix, Tensor, Tensor]]:
         wide = rows.products.wide if isinstance(rows.products.wide, StoredMatrix) else store(rows)
-        return list(zip(wide.clients(rows.layout.lengths), self.vectors, self._split(self.values), strict=True))
+        return list(
+            zip(
+                wide.clients(rows.layout.lengths),
+                self.vectors,
+                self._split(self.values),
+                strict=True,
+            )
+        )
 
     def _error(self, A: StoredMatrix, U: Tensor, s: Tensor) -> Tensor:
-        K, unit = A.gram(), torch.finfo(s.dtype).eps
-        U, s = U.double()[None], s.double()
+        K = A.gram()
+        unit = torch.finfo(s.dtype).eps
+        U = U.double()[None]
+        s = s.double()
         terms = gamma(A.shape[1] + 8) * K.diagonal().sum()
         made = norm_above(unexplained(K[None], U * s, U.mT)[0], 0)
         return SAFE * (made + terms + (3 * skewness(U)[0] + 4 * unit) * norm_above(s, 0))
@@ -81,13 +101,17 @@ class Spectrum:
     def within(self, V: Tensor) -> Tensor:
         """Return UᵀV, client by client."""
         if self.layout.equal and V.is_cuda:
-            return torch.bmm(self._together.mT, V.reshape(len(self.vectors), -1, V.shape[1])).view_as(V)
+            return torch.bmm(
+                self._together.mT, V.reshape(len(self.vectors), -1, V.shape[1])
+            ).view_as(V)
         return torch.cat([U.T @ v for U, v in zip(self.vectors, self._split(V), strict=True)])
 
     def back(self, V: Tensor) -> Tensor:
         """Return U V, client by client."""
         if self.layout.equal and V.is_cuda:
-            return torch.bmm(self._together, V.reshape(len(self.vectors), -1, V.shape[1])).view_as(V)
+            return torch.bmm(self._together, V.reshape(len(self.vectors), -1, V.shape[1])).view_as(
+                V
+            )
         return torch.cat([U @ v for U, v in zip(self.vectors, self._split(V), strict=True)])
 
     @cached_property
@@ -106,7 +130,8 @@ class SpectralFunction:
 
     def __init__(self, spectrum: Spectrum, least: float, phi: Profile, rough: bool = False) -> None:
         self.rough = rough
-        n, owner = len(spectrum.layout), spectrum.layout.owner
+        n = len(spectrum.layout)
+        owner = spectrum.layout.owner
         s = spectrum.values
         everyone = torch.arange(n, device=s.device)
         self.spectrum, self.base = spectrum, phi(s.new_full((n,), least), everyone)
@@ -125,13 +150,17 @@ class SpectralFunction:
         inside = self.spectrum.values[:, None] * self.spectrum.within(rho)
         if isinstance(T, Tensor):
             inside = inside + self.spectrum.within(T)
-        return self.base[self.spectrum.layout.owner][:, None] * rho + self.spectrum.back(self.gain * inside)
+        return self.base[self.spectrum.layout.owner][:, None] * rho + self.spectrum.back(
+            self.gain * inside
+        )
 
 
 class WideDisplacements:
     """d_i = A_iᵀB_i + p_i x + q_i c of all clients."""
 
-    def __init__(self, rows: StackedSamples, B: Tensor, common: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def __init__(
+        self, rows: StackedSamples, B: Tensor, common: Sequence[tuple[Tensor, Tensor]]
+    ) -> None:
         self.rows, self.B, self.common = rows, B, list(common)
 
     def sum(self, weights: Tensor) -> Tensor:
@@ -153,7 +182,10 @@ class CommonDisplacements(WideDisplacements):
     """d_i = ϕ(H_i) c of all clients; on a GPU their sum is recorded as a whole."""
 
     def __init__(self, rows: StackedSamples, phi: SpectralFunction, c: Tensor) -> None:
-        self.rows, self.phi, self.c, self.common = rows, phi, c, [(phi.base, c)]
+        self.rows = rows
+        self.phi = phi
+        self.c = c
+        self.common = [(phi.base, c)]
 
     @cached_property
     def B(self) -> Tensor:  # type: ignore[override]  # noqa: N802
@@ -183,7 +215,10 @@ class WidePoint(LinearPoint):
         """Construct a point by a recorded graph."""
         point = object.__new__(cls)
         point.rows = point.fine = oracle.rows
-        point.loss, point.l2, point.x, point.outputs = oracle.loss, oracle.l2, x, oracle.outputs
+        point.loss = oracle.loss
+        point.l2 = oracle.l2
+        point.x = x
+        point.outputs = oracle.outputs
         point.z, point.residual, numbers = oracle.answers(x)
         point.losses, *point.bounds = numbers.cpu()
         point.oracle = oracle
@@ -211,7 +246,8 @@ class WidePoint(LinearPoint):
         """Return the c_i themselves, (N, d)."""
         if self.fine is None or self.fine.products.single:
             return self._vectors(self.residual)
-        A, share = cast(StoredMatrix, self.rows.products.wide), self.rows.exact[1]
+        A = cast(StoredMatrix, self.rows.products.wide)
+        share = self.rows.exact[1]
         each = A.transposed_each(share[:, None] * self.slopes, self.rows.layout.lengths).flatten(1)
         return each.add_(self.l2 * self.x.double()).to(self.x.dtype)
 
@@ -226,20 +262,41 @@ class WidePoint(LinearPoint):
 
     def diagonals(self) -> Tensor:
         """Return every client's diag H_i, (N, d)."""
-        bends = torch.split(self.rows.share[:, None] * self.loss.bends(self.z, self.rows.y), self.rows.layout.lengths)
+        bends = torch.split(
+            self.rows.share[:, None] * self.loss.bends(self.z, self.rows.y),
+            self.rows.layout.lengths,
+        )
         parts = clients(self.rows)
-        return torch.stack([A.squares(b).flatten() for A, b in zip(parts, bends, strict=True)]) + self.l2
+        return (
+            torch.stack([A.squares(b).flatten() for A, b in zip(parts, bends, strict=True)])
+            + self.l2
+        )
 
 
 class WideOracle(ClosedSteps, LinearOracle):
     """N clients with a linear model, squared loss and features in a table; bound to the data at first use."""
 
     def __init__(
-        self, features: list[Selection], y: Tensor, loss: Loss, l2: float, outputs: int, names: list[str],
-        device: torch.device, dtype: torch.dtype, rough: bool = False,
-    ) -> None:  # fmt: skip
-        self.features, self.y, self.device, self.dtype, self.rough = features, y, device, dtype, rough
-        self.loss, self.l2, self.outputs, self.names = loss, l2, outputs, names
+        self,
+        features: list[Selection],
+        y: Tensor,
+        loss: Loss,
+        l2: float,
+        outputs: int,
+        names: list[str],
+        device: torch.device,
+        dtype: torch.dtype,
+        rough: bool = False,
+    ) -> None:
+        self.features = features
+        self.y = y
+        self.device = device
+        self.dtype = dtype
+        self.rough = rough
+        self.loss = loss
+        self.l2 = l2
+        self.outputs = outputs
+        self.names = names
         self.dimension = features[0].shape[1] * outputs
         self.recent: list[tuple[WidePoint, int]] = []
         self.answers, self.sums = GraphReplay(self._answers), GraphReplay(self._sums)
@@ -253,7 +310,9 @@ class WideOracle(ClosedSteps, LinearOracle):
         """Return Σ_i w_i c_i at x."""
         point = object.__new__(WidePoint)
         point.rows = point.fine = self.rows
-        point.x, point.l2, point.residual = x, self.l2, residual
+        point.x = x
+        point.l2 = self.l2
+        point.residual = residual
         return point.sum(weights)
 
     @cached_property
@@ -288,7 +347,9 @@ class WideOracle(ClosedSteps, LinearOracle):
     @cached_property
     def steepest(self) -> Tensor:
         """max_j L_ij per client."""
-        return self.loss.curvature * self.rows.layout.segment_max(self.rows.norms.square()) + self.l2
+        return (
+            self.loss.curvature * self.rows.layout.segment_max(self.rows.norms.square()) + self.l2
+        )
 
     def constants(self) -> Constants:
         """Return L_i, and μ_i = l2: a client rarely has as many samples as there are features."""
@@ -297,13 +358,23 @@ class WideOracle(ClosedSteps, LinearOracle):
     def only(self, clients: list[int]) -> WideOracle:
         """Select some of the clients, as parts of the same data."""
         owner = np.repeat(np.arange(len(self.features)), [len(x) for x in self.features])
-        picked = torch.from_numpy(np.concatenate([np.flatnonzero(owner == i) for i in clients])).to(self.device)
+        picked = torch.from_numpy(np.concatenate([np.flatnonzero(owner == i) for i in clients])).to(
+            self.device
+        )
         names = [self.names[i] for i in clients]
         chosen = WideOracle(
-            [self.features[i] for i in clients], self.y[picked], self.loss, self.l2, self.outputs, names,
-            self.device, self.dtype, self.rough,
-        )  # fmt: skip
-        parts, layout = store(self.rows).clients(self.rows.layout.lengths), self.rows.layout
+            [self.features[i] for i in clients],
+            self.y[picked],
+            self.loss,
+            self.l2,
+            self.outputs,
+            names,
+            self.device,
+            self.dtype,
+            self.rough,
+        )
+        parts = store(self.rows).clients(self.rows.layout.lengths)
+        layout = self.rows.layout
         mine = StoredMatrix([parts[i].parts[0] for i in clients], parts[0].scale, self.dtype)
         own = Ragged([layout.lengths[i] for i in clients], self.device, self.dtype)
         chosen.rows = StackedSamples(cast(Tensor, mine), chosen.y, own, self.rows.share[picked])
@@ -325,12 +396,22 @@ class WideOracle(ClosedSteps, LinearOracle):
     def double(self) -> WideOracle:
         """Return the same clients and stored values, in double precision."""
         other = WideOracle(
-            self.features, self.y.double(), self.loss, self.l2, self.outputs, self.names, self.device, torch.float64
+            self.features,
+            self.y.double(),
+            self.loss,
+            self.l2,
+            self.outputs,
+            self.names,
+            self.device,
+            torch.float64,
         )
         rows = self.rows
         layout = Ragged(rows.layout.lengths, self.device, torch.float64)
         other.rows = StackedSamples(
-            cast(Tensor, store(rows).double()), other.y, layout, 1 / layout.sizes[layout.owner].double()
+            cast(Tensor, store(rows).double()),
+            other.y,
+            layout,
+            1 / layout.sizes[layout.owner].double(),
         )
         return other
 
@@ -367,33 +448,46 @@ class WideOracle(ClosedSteps, LinearOracle):
         T: Tensor | float = self.l2 * here.z if self.l2 else 0.0
         common = [(phi.base * self.l2, here.x)]
         if c is not None:
-            T, common = T + self._along(c), [*common, (phi.base, c)]
+            T = T + self._along(c)
+            common = [*common, (phi.base, c)]
         return WideDisplacements(self.rows, phi.plain(rho, T), common)
 
     def _general(self, phi: SpectralFunction, first: Tensor) -> Displacements:
         """Take steps that begin with each client's own vector, (N, d)."""
-        T = store(self.rows).each(first.view(len(first), -1, self.outputs), self.rows.layout.lengths)
+        T = store(self.rows).each(
+            first.view(len(first), -1, self.outputs), self.rows.layout.lengths
+        )
         out = spread(self.rows, phi.inner(T))
         return StackedDisplacements(out.addcmul_(phi.base[:, None], first))
 
     def _along(self, c: Tensor) -> Tensor:
         return self.rows.A @ c.view(-1, self.outputs)
 
-    def proximal_steps(self, at: LinearPoint, correction: Tensor, plan: ProximalPlan) -> Displacements:
+    def proximal_steps(
+        self, at: LinearPoint, correction: Tensor, plan: ProximalPlan
+    ) -> Displacements:
         """Return (H_i + βD)⁻¹c exactly: by the spectrum if D is constant, else by Cholesky in the space of samples."""
         D = plan.metric.view(-1, self.outputs)[:, 0]
         if at.rows is self.rows and bool((D[0] == D).all()):
             pull = float(plan.pull * D[0])
             phi = SpectralFunction(self.spectrum, self.l2 + pull, lambda h, _: 1 / h)
-            return WideDisplacements(self.rows, phi.inner(self._along(correction)), [(phi.base, correction)])
-        n, c = len(self.names), correction.view(-1, self.outputs)
-        return self.metric_steps(at.rows, c.expand(n, *c.shape), (self.l2 + plan.pull * D).expand(n, -1))
+            return WideDisplacements(
+                self.rows, phi.inner(self._along(correction)), [(phi.base, correction)]
+            )
+        n = len(self.names)
+        c = correction.view(-1, self.outputs)
+        return self.metric_steps(
+            at.rows, c.expand(n, *c.shape), (self.l2 + plan.pull * D).expand(n, -1)
+        )
 
     def metric_steps(self, rows: StackedSamples, C: Tensor, E: Tensor) -> Displacements:
         """Solve with E = diag(l2 + βD): (E + RᵀR)⁻¹c = E⁻¹c − E⁻¹Rᵀ(I + R E⁻¹Rᵀ)⁻¹R E⁻¹c, R = √(2/m) A."""
         each = []
-        for A, share, c, e in zip(clients(rows), torch.split(rows.share, rows.layout.lengths), C, E, strict=True):
-            b, root = c / e[:, None], (2 * share).sqrt()
+        for A, share, c, e in zip(
+            clients(rows), torch.split(rows.share, rows.layout.lengths), C, E, strict=True
+        ):
+            b = c / e[:, None]
+            root = (2 * share).sqrt()
             inside = root[:, None] * A.gram(1 / e) * root
             inside.diagonal().add_(1)
             solved = torch.cholesky_solve(root[:, None] * (A @ b), torch.linalg.cholesky(inside))
@@ -405,20 +499,26 @@ def load_rows(
     features: Sequence[Selection], names: Sequence[str], device: torch.device, dtype: torch.dtype
 ) -> StoredMatrix:
     """Copy the rows of all clients to the device, one client after the other, in the table's own format."""
-    table, limit = features[0].table, torch.finfo(dtype).max ** 0.5 * 1e-4
+    table = features[0].table
+    limit = torch.finfo(dtype).max ** 0.5 * 1e-4
     table.check()
     kind = torch.from_numpy(np.empty(0, dtype=table.values.dtype)).dtype
-    values, start = torch.empty(sum(map(len, features)), features[0].shape[1], dtype=kind, device=device), 0
+    values = torch.empty(sum(map(len, features)), features[0].shape[1], dtype=kind, device=device)
+    start = 0
     for name, x in zip(names, features, strict=True):
         for numbers in x.pieces():
             piece = torch.from_numpy(table.values[numbers]).to(device)
             largest = float(piece.abs().amax()) * abs(table.scale)
             if not np.isfinite(largest):
-                raise InputError(f"Client {name!r} has a NaN or infinite value in its rows of the table of features.")
+                raise InputError(
+                    "client-nan-infinite",
+                    f"Client {name!r} has a NaN or infinite value in its rows of the table of features.",
+                )
             if largest > limit:
                 raise InputError(
+                    "client-feature-beyond",
                     f"Client {name!r} has a feature beyond ±{limit:.0e}, too large for {dtype_name(dtype)}: scale the "
-                    "data first."
+                    "data first.",
                 )
             values[start : start + len(numbers)] = piece
             start += len(numbers)
@@ -436,7 +536,9 @@ def clients(rows: StackedSamples) -> list[StoredMatrix]:
     sizes = rows.layout.lengths
     if isinstance(A, StoredMatrix):
         return A.clients(sizes)
-    return [StoredMatrix([part], 1.0, part.dtype) for part in torch.split(A, sizes)]  # a minibatch, in the format of x
+    return [
+        StoredMatrix([part], 1.0, part.dtype) for part in torch.split(A, sizes)
+    ]  # a minibatch, in the format of x
 
 
 def spread(rows: StackedSamples, B: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ from scaffpd.objectives.q_fair import QFair
 from scaffpd.objectives.tilted import Tilted
 
 OBJECTIVES: dict[str, type[Objective]] = {
-    kind.__name__: kind for kind in (Average, Agnostic, ChiSquare, ChiSquareBall, CVaR, Tilted, QFair, Nash)
+    kind.__name__: kind
+    for kind in (Average, Agnostic, ChiSquare, ChiSquareBall, CVaR, Tilted, QFair, Nash)
 }
 
 
@@ -57,17 +58,29 @@ def to_values(objective: Objective) -> dict[str, Any]:
 def from_values(values: dict[str, Any]) -> Objective:
     """Read the values of `to_values`; refuse anything else."""
     given = dict(values)
-    kinds, offset = {kind.__name__: kind for kind in WEIGHED}, given.pop("offset", None)
+    kinds = {kind.__name__: kind for kind in WEIGHED}
+    offset = given.pop("offset", None)
     kind = kinds.get(str(given.pop("kind", "")))
     try:
         if kind is None:
-            raise InputError("It has no kind.")
+            raise InputError("kind-from-values", "It has no kind.")
         made = kind(**given)
         return made if offset is None else Excess(made, offset)
     except (TypeError, ValueError, InputError):
-        raise InputError("The objective for the weights cannot be read.") from None
+        raise InputError(
+            "objective-weights-read", "The objective for the weights cannot be read."
+        ) from None
 
 
 __all__ = [
-    "Agnostic", "Average", "CVaR", "ChiSquare", "ChiSquareBall", "Excess", "Nash", "Objective", "QFair", "Tilted",
-]  # fmt: skip
+    "Agnostic",
+    "Average",
+    "CVaR",
+    "ChiSquare",
+    "ChiSquareBall",
+    "Excess",
+    "Nash",
+    "Objective",
+    "QFair",
+    "Tilted",
+]

@@ -132,7 +132,7 @@ class Objective(ABC):
     def with_strength(self, value: float) -> Self:
         """Return the same objective with another strength."""
         if not self.parameter:
-            raise InputError(f"{type(self).__name__} has no strength.")
+            raise InputError("strength-with-strength", f"{type(self).__name__} has no strength.")
         return self.with_arguments(**{self.parameter: value})
 
     def arguments(self) -> dict[str, Any]:
@@ -143,7 +143,9 @@ class Objective(ABC):
         """Return the same objective with some arguments changed, which are checked; everything else stays."""
         kept = {name: value for name, value in self.arguments().items() if name not in changes}
         other = type(self)(**kept, **changes)
-        vars(other).update({k: v for k, v in vars(self).items() if k in kept or k not in vars(other)})
+        vars(other).update(
+            {k: v for k, v in vars(self).items() if k in kept or k not in vars(other)}
+        )
         return other
 
     def weights(self, n: int) -> Vector:
@@ -151,7 +153,10 @@ class Objective(ABC):
         if self.prior is None:
             return _uniform(n)
         if len(self.prior) != n:
-            raise InputError(f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are {n}.")
+            raise InputError(
+                "prior-clients",
+                f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are {n}.",
+            )
         return self.prior
 
     def value(self, weights: ArrayLike) -> float:
@@ -201,7 +206,8 @@ class Objective(ABC):
 
     def _support(self, losses: Vector) -> float:
         """Return ⟨L, λ⟩ − ψ(λ) at the maximizer, if λ sums to one."""
-        weights, worst = self._maximizer(losses), losses.max()
+        weights = self._maximizer(losses)
+        worst = losses.max()
         return float(worst + (inner(losses - worst, weights) - self._value(weights)))
 
     # Bounds for a certificate: the same numbers with their rounding errors, for p/Σp in place of p and, on the simplex,
@@ -209,7 +215,8 @@ class Objective(ABC):
 
     def _ceiling(self, losses: Vector) -> float:
         """Bound support(L) from above."""
-        value, weights = self._support(losses), self._maximizer(losses)
+        value = self._support(losses)
+        weights = self._maximizer(losses)
         size = total(np.abs(losses) * weights) + abs(self._value(weights)) + abs(value)
         return value + EPSILON * (2 * roundings(len(losses)) + 16) * size + LEAST
 
@@ -249,8 +256,9 @@ class Objective(ABC):
         convex, with a certificate; clipped vectors λ_i∇f_i would not be the gradient of any function.
         """
         raise InputError(
+            "bound-weights-limit",
             f"{type(self).__name__} has no bound on weights that could limit a client's influence: use Average, CVaR, "
-            "or ChiSquare with a cap."
+            "or ChiSquare with a cap.",
         )
 
     def _reweighed(self, shares: ArrayLike) -> Objective:
@@ -280,10 +288,14 @@ def _short(value: Any) -> str:
 def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
     p = finite_vector(owner, "prior", prior)
     if np.any(p <= 0):
-        raise InputError(f"{owner} needs prior weights that are positive, but client {np.argmin(p)} has {p.min()}.")
+        raise InputError(
+            "prior-weights-positive",
+            f"{owner} needs prior weights that are positive, but client {np.argmin(p)} has {p.min()}.",
+        )
     if p.min() < 1e-50 * p.max():
         raise InputError(
-            f"{owner} needs prior weights within a factor 1e50 of each other, got {p.min():g} and {p.max():g}."
+            "prior-weights-within",
+            f"{owner} needs prior weights within a factor 1e50 of each other, got {p.min():g} and {p.max():g}.",
         )
     normalised: Vector = p / p.max()
     normalised /= normalised.sum()
@@ -297,7 +309,10 @@ def read_scale(owner: str, name: str, value: float) -> float:
     """Check that `value` is a positive number small enough to be multiplied without overflow."""
     number = positive(owner, name, value)
     if not 1.0 / LARGEST <= number <= LARGEST:
-        raise InputError(f"{owner} needs {name} between {1.0 / LARGEST:g} and {LARGEST:g}, got {value!r}.")
+        raise InputError(
+            "between-read-scale",
+            f"{owner} needs {name} between {1.0 / LARGEST:g} and {LARGEST:g}, got {value!r}.",
+        )
     return number
 
 
@@ -307,12 +322,18 @@ def read_scales(owner: str, name: str, values: Any, n: int) -> Scale:
         return read_scale(owner, name, values)
     vector = finite_vector(owner, name, values)
     if len(vector) != n:
-        raise InputError(f"{owner} needs one {name} or one for each of {n} clients, got {len(vector)}.")
+        raise InputError(
+            "clients-read-scales",
+            f"{owner} needs one {name} or one for each of {n} clients, got {len(vector)}.",
+        )
     usable = (vector >= 1.0 / LARGEST) & (vector <= LARGEST)
     if not usable.all():
         first = int(np.argmin(usable))
         limits = f"between {1.0 / LARGEST:g} and {LARGEST:g}"
-        raise InputError(f"{owner} needs {name} {limits}, but client {first} has {vector[first]}.")
+        raise InputError(
+            "client-read-scales",
+            f"{owner} needs {name} {limits}, but client {first} has {vector[first]}.",
+        )
     return vector
 
 
@@ -323,29 +344,45 @@ def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.
             raise TypeError
         vector = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
-        raise InputError(f"{owner} needs numbers in {name}, got {shortened(values)}.") from None
+        raise InputError(
+            "numbers-finite-vector", f"{owner} needs numbers in {name}, got {shortened(values)}."
+        ) from None
     if vector.ndim != 1 or vector.size == 0:
-        raise InputError(f"{owner} needs one number per client in {name}, got an array of shape {vector.shape}.")
+        raise InputError(
+            "number-per-client",
+            f"{owner} needs one number per client in {name}, got an array of shape {vector.shape}.",
+        )
     usable = np.isfinite(vector) & (np.abs(vector) <= largest)
     if not usable.all():
         first = int(np.argmin(usable))
         limit = f" of at most {largest:g}" if np.isfinite(vector[first]) else ""
-        raise InputError(f"{owner} needs finite {name}{limit}, but client {first} has {vector[first]}.")
+        raise InputError(
+            "finite-client",
+            f"{owner} needs finite {name}{limit}, but client {first} has {vector[first]}.",
+        )
     return vector
 
 
 def read_vector(objective: Objective, name: str, values: ArrayLike) -> Vector:
     """Check λ ("weights") or L ("losses"): one finite number for every client of the prior."""
-    vector = finite_vector(type(objective).__name__, name, values, LARGEST if name == "losses" else np.inf)
+    vector = finite_vector(
+        type(objective).__name__, name, values, LARGEST if name == "losses" else np.inf
+    )
     objective.weights(len(vector))
     return vector
 
 
-def read_step(objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike) -> tuple[Vector, Vector, Scale]:
+def read_step(
+    objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike
+) -> tuple[Vector, Vector, Scale]:
     """Check the three arguments s, l and σ of a proximal step against each other."""
     owner = type(objective).__name__
-    slope, anchor = finite_vector(owner, "s", s, LARGEST), finite_vector(owner, "l", old)
+    slope = finite_vector(owner, "s", s, LARGEST)
+    anchor = finite_vector(owner, "l", old)
     if len(slope) != len(anchor):
-        raise InputError(f"{owner} needs s and l of the same length, got {len(slope)} and {len(anchor)}.")
+        raise InputError(
+            "same-length",
+            f"{owner} needs s and l of the same length, got {len(slope)} and {len(anchor)}.",
+        )
     objective.weights(len(slope))
     return slope, anchor, read_scales(owner, "sigma", sigma, len(slope))

@@ -10,11 +10,23 @@ from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, finite_vector, read_scale, roundings
+from scaffpd.objectives.base import (
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    above,
+    finite_vector,
+    read_scale,
+    roundings,
+)
 from scaffpd.objectives.simplex import EPSILON, Separable
 
-TRIED, ROUNDING = 16, 1e-9
-WIDEST, NARROWEST = 10.0, 1 / 30  # ρ of a path, in units of how far the losses of the average model are apart
+TRIED = 16
+ROUNDING = 1e-9
+# ρ of a path, in units of how far the losses of the average model are apart
+WIDEST = 10.0
+NARROWEST = 1 / 30
 
 
 class ChiSquare(Objective):
@@ -33,21 +45,27 @@ class ChiSquare(Objective):
         cap: κ, the largest weight of a client, between 1/N and 1; no cap if not given.
     """
 
-    parameter, symbol, usual = "rho", "ρ", 0.1
+    parameter = "rho"
+    symbol = "ρ"
+    usual = 0.1
     meaning = "ρ says how fair: small looks at those served worst, large at the average"
     shares: Vector | None = None  # of the cap, see `limited`
 
-    def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None, cap: float | None = None) -> None:
+    def __init__(
+        self, rho: float, prior: Sequence[float] | ArrayLike | None = None, cap: float | None = None
+    ) -> None:
         self.rho = read_scale("ChiSquare", "rho", rho)
         self.cap = None if cap is None else read_scale("ChiSquare", "cap", cap)
         if self.cap is not None and self.cap > 1.0:
-            raise InputError(f"ChiSquare needs 0 < cap <= 1, got {cap!r}.")
+            raise InputError("chisquare-cap", f"ChiSquare needs 0 < cap <= 1, got {cap!r}.")
         super().__init__(prior)
 
     @staticmethod
     def strengths(losses: Vector, points: int) -> Vector:
         """Return ρ in units of how far the losses are apart."""
-        scale = max(float(np.abs(losses - losses.mean()).max()), 1e-9 * (1 + float(np.abs(losses).max())))
+        scale = max(
+            float(np.abs(losses - losses.mean()).max()), 1e-9 * (1 + float(np.abs(losses).max()))
+        )
         return np.geomspace(WIDEST * scale, NARROWEST * scale, points)
 
     def limited(self, shares: ArrayLike) -> Objective:
@@ -63,21 +81,31 @@ class ChiSquare(Objective):
         if self.cap is None or self.shares is None:
             return None if self.cap is None else np.full(n, self.cap)
         if len(self.shares) != n:
-            raise InputError(f"ChiSquare has shares of {len(self.shares)} clients, but there are {n}.")
+            raise InputError(
+                "chisquare-shares-clients",
+                f"ChiSquare has shares of {len(self.shares)} clients, but there are {n}.",
+            )
         caps = self.cap * self.shares
         return np.minimum(caps / min(1.0, float(caps.sum()) * (1 - 1e-12)), 1.0)
 
     def weights(self, n: int) -> Vector:
         """Return the prior p for `n` clients; refuse fewer than 1/κ of them."""
         if self.cap is not None and n * self.cap < 1.0 - 4.0 * EPSILON * n:
-            raise InputError(f"ChiSquare has cap={self.cap:g}, but {n} clients need at least {1 / n:g} (1/{n}).")
+            raise InputError(
+                "chisquare-cap-clients",
+                f"ChiSquare has cap={self.cap:g}, but {n} clients need at least {1 / n:g} (1/{n}).",
+            )
         return super().weights(n)
 
     def start(self, losses: ArrayLike) -> Vector:
         """Return λ⁰: the prior, or the nearest weights below the cap."""
         prior = super().start(losses)
         caps = self.caps(len(prior))
-        return prior if caps is None or np.all(prior <= caps) else self._maximizer(np.zeros(len(prior)))
+        return (
+            prior
+            if caps is None or np.all(prior <= caps)
+            else self._maximizer(np.zeros(len(prior)))
+        )
 
     def _value(self, weights: Vector) -> float:
         """Return (ρ/2) Σ (λ_i − p_i)²/p_i."""
@@ -87,7 +115,9 @@ class ChiSquare(Objective):
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ lies in the simplex and below the cap."""
         caps = self.caps(len(weights))
-        return simplex.in_simplex(weights, tolerance) and (caps is None or bool(np.all(weights <= caps + tolerance)))
+        return simplex.in_simplex(weights, tolerance) and (
+            caps is None or bool(np.all(weights <= caps + tolerance))
+        )
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
@@ -99,13 +129,20 @@ class ChiSquare(Objective):
 
     def _ceiling(self, losses: Vector) -> float:
         return simplex.dual_above(
-            losses, self._maximizer(losses), self.weights(len(losses)), self.rho, self.caps(len(losses))
+            losses,
+            self._maximizer(losses),
+            self.weights(len(losses)),
+            self.rho,
+            self.caps(len(losses)),
         )
 
     def _cost(self, weights: Vector) -> float:
         """Bound ψ(λ), including its change if λ is moved back below the cap."""
-        p, caps = self.weights(len(weights)), self.caps(len(weights))
-        moved = 0.0 if caps is None else 2.0 * self._stretch(weights) * (float(np.max(caps / p)) + 1.0)
+        p = self.weights(len(weights))
+        caps = self.caps(len(weights))
+        moved = (
+            0.0 if caps is None else 2.0 * self._stretch(weights) * (float(np.max(caps / p)) + 1.0)
+        )
         return self.rho * (0.5 * simplex.distance_above(weights, p) + moved)
 
     def _stretch(self, weights: Vector) -> float:
@@ -131,7 +168,8 @@ class ChiSquare(Objective):
 
     def _rate(self, n: int, sigma: ArrayLike) -> Vector:
         """Return 1 / (ρ/p_i + 1/σ_i)."""
-        p, sigma = self.weights(n), np.asarray(sigma, dtype=np.float64)
+        p = self.weights(n)
+        sigma = np.asarray(sigma, dtype=np.float64)
         return sigma * (p / (p + sigma * self.rho))
 
     def _projected(self, s: Vector, pull: Vector | float, w: Vector) -> Vector:
@@ -151,11 +189,15 @@ class ChiSquare(Objective):
         for origin in near[1:TRIED]:
             if wrong <= ROUNDING:
                 break
-            best, wrong = min((best, wrong), self._measured(s, pull, w, caps, origin), key=lambda found: found[1])
+            best, wrong = min(
+                (best, wrong), self._measured(s, pull, w, caps, origin), key=lambda found: found[1]
+            )
         return best
 
     @staticmethod
-    def _measured(s: Vector, pull: Vector | float, w: Vector, caps: Vector, origin: float) -> tuple[Vector, float]:
+    def _measured(
+        s: Vector, pull: Vector | float, w: Vector, caps: Vector, origin: float
+    ) -> tuple[Vector, float]:
         """Compute λ with s relative to one of its entries, and the error of the sum of the weights at that ν.
 
         Entries far from the origin are at zero, or at κ, for any ν near it.
@@ -164,7 +206,9 @@ class ChiSquare(Objective):
         u = np.clip(s - origin + pull, -far, far)
         weights, level = simplex.project_capped(u, caps, w)
         wrong = abs(float(np.clip(w * (u - level), 0.0, caps).sum()) - 1.0)
-        return weights, wrong if abs(level) <= far / 4 else wrong + 1.0  # a ν that far away belongs to another origin
+        return weights, wrong if abs(
+            level
+        ) <= far / 4 else wrong + 1.0  # a ν that far away belongs to another origin
 
 
 class Agnostic(Objective):

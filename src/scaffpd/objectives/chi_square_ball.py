@@ -25,9 +25,13 @@ class ChiSquareBall(Objective):
         prior: reference weights p, 1/N each if not given.
     """
 
-    parameter, symbol, usual = "delta", "δ", 0.5
+    parameter = "delta"
+    symbol = "δ"
+    usual = 0.5
     meaning = "δ is how far weights may be from all alike: 0 is the average"
-    strengths = staticmethod(lambda losses, points: np.geomspace(0.01, 0.9, points) * (len(losses) - 1))
+    strengths = staticmethod(
+        lambda losses, points: np.geomspace(0.01, 0.9, points) * (len(losses) - 1)
+    )
 
     def __init__(self, delta: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
         self.delta = read_scale("ChiSquareBall", "delta", delta)
@@ -44,12 +48,17 @@ class ChiSquareBall(Objective):
 
     def _ceiling(self, losses: Vector) -> float:
         """Bound the support by the dual of the ball: its multiplier κ = 1/t takes the place of ρ, and adds κδ/2."""
-        p, top = self.weights(len(losses)), float(losses.max())
+        p = self.weights(len(losses))
+        top = float(losses.max())
         weights, t = _farthest(losses, p, self.delta)
         if not 0.0 < t < np.inf:
             return top
         room = 0.5 * self.delta / t
-        return min(top, (simplex.dual_above(losses, weights, p, 1.0 / t) + room) + 4.0 * EPSILON * (abs(top) + room))
+        return min(
+            top,
+            (simplex.dual_above(losses, weights, p, 1.0 / t) + room)
+            + 4.0 * EPSILON * (abs(top) + room),
+        )
 
     def _stretch(self, weights: Vector) -> float:
         """Return the distance from the prior in excess of √δ: (1 − t)λ + tp is within, with ≥ 1 − t of ⟨λ, f⟩."""
@@ -64,7 +73,11 @@ class ChiSquareBall(Objective):
         weights, kappa = self._project(s, old, sigma)
         p, (top, share) = self.weights(len(s)), simplex.relative(sigma, len(s))
         slope = np.where(weights > 0.0, top * (p * share / (p + kappa * share)), 0.0)
-        return ProxStep(weights, slope, np.stack([np.ones(len(p)), weights / p] if kappa > 0.0 else [np.ones(len(p))]))
+        return ProxStep(
+            weights,
+            slope,
+            np.stack([np.ones(len(p)), weights / p] if kappa > 0.0 else [np.ones(len(p))]),
+        )
 
     def _project(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, float]:
         """Return λ of the proximal step and the multiplier κ of the ball, times max_i σ_i."""
@@ -73,7 +86,9 @@ class ChiSquareBall(Objective):
         weights = simplex.project_weighted(z, share)
         if _distance(weights, p) <= self.delta:
             return weights, 0.0
-        if p.min() == p.max() and share.min() == 1.0:  # λ = p [1 + t(z − ν)]₊ with t = 1/(p + κ), as in the support
+        if (
+            p.min() == p.max() and share.min() == 1.0
+        ):  # λ = p [1 + t(z − ν)]₊ with t = 1/(p + κ), as in the support
             weights, t = _farthest(z, p, self.delta)
             return weights, max(1.0 / t - float(p[0]), 0.0)
         return _on_sphere(simplex.measured(z, share), p, share, self.delta)
@@ -96,13 +111,16 @@ def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
         return p.copy(), np.inf
     x = (x - x.max()) / scale
     order = np.argsort(-x)
-    y, w = x[order], p[order]
-    P, M = np.cumsum(w), np.cumsum(w * y)
+    y = x[order]
+    w = p[order]
+    P = np.cumsum(w)
+    M = np.cumsum(w * y)
     V = np.maximum(np.cumsum(w * y * y) - M * M / P, 0.0)
     room = delta - np.maximum(1.0 - P, 0.0) / P
     k = np.flatnonzero(room * (M - P * y) ** 2 <= V)[-1]
     active = x >= y[k]
-    top, rest = p[active].sum(), p[~active].sum()
+    top = p[active].sum()
+    rest = p[~active].sum()
     centred = np.where(active, x - simplex.inner(p[active], x[active]) / top, 0.0)
     variance = simplex.inner(p, centred**2)
     t = float(np.sqrt(max(delta - rest / top, 0.0) / variance)) if variance > 0.0 else np.inf
@@ -116,16 +134,23 @@ def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vecto
     Use Newton's method on 1/√distance, which is nearly linear in κ (as in trust-region methods), within a
     bracket. Its upper end κ√δ ≤ √Var_p(z − p/q) is the variational inequality of λ, tested with p.
     """
-    order = np.argsort(-z)  # the order of z alone decides which clients have weight, so one sort serves every κ
-    y, w, q = z[order], p[order], share[order]
+    order = np.argsort(
+        -z
+    )  # the order of z alone decides which clients have weight, so one sort serves every κ
+    y = z[order]
+    w = p[order]
+    q = share[order]
     away = y - w / q
-    low, high = 0.0, float(np.sqrt(simplex.inner(w, (away - simplex.inner(w, away)) ** 2) / delta))
+    low = 0.0
+    high = float(np.sqrt(simplex.inner(w, (away - simplex.inner(w, away)) ** 2) / delta))
     kappa = high
     for _ in range(200):
         deviation, slope = _path(y, w, q, kappa)
         distance = float(np.sum(deviation**2 / w))
         low, high = (kappa, high) if distance > delta else (low, kappa)
-        step = 2.0 * distance * (np.sqrt(distance / delta) - 1.0) / -slope if slope < 0.0 else np.inf
+        step = (
+            2.0 * distance * (np.sqrt(distance / delta) - 1.0) / -slope if slope < 0.0 else np.inf
+        )
         if abs(step) <= 4.0 * EPSILON * kappa or high - low <= 4.0 * EPSILON * high:
             break
         inside = low < kappa + step < high
@@ -140,7 +165,8 @@ def _path(y: Vector, w: Vector, q: Vector, kappa: float) -> tuple[Vector, float]
     rate = w * q / (w + kappa * q)
     nu = (np.cumsum(rate * y) - 1.0) / np.cumsum(rate)
     k = int(np.flatnonzero(y > nu)[-1]) + 1
-    p, r = w[:k], rate[:k]
+    p = w[:k]
+    r = rate[:k]
     away = y[:k] - p / q[:k]
     mean = (simplex.inner(r, away) - w[k:].sum()) / r.sum()
     deviation = -w

@@ -27,14 +27,18 @@ class CVaR(Objective):
         prior: reference weights p, 1/N each if not given.
     """
 
-    parameter, symbol, usual = "alpha", "α", 0.2
+    parameter = "alpha"
+    symbol = "α"
+    usual = 0.2
     meaning = "α is the share that counts, those served worst"
-    strengths = staticmethod(lambda losses, points: np.geomspace(1.0, 1.0 / len(losses), points + 2)[1:-1])
+    strengths = staticmethod(
+        lambda losses, points: np.geomspace(1.0, 1.0 / len(losses), points + 2)[1:-1]
+    )
 
     def __init__(self, alpha: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
         self.alpha = read_scale("CVaR", "alpha", alpha)
         if self.alpha > 1.0:
-            raise InputError(f"CVaR needs 0 < alpha <= 1, got {alpha!r}.")
+            raise InputError("cvar-alpha", f"CVaR needs 0 < alpha <= 1, got {alpha!r}.")
         super().__init__(prior)
 
     def limited(self, shares: ArrayLike) -> Objective:
@@ -47,7 +51,9 @@ class CVaR(Objective):
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ lies in the simplex and below its caps."""
-        return simplex.in_simplex(weights, tolerance) and bool(np.all(weights <= self.caps(len(weights)) + tolerance))
+        return simplex.in_simplex(weights, tolerance) and bool(
+            np.all(weights <= self.caps(len(weights)) + tolerance)
+        )
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
@@ -62,13 +68,17 @@ class CVaR(Objective):
         others = others[np.argsort(np.abs(others - (origin + level / top)))][:4]
         found = [
             weights,
-            *(simplex.project_capped(old / share + top * (s - other), caps, share)[0] for other in others),
+            *(
+                simplex.project_capped(old / share + top * (s - other), caps, share)[0]
+                for other in others
+            ),
         ]
         return min(found, key=lambda weights: abs(float(weights.sum()) - 1.0))
 
     def _maximizer(self, losses: Vector) -> Vector:
         """Fill the largest losses up to their caps; the next, or tied ones, share the rest by prior."""
-        p, quantile = self.weights(len(losses)), self._quantile(losses)
+        p = self.weights(len(losses))
+        quantile = self._quantile(losses)
         weights = np.where(losses > quantile, p / self.alpha, 0.0)
         last = np.where(losses == quantile, p, 0.0)
         return simplex.normalised(weights + last * (max(1.0 - weights.sum(), 0.0) / last.sum()))

@@ -10,11 +10,22 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import LARGEST, Objective, ProxStep, Scale, Vector, above, finite_vector, roundings
+from scaffpd.objectives.base import (
+    LARGEST,
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    above,
+    finite_vector,
+    roundings,
+)
 from scaffpd.objectives.base import inner as product
 
 HELD_OUT = "held-out"
-TURNS, IDLE, LEAST_SHARE = 60, 12, 0.05
+TURNS = 60
+IDLE = 12
+LEAST_SHARE = 0.05
 
 
 class Excess(Objective):
@@ -34,13 +45,22 @@ class Excess(Objective):
 
     def __init__(self, objective: Objective, offset: float | ArrayLike | str) -> None:
         if not isinstance(objective, Objective) or isinstance(objective, Excess):
-            raise InputError(f"Excess needs an objective such as CVaR(0.2), got {objective!r}.")
-        self.objective, self.offset = objective, offset
+            raise InputError(
+                "excess-objective-such",
+                f"Excess needs an objective such as CVaR(0.2), got {objective!r}.",
+            )
+        self.objective = objective
+        self.offset = offset
         if isinstance(offset, str):
             if offset not in ("own", HELD_OUT):
-                raise InputError(f"Excess needs numbers in offset, {HELD_OUT!r} or 'own', got {offset!r}.")
+                raise InputError(
+                    "excess-numbers-offset",
+                    f"Excess needs numbers in offset, {HELD_OUT!r} or 'own', got {offset!r}.",
+                )
         else:
-            self.offset = finite_vector("Excess", "offset", np.atleast_1d(np.asarray(offset)), LARGEST)
+            self.offset = finite_vector(
+                "Excess", "offset", np.atleast_1d(np.asarray(offset)), LARGEST
+            )
 
     @property
     def simplex(self) -> bool:  # type: ignore[override]
@@ -66,10 +86,16 @@ class Excess(Objective):
     def levels(self, n: int) -> Vector:
         """Return the levels b for `n` clients."""
         if isinstance(self.offset, str):
-            raise InputError(f"offset={self.offset!r} has no numbers before `train` has asked the clients for them.")
+            raise InputError(
+                "offset-numbers-train",
+                f"offset={self.offset!r} has no numbers before `train` has asked the clients for them.",
+            )
         b = np.asarray(self.offset)
         if len(b) not in (1, n):
-            raise InputError(f"Excess has an offset for {len(b)} clients, but there are {n}.")
+            raise InputError(
+                "excess-offset-clients",
+                f"Excess has an offset for {len(b)} clients, but there are {n}.",
+            )
         return np.broadcast_to(b, n)
 
     def weights(self, n: int) -> Vector:
@@ -105,13 +131,17 @@ class Excess(Objective):
         terms = self.levels(len(weights)) * weights
         if self.simplex:
             terms = terms / weights.sum()
-        return above(np.append(terms, self.objective._cost(weights)), more=roundings(len(terms)) + 8)
+        return above(
+            np.append(terms, self.objective._cost(weights)), more=roundings(len(terms)) + 8
+        )
 
     def _stretch(self, weights: Vector) -> float:
         return self.objective._stretch(weights)
 
     def _origin(self) -> float:
-        return self.objective._origin() + 2.0 * float(np.abs(self.levels(np.size(self.offset))).max())
+        return self.objective._origin() + 2.0 * float(
+            np.abs(self.levels(np.size(self.offset))).max()
+        )
 
     def separable(self, n: int) -> Any:
         """Return the objective's form, with offset b."""
@@ -138,7 +168,10 @@ class Excess(Objective):
 
 
 def equilibrium(
-    objective: Objective, clients: int, solve: Callable[[Excess], tuple[Any, Vector, Vector, Vector]], tol: float
+    objective: Objective,
+    clients: int,
+    solve: Callable[[Excess], tuple[Any, Vector, Vector, Vector]],
+    tol: float,
 ) -> tuple[Any, float, int]:
     r"""Let λ maximise over losses h_i(x) on held-out rows, while x minimises Σ λ_i f_i over training rows.
 
@@ -161,13 +194,19 @@ def equilibrium(
         The best model, the remaining gain of λ there, and the number of calls of `solve`.
     """
     best: tuple[Any, float] = (None, np.inf)
-    levels, share, last, turns, found = np.zeros(clients), 1.0, np.inf, 0, 0
+    levels = np.zeros(clients)
+    share = 1.0
+    last = np.inf
+    turns = 0
+    found = 0
     while turns < min(TURNS, found + IDLE) and not best[1] <= tol:
         model, weights, losses, aside = solve(Excess(objective, levels))
         gain = objective.support(aside) - product(aside, weights) + objective.value(weights)
         turns += 1
         if best[0] is None or gain < best[1]:
-            best, found = (model, gain), turns
+            best = (model, gain)
+            found = turns
         share = min(1.0, 1.2 * share) if gain < last else max(LEAST_SHARE, 0.5 * share)
-        levels, last = levels + share * (losses - aside - levels), gain
+        levels = levels + share * (losses - aside - levels)
+        last = gain
     return *best, turns

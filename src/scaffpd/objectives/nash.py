@@ -9,7 +9,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, finite_vector, read_vector, roundings
+from scaffpd.objectives.base import (
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    above,
+    finite_vector,
+    read_vector,
+    roundings,
+)
 from scaffpd.objectives.simplex import inner
 
 
@@ -27,10 +36,13 @@ class Nash(Objective):
     """
 
     simplex: ClassVar[bool] = False
-    parameter, meaning = "b", "b is the loss that a client could fall back to"
+    parameter = "b"
+    meaning = "b is the loss that a client could fall back to"
     b: float | Vector
 
-    def __init__(self, b: float | ArrayLike, prior: Sequence[float] | ArrayLike | None = None) -> None:
+    def __init__(
+        self, b: float | ArrayLike, prior: Sequence[float] | ArrayLike | None = None
+    ) -> None:
         if isinstance(b, int | float | np.number):
             self.b = float(finite_vector("Nash", "b", [float(b)])[0])
         else:
@@ -42,12 +54,15 @@ class Nash(Objective):
         if isinstance(self.b, float):
             return np.full(n, self.b)
         if len(self.b) != n:
-            raise InputError(f"Nash has b for {len(self.b)} clients, but there are {n}.")
+            raise InputError(
+                "nash-clients", f"Nash has b for {len(self.b)} clients, but there are {n}."
+            )
         return self.b
 
     def _value(self, weights: Vector) -> float:
         """Return Σ λ_i b_i − p_i − p_i log(λ_i/p_i); +∞ unless every weight is positive."""
-        p, b = self.weights(len(weights)), self.levels(len(weights))
+        p = self.weights(len(weights))
+        b = self.levels(len(weights))
         if weights.min() <= 0.0:
             return float("inf")
         return float(np.sum(weights * b - p - p * np.log(weights / p)))
@@ -64,7 +79,9 @@ class Nash(Objective):
     def _support(self, losses: Vector) -> float:
         """Return −Σ p_i log(b_i − L_i); +∞ if a loss is not below b."""
         gain = self.levels(len(losses)) - losses
-        return float("inf") if gain.min() <= 0.0 else -inner(self.weights(len(losses)), np.log(gain))
+        return (
+            float("inf") if gain.min() <= 0.0 else -inner(self.weights(len(losses)), np.log(gain))
+        )
 
     def _ceiling(self, losses: Vector) -> float:
         """Bound the support with every gain rounded down."""
@@ -74,7 +91,8 @@ class Nash(Objective):
         return above(-self.weights(len(losses)) * np.log(gain), more=2 * roundings(len(losses)) + 8)
 
     def _cost(self, weights: Vector) -> float:
-        p, b = self.weights(len(weights)), self.levels(len(weights))
+        p = self.weights(len(weights))
+        b = self.levels(len(weights))
         if weights.min() <= 0.0:
             return float("inf")
         ratio = np.log(weights / p)
@@ -86,7 +104,8 @@ class Nash(Objective):
 
         If k < 0 the other form of the root avoids cancellation.
         """
-        p, k = self.weights(len(s)), old + sigma * (s - self.levels(len(s)))
+        p = self.weights(len(s))
+        k = old + sigma * (s - self.levels(len(s)))
         root = np.hypot(k, 2.0 * np.sqrt(sigma * p))
         weights = np.where(k > 0.0, 0.5 * (k + root), 2.0 * sigma * p / (root + np.abs(k)))
         return ProxStep(weights, sigma * (weights / root), np.empty((0, len(weights))))
@@ -102,7 +121,10 @@ class Nash(Objective):
         losses = read_vector(self, "losses", losses)
         gain = self.levels(len(losses)) - losses
         if gain.max() <= 0.0:
-            raise InputError("Nash cannot start because no client's loss is below b: raise b.")
+            raise InputError(
+                "nash-start-because",
+                "Nash cannot start because no client's loss is below b: raise b.",
+            )
         raised: Vector = np.maximum(gain, 1e-3 * gain.max())
         return self.weights(len(losses)) / raised
 
@@ -113,6 +135,7 @@ class Nash(Objective):
         worst = int(np.argmax(losses - b))
         if losses[worst] >= b[worst]:
             raise InputError(
+                "nash-loss-below",
                 f"Nash needs every loss below b, but client {names[worst]} has loss {losses[worst]:.6g} "
-                f"and b = {b[worst]:.6g}: raise b, or leave that client out."
+                f"and b = {b[worst]:.6g}: raise b, or leave that client out.",
             )

@@ -22,7 +22,8 @@ from scaffpd.objectives.base import (
 )
 from scaffpd.objectives.simplex import inner
 
-TINY, HUGE = float(np.finfo(np.float64).tiny), float(np.finfo(np.float64).max)
+TINY = float(np.finfo(np.float64).tiny)
+HUGE = float(np.finfo(np.float64).max)
 
 
 class QFair(Objective):
@@ -38,7 +39,9 @@ class QFair(Objective):
     """
 
     simplex: ClassVar[bool] = False
-    parameter, symbol, usual = "q", "q", 1.0
+    parameter = "q"
+    symbol = "q"
+    usual = 1.0
     meaning = "q is 0 for the average, and fairer the larger it is"
     strengths = staticmethod(lambda losses, points: np.geomspace(0.1, 5.0, points))
 
@@ -48,7 +51,8 @@ class QFair(Objective):
 
     def _value(self, weights: Vector) -> float:
         """Return Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q}; +∞ if a weight is negative."""
-        p, q = self.weights(len(weights)), self.q
+        p = self.weights(len(weights))
+        q = self.q
         if weights.min() < 0.0:
             return float("inf")
         with np.errstate(over="ignore"):
@@ -74,8 +78,11 @@ class QFair(Objective):
         return self._powers_above(base, self.q + 1.0) / (self.q + 1.0) * (1.0 + 4.0 * EPSILON)
 
     def _cost(self, weights: Vector) -> float:
-        p, q = self.weights(len(weights)), self.q
-        return self._powers_above(weights / p, (q + 1.0) / q) * (q / (q + 1.0)) * (1.0 + 4.0 * EPSILON)
+        p = self.weights(len(weights))
+        q = self.q
+        return (
+            self._powers_above(weights / p, (q + 1.0) / q) * (q / (q + 1.0)) * (1.0 + 4.0 * EPSILON)
+        )
 
     def _powers_above(self, base: Vector, e: float) -> float:
         """Return Σ p_i b_iᵉ from above; rounding of e and b by ε changes bᵉ by the share ε e(1 + |log b|)."""
@@ -95,7 +102,9 @@ class QFair(Objective):
         weights = read_vector(self, "weights", weights)
         p = self.weights(len(weights))
         with np.errstate(over="ignore", divide="ignore"):
-            return float(np.min((np.maximum(weights, 0.0) / p) ** (1.0 / self.q - 1.0) / (self.q * p)))
+            return float(
+                np.min((np.maximum(weights, 0.0) / p) ** (1.0 / self.q - 1.0) / (self.q * p))
+            )
 
     def start(self, losses: ArrayLike) -> Vector:
         """Return the maximizer for losses raised to a thousandth of the largest (to one if none is positive)."""
@@ -113,16 +122,20 @@ class QFair(Objective):
         needs a handful of steps for any σ. If the power is the smaller term, λ = l + σ(s − v^{1/q}) has all digits,
         while e^y has lost those of y.
         """
-        p, q = self.weights(len(s)), self.q
+        p = self.weights(len(s))
+        q = self.q
         scaled = old + sigma * s  # σt
         served = scaled > 0.0
         log_t = np.log(np.where(served, scaled, 1.0)) - np.log(sigma)
         offset = np.log(p) - np.log(sigma)
         y = np.minimum(q * log_t, log_t - offset)
         for _ in range(30):
-            power, linear = y / q, y + offset
+            power = y / q
+            linear = y + offset
             e = np.exp(-np.abs(power - linear))
-            share = np.where(power > linear, 1.0, e) / (1.0 + e)  # of the power in the sum of both terms
+            share = np.where(power > linear, 1.0, e) / (
+                1.0 + e
+            )  # of the power in the sum of both terms
             slope = share / q + (1.0 - share)
             step = (np.maximum(power, linear) + np.log1p(e) - log_t) / slope
             y = y - step

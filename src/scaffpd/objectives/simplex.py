@@ -43,12 +43,16 @@ def project_weighted(b: Vector, w: Vector) -> Vector:
     Let S hold all active clients. Those with b_i ≤ ν_S = (Σ_{i∈S} w_i b_i − 1) / Σ_{i∈S} w_i are not active, and
     leaving them out raises ν_S, until none is left out (Michelot 1986): a few passes (at most N) in place of a sort.
     """
-    given, top, left = b, np.maximum.reduce(b), len(b)
+    given = b
+    top = np.maximum.reduce(b)
+    left = len(b)
     b = b - top  # now ν < 0, nothing cancels in Σ w b − 1, and the largest entry is always active
-    slope, size = w, float(np.add.reduce(w))
+    slope = w
+    size = float(np.add.reduce(w))
     level = (inner(w, b) - 1.0) / size
     while 0 < (active := int(np.count_nonzero(above := b > level))) < left:
-        slope, left = w * above, active
+        slope = w * above
+        left = active
         size = float(np.add.reduce(slope))
         level = (inner(slope, b) - 1.0) / size
     if -level * size > UNEQUAL and -level * np.maximum.reduce(slope) > UNEQUAL:
@@ -93,7 +97,9 @@ def project_capped(z: Vector, caps: Vector, w: Vector) -> tuple[Vector, float]:
         return normalised(caps), 0.0
     full = z - caps / w
     bends = np.sort(np.concatenate([z, full]))
-    low, high = 0, len(bends) - 1  # the mass is Σ caps > 1 at the first bend, 0 at the last
+    # the mass is Σ caps > 1 at the first bend, 0 at the last
+    low = 0
+    high = len(bends) - 1
     while high - low > 1:
         middle = (low + high) // 2
         enough = np.clip(w * (z - bends[middle]), 0.0, caps).sum() >= 1.0
@@ -125,7 +131,9 @@ def distance_above(weights: Vector, p: Vector) -> float:
     return above(away**2 / p)
 
 
-def dual_above(losses: Vector, weights: Vector, p: Vector, rho: float, caps: Vector | None = None) -> float:
+def dual_above(
+    losses: Vector, weights: Vector, p: Vector, rho: float, caps: Vector | None = None
+) -> float:
     r"""Bound max_{λ∈Δ, λ ≤ κ} ⟨L, λ⟩ − (ρ/2) Σ (λ_i − p_i)²/p_i from above, by weak duality: for every ν
 
         ν + Σ_i max_{0≤l≤κ} (L_i − ν) l − (ρ/2)(l − p_i)²/p_i
@@ -133,9 +141,11 @@ def dual_above(losses: Vector, weights: Vector, p: Vector, rho: float, caps: Vec
     is a bound, and the ν of the maximizer, here `weights`, gives the smallest. ν and the weights need no accuracy.
     """
     most = np.full(len(p), np.inf) if caps is None else caps
-    free, full = (weights > 0.0) & (weights < most), weights >= most
+    free = (weights > 0.0) & (weights < most)
+    full = weights >= most
     if free.any():
-        held, P = float(p[~free].sum()) - float(most[full].sum()), p[free].sum()
+        held = float(p[~free].sum()) - float(most[full].sum())
+        P = p[free].sum()
         nu = float((inner(p[free], losses[free]) - rho * held) / P)
     else:
         nu = float(np.min(losses[full] - rho * (most[full] / p[full] - 1.0)))
@@ -183,9 +193,13 @@ class Separable:
     capped: bool = False
 
     @classmethod
-    def of(cls, prior: Vector, price: Any = 0.0, low: Any = 0.0, high: Any = 1.0, tilt: float = 0.0) -> Separable:
+    def of(
+        cls, prior: Vector, price: Any = 0.0, low: Any = 0.0, high: Any = 1.0, tilt: float = 0.0
+    ) -> Separable:
         """Construct one; numbers are the same for all clients. No weight on the simplex exceeds one."""
-        price, low, high, offset = (np.broadcast_to(v, prior.shape) for v in (price, low, high, 0.0))
+        price, low, high, offset = (
+            np.broadcast_to(v, prior.shape) for v in (price, low, high, 0.0)
+        )
         return cls(price, prior, low, np.minimum(high, 1.0), offset, tilt, bool(np.any(high < 1.0)))
 
     @property
@@ -195,8 +209,12 @@ class Separable:
 
     def only(self, chosen: Any) -> Separable:
         """Select some of the clients."""
-        price, prior, low = self.price[chosen], self.prior[chosen], self.low[chosen]
-        return Separable(price, prior, low, self.high[chosen], self.offset[chosen], self.tilt, self.capped)
+        price = self.price[chosen]
+        prior = self.prior[chosen]
+        low = self.low[chosen]
+        return Separable(
+            price, prior, low, self.high[chosen], self.offset[chosen], self.tilt, self.capped
+        )
 
     def weights(self, losses: Vector, nu: float, delta: float, centre: Vector) -> Vector:
         """Return λ_i(ν)."""
@@ -206,26 +224,36 @@ class Separable:
         pull = self.price * self.prior + delta * centre + t
         curve = self.price + delta
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            free = np.where(curve > 0, pull / np.maximum(curve, LEAST), np.where(t > 0, np.inf, -np.inf))
+            free = np.where(
+                curve > 0, pull / np.maximum(curve, LEAST), np.where(t > 0, np.inf, -np.inf)
+            )
         return np.clip(free, self.low, self.high)
 
     def conjugate(self, losses: Vector, nu: float, delta: float, centre: Vector) -> Vector:
         """Return max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)², from above."""
-        t, best = losses - self.offset - nu, self.weights(losses, nu, delta, centre)
-        gained, paid = t * best, self._penalty(best) + 0.5 * delta * (best - centre) ** 2
-        size = np.abs(gained) + np.abs(paid) + (np.abs(losses) + np.abs(self.offset) + abs(nu)) * best
+        t = losses - self.offset - nu
+        best = self.weights(losses, nu, delta, centre)
+        gained = t * best
+        paid = self._penalty(best) + 0.5 * delta * (best - centre) ** 2
+        size = (
+            np.abs(gained) + np.abs(paid) + (np.abs(losses) + np.abs(self.offset) + abs(nu)) * best
+        )
         return gained - paid + 32 * EPSILON * size + LEAST
 
     def _penalty(self, weights: Vector) -> Vector:
         """Return ψ_i(λ_i) without the offset."""
         if self.tilt > 0:
-            entropy: Vector = self.tilt * (xlogy(weights, weights / self.prior) - weights + self.prior)
+            entropy: Vector = self.tilt * (
+                xlogy(weights, weights / self.prior) - weights + self.prior
+            )
             return entropy
         return 0.5 * self.price * (weights - self.prior) ** 2
 
     def moment(self, weights: Vector) -> Vector:
         """Return the terms of ψ(λ/S) for any S: λ_i log(λ_i/p_i), or q_i λ_i²."""
-        moment: Vector = xlogy(weights, weights / self.prior) if self.tilt > 0 else self.price * weights**2
+        moment: Vector = (
+            xlogy(weights, weights / self.prior) if self.tilt > 0 else self.price * weights**2
+        )
         return moment
 
     def cost(self, moment: float, mass: float) -> float:
@@ -233,5 +261,7 @@ class Separable:
         if self.tilt > 0:
             terms = [moment / mass, -math.log(mass)]
             return self.tilt * (sum(terms) + 16 * EPSILON * sum(map(abs, terms)))
-        square, rho = moment / mass**2, float(self.price[0] * self.prior[0])  # q_i p_i is the same for all
+        # q_i p_i is the same for all
+        square = moment / mass**2
+        rho = float(self.price[0] * self.prior[0])
         return 0.5 * (square - rho) + 16 * EPSILON * (square + rho)

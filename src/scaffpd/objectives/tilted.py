@@ -9,7 +9,17 @@ from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
 
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import LEAST, Objective, ProxStep, Scale, Vector, above, read_scale, read_vector, roundings
+from scaffpd.objectives.base import (
+    LEAST,
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    above,
+    read_scale,
+    read_vector,
+    roundings,
+)
 from scaffpd.objectives.chi_square import ChiSquare
 from scaffpd.objectives.simplex import EPSILON, Separable
 
@@ -28,7 +38,10 @@ class Tilted(Objective):
         prior: reference weights p, 1/N each if not given.
     """
 
-    parameter, symbol, usual, meaning = "rho", "ρ", ChiSquare.usual, ChiSquare.meaning
+    parameter = "rho"
+    symbol = "ρ"
+    usual = ChiSquare.usual
+    meaning = ChiSquare.meaning
     strengths = staticmethod(ChiSquare.strengths)
 
     def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
@@ -49,7 +62,8 @@ class Tilted(Objective):
     def _terms(self, weights: Vector) -> tuple[Vector, Vector]:
         """Return (λ_i/p_i) log(λ_i/p_i), and (λ_i − p_i)/p_i."""
         p = self.weights(len(weights))
-        ratio, change = weights / p, (weights - p) / p
+        ratio = weights / p
+        change = (weights - p) / p
         close = xlog1py(ratio, np.maximum(change, -0.5))
         return np.where(np.abs(change) < 0.5, close, xlogy(ratio, ratio)), change
 
@@ -71,11 +85,14 @@ class Tilted(Objective):
 
     def _maximizer(self, losses: Vector) -> Vector:
         """Return λ_i ∝ p_i exp(L_i/ρ)."""
-        return simplex.normalised(self.weights(len(losses)) * np.exp((losses - losses.max()) / self.rho))
+        return simplex.normalised(
+            self.weights(len(losses)) * np.exp((losses - losses.max()) / self.rho)
+        )
 
     def _support(self, losses: Vector) -> float:
         """Return ρ log Σ p_i exp(L_i/ρ)."""
-        p, worst = self.weights(len(losses)), losses.max()
+        p = self.weights(len(losses))
+        worst = losses.max()
         tilt = (losses - worst) / self.rho
         excess = simplex.inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits for large ρ
         logarithm = np.log1p(excess) if excess > -0.5 else np.log(simplex.inner(p, np.exp(tilt)))
@@ -83,7 +100,9 @@ class Tilted(Objective):
 
     def _ceiling(self, losses: Vector) -> float:
         """Bound the support, with every sum from above; (L_i − max L)/ρ = t is known up to ε|t|."""
-        p, worst, k = self.weights(len(losses)), float(losses.max()), 2 * roundings(len(losses)) + 16
+        p = self.weights(len(losses))
+        worst = float(losses.max())
+        k = 2 * roundings(len(losses)) + 16
         tilt = (losses - worst) / self.rho
         excess = simplex.inner(p, np.expm1(tilt))
         if excess > -0.5:
@@ -91,14 +110,26 @@ class Tilted(Objective):
         else:
             terms = p * np.exp(tilt)
             logarithm = float(np.log(above(terms, terms * (1.0 - tilt), k)))
-        return worst + self.rho * logarithm + 8.0 * EPSILON * (abs(worst) + self.rho * abs(logarithm)) + LEAST
+        return (
+            worst
+            + self.rho * logarithm
+            + 8.0 * EPSILON * (abs(worst) + self.rho * abs(logarithm))
+            + LEAST
+        )
 
     def _cost(self, weights: Vector) -> float:
         """Bound ψ by ρ Σ (λ_i log(λ_i/p_i) − λ_i + p_i)/Σλ_i, which is not below the same with λ/Σλ and p/Σp."""
-        p, parts = self.weights(len(weights)), self._terms(weights)
-        terms, sizes = p * (parts[0] - parts[1]), p * (np.abs(parts[0]) + np.abs(parts[1]))
+        p = self.weights(len(weights))
+        parts = self._terms(weights)
+        terms = p * (parts[0] - parts[1])
+        sizes = p * (np.abs(parts[0]) + np.abs(parts[1]))
         k = 2 * roundings(len(p)) + 16
-        return self.rho * max(above(terms, sizes), LEAST) * (1.0 + EPSILON * k) / min(float(weights.sum()), 1.0)
+        return (
+            self.rho
+            * max(above(terms, sizes), LEAST)
+            * (1.0 + EPSILON * k)
+            / min(float(weights.sum()), 1.0)
+        )
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Return d_i = 1/(ρ/λ_i + 1/σ_i)."""
@@ -126,15 +157,18 @@ def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:
     total. Newton's method on log Σ q ω(x − n) is exact if ω is an exponential (large σρ). If it leaves
     the bracket, Newton's method on Σ q ω(x − n) itself, a convex function, climbs from the left.
     """
-    alone, equal = total / q, total / q / len(x)
+    alone = total / q
+    equal = total / q / len(x)
     low = float(np.max(x - alone - np.log(alone)))
-    top, high = float(x.max()), float(np.max(x - equal - np.log(equal)))
+    top = float(x.max())
+    high = float(np.max(x - equal - np.log(equal)))
     high = min(high, top + float(np.log(np.sum(q * np.exp(x - top))) - np.log(total)))
     n = high
     for _ in range(100):
         shifted = np.maximum(x - n, -700.0)  # below, ω is zero to three hundred digits
         omega = np.concatenate([_omega(shifted[i : i + BLOCK]) for i in range(0, len(x), BLOCK)])
-        mass, slope = np.sum(q * omega), np.sum(q * omega / (1.0 + omega))
+        mass = np.sum(q * omega)
+        slope = np.sum(q * omega / (1.0 + omega))
         low, high = (n, high) if mass >= total else (low, n)
         step = mass * np.log(mass / total) / slope
         if abs(step) <= max(1e-8, 4.0 * EPSILON * abs(n)):
@@ -155,7 +189,8 @@ def _omega(x: Vector) -> Vector:
     """
     a = np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
     omega = a * (1.0 - np.log1p(a) / (2.0 + a))
-    residual, slope = x - omega - np.log(omega), 1.0 + omega
+    residual = x - omega - np.log(omega)
+    slope = 1.0 + omega
     q = 2.0 * slope * (slope + residual / 1.5)
     refined: Vector = omega + omega * (residual / slope) * ((q - residual) / (q - 2.0 * residual))
     return refined

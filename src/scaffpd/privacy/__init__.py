@@ -38,10 +38,15 @@ def multiplier(name: str, value: Any, clip: float) -> Multiplier:
     several = isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | bytes)
     numbers = [real("Private", name, z) for z in (value if several else [value])]
     if not numbers or not all(0 <= z <= LARGEST_NOISE for z in numbers):
-        raise InputError(f"Private needs {name} >= 0 and finite, up to 2^32, got {value!r}.")
+        raise InputError(
+            "private-finite-up", f"Private needs {name} >= 0 and finite, up to 2^32, got {value!r}."
+        )
     if clip == float("inf") and any(numbers):
         limit = "clip" if name == "noise" else "loss_clip"
-        raise InputError(f"Private needs a finite {limit} with {name} > 0: what is not bounded cannot be hidden.")
+        raise InputError(
+            "private-finite-bounded",
+            f"Private needs a finite {limit} with {name} > 0: what is not bounded cannot be hidden.",
+        )
     return tuple(numbers) if several else numbers[0]
 
 
@@ -50,21 +55,30 @@ def spread(name: str, value: Multiplier, n: int) -> tuple[float, ...]:
     if not isinstance(value, tuple):
         return (value,) * n
     if len(value) != n:
-        raise InputError(f"Private has {name} for {len(value)} clients, but there are {n}.")
+        raise InputError(
+            "private-clients", f"Private has {name} for {len(value)} clients, but there are {n}."
+        )
     return value
 
 
 def check_delta(delta: Any) -> None:
     """Check a probability."""
     if not 0 < real("Private", "delta", delta) < 1:
-        raise InputError(f"Private needs 0 < delta < 1, got {delta!r}.")
+        raise InputError("private-delta", f"Private needs 0 < delta < 1, got {delta!r}.")
 
 
 def check_secret(secret: Any) -> None:
     """Check the length of a secret, without repeating it in the message."""
     whole = isinstance(secret, int | np.integer) and not isinstance(secret, bool) and secret >= 0
-    if secret is not None and not whole and not (isinstance(secret, bytes) and len(secret) >= SECRET):
-        raise InputError(f"Private needs a secret of at least {SECRET} bytes, or a whole number >= 0 for experiments.")
+    if (
+        secret is not None
+        and not whole
+        and not (isinstance(secret, bytes) and len(secret) >= SECRET)
+    ):
+        raise InputError(
+            "private-secret-least",
+            f"Private needs a secret of at least {SECRET} bytes, or a whole number >= 0 for experiments.",
+        )
 
 
 @dataclass(frozen=True)
@@ -115,10 +129,15 @@ class Private:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, Linear | Module):
-            raise InputError(f"Private needs a model such as Linear(...) or Module(...), got {self.model!r}.")
+            raise InputError(
+                "private-model-such",
+                f"Private needs a model such as Linear(...) or Module(...), got {self.model!r}.",
+            )
         for name in ("clip", "loss_clip"):
             if not real("Private", name, getattr(self, name)) > 0:
-                raise InputError(f"Private needs {name} > 0, got {getattr(self, name)!r}.")
+                raise InputError(
+                    "private-post-init", f"Private needs {name} > 0, got {getattr(self, name)!r}."
+                )
         if self.loss_noise is None:
             object.__setattr__(self, "loss_noise", self.noise)
         for name, most in (("noise", self.clip), ("loss_noise", self.loss_clip)):
@@ -127,12 +146,21 @@ class Private:
             if getattr(self, name) is not None:
                 positive("Private", name, getattr(self, name))
         if self.radius is not None and not isinstance(self.model, Linear):
-            raise InputError("Private takes a radius with Linear models only: give smoothness= instead.")
+            raise InputError(
+                "private-takes-radius",
+                "Private takes a radius with Linear models only: give smoothness= instead.",
+            )
         if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
             what = "weighted rows" if self.model.weighted else "counts"
-            raise InputError(f"Private does not take {what}: how steep their loss is follows from the records.")
+            raise InputError(
+                "private-take-how",
+                f"Private does not take {what}: how steep their loss is follows from the records.",
+            )
         if self.colluding is not None and (type(self.colluding) is not int or self.colluding < 0):
-            raise InputError(f"Private needs a whole number colluding >= 0, got {self.colluding!r}.")
+            raise InputError(
+                "private-whole-number",
+                f"Private needs a whole number colluding >= 0, got {self.colluding!r}.",
+            )
         if self.together is not None:
             count("Private", "together", self.together)
         check_delta(self.delta)
@@ -140,9 +168,16 @@ class Private:
 
     @classmethod
     def solved(
-        cls, model: Linear | Module, epsilon: float, algorithm: Any, rounds: int, samples: Sequence[int] | None = None,
-        delta: float = 1e-5, loss_share: float = LOSS_SHARE, **rest: Any,
-    ) -> Private:  # fmt: skip
+        cls,
+        model: Linear | Module,
+        epsilon: float,
+        algorithm: Any,
+        rounds: int,
+        samples: Sequence[int] | None = None,
+        delta: float = 1e-5,
+        loss_share: float = LOSS_SHARE,
+        **rest: Any,
+    ) -> Private:
         """Find the noise with which `rounds` rounds of `algorithm` cost ε; more of them are refused.
 
         Args:
@@ -159,62 +194,96 @@ class Private:
         positive("Private.solved", "epsilon", epsilon)
         check_delta(delta)
         if not 0 < real("Private.solved", "loss_share", loss_share) < 1:
-            raise InputError(f"Private.solved needs loss_share between 0 and 1, got {loss_share!r}.")
+            raise InputError(
+                "private-solved-loss",
+                f"Private.solved needs loss_share between 0 and 1, got {loss_share!r}.",
+            )
         for name in ("noise", "loss_noise", "budget"):
             if name in rest:
-                raise InputError(f"Private.solved finds {name} by itself: leave it out.")
+                raise InputError(
+                    "private-solved-finds", f"Private.solved finds {name} by itself: leave it out."
+                )
         methods = algorithm if isinstance(algorithm, list | tuple) else [algorithm]
         count("Private.solved", "rounds", rounds)
         questions = sum((method.releases(rounds) for method in methods), ReleaseCounts())
         sizes: list[int | None] = [None]
         if questions.batch_size is not None:
             if samples is None:
-                raise InputError("Private.solved needs samples=, the clients' numbers of records, for minibatches.")
+                raise InputError(
+                    "private-solved-samples",
+                    "Private.solved needs samples=, the clients' numbers of records, for minibatches.",
+                )
             sizes = [count("Private.solved", "samples", m) for m in samples]
         ratio = _ratio(questions, float(loss_share))
         found = tuple(_noise(questions, m, ratio, float(epsilon), float(delta)) for m in sizes)
         noise: Multiplier = found if len(found) > 1 else found[0]
         losses = tuple(ratio * z for z in found)
         return cls(
-            model, noise=noise, loss_noise=losses if len(losses) > 1 else losses[0], delta=delta,
-            budget=float(epsilon), **rest,
-        )  # fmt: skip
+            model,
+            noise=noise,
+            loss_noise=losses if len(losses) > 1 else losses[0],
+            delta=delta,
+            budget=float(epsilon),
+            **rest,
+        )
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data; held-out rows are the experimenter's and bound without privacy."""
-        from scaffpd.privacy.oracle import PrivateClient, PrivateOracle  # few runs have private clients
+        from scaffpd.privacy.oracle import (
+            PrivateClient,
+            PrivateOracle,
+        )  # few runs have private clients
 
         if self._open or like is not None:
             return self.model.oracle(data, like.inner if isinstance(like, PrivateOracle) else like)
         data = replace(data, features=[np.asarray(x) for x in data.features])
-        inner, names = self.model.oracle(data), data.names
+        inner = self.model.oracle(data)
+        names = data.names
         account = Account(names, float(self.delta), self.budget)
         members = [PrivateClient(i, *about) for i, about in enumerate(self._members(data))]
         z, z_L = (max(z) for z in zip(*[m[3:] for m in members], strict=True))
         sizes = [m.samples for m in members]
         most = self.together or max(sizes) * (1 if self.colluding is None else len(members))
         if self.together is not None and sum(sizes) > self.together:
-            raise InputError(f"These clients have {sum(sizes)} records, more than the {self.together} agreed on.")
+            raise InputError(
+                "these-clients-records",
+                f"These clients have {sum(sizes)} records, more than the {self.together} agreed on.",
+            )
         few = self.together is None and (self.colluding or 0) >= len(members)
         if self.colluding is not None and (z == 0 or few):
-            raise InputError(f"Private shares noise > 0 among more than colluding={self.colluding} clients.")
+            raise InputError(
+                "private-shares-noise",
+                f"Private shares noise > 0 among more than colluding={self.colluding} clients.",
+            )
         clips = Clip.of(float(self.clip), z, most), Clip.of(float(self.loss_clip), z_L, most)
-        sums, l2 = self._sums(inner, clips), float(self.model.l2)
+        sums = self._sums(inner, clips)
+        l2 = float(self.model.l2)
         largest = self.together or max(sizes)
-        return PrivateOracle(inner, sums, clips, l2, self._public(sizes), members, account, self.colluding, largest)
+        return PrivateOracle(
+            inner, sums, clips, l2, self._public(sizes), members, account, self.colluding, largest
+        )
 
     @property
     def _open(self) -> bool:
         """Return whether nothing is clipped or noised."""
         free = self.clip == self.loss_clip == float("inf") and self.radius is None
-        return free and not np.any(np.asarray(self.noise)) and not np.any(np.asarray(self.loss_noise))
+        return (
+            free and not np.any(np.asarray(self.noise)) and not np.any(np.asarray(self.loss_noise))
+        )
 
     def _members(self, data: ClientData) -> Iterator[tuple[bytes, int, float, float]]:
         """Every client's key, number of records, z and z_L."""
-        n, secret, network = len(data.names), secret_bytes(self.secret), self._network()
+        n = len(data.names)
+        secret = secret_bytes(self.secret)
+        network = self._network()
         z, z_L = (spread(name, getattr(self, name), n) for name in ("noise", "loss_noise"))
         for i, (name, X, y) in enumerate(zip(data.names, data.features, data.labels, strict=True)):
-            yield client_key(secret, name, repr(self), network, _content(X), _content(y)), len(X), z[i], z_L[i]
+            yield (
+                client_key(secret, name, repr(self), network, _content(X), _content(y)),
+                len(X),
+                z[i],
+                z_L[i],
+            )
 
     def _network(self) -> bytes:
         """Hash what a network's loss depends on besides x, so that two networks never share noise.
@@ -224,7 +293,10 @@ class Private:
         """
         if isinstance(self.model, Linear):
             return b""
-        parts = {name: _content(tensor.detach().cpu()) for name, tensor in self.model.module.state_dict().items()}
+        parts = {
+            name: _content(tensor.detach().cpu())
+            for name, tensor in self.model.module.state_dict().items()
+        }
         named = isinstance(self.model.loss, str)
         return digest(*parts, *parts.values(), b"" if named else os.urandom(16))
 
@@ -244,7 +316,9 @@ class Private:
             return None
         n = len(samples)
         mu = np.full(n, float(self.model.l2) if linear else 0.0)
-        return Constants(np.full(n, float(L)), mu, linear, np.full(n, float(L)), np.array(samples), noisy=True)
+        return Constants(
+            np.full(n, float(L)), mu, linear, np.full(n, float(L)), np.array(samples), noisy=True
+        )
 
 
 def _content(array: Any) -> bytes:
@@ -254,10 +328,15 @@ def _content(array: Any) -> bytes:
 
 def _ratio(questions: ReleaseCounts, share: float) -> float:
     """Return z_L/z for which losses take that share of Σ n/z²."""
-    losses, gradients = questions.losses + questions.sampled_losses, questions.gradients + questions.sampled_gradients
-    return float(np.sqrt(losses * (1 - share) / (share * gradients))) if losses and gradients else 1.0
+    losses = questions.losses + questions.sampled_losses
+    gradients = questions.gradients + questions.sampled_gradients
+    return (
+        float(np.sqrt(losses * (1 - share) / (share * gradients))) if losses and gradients else 1.0
+    )
 
 
 @lru_cache(maxsize=4096)
-def _noise(questions: ReleaseCounts, samples: int | None, ratio: float, epsilon: float, delta: float) -> float:
+def _noise(
+    questions: ReleaseCounts, samples: int | None, ratio: float, epsilon: float, delta: float
+) -> float:
     return solved(lambda z: questions.releases(z, ratio * z, samples), epsilon, delta)

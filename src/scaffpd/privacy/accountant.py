@@ -35,7 +35,10 @@ from scaffpd.federation import Vector
 from scaffpd.privacy.noise import MARK
 
 SAFE = 1 + 1e-9  # rounding in the closed form of the noise
-GRID, FINEST, COARSEST = 0.03, 1e-4, 1e-3  # of privacy losses
+# of privacy losses
+GRID = 0.03
+FINEST = 1e-4
+COARSEST = 1e-3
 TOLERANCE = 1e-4  # to which the noise is found where there is no closed form, as a share of it
 
 
@@ -92,7 +95,9 @@ def _epsilon(made: tuple[tuple[Release, int], ...], delta: float) -> float:
         return math.inf
     dp = accounting()
     if all(release.rate == 1 for release, _ in made):
-        return float(dp.get_epsilon_gaussian(sum(n / release.noise**2 for release, n in made) ** -0.5, delta))
+        return float(
+            dp.get_epsilon_gaussian(sum(n / release.noise**2 for release, n in made) ** -0.5, delta)
+        )
     return float(fresh(dict(made)).compose(event(dict(made))).get_epsilon(delta))
 
 
@@ -110,7 +115,9 @@ def event(releases: Releases) -> Any:
         plain = dp.GaussianDpEvent(release.noise)
         return plain if release.rate == 1 else dp.PoissonSampledDpEvent(release.rate, plain)
 
-    return dp.ComposedDpEvent([dp.SelfComposedDpEvent(one(release), n) for release, n in releases.items() if n > 0])
+    return dp.ComposedDpEvent(
+        [dp.SelfComposedDpEvent(one(release), n) for release, n in releases.items() if n > 0]
+    )
 
 
 def fresh(releases: Releases) -> Any:
@@ -120,7 +127,9 @@ def fresh(releases: Releases) -> Any:
     less than a thousandth. ε is rounded up in any case.
     """
     dp = accounting()
-    grid = min(max(GRID * min(release.rate / release.noise for release in releases), FINEST), COARSEST)
+    grid = min(
+        max(GRID * min(release.rate / release.noise for release in releases), FINEST), COARSEST
+    )
     return dp.pld.PLDAccountant(dp.NeighboringRelation.REPLACE_SPECIAL, grid)
 
 
@@ -129,7 +138,9 @@ def solved(make: Callable[[float], Releases], target: float, delta: float) -> fl
     dp = accounting()
     unit = sum(n / release.noise**2 for release, n in make(1.0).items())
     if unit == 0:
-        raise InputError("Nothing is released: there is no noise to solve for.")
+        raise InputError(
+            "nothing-released-noise", "Nothing is released: there is no noise to solve for."
+        )
     z = float(dp.get_sigma_gaussian(target, delta) * unit**0.5 * SAFE)
     if all(release.rate == 1 for release in make(1.0)):
         return z
@@ -139,9 +150,16 @@ def solved(make: Callable[[float], Releases], target: float, delta: float) -> fl
     if low == z:
         return z
     bracket = dp.ExplicitBracketInterval(low, 2 * low)
-    found = float(dp.calibrate_dp_mechanism(
-        lambda: fresh(make(2 * low)), lambda z: event(make(z)), target, delta, bracket, tol=TOLERANCE * low
-    ))  # fmt: skip
+    found = float(
+        dp.calibrate_dp_mechanism(
+            lambda: fresh(make(2 * low)),
+            lambda z: event(make(z)),
+            target,
+            delta,
+            bracket,
+            tol=TOLERANCE * low,
+        )
+    )
     while epsilon(make(found), delta) > target:  # on a grid of its own
         found *= 1 + TOLERANCE
     return found
@@ -152,7 +170,9 @@ def accounting() -> Any:
     try:
         import dp_accounting
     except ModuleNotFoundError as error:
-        raise not_installed("dp-accounting" if error.name == "dp_accounting" else str(error.name), "privacy") from None
+        raise not_installed(
+            "dp-accounting" if error.name == "dp_accounting" else str(error.name), "privacy"
+        ) from None
     return dp_accounting
 
 
@@ -203,8 +223,9 @@ class Account:
         for client, own in after.items():
             if self.budget is not None and not self._affordable(client, own):
                 raise InputError(
+                    "client-privacy-budget",
                     f"Client {self.names[client]!r} has a privacy budget of ε = {self.budget:g}, and this answer would "
-                    f"bring it to {epsilon(own, self.delta):.4g}: it does not answer."
+                    f"bring it to {epsilon(own, self.delta):.4g}: it does not answer.",
                 )
         return after
 
@@ -213,13 +234,17 @@ class Account:
         after: dict[int, Counter[Release]] = {}
         for entry in entries:
             if (more := entry.times - self._known(entry.mark)) > 0:
-                after.setdefault(entry.client, self.releases[entry.client].copy())[entry.release] += more
+                after.setdefault(entry.client, self.releases[entry.client].copy())[
+                    entry.release
+                ] += more
         return after
 
     def _count(self, entries: Sequence[ReleaseEntry], after: dict[int, Counter[Release]]) -> None:
         for client, own in after.items():
             self.releases[client] = own
-        self.entries |= {entry.mark: entry for entry in entries if entry.times > self._known(entry.mark)}
+        self.entries |= {
+            entry.mark: entry for entry in entries if entry.times > self._known(entry.mark)
+        }
 
     def _known(self, mark: bytes) -> int:
         return self.entries[mark].times if mark in self.entries else 0
@@ -232,7 +257,8 @@ class Account:
         if all(release.rate == 1 for release in own):
             spent = sum(n / max(release.noise, 1e-150) ** 2 for release, n in own.items())
             return spent <= _room(float(self.budget or 0), self.delta)
-        fits, exceeds = self._fits[client], self._exceeds[client]
+        fits = self._fits[client]
+        exceeds = self._exceeds[client]
         if fits and all(n <= fits.get(release, 0) for release, n in own.items()):
             return True
         for share in (*AHEAD, 0.0):
@@ -247,7 +273,11 @@ class Account:
 
     def spent(self) -> Spent:
         """Return what every client has spent."""
-        return Spent(tuple(self.names), np.array([epsilon(own, self.delta) for own in self.releases]), self.delta)
+        return Spent(
+            tuple(self.names),
+            np.array([epsilon(own, self.delta) for own in self.releases]),
+            self.delta,
+        )
 
     def pack(self) -> Arrays:
         """Return every entry as arrays, for a checkpoint."""
@@ -256,7 +286,9 @@ class Account:
         return {
             "privacy.marks": marks.reshape(-1, MARK),
             "privacy.clients": np.array([entry.client for entry in entries], dtype=np.int64),
-            "privacy.releases": np.array([entry.release for entry in entries], dtype=np.float64).reshape(-1, 2),
+            "privacy.releases": np.array(
+                [entry.release for entry in entries], dtype=np.float64
+            ).reshape(-1, 2),
             "privacy.times": np.array([entry.times for entry in entries], dtype=np.int64),
         }
 
@@ -264,7 +296,9 @@ class Account:
         """Add what an earlier part of the run has released; questions that both have answered count once."""
         columns = [arrays[f"privacy.{name}"] for name in ("clients", "marks", "releases", "times")]
         entries = [
-            ReleaseEntry(int(client), mark.tobytes(), Release(float(noise), float(rate)), int(times))
+            ReleaseEntry(
+                int(client), mark.tobytes(), Release(float(noise), float(rate)), int(times)
+            )
             for client, mark, (noise, rate), times in zip(*columns, strict=True)
         ]
         self._count(entries, self._after(entries))
@@ -306,13 +340,20 @@ class ReleaseCounts:
     def __add__(self, other: ReleaseCounts) -> ReleaseCounts:
         """Add up two plans that share one budget."""
         if None not in (self.batch_size, other.batch_size) and self.batch_size != other.batch_size:
-            raise InputError(f"Batches of {self.batch_size} and of {other.batch_size} rows do not share one budget.")
+            raise InputError(
+                "batches-rows-share",
+                f"Batches of {self.batch_size} and of {other.batch_size} rows do not share one budget.",
+            )
         sums = {name: getattr(self, name) + getattr(other, name) for name in COUNTED}
         return ReleaseCounts(**sums, batch_size=self.batch_size or other.batch_size)
 
     def releases(self, noise: float, loss_noise: float, samples: int | None) -> dict[Release, int]:
         """Return the releases of a client of m_i records with these noise multipliers."""
-        rate = 1.0 if self.batch_size is None or samples is None else min(1.0, self.batch_size / samples)
+        rate = (
+            1.0
+            if self.batch_size is None or samples is None
+            else min(1.0, self.batch_size / samples)
+        )
         counts: Counter[Release] = Counter()
         counts[Release(noise)] += self.gradients
         counts[Release(noise, rate)] += self.sampled_gradients

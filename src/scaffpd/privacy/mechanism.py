@@ -32,7 +32,9 @@ from scaffpd.models.layout import StackedSamples, product
 from scaffpd.models.losses import Loss
 from scaffpd.models.network_oracle import ModuleOracle
 
-FINEST, EXACT = 40, 52  # most binary digits of a record's part, and of a sum
+# most binary digits of a record's part, and of a sum
+FINEST = 40
+EXACT = 52
 LARGEST_NOISE = 2.0**32
 SPARE = 1 + 2.0**-20  # by so much the noise is larger than it is accounted for
 TOGETHER = 2**22  # numbers in the gradients of single records that are held at a time
@@ -82,7 +84,7 @@ class LinearSums:
         """Take the oracle's records; those longer than R are scaled to the length R."""
         rows = oracle.rows
         if rows.stored:
-            raise InputError("Private needs features that fit into memory.")
+            raise InputError("private-features-fit", "Private needs features that fit into memory.")
         A = rows.A if radius is None else rows.A * (radius / rows.norms).clamp_max(1)[:, None]
         rows = whole = StackedSamples(A, rows.y, rows.layout, torch.ones_like(rows.share))
         if (bits := clips[0].bits) is not None:
@@ -98,12 +100,16 @@ class LinearSums:
 
     def gradients(self, at: Tensor, drawn: Tensor | None) -> Tensor:
         """Return A_iᵀ (s ∘ r)_i, (N, d), s_j = min(1, C/(‖a_j‖‖r_j‖)), at one x for all or every client's own u_i."""
-        r = torch.nan_to_num(self.loss.residual(self._predictions(at), self.rows.y), posinf=0.0, neginf=0.0)
-        clip, norms = self.clips[0], self.rows.norms
+        r = torch.nan_to_num(
+            self.loss.residual(self._predictions(at), self.rows.y), posinf=0.0, neginf=0.0
+        )
+        clip = self.clips[0]
+        norms = self.rows.norms
         if clip.bits is None:
             parts = shrink(norms * r.norm(dim=1), clip.most)[:, None] * r
         else:
-            r, norms = r.double(), norms.double()
+            r = r.double()
+            norms = norms.double()
             scale = torch.minimum(1 / r.norm(dim=1), norms / clip.most)
             parts = floored(r, scale, clip.bits - clip.bits // 2)
         parts = parts if drawn is None else parts * drawn[:, None]
@@ -117,7 +123,8 @@ class LinearSums:
         """Return ⟨a_j, x⟩, or ⟨a_j, u_i⟩ with every client's own u_i."""
         if at.ndim == 1:
             return self.rows.A @ at.view(-1, self.outputs)
-        z, own = at.new_empty(len(self.rows.A), self.outputs), at.view(len(at), -1, self.outputs)
+        z = at.new_empty(len(self.rows.A), self.outputs)
+        own = at.view(len(at), -1, self.outputs)
         for block in self.rows.blocks:
             inside = block.weight > 0
             z[block.rows[inside]] = product(self.rows.of(block)[0], own[block.clients])[inside]
@@ -163,12 +170,18 @@ class ModuleSums:
         return self.oracle.function.loss(output, y[None]).squeeze()
 
     def _sum(
-        self, one: Callable[..., Tensor], x: Tensor, part: tuple[Tensor, Tensor, Tensor], shape: tuple[int, ...]
+        self,
+        one: Callable[..., Tensor],
+        x: Tensor,
+        part: tuple[Tensor, Tensor, Tensor],
+        shape: tuple[int, ...],
     ) -> Tensor:
         """Add up what is clipped, over pieces of the records."""
         bits = self.clips[0 if shape else 1].bits
         total = x.new_zeros(shape, dtype=x.dtype if bits is None else torch.float64)
-        for X, y, mask in zip(*(torch.split(t, max(1, TOGETHER // len(x))) for t in part), strict=True):
+        for X, y, mask in zip(
+            *(torch.split(t, max(1, TOGETHER // len(x))) for t in part), strict=True
+        ):
             if mask.any():
                 total = total + self._clipped(self._each(one, x, X, y))[mask].sum(0)
         return total
@@ -178,13 +191,17 @@ class ModuleSums:
             return vmap(one, in_dims=(None, 0, 0))(x.detach(), X, y)
         except RuntimeError as error:
             reason = str(error).strip().split("\n")[0].rstrip(".")
-            raise InputError(f"The network cannot be differentiated record by record: {reason}.") from None
+            raise InputError(
+                "network-differentiated-record",
+                f"The network cannot be differentiated record by record: {reason}.",
+            ) from None
 
     def _clipped(self, each: Tensor) -> Tensor:
         """Return what every record counts, (m,) or (m, d)."""
         if each.ndim == 1:
             return bounded(each, self.clips[1])
-        each, clip = torch.where(torch.isfinite(each).all(1, keepdim=True), each, 0), self.clips[0]
+        each = torch.where(torch.isfinite(each).all(1, keepdim=True), each, 0)
+        clip = self.clips[0]
         if clip.bits is None:
             return shrink(each.norm(dim=1), clip.most)[:, None] * each
         each = each.double()

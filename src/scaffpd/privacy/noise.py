@@ -45,7 +45,9 @@ from torch import Tensor
 
 from scaffpd.errors import not_installed
 
-KEY, MARK = 32, 16  # bytes of a key, and of what tells questions apart
+# bytes of a key, and of what tells questions apart
+KEY = 32
+MARK = 16
 WORD = 64  # bits that a source of randomness gives at a time
 LARGEST_SIGMA = 2**50
 ROUNDING = 2.0**-38  # of u and a in floating point, with room: both are off by less than 2⁻⁴⁰
@@ -77,9 +79,11 @@ def digest(*parts: Any) -> bytes:
     whole = hashlib.sha256()
     for part in parts:
         if isinstance(part, Tensor):
-            about, content = f"{part.dtype} {tuple(part.shape)}", np.ascontiguousarray(part.detach().cpu()).tobytes()
+            about = f"{part.dtype} {tuple(part.shape)}"
+            content = np.ascontiguousarray(part.detach().cpu()).tobytes()
         else:
-            about, content = type(part).__name__, part if isinstance(part, bytes) else repr(part).encode()
+            about = type(part).__name__
+            content = part if isinstance(part, bytes) else repr(part).encode()
         whole.update(f"{about} {len(content)};".encode() + content)
     return whole.digest()
 
@@ -118,11 +122,16 @@ def key_stream(key: bytes) -> Source:
     return lambda size: np.frombuffer(cipher.update(bytes(8 * size)), dtype="<u8")
 
 
-def drawn(questions: Sequence[PrivateQuestion], sizes: Sequence[int], rates: Sequence[float]) -> NDArray[np.bool_]:
+def drawn(
+    questions: Sequence[PrivateQuestion], sizes: Sequence[int], rates: Sequence[float]
+) -> NDArray[np.bool_]:
     """Draw a Poisson sample of every client: row j takes part with probability ⌊2⁶⁴q_i⌋/2⁶⁴, independently."""
-    return np.concatenate([
-        taken(question.rows, size, rate) for question, size, rate in zip(questions, sizes, rates, strict=True)
-    ])  # fmt: skip
+    return np.concatenate(
+        [
+            taken(question.rows, size, rate)
+            for question, size, rate in zip(questions, sizes, rates, strict=True)
+        ]
+    )
 
 
 def taken(words: Source, size: int, rate: float) -> NDArray[np.bool_]:
@@ -135,9 +144,14 @@ def taken(words: Source, size: int, rate: float) -> NDArray[np.bool_]:
 def discrete_gaussians(words: Source, sigma: int, size: int) -> NDArray[np.int64]:
     """Draw independent numbers of the discrete Gaussian N_ℤ(0, σ²), from these bits; σ is from 1 to 2⁵⁰."""
     if not 1 <= sigma <= LARGEST_SIGMA:
-        raise ValueError(f"A discrete Gaussian needs a whole sigma from 1 to {LARGEST_SIGMA}, got {sigma}.")
+        raise ValueError(
+            f"A discrete Gaussian needs a whole sigma from 1 to {LARGEST_SIGMA}, got {sigma}."
+        )
     k = bits_of(sigma)
-    found, missing, rate = [], size, 0.6 * sigma / 2**k  # about √(π/8) σ/2ᵏ of the proposals are accepted
+    # about √(π/8) σ/2ᵏ of the proposals are accepted
+    found = []
+    missing = size
+    rate = 0.6 * sigma / 2**k
     while missing > 0:
         accepted = _proposed(words, sigma, k, min(AT_ONCE, int(missing / rate) + 16))[:missing]
         found.append(accepted)
@@ -179,7 +193,8 @@ def below(words: Source, u: int, V: int, p: int, q: int) -> bool:
             return True
         if u >= high:
             return False
-        u, bits = u << WORD | int(words(1)[0]), bits + WORD
+        u = u << WORD | int(words(1)[0])
+        bits = bits + WORD
 
 
 def exp_bounds(p: int, q: int, bits: int) -> tuple[int, int]:
@@ -187,14 +202,20 @@ def exp_bounds(p: int, q: int, bits: int) -> tuple[int, int]:
 
     exp(−r) for r = p/(2ʰ q) ≤ 1 by its series, squared h times; every rounding error is kept between the bounds.
     """
-    P, h = bits + 96, (p // q).bit_length()
-    r, one = (p << P) // (q << h), 1 << P
-    term, total, terms = one, one, 0
+    P = bits + 96
+    h = (p // q).bit_length()
+    r = (p << P) // (q << h)
+    one = 1 << P
+    term = one
+    total = one
+    terms = 0
     while term:
         terms += 1
         term = (term * r >> P) // terms
         total += term if terms % 2 == 0 else -term
-    low, high = max(0, total - 8 * terms - 8), total + 8 * terms + 8
+    low = max(0, total - 8 * terms - 8)
+    high = total + 8 * terms + 8
     for _ in range(h):
-        low, high = low * low >> P, -(-high * high >> P)
+        low = low * low >> P
+        high = -(-high * high >> P)
     return low >> 96, -(-high >> 96)

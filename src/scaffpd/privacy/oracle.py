@@ -52,7 +52,7 @@ def refusal(sentence: str) -> Any:
     """Return a method that refuses with the sentence."""
 
     def refuse(*_: Any) -> NoReturn:
-        raise InputError(sentence)
+        raise InputError("refuse", sentence)
 
     return refuse
 
@@ -97,7 +97,9 @@ class SharedSum(NamedTuple):
 
     # what every client adds, (n, d), whole numbers of which only the sum may be seen; a handle where they are elsewhere
     parts: Any
-    most: float  # a public bound on them, a power of two: how large a part is must not be seen either
+    most: (
+        float  # a public bound on them, a power of two: how large a part is must not be seen either
+    )
     unit: float  # the size of a unit
     public: Tensor  # what is added to the sum, of public numbers
 
@@ -132,7 +134,9 @@ class SharedStep(StackedDisplacements):
 
     def __init__(self, point: SharedPoint, rates: Tensor, pull: Tensor) -> None:
         super().__init__(point.x.new_empty(0))
-        self.point, self.rates, self.pull = point, rates, pull
+        self.point = point
+        self.rates = rates
+        self.pull = pull
 
     def shares(self, weights: Tensor) -> SharedSum:
         """Return what every client adds to Σ_i w_i d_i: a release of everybody."""
@@ -166,13 +170,16 @@ class PrivateOracle:
     known: Constants | None  # public constants; `None` where there are none
     members: list[PrivateClient]
     account: Account  # what they have released
-    colluding: int | None  # t, how many may add no noise where it is shared; `None` where everybody hides its own
+    colluding: (
+        int | None
+    )  # t, how many may add no noise where it is shared; `None` where everybody hides its own
     largest: int  # a public bound on m_i
 
     proximal_steps = refusal(SECOND_ORDER)
 
     def __post_init__(self) -> None:
-        self.dimension, self.most_rows = self.inner.dimension, self.inner.most_rows
+        self.dimension = self.inner.dimension
+        self.most_rows = self.inner.most_rows
 
     def start(self) -> Tensor:
         """Return x⁰ of the model, which depends on no record."""
@@ -185,14 +192,20 @@ class PrivateOracle:
     def constants(self) -> Constants:
         """Return public numbers only."""
         if self.known is None:
-            raise InputError(NO_SMOOTHNESS)
+            raise InputError("constants", NO_SMOOTHNESS)
         return self.known
 
     def only(self, clients: list[int]) -> PrivateOracle:
         """Return an oracle of some of the clients, on the same account."""
         members = [self.members[i] for i in clients]
         known = None if self.known is None else self.known.only(clients)
-        return replace(self, inner=self.inner.only(clients), sums=self.sums.only(clients), known=known, members=members)
+        return replace(
+            self,
+            inner=self.inner.only(clients),
+            sums=self.sums.only(clients),
+            known=known,
+            members=members,
+        )
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
         """Release L_i: one release."""
@@ -205,46 +218,68 @@ class PrivateOracle:
         if self.colluding is not None:
             self._unsampled(batch_size)
             return SharedPoint(x, self.losses(x, None, key), self)
-        losses, gradients = (self._questions(kind, batch_size, key, x) for kind in ("loss", "gradient"))
-        costs = self._entries(losses, batch_size, losses=True) + self._entries(gradients, batch_size)
+        losses, gradients = (
+            self._questions(kind, batch_size, key, x) for kind in ("loss", "gradient")
+        )
+        costs = self._entries(losses, batch_size, losses=True) + self._entries(
+            gradients, batch_size
+        )
         self.account.charge(costs)
         values = self._released_losses(losses, x, batch_size)
         return PrivatePoint(x, values, self._released(gradients, x, batch_size), batch_size is None)
 
     def local_updates(
-        self, x: Tensor, at: PrivatePoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: PrivatePoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> StackedDisplacements:
         """Make J local steps of every client: J releases, or J − 1 where the first gradient is known."""
         if self.colluding is not None:
             return self._shared_step(x, at, correction, plan)
-        each, rates = x.new_zeros(len(self.members), len(x)), self._rates(x, plan)
+        each = x.new_zeros(len(self.members), len(x))
+        rates = self._rates(x, plan)
         pull = each + shift(at, correction)
         first = None
-        if isinstance(at, PrivatePoint) and at.whole and plan.batch_size is None and same_point(at.x, x):
+        if (
+            isinstance(at, PrivatePoint)
+            and at.whole
+            and plan.batch_size is None
+            and same_point(at.x, x)
+        ):
             first = at.gradients
         about = (x, float(plan.prox), first is not None)
-        questions = self._questions("steps", plan.batch_size, plan.key, *about, own=torch.cat([pull, rates], 1))
+        questions = self._questions(
+            "steps", plan.batch_size, plan.key, *about, own=torch.cat([pull, rates], 1)
+        )
         times = [plan.of(i) - (first is not None) for i in range(len(self.members))]
         costs = zip(self._entries(questions, plan.batch_size), times, strict=True)
         self.account.charge([entry._replace(times=own) for entry, own in costs if own])
         for t in range(plan.steps):
             g = self._released(questions, x - each, plan.batch_size) if first is None else first
-            each, first = each + plan.makes(t, x) * rates * (g + pull - plan.prox * each), None
+            each = each + plan.makes(t, x) * rates * (g + pull - plan.prox * each)
+            first = None
         return StackedDisplacements(each)
 
-    def _shared_step(self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan) -> StackedDisplacements:
+    def _shared_step(
+        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan
+    ) -> StackedDisplacements:
         """Make the only step d_i: η_i c where it is corrected by the c_i of this point, else η_i (c_i + c)."""
         self._unsampled(plan.batch_size)
-        rates, c = self._rates(x, plan), torch.zeros_like(x) if correction is None else correction
-        if plan.steps > 1 or (at is not None and not (isinstance(at, SharedPoint) and same_point(at.x, x))):
-            raise InputError(SHARED)
+        rates = self._rates(x, plan)
+        c = torch.zeros_like(x) if correction is None else correction
+        if plan.steps > 1 or (
+            at is not None and not (isinstance(at, SharedPoint) and same_point(at.x, x))
+        ):
+            raise InputError("shared-step", SHARED)
         if at is not None:
             return StackedDisplacements(rates * c)
         return SharedStep(SharedPoint(x, x.new_empty(0), self), rates, c)
 
     def _unsampled(self, batch_size: int | None) -> None:
         if batch_size is not None:
-            raise InputError(SHARED)
+            raise InputError("unsampled", SHARED)
 
     def shared(self, x: Tensor, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
         """Return Σ_i w_i c_i, to which every client adds its share of the noise: a release of each of them.
@@ -254,23 +289,41 @@ class PrivateOracle:
         w = weights.detach().double().cpu().numpy()
         share = w / [member.samples for member in self.members]
         if terms is None:
-            terms = SumTerms(len(share), float(np.abs(share).max()) or 1.0, digest(torch.from_numpy(w)))
-        n, s, clip, honest = terms.clients, terms.scale, self.clips[0], terms.clients - (self.colluding or 0)
+            terms = SumTerms(
+                len(share), float(np.abs(share).max()) or 1.0, digest(torch.from_numpy(w))
+            )
+        n = terms.clients
+        s = terms.scale
+        clip = self.clips[0]
+        honest = terms.clients - (self.colluding or 0)
         rounded = math.ldexp(2 * len(x) ** 0.5, -(clip.bits or 0))
         moved = np.abs(share) / s + rounded  # Δ_i/2ᶠ
         if float(np.abs(share).max()) > s * (1 + 1e-12):
-            raise InputError("The scale of a sum is smaller than this client's part of it: noise would not cover that.")
+            raise InputError(
+                "scale-sum-smaller",
+                "The scale of a sum is smaller than this client's part of it: noise would not cover that.",
+            )
         z = max(member.noise for member in self.members) * (1 + rounded)
         sigma = clip.sigma(z / max(1, honest) ** 0.5)
         if honest < 1 or clip.bits is None or sigma < LEAST_SIGMA:
-            raise InputError(f"{n} clients, of which {self.colluding} may add no noise, cannot share so little of it.")
+            raise InputError(
+                "clients-may-add",
+                f"{n} clients, of which {self.colluding} may add no noise, cannot share so little of it.",
+            )
         questions = self._questions("sum", None, (), x, terms.about)
         hidden = honest**0.5 * math.ldexp(sigma / SPARE, -clip.bits) / moved
-        self.account.charge([
-            ReleaseEntry(member.number, question.mark, Release(float(own)))
-            for member, question, own, part in zip(self.members, questions, hidden, share, strict=True) if part
-        ])  # fmt: skip
-        noise = np.stack([discrete_gaussians(question.noise, sigma, len(x)) for question in questions])
+        self.account.charge(
+            [
+                ReleaseEntry(member.number, question.mark, Release(float(own)))
+                for member, question, own, part in zip(
+                    self.members, questions, hidden, share, strict=True
+                )
+                if part
+            ]
+        )
+        noise = np.stack(
+            [discrete_gaussians(question.noise, sigma, len(x)) for question in questions]
+        )
         scaled = self.sums.gradients(x, None) * torch.from_numpy(share / s).to(x.device)[:, None]
         parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)
         most = 2.0 ** math.ceil(math.log2(self.largest * 2.0**clip.bits + 16 * sigma))
@@ -281,50 +334,74 @@ class PrivateOracle:
         return self.inner.scores(x)
 
     def _questions(
-        self, kind: str, batch_size: int | None, key: tuple[int, ...], *about: Any, own: Tensor | None = None
+        self,
+        kind: str,
+        batch_size: int | None,
+        key: tuple[int, ...],
+        *about: Any,
+        own: Tensor | None = None,
     ) -> list[PrivateQuestion]:
         """Make a question for every client; without a batch size nothing is drawn by the key."""
         named = None if batch_size is None else tuple(int(k) for k in key)
         common = digest(kind, batch_size, named, *about)
-        contents = [common] * len(self.members) if own is None else [digest(common, row) for row in own]
-        return [PrivateQuestion(member.key, content) for member, content in zip(self.members, contents, strict=True)]
+        contents = (
+            [common] * len(self.members) if own is None else [digest(common, row) for row in own]
+        )
+        return [
+            PrivateQuestion(member.key, content)
+            for member, content in zip(self.members, contents, strict=True)
+        ]
 
     def _entries(
         self, questions: list[PrivateQuestion], batch_size: int | None, losses: bool = False
     ) -> list[ReleaseEntry]:
         entries = []
-        for member, question, rate in zip(self.members, questions, self._shares(batch_size), strict=True):
+        for member, question, rate in zip(
+            self.members, questions, self._shares(batch_size), strict=True
+        ):
             release = Release(member.loss_noise if losses else member.noise, rate)
             entries.append(ReleaseEntry(member.number, question.mark, release))
         return entries
 
     def _shares(self, batch_size: int | None) -> list[float]:
         """Return q_i."""
-        return [1.0 if batch_size is None else min(1.0, batch_size / member.samples) for member in self.members]
+        return [
+            1.0 if batch_size is None else min(1.0, batch_size / member.samples)
+            for member in self.members
+        ]
 
     def _drawn(
         self, questions: list[PrivateQuestion], batch_size: int | None, like: Tensor
     ) -> tuple[Tensor | None, Tensor]:
         """Return which rows take part, and what their sums are divided by."""
-        shares, sizes = self._shares(batch_size), [member.samples for member in self.members]
+        shares = self._shares(batch_size)
+        sizes = [member.samples for member in self.members]
         whole = min(shares) == 1
         rows = None if whole else torch.from_numpy(drawn(questions, sizes, shares)).to(like.device)
-        return rows, torch.tensor(shares, dtype=torch.float64).to(like) * torch.tensor(sizes).to(like)
+        return rows, torch.tensor(shares, dtype=torch.float64).to(like) * torch.tensor(sizes).to(
+            like
+        )
 
-    def _released(self, questions: list[PrivateQuestion], at: Tensor, batch_size: int | None) -> Tensor:
+    def _released(
+        self, questions: list[PrivateQuestion], at: Tensor, batch_size: int | None
+    ) -> Tensor:
         """Release the gradients of all clients at x, or at every client's own u_i."""
         rows, count = self._drawn(questions, batch_size, at)
         noise = [member.noise for member in self.members]
         total = self._noised(questions, self.sums.gradients(at, rows), noise, self.clips[0])
         return (total / count[:, None]).to(at) + self.l2 * at
 
-    def _released_losses(self, questions: list[PrivateQuestion], x: Tensor, batch_size: int | None) -> Tensor:
+    def _released_losses(
+        self, questions: list[PrivateQuestion], x: Tensor, batch_size: int | None
+    ) -> Tensor:
         rows, count = self._drawn(questions, batch_size, x)
         noise = [member.loss_noise for member in self.members]
         total = self._noised(questions, self.sums.losses(x, rows)[:, None], noise, self.clips[1])
         return (total[:, 0] / count).clamp(0, self.clips[1].most).to(x) + self.l2 / 2 * (x @ x)
 
-    def _noised(self, questions: list[PrivateQuestion], sums: Tensor, z: list[float], clip: Clip) -> Tensor:
+    def _noised(
+        self, questions: list[PrivateQuestion], sums: Tensor, z: list[float], clip: Clip
+    ) -> Tensor:
         """Add noise to sums (N, ·), whole numbers to whole numbers, and turn units into plain numbers."""
         if clip.bits is None:
             return sums
@@ -338,4 +415,6 @@ class PrivateOracle:
         """Return η_i, (N, 1)."""
         if plan.rate is not None:
             return x.new_full((len(self.members), 1), plan.rate)
-        return torch.from_numpy(plan.scale / self.constants().expected_smoothness(plan.batch_size)).to(x)[:, None]
+        return torch.from_numpy(
+            plan.scale / self.constants().expected_smoothness(plan.batch_size)
+        ).to(x)[:, None]

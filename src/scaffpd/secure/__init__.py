@@ -26,12 +26,22 @@ from torch import Tensor
 from scaffpd.errors import InputError, real, unknown
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.questions import ClientSelection, Question, Reply, Scores, Vectors
-from scaffpd.masking import FixedPoint, Incomplete, Terms
-from scaffpd.masking.terms import LARGEST, SMALLEST
-from scaffpd.secure.parties import PRECISE, STEP, LocalParties, MaskedReply, SumRequest, Weighting, coarse, weightings
+from scaffpd.secure.masking import FixedPoint, Incomplete, Terms
+from scaffpd.secure.parties import (
+    PRECISE,
+    STEP,
+    LocalParties,
+    MaskedReply,
+    SumRequest,
+    Weighting,
+    coarse,
+    weightings,
+)
+from scaffpd.secure.terms import LARGEST, SMALLEST
 
 CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
-HEADROOM, WASTE = 3, 10
+HEADROOM = 3
+WASTE = 10
 DIGITS = 2**24  # largest change of a masked vector if floating point rounds differently
 ATTEMPTS = 4
 RECENT = 16  # weights that are used again
@@ -45,7 +55,9 @@ class SecureSums:
     parties: Any  # the clients: `LocalParties`, or deployed silos
     colluding: int | None  # t; `None` for a third of the clients
     count: Callable[[int, int, int], None]  # called with exchanges, bytes up and bytes down
-    record: Callable[[str, str, Any], None] | None = None  # called with every masked vector that the server receives
+    record: Callable[[str, str, Any], None] | None = (
+        None  # called with every masked vector that the server receives
+    )
     last: FixedPoint | None = field(default=None, init=False)  # the format of the last sum
     _exponents: dict[tuple[str, int], int] = field(default_factory=dict, init=False)
     _weightings: list[Weighting] = field(default_factory=list, init=False)  # the last ones
@@ -57,8 +69,11 @@ class SecureSums:
 
         `first` is the expected size of the first of them; if it is not given, clients are asked.
         """
-        key, n = (kind, len(weights)), len(weights)
-        weighting = self._recent(Terms.usual(tuple(weights), self.colluding), np.array([*weights.values()]))
+        key = (kind, len(weights))
+        n = len(weights)
+        weighting = self._recent(
+            Terms.usual(tuple(weights), self.colluding), np.array([*weights.values()])
+        )
         for _ in range(ATTEMPTS):
             exponent = self._exponents.get(key, first)
             numbers = None if exponent is None else FixedPoint.finest(n, exponent)
@@ -67,7 +82,10 @@ class SecureSums:
             sent = sum(reply.vector is not None for reply in replies.values())
             self.count(1, 8 * length * sent + SMALL * n, (8 * n + SMALL) * n)
             if set(replies) != set(weights):
-                raise Incomplete(f"{n - len(replies)} clients have left a secure sum: it stays closed.")
+                raise Incomplete(
+                    "clients-left-secure",
+                    f"{n - len(replies)} clients have left a secure sum: it stays closed.",
+                )
             largest = max(reply.exponent for reply in replies.values())
             if exponent is None or largest > SMALLEST:  # vectors that are zero have no size
                 self._exponents[key] = min(largest + HEADROOM, LARGEST)
@@ -75,7 +93,10 @@ class SecureSums:
                 self.last = numbers
                 found = self._opened(kind, numbers, replies)
                 return self._spoilt(request, length, replies) if found is None else found
-        raise InputError(f"The vectors of a secure sum grow from one question to the next: {kind!r} has no clip.")
+        raise InputError(
+            "vectors-secure-sum",
+            f"The vectors of a secure sum grow from one question to the next: {kind!r} has no clip.",
+        )
 
     def _recent(self, terms: Terms, weights: Vector) -> Weighting:
         """Return the weights, or those of a recent sum that differ by a last digit: clients refuse nearly the same."""
@@ -83,12 +104,17 @@ class SecureSums:
         for known in self._weightings:
             if known.terms == terms:
                 size = np.maximum(np.abs(known.values), np.abs(found.values))
-                if np.all(np.abs(known.values - found.values) <= np.ldexp(1.0, np.frexp(size)[1] - PRECISE)):
+                if np.all(
+                    np.abs(known.values - found.values)
+                    <= np.ldexp(1.0, np.frexp(size)[1] - PRECISE)
+                ):
                     return known
         self._weightings = [*self._weightings[1 - RECENT :], found]
         return found
 
-    def _opened(self, kind: str, numbers: FixedPoint, replies: dict[str, MaskedReply]) -> NDArray[np.float64] | None:
+    def _opened(
+        self, kind: str, numbers: FixedPoint, replies: dict[str, MaskedReply]
+    ) -> NDArray[np.float64] | None:
         """Add up the replies; return `None` if the sum exceeds all of its terms: some client's masks were false."""
         total: Any = np.zeros(1, dtype=np.uint64)
         for name, reply in replies.items():
@@ -96,17 +122,24 @@ class SecureSums:
                 self.record(kind, name, reply.vector)
             total = total + reply.vector
         found = numbers.decode(total)
-        most = sum(float(np.ldexp(1.0, reply.exponent)) for reply in replies.values()) + numbers.error
+        most = (
+            sum(float(np.ldexp(1.0, reply.exponent)) for reply in replies.values()) + numbers.error
+        )
         return found if np.all(np.abs(found) <= most) else None
 
-    def _spoilt(self, request: SumRequest, length: int, replies: dict[str, MaskedReply]) -> NoReturn:
+    def _spoilt(
+        self, request: SumRequest, length: int, replies: dict[str, MaskedReply]
+    ) -> NoReturn:
         """Ask the same question again to find the client, which has to send the same masked vector."""
         if hasattr(self.parties, "spoilt"):
             again = self.parties.mask(request, length)
-            self.parties.spoilt([name for name in replies if not _same(replies[name].vector, again[name].vector)])
+            self.parties.spoilt(
+                [name for name in replies if not _same(replies[name].vector, again[name].vector)]
+            )
         raise InputError(
+            "secure-sum-larger",
             "A secure sum is larger than all of its terms: one of the clients has masked another question, or sent "
-            "no masked vector. Which one cannot be told without all the vectors."
+            "no masked vector. Which one cannot be told without all the vectors.",
         )
 
 
@@ -129,7 +162,9 @@ class MaskedSums:
 
     sums: SecureSums  # the protocol
     quantum: float  # losses are rounded to multiples of it; 0 if deployed clients round them
-    projections: bool  # whether clients reveal their gradients along directions that the server chooses
+    projections: (
+        bool  # whether clients reveal their gradients along directions that the server chooses
+    )
     twice: bool  # whether clients allow sums of the same vectors with two different weights
     silent: bool = False  # whether losses stay with their clients too
     hides: bool = field(default=True, init=False)
@@ -137,7 +172,10 @@ class MaskedSums:
     def shown(self, question: Question, reply: Reply) -> Reply:
         """Return the numbers, with losses rounded to the quantum; none but scores if losses are hidden."""
         if self.silent and question.scalars and not isinstance(question, Scores):
-            raise InputError('Losses are hidden: use fair(...), MinimaxSums, or losses="clear".')
+            raise InputError(
+                "losses-hidden-use",
+                'Losses are hidden: use fair(...), MinimaxSums, or losses="clear".',
+            )
         return coarse(question, reply, self.quantum)
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
@@ -146,12 +184,15 @@ class MaskedSums:
             return self._shared(part, vectors, asked, weights)
         own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
         shape = vectors.shape or asked.like.shape
-        length, first = int(np.prod(shape)), STEP + HEADROOM if vectors.padded else None
+        length = int(np.prod(shape))
+        first = STEP + HEADROOM if vectors.padded else None
         total = self.sums.sum(part, vectors, own, length + vectors.padded, first)[:length]
         found = torch.from_numpy(total.reshape(shape))
         return found if vectors.padded and vectors.fine else found.to(asked.like)
 
-    def _shared(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
+    def _shared(
+        self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector
+    ) -> Tensor:
         """Add up vectors that clients have weighted and noised themselves.
 
         One more entry, the same for all clients and as large as possible, hides the size of a vector.
@@ -170,7 +211,11 @@ class MaskedSums:
     def error(self, length: int, weights: Vector) -> float:
         """Return √d times the largest error of an entry of the last sum, and of its weights, per unit of weight."""
         last = self.sums.last
-        worst = 0.0 if last is None else last.error + np.ldexp(last.clients, last.exponent - PRECISE + 1)
+        worst = (
+            0.0
+            if last is None
+            else last.error + np.ldexp(last.clients, last.exponent - PRECISE + 1)
+        )
         return float(length**0.5 * worst / (np.abs(weights).sum() or 1.0))
 
 
@@ -203,22 +248,35 @@ class SecureAggregation(Federation):
         record: Callable[[str, str, Any], None] | None = None,
     ) -> None:
         if not 0 < real("SecureAggregation", "share", share) <= 1:
-            raise InputError(f"SecureAggregation needs 0 < share <= 1, got {share!r}.")
+            raise InputError(
+                "secureaggregation-share", f"SecureAggregation needs 0 < share <= 1, got {share!r}."
+            )
         if not 0 <= real("SecureAggregation", "quantum", quantum) < float("inf"):
-            raise InputError(f"SecureAggregation needs quantum >= 0, got {quantum!r}.")
+            raise InputError(
+                "secureaggregation-quantum",
+                f"SecureAggregation needs quantum >= 0, got {quantum!r}.",
+            )
         if losses not in LOSSES:
             raise unknown("losses", losses, LOSSES)
         channel: Any = getattr(federation, "channel", None)
         masks = isinstance(federation, Federation) and (channel.here or hasattr(channel, "mask"))
         if not masks or federation.sums.hides:
             given = type(federation).__name__
-            raise InputError(f"SecureAggregation takes a Cohort or a deployed federation that masks, got {given}.")
-        terms = Terms.usual(federation.names, colluding)  # or a sentence that so many may not collude
-        parties, quantum = channel, float(quantum) if channel.here else 0.0
+            raise InputError(
+                "secureaggregation-takes-cohort",
+                f"SecureAggregation takes a Cohort or a deployed federation that masks, got {given}.",
+            )
+        terms = Terms.usual(
+            federation.names, colluding
+        )  # or a sentence that so many may not collude
+        parties = channel
+        quantum = float(quantum) if channel.here else 0.0
         if channel.here:  # clients have no keys yet
             parties = LocalParties(federation.names, float(share), counted=not projections)
         sums = SecureSums(parties, colluding, self._counted, record)
-        super().__init__(channel, MaskedSums(sums, quantum, projections, weightings(terms) > 1, losses == HIDDEN))
+        super().__init__(
+            channel, MaskedSums(sums, quantum, projections, weightings(terms) > 1, losses == HIDDEN)
+        )
         self.inner = federation
 
     def _counted(self, exchanges: int, up: int, down: int) -> None:

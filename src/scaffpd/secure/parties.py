@@ -33,10 +33,12 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import Question, Reply, Sketch, Vector
-from scaffpd.masking import FixedPoint, Identity, Party, Terms
-from scaffpd.masking.terms import FINE, LARGEST, SMALLEST, Ring, exponent_of
+from scaffpd.secure.masking import FixedPoint, Identity, Party, Terms
+from scaffpd.secure.terms import FINE, LARGEST, SMALLEST, Ring, exponent_of
 
-FORMATS = 8  # of one vector: sums are repeated with another clip, or with the remainders of the last
+FORMATS = (
+    8  # of one vector: sums are repeated with another clip, or with the remainders of the last
+)
 PRECISE = 46  # binary digits of a weight, so that weights computed in two ways are the same, or next to it
 REMEMBERED = 256  # sums that a client in this process remembers
 SAME = 1e-12  # vectors nearer than this have the same digits, as far as they are rounded to the nearest
@@ -59,7 +61,9 @@ class Weighting:
 
     def __post_init__(self) -> None:
         parts, powers = np.frexp(self.values)
-        object.__setattr__(self, "values", np.ldexp(np.rint(np.ldexp(parts, PRECISE)), powers - PRECISE))
+        object.__setattr__(
+            self, "values", np.ldexp(np.rint(np.ldexp(parts, PRECISE)), powers - PRECISE)
+        )
 
     @cached_property
     def total(self) -> float:
@@ -75,12 +79,16 @@ class Weighting:
         """Return the client's own weight; refuse a sum that would nearly be this client's own vector."""
         weight = float(self.values[self.terms.names.index(name)])
         if not math.isfinite(self.total):
-            raise InputError("A vector with a NaN or infinite weight cannot be added securely.")
+            raise InputError(
+                "vector-nan-infinite",
+                "A vector with a NaN or infinite weight cannot be added securely.",
+            )
         if abs(weight) > share * self.total * (1 + 2.0 ** (1 - PRECISE)):  # weights are rounded
             raise TooLarge(
+                "client-make-up",
                 f"Client {name!r} would make up {abs(weight) / self.total:.0%} of a sum, more than the {share:.0%} "
                 "that it agrees to: the sum would show its vector. Use an objective that caps weights (CVaR, or a "
-                "cap), or allow a larger share."
+                "cap), or allow a larger share.",
             )
         return weight
 
@@ -102,7 +110,12 @@ class SumRecord(NamedTuple):
         if self.names == other.names:
             return float(np.abs(self.weights - other.weights).sum()) + digits
         mine, theirs = (dict(zip(one.names, one.weights, strict=True)) for one in (self, other))
-        return float(sum(abs(mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs})) + digits
+        return (
+            float(
+                sum(abs(mine.get(name, 0.0) - theirs.get(name, 0.0)) for name in {*mine, *theirs})
+            )
+            + digits
+        )
 
     @np.errstate(all="ignore")
     def alone(self, other: SumRecord, own: int) -> float:
@@ -111,12 +124,20 @@ class SumRecord(NamedTuple):
         Between two of the points α = λ_j/λ'_j it is monotone. With λ = (a, b, b, …) and λ' = (a', b', b', …) it is one.
         """
         there = other.weights != 0
-        at, sizes = self.weights[there] / other.weights[there], np.abs(other.weights[there])
+        at = self.weights[there] / other.weights[there]
+        sizes = np.abs(other.weights[there])
         order = np.argsort(at)
         at, below, moment = at[order], np.cumsum(sizes[order]), np.cumsum((sizes * at)[order])
-        rest = at * (2 * below - below[-1]) + moment[-1] - 2 * moment + np.abs(self.weights[~there]).sum()
+        rest = (
+            at * (2 * below - below[-1])
+            + moment[-1]
+            - 2 * moment
+            + np.abs(self.weights[~there]).sum()
+        )
         part = np.abs(self.weights[own] - at * other.weights[own])
-        return float((part / np.maximum(rest - 1e-14 * (1 + np.abs(at)), np.maximum(part, 1e-300))).max())
+        return float(
+            (part / np.maximum(rest - 1e-14 * (1 + np.abs(at)), np.maximum(part, 1e-300))).max()
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -137,17 +158,35 @@ class DisclosureGuard:
         if weighting.values[own] == 0 or size == 0:
             return None
         terms = weighting.terms
-        record = SumRecord(len(vector), self.sketch(vector) / size, terms.names, weighting.normalised, total, form)
+        record = SumRecord(
+            len(vector), self.sketch(vector) / size, terms.names, weighting.normalised, total, form
+        )
         near = self._near(record)
-        if form and len({known.form for known, apart in near if apart < SAME} - {"", form}) >= FORMATS:
-            raise ExposedError("This client's vector has been in sums of many formats: one more could show its digits.")
+        if (
+            form
+            and len({known.form for known, apart in near if apart < SAME} - {"", form}) >= FORMATS
+        ):
+            raise ExposedError(
+                "client-vector-been",
+                "This client's vector has been in sums of many formats: one more could show its digits.",
+            )
         same = [known for known, apart in near if record.apart(known) > SHARPNESS * apart]
         if any(known.names != terms.names for known in same) and not self.changing:
-            raise InputError("This client's vector was in a sum: one over other clients would show a client's own.")
+            raise InputError(
+                "client-vector-sum",
+                "This client's vector was in a sum: one over other clients would show a client's own.",
+            )
         others = [known for known in same if known.names == terms.names]
-        many = len({(known.weights.tobytes(), known.total) for known in others}) >= weightings(terms)
-        if self.counted and (many or not all(record.alone(known, own) <= share for known in others)):
-            raise ExposedError("This client's vector has been in sums with other weights: one more could show it.")
+        many = len({(known.weights.tobytes(), known.total) for known in others}) >= weightings(
+            terms
+        )
+        if self.counted and (
+            many or not all(record.alone(known, own) <= share for known in others)
+        ):
+            raise ExposedError(
+                "client-vector-been",
+                "This client's vector has been in sums with other weights: one more could show it.",
+            )
         return record
 
     def _near(self, record: SumRecord) -> list[tuple[SumRecord, float]]:
@@ -156,7 +195,9 @@ class DisclosureGuard:
         if not known:
             return []
         sketches = np.array([one.sketch for one in known])
-        apart = np.minimum(*(np.linalg.norm(sketches - sign * record.sketch, axis=1) for sign in (1, -1)))
+        apart = np.minimum(
+            *(np.linalg.norm(sketches - sign * record.sketch, axis=1) for sign in (1, -1))
+        )
         return [(known[k], float(apart[k])) for k in np.flatnonzero(apart < 2 / SHARPNESS)]
 
     def remember(self, record: SumRecord | None) -> None:
@@ -170,7 +211,9 @@ class MaskedReply:
     """Client's answer to a question for its masked vector."""
 
     exponent: int  # e, with |w_i v_i| ≤ 2ᵉ
-    vector: Ring | None  # y_i; `None` if the clip of the question is smaller than that, or not given
+    vector: (
+        Ring | None
+    )  # y_i; `None` if the clip of the question is smaller than that, or not given
 
 
 @dataclass(frozen=True)
@@ -218,7 +261,12 @@ class GuardedParty(NamedTuple):
     share: float  # the largest share of a sum that it accepts
 
     def answer(
-        self, sums: Weighting, numbers: FixedPoint | None, vector: Any, asked: bytes, bare: WeightedVector | None = None
+        self,
+        sums: Weighting,
+        numbers: FixedPoint | None,
+        vector: Any,
+        asked: bytes,
+        bare: WeightedVector | None = None,
     ) -> MaskedReply:
         """Return the masked vector; without a number format, or if the vector does not fit it, only its size.
 
@@ -231,10 +279,15 @@ class GuardedParty(NamedTuple):
         exponent = _exponent(own, weight)
         if numbers is None or exponent > numbers.exponent:
             return MaskedReply(exponent, None)
-        total, place = sums.total or 1.0, sums.terms.names.index(self.party.name)
-        beyond, share = (None, self.share) if bare is None else (bare.beyond, 1.0)  # others' own weights are not known
+        total = sums.total or 1.0
+        place = sums.terms.names.index(self.party.name)
+        beyond, share = (
+            (None, self.share) if bare is None else (bare.beyond, 1.0)
+        )  # others' own weights are not known
         digits = numbers.bits + round(math.log2(total)) + exponent_of(seen[0])
-        free = beyond is None and (digits < FINE or not self.guard.counted)  # rounded at random, or no secret
+        free = beyond is None and (
+            digits < FINE or not self.guard.counted
+        )  # rounded at random, or no secret
         record = self.guard.check(*seen, place, share, total, "" if free else f"{digits} {beyond}")
         asked += sums.values.tobytes()
         masked = self.party.mask(sums.terms, asked, numbers, weight * own, beyond is not None)
@@ -253,8 +306,11 @@ def coarse(question: Question, reply: Reply, quantum: float) -> Reply:
     """Round losses, and changes of losses, to the quantum, in float64; the bound on their errors includes it."""
     if quantum == 0 or not question.loss:
         return reply
-    exact, numbers = reply.numbers, dict(reply.numbers)
-    numbers[question.loss] = lambda: torch.round(exact[question.loss]().double() / quantum) * quantum
+    exact = reply.numbers
+    numbers = dict(reply.numbers)
+    numbers[question.loss] = lambda: (
+        torch.round(exact[question.loss]().double() / quantum) * quantum
+    )
     if "loss_error" in numbers:
         numbers["loss_error"] = lambda: exact["loss_error"]().double() + quantum / 2
     return Reply(numbers, reply.vectors)
@@ -264,8 +320,12 @@ class LocalParties:
     """Clients in this process, each with its own identity and secrets: see `GuardedParty`."""
 
     def __init__(self, names: Sequence[str], share: float, counted: bool) -> None:
-        guard, self._asked = partial(DisclosureGuard, counted=counted, sketch=Sketch()), 0
-        self.members = {name: GuardedParty(Party(Identity(name), seed=name.encode()), guard(), share) for name in names}
+        guard = partial(DisclosureGuard, counted=counted, sketch=Sketch())
+        self._asked = 0
+        self.members = {
+            name: GuardedParty(Party(Identity(name), seed=name.encode()), guard(), share)
+            for name in names
+        }
         cards = [member.party.identity.card for member in self.members.values()]
         for member in self.members.values():
             member.party.meet(cards)
@@ -273,12 +333,16 @@ class LocalParties:
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Return the masked vectors, or their sizes; every question here is a new one."""
         self._asked += 1
-        asked, names = self._asked.to_bytes(16), wanted.weights.terms.names
+        asked = self._asked.to_bytes(16)
+        names = wanted.weights.terms.names
         rows = [vector.detach().cpu().numpy() for vector in wanted.held.each()]
         bare: list[WeightedVector | None] = [None] * len(rows)
         if wanted.held.own is not None:
             vectors, own = wanted.held.own()
-            bare = [WeightedVector(row.detach().cpu().numpy(), float(w)) for row, w in zip(vectors, own, strict=True)]
+            bare = [
+                WeightedVector(row.detach().cpu().numpy(), float(w))
+                for row, w in zip(vectors, own, strict=True)
+            ]
         if wanted.held.padded:
             rows = [padded(row) for row in rows]
         return {

@@ -23,11 +23,15 @@ from typing import TYPE_CHECKING, Any
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.config.federation import FederationFile
     from scaffpd.deploy.deployed_run import Outcome
+    from scaffpd.run.settings.federation import FederationFile
 
 PATIENCE = 300.0  # seconds for the server to come up
-OVER = ("FINISHED", "ABANDONED", "LOST")  # how final statuses begin; LOST is ours, for a job that died with its server
+OVER = (
+    "FINISHED",
+    "ABANDONED",
+    "LOST",
+)  # how final statuses begin; LOST is ours, for a job that died with its server
 
 
 class LostError(Exception):
@@ -41,11 +45,20 @@ class AdminSession:
     """
 
     def __init__(
-        self, kit: Path, log: Path, environment: Mapping[str, str] | None = None, patience: float = 30.0
+        self,
+        kit: Path,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        patience: float = 30.0,
     ) -> None:
         if not (kit / "startup" / "fed_admin.json").is_file():
-            raise InputError(f"{str(kit)!r} is no administrator's startup kit: it holds no startup/fed_admin.json.")
-        self.kit, self.log, self.patience = kit.resolve(), log, patience
+            raise InputError(
+                "administrator-startup-kit",
+                f"{str(kit)!r} is no administrator's startup kit: it holds no startup/fed_admin.json.",
+            )
+        self.kit = kit.resolve()
+        self.log = log
+        self.patience = patience
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
@@ -77,7 +90,8 @@ class AdminSession:
             self._kill()
             self._start()
         assert self._process is not None
-        stdin, stdout = self._process.stdin, self._process.stdout
+        stdin = self._process.stdin
+        stdout = self._process.stdout
         assert stdin is not None
         assert stdout is not None
         stdin.write(line)
@@ -87,12 +101,18 @@ class AdminSession:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "scaffpd.deploy.flare.admin", str(self.kit)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, bufsize=0, cwd=self.kit,
-                env=os.environ | self._environment, start_new_session=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                cwd=self.kit,
+                env=os.environ | self._environment,
+                start_new_session=True,
+            )
 
     def _kill(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is not None:
             process.kill()
             process.wait()
@@ -119,11 +139,15 @@ class FlareJob:
         try:
             self.current = str(self.session.call("submit", str(self.folder)))
         except LostError as problem:
-            raise InputError(f"FLARE did not accept the job: {problem}") from problem
+            raise InputError(
+                "flare-accept-job", f"FLARE did not accept the job: {problem}"
+            ) from problem
 
     def running(self) -> bool:
         """Return whether the last submitted job is running; true while the server does not answer."""
-        return self.current is not None and not self._ask("", "status", self.current).startswith(OVER)
+        return self.current is not None and not self._ask("", "status", self.current).startswith(
+            OVER
+        )
 
     def abort(self) -> None:
         """End the job."""
@@ -146,14 +170,21 @@ class FlareJob:
 
 
 def resume(
-    kit: Path, job: Path, file: FederationFile, seconds: float, say: Callable[[str], object],
+    kit: Path,
+    job: Path,
+    file: FederationFile,
+    seconds: float,
+    say: Callable[[str], object],
     look: Callable[[], object],
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Supervise a run as the startup kit's administrator, on the machine with the run's folder.
 
     Take over a job that is still running; otherwise submit it.
     """
-    from scaffpd.deploy.supervise import ended_before, supervise  # loads torch: not in the session's process
+    from scaffpd.deploy.supervise import (
+        ended_before,
+        supervise,
+    )  # loads torch: not in the session's process
 
     if (done := ended_before(file, say)) is not None:
         return done
@@ -172,7 +203,9 @@ def _adopted(deployed: FlareJob, deadline: float, say: Callable[[str], object]) 
             return deployed.adopt()
         except LostError as problem:
             if time.monotonic() > deadline:
-                raise InputError(f"{problem} Start the server, then resume.") from None
+                raise InputError(
+                    "start-server-resume", f"{problem} Start the server, then resume."
+                ) from None
         if not said:
             say("FLARE's server does not answer yet.")
         said = True
@@ -221,8 +254,16 @@ def outside(session: Any, job: str) -> list[str]:
 def unfinished(session: Any, name: str) -> list[str]:
     """Return the jobs of that name that are waiting or running, oldest first."""
     jobs = sorted(session.list_jobs(), key=lambda job: str(job.get("submit_time", "")))
-    own = [job for job in jobs if job.get("job_name") == name and not str(job.get("status", "")).startswith(OVER)]
-    return [str(job["job_id"]) for job in own if not status(session, str(job["job_id"])).startswith(OVER)]
+    own = [
+        job
+        for job in jobs
+        if job.get("job_name") == name and not str(job.get("status", "")).startswith(OVER)
+    ]
+    return [
+        str(job["job_id"])
+        for job in own
+        if not status(session, str(job["job_id"])).startswith(OVER)
+    ]
 
 
 def status(session: Any, job: str) -> str:
@@ -245,7 +286,9 @@ COMMANDS: dict[str, Any] = {
     "submit": lambda session, job: str(session.submit_job(job)),
     "status": status,
     "abort": lambda session, job: session.abort_job(job) and None,
-    "sites": lambda session: sorted(str(client.name) for client in session.get_connected_client_list()),
+    "sites": lambda session: sorted(
+        str(client.name) for client in session.get_connected_client_list()
+    ),
     "outside": outside,
     "unfinished": unfinished,
 }

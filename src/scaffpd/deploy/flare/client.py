@@ -48,7 +48,10 @@ class SiloClient:
             log.error("The silo does not answer: %s", mistake)
         except Exception:
             log.exception("The silo does not answer.")
-        return REFUSAL + b"The silo's own file or data cannot be used; its operator finds the reason in the site's log."
+        return (
+            REFUSAL
+            + b"The silo's own file or data cannot be used; its operator finds the reason in the site's log."
+        )
 
 
 def site_root(workspace: Any) -> Path:
@@ -65,7 +68,10 @@ def silo_file(root: Path, site: str) -> Path:
     if file.is_dir():
         file = file / f"{site}.toml"
     if not file.is_file():
-        raise InputError(f"There is no silo file {str(file)!r}: put it there, or name it in {VARIABLE}.")
+        raise InputError(
+            "silo-file-put",
+            f"There is no silo file {str(file)!r}: put it there, or name it in {VARIABLE}.",
+        )
     return file.resolve()
 
 
@@ -78,5 +84,8 @@ def open_silo(site: str, file: Path, kit: Path) -> Silo:
 
     silo = Silo.open(file, kit)
     if silo.name != site:
-        raise InputError(f"{str(file)!r} is silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file.")
+        raise InputError(
+            "silo-flare-knows",
+            f"{str(file)!r} is silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file.",
+        )
     return silo

@@ -17,7 +17,10 @@ from scaffpd.deploy.flare.provision import FlareProject, provision, write_projec
 from scaffpd.deploy.processes import LocalEngine, Processes, free_ports
 from scaffpd.errors import InputError
 
-HOST, NAME, SERVER, ADMIN = "localhost", "scaffpd", "server", "admin"
+HOST = "localhost"
+NAME = "scaffpd"
+SERVER = "server"
+ADMIN = "admin"
 BEAT = 2  # seconds between a site's heartbeats; FLARE counts them in twos
 DEAD_AFTER = 8.0  # seconds without one
 PATIENCE = 60.0  # seconds for server and sites to connect
@@ -45,7 +48,9 @@ def serve(kit: Path, options: Mapping[str, str], file: Path, variable: str) -> i
     """Run a server or a site from its kit until it ends; all its processes end with this one."""
     processes = Processes()
     try:
-        processes.start(SERVER, command(kit, options), None, os.environ | {variable: str(file.resolve())}, kit)
+        processes.start(
+            SERVER, command(kit, options), None, os.environ | {variable: str(file.resolve())}, kit
+        )
         return processes.wait(SERVER)
     finally:
         processes.kill()
@@ -54,20 +59,30 @@ def serve(kit: Path, options: Mapping[str, str], file: Path, variable: str) -> i
 class FlareEngine(FlareJob, LocalEngine):
     """FLARE's server and sites, and the administrator who submits the job."""
 
-    def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> None:
+    def __init__(
+        self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True
+    ) -> None:
         if not tls:
-            raise InputError("FLARE runs with mutual TLS here: leave it on.")
+            raise InputError("flare-runs-mutual", "FLARE runs with mutual TLS here: leave it on.")
         LocalEngine.__init__(self, federation, silos, work)
-        self.folder, self.current, self.parts = self.work / "job" / NAME, None, (SERVER, ADMIN, *self.silos)
+        self.folder = self.work / "job" / NAME
+        self.current = None
+        self.parts = (SERVER, ADMIN, *self.silos)
         self.port, admin_port = free_ports(2)
-        rules: dict[str, float | str] = {"dead_after": DEAD_AFTER, "schedule_every": 0.5, "patience": 3.0}
+        rules: dict[str, float | str] = {
+            "dead_after": DEAD_AFTER,
+            "schedule_every": 0.5,
+            "patience": 3.0,
+        }
         rules["store"] = str(self.work / "store")
         self._project = FlareProject(NAME, sorted(silos), HOST, self.port, admin_port, rules=rules)
 
     @cached_property
     def session(self) -> AdminSession:  # type: ignore[override]
         """The administrator's session."""
-        return AdminSession(self.kit(self._project.admin), self.log(ADMIN), self.processes.environment(ADMIN))
+        return AdminSession(
+            self.kit(self._project.admin), self.log(ADMIN), self.processes.environment(ADMIN)
+        )
 
     # --- up and down
 
@@ -109,9 +124,11 @@ class FlareEngine(FlareJob, LocalEngine):
         options = {"uid": name, "heart_beat_interval": str(BEAT)}
         self._start(name, self.kit(name), options, {client.VARIABLE: self.silos[name]})
 
-    def _start(self, role: str, kit: Path, options: Mapping[str, str], extra: Mapping[str, Path]) -> None:
+    def _start(
+        self, role: str, kit: Path, options: Mapping[str, str], extra: Mapping[str, Path]
+    ) -> None:
         if self.processes.pids(role):
-            raise InputError(f"{role!r} is running already: stop it first.")
+            raise InputError("running-already-stop", f"{role!r} is running already: stop it first.")
         self.processes.kill(role)  # forget processes that have ended
         environment = os.environ | QUICK | {key: str(path) for key, path in extra.items()}
         self.processes.start(role, command(kit, options), self.log(role), environment, kit)

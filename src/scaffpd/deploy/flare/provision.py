@@ -25,13 +25,21 @@ from scaffpd.deploy.flare.client import SiloClient
 from scaffpd.deploy.flare.server import Coordinator
 from scaffpd.errors import InputError
 
-SERVER_CLASSES = ("scaffpd.deploy.flare.server.Coordinator", "nvflare.collab.runtime.controller.CollabController")
-SITE_CLASSES = ("scaffpd.deploy.flare.client.SiloClient", "nvflare.collab.runtime.executor.CollabExecutor")
+SERVER_CLASSES = (
+    "scaffpd.deploy.flare.server.Coordinator",
+    "nvflare.collab.runtime.controller.CollabController",
+)
+SITE_CLASSES = (
+    "scaffpd.deploy.flare.client.SiloClient",
+    "nvflare.collab.runtime.executor.CollabExecutor",
+)
 
 
 def recipe(name: str, quorum: int = 1, federation: str = "") -> CollabRecipe:
     """Return FLARE's recipe of the job; `federation` is federation.toml if it is not in the server's `local`."""
-    built = CollabRecipe(job_name=name, server=Coordinator(federation), client=SiloClient(), min_clients=quorum)
+    built = CollabRecipe(
+        job_name=name, server=Coordinator(federation), client=SiloClient(), min_clients=quorum
+    )
     built.add_server_config({"server": {"task_request_interval": 0.5}})
     built.add_client_config({"task_check_interval": 0.5, "get_task_timeout": 10.0})
     return built
@@ -59,7 +67,8 @@ EVERYDAY = ("submit_job", "clone_job", "manage_job", "download_job", "view", "op
 RIGHTS = {
     "format_version": "1.0",
     "permissions": {
-        "project_admin": dict.fromkeys(EVERYDAY, "any") | {"shell_commands": "none", "byoc": "none"},
+        "project_admin": dict.fromkeys(EVERYDAY, "any")
+        | {"shell_commands": "none", "byoc": "none"},
         "org_admin": {"view": "any", "operate": "o:site", "manage_job": "o:submitter"},
         "lead": {"submit_job": "any", "manage_job": "n:submitter", "view": "any"},
         "member": {"view": "any"},
@@ -81,9 +90,16 @@ class SiteRules(Builder):  # type: ignore[misc]
     """
 
     def __init__(
-        self, dead_after: float = 60.0, schedule_every: float = 1.0, store: str = "", patience: float = 10.0
+        self,
+        dead_after: float = 60.0,
+        schedule_every: float = 1.0,
+        store: str = "",
+        patience: float = 10.0,
     ) -> None:
-        self.dead_after, self.schedule_every, self.store, self.patience = dead_after, schedule_every, store, patience
+        self.dead_after = dead_after
+        self.schedule_every = schedule_every
+        self.store = store
+        self.patience = patience
 
     def build(self, project: Any, ctx: Any) -> None:
         """Write `local/resources.json` and `local/authorization.json` for the server and every site."""
@@ -103,10 +119,15 @@ class SiteRules(Builder):  # type: ignore[misc]
 
     def _server(self, resources: dict[str, Any]) -> None:
         resources["class_allow_list"] = list(SERVER_CLASSES)
-        resources["servers"][0] |= {"heart_beat_timeout": self.dead_after, "check_engine_frequency": 0.5}
+        resources["servers"][0] |= {
+            "heart_beat_timeout": self.dead_after,
+            "check_engine_frequency": 0.5,
+        }
         parts = {part["id"]: part for part in resources["components"]}
         if self.store:
-            resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = f"{self.store}/snapshots"
+            resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = (
+                f"{self.store}/snapshots"
+            )
             parts["job_manager"]["args"]["uri_root"] = f"{self.store}/jobs"
         parts["job_scheduler"]["args"] |= {
             "max_jobs": 1,
@@ -121,11 +142,15 @@ class SiteRules(Builder):  # type: ignore[misc]
         resources["allow_log_streaming"] = False
         # A heartbeat that a dead server never answers delays the next one, and so the reconnection.
         resources["client"] |= {"maint_msg_timeout": self.patience}
-        resources["components"] = [part for part in resources["components"] if part["id"] != "site_log_streamer"]
+        resources["components"] = [
+            part for part in resources["components"] if part["id"] != "site_log_streamer"
+        ]
 
 
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*")
+HOST = re.compile(
+    r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
+)
 
 
 @dataclass(frozen=True)
@@ -144,13 +169,24 @@ class FlareProject:
     def __post_init__(self) -> None:
         for name in (self.name, *self.silos):
             if not SITE.fullmatch(name):
-                raise InputError(f"FLARE cannot use the name {name!r}: use letters, digits, '-' and '_'.")
+                raise InputError(
+                    "flare-use-name",
+                    f"FLARE cannot use the name {name!r}: use letters, digits, '-' and '_'.",
+                )
         if not HOST.fullmatch(self.host):
-            raise InputError(f"FLARE cannot use the server name {self.host!r}: give one such as fl.example.org.")
+            raise InputError(
+                "flare-use-server",
+                f"FLARE cannot use the server name {self.host!r}: give one such as fl.example.org.",
+            )
         if not self.silos or len(set(self.silos)) < len(self.silos):
-            raise InputError("A FLARE project needs at least one silo, each with a name of its own.")
+            raise InputError(
+                "flare-project-least",
+                "A FLARE project needs at least one silo, each with a name of its own.",
+            )
         if {self.host, "server"} & set(self.silos):
-            raise InputError("A silo on FLARE must not be called like the server: rename it.")
+            raise InputError(
+                "silo-flare-must", "A silo on FLARE must not be called like the server: rename it."
+            )
 
     def document(self) -> dict[str, Any]:
         """Return the content of FLARE's project.yml."""
@@ -175,7 +211,11 @@ class FlareProject:
         }
 
 
-KIT, ADMINISTRATOR, JOB, COORDINATOR = "kit", "admin", "job", "coordinator"  # what a part's folder holds; its name
+# what a part's folder holds; its name
+KIT = "kit"
+ADMINISTRATOR = "admin"
+JOB = "job"
+COORDINATOR = "coordinator"
 
 
 def provision(folder: Path) -> None:
@@ -184,10 +224,15 @@ def provision(folder: Path) -> None:
     kits.mkdir(mode=0o700, exist_ok=True)
     kits.chmod(0o700)  # before any key, among them the root's, is written to it
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     (folder / "provision.log").write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode or not any(kits.iterdir()):
-        raise InputError(f"FLARE could not be provisioned: {folder / 'provision.log'} says why.")
+        raise InputError(
+            "flare-provisioned-says",
+            f"FLARE could not be provisioned: {folder / 'provision.log'} says why.",
+        )
 
 
 def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
@@ -198,9 +243,15 @@ def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
     """
     parts = out / "parts"
     if parts.exists():
-        raise InputError(f"There are keys in {str(parts)!r} already: choose another --out, or remove it.")
+        raise InputError(
+            "keys-already-choose",
+            f"There are keys in {str(parts)!r} already: choose another --out, or remove it.",
+        )
     if COORDINATOR in project.silos:
-        raise InputError(f"A silo called {COORDINATOR!r} cannot have a folder of that name: rename it.")
+        raise InputError(
+            "silo-called-folder",
+            f"A silo called {COORDINATOR!r} cannot have a folder of that name: rename it.",
+        )
     provision(out)
     parts.mkdir(mode=0o700)
     kits = out / "kits" / project.name / "prod_00"
@@ -223,7 +274,9 @@ class FlareFiles(NamedTuple):
     silo: tuple[str, ...]
 
 
-def write_project(project: FlareProject, out: Path, federation: Path | str = "federation.toml") -> FlareFiles:
+def write_project(
+    project: FlareProject, out: Path, federation: Path | str = "federation.toml"
+) -> FlareFiles:
     """Write project.yml and the job into `out`; the commands name the federation's file."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / "project.yml"

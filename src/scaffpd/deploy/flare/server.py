@@ -26,8 +26,12 @@ from scaffpd.errors import InputError
 
 VARIABLE = "SCAFFPD_FEDERATION"
 GRACE = 2.0  # seconds that FLARE gets for its own timeout
-LOOK, LOOKS = 1.0, 2  # seconds between two checks of a connection, and how many have to fail
-NET_CHANNEL, PING = "_net_manager", "echo"  # what every process of FLARE answers
+# seconds between two checks of a connection, and how many have to fail
+LOOK = 1.0
+LOOKS = 2
+# what every process of FLARE answers
+NET_CHANNEL = "_net_manager"
+PING = "echo"
 CLOSED = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
 
 
@@ -36,7 +40,9 @@ class CollabTransport:
 
     named = True  # a site's name is in its certificate
 
-    def __init__(self, proxies: Mapping[str, Any], aborted: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, proxies: Mapping[str, Any], aborted: Callable[[], bool] = lambda: False
+    ) -> None:
         self._proxies = dict(proxies)
         self._aborted = aborted
 
@@ -49,11 +55,16 @@ class CollabTransport:
         arrived: queue.SimpleQueue[tuple[str, bytes | Failure | RunAborted]] = queue.SimpleQueue()
         for site, question in questions.items():
             task = (site, question, timeout, arrived)
-            threading.Thread(target=self._deliver, args=task, name=f"ask {site}", daemon=True).start()
+            threading.Thread(
+                target=self._deliver, args=task, name=f"ask {site}", daemon=True
+            ).start()
         late = Failure(f"No reply within {timeout:g} seconds.")
         answers: dict[str, bytes | Failure] = dict.fromkeys(questions, late)
-        waiting, deadline = set(questions), time.monotonic() + timeout + GRACE
-        watch = threading.Thread(target=self._watch, args=(waiting, deadline, arrived), name="watch", daemon=True)
+        waiting = set(questions)
+        deadline = time.monotonic() + timeout + GRACE
+        watch = threading.Thread(
+            target=self._watch, args=(waiting, deadline, arrived), name="watch", daemon=True
+        )
         watch.start()
         while waiting and (left := deadline - time.monotonic()) > 0:
             if self._aborted():
@@ -96,7 +107,9 @@ class CollabTransport:
         except Exception:  # without FLARE's ping a site has its whole timeout
             return False
 
-    def _deliver(self, site: str, question: bytes, timeout: float, arrived: queue.SimpleQueue[Any]) -> None:
+    def _deliver(
+        self, site: str, question: bytes, timeout: float, arrived: queue.SimpleQueue[Any]
+    ) -> None:
         try:
             arrived.put((site, self._one(site, question, timeout)))
         except RunAborted as end:
@@ -128,7 +141,9 @@ class Coordinator:
     """
 
     def __init__(self, federation: str = "") -> None:
-        self.federation = federation  # FLARE saves constructor arguments from attributes of the same name
+        self.federation = (
+            federation  # FLARE saves constructor arguments from attributes of the same name
+        )
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:
@@ -145,5 +160,8 @@ def federation_file(named: str, root: Path) -> Path:
     """Find federation.toml: named by the job or the environment, or in the server's folder `local`."""
     file = Path(named or os.environ.get(VARIABLE) or root / "local" / "federation.toml")
     if not file.is_file():
-        raise InputError(f"There is no federation file {str(file)!r}: put it there, or name it in {VARIABLE}.")
+        raise InputError(
+            "federation-file-put",
+            f"There is no federation file {str(file)!r}: put it there, or name it in {VARIABLE}.",
+        )
     return file

@@ -28,15 +28,22 @@ if TYPE_CHECKING:
     from scaffpd.deploy.silo.silo import Silo
 
 
-QUESTION, SETTING, VARIABLE, FEDERATION = "query.scaffpd", "silo", "SCAFFPD_SILO", "federation"
-_RECORD, _KEY, _KIND, _KEPT = "scaffpd", "bytes", "scaffpd.bytes", "scaffpd.kept"
+QUESTION = "query.scaffpd"
+SETTING = "silo"
+VARIABLE = "SCAFFPD_SILO"
+FEDERATION = "federation"
+_RECORD = "scaffpd"
+_KEY = "bytes"
+_KIND = "scaffpd.bytes"
+_KEPT = "scaffpd.kept"
 _SMALL = 2**20  # bytes of a payload that is one record
 _POLL = 0.3  # seconds; a poll costs the SuperLink some 15 ms of a core
 _SKEW = 60.0  # seconds that a site's clock may be ahead: it computes its deadline from the question's age
 _GONE = {5: "the SuperLink has had no heartbeat from the site"}  # flwr's ErrorCode.NODE_UNAVAILABLE
 
 log = logging.getLogger("scaffpd.silo")
-client_app, server_app = ClientApp(), ServerApp()
+client_app = ClientApp()
+server_app = ServerApp()
 
 
 def pack(data: bytes) -> RecordDict:
@@ -69,7 +76,11 @@ def get(records: RecordDict, name: str) -> bytes | None:
         return None
     value = record[_KEY]
     if isinstance(value, Array):
-        return bytes(value.data) if value.stype == _KIND and value.shape == (len(value.data),) else None
+        return (
+            bytes(value.data)
+            if value.stype == _KIND and value.shape == (len(value.data),)
+            else None
+        )
     return value if isinstance(value, bytes) else None
 
 
@@ -78,8 +89,9 @@ def silo_file(context: Context) -> Path:
     path = context.node_config.get(SETTING) or os.environ.get(VARIABLE)
     if not path:
         raise InputError(
+            "supernode-know-silo",
             f"This SuperNode does not know its silo: start it with --node-config '{SETTING}=\"/path/to/silo.toml\"' "
-            f"or set {VARIABLE}."
+            f"or set {VARIABLE}.",
         )
     return Path(str(path))
 
@@ -103,7 +115,9 @@ def reply(message: Message, context: Context) -> Message:
         put(context.state, _KEPT, silo.kept())
     except Exception:
         log.exception("the silo cannot answer")
-        raise InputError("This site's silo cannot answer; its log says why.") from None
+        raise InputError(
+            "site-silo-answer", "This site's silo cannot answer; its log says why."
+        ) from None
     return Message(pack(answer), reply_to=message)
 
 
@@ -117,7 +131,9 @@ class GridTransport:
     def __init__(self, grid: Grid, poll: float = _POLL) -> None:
         from scaffpd.deploy.messages import Failure  # loads torch, which a site's app does not need
 
-        self._grid, self._poll, self._failure = grid, poll, Failure
+        self._grid = grid
+        self._poll = poll
+        self._failure = Failure
 
     def sites(self) -> tuple[str, ...]:
         """Return the nodes that the SuperLink lists as online, sorted."""
@@ -147,10 +163,19 @@ class GridTransport:
         """Push all questions; return {message id: site} of those that were sent."""
         online = set(self.sites())
         sites = [site for site in questions if site in online]
-        replies.update(dict.fromkeys(set(questions) - online, self._failure("the site is not connected")))
-        messages = [Message(pack(questions[site]), int(site), QUESTION, ttl=timeout + _SKEW) for site in sites]
+        replies.update(
+            dict.fromkeys(set(questions) - online, self._failure("the site is not connected"))
+        )
+        messages = [
+            Message(pack(questions[site]), int(site), QUESTION, ttl=timeout + _SKEW)
+            for site in sites
+        ]
         keys = list(self._grid.push_messages(messages)) if messages else []
-        taken = {key: site for key, site in zip(keys, sites, strict=True) if key} if len(keys) == len(sites) else {}
+        taken = (
+            {key: site for key, site in zip(keys, sites, strict=True) if key}
+            if len(keys) == len(sites)
+            else {}
+        )
         refused = self._failure("the SuperLink did not accept the question")
         replies.update(dict.fromkeys(set(sites) - set(taken.values()), refused))
         return taken
@@ -159,7 +184,9 @@ class GridTransport:
         """Return the bytes of a reply, or a `Failure`."""
         if message.has_error():
             error = message.error
-            return self._failure(_GONE.get(error.code, f"Flower reports error {error.code}: {error.reason}"))
+            return self._failure(
+                _GONE.get(error.code, f"Flower reports error {error.code}: {error.reason}")
+            )
         try:
             return unpack(message.content)
         except ValueError as error:
@@ -170,7 +197,10 @@ def federation_file(config: Mapping[str, object]) -> Path:
     """Return the federation.toml that the run config names."""
     path = config.get(FEDERATION)
     if not isinstance(path, str) or not path:
-        raise InputError(f"Name the coordinator's file: flwr run -c '{FEDERATION}=\"/path/federation.toml\"'.")
+        raise InputError(
+            "name-coordinator-file",
+            f"Name the coordinator's file: flwr run -c '{FEDERATION}=\"/path/federation.toml\"'.",
+        )
     return Path(path)
 
 

@@ -31,7 +31,9 @@ class ForkExecutor:
     def __init__(self) -> None:
         self._children: set[int] = set()
 
-    def get_eligible_capacity(self, supported: set[TaskType], **_: Any) -> tuple[set[TaskType], set[str]]:
+    def get_eligible_capacity(
+        self, supported: set[TaskType], **_: Any
+    ) -> tuple[set[TaskType], set[str]]:
         """Accept any number of ClientApps and nothing else."""
         return supported & {TaskType.CLIENT_APP}, set()
 
@@ -50,7 +52,9 @@ class ForkExecutor:
 
     def reconcile(self) -> None:
         """Collect the children that have ended."""
-        self._children = {child for child in self._children if os.waitpid(child, os.WNOHANG)[0] == 0}
+        self._children = {
+            child for child in self._children if os.waitpid(child, os.WNOHANG)[0] == 0
+        }
 
     def close(self) -> None:
         """End the children that are still running."""

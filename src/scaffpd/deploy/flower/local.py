@@ -38,21 +38,33 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 import scaffpd
 from scaffpd.deploy.flower.apps import FEDERATION, SETTING
-from scaffpd.deploy.flower.project import write_certificates, write_files, write_node_key, write_private
+from scaffpd.deploy.flower.project import (
+    write_certificates,
+    write_files,
+    write_node_key,
+    write_private,
+)
 from scaffpd.deploy.processes import LocalEngine, free_ports
 
 SERVER = "server"
 _PATIENCE = 120.0  # seconds for the parts to connect
 _LOOK = 1.0  # seconds between two checks whether a run has ended
-_SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
-_SILO_SETTINGS = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"}  # seconds until a ClientApp is started
+_SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+_SILO_SETTINGS = {
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25"
+}  # seconds until a ClientApp is started
 
 
 class SuperLinkApi:
     """The control API of a SuperLink, as the `flwr` command uses it; plaintext without a CA certificate."""
 
     def __init__(self, address: str, authority: Path | None) -> None:
-        self._address, self._authority = address, authority
+        self._address = address
+        self._authority = authority
 
     def ready(self) -> bool:
         """Return whether the SuperLink answers."""
@@ -78,10 +90,14 @@ class SuperLinkApi:
     def start(self, app: Path, config: dict[str, str]) -> int:
         """Submit an app; return the run's id."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # flwr 1.41 uses a name that pathspec 1 has deprecated
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # flwr 1.41 uses a name that pathspec 1 has deprecated
             content = build_fab_from_disk(app)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config)))
+        request = StartRunRequest(
+            fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config))
+        )
         with self._client() as client:
             return int(client.StartRun(request).run_id)
 
@@ -111,14 +127,19 @@ class FlowerEngine(LocalEngine):
     Without `tls` connections are plaintext and nodes are not authenticated.
     """
 
-    def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True) -> None:
+    def __init__(
+        self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True
+    ) -> None:
         super().__init__(federation, silos, work)
-        self.parts, self._keys, self._tls = (SERVER, *map(part_of, self.silos)), self.work / "keys", tls
+        self.parts = (SERVER, *map(part_of, self.silos))
+        self._keys = self.work / "keys"
+        self._tls = tls
         self.port, *ports = free_ports(1 + len(self.silos))
         self._ports = dict(zip(self.silos, ports, strict=True))
         self._api = SuperLinkApi(f"127.0.0.1:{self.port}", self._keys / "ca.pem" if tls else None)
         self._run: int | None = None
-        self._going, self._looked = False, 0.0
+        self._going = False
+        self._looked = 0.0
 
     def log(self, part: str) -> Path:
         """Return the log file of a part, in its own folder."""
@@ -140,29 +161,71 @@ class FlowerEngine(LocalEngine):
             if self._tls:
                 self._api.register(name, self._keys / f"{part_of(name)}.pub")
             self.start_silo(name)
-        sentence, silos = "The silos do not connect to the SuperLink", set(self.silos)
+        sentence = "The silos do not connect to the SuperLink"
+        silos = set(self.silos)
         self.wait(lambda: [part_of(name) for name in silos - self.connected()], sentence, _PATIENCE)
 
     def start_server(self) -> None:
         """Start the SuperLink and wait until it answers; its database keeps the nodes, which connect by themselves."""
         command = [_program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port)]
-        command += ["--database", str(self.work / "superlink.db"), "--disable-runtime-dependency-installation"]
+        command += [
+            "--database",
+            str(self.work / "superlink.db"),
+            "--disable-runtime-dependency-installation",
+        ]
         if self._tls:
-            files = {"--ssl-ca-certfile": "ca.pem", "--ssl-certfile": "server.pem", "--ssl-keyfile": "server.key"}
-            command += [word for option, file in files.items() for word in (option, str(self._keys / file))]
+            files = {
+                "--ssl-ca-certfile": "ca.pem",
+                "--ssl-certfile": "server.pem",
+                "--ssl-keyfile": "server.key",
+            }
+            command += [
+                word for option, file in files.items() for word in (option, str(self._keys / file))
+            ]
         self._start(SERVER, [*command, "--enable-supernode-auth" if self._tls else "--insecure"])
-        self.wait(lambda: () if self._api.ready() else (SERVER,), "The SuperLink does not start", _PATIENCE)
+        self.wait(
+            lambda: () if self._api.ready() else (SERVER,),
+            "The SuperLink does not start",
+            _PATIENCE,
+        )
 
     def start_silo(self, name: str) -> None:
         """Start a silo's SuperNode and the executor of its ClientApps."""
         part = part_of(name)
-        key, secret = self._keys / f"{part}.key", self._keys / f"{part}.secret"
-        port, authenticated = str(self._ports[name]), ["--superexec-auth-secret-file", str(secret)]
-        command = [_program("flower-supernode"), "--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1"]
-        command += ["--port", port, "--node-config", f'{SETTING}="{self.silos[name]}"', "--isolation", "process"]
-        safe = ["--root-certificates", str(self._keys / "ca.pem"), "--auth-supernode-private-key", str(key)]
-        parent = self._start(part, [*command, *authenticated, *(safe if self._tls else ["--insecure"])])
-        executor = ["scaffpd.deploy.flower.fork_executor", "--insecure", "--parent-pid", str(parent)]
+        key = self._keys / f"{part}.key"
+        secret = self._keys / f"{part}.secret"
+        port = str(self._ports[name])
+        authenticated = ["--superexec-auth-secret-file", str(secret)]
+        command = [
+            _program("flower-supernode"),
+            "--superlink",
+            f"127.0.0.1:{self.port}",
+            "--host",
+            "127.0.0.1",
+        ]
+        command += [
+            "--port",
+            port,
+            "--node-config",
+            f'{SETTING}="{self.silos[name]}"',
+            "--isolation",
+            "process",
+        ]
+        safe = [
+            "--root-certificates",
+            str(self._keys / "ca.pem"),
+            "--auth-supernode-private-key",
+            str(key),
+        ]
+        parent = self._start(
+            part, [*command, *authenticated, *(safe if self._tls else ["--insecure"])]
+        )
+        executor = [
+            "scaffpd.deploy.flower.fork_executor",
+            "--insecure",
+            "--parent-pid",
+            str(parent),
+        ]
         self._start(part, [*executor, "--runtime-api-address", f"127.0.0.1:{port}", *authenticated])
 
     def connected(self) -> set[str]:
@@ -171,7 +234,11 @@ class FlowerEngine(LocalEngine):
             online = self._api.online()
         except httpx.HTTPError:
             return set()
-        return {name for name in self.silos if self.processes.alive(part_of(name)) and self._node(name) in online}
+        return {
+            name
+            for name in self.silos
+            if self.processes.alive(part_of(name)) and self._node(name) in online
+        }
 
     def outside(self) -> set[str]:
         """Return an empty set: a silo that is back joins the run at once."""

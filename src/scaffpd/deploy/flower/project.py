@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from scaffpd.deploy.flower.apps import FEDERATION, SETTING
 
 if TYPE_CHECKING:
-    from scaffpd.config.federation import FederationFile
+    from scaffpd.run.settings.federation import FederationFile
 
 _AUTHORITY = "scaffpd local CA"
 _DAYS = 30  # validity of a certificate
@@ -59,10 +59,19 @@ def _certificate(
     extensions: Mapping[x509.ExtensionType, bool],
 ) -> bytes:
     """Sign a certificate for the owner of `key`; `extensions` marks the critical ones."""
-    subject, issuer = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (name, _AUTHORITY))
+    subject, issuer = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (name, _AUTHORITY)
+    )
     now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+    )
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(
+        now - datetime.timedelta(hours=1)
+    )
     builder = builder.not_valid_after(now + datetime.timedelta(days=_DAYS))
     for extension, critical in extensions.items():
         builder = builder.add_extension(extension, critical)
@@ -74,7 +83,9 @@ def write_node_key(folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP384R1())
     write_private(folder / f"{name}.key", _private(key, serialization.PrivateFormat.OpenSSH))
-    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
     (folder / f"{name}.pub").write_bytes(public)
 
 
@@ -172,8 +183,15 @@ def write_files(out: Path, federation: Path) -> None:
     (out / "pyproject.toml").write_text(project, encoding="utf-8")
     (package / "__init__.py").write_text('"""scaffpd as a Flower app."""\n', encoding="utf-8")
     for part in ("server", "client"):
-        lines = [f'"""What runs at the {part}."""', "", f"from scaffpd.deploy.flower.apps import {part}_app as app", ""]
-        (package / f"{part}.py").write_text("\n".join([*lines, '__all__ = ["app"]', ""]), encoding="utf-8")
+        lines = [
+            f'"""What runs at the {part}."""',
+            "",
+            f"from scaffpd.deploy.flower.apps import {part}_app as app",
+            "",
+        ]
+        (package / f"{part}.py").write_text(
+            "\n".join([*lines, '__all__ = ["app"]', ""]), encoding="utf-8"
+        )
 
 
 def commands(federation: FederationFile) -> Commands:
@@ -187,8 +205,14 @@ def commands(federation: FederationFile) -> Commands:
     flwr = f"FLWR_HOME=flwr {_OFFLINE} flwr"
     address = f"{federation.server.host}:{federation.server.port}"
     return Commands(
-        server=(f"{superlink} &", 'nginx -p "$PWD" -c proxy.conf   # or what is in there, in the nginx that you run'),
-        admit={name: f"{flwr} supernode register --name {name} keys/{name}.pub here" for name in federation.silos},
+        server=(
+            f"{superlink} &",
+            'nginx -p "$PWD" -c proxy.conf   # or what is in there, in the nginx that you run',
+        ),
+        admit={
+            name: f"{flwr} supernode register --name {name} keys/{name}.pub here"
+            for name in federation.silos
+        },
         silos={name: _silo(name, address) for name in federation.silos},
         run=f"{flwr} run . here",
     )
@@ -196,7 +220,8 @@ def commands(federation: FederationFile) -> Commands:
 
 def _silo(name: str, address: str) -> tuple[str, ...]:
     """Return a silo's commands: make its key (and send the .pub to the coordinator), then start."""
-    here, secret = "127.0.0.1:9094", "--superexec-auth-secret-file runtime.secret"
+    here = "127.0.0.1:9094"
+    secret = "--superexec-auth-secret-file runtime.secret"
     node = (
         f"{_OFFLINE} flower-supernode --superlink {address} --root-certificates ca.pem "
         f"--auth-supernode-private-key {name}.key --node-config '{SETTING}=\"'\"$PWD\"'/silo.toml\"' "

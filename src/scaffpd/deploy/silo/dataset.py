@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.cohort import Cohort
-from scaffpd.config.model_file import Setup, own_model, predict_encoded
-from scaffpd.config.reading import load
-from scaffpd.config.silo import SiloFile, SiloLimits
+from scaffpd.data.tabular.agree import CLASSIFICATION, PREPARED, VERSION
+from scaffpd.data.tabular.columns import DATE, FeatureTable, Mask, Matrix, column, read_npz, table
+from scaffpd.data.tabular.encode import ClientRows, Target, held_rows, target
+from scaffpd.data.tabular.formats import open_table
+from scaffpd.data.tabular.read import date_parts, read_columns
 from scaffpd.deploy.messages import digest
 from scaffpd.errors import InputError
-from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, VERSION
-from scaffpd.tabular.columns import DATE, FeatureTable, Mask, Matrix, column, read_npz, table
-from scaffpd.tabular.encode import ClientRows, Target, held_rows, target
-from scaffpd.tabular.formats import open_table
-from scaffpd.tabular.read import date_parts, read_columns
+from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
+from scaffpd.run.settings.reading import load
+from scaffpd.run.settings.silo import SiloFile, SiloLimits
+from scaffpd.training.cohort import Cohort
 
 WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
 
@@ -35,20 +35,29 @@ class Dataset(ClientRows):
     @classmethod
     def read(cls, file: SiloFile) -> Dataset:
         """Read the data that a `silo.toml` names."""
-        source, owner = file.data, f"Silo {file.name!r}"
+        source = file.data
+        owner = f"Silo {file.name!r}"
         if source.entry is not None:
             given = load(file.path.parent, source.entry)
             if isinstance(given, Cohort):
                 return _prepared(file, given)
             if not isinstance(given, tuple | list) or len(given) not in (2, 4):
-                raise InputError(f"The entry {source.entry!r} must return {WANTED}, got {type(given).__name__}.")
+                raise InputError(
+                    "entry-must-return",
+                    f"The entry {source.entry!r} must return {WANTED}, got {type(given).__name__}.",
+                )
             return _from_parts(file, list(given[0::2]), list(given[1::2]))
         assert source.file is not None
         if source.file.suffix.lower() == ".npz":
             X, y = read_npz(source.file, source.features, source.target)
             return _from_parts(file, [X], [y])
-        opened, wanted = open_table(source.file), source.target
-        names = [name for name in opened.names if name != wanted] if source.columns is None else source.columns
+        opened = open_table(source.file)
+        wanted = source.target
+        names = (
+            [name for name in opened.names if name != wanted]
+            if source.columns is None
+            else source.columns
+        )
         needed = {wanted: "label" if source.task == CLASSIFICATION else "target"}
         (goal, *columns), dropped = read_columns(
             opened, [wanted, *names], source.categories, needed, source.decimal, source.missing
@@ -56,8 +65,9 @@ class Dataset(ClientRows):
         for one in columns:
             if one.kind == DATE:
                 raise InputError(
+                    "column-silo-list",
                     f"Column {one.name!r} of silo {file.name!r} {one.note}: list in data.columns the columns to use, "
-                    f"without it, or with {date_parts(one)[-1]!r} in its place."
+                    f"without it, or with {date_parts(one)[-1]!r} in its place.",
                 )
         features = FeatureTable(len(goal.values), tuple(columns))
         return _split(file, features, target(owner, goal, source.task), dropped[wanted])
@@ -79,21 +89,30 @@ class Dataset(ClientRows):
         """Digest of all rows and of their split, made once: a process hands it on with every answer."""
         if self.cohort is not None:
             return str(self.cohort.fingerprint)
-        columns, blocks = self.table.columns, () if self.table.block is None else (self.table.block,)
-        arrays = [digest(one) for one in (*(c.values for c in columns), *blocks, self.target.values, self.held)]
+        columns = self.table.columns
+        blocks = () if self.table.block is None else (self.table.block,)
+        arrays = [
+            digest(one)
+            for one in (*(c.values for c in columns), *blocks, self.target.values, self.held)
+        ]
         about = [arrays, self.target.labels, *((c.name, c.categories) for c in columns)]
         return hashlib.sha256(repr(about).encode()).hexdigest()
 
     def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: a sum over few rows reveals too much about each."""
-        train, labels = self.rows[0], len(self.target.labels)
+        train = self.rows[0]
+        labels = len(self.target.labels)
         if train < limits.rows:
             rows = f"{train} training row{'s' * (train != 1)}"
-            raise InputError(f"Silo {self.name!r} has {rows}, and its limits.rows asks for {limits.rows}.")
+            raise InputError(
+                "silo-limits-rows",
+                f"Silo {self.name!r} has {rows}, and its limits.rows asks for {limits.rows}.",
+            )
         if labels > max(2, train // 2):
             raise InputError(
+                "silo-labels-training",
                 f"Silo {self.name!r} has {labels} labels for {train} training rows: that is a name for every row, not "
-                'a class; choose another target, or task = "regression".'
+                'a class; choose another target, or task = "regression".',
             )
 
     def describe(self) -> dict[str, Any]:
@@ -102,45 +121,65 @@ class Dataset(ClientRows):
             return super().describe()
         train, test = self.rows
         return {
-            "version": VERSION, "task": PREPARED, "train": train, "test": test, "dimension": self.cohort.dimension,
-        }  # fmt: skip
+            "version": VERSION,
+            "task": PREPARED,
+            "train": train,
+            "test": test,
+            "dimension": self.cohort.dimension,
+        }
 
 
 def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
     """Take features and targets of all rows, or of training rows and held-out rows."""
-    source, owner = file.data, f"Silo {file.name!r}"
+    source = file.data
+    owner = f"Silo {file.name!r}"
     features = table(owner, X, source.columns, source.categories)
     goal = column(owner, source.target, y)
     sizes = [len(part) for part in y]
     if sizes != [len(part) for part in X]:
-        raise InputError(f"{owner} has {[len(part) for part in X]} rows of features, but {sizes} targets.")
+        raise InputError(
+            "rows-features-targets",
+            f"{owner} has {[len(part) for part in X]} rows of features, but {sizes} targets.",
+        )
     there = ~goal.missing
     if not there.any():
-        raise InputError(f"{owner} has no row with a target.")
+        raise InputError("row-target", f"{owner} has no row with a target.")
     if not there.all():
-        features, goal = features.take(there), goal.take(there)
+        features = features.take(there)
+        goal = goal.take(there)
     held = None if len(y) == 1 else (np.arange(len(there)) >= sizes[0])[there]
     return _split(file, features, target(owner, goal, source.task), int((~there).sum()), held)
 
 
-def _split(file: SiloFile, features: FeatureTable, goal: Target, dropped: int, held: Mask | None = None) -> Dataset:
+def _split(
+    file: SiloFile, features: FeatureTable, goal: Target, dropped: int, held: Mask | None = None
+) -> Dataset:
     if features.width == 0:
-        raise InputError(f"Silo {file.name!r} has no columns besides its target.")
+        raise InputError(
+            "silo-columns-besides", f"Silo {file.name!r} has no columns besides its target."
+        )
     if held is None:
         held = held_rows(file.name, goal, file.split.test, file.split.seed)
     if held.all():
-        raise InputError(f"Silo {file.name!r} has no training rows.")
+        raise InputError("silo-training-rows", f"Silo {file.name!r} has no training rows.")
     return Dataset(file.name, features, goal, held, dropped, file.limits.rarest)
 
 
 def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:
     if tuple(cohort.names) != (file.name,):
         raise InputError(
+            "entry-must-return",
             f"The entry {file.data.entry!r} must return a Cohort of one client named {file.name!r}, got one of "
-            f"{', '.join(map(repr, cohort.names))}."
+            f"{', '.join(map(repr, cohort.names))}.",
         )
     nothing: Matrix = np.empty(0)
-    return Dataset(file.name, FeatureTable(0), Target(PREPARED, nothing), np.zeros(0, dtype=bool), cohort=cohort)
+    return Dataset(
+        file.name,
+        FeatureTable(0),
+        Target(PREPARED, nothing),
+        np.zeros(0, dtype=bool),
+        cohort=cohort,
+    )
 
 
 class SitePredictions(NamedTuple):
@@ -155,7 +194,10 @@ class SitePredictions(NamedTuple):
 def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
     """Predict all rows of a silo with the linear model x, or with its personal model near x."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
-        raise InputError("Only linear models predict from tables; predict with a network's own code.")
+        raise InputError(
+            "linear-models-predict",
+            "Only linear models predict from tables; predict with a network's own code.",
+        )
     ready = data.encoded(dict(setup.schema), setup.mean, setup.deviation, apart=bool(setup.privacy))
     X: NDArray[np.float64] = np.empty((len(data.held), *ready.train[0].shape[1:]))
     X[~data.held] = ready.train[0]
@@ -163,6 +205,7 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
         X[data.held] = ready.test[0]
     predicted, shares = predict_encoded(X, own_model(setup.model, x, *ready.train), setup)
     probability = shares.max(1) if shares.shape[1] else np.full(len(X), np.nan)
-    labels, places = data.target.labels, data.target.values
+    labels = data.target.labels
+    places = data.target.values
     truth = [labels[k] for k in places] if labels else places.tolist()
     return SitePredictions(truth, predicted, probability, data.held)

@@ -11,36 +11,53 @@ from typing import Any
 
 import numpy as np
 
-from scaffpd.config.silo import SiloFile
+from scaffpd.data.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
+from scaffpd.data.tabular.columns import CATEGORY, DataColumn, telling_columns
+from scaffpd.data.tabular.encode import named_categories
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.guard import request_name
 from scaffpd.deploy.silo.records import decisions, line_link
 from scaffpd.errors import InputError, several
+from scaffpd.run.settings.silo import SiloFile
 from scaffpd.system import JsonLines, format_bytes
-from scaffpd.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
-from scaffpd.tabular.columns import CATEGORY, DataColumn, telling_columns
-from scaffpd.tabular.encode import named_categories
-from scaffpd.trackers import prometheus
+from scaffpd.training.trackers import prometheus
 
 SHOWN = 30  # names in a list before it is cut off
 NAMED = 5  # columns that a warning names; more are counted
 RECENT = 60.0  # seconds after a question for which a silo counts as answering
 LEFT = {  # the answers to questions, in words
-    "hello": "its name and version", "describe": "names of columns, categories and labels",
-    "totals": "sums over columns", "setup": "curvature of its loss, and one loss", "start": "where a model begins",
-    "losses": "losses", "gradients": "losses and gradients", "local_updates": "local updates",
-    "thresholds": "weights for thresholds", "response": "weighted gradients", "weighed_steps": "weighted updates",
-    "proximal_steps": "local updates", "curvature": "curvatures along directions", "diagonal": "diagonals of Hessians",
-    "project": "gradients along directions", "optima": "smallest losses", "evaluate": "loss and accuracy",
-    "held_out_loss": "losses of folds", "joining_scores": "scores alone and together", "card": "its public key",
-    "meet": "keys for masks", "masked": "masked vectors", "sizes": "lengths of vectors", "spent": "ε so far",
-}  # fmt: skip
+    "hello": "its name and version",
+    "describe": "names of columns, categories and labels",
+    "totals": "sums over columns",
+    "setup": "curvature of its loss, and one loss",
+    "start": "where a model begins",
+    "losses": "losses",
+    "gradients": "losses and gradients",
+    "local_updates": "local updates",
+    "thresholds": "weights for thresholds",
+    "response": "weighted gradients",
+    "weighed_steps": "weighted updates",
+    "proximal_steps": "local updates",
+    "curvature": "curvatures along directions",
+    "diagonal": "diagonals of Hessians",
+    "project": "gradients along directions",
+    "optima": "smallest losses",
+    "evaluate": "loss and accuracy",
+    "held_out_loss": "losses of folds",
+    "joining_scores": "scores alone and together",
+    "card": "its public key",
+    "meet": "keys for masks",
+    "masked": "masked vectors",
+    "sizes": "lengths of vectors",
+    "spent": "ε so far",
+}
 
 
 def site_overview(file: SiloFile, data: Dataset) -> dict[str, Any]:
     """Return all that `scaffpd silo check` shows, as JSON values; nothing of it is sent."""
     train, test = data.rows
-    width, y = encoded_width(data), data.target.values
+    width = encoded_width(data)
+    y = data.target.values
     return {
         "silo": file.name,
         "task": data.target.task,
@@ -90,8 +107,14 @@ def _labels(data: Dataset) -> list[dict[str, Any]]:
     labels = data.target.labels
     if data.target.task != CLASSIFICATION:
         return []
-    train, test = (np.bincount(data.target.values[rows], minlength=len(labels)) for rows in (~data.held, data.held))
-    return [{"label": label, "train": int(train[k]), "test": int(test[k])} for k, label in enumerate(labels)]
+    train, test = (
+        np.bincount(data.target.values[rows], minlength=len(labels))
+        for rows in (~data.held, data.held)
+    )
+    return [
+        {"label": label, "train": int(train[k]), "test": int(test[k])}
+        for k, label in enumerate(labels)
+    ]
 
 
 # --- warnings
@@ -99,7 +122,8 @@ def _labels(data: Dataset) -> list[dict[str, Any]]:
 
 def warnings(file: SiloFile, data: Dataset, width: int) -> Iterator[str]:
     """Yield warnings for the operator; only too few rows keep the silo from taking part."""
-    train, limits = data.rows[0], file.limits
+    train = data.rows[0]
+    limits = file.limits
     if train < limits.rows:
         yield f"There are {train} training rows, and limits.rows asks for {limits.rows}: this silo would not take part."
     if file.secure.required and not file.secure.trusted:
@@ -108,7 +132,11 @@ def warnings(file: SiloFile, data: Dataset, width: int) -> Iterator[str]:
             "secure.pins, or a secure.authority that is not the coordinator's, this silo would not take part."
         )
     if data.dropped:
-        rows = "1 row without a target is" if data.dropped == 1 else f"{data.dropped} rows without a target are"
+        rows = (
+            "1 row without a target is"
+            if data.dropped == 1
+            else f"{data.dropped} rows without a target are"
+        )
         yield f"{rows} left out."
     if data.target.task == PREPARED:
         return
@@ -126,19 +154,25 @@ def warnings(file: SiloFile, data: Dataset, width: int) -> Iterator[str]:
 
 
 def _about_columns(file: SiloFile, data: Dataset) -> Iterator[str]:
-    train, rarest = ~data.held, file.limits.rarest
+    train = ~data.held
+    rarest = file.limits.rarest
     present = list(_present(data))
     if empty := [name for name, values in present if len(values) == 0]:
         yield f"No training row has a value in {_named(empty)}: the mean over all silos takes its place."
-    if constant := [name for name, values in present if len(values) and values.min() == values.max()]:
+    if constant := [
+        name for name, values in present if len(values) and values.min() == values.max()
+    ]:
         yield f"All values are the same in {_named(constant)}."
     if data.target.note:
         yield f"The target {data.target.note}."
-    yield from telling_columns(data.table.columns, data.target.values, data.target.task == CLASSIFICATION)
+    yield from telling_columns(
+        data.table.columns, data.target.values, data.target.task == CLASSIFICATION
+    )
     for column in data.table.columns:
         if column.note:
             yield f"Column {column.name!r} {column.note}."
-        hidden, all_of_them = _withheld(file, data, column), len(column.categories)
+        hidden = _withheld(file, data, column)
+        all_of_them = len(column.categories)
         if hidden and hidden == all_of_them and column.counts(train).any():
             yield (
                 f"Column {column.name!r} has {hidden} categories, each in fewer than {rarest} training rows: it says "
@@ -172,11 +206,21 @@ def _named(names: list[str]) -> str:
 def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
     """List everything that a coordinator may get, in order."""
     train, test = data.rows
-    limits, secure, privacy = file.limits, file.secure, file.privacy
+    limits = file.limits
+    secure = file.secure
+    privacy = file.privacy
     outputs = " times the number of outputs" if len(data.target.labels) > 2 else ""
-    d = str(width) if data.target.task == PREPARED else f"at least {width}{outputs} with a linear model"
-    rounded = f", a multiple of {secure.quantum:g} where vectors are masked" if secure.quantum > 0 else ""
-    lines = [f"The name {file.name!r}, and how many rows there are: {train} to train on, {test} held out."]
+    d = (
+        str(width)
+        if data.target.task == PREPARED
+        else f"at least {width}{outputs} with a linear model"
+    )
+    rounded = (
+        f", a multiple of {secure.quantum:g} where vectors are masked" if secure.quantum > 0 else ""
+    )
+    lines = [
+        f"The name {file.name!r}, and how many rows there are: {train} to train on, {test} held out."
+    ]
     if data.target.task == PREPARED:
         lines.append(f"The number of parameters of the model, {width}.")
     else:
@@ -201,8 +245,16 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
         )
     lines.append(_masked(file))
     if privacy.required:
-        most = "what the agreement says" if privacy.epsilon is None else f"ε = {privacy.epsilon:g}, all runs together"
-        columns = "Sums over columns leave exactly." if privacy.columns else "Sums over columns are refused."
+        most = (
+            "what the agreement says"
+            if privacy.epsilon is None
+            else f"ε = {privacy.epsilon:g}, all runs together"
+        )
+        columns = (
+            "Sums over columns leave exactly."
+            if privacy.columns
+            else "Sums over columns are refused."
+        )
         lines.append(
             f"Losses, gradients and local updates carry noise, and cost at most {most}. Curvatures, scores and the "
             f"loss at an arbitrary point do not leave. {columns}"
@@ -220,7 +272,11 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
                 "At the end of a run, where it asks: losses and errors of a model alone and of the run's models on the "
                 "held-out rows, and their covariances over rows; no row's own."
             )
-    allowed = "any algorithm of the package" if limits.algorithms is None else ", ".join(limits.algorithms)
+    allowed = (
+        "any algorithm of the package"
+        if limits.algorithms is None
+        else ", ".join(limits.algorithms)
+    )
     return [
         *lines,
         f"All this is answered for these algorithms only: {allowed}.",
@@ -232,7 +288,11 @@ def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
 def _masked(file: SiloFile) -> str:
     """Describe what masks change about that."""
     secure = file.secure
-    always = "Every vector leaves masked" if secure.required else "In a federation with [secure], vectors leave masked"
+    always = (
+        "Every vector leaves masked"
+        if secure.required
+        else "In a federation with [secure], vectors leave masked"
+    )
     along = (
         " and along directions that the coordinator chooses"
         if secure.projections
@@ -254,7 +314,9 @@ def _agreement(file: SiloFile, data: Dataset, width: int) -> list[str]:
             f"value: {_cut([column.name for column in columns])}."
         ]
     for column in columns:
-        if column.kind == CATEGORY and (named := named_categories(column, ~data.held, file.limits.rarest)):
+        if column.kind == CATEGORY and (
+            named := named_categories(column, ~data.held, file.limits.rarest)
+        ):
             lines.append(f"Categories of {column.name!r}: {_cut(named)}.")
     if data.target.task == CLASSIFICATION:
         lines.append(f"Labels: {_cut([str(label) for label in data.target.labels])}.")
@@ -281,12 +343,16 @@ def stays(file: SiloFile, data: Dataset) -> list[str]:
         lines.append(
             f"Names of categories with fewer than {file.limits.rarest} training rows here, and how many rows have each."
         )
-    return [*lines, "How many values are missing and where (they are filled in before anything is added up)."]
+    return [
+        *lines,
+        "How many values are missing and where (they are filled in before anything is added up).",
+    ]
 
 
 def dishonest(file: SiloFile) -> str:
     """Describe what a dishonest coordinator could still learn (tests/security shows it)."""
-    limits, secure = file.limits, file.secure
+    limits = file.limits
+    secure = file.secure
     coarse = f", in multiples of {secure.quantum:g}," if secure.quantum else ""
     losses = (
         f"your loss{coarse} at {limits.points:,} points of its choice a run, none further than {limits.radius:g} from "
@@ -304,7 +370,9 @@ def dishonest(file: SiloFile) -> str:
             f"A coordinator that breaks the rules learns {losses}; and your gradients and updates at those points, as "
             "they are. With secure.required = true and the others' keys in secure.pins it learns only sums of them."
         )
-    helped = "another silo helps" if secure.colluding == 1 else f"{secure.colluding} other silos help"
+    helped = (
+        "another silo helps" if secure.colluding == 1 else f"{secure.colluding} other silos help"
+    )
     return (
         f"A coordinator that breaks the rules learns {losses}; the length of your gradient at a few points; and, of "
         f"vectors, sums over {secure.members} silos or more with weights of its choice, of which yours is up to "
@@ -323,7 +391,10 @@ def _cut(names: list[str]) -> str:
 
 def audit(file: Path, noted: str = "") -> dict[str, Any]:
     """Check every link of a silo's log and add up what has left; the link `noted` must be among them."""
-    lines, links, link, broken = list[dict[str, Any]](), set[str](), "", ""
+    lines = list[dict[str, Any]]()
+    links = set[str]()
+    link = ""
+    broken = ""
     try:
         for line in JsonLines(file).read():
             link = line_link(link, {name: value for name, value in line.items() if name != "link"})
@@ -332,19 +403,24 @@ def audit(file: Path, noted: str = "") -> dict[str, Any]:
             lines.append(line)
             links.add(link)
     except OSError as error:
-        raise InputError(f"The log {str(file)!r} cannot be read: {error}.") from None
+        raise InputError("log-read", f"The log {str(file)!r} cannot be read: {error}.") from None
     except (ValueError, AttributeError):
         what = f"Line {len(lines) + 1} was changed, or a line before it is missing"
         broken = f"{what}: nothing from there on is proven."
     if not broken and noted and noted not in links:
         broken = "The link that was noted down is not in this log: its end was cut off, or it is another log."
     return {
-        "file": str(file), "whole": not broken, "broken": broken, "lines": len(lines), "link": link,
-        "from": lines[0]["time"] if lines else "", "to": lines[-1]["time"] if lines else "",
+        "file": str(file),
+        "whole": not broken,
+        "broken": broken,
+        "lines": len(lines),
+        "link": link,
+        "from": lines[0]["time"] if lines else "",
+        "to": lines[-1]["time"] if lines else "",
         "bytes": sum(line["bytes"] for line in lines),
         "runs": [_left(run, lines) for run in dict.fromkeys(line["run"] for line in lines)],
         "refused": dict(Counter(line["sentence"] for line in lines if line["reply"] == "refused")),
-    }  # fmt: skip
+    }
 
 
 def _left(run: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -355,45 +431,79 @@ def _left(run: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         asked = [line for line in own if line["question"] == question]
         answers = [line for line in asked if line["reply"] == "answer"]
         numbers = sum(int(np.prod(shape)) for line in answers for shape in line["left"].values())
-        rows.append({
-            "question": question, "what": LEFT.get(question, question), "asked": len(asked),
-            "answered": len(answers), "repeated": sum(line["reply"] == "missing" for line in asked),
-            "numbers": numbers, "bytes": sum(line["bytes"] for line in asked),
-        })  # fmt: skip
+        rows.append(
+            {
+                "question": question,
+                "what": LEFT.get(question, question),
+                "asked": len(asked),
+                "answered": len(answers),
+                "repeated": sum(line["reply"] == "missing" for line in asked),
+                "numbers": numbers,
+                "bytes": sum(line["bytes"] for line in asked),
+            }
+        )
     spent = [line["epsilon"] for line in own if "epsilon" in line]
     return {
-        "run": run, "algorithm": next((line["algorithm"] for line in own if line["algorithm"]), ""),
-        "masked": any(line["masked"] for line in own), "private": any(line["private"] for line in own),
-        "epsilon": spent[-1] if spent else None, "from": own[0]["time"], "to": own[-1]["time"], "questions": rows,
+        "run": run,
+        "algorithm": next((line["algorithm"] for line in own if line["algorithm"]), ""),
+        "masked": any(line["masked"] for line in own),
+        "private": any(line["private"] for line in own),
+        "epsilon": spent[-1] if spent else None,
+        "from": own[0]["time"],
+        "to": own[-1]["time"],
+        "questions": rows,
         "last": own[-1]["question"],
-    }  # fmt: skip
+    }
 
 
 def silo_status(file: SiloFile) -> dict[str, Any]:
     """Return the status of a silo: its last question, the run that asked, and what has left."""
     found = audit(file.limits.audit)
-    quiet = (datetime.now(UTC) - datetime.fromisoformat(found["to"])).total_seconds() if found["to"] else None
+    quiet = (
+        (datetime.now(UTC) - datetime.fromisoformat(found["to"])).total_seconds()
+        if found["to"]
+        else None
+    )
     state = "not asked yet" if quiet is None else "answering" if quiet < RECENT else "quiet"
     last: dict[str, Any] = max(found["runs"], key=lambda run: str(run["to"]), default={})
-    asked, answered = (sum(row[name] for row in last.get("questions", ())) for name in ("asked", "answered"))
-    refused, spent, most = sum(found["refused"].values()), last.get("epsilon"), file.privacy.epsilon
-    ago = "" if quiet is None else f", last asked {quiet:.0f} s ago for {LEFT.get(last['last'], last['last'])}"
+    asked, answered = (
+        sum(row[name] for row in last.get("questions", ())) for name in ("asked", "answered")
+    )
+    refused = sum(found["refused"].values())
+    spent = last.get("epsilon")
+    most = file.privacy.epsilon
+    ago = (
+        ""
+        if quiet is None
+        else f", last asked {quiet:.0f} s ago for {LEFT.get(last['last'], last['last'])}"
+    )
     lost = sum(row["repeated"] for row in last.get("questions", ()))
     again = f", {lost} repeated to a new process" if lost else ""
     words = {
-        "state": state + ago, "run": f"{last['run'][:12]}, {last['algorithm']}" if last.get("run") else "none",
+        "state": state + ago,
+        "run": f"{last['run'][:12]}, {last['algorithm']}" if last.get("run") else "none",
         "this run": f"{answered} of {several(asked, 'question')} answered{again}",
         "refused": several(refused, "question"),
         "sent": f"{format_bytes(found['bytes'])} in {several(found['lines'], 'reply')}, all runs",
         "log": found["broken"] or "no line was changed",
-    }  # fmt: skip
+    }
     if spent is not None:
         words["privacy"] = f"ε = {spent:.3g} spent" + ("" if most is None else f" of {most:g}")
     return {
-        "silo": file.name, "state": state, "quiet_seconds": quiet, "run": last.get("run", ""),
-        "algorithm": last.get("algorithm", ""), "asked": asked, "answered": answered, "refused": refused,
-        "bytes": found["bytes"], "answers": found["lines"], "epsilon": spent, "broken": found["broken"], "words": words,
-    }  # fmt: skip
+        "silo": file.name,
+        "state": state,
+        "quiet_seconds": quiet,
+        "run": last.get("run", ""),
+        "algorithm": last.get("algorithm", ""),
+        "asked": asked,
+        "answered": answered,
+        "refused": refused,
+        "bytes": found["bytes"],
+        "answers": found["lines"],
+        "epsilon": spent,
+        "broken": found["broken"],
+        "words": words,
+    }
 
 
 def silo_metrics(found: Mapping[str, Any], now: float) -> str:
@@ -402,13 +512,23 @@ def silo_metrics(found: Mapping[str, Any], now: float) -> str:
     for run in found["runs"]:
         for row in run["questions"]:
             counts[("question", row["question"]), ("reply", "answer")] += row["answered"]
-            counts[("question", row["question"]), ("reply", "other")] += row["asked"] - row["answered"]
+            counts[("question", row["question"]), ("reply", "other")] += (
+                row["asked"] - row["answered"]
+            )
     spent = [run["epsilon"] for run in found["runs"] if run["epsilon"] is not None]
-    return prometheus("scaffpd_silo", {
-        "log_whole": float(found["whole"]), "bytes_total": found["bytes"], "answers_total": counts,
-        "refused_total": sum(found["refused"].values()), "epsilon": spent[-1] if spent else None,
-        "quiet_seconds": now - datetime.fromisoformat(found["to"]).timestamp() if found["to"] else None,
-    })  # fmt: skip
+    return prometheus(
+        "scaffpd_silo",
+        {
+            "log_whole": float(found["whole"]),
+            "bytes_total": found["bytes"],
+            "answers_total": counts,
+            "refused_total": sum(found["refused"].values()),
+            "epsilon": spent[-1] if spent else None,
+            "quiet_seconds": now - datetime.fromisoformat(found["to"]).timestamp()
+            if found["to"]
+            else None,
+        },
+    )
 
 
 def silo_pages(file: SiloFile) -> dict[str, Callable[[], str]]:
@@ -417,7 +537,7 @@ def silo_pages(file: SiloFile) -> dict[str, Callable[[], str]]:
     def health() -> str:
         now = silo_status(file)
         if now["broken"]:
-            raise InputError(now["broken"])
+            raise InputError("broken-health", now["broken"])
         return f"{now['state']}\n"
 
     def metrics() -> str:
@@ -429,16 +549,26 @@ def silo_pages(file: SiloFile) -> dict[str, Callable[[], str]]:
 def requests(file: SiloFile) -> list[dict[str, Any]]:
     """Return every request in the silo's log, with its state."""
     found: dict[str, dict[str, Any]] = {}
-    log, decided = file.limits.audit, decisions(file.consent.file, whole=False)
+    log = file.limits.audit
+    decided = decisions(file.consent.file, whole=False)
     try:
         lines = list(JsonLines(log).read())
     except (OSError, ValueError):
-        raise InputError(f"The log {str(log)!r} cannot be read: `scaffpd silo audit` says where.") from None
+        raise InputError(
+            "log-read-scaffpd",
+            f"The log {str(log)!r} cannot be read: `scaffpd silo audit` says where.",
+        ) from None
     for line in lines:
         if "asks" in line:
             name = request_name(line["asks"])
-            own = found.setdefault(name, {"request": name, "first": line["time"], "columns": [], "asks": line["asks"]})
-            own |= {"last": line["time"], "refused": line.get("sentence", ""), "waits": "waits" in line}
+            own = found.setdefault(
+                name, {"request": name, "first": line["time"], "columns": [], "asks": line["asks"]}
+            )
+            own |= {
+                "last": line["time"],
+                "refused": line.get("sentence", ""),
+                "waits": "waits" in line,
+            }
             own |= {"columns": line["columns"]} if line.get("columns") else {}
     for name, own in found.items():
         own["decision"] = decided.get(name)
@@ -455,5 +585,7 @@ def _state(own: Mapping[str, Any], file: SiloFile) -> str:
     if own["waits"]:
         return "waits for consent at this site"
     return (
-        f"refused: {own['refused']}" if own["refused"] else f'taken, as consent.policy = "{file.consent.policy}" says'
+        f"refused: {own['refused']}"
+        if own["refused"]
+        else f'taken, as consent.policy = "{file.consent.policy}" says'
     )

@@ -22,24 +22,46 @@ from typing import Any
 import numpy as np
 from pydantic import FiniteFloat
 
-from scaffpd.config.silo import SecureRules
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import Array, Message, MissingVectors, asked_digest, names_of, number, read_values
+from scaffpd.deploy.messages import (
+    Array,
+    Message,
+    MissingVectors,
+    asked_digest,
+    names_of,
+    number,
+    read_values,
+)
 from scaffpd.deploy.silo.guard import SiloGuard
 from scaffpd.deploy.silo.records import as_numbers, as_text
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.questions import QUESTIONS, Curvature, Question, Reply
 from scaffpd.federation.weighed import Thresholds, WeighedQuestion
-from scaffpd.masking import Card, FixedPoint, Identity, Party, Terms
-from scaffpd.masking.keys import Authority
-from scaffpd.masking.terms import LARGEST, Accused, Forgotten
+from scaffpd.run.settings.silo import SecureRules
 from scaffpd.secure import parties
-from scaffpd.secure.parties import DisclosureGuard, GuardedParty, SumRecord, TooLarge, WeightedVector, Weighting
+from scaffpd.secure.keys import Authority
+from scaffpd.secure.masking import Card, FixedPoint, Identity, Party, Terms
+from scaffpd.secure.parties import (
+    DisclosureGuard,
+    GuardedParty,
+    SumRecord,
+    TooLarge,
+    WeightedVector,
+    Weighting,
+)
+from scaffpd.secure.terms import LARGEST, Accused, Forgotten
 
 RELEASED: dict[str, tuple[str, ...]] = {
-    "hello": (), "describe": (), "setup": ("constants",), "start": ("x",), messages.CARD: (), messages.MEET: (),
-    messages.MASKED: ("masked",), messages.SIZES: ("scalars",), messages.SPENT: (),
-}  # fmt: skip
+    "hello": (),
+    "describe": (),
+    "setup": ("constants",),
+    "start": ("x",),
+    messages.CARD: (),
+    messages.MEET: (),
+    messages.MASKED: ("masked",),
+    messages.SIZES: ("scalars",),
+    messages.SPENT: (),
+}
 TOTALS = (["n", "sum"], ["n", "squares"])
 PROBE = 3  # the index of the loss among the constants
 REMEMBERED = 20_000  # sums of one run
@@ -53,57 +75,86 @@ class JournalledGuard(DisclosureGuard):
 
     def __init__(self, rules: SecureRules, guard: SiloGuard, run: str) -> None:
         super().__init__(rules.changing, not rules.projections, guard.sketch, REMEMBERED)
-        self._journal, self._run, self._loaded = guard.journal, run, 0
+        self._journal = guard.journal
+        self._run = run
+        self._loaded = 0
 
     def check(self, *asked: Any) -> SumRecord | None:
         """Admit the vector to a sum, or refuse."""
         known = self._journal.known(self._run, "sum")
         for length, sketch, names, weights, *more in islice(known.values(), self._loaded, None):
-            super().remember(SumRecord(length, as_numbers(sketch), tuple(names), as_numbers(weights), *more))
+            super().remember(
+                SumRecord(length, as_numbers(sketch), tuple(names), as_numbers(weights), *more)
+            )
         self._loaded = len(known)
         return super().check(*asked)
 
     def remember(self, record: SumRecord | None) -> None:
         """Record a sum before the vector leaves."""
         if record is not None:
-            about = record.length, as_text(record.sketch), record.names, as_text(record.weights), *record[4:]
-            self._journal.note(self._run, "sum", hashlib.sha256(repr(about).encode()).hexdigest(), about)
+            about = (
+                record.length,
+                as_text(record.sketch),
+                record.names,
+                as_text(record.weights),
+                *record[4:],
+            )
+            self._journal.note(
+                self._run, "sum", hashlib.sha256(repr(about).encode()).hexdigest(), about
+            )
 
 
 class SiloMasking:
     """One silo in secure sums."""
 
     def __init__(self, name: str, rules: SecureRules, guard: SiloGuard) -> None:
-        self.rules, self._guard = rules, guard
+        self.rules = rules
+        self._guard = guard
         self._sums: dict[str, GuardedParty] = {}
         signed = None
         if rules.certificate is not None and rules.certificate_key is not None:
             try:
                 signed = rules.certificate.read_bytes(), rules.certificate_key.read_bytes()
             except OSError as error:
-                raise InputError(f"The certificate or its key in {str(error.filename)!r} cannot be read.") from None
+                raise InputError(
+                    "certificate-key-read",
+                    f"The certificate or its key in {str(error.filename)!r} cannot be read.",
+                ) from None
         own = Identity.kept(name, rules.identity, signed)
         authority = None if rules.authority is None else Authority.read(rules.authority)
-        self.party = Party(own, rules.pins, authority, rules.colluding, {name, *rules.known} if rules.known else ())
+        self.party = Party(
+            own, rules.pins, authority, rules.colluding, {name, *rules.known} if rules.known else ()
+        )
 
     def restore(self, kept: Any) -> None:
         """Restore what `Party.kept` returned in another process of this silo."""
         try:
             self.party.restore(kept)
         except (KeyError, TypeError, ValueError):
-            raise InputError("the secrets of secure sums cannot be read") from None
+            raise InputError(
+                "secrets-secure-sums", "the secrets of secure sums cannot be read"
+            ) from None
 
     def answer(
-        self, asked: Message, compute: Callable[[Message, str], Message], vectors: Callable[[Message], dict[str, Array]]
+        self,
+        asked: Message,
+        compute: Callable[[Message, str], Message],
+        vectors: Callable[[Message], dict[str, Array]],
     ) -> Message:
         """Answer any question; `compute` answers those that are not about keys and masks."""
         try:
             if asked.kind in (messages.MASKED, messages.SIZES):
                 return self._hidden(asked, compute, vectors)
-            return self._keys(asked.kind, asked.values) if asked.kind in messages.SECRET else compute(asked, "")
+            return (
+                self._keys(asked.kind, asked.values)
+                if asked.kind in messages.SECRET
+                else compute(asked, "")
+            )
         except Accused as claim:  # sent as an answer, so that it counts against the accused
             return Message("answer", {"accused": claim.name, "why": str(claim)})
-        except Forgotten:  # secrets end with a process; the others continue, and this silo joins them later
+        except (
+            Forgotten
+        ):  # secrets end with a process; the others continue, and this silo joins them later
             raise MissingVectors(["secrets"]) from None
 
     def _keys(self, kind: str, values: Mapping[str, Any]) -> Message:
@@ -115,7 +166,10 @@ class SiloMasking:
         return Message("answer")
 
     def _hidden(
-        self, asked: Message, compute: Callable[[Message, str], Message], vectors: Callable[[Message], dict[str, Array]]
+        self,
+        asked: Message,
+        compute: Callable[[Message, str], Message],
+        vectors: Callable[[Message], dict[str, Array]],
     ) -> Message:
         """Answer with the masked vector of another question, or only with its norm."""
         about = str(asked.values.get("about"))
@@ -129,13 +183,15 @@ class SiloMasking:
             else len(parts) == 1 and parts[0] in hidden and "beyond" not in asked.values
         )
         if not known or (about == Curvature.kind and not self.rules.projections):
-            raise InputError(NAMELESS.format(about))
+            raise InputError("hidden", NAMELESS.format(about))
         sums = None if asked.kind == messages.SIZES else self._weighting(asked.values, about)
         computed = compute(Message(about, asked.values, asked.arrays), asked.kind)
         found = computed.arrays
         if not set(parts) <= set(found):
-            raise InputError(NAMELESS.format(about))
-        vector = np.concatenate([np.asarray(found[part], dtype=np.float64).ravel() for part in parts])
+            raise InputError("hidden", NAMELESS.format(about))
+        vector = np.concatenate(
+            [np.asarray(found[part], dtype=np.float64).ravel() for part in parts]
+        )
         if issubclass(QUESTIONS.get(about, Question), WeighedQuestion):
             vector = parties.padded(vector)
         bare = None
@@ -144,8 +200,12 @@ class SiloMasking:
             bare = WeightedVector(found[messages.BARE], float(found[messages.WEIGHT][0]), mass)
         if sums is None:
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
-        if about == "totals":  # the remainder of a coarser sum; none of its digits, if there was no such sum
-            bits = int(np.clip(number({"beyond": -LARGEST, **asked.values}, "beyond"), -LARGEST, LARGEST))
+        if (
+            about == "totals"
+        ):  # the remainder of a coarser sum; none of its digits, if there was no such sum
+            bits = int(
+                np.clip(number({"beyond": -LARGEST, **asked.values}, "beyond"), -LARGEST, LARGEST)
+            )
             bare = WeightedVector(vector, 1.0, len(sums.values), bits)
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
         if computed.values.get("shared"):  # already weighted, before the noise was added
@@ -159,32 +219,48 @@ class SiloMasking:
 
     def _mass(self, asked: Message, vectors: Mapping[str, Array], terms: Terms) -> float:
         """Return a lower bound of Σ λ_j from all silos' masked answers for thresholds at this point."""
-        seen, rows, n = asked.values.get("seen", {}), asked.arrays.get("seen"), len(terms.names)
+        seen = asked.values.get("seen", {})
+        rows = asked.arrays.get("seen")
+        n = len(terms.names)
         read = read_values({"weighing": dict[str, Any], "numbers": dict[str, Any]}, seen, UNSEEN)
         levels = read_values({"levels": list[FiniteFloat]}, read["weighing"], UNSEEN)["levels"]
         if seen.get("about") != Thresholds.kind or _about(seen) != _about(asked.values):
-            raise InputError(UNSEEN)
+            raise InputError("mass", UNSEEN)
         if rows is None or rows.dtype != np.int64 or rows.shape != (n, 3 + 2 * len(levels)):
-            raise InputError(UNSEEN)
+            raise InputError("mass", UNSEEN)
         own = np.ascontiguousarray(rows[terms.names.index(self.party.name)])
-        before = Message(messages.MASKED, {**seen, "setup": asked.values.get("setup"), "vectors": {}})
+        before = Message(
+            messages.MASKED, {**seen, "setup": asked.values.get("setup"), "vectors": {}}
+        )
         name = f"{asked_digest(before, {'at': vectors['at']}).hex()} {messages.digest(own)}"
         if name not in self._guard.journal.known(self._guard.run, MASSES):
-            raise InputError("This silo's own answer is not among those that it is shown.")
-        numbers, nu = FixedPoint.of(read["numbers"]), asked.values["weighing"]["levels"][0]
-        total, off = numbers.decode(rows.view(np.uint64).sum(0, dtype=np.uint64)), np.ldexp(n, -numbers.bits)
+            raise InputError(
+                "silo-own-answer", "This silo's own answer is not among those that it is shown."
+            )
+        numbers = FixedPoint.of(read["numbers"])
+        nu = asked.values["weighing"]["levels"][0]
+        total = numbers.decode(rows.view(np.uint64).sum(0, dtype=np.uint64))
+        off = np.ldexp(n, -numbers.bits)
         higher = [float(total[2 + 2 * k]) for k, level in enumerate(levels) if level >= nu]
         if not higher:
-            raise InputError(UNSEEN)
+            raise InputError("mass", UNSEEN)
         least = 2**parties.STEP
-        if total[-1] % least or total[-1] < n * least or min(higher) < -off or max(higher) > n + off:
-            raise InputError("What the silo is shown does not add up.")
+        if (
+            total[-1] % least
+            or total[-1] < n * least
+            or min(higher) < -off
+            or max(higher) > n + off
+        ):
+            raise InputError("silo-shown-add", "What the silo is shown does not add up.")
         return float(np.clip(max(higher) - off, 0, 1))
 
     def _drill(self, asked: Message) -> Message:
         """Answer with masked ones, under masks used for nothing else."""
-        sums, numbers = self._weighting(asked.values, messages.DRILL), FixedPoint.of(asked.values.get("numbers"))
-        masked = self.party.mask(sums.terms, asked_digest(asked, {}), numbers, np.ones(messages.DRILLED))
+        sums = self._weighting(asked.values, messages.DRILL)
+        numbers = FixedPoint.of(asked.values.get("numbers"))
+        masked = self.party.mask(
+            sums.terms, asked_digest(asked, {}), numbers, np.ones(messages.DRILLED)
+        )
         return Message("answer", {"exponent": 0}, {"masked": masked.view(np.int64)})
 
     def _weighting(self, values: Mapping[str, Any], about: str) -> Weighting:
@@ -194,27 +270,53 @@ class SiloMasking:
         read = read_values(kinds, values, "The question does not say who takes part in the sum.")
         known = {self.party.name, *self.party.known}
         if len(names) > len(known) or not set(names) <= known:
-            raise Forgotten("This client has not met everybody in that sum.")
-        if len(names) < self.rules.members or self.party.name not in names or len(read["weights"]) != len(names):
-            raise InputError(f"This silo takes part in sums over {self.rules.members} silos or more, itself included.")
+            raise Forgotten(
+                "client-met-everybody", "This client has not met everybody in that sum."
+            )
+        if (
+            len(names) < self.rules.members
+            or self.party.name not in names
+            or len(read["weights"]) != len(names)
+        ):
+            raise InputError(
+                "silo-takes-part",
+                f"This silo takes part in sums over {self.rules.members} silos or more, itself included.",
+            )
         weighed = about == "totals" or issubclass(QUESTIONS.get(about, Question), WeighedQuestion)
         if weighed and set(read["weights"]) != {1.0}:
-            raise InputError("Sums over columns, and of vectors that silos weight themselves, need equal weights.")
+            raise InputError(
+                "sums-over-columns",
+                "Sums over columns, and of vectors that silos weight themselves, need equal weights.",
+            )
         return Weighting(Terms(tuple(names), read["colluding"]), np.array(read["weights"]))
 
     def _masked(
-        self, asked: Message, sums: Weighting, vector: Array, digest: bytes, bare: WeightedVector | None
+        self,
+        asked: Message,
+        sums: Weighting,
+        vector: Array,
+        digest: bytes,
+        bare: WeightedVector | None,
     ) -> Message:
         """Answer with the masked vector, or with its size."""
         given = asked.values.get("numbers")
         numbers = None if given is None else FixedPoint.of(given)
-        run = self._guard.run or self.party.identity.card.once.hex()  # or this process, before a run is named
+        run = (
+            self._guard.run or self.party.identity.card.once.hex()
+        )  # or this process, before a run is named
         if run not in self._sums:
-            self._sums[run] = GuardedParty(self.party, JournalledGuard(self.rules, self._guard, run), self.rules.share)
+            self._sums[run] = GuardedParty(
+                self.party, JournalledGuard(self.rules, self._guard, run), self.rules.share
+            )
         try:
             found = self._sums[run].answer(sums, numbers, vector, digest, bare)
-        except (TooLarge, ExposedError) as refusal:  # sent as an answer, as the sum is at fault and not this silo
-            return Message("answer", {"declined": str(refusal), "exposed": isinstance(refusal, ExposedError)})
+        except (
+            TooLarge,
+            ExposedError,
+        ) as refusal:  # sent as an answer, as the sum is at fault and not this silo
+            return Message(
+                "answer", {"declined": str(refusal), "exposed": isinstance(refusal, ExposedError)}
+            )
         sent = {} if found.vector is None else {"masked": found.vector.view(np.int64)}
         return Message("answer", {"exponent": found.exponent}, sent)
 
@@ -224,19 +326,30 @@ class SiloMasking:
 
     def released(self, kind: str, message: Message) -> Message:
         """Return the part of an answer that may leave: the scalars that its question declares."""
-        asked, allowed = QUESTIONS.get(kind), RELEASED.get(kind)
-        if asked is not None and asked.scalars and (kind != Curvature.kind or self.rules.projections):
+        asked = QUESTIONS.get(kind)
+        allowed = RELEASED.get(kind)
+        if (
+            asked is not None
+            and asked.scalars
+            and (kind != Curvature.kind or self.rules.projections)
+        ):
             allowed = tuple(part for part in message.arrays if part not in asked.vectors)
         if allowed is None:
             said = f"This silo sends only masked vectors: the question {kind!r} is not answered."
-            raise InputError(f"{said} Does the federation lack [secure]?")
-        arrays = {name: np.array(array) for name, array in message.arrays.items() if name in allowed}
+            raise InputError("federation-lack-secure", f"{said} Does the federation lack [secure]?")
+        arrays = {
+            name: np.array(array) for name, array in message.arrays.items() if name in allowed
+        }
         if kind == "setup" and self.rules.quantum > 0:
-            arrays["constants"][PROBE] = np.rint(arrays["constants"][PROBE] / self.rules.quantum) * self.rules.quantum
+            arrays["constants"][PROBE] = (
+                np.rint(arrays["constants"][PROBE] / self.rules.quantum) * self.rules.quantum
+            )
         return Message(message.kind, message.values, arrays)
 
 
 def _about(values: Mapping[str, Any]) -> list[Any]:
     """Return what a question for weights shares with the one about thresholds: the rows, and the rule for weights."""
-    how = {name: value for name, value in values["weighing"].items() if name not in ("levels", "name")}
+    how = {
+        name: value for name, value in values["weighing"].items() if name not in ("levels", "name")
+    }
     return [how, *(values.get(name) for name in ("batch_size", "key", "names", "colluding"))]

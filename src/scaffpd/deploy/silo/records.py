@@ -32,9 +32,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.cohort import Cohort
-from scaffpd.config.model_file import PRIVACY
-from scaffpd.config.silo import PrivacyRules, SecureRules
 from scaffpd.deploy.messages import SCALE, Message, names_of, number
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
@@ -43,7 +40,10 @@ from scaffpd.privacy import Private
 from scaffpd.privacy.accountant import Account
 from scaffpd.privacy.noise import digest
 from scaffpd.privacy.oracle import SumTerms
+from scaffpd.run.settings.model_file import PRIVACY
+from scaffpd.run.settings.silo import PrivacyRules, SecureRules
 from scaffpd.system import JsonLines, atomic_write, load_or_create, lock_file
+from scaffpd.training.cohort import Cohort
 
 LONGEST_TEXT = 2000  # characters of a sentence in the log
 
@@ -57,7 +57,8 @@ class AnswerJournal:
     """
 
     def __init__(self, file: Path) -> None:
-        self._lines, self._held = JsonLines(file), False
+        self._lines = JsonLines(file)
+        self._held = False
         self._trouble = f"The silo's file of earlier answers, {file.name!r}, cannot be {{}}."
         self._known: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
 
@@ -80,7 +81,7 @@ class AnswerJournal:
             for run, what, name, more in self._lines.read():
                 self._known[run, what][name] = more
         except (OSError, ValueError, TypeError):
-            raise InputError(self._trouble.format("read")) from None
+            raise InputError("read-refresh", self._trouble.format("read")) from None
 
     def known(self, run: str, what: str) -> dict[str, Any]:
         """Return the entries of a kind by name, the oldest first."""
@@ -95,7 +96,7 @@ class AnswerJournal:
             try:
                 self._lines.append([run, what, name, more])
             except OSError:
-                raise InputError(self._trouble.format("written")) from None
+                raise InputError("written-note", self._trouble.format("written")) from None
             self._refresh()
 
 
@@ -115,24 +116,40 @@ class AuditLog:
     def __init__(self, file: Path) -> None:
         self._lines = JsonLines(file)
 
-    def note(self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]) -> None:
+    def note(
+        self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]
+    ) -> None:
         """Append a line: the question, what is about to leave (`size` bytes), and further facts, `about`."""
         left = {name: list(array.shape) for name, array in reply.arrays.items()}
-        told = {name: reply.values[name] for name in ("sentence", "waits", "epsilon", "delta") if name in reply.values}
+        told = {
+            name: reply.values[name]
+            for name in ("sentence", "waits", "epsilon", "delta")
+            if name in reply.values
+        }
         told |= {"sentence": told["sentence"][:LONGEST_TEXT]} if "sentence" in told else {}
         try:
             with self._lines.lock():  # shared by the silo's processes
                 before = self._lines.last({"number": 0, "link": ""})
                 line = {
-                    "number": before["number"] + 1, "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    "question": "unreadable" if asked is None else asked.kind[:LONGEST_TEXT], "reply": reply.kind,
-                    "bytes": size, "left": left, **told, **about,
-                }  # fmt: skip
+                    "number": before["number"] + 1,
+                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "question": "unreadable" if asked is None else asked.kind[:LONGEST_TEXT],
+                    "reply": reply.kind,
+                    "bytes": size,
+                    "left": left,
+                    **told,
+                    **about,
+                }
                 self._lines.append({**line, "link": line_link(before["link"], line)})
         except OSError:
-            raise InputError(f"The silo's log {self._lines.file.name!r} cannot be written.") from None
+            raise InputError(
+                "silo-log-written", f"The silo's log {self._lines.file.name!r} cannot be written."
+            ) from None
         except (ValueError, KeyError, TypeError):
-            raise InputError(f"The last line of the silo's log {self._lines.file.name!r} cannot be read.") from None
+            raise InputError(
+                "last-line-silo",
+                f"The last line of the silo's log {self._lines.file.name!r} cannot be read.",
+            ) from None
 
 
 def line_link(before: str, line: Mapping[str, Any]) -> str:
@@ -145,24 +162,36 @@ def decisions(file: Path, whole: bool = True) -> dict[str, dict[str, Any]]:
 
     A last line that was cut off may be a withdrawal: a `whole` file must have none. The next `decide` removes it.
     """
-    lines, default = JsonLines(file), {"granted": False, "until": "", "by": "", "time": ""}
+    lines = JsonLines(file)
+    default = {"granted": False, "until": "", "by": "", "time": ""}
     try:
         found = {str(line["request"]): {**default, **line} for line in lines.read()}
         if whole and file.exists() and file.stat().st_size > lines.place:
             raise ValueError
         return found
     except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"The silo's file of consents, {file.name!r}, cannot be read.") from None
+        raise InputError(
+            "silo-file-consents", f"The silo's file of consents, {file.name!r}, cannot be read."
+        ) from None
 
 
 def decide(file: Path, request: str, granted: bool, by: str, until: date | None = None) -> None:
     """Append a decision."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    line = {"request": request, "granted": granted, "until": until.isoformat() if until else "", "by": by, "time": now}
+    line = {
+        "request": request,
+        "granted": granted,
+        "until": until.isoformat() if until else "",
+        "by": by,
+        "time": now,
+    }
     try:
         JsonLines(file).append(line)
     except OSError as error:
-        raise InputError(f"Cannot write {str(file)!r}: {error.strerror}. You may not decide here.") from None
+        raise InputError(
+            "write-may-decide",
+            f"Cannot write {str(file)!r}: {error.strerror}. You may not decide here.",
+        ) from None
 
 
 def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> None:
@@ -171,14 +200,20 @@ def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> No
         return
     if not (rules.required and rules.trusted) or own:
         raise InputError(
+            "silo-shares-noise",
             "This silo shares noise with others only if nobody sees its part: its file has to require masks "
-            "(secure.required) and to pin the others' keys (secure.pins), and the model has to be the agreement's."
+            "(secure.required) and to pin the others' keys (secure.pins), and the model has to be the agreement's.",
         )
     if type(colluding) is not int or colluding < rules.colluding:
-        raise InputError(f"Shared noise has to tolerate {rules.colluding} colluding silos, as this silo's file says.")
+        raise InputError(
+            "shared-noise-tolerate",
+            f"Shared noise has to tolerate {rules.colluding} colluding silos, as this silo's file says.",
+        )
 
 
-def shared_parts(name: str, reply: Reply, values: Mapping[str, Any]) -> dict[str, NDArray[np.float64]]:
+def shared_parts(
+    name: str, reply: Reply, values: Mapping[str, Any]
+) -> dict[str, NDArray[np.float64]]:
     """Return this silo's term of a sum with shared noise: its weighted vector, in units, plus its share of the noise.
 
     One more entry, the same for all silos and as large as any entry may be, hides the vector's size.
@@ -186,11 +221,17 @@ def shared_parts(name: str, reply: Reply, values: Mapping[str, Any]) -> dict[str
     found = {}
     for part, vectors in reply.vectors.items():
         if vectors.shares is not None:
-            names, weights, scale = names_of(values, "names"), values["weights"], number(values, SCALE)
+            names = names_of(values, "names")
+            weights = values["weights"]
+            scale = number(values, SCALE)
             if not 0 < scale < np.inf:
-                raise InputError("The question does not say in which units the sum is.")
+                raise InputError(
+                    "question-say-units", "The question does not say in which units the sum is."
+                )
             own = torch.tensor([weights[names.index(name)]], dtype=torch.float64)
-            terms = SumTerms(len(names), scale, digest(*names, torch.tensor(weights, dtype=torch.float64), scale))
+            terms = SumTerms(
+                len(names), scale, digest(*names, torch.tensor(weights, dtype=torch.float64), scale)
+            )
             made = vectors.shares(own, terms)
             found[part] = np.append(made.parts[0].double().numpy(), made.most)
     return found
@@ -210,18 +251,28 @@ class PrivacyLedger:
 
     def private(self, model: Any) -> Private:
         """Return the model with the agreed noise and ε, and with this silo's secret."""
-        about = {name: value for name, value in self.agreed.items() if name not in ("epsilon", "delta")}
+        about = {
+            name: value for name, value in self.agreed.items() if name not in ("epsilon", "delta")
+        }
         epsilon, delta = self._agreed()
-        return Private(model, **about, secret=load_or_create(self.rules.secret), budget=epsilon, delta=delta)
+        return Private(
+            model, **about, secret=load_or_create(self.rules.secret), budget=epsilon, delta=delta
+        )
 
     def _agreed(self) -> tuple[float, float]:
         """Return the agreed ε and δ, or refuse an agreement that this silo's file does not allow."""
-        epsilon, delta, own = self.agreed.get("epsilon"), self.agreed.get("delta"), self.rules
+        epsilon = self.agreed.get("epsilon")
+        delta = self.agreed.get("delta")
+        own = self.rules
         if epsilon is None or delta is None or (own.delta is not None and delta > own.delta):
-            raise InputError(f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at most.")
+            raise InputError(
+                "silo-agreement-most",
+                f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at most.",
+            )
         if own.epsilon is not None and epsilon > own.epsilon:
             raise InputError(
-                f"The agreement may cost ε = {epsilon:g}, more than the {own.epsilon:g} of this silo's file."
+                "agreement-may-cost",
+                f"The agreement may cost ε = {epsilon:g}, more than the {own.epsilon:g} of this silo's file.",
             )
         return float(epsilon), float(delta)
 
@@ -229,7 +280,10 @@ class PrivacyLedger:
         """Bind the cohort to both budgets, even one made by the silo's own code: no answer may exceed either."""
         account = cohort.account
         if account is None:
-            raise InputError("The silo's own Cohort is not private: make it of a Private model.")
+            raise InputError(
+                "silo-own-cohort",
+                "The silo's own Cohort is not private: make it of a Private model.",
+            )
         epsilon, delta = self._agreed()
         account.budget = epsilon if account.budget is None else min(account.budget, epsilon)
         account.delta = min(account.delta, delta)
@@ -271,11 +325,14 @@ class PrivacyLedger:
                     account.merge(dict(earlier))
                     self._written[file] = int(earlier["privacy.times"].sum())
             except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-                raise InputError(f"The privacy ledger {str(file)!r} cannot be read.") from None
+                raise InputError(
+                    "privacy-ledger-read", f"The privacy ledger {str(file)!r} cannot be read."
+                ) from None
             self._known[file] = self._state(file)
 
     def _write(self, file: Path, account: Account) -> None:
         packed: dict[str, Any] = account.pack()
         with atomic_write(file) as written:
             np.savez(written, **packed)
-        self._known[file], self._written[file] = self._state(file), account.total
+        self._known[file] = self._state(file)
+        self._written[file] = account.total

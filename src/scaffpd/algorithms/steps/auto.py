@@ -1,0 +1,278 @@
+r"""Adaptive steps without parameters.
+
+Clients take η_i = 1/L_i; the server has a factor e on d and a dual/primal ratio γ, with σ = γ e. After a round it
+knows, at no cost,
+
+    D = e⟨c, d⟩                        the predicted decrease,
+    B = ⟨λ⁺, L⁺ − L⟩ + D               the part lost to curvature (∝ e²),
+    X = σ‖q‖² / (2κ),  q = L⁺ − L      the part that moving weights may cost (∝ e³; q is centred on the simplex, where
+                                       only differences between clients count).
+
+*Primal step.* Accelerated primal-dual theory, in the metric that makes ‖x⁺ − x‖² equal D, needs B + X ≤ D/2; the
+longest such step along the direction just tried is
+
+    ê = ⟨c, d⟩ / (b + √(b² + 2 a ⟨c, d⟩)),    b = B/e²,  a = X/e³.
+
+For fixed weights ê is the exact line search, and using it for the *next* direction, as done here, is the step of
+Barzilai and Borwein (1988), which is far faster than monotone descent but needs tolerance: a step is taken while
+B + X ≤ 2D. If the objective finds no new best value for `PATIENCE` rounds, the rule falls back for good to the
+condition of the theory (B + X ≤ D/2, and 0.8 ê).
+
+*Balance.* With the coupling K² ≈ ‖q‖²/(e D), a dual step of length 1/K² from λ⁺ would gain
+
+    g_λ = max_λ ⟨λ − λ⁺, L⁺⟩ − ψ(λ) + ψ(λ⁺) − (K²/2)‖λ − λ⁺‖²,
+
+while the primal step gains about g_x = ⟨c, d⟩/2. γ moves to balance the two, ever more slowly.
+
+*Noise.* With minibatches in the local steps (losses and c_i are full), ⟨c, d⟩, b and a are averaged over rounds, so
+that ê tends to E⟨c, d⟩ / E⟨d, H d⟩: the step decays as noise dominates. Then steps need not descend, only not leap,
+and σ = γ does not change.
+
+*Networks.* Losses that are not convex have their own rules, in `nonconvex.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scaffpd.algorithms.steps.base import Rates, StepProblem, Trial
+from scaffpd.algorithms.steps.nonconvex import Nonconvex, NonconvexState
+from scaffpd.errors import InputError, real
+from scaffpd.federation import Vector
+from scaffpd.objectives.base import LARGEST
+
+KAPPA = 3.0
+ROOM = 2.0
+STRICT = 0.5
+PATIENCE = 50
+GROWTH = 1.5
+DROP = 0.15
+BALANCE = 0.3
+COOLING = 20.0
+SATURATED = 1.5
+NOISY_MEMORY = 0.9
+LEAP = 0.5
+LEAST_STEP = 1e-90  # its cube does not underflow
+
+
+@dataclass(frozen=True)
+class AutoState:
+    """e, γ and the quantities that control them.
+
+    Attributes:
+        step: e.
+        gamma: γ = σ/e; 0 until the first step has measured the coupling.
+        previous_sigma: σ of the last dual step, for the extrapolation.
+        coupling: K², a slowly forgetting maximum.
+        imbalance: smoothed log(g_λ/g_x).
+        accepted: steps taken.
+        settled: steps taken while the imbalance was small; γ moves ever more slowly as they add up.
+        best: the best value of the objective so far.
+        since: steps taken since then.
+        strict: whether the rule has fallen back to B + X ≤ D/2.
+        local_scale: factor on 1/L_i; below one only if local steps diverged.
+        memory: weight of the past in the three averages below; 0 without noise.
+        slope: averaged ⟨c, d⟩.
+        b: averaged b.
+        a: averaged a.
+    """
+
+    step: float = 1.0
+    gamma: float = 0.0
+    previous_sigma: float = 0.0
+    coupling: float = 0.0
+    imbalance: float = 0.0
+    accepted: int = 0
+    settled: int = 0
+    best: float = np.inf
+    since: int = 0
+    strict: bool = False
+    local_scale: float = 1.0
+    memory: float = 0.0
+    slope: float = 0.0
+    b: float = 0.0
+    a: float = 0.0
+
+    @property
+    def sigma(self) -> float:
+        """σ = γ e; under noise, where e decays, σ = γ."""
+        sigma = self.gamma * (self.step if self.memory == 0 else 1.0)
+        return float(np.clip(sigma, 1 / LARGEST, LARGEST)) if self.gamma > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Tuning-free steps for Scaff-PD.
+
+    Args:
+        extrapolation: the fraction of the paper's θ = min(1, σ_{r−1}/σ_r) to use. With local steps the primal
+            contracts so much in a round that extrapolating the losses only delays λ: none is the measured best
+            (`benchmarks/ROUNDS.md`), 1 is the paper's.
+    """
+
+    extrapolation: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= real("Auto", "extrapolation", self.extrapolation) <= 1:
+            raise InputError(
+                "auto-extrapolation-between",
+                f"Auto needs extrapolation between 0 and 1, got {self.extrapolation!r}.",
+            )
+
+    def start(self, problem: StepProblem) -> AutoState | NonconvexState:
+        """Begin with one full local step at fixed λ, which measures how strongly x and λ are coupled."""
+        if not problem.exact:
+            raise InputError(
+                "auto-judges-steps",
+                "Auto judges steps by full losses: use full_gradients=True, or Fixed(...) or Theory(...) steps.",
+            )
+        if not problem.constants.convex:
+            return Nonconvex().start(problem)
+        return AutoState(memory=NOISY_MEMORY if problem.stochastic else 0.0)
+
+    def rates(self, state: AutoState | NonconvexState) -> Rates:
+        """Return σ = γ e, θ, e and the clients' factor on 1/L_i."""
+        if isinstance(state, NonconvexState):
+            return Nonconvex().rates(state)
+        sigma = state.sigma
+        theta = min(1.0, state.previous_sigma / sigma) if state.previous_sigma > 0 else 1.0
+        return Rates(
+            sigma=sigma,
+            theta=self.extrapolation * theta,
+            step=state.step,
+            local_scale=state.local_scale,
+        )
+
+    def judge(
+        self, state: AutoState | NonconvexState, trial: Trial
+    ) -> tuple[AutoState | NonconvexState, bool]:
+        """Compare the predicted decrease of the step with the actual one."""
+        if isinstance(state, NonconvexState):
+            return Nonconvex().judge(state, trial)
+        if not np.isfinite(trial.slope):
+            return replace(state, local_scale=state.local_scale / 2), False
+        value = trial.value()
+        if not np.isfinite(value):
+            return replace(
+                state, step=max(state.step / 10, LEAST_STEP)
+            ), False  # overflow, or outside the domain (Nash: a loss above b)
+        e = state.step
+        promised = state.step * trial.slope
+        bregman, change = curvature_and_change(trial, state.b * e**2)
+        cross = state.sigma * float(change @ change) / (2 * KAPPA)
+        state = averaged(state, trial.slope, bregman / e**2, cross / e**3)
+        ideal = longest_step(state.slope, state.b, state.a, otherwise=e)
+        room = (STRICT if state.strict else ROOM) * promised
+        if state.memory > 0:  # a noisy step need not descend; it must not leap
+            room = max(room, promised + LEAP * abs(float(trial.weights @ trial.before)))
+        if bregman + cross > room:
+            return replace(
+                state, step=max(float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e)), LEAST_STEP)
+            ), False
+        return self._accepted(state, trial, value, change, ideal), True
+
+    def _accepted(
+        self, state: AutoState, trial: Trial, value: float, change: Vector, ideal: float
+    ) -> AutoState:
+        # The step's squared length in the metric of D: the predicted one, or that from curvature if it is larger.
+        energy = max(state.step * trial.slope, 2 * state.b * state.step**2)
+        seen = float(change @ change) / (state.step * energy) if energy > 0 else 0.0
+        coupling = max(seen, 0.9 * state.coupling)
+        gamma, imbalance = self._balance(state, trial, coupling)
+        better = value < state.best - 1e-13 * abs(value)
+        since = 0 if better else state.since + 1
+        target = 0.8 * ideal if state.strict else ideal
+        return replace(
+            state,
+            step=float(np.clip(target, DROP * state.step, GROWTH * state.step)),
+            gamma=gamma,
+            previous_sigma=state.sigma,
+            coupling=coupling,
+            imbalance=imbalance,
+            accepted=state.accepted + 1,
+            settled=state.settled + (abs(imbalance) < SATURATED),
+            best=min(value, state.best),
+            since=since,
+            strict=state.strict or since >= PATIENCE,
+        )
+
+    def _balance(self, state: AutoState, trial: Trial, coupling: float) -> tuple[float, float]:
+        if state.gamma == 0:
+            return first_ratio(trial, coupling), 0.0
+        if state.memory > 0:
+            return state.gamma, state.imbalance
+        if coupling == 0:  # x does not depend on λ: let λ go
+            return min(4 * state.gamma, LARGEST), state.imbalance
+        gain, rounding = dual_gain(trial, coupling)
+        pull = float(np.log(gain / max(0.5 * state.slope, 1e-300))) if gain > rounding else 0.0
+        imbalance = pull if state.accepted == 1 else 0.7 * state.imbalance + 0.3 * pull
+        pace = BALANCE / (1 + state.settled / COOLING)
+        return state.gamma * float(
+            np.exp(pace * np.clip(imbalance, -SATURATED, SATURATED))
+        ), imbalance
+
+
+def averaged(state: AutoState, slope: float, b: float, a: float) -> AutoState:
+    """Average ⟨c, d⟩, b and a, with a share `memory` of their past (none at the first round)."""
+    keep = state.memory if state.b > 0 else 0.0
+    new = 1 - keep
+    return replace(
+        state,
+        slope=keep * state.slope + new * slope,
+        b=keep * state.b + new * b,
+        a=keep * state.a + new * a,
+    )
+
+
+def longest_step(slope: float, b: float, a: float, otherwise: float) -> float:
+    """Return ê, the root of b e + a e² = slope/2; `otherwise` if nothing was learnt."""
+    if slope <= 0:
+        return otherwise / 2 if slope < 0 else otherwise
+    root = b + np.sqrt(b * b + 2 * a * slope) if b > 0 or a > 0 else 0.0
+    return float(slope / root) if root > 0 else GROWTH * otherwise
+
+
+def first_ratio(trial: Trial, coupling: float) -> float:
+    """Return the first γ: σ‖q‖² just small against D, or up to ten times that if ψ is curved enough to hold λ."""
+    ratio = 0.45 / (coupling * trial.step**2) if coupling > 0 else 1.0
+    curvature = trial.objective.curvature(trial.weights)
+    floor = min(1e-3 / curvature, 10 * ratio) if 0 < curvature < np.inf else 0.0
+    return float(np.clip(max(ratio, floor), 1 / LARGEST, LARGEST))
+
+
+def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
+    """Return g_λ of a proximal step of length 1/K², and its rounding error."""
+    objective = trial.objective
+    weights = trial.weights
+    losses = (
+        trial.after - weights @ trial.after / weights.sum() if objective.simplex else trial.after
+    )
+    better = objective._prox(losses, weights, float(np.clip(1 / coupling, 1 / LARGEST, LARGEST)))
+    move = better - weights
+    penalties = objective._value(better), objective._value(weights)
+    gain = float(move @ losses) - penalties[0] + penalties[1] - coupling / 2 * float(move @ move)
+    return gain, 4 * trial.precision * (abs(penalties[0]) + abs(penalties[1])) + 1e-300
+
+
+def curvature_and_change(trial: Trial, expected: float = 0.0) -> tuple[float, Vector]:
+    """Return B and q. If B is lost in the rounding of the losses, compute it from the gradients along the step
+    (trapezoid rule) or from their sums; without them, from the last curvature.
+    """
+
+    def centred(v: Vector) -> Vector:
+        return v - v.mean() if trial.objective.simplex else v
+
+    weights = trial.weights
+    change = trial.after - trial.before
+    bregman = float(weights @ change) + trial.step * trial.slope
+    noise = 2 * trial.precision * float(weights @ (np.abs(trial.before) + np.abs(trial.after)))
+    if bregman >= 1e4 * noise:
+        return bregman, centred(change)
+    if trial.secants is None:
+        return max(bregman, expected, 0.0) if trial.bend is None else max(
+            trial.bend(), 0.0
+        ), centred(change)
+    before, after = trial.secants()
+    return max(0.5 * float(weights @ (after - before)), 0.0), centred(0.5 * (before + after))

@@ -1,0 +1,128 @@
+r"""Adaptive steps for losses that are not convex (networks).
+
+`Auto`'s rules are those of convex functions: they compare a step with the decrease that gradients at its start predict.
+For 62 minibatch steps through a network those gradients predict next to nothing, so that every round looked like a
+failure and the next one was made shorter, until nothing moved. Here rounds are judged by the objective alone:
+
+    local steps      η = s/max_i L_i for all clients, as in FedAvg, and x⁺ = Σ λ_i u_i
+    weights          λ⁺ = argmin_Λ ψ(λ) − ⟨L, λ⟩ + ‖λ − λ^r‖²/(2σ_r),   σ_r = κ/(N·spread of L(x^r)):
+                     without ψ, a client whose loss is one standard deviation above the mean gains κ/N
+    corrections      of minibatch steps: control variates c_i that clients update from their steps, SCAFFOLD's option
+                     II, and c = Σ λ_i c_i. The paper's c_i = ∇f_i(x) is the gradient before the first step: a client
+                     fits its own labels within a few steps, g_i(u) vanishes, and the rest of g_i(u) − c_i + c
+                     pushes it away from them. A mean over the steps has the right size. Corrections end if the
+                     value rises with them. Full gradients use the paper's, and every round has to descend
+    s                one; halved after a round that leaps, which is not taken, and when nothing else helps
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scaffpd.algorithms.steps.base import Rates, Schedule, StepProblem, Trial
+from scaffpd.federation import Vector
+
+KAPPA = 0.3
+FLAT = 0.05  # least spread, as a share of the losses
+LEAP = 0.5  # share of the value by which a round may be worse than the best
+BETTER = 1e-3  # share of the value that counts as an improvement
+HURT = 0.2  # share of the value by which a round with corrections may be worse than the best
+PATIENCE = 5  # rounds without an improvement before something is changed
+# share of 1/max L_i below which the rule gives up; recovery after a leap
+SHORTEST = 1 / 64
+LENGTHEN = 1.1
+
+
+@dataclass(frozen=True)
+class NonconvexState:
+    """Rates, and the quantities that control them.
+
+    Attributes:
+        rate: 1/max_i L_i.
+        local_steps: J; a single local step has no drift.
+        stochastic: whether local steps use minibatches. If not, every round has to descend.
+        scale: halved after a round that is not taken, and longer again with every one that is.
+        cooling: halved when nothing else helps.
+        sigma: σ; 0 before the first round, whose losses do not yet distinguish clients.
+        correction: correction of local steps, see `Rates`.
+        best: the best value of the objective so far.
+        since: rounds since then, or since the last change.
+        rounds: rounds so far, for a schedule.
+    """
+
+    rate: float
+    local_steps: int
+    stochastic: bool
+    scale: float = 1.0
+    cooling: float = 1.0
+    sigma: float = 0.0
+    correction: str = "none"
+    best: float = np.inf
+    since: int = 0
+    rounds: int = 0
+
+    @property
+    def stalled(self) -> bool:
+        """Return whether nothing is left to try."""
+        return self.cooling < SHORTEST
+
+
+@dataclass(frozen=True)
+class Nonconvex:
+    """Steps for Scaff-PD on networks; `Auto` uses them if losses are not known to be convex.
+
+    Args:
+        schedule: a further factor on η in every round.
+    """
+
+    schedule: Schedule | None = None
+
+    def start(self, problem: StepProblem) -> NonconvexState:
+        """Start with FedAvg's rate, and λ as it is."""
+        steepest = float(problem.constants.smoothness.max())
+        rate = 1 / steepest if steepest > 0 else 1.0
+        value = problem.objective.support(problem.losses)
+        correction = (
+            "gradients" if problem.local_steps == 1 or not problem.stochastic else "variates"
+        )
+        if not problem.constants.corrects:
+            correction = "none"
+        return NonconvexState(
+            rate, problem.local_steps, problem.stochastic, correction=correction, best=value
+        )
+
+    def rates(self, state: NonconvexState) -> Rates:
+        """Return one rate for all; the server averages by λ."""
+        factor = 1.0 if self.schedule is None else self.schedule(state.rounds + 1)
+        local_rate = state.rate * state.scale * state.cooling * factor
+        return Rates(state.sigma, 0.0, step=1.0, local_rate=local_rate, correction=state.correction)
+
+    def judge(self, state: NonconvexState, trial: Trial) -> tuple[NonconvexState, bool]:
+        """Take every step that does not leap, or, without noise, every one that descends."""
+        state = replace(state, rounds=state.rounds + 1)
+        value = trial.value()
+        size = max(abs(state.best), 1e-12)
+        if not np.isfinite(value):
+            return replace(state, scale=state.scale / 8), False
+        change = float(trial.weights @ (trial.after - trial.before))
+        if value > state.best + LEAP * size if state.stochastic else change > 0:
+            return replace(state, scale=state.scale / 2), False
+        since = 0 if value < state.best - BETTER * size else state.since + 1
+        new = replace(
+            state,
+            sigma=dual_rate(trial.after),
+            best=min(value, state.best),
+            since=since,
+            scale=min(1.0, LENGTHEN * state.scale),
+        )
+        if state.correction == "variates" and value > state.best + HURT * size:
+            return replace(new, correction="none", since=0), True
+        return (new if since < PATIENCE else replace(new, cooling=state.cooling / 2, since=0)), True
+
+
+def dual_rate(losses: Vector) -> float:
+    """Return σ = κ/(N·spread)."""
+    spread = max(float(losses.std()), FLAT * float(np.abs(losses).mean()), 1e-300)
+    return KAPPA / (len(losses) * spread)

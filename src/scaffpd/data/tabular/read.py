@@ -1,0 +1,439 @@
+"""Make columns of a table's cells: numbers, categories or dates, however they are written.
+
+A column of texts holds numbers where every cell is a number or missing: "3.5", "1,234.56", "€12.30", "45 %", "true" or
+"07:30". It holds dates where every cell is one, else categories. What cannot be read is named by line and column in one
+sentence. A date column `day` also offers "day (day of year)", "day (weekday)" and "day (hour)".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.data.tabular.columns import (
+    CATEGORY,
+    DATE,
+    DataColumn,
+    Mask,
+    Matrix,
+    categorical,
+    dated,
+    is_missing,
+    numeric,
+)
+from scaffpd.data.tabular.formats import OpenTable
+from scaffpd.errors import InputError, shortened, unknown
+
+DECIMALS = (".", ",")
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # could be a decimal comma, too
+UNIT = r"[€$£¥₹%]|EUR|USD|GBP|CHF|JPY"
+AMOUNT = {
+    ".": re.compile(
+        rf"({UNIT})?\s*([+-]?(?:\d{{1,3}}(?:[, ']\d{{3}})+|\d+)(?:\.\d+)?)\s*({UNIT})?"
+    ),
+    ",": re.compile(rf"({UNIT})?\s*([+-]?(?:\d{{1,3}}(?:[. ']\d{{3}})+|\d+)(?:,\d+)?)\s*({UNIT})?"),
+}
+CLOCK = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?")
+DAY = re.compile(r"(\d{1,2})([./])(\d{1,2})[./](\d{4})(.*)")
+MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+NAMED_MONTH = re.compile(rf"^(\d{{1,2}})[- ]({'|'.join(MONTHS)})[a-z]*[- ](\d{{4}})", re.IGNORECASE)
+MIDNIGHT = re.compile(r"( 00:00:00)?(\.0+)?$")
+SAID = {"true": 1.0, "false": 0.0}
+PARTS: dict[str, Callable[[datetime], float]] = {
+    "day of year": lambda day: float(day.timetuple().tm_yday),
+    "weekday": lambda day: float(day.weekday()),
+    "hour": lambda day: day.hour + day.minute / 60,
+}
+WEEK = ("1 Monday", "2 Tuesday", "3 Wednesday", "4 Thursday", "5 Friday", "6 Saturday", "7 Sunday")
+OF_DATE = re.compile(rf"(.+) \(({'|'.join(PARTS)})\)", re.DOTALL)
+
+
+def read_columns(
+    table: OpenTable,
+    names: Sequence[str],
+    categories: Sequence[str] = (),
+    needed: Mapping[str, str] | None = None,
+    decimal: str | None = None,
+    missing: Collection[object] = (),
+) -> tuple[list[DataColumn], dict[str, int]]:
+    """Return columns by name, of rows with a value in all columns that are `needed`, and how many rows lack which.
+
+    Args:
+        table: what `open_table` returns.
+        names: the columns to return, in this order; "day (weekday)" is made of the dates in "day".
+        categories: columns of numbers that are names of categories.
+        needed: columns without which a row is left out, and what they are, as in {"ill": "target"}; the texts of a
+            "label" stay texts.
+        decimal: the decimal mark in texts: point or comma; `None` finds it out.
+        missing: values that stand for none, except of the client.
+    """
+    sources, _ = ([_checked_source(table, name) for name in given] for given in (names, categories))
+    if decimal not in (None, *DECIMALS):
+        raise InputError("decimal-mark", f"The decimal mark is '.' or ',', got {decimal!r}.")
+    needed = needed or {}
+    codes = [() if needed.get(name) == "client" else missing for name in names]
+    cells = [
+        _decoded(table, *own) for own in zip(sources, table.cells(sources), codes, strict=True)
+    ]
+    if not len(cells[0]):
+        raise InputError("column-names-rows", f"{table.path.name!r} has column names but no rows.")
+    kept = np.ones(len(cells[0]), dtype=bool)
+    dropped = {}
+    for name, what in needed.items():
+        there = _present(cells[list(names).index(name)])
+        dropped[name] = int((kept & ~there).sum())
+        kept = kept & there
+        if not kept.any():
+            raise InputError(
+                "row-value-column",
+                f"{table.path.name!r} has no row with a value in its {what} column {name!r}.",
+            )
+    if not kept.all():
+        cells = [_filtered(column, kept) for column in cells]
+    make = _Columns(table, decimal, kept)
+    pairs = zip(sources, cells, strict=True)
+    made = [make.column(name, own, name in categories, needed.get(name, "")) for name, own in pairs]
+    return [
+        date_part(column, name, table) for column, name in zip(made, names, strict=True)
+    ], dropped
+
+
+def date_parts(column: DataColumn) -> list[str]:
+    """Name what a column of dates offers to learn from; hours only where there are any."""
+    hours = np.nanmax(column.values % 1.0) > 0
+    return [f"{column.name} ({part})" for part in PARTS if part != "hour" or hours]
+
+
+def source_of(table: OpenTable, name: str) -> str | None:
+    """Return the column of the file that a name stands for, "day" for "day (weekday)"; `None` where there is none."""
+    part = OF_DATE.fullmatch(name)
+    return next(
+        (known for known in (name, part[1] if part else "") if known and known in table.names), None
+    )
+
+
+def _checked_source(table: OpenTable, name: str) -> str:
+    header = table.names
+    found = source_of(table, name)
+    if not name:
+        raise InputError(
+            "column-name-name",
+            f"Column {header.index('') + 1} of {table.path.name!r} has no name; name it in line 1, or choose "
+            "--columns (data.columns).",
+        )
+    if found is None:
+        raise unknown(
+            f"column of {table.path.name!r},", name, [column for column in header if column]
+        )
+    return found
+
+
+def date_part(column: DataColumn, name: str, table: OpenTable) -> DataColumn:
+    """Return what a name such as "day (weekday)" asks of the column "day"; the column itself under its own name."""
+    if column.name == name:
+        return column
+    if column.kind != DATE:
+        raise InputError(
+            "column-holds-dates",
+            f"Column {column.name!r} of {table.path.name!r} holds no dates, so {name!r} cannot be made.",
+        )
+    part = name[len(column.name) + 2 : -1]
+    distinct, codes = np.unique(column.values, return_inverse=True)
+    days = [
+        None if math.isnan(day) else datetime.fromtimestamp(86400 * day, UTC) for day in distinct
+    ]
+    found = np.array([math.nan if day is None else PARTS[part](day) for day in days])[codes]
+    if part != "weekday":
+        return numeric(name, found, repr(table.path.name))
+    weekdays = np.where(np.isnan(found), -1, found).astype(np.int32)
+    return DataColumn(name, CATEGORY, weekdays, WEEK)
+
+
+class _Columns:
+    """Makes numbers, categories or dates of the cells of one table."""
+
+    def __init__(self, table: OpenTable, decimal: str | None, kept: Mask) -> None:
+        self.table = table
+        self.kept = kept
+        # between commas, "3,5" may as well be two values
+        commas = table.separator == ","
+        self.decimals = (decimal,) if decimal else (".",) if commas else DECIMALS
+        self.marks: dict[str, str] = {}  # the decimal mark, and a column that shows it
+
+    def column(self, name: str, cells: Any, chosen: bool, what: str) -> DataColumn:
+        """Make one column: categories where they are `chosen`, numbers, amounts or texts where it is the target."""
+        from pyarrow import ArrowInvalid, compute
+
+        if not self.table.texts:
+            return self._typed(name, cells, chosen)
+        if not chosen and "." in self.decimals:
+            try:
+                values = _floats(cells)
+                if (
+                    len(self.decimals) == 2
+                    and compute.any(compute.match_substring(cells, ".")).as_py()
+                ):
+                    self._mark(".", name)
+                return self._numeric(name, values)
+            except ArrowInvalid:  # spaces, other marks of missing values, a comma, or texts
+                pass
+        distinct, codes = _distinct(cells)
+        if chosen:
+            return categorical(name, distinct, codes)
+        for decimal in self.decimals:
+            numbers = [number(cell, decimal) for cell in distinct]
+            proof = decimal == "." or any(
+                "," in cell and not THOUSANDS.fullmatch(cell.strip()) for cell in distinct
+            )
+            if None not in numbers and (proof or len(self.decimals) == 1):
+                if decimal == "," or any("." in cell for cell in distinct):
+                    self._mark(decimal, name)
+                return self._numeric(name, np.array(numbers, dtype=np.float64)[codes])
+        found = None if what == "label" else self._written(name, distinct, codes, what == "target")
+        return found or self._texts(name, distinct, codes)
+
+    def _written(
+        self, name: str, distinct: list[str], codes: NDArray[Any], plain: bool
+    ) -> DataColumn | None:
+        """Read amounts and, unless `plain`, hours, truth values or dates; `None` where some cell is none of these."""
+        cells = ["" if is_missing(cell) else cell.strip() for cell in distinct]
+        example = next((cell for cell in cells if cell), "")
+        if not example:
+            return None
+
+        def said(cell: str) -> float | None:
+            return SAID.get(cell.lower())
+
+        amounts = [(_amounts(mark), "numbers") for mark in self.decimals]
+        if len(self.decimals) == 2 and any(DECIMAL_COMMA.fullmatch(cell) for cell in cells):
+            amounts = []  # 1,500 could be one and a half as well
+        for read, what in amounts if plain else [(said, "one number"), (_hours, "hours"), *amounts]:
+            if (found := _all(read, cells)) is not None:
+                note = f"is read as {what}: {example!r} is {found[cells.index(example)]:g}"
+                return self._numeric(name, np.array(found)[codes], note)
+        days = None if plain else _all(_days(cells), cells)
+        return None if days is None else dated(name, np.array(days)[codes], example)
+
+    def _texts(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn:
+        numbers = np.array([number(cell, self.decimals[0]) is not None for cell in distinct])
+        row = int(numbers[codes].argmin())
+        cell = distinct[codes[row]].strip()
+        if DECIMAL_COMMA.fullmatch(cell):
+            raise InputError(
+                "column-write-numbers",
+                f"{self.table.path.name!r} has {cell!r} in column {name!r}, {self._place(row)}: write numbers with a "
+                "decimal point, or say --decimal , or --decimal . (data.decimal).",
+            )
+        there = numbers & np.array([not is_missing(cell) for cell in distinct])
+        odd = there[codes].sum() > len(codes) / 2
+        note = (
+            f"is read as categories because of {shortened(cell)} in {self._place(row)}"
+            if odd
+            else ""
+        )
+        return categorical(name, distinct, codes, note)
+
+    def _typed(self, name: str, cells: Any, chosen: bool) -> DataColumn:
+        """Make a column that says itself what it holds."""
+        from pyarrow import string, types
+
+        kind = cells.type
+        if types.is_temporal(kind):
+            distinct, codes = _distinct(cells.cast(string()))
+            if chosen:
+                return categorical(name, [MIDNIGHT.sub("", cell) for cell in distinct], codes)
+            found = _all(
+                _hours if types.is_time(kind) else _days(distinct),
+                [cell.split(".")[0] for cell in distinct],
+            )
+            values = np.array(found, dtype=np.float64)[codes]
+            day = dated(name, values, next(filter(None, distinct), ""))
+            return self._numeric(name, values) if types.is_time(kind) else day
+        if chosen or types.is_string(kind) or types.is_large_string(kind):
+            return categorical(name, *_distinct(cells))
+        return self._numeric(name, _floats(cells, safe=False))
+
+    def _numeric(self, name: str, values: Matrix, note: str = "") -> DataColumn:
+        if len(self.decimals) == 2 and self.marks.get(",") == name:
+            note = "is read with decimal commas, as the rest of the file is"
+        made = numeric(name, values, repr(self.table.path.name), self._place)
+        return replace(made, note="; it ".join(filter(None, (note, made.note))))
+
+    def _mark(self, decimal: str, name: str) -> None:
+        self.marks.setdefault(decimal, name)
+        if len(self.marks) == 2:
+            raise InputError(
+                "decimal-commas-column",
+                f"{self.table.path.name!r} has decimal commas in column {self.marks[',']!r} and decimal points in "
+                f"column {self.marks['.']!r}: write all numbers alike.",
+            )
+
+    def _place(self, row: int) -> str:
+        """Say where a row that is kept ends in the file."""
+        return self.table.place(int(np.flatnonzero(self.kept)[row]))
+
+
+# ------------------------------------------------------------------ cells of text
+
+
+def _all(read: Callable[[str], float | None], cells: Sequence[str]) -> list[float] | None:
+    """Read all cells, NaN of empty ones; `None` where one cannot be read."""
+    found: list[float] = []
+    for cell in cells:
+        value = read(cell) if cell else math.nan
+        if value is None:
+            return None
+        found.append(value)
+    return found
+
+
+def number(cell: str, decimal: str) -> float | None:
+    """Return a cell of text as a number, NaN where it stands for no value, or `None`."""
+    if is_missing(cell):
+        return math.nan
+    if "_" in cell or (decimal == "," and "." in cell):
+        return None
+    try:
+        return float(cell.replace(",", ".") if decimal == "," else cell)
+    except ValueError:
+        return None
+
+
+def _amounts(decimal: str) -> Callable[[str], float | None]:
+    """Read amounts with a currency, a percent sign or marks of thousands; all in one unit."""
+    units: set[str] = set()
+
+    def read(cell: str) -> float | None:
+        found = AMOUNT[decimal].fullmatch(
+            cell.replace("\xa0", " ").replace("\u202f", " ").replace("’", "'")
+        )
+        if not found:
+            return None
+        units.add(found[1] or found[3] or "")
+        digits = re.sub("[ ',]" if decimal == "." else "[ '.]", "", found[2]).replace(",", ".")
+        return float(digits) if len(units - {""}) <= 1 else None
+
+    return read
+
+
+def _hours(cell: str) -> float | None:
+    """Return a time of day as hours."""
+    found = CLOCK.fullmatch(cell)
+    return int(found[1]) + int(found[2]) / 60 + int(found[3] or 0) / 3600 if found else None
+
+
+def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
+    """Read days since 1970: 2024-12-31, 2024/12/31 14:00, 31-Dec-2024, 31.12.2024, and 12/31/2024 where it is clear."""
+    firsts = [(int(found[1]), int(found[3])) for found in map(DAY.fullmatch, cells) if found]
+    monthly = any(second > 12 for _, second in firsts)
+
+    def read(cell: str) -> float | None:
+        cell = NAMED_MONTH.sub(
+            lambda m: f"{m[3]}-{MONTHS.index(m[2].lower()) + 1:02}-{m[1]:>02}", cell
+        )
+        cell = re.sub(r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3", cell)
+        found = DAY.fullmatch(cell)
+        if found:
+            first = int(found[1])
+            second = int(found[3])
+            if found[2] == "/" and not monthly and not any(one > 12 for one, _ in firsts):
+                return None  # the third of May, or the fifth of March
+            day, month = (second, first) if monthly else (first, second)
+            cell = f"{found[4]}-{month:02}-{day:02}{found[5]}"
+        elif not re.match(r"\d{4}-\d\d-\d\d", cell):
+            return None
+        try:
+            given = datetime.fromisoformat(cell)
+        except ValueError:
+            return None
+        return (
+            given.replace(tzinfo=UTC).timestamp() / 86400
+        )  # what the clock there shows, in any zone
+
+    return read
+
+
+def check_dates(column: DataColumn) -> None:
+    """Refuse texts of which most are dates, and one is not, or not clearly: their order is not known."""
+    dates = [
+        cell
+        for cell in column.categories
+        if DAY.fullmatch(cell) or re.match(r"\d{4}-\d\d-\d\d", cell)
+    ]
+    read = _days(dates)
+    odd = max(
+        (c for c in column.categories if read(c) is None),
+        key=lambda c: len(set(c.split("/"))),
+        default="",
+    )
+    if 2 * len(dates) > len(column.categories):
+        raise InputError(
+            "column-clear-date",
+            f"{odd!r} in column {column.name!r} is no clear date (day or month first?): write 2023-07-09 to hold out "
+            f"the latest rows, or say --categories {column.name} (data.categories) to hold out whole groups.",
+        )
+
+
+# ------------------------------------------------------------------ from pyarrow: its own ways to NumPy import pandas
+
+
+def _decoded(table: OpenTable, name: str, cells: Any, codes: Collection[object]) -> Any:
+    """Return cells, pandas' categories as what they stand for, codes as null; refuse all but numbers, texts, dates."""
+    from pyarrow import array, compute, scalar, types
+
+    kind = cells.type
+    if types.is_nested(kind) or types.is_duration(kind) or "binary" in str(kind):
+        raise InputError(
+            "values-type-column",
+            f"{table.path.name!r} has values of type {kind} in column {name!r}; leave it out.",
+        )
+    cells = cells.cast(kind.value_type) if types.is_dictionary(kind) else cells
+    coded = (
+        [cell for cell in _distinct(cells)[0] if cell != "" and is_missing(str(cell), codes)]
+        if codes
+        else []
+    )
+    there = compute.is_in(cells, value_set=array(coded, cells.type)) if coded else False
+    return compute.if_else(there, scalar(None, cells.type), cells) if coded else cells
+
+
+def _distinct(cells: Any) -> tuple[list[Any], NDArray[Any]]:
+    """Return the different cells, empty texts where there is none, and for each row the place of its own among them."""
+    encoded = cells.combine_chunks().dictionary_encode(null_encoding="encode")
+    distinct = ["" if cell is None else cell for cell in encoded.dictionary.to_pylist()]
+    return distinct, np.frombuffer(encoded.indices.buffers()[1], np.int32, len(encoded))
+
+
+def _present(cells: Any) -> Mask:
+    """Return which cells hold a value."""
+    distinct, codes = _distinct(cells)
+    there = np.array([cell == cell and not is_missing(str(cell)) for cell in distinct], dtype=bool)
+    return np.asarray(there[codes])
+
+
+def _filtered(cells: Any, rows: Mask) -> Any:
+    import pyarrow
+
+    bits = pyarrow.py_buffer(np.packbits(rows, bitorder="little"))
+    return cells.filter(pyarrow.Array.from_buffers(pyarrow.bool_(), len(rows), [None, bits]))
+
+
+def _floats(cells: Any, safe: bool = True) -> Matrix:
+    """Return cells as numbers, NaN where there is none."""
+    import pyarrow
+
+    array = cells.cast(pyarrow.float64(), safe=safe).combine_chunks()
+    there, values = array.buffers()
+    numbers = np.frombuffer(values, np.float64, len(array), 8 * array.offset)
+    if not array.null_count:
+        return numbers
+    bits = np.unpackbits(np.frombuffer(there, np.uint8), bitorder="little")
+    return np.where(bits[array.offset : array.offset + len(array)], numbers, np.nan)

@@ -1,0 +1,204 @@
+"""A model's file and its agreement: columns, scale, model, masks and privacy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as save_tensors
+from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
+
+from scaffpd.errors import InputError, unknown
+from scaffpd.federation import Vector
+from scaffpd.models import Linear
+from scaffpd.models.losses import loss_named
+from scaffpd.models.personal import Personal, personalise
+
+FORMATS = {"float32": torch.float32, "float64": torch.float64}
+
+
+class AgreementValues(TypedDict):
+    """JSON values of an agreement."""
+
+    algorithm: str
+    model: dict[str, Any]
+    schema: dict[str, Any]
+    mean: list[FiniteFloat]
+    deviation: list[FiniteFloat]
+    numbers: Literal["", "float32", "float64"]
+    secure: dict[str, Any]
+    privacy: dict[str, Any]
+
+
+AGREEMENT = TypeAdapter(AgreementValues)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The agreement of a run."""
+
+    algorithm: str  # its name, which determines the questions
+    model: Mapping[str, Any]  # the loss and its settings, or the silos' name of a network
+    schema: Mapping[str, Any]  # columns, categories and labels (see `tabular`)
+    mean: Vector = field(repr=False)  # of every encoded column; empty without standardisation
+    deviation: Vector = field(repr=False)  # likewise
+    numbers: str = ""  # number format, "float32" or "float64"; empty for the model's own
+    # how vectors are masked (see `masks`); empty without masks
+    secure: Mapping[str, Any] = field(default_factory=dict)
+    # ε, δ, clips and noise (see `Private`); empty without noise
+    privacy: Mapping[str, Any] = field(default_factory=dict)
+
+    def values(self) -> dict[str, Any]:
+        """Return its JSON values, with exact floats."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        more = {name: np.asarray(values[name]).tolist() for name in ("mean", "deviation")}
+        return {
+            name: part
+            for name, part in (values | more).items()
+            if part or name not in ("secure", "privacy")
+        }
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest that names this agreement on both sides."""
+        return hashlib.sha256(json.dumps(self.values(), sort_keys=True).encode()).hexdigest()[:32]
+
+    @classmethod
+    def of(cls, values: Any) -> Setup:
+        """Read what `values` returned."""
+        sentence = "The coordinator's agreement is not complete, or cannot be used."
+        given = {"secure": {}, "privacy": {}, **values} if isinstance(values, dict) else values
+        try:
+            read: Any = AGREEMENT.validate_python(given, strict=True)
+        except ValidationError as error:
+            where = "".join(f" ({name})" for name in error.errors()[0]["loc"][:1])
+            raise InputError("of", f"{sentence.rstrip('.')}{where}.") from None
+        mean, deviation = (np.array(read[name], dtype=np.float64) for name in ("mean", "deviation"))
+        if mean.shape != deviation.shape or not (deviation > 0).all():
+            raise InputError("of", sentence)
+        return cls(**{**read, "mean": mean, "deviation": deviation})
+
+    def with_model(self, **changes: Any) -> Setup:
+        """Return the agreement with changed settings of the model; `None` removes a setting."""
+        model = {
+            name: value for name, value in {**self.model, **changes}.items() if value is not None
+        }
+        return replace(self, model=model)
+
+    @cached_property
+    def columns(self) -> str:
+        """Digest of the agreed columns, the same for all strengths and folds."""
+        return self.with_model(**dict.fromkeys(("l2", "strength", *TRIAL))).digest
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Number format of the model, or `None` for the model's own choice."""
+        return FORMATS.get(self.numbers)
+
+
+PRIVACY = (
+    "epsilon",
+    "delta",
+    "noise",
+    "loss_noise",
+    "clip",
+    "loss_clip",
+    "radius",
+    "smoothness",
+    "colluding",
+    "together",
+)
+LINEAR = ("loss", "l2", "intercept", "classes", "strength")
+TRIAL = ("fold", "folds", "seed")  # settings of a trial: which rows are left out
+
+
+def linear(model: Mapping[str, Any]) -> Linear:
+    """Return the linear model of an agreement."""
+    for name in model:
+        if name not in (*LINEAR, *TRIAL, "kind"):
+            raise unknown("model setting", name, LINEAR)
+    return Linear(
+        **{name: value for name, value in model.items() if name not in ("kind", "strength", *TRIAL)}
+    )
+
+
+def own_model(
+    model: Mapping[str, Any], x: NDArray[Any], X: NDArray[np.float64], y: NDArray[Any]
+) -> NDArray[Any]:
+    """Return the model of a client with these rows: personal if the agreement has a strength, else the shared one."""
+    if "strength" not in model:
+        return x
+    return personalise(x, X, y, Personal(linear(model), model["strength"]))
+
+
+def model_bytes(x: NDArray[Any], setup: Setup, clients: Sequence[str] = ()) -> bytes:
+    """Encode parameters as safetensors with their agreement and, for personal models, the clients' names."""
+    tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
+    more = {"clients": json.dumps(list(clients))} if clients else {}
+    return save_tensors(tensors, {"setup": json.dumps(setup.values()), **more})
+
+
+def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
+    """Read x and its agreement from a run's model.safetensors."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return file.get_tensor("x"), Setup.of(json.loads(file.metadata()["setup"]))
+    except FileNotFoundError:
+        raise InputError(
+            "file-name-run", f"There is no file {str(path)!r}: name a run's model.safetensors."
+        ) from None
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        raise InputError(
+            "model-run-written",
+            f"{str(path)!r} is not a model that a run has written (model.safetensors).",
+        ) from None
+
+
+def read_owners(path: Path) -> list[str]:
+    """Read the clients' names from a personal.safetensors; empty if it holds one model."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return [str(name) for name in json.loads(file.metadata().get("clients", "[]"))]
+    except (OSError, SafetensorError, AttributeError, TypeError, ValueError):
+        return []
+
+
+def predict_encoded(
+    X: NDArray[np.float64],
+    x: NDArray[Any],
+    setup: Setup,
+    adjust: Callable[[Any], Any] | None = None,
+) -> tuple[list[Any], NDArray[np.float64]]:
+    """Predict encoded rows by the linear model x: labels with the probability of each, or numbers.
+
+    The array of probabilities has no columns if the loss defines none. `adjust` changes outputs beforehand.
+    """
+    model = linear(setup.model)
+    labels = setup.schema["labels"]
+    z = model.outputs(x, X)
+    found, shares = answers(model, z if adjust is None else adjust(z), bool(labels))
+    return ([labels[k] for k in found] if labels else found.tolist()), shares
+
+
+def answers(
+    model: Linear, z: NDArray[np.float64], classify: bool
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Turn the outputs z of a linear model into indices of labels with the probability of each, or into numbers."""
+    if not classify:
+        return loss_named(model.loss).mean(z[:, 0]), np.empty((len(z), 0))
+    if model.loss == "logistic":
+        z = np.concatenate([np.zeros_like(z), z], axis=1)
+    shares = np.exp(z - z.max(1, keepdims=True))
+    return z.argmax(1), shares / shares.sum(
+        1, keepdims=True
+    ) if model.loss != "squared" else np.empty((len(z), 0))

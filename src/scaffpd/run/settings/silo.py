@@ -1,0 +1,347 @@
+"""`silo.toml`: the settings of a silo's operator, in a file that stays at the site."""
+
+from __future__ import annotations
+
+import os
+from datetime import date
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from scaffpd.algorithms import ALGORITHMS
+from scaffpd.data.tabular.agree import TASKS
+from scaffpd.data.tabular.formats import ACCEPTED, is_table
+from scaffpd.data.tabular.read import DECIMALS
+from scaffpd.errors import InputError, unknown
+from scaffpd.run.settings import reading as key
+from scaffpd.run.settings.reading import SettingsTable, algorithm_kind, read_toml, validated
+
+WRITTEN = [
+    "limits.answered",
+    "limits.audit",
+    "secure.identity",
+    "privacy.secret",
+    "privacy.spent",
+    "consent.file",
+]
+FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
+Fingerprint = Annotated[
+    str,
+    StringConstraints(strip_whitespace=True, pattern="^[0-9a-f]{64}$"),
+    Field(description="a fingerprint of 64 digits, as `scaffpd silo key` shows it at that silo,"),
+]
+
+
+class SiloData(SettingsTable):
+    """[data]: the source of the data."""
+
+    file: key.FileName | None = None  # a table or an NPZ file; `None` with an entry
+    entry: key.Entry | None = None  # "module:function"; `None` with a file
+    # the column, or the array of an NPZ file, to be predicted
+    target: Annotated[key.Text, Field(description="the name of the column to be predicted")] = "y"
+    features: key.Text = "X"  # the array of an NPZ file that holds the features
+    columns: key.Texts | None = None  # columns to use; `None` for all but the target
+    categories: key.Texts = ()  # columns of numbers to read as categories
+    decimal: Annotated[str, key.one_of(DECIMALS)] | None = (
+        None  # the decimal mark of a CSV file; `None` to detect it
+    )
+    missing: key.Codes = ()  # values of a table that stand for missing ones, such as -999
+    # "classification" or "regression"; `None` to infer it from the target
+    task: Annotated[str, key.one_of(TASKS)] | None = None
+
+    @model_validator(mode="after")
+    def _keys_go_together(self, info: ValidationInfo[Path]) -> Self:
+        name = repr(info.context.name)
+        given = self.model_fields_set
+        if (self.file is None) == (self.entry is None):
+            found = "both" if self.file else "neither"
+            raise InputError(
+                "either-file-entry",
+                f"{name} needs either file or entry in [data], and has {found}.",
+            )
+        packed = self.file is not None and self.file.suffix.lower() == ".npz"
+        named = self.file is not None and not packed
+        if self.file is not None and named and not is_table(self.file):
+            raise InputError(
+                "table-npz-file",
+                f"{name} needs a table ({ACCEPTED}) or an .npz file for data.file, got {self.file.name!r}.",
+            )
+        if "missing" in given and not named:
+            raise InputError(
+                "names-data-missing",
+                f"{name} names data.missing, which only tables have: return NaN for missing values.",
+            )
+        if "features" in given and not packed:
+            raise InputError(
+                "names-data-features",
+                f"{name} names data.features, which only NPZ files have; use data.columns.",
+            )
+        if "target" in given and self.entry is not None:
+            raise InputError(
+                "names-data-target",
+                f"{name} names data.target, but an entry returns the target itself; leave it out.",
+            )
+        if "target" not in given and named:
+            raise InputError(
+                "name-column-predicted",
+                f"{name} needs the name of the column to be predicted for data.target, but it is missing.",
+            )
+        if named and self.target in (self.columns or ()):
+            raise InputError(
+                "names-target-data",
+                f"{name} names the target {self.target!r} in data.columns as well; leave it out there.",
+            )
+        return self
+
+
+class SplitSettings(SettingsTable):
+    """[split]: the share of rows held out, stratified by label, and the seed."""
+
+    test: key.HeldOut = 0.2
+    seed: key.Whole = 0
+
+
+class SiloLimits(SettingsTable):
+    """[limits]: what the silo allows."""
+
+    # names of algorithms; `None` for all; left out, those that need only sums and scalars
+    algorithms: key.Texts | None = tuple(
+        name for name, kind in ALGORITHMS.items() if not kind.sees_vectors
+    )
+    dimension: key.Count = 1_000_000  # the largest d
+    local_steps: key.Count = 10_000  # the most local steps per question
+    message_mb: key.Count = 512  # the largest message accepted, in megabytes
+    rarest: key.Count = 5  # names of categories with fewer training rows do not leave
+    rows: key.Count = 20  # the fewest training rows to take part
+    choosing: key.Switch = (
+        True  # whether other strengths may be tried, also without some of its rows
+    )
+    joining: key.Switch = False  # whether its scores alone and with the run's models may leave
+    runs: key.Count = 20  # the most agreements that the silo ever accepts
+    points: key.Count = 20_000  # the most points x at which it answers in a run
+    radius: key.Positive = (
+        50.0  # the largest distance of x from the start, unless the loss is quadratic
+    )
+    path: key.Positive = 500.0  # the longest path of x in a run, likewise
+    scores: key.Whole = (
+        20  # the most points with an accuracy in a run; with hidden losses, with any score
+    )
+    # the file of its answers so far
+    answered: key.FileName = Field(default="answered.jsonl", validate_default=True)
+    audit: key.FileName = Field(
+        default="audit.jsonl", validate_default=True
+    )  # the log of all that has left
+
+    @field_validator("algorithms", mode="before")
+    @classmethod
+    def _all(cls, given: Any) -> Any:
+        return None if given == "all" else given
+
+    @field_validator("algorithms")
+    @classmethod
+    def _known(
+        cls, given: tuple[str, ...] | None, info: ValidationInfo[Path]
+    ) -> tuple[str, ...] | None:
+        for name in given or ():
+            algorithm_kind(
+                name, info.context.parent, f"algorithm in {info.context.name!r},", keep=False
+            )
+        return given
+
+
+class SecureRules(SettingsTable):
+    """[secure]: rules for masking the silo's vectors."""
+
+    required: key.Switch = False  # whether the silo takes part only with masked vectors
+    # the file of its own long-term key; made if missing
+    identity: key.FileName = Field(default="identity.key", validate_default=True)
+    pins: dict[str, Fingerprint] = Field(default_factory=dict)  # fingerprints of other silos' keys
+    roster: key.Texts = ()  # the silos that may take part; left out, those with pins, or any
+    members: key.Count = 3  # the fewest silos in a sum
+    # a root certificate that must have signed every card; `None` to accept any card
+    authority: key.FileName | None = None
+    certificate: key.FileName | None = None  # the silo's own certificate, to sign its card with
+    certificate_key: key.FileName | None = None  # the key of that certificate
+    colluding: key.Count = 1  # the fewest colluding silos that a sum has to bear
+    # the largest share of a sum that its vector may have
+    share: Annotated[float, Field(ge=1e-6, le=1, description="a share above 0, up to 1")] = 0.9
+    # "hidden" takes part only if losses stay, except a few scores at the end; "clear" leaves it to the coordinator
+    losses: Annotated[str, key.one_of(("clear", "hidden"))] = "clear"
+    quantum: key.NonNegative = 0.0  # losses leave as multiples of this; 0 for no rounding
+    projections: key.Switch = (
+        False  # whether its gradient along directions chosen by the coordinator may leave
+    )
+    # whether the same vector may be summed over different silos; the difference reveals that of a silo that leaves
+    changing: key.Switch = False
+    _kit: bool = False
+
+    @model_validator(mode="after")
+    def _certificates_have_keys(self, info: ValidationInfo[Path]) -> Self:
+        if (self.certificate is None) != (self.certificate_key is None):
+            raise InputError(
+                "secure-certificate-secure",
+                f"{info.context.name!r} needs secure.certificate and secure.certificate_key, or neither.",
+            )
+        return self
+
+    def known_by(self, kit: Path) -> SecureRules:
+        """Take the certificates of an engine's startup kit, unless the silo's file names its own."""
+        files = {
+            "authority": "rootCA.pem",
+            "certificate": "client.crt",
+            "certificate_key": "client.key",
+        }
+        found = {name: kit / file for name, file in files.items()}
+        if (
+            self.authority is not None
+            or self.certificate is not None
+            or not all(f.is_file() for f in found.values())
+        ):
+            return self
+        known = self.model_copy(update=found)
+        known._kit = True
+        return known
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """Silos that may take part; empty for any."""
+        return self.roster or tuple(self.pins)
+
+    @property
+    def trusted(self) -> bool:
+        """Return whether pins or a separate authority vouch for the others' keys; the coordinator made the kit's."""
+        return bool(self.pins) or (self.authority is not None and not self._kit)
+
+
+def _exact(given: Any, info: ValidationInfo[Path]) -> bool:
+    if given not in ("exact", "never"):
+        raise unknown(f"privacy.columns in {info.context.name!r},", given, ("exact", "never"))
+    return bool(given == "exact")
+
+
+class PrivacyRules(SettingsTable):
+    """[privacy]: the silo's own privacy budget."""
+
+    required: key.Switch = (
+        False  # whether the silo takes part only with noise; left out, whether it has a budget
+    )
+    # the largest ε over all runs together; `None` leaves it to every agreement
+    epsilon: key.Positive | None = None
+    delta: key.Between | None = None  # δ of its own budget; `None` takes the agreement's
+    # whether sums over columns may leave without noise ("exact", not "never"); ε does not cover them
+    columns: Annotated[bool, BeforeValidator(_exact), Field(description='"exact" or "never"')] = (
+        False
+    )
+    secret: key.FileName = Field(
+        default="privacy.key", validate_default=True
+    )  # the file of the noise's secret seed
+    spent: key.FileName = Field(
+        default="privacy-spent.npz", validate_default=True
+    )  # the file of all releases so far
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budgets_are_kept(cls, given: Any) -> Any:
+        """Require noise if there is a budget, as plain answers would not count against it."""
+        return {"required": "epsilon" in given, **given} if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _budgets_have_both(self, info: ValidationInfo[Path]) -> Self:
+        if self.epsilon is not None and self.delta is None:
+            raise InputError(
+                "privacy-delta-privacy",
+                f"{info.context.name!r} needs privacy.delta with privacy.epsilon, such as 1e-5.",
+            )
+        if self.required and self.epsilon is None:
+            raise InputError(
+                "privacy-epsilon-privacy",
+                f"{info.context.name!r} needs privacy.epsilon and privacy.delta with privacy.required: without them a "
+                "coordinator could agree on an ε of any size.",
+            )
+        return self
+
+
+class ConsentRules(SettingsTable):
+    """[consent]: which runs the silo takes part in, and whether a person has to agree."""
+
+    # "always" takes part in all that the file allows, "once" in the first run, "ask" if a person has agreed
+    policy: Annotated[str, key.one_of(("always", "once", "ask"))] = "always"
+    expires: Annotated[date, Field(description="a date such as 2027-12-31 (no quotes)")] | None = (
+        None  # the last day
+    )
+    federations: key.Texts | None = None  # names of federations; `None` for any
+    rounds: key.Count | None = None  # the most rounds of a run, including choosing and comparing
+    epsilon: key.Positive | None = (
+        None  # the largest ε of a run; runs without noise are then refused
+    )
+    # decisions by `scaffpd silo consent`; write access to it is the right to grant
+    file: key.FileName = Field(default="consents.jsonl", validate_default=True)
+
+    @property
+    def strict(self) -> bool:
+        """Return whether any rule is set."""
+        return self.policy != "always" or any(
+            (self.expires, self.federations, self.rounds, self.epsilon)
+        )
+
+
+class SiloFile(SettingsTable):
+    """A silo's own settings."""
+
+    name: key.Name  # the silo's name in the federation
+    data: SiloData = Field(default_factory=dict, validate_default=True)  # the source of the data
+    split: SplitSettings = SplitSettings()  # which rows are held out
+    limits: SiloLimits = Field(default_factory=dict, validate_default=True)  # what the silo allows
+    secure: SecureRules = Field(
+        default_factory=dict, validate_default=True
+    )  # how its vectors are masked
+    privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)  # its privacy budget
+    consent: ConsentRules = Field(
+        default_factory=dict, validate_default=True
+    )  # which runs it takes part in
+    log: key.LogSettings | None = None  # a log of JSON lines; `None` for none
+    # entries "module:function" of networks, by the names that a coordinator uses
+    models: dict[str, key.Entry] = Field(default_factory=dict)
+    _path: Path
+
+    def model_post_init(self, context: Any) -> None:
+        """Store the file's path."""
+        self._path = context
+
+    @model_validator(mode="after")
+    def _one_setting_per_file(self, info: ValidationInfo[Path]) -> Self:
+        """Refuse two settings for one file: what is written for one would spoil the other."""
+        own = info.context
+        named = {info.context: "itself"}
+        for name in ("data.file", *WRITTEN, *(("log.file",) if self.log else ())):
+            file = attrgetter(name)(self)
+            if file is not None and (other := named.setdefault(file.resolve(), name)) != name:
+                raise InputError(
+                    "file-name-two",
+                    f"{own.name!r} has one file, {file.name!r}, for {other} and {name}: name two.",
+                )
+        return self
+
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self._path
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> SiloFile:
+        """Read and check a `silo.toml`, but not its data."""
+        file = Path(path).resolve()
+        return validated(cls, read_toml(file, FEDERATION), file)
+
+    def with_kit(self, kit: Path) -> SiloFile:
+        """Take the certificates of an engine's startup kit, unless the file names its own."""
+        return self.model_copy(update={"secure": self.secure.known_by(kit)})

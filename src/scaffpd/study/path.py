@@ -1,0 +1,135 @@
+r"""One objective after the other on the same clients, each from where the last one ended.
+
+From the average to the worst case the optimum moves little from one objective to the next, and the subspace saddle
+method hands over more than x: the weights λ, the vectors that everybody knows, and β. Two or three rounds a point do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scaffpd.algorithms import Fair
+from scaffpd.errors import InputError, count
+from scaffpd.federation import Federation, Vector
+from scaffpd.objectives import OBJECTIVES, Agnostic, Average, CVaR, Objective
+from scaffpd.training.loop import Algorithm, Callback, Result, Status, train
+
+WALKABLE = tuple(name for name, kind in OBJECTIVES.items() if kind.strengths is not None)
+
+
+def path(
+    objectives: Sequence[Objective],
+    federation: Federation,
+    rounds: int = 1000,
+    tol: float | None = None,
+    seed: int = 0,
+    make: Callable[[Objective], Algorithm] = Fair,
+    progress: bool | None = None,
+    callbacks: Sequence[Callback] = (),
+    warm: bool = True,
+) -> list[Result]:
+    """Train for each of the objectives; a list of results in their order, which ends where a run is interrupted.
+
+    Args:
+        objectives: neighbours should be alike, such as those of `grid`.
+        federation: such as a `Cohort`.
+        rounds: the most rounds for each.
+        tol: the certified gap at which to go on to the next.
+        seed: seeds all randomness.
+        make: the algorithm for an objective.
+        progress: show a progress bar for each.
+        callbacks: as for `train`.
+        warm: start each where the last one ended; `False` to see what that is worth.
+    """
+    if not isinstance(objectives, Sequence) or not objectives:
+        raise InputError(
+            "path-list-objectives",
+            "path needs a list of objectives, such as [Average(), ChiSquare(0.1), Agnostic()].",
+        )
+    results = list[Result]()
+    start = WarmStart()
+    for objective in objectives:
+        start = start if warm else WarmStart()
+        results.append(
+            start.train(make(objective), federation, rounds, tol, seed, progress, callbacks)
+        )
+        if results[-1].status is Status.INTERRUPTED:
+            break
+    return results
+
+
+@dataclass
+class WarmStart:
+    """Train one algorithm after the other, each from where the last one ended."""
+
+    state: Any = None  # the last one with finite losses; at first an x, or nothing
+
+    def train(
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        rounds: int,
+        tol: float | None,
+        seed: int,
+        progress: bool | None,
+        callbacks: Sequence[Callback],
+    ) -> Result:
+        """Train the next one."""
+        result = train(
+            algorithm,
+            federation,
+            rounds,
+            tol,
+            seed,
+            self.state,
+            progress,
+            None,
+            [*callbacks, self._keep],
+        )
+        self.state = None if result.status is Status.DIVERGED else self.state
+        return result
+
+    def _keep(self, info: Any) -> None:
+        if np.all(np.isfinite(info.state.losses)):
+            self.state = info.state
+
+
+def grid(objective: Objective, average: Vector, points: int = 9) -> dict[str, Objective]:
+    """Return objectives by name from the average to the worst case, given the losses of the average model.
+
+    Args:
+        objective: one such as `ChiSquare(rho=0.1)`: all have its prior, and no weight exceeds its cap.
+        average: L_i of the average model; how far they are apart sets the scale of ρ.
+        points: how many between the average and the worst case.
+    """
+    count("A fairness path", "points", points)
+    if objective.strengths is None:
+        raise InputError(
+            "fairness-path-goes",
+            f"A fairness path goes along {', '.join(WALKABLE)}, not along {type(objective).__name__}.",
+        )
+    losses = np.asarray(average)
+    prior = objective.prior
+    cap = getattr(objective, "cap", None)
+    values = _rounded(objective.strengths(losses, points))
+    inner = {
+        f"{objective.symbol or objective.parameter} = {v:.15g}": objective.with_strength(v)
+        for v in values
+    }
+    worst = (
+        Agnostic(prior=prior) if cap is None else CVaR(min(1.0, 1 / (cap * len(losses))))
+    )  # ρ → 0: any λ_i ≤ κ
+    return {"average": Average(prior=prior), **inner, "worst case": worst}
+
+
+def _rounded(values: Vector) -> list[float]:
+    """Round to as few digits as tell values apart, at least two."""
+    for digits in range(2, 16):
+        rounded = [float(f"{value:.{digits}g}") for value in values]
+        if len(set(rounded)) == len(rounded):
+            return rounded
+    return list(dict.fromkeys(map(float, values)))

@@ -1,0 +1,1 @@
+"""The one loop that drives every algorithm, clients in this process, and what a run leaves behind."""

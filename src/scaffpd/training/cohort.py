@@ -1,0 +1,455 @@
+"""`Cohort`: clients in this process. A simulation is a cohort of N, a real silo answers with a cohort of one."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from scaffpd.errors import InputError
+from scaffpd.federation import Constants, Federation, Vector
+from scaffpd.federation.questions import GradientsAt, Question, Reply
+from scaffpd.models.module import Module
+from scaffpd.models.oracle import ClientData, EvaluatedPoint, Oracle, read_features, read_labels
+from scaffpd.models.personal import lowest
+from scaffpd.privacy.accountant import Account
+
+KEPT = 4  # sets of weights that clients store
+
+
+def named_pairs(
+    clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]], names: Sequence[str] | None
+) -> tuple[list[tuple[Any, Any]], list[str]]:
+    """Return the clients' (X, y) and their names."""
+    if isinstance(clients, Mapping):
+        if names is not None:
+            raise InputError(
+                "clients-mapping-carry",
+                "The clients are a mapping and carry their names: leave `names` out.",
+            )
+        names = list(clients)
+        clients = list(clients.values())
+    if not isinstance(clients, Iterable):
+        raise InputError(
+            "cohort-list-pairs",
+            f"A cohort needs a list of pairs (X, y), got {type(clients).__name__}.",
+        )
+    pairs = list(clients)
+    if not pairs:
+        raise InputError("cohort-least-client", "A cohort needs at least one client.")
+    labels = (
+        [f"client-{i}" for i in range(len(pairs))]
+        if names is None
+        else _checked_names(names, len(pairs))
+    )
+    pairs = [_unpacked(pair) for pair in pairs]
+    for name, pair in zip(labels, pairs, strict=True):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(
+                "client-must-pair",
+                f"Client {name!r} must be a pair (X, y), got {type(pair).__name__}.",
+            )
+    return [(x, y) for x, y in pairs], labels
+
+
+def in_order(test: Any, names: list[str]) -> list[tuple[Any, Any]]:
+    """Return held-out pairs in the order of the training clients, one for each of them."""
+    pairs, given = named_pairs(test, None if isinstance(test, Mapping) else names)
+    if set(given) != set(names):
+        raise InputError(
+            "clients-those-training",
+            f"Its clients are {given}, those of the training data {names}.",
+        )
+    by_name = dict(zip(given, pairs, strict=True))
+    return [by_name[name] for name in names]
+
+
+def _unpacked(client: Any) -> Any:
+    """Return a pair: the two tensors of a `TensorDataset`, or any other `Dataset` and `None`."""
+    if isinstance(client, TensorDataset) and len(client.tensors) == 2:
+        return client.tensors
+    return (client, None) if isinstance(client, Dataset) else client
+
+
+def _checked_names(names: Any, n: int) -> list[str]:
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
+        raise InputError(
+            "names-must-list", f"names must be a list with one name per client, got {names!r}."
+        )
+    labels = [str(name) for name in names]
+    if len(labels) != n:
+        raise InputError("clients-names", f"There are {n} clients but {len(labels)} names.")
+    for name, times in Counter(labels).items():
+        if times > 1:
+            raise InputError(
+                "two-clients-named", f"Two clients are named {name!r}; names must differ."
+            )
+    return labels
+
+
+def agreed_columns(
+    names: Sequence[str], features: Sequence[Any], known: list[str] | None
+) -> list[str] | None:
+    """Return the column names of clients with data frames, which must agree in name and order."""
+    for name, X in zip(names, features, strict=True):
+        own = [str(column) for column in X.columns] if hasattr(X, "columns") else None
+        known = own if known is None else known
+        if own is not None and known is not None and own != known and len(own) == len(known):
+            at = next(i for i, (a, b) in enumerate(zip(own, known, strict=True)) if a != b)
+            raise InputError(
+                "client-column-where",
+                f"Client {name!r} has column {own[at]!r} where others have {known[at]!r}: "
+                "name and order the columns alike everywhere.",
+            )
+    return known
+
+
+def checked_device(device: str | torch.device) -> torch.device:
+    """Return a usable device, or refuse it."""
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        reason = (
+            "there is no such kind of device" if reason.startswith("Expected one of") else reason
+        )
+        raise InputError(
+            "device-used", f"Device {device!r} cannot be used here: {reason}."
+        ) from None
+    return chosen
+
+
+class ModelSpec(Protocol):
+    """Description that can be bound to clients' data."""
+
+    def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
+        """Bind to data; held-out data is bound `like` the training data, with an x of the same length."""
+
+
+class Split(NamedTuple):
+    """Bound samples of one split."""
+
+    oracle: Oracle
+    counts: NDArray[np.int64]
+    shape: tuple[int, ...]
+    columns: list[str] | None
+
+
+class LocalChannel:
+    """Channel to clients in this process, whose oracle answers for all of them at once."""
+
+    absent = 0
+    keeps = True
+    here = True
+
+    def __init__(self, names: Sequence[str], about: str, train: Split, test: Split | None) -> None:
+        self.names = tuple(names)
+        self.about = about
+        self.train = train
+        self.test = test
+        self._everyone = list(range(len(self.names)))
+        self._whole: Sequence[int] = (
+            self._everyone
+        )  # the last list that was found to contain all clients
+        self._some: tuple[list[int], Oracle] = (
+            self._everyone,
+            train.oracle,
+        )  # the clients that were asked last
+        self.points: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]] = (
+            WeakKeyDictionary()
+        )
+        self._constants: Constants | None = None
+        self._fingerprint: str | None = None
+        self.place: tuple[int, int] | None = (
+            None  # number of this process' one client, and the number of clients
+        )
+        self.weights: dict[int, Vector] = {}  # stored by the clients
+
+    @property
+    def work(self) -> float:
+        """Number of numbers that a pass over the training features reads; infinite if the work is elsewhere."""
+        most = self.train.oracle.most_rows
+        if most is None:
+            return math.inf
+        return int(np.minimum(self.train.counts, most).sum()) * math.prod(self.train.shape)
+
+    @property
+    def account(self) -> Account | None:
+        """Account of private clients' releases."""
+        return getattr(self.train.oracle, "account", None)  # an oracle of one's own may have none
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of model, names, number format and all training data as the model sees it."""
+        if self._fingerprint is None:
+            digest = hashlib.sha256(self.about.encode())
+            for tensor in self.train.oracle.contents():
+                digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
+                digest.update(np.ascontiguousarray(tensor.detach().cpu()).data)
+            self._fingerprint = digest.hexdigest()
+        return self._fingerprint
+
+    def constants(self) -> Constants:
+        """Return L_i, μ_i, max_j L_ij and n_i, computed once."""
+        if self._constants is None:
+            self._constants = self.train.oracle.constants()
+        return self._constants
+
+    def start(self) -> Tensor:
+        """Return the default x⁰."""
+        return self.train.oracle.start()
+
+    def own(self, x: Tensor) -> Tensor | None:
+        """Return every client's own model u_i(x), (N, d); `None` if the model is not `Personal`."""
+        oracle = cast(Any, self.train.oracle)
+        return oracle.own(x) if hasattr(oracle, "own") else None
+
+    def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
+        """Return the answers of the chosen clients."""
+        if chosen is self._whole or (
+            len(chosen) == len(self._everyone) and list(chosen) == self._everyone
+        ):
+            self._whole = chosen
+            return question.answer(AnsweringClients(self, self.train.oracle))
+        if self._some[0] != chosen:
+            self._some = list(chosen), self.train.oracle.only(list(chosen))
+        return question.answer(AnsweringClients(self, self._some[1], tuple(chosen)))
+
+
+class AnsweringClients(NamedTuple):
+    """Clients of a channel, as seen by questions: an `Oracle`, and its cached results."""
+
+    channel: LocalChannel
+    oracle: Oracle
+    chosen: tuple[int, ...] = ()  # empty for all clients
+
+    def point(self, at: GradientsAt) -> EvaluatedPoint:
+        """Evaluate a point, once for these clients for as long as the question is in use."""
+        points = self.channel.points.setdefault(at, {})
+        if self.chosen not in points:
+            points[self.chosen] = self.oracle.evaluate(at.x, at.batch_size, at.key)
+        return points[self.chosen]
+
+    def lowest(self) -> Tensor:
+        """Return min_u f_i(u), which every client solves by itself."""
+        return lowest(self.oracle)
+
+    def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
+        """Return loss, accuracy and number of samples."""
+        chosen = self.channel.train if split == "train" else self.channel.test
+        if chosen is None:
+            raise InputError(
+                "cohort-test-data",
+                'This cohort has no test data: pass `test=` when you make it, or evaluate on "train".',
+            )
+        return *chosen.oracle.scores(x), chosen.counts
+
+    def own(self, x: Tensor) -> Tensor | None:
+        """Return u_i(x) of these clients, if the model is `Personal`."""
+        found = self.channel.own(x)
+        return found[list(self.chosen)] if found is not None and self.chosen else found
+
+    def form(self, objective: Any) -> Any:
+        """Return the `Separable` form of an objective, for these clients."""
+        place = self.channel.place
+        chosen = list(self.chosen) or slice(None)
+        found = objective.separable(len(self.channel.names) if place is None else place[1])
+        if found is None:
+            raise InputError(
+                "threshold-clients-find",
+                f"{type(objective).__name__} has no threshold by which clients could find their weights.",
+            )
+        return found.only(chosen if place is None else [place[0]])
+
+    def moduli(self) -> Vector:
+        """Return μ_i of these clients."""
+        return self.channel.constants().strong_convexity[list(self.chosen) or slice(None)]
+
+    def centre(self, name: int) -> Vector:
+        """Return the weights that these clients store under a name."""
+        if name not in self.channel.weights:
+            raise InputError(
+                "these-clients-forgotten",
+                "These clients have forgotten the weights that the question is about.",
+            )
+        kept = self.channel.weights[name] = self.channel.weights.pop(name)
+        return kept[list(self.chosen) or slice(None)]
+
+    def keep(self, name: int, weights: Vector) -> None:
+        """Store weights under a name; drop all but the most recently used."""
+        kept = self.channel.weights
+        kept[name] = weights
+        while len(kept) > KEPT:
+            kept.pop(next(iter(kept)))
+
+
+class Cohort(Federation):
+    """N clients in this process, vectorised.
+
+    Args:
+        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs. For networks
+            also a `torch.utils.data.Dataset` per site, whose rows are read when needed.
+        model: `Linear(...)` or `Module(...)`, or one of them `Private(...)` or `Personal(...)`.
+        names: the clients' names; by default their numbers ("client-0", …).
+        device: device of the data and x, such as "cpu" or "cuda".
+        dtype: float64 by default for linear models, the network's own for modules.
+        test: held-out pairs in the same order (or with the same names), for `evaluate(x, "test")`.
+    """
+
+    channel: LocalChannel
+
+    def __init__(
+        self,
+        clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]],
+        model: ModelSpec,
+        names: Sequence[str] | None = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | None = None,
+        test: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]] | None = None,
+    ) -> None:
+        if not hasattr(model, "oracle") or isinstance(model, type):
+            raise InputError(
+                "cohort-model-such",
+                f"Cohort needs a model such as Linear(...) or Module(...), got {model!r}.",
+            )
+        pairs, known = named_pairs(clients, names)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(
+                "dtype-must-floating",
+                f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.",
+            )
+        self.model, where = model, checked_device(device)
+        train = bound(model, known, pairs, where, dtype)
+        held = None if test is None else _bound_test(model, known, test, where, dtype, train)
+        about = repr((model, known, str(train.oracle.start().dtype), where.type))
+        super().__init__(LocalChannel(known, about, train, held))
+
+    @property
+    def _oracle(self) -> Oracle:
+        return self.channel.train.oracle
+
+    def personal(self, x: Tensor | NDArray[np.float64]) -> dict[str, Tensor]:
+        """Return every client's own model u_i(x) by name, if the model is `Personal`. Nothing is sent."""
+        own = self.own_models(x)
+        if own is None:
+            raise InputError(
+                "clients-share-model",
+                "All clients share this model: use Personal(model, ...) for personal ones.",
+            )
+        return dict(zip(self.names, own, strict=True))
+
+    @property
+    def tested(self) -> bool:
+        """Return whether there are held-out rows."""
+        return self.channel.test is not None
+
+    @property
+    def doubles(self) -> bool:
+        """Return whether `exact` works."""
+        return hasattr(self._oracle, "double")
+
+    def exact(self) -> Cohort:
+        """Return the same clients on the same stored data, in double precision, without test rows."""
+        if not self.doubles:
+            raise InputError(
+                "clients-whose-features",
+                "Only clients whose features are rows of a table can change to double precision.",
+            )
+        other = copy.copy(self)
+        old = self.channel
+        train = old.train._replace(oracle=cast(Any, self._oracle).double())
+        about = repr(
+            (self.model, list(self.names), str(torch.float64), train.oracle.start().device.type)
+        )
+        Federation.__init__(other, LocalChannel(old.names, about, train, None))
+        return other
+
+    def __repr__(self) -> str:
+        samples = int(self.channel.train.counts.sum())
+        return f"Cohort of {len(self.names)} clients, {samples} samples, {self.model!r}"
+
+
+def bound(
+    model: ModelSpec,
+    names: list[str],
+    pairs: list[tuple[Any, Any]],
+    device: torch.device,
+    dtype: torch.dtype | None,
+    like: Split | None = None,
+) -> Split:
+    """Check the clients' arrays and bind the model to them; held-out rows are bound `like` the training rows."""
+    if any(isinstance(x, Dataset) for x, _ in pairs):
+        return _streamed(model, names, [x for x, _ in pairs], device, dtype, like)
+    X = [read_features(name, x) for name, (x, _) in zip(names, pairs, strict=True)]
+    y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(names, X, pairs, strict=True)]
+    columns = agreed_columns(names, [x for x, _ in pairs], None if like is None else like.columns)
+    shape = X[0].shape[1:] if like is None else like.shape
+    for name, a in zip(names, X, strict=True):
+        if a.shape[1:] != shape:
+            own, others = ("×".join(map(str, each)) for each in (a.shape[1:], shape))
+            raise InputError(
+                "client-features-others",
+                f"Client {name!r} has {own} features, but others have {others}.",
+            )
+    data = ClientData(X, y, list(names), device, dtype, columns)
+    oracle = model.oracle(data, None if like is None else like.oracle)
+    return Split(oracle, np.array([len(a) for a in X]), shape, columns)
+
+
+def _streamed(
+    model: ModelSpec,
+    names: list[str],
+    sources: list[Any],
+    device: torch.device,
+    dtype: torch.dtype | None,
+    like: Split | None,
+) -> Split:
+    """Bind a network to clients that are `Dataset`s, whose rows are read when needed."""
+    for name, source in zip(names, sources, strict=True):
+        if not isinstance(source, Dataset) or not hasattr(source, "__len__"):
+            raise InputError(
+                "client-must-dataset",
+                f"Client {name!r} must be a Dataset with a length, as another client is one.",
+            )
+        if len(source) == 0:
+            raise InputError("client-samples", f"Client {name!r} has no samples.")
+    if not isinstance(model, Module):
+        raise InputError(
+            "datasets-networks-module",
+            f"Datasets are for networks, Module(...): give {type(model).__name__} pairs (X, y).",
+        )
+    oracle = model.oracle(
+        ClientData(sources, [], list(names), device, dtype), None if like is None else like.oracle
+    )
+    shape = tuple(np.asarray(sources[0][0][0]).shape)
+    return Split(oracle, np.array([len(source) for source in sources]), shape, None)
+
+
+def _bound_test(
+    model: ModelSpec,
+    names: list[str],
+    test: Any,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    train: Split,
+) -> Split:
+    try:
+        split = bound(model, names, in_order(test, names), device, dtype, train)
+        if split.oracle.dimension != train.oracle.dimension:
+            raise InputError(
+                "another-number-outputs", "It has another number of outputs than the training data."
+            )
+    except InputError as error:
+        raise InputError("test-data-used", f"The test data cannot be used: {error}") from None
+    return split

@@ -1,0 +1,316 @@
+"""Results of a run: its history, one row a round with the starting point as row 0, and its checkpoint.
+
+A checkpoint is written atomically and read without executing anything (NumPy's npz, no pickle).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from scaffpd.errors import InputError, count, unknown
+from scaffpd.federation import Traffic, Vector
+from scaffpd.system import atomic_write, csv_text, write_file
+
+if TYPE_CHECKING:
+    import pandas
+
+SCALARS = {
+    "round": np.int64,
+    "certificate": np.float64,
+    "accepted": np.bool_,
+    "exchanges": np.int64,
+    "bytes_up": np.int64,
+    "bytes_down": np.int64,
+    "absent": np.int64,
+    "seconds": np.float64,
+}
+MANY = 10_000  # clients, above which a history stores quantiles by default
+LEVELS = {
+    "min": 0.0,
+    "5 %": 0.05,
+    "25 %": 0.25,
+    "50 %": 0.5,
+    "75 %": 0.75,
+    "95 %": 0.95,
+    "max": 1.0,
+}
+SPREAD = tuple(f"{kind} {part}" for kind in ("loss", "weight") for part in (*LEVELS, "mean"))
+FORMAT = 1  # version of checkpoints
+Arrays = dict[str, NDArray[Any]]
+State = TypeVar("State")
+
+
+class History:
+    """Losses and weights per client, certificate, traffic and time of every round.
+
+    `history["certificate"]` is a column as an array; `history.losses` and `history.weights` are (rows × clients).
+    Without `every_client`, a row has the quantiles, extremes and mean of losses and weights instead, such as
+    `history["loss max"]`, and single clients are available for the first and the last row only (`first_losses`,
+    `last_losses`). Losses that were not computed after a round are NaN.
+    """
+
+    def __init__(self, names: Sequence[str], every_client: bool = True) -> None:
+        self.names = tuple(names)
+        self.every_client = every_client
+        self._scalars: dict[str, list[Any]] = {name: [] for name in SCALARS}
+        self._clients: dict[int, tuple[Vector, Vector]] = {}  # losses and weights by row
+        self._spread: list[Vector] = []
+
+    def append(self, state: Any, traffic: Traffic, seconds: float, absent: int = 0) -> None:
+        """Add the row of a finished round; for `absent` clients, earlier answers were used."""
+        row = {
+            "round": state.rounds,
+            "certificate": state.certificate,
+            "accepted": state.accepted,
+            "exchanges": traffic.exchanges,
+            "bytes_up": traffic.bytes_up,
+            "bytes_down": traffic.bytes_down,
+            "absent": absent,
+            "seconds": seconds,
+        }
+        n = len(self)
+        for name, value in row.items():
+            self._scalars[name].append(value)
+        self._keep(n, state.losses, state.weights)
+        if not self.every_client and n > 2:
+            self._clients.pop(n - 2)  # the row before stays, for an interrupted round is undone
+
+    def _keep(self, row: int, losses: Vector, weights: Vector) -> None:
+        self._clients[row] = losses, weights
+        if not self.every_client:
+            self._spread[row:] = [np.concatenate([_spread(losses), _spread(weights)])]
+
+    def look_up(self, losses: Vector) -> None:
+        """Set the losses of the last row."""
+        self._keep(len(self) - 1, losses, self._clients[len(self) - 1][1])
+
+    def truncate(self, rows: int) -> None:
+        """Keep the first `rows` rows."""
+        for column in (*self._scalars.values(), self._spread):
+            del column[rows:]
+        self._clients = {row: kept for row, kept in self._clients.items() if row < rows}
+
+    def __len__(self) -> int:
+        return len(self._scalars["round"])
+
+    @property
+    def first_losses(self) -> Vector:
+        """L_i at the start."""
+        return self._clients[0][0]
+
+    @property
+    def first_weights(self) -> Vector:
+        """λ_i at the start."""
+        return self._clients[0][1]
+
+    @property
+    def last_losses(self) -> Vector:
+        """L_i after the last round."""
+        return self._clients[len(self) - 1][0]
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """L_i of every round, (rows × clients)."""
+        return self._table(0)
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """λ_i of every round, (rows × clients)."""
+        return self._table(1)
+
+    def _table(self, which: int) -> NDArray[np.float64]:
+        if not self.every_client:
+            raise InputError(
+                "history-spread-clients",
+                f"This history has the spread of {len(self.names)} clients and not every one of them: see columns such "
+                "as 'loss max', or keep all with train(..., every_client=True).",
+            )
+        return np.array([kept[which] for kept in self._clients.values()]).reshape(
+            len(self), len(self.names)
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all columns, as in the CSV."""
+        if not self.every_client:
+            return (*SCALARS, *SPREAD)
+        losses = (f"loss[{n}]" for n in self.names)
+        weights = (f"weight[{n}]" for n in self.names)
+        return (*SCALARS, *losses, *weights)
+
+    def __getitem__(self, column: str) -> NDArray[Any]:
+        if column in SCALARS:
+            return np.array(self._scalars[column], dtype=SCALARS[column])
+        if column in SPREAD and not self.every_client:
+            return np.array(self._spread)[:, SPREAD.index(column)]
+        kind, _, client = column.removesuffix("]").partition("[")
+        if column not in (f"loss[{client}]", f"weight[{client}]") or client not in self.names:
+            raise unknown("column", column, self.columns)
+        return self._table(kind == "weight")[:, self.names.index(client)]
+
+    def table(self) -> dict[str, list[Any]]:
+        """Return all columns by name, as lists."""
+        vectors = [self.losses, self.weights] if self.every_client else [np.array(self._spread)]
+        columns = [
+            *(self[name].tolist() for name in SCALARS),
+            *np.concatenate(vectors, 1).T.tolist(),
+        ]
+        return dict(zip(self.columns, columns, strict=True))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the same table row by row."""
+        table = self.table()
+        return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the table as a pandas data frame (needs pandas)."""
+        import pandas
+
+        return pandas.DataFrame(self.table())
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the table as CSV; floats read back exactly."""
+        write_file(Path(path), csv_text(self.rows(), self.columns))
+
+    def pack(self) -> dict[str, NDArray[Any]]:
+        """Return the table as arrays, for a checkpoint."""
+        arrays = {f"history.{name}": self[name] for name in SCALARS}
+        kept = [
+            np.array(part).reshape(len(self._clients), -1)
+            for part in zip(*self._clients.values(), strict=True)
+        ]
+        arrays |= dict(zip(("history.losses", "history.weights"), kept, strict=True))
+        return arrays if self.every_client else {**arrays, "history.spread": np.array(self._spread)}
+
+    @classmethod
+    def unpack(cls, names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> History:
+        """Read the arrays of `pack`."""
+        history = cls(names, "history.spread" not in arrays)
+        rows = len(arrays["history.round"])
+        nobody = np.zeros(rows, dtype=np.int64)  # default of files without that column
+        arrays = {"history.absent": nobody, "history.spread": np.empty((0, 0)), **arrays}
+        history._scalars = {name: arrays[f"history.{name}"].tolist() for name in SCALARS}
+        history._spread = list(arrays["history.spread"])
+        kept = range(rows) if history.every_client else [0, *range(max(1, rows - 2), rows)]
+        clients = zip(arrays["history.losses"], arrays["history.weights"], strict=True)
+        history._clients = dict(zip(kept, clients, strict=True))
+        return history
+
+    def __repr__(self) -> str:
+        return f"History of {len(self)} rows, {len(self.names)} clients"
+
+
+def _spread(values: Vector) -> Vector:
+    """Return the quantiles at `LEVELS`, and the mean."""
+    return np.append(np.quantile(values, list(LEVELS.values())), values.mean())
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """File of a run, and how often to write it.
+
+    Args:
+        path: the file; a run continues from it if it exists.
+        every: rounds between two writes.
+    """
+
+    path: str | os.PathLike[str]
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        count("Checkpoint", "every", self.every)
+        if not Path(self.path).resolve().parent.is_dir():
+            raise InputError(
+                "checkpoint-folder-exist",
+                f"The checkpoint's folder {str(Path(self.path).parent)!r} does not exist.",
+            )
+
+    def exists(self) -> bool:
+        """Return whether there is something to resume."""
+        return Path(self.path).exists()
+
+
+def pack(state: Any, prefix: str = "state") -> Arrays:
+    """Return a (nested) dataclass of tensors, arrays and numbers as named arrays, without transient fields."""
+    arrays: Arrays = {}
+    for item in dataclasses.fields(state):
+        name = f"{prefix}.{item.name}"
+        value = getattr(state, item.name)
+        if item.metadata.get("transient"):
+            continue
+        if dataclasses.is_dataclass(value):
+            arrays |= pack(value, name)
+        elif isinstance(value, torch.Tensor):
+            arrays[name] = value.detach().cpu().numpy()
+        else:
+            arrays[name] = np.asarray(value)
+    return arrays
+
+
+def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
+    """Put packed values into a dataclass with the structure of `like`; transient fields keep `like`'s values."""
+    values: dict[str, Any] = {}
+    for item in dataclasses.fields(like):  # type: ignore[arg-type]
+        name = f"{prefix}.{item.name}"
+        old = getattr(like, item.name)
+        if item.metadata.get("transient"):
+            continue
+        if dataclasses.is_dataclass(old):
+            values[item.name] = unpack(old, arrays, name)
+        elif isinstance(old, torch.Tensor):
+            values[item.name] = torch.from_numpy(arrays[name].copy()).to(old)
+        elif isinstance(old, np.ndarray):
+            values[item.name] = arrays[name]
+        else:
+            values[item.name] = type(old)(arrays[name].item())
+    return dataclasses.replace(like, **values)  # type: ignore[type-var]
+
+
+def series() -> str:
+    """Return this package's major and minor version: states of a method may differ from one to the next."""
+    import scaffpd
+
+    return ".".join(scaffpd.__version__.split(".")[:2])
+
+
+def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -> None:
+    """Write the checkpoint atomically."""
+    text = np.array(json.dumps({"format": FORMAT, "version": series(), **about}))
+    with atomic_write(Path(path)) as file:
+        np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
+
+
+def read(
+    path: str | os.PathLike[str], only: Sequence[str] | None = None
+) -> tuple[Arrays, dict[str, Any]]:
+    """Read the arrays, or `only` some, and the description of a checkpoint; refuse another file in one sentence."""
+    try:
+        with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
+            arrays = {
+                name: file[name] for name in file.files if only is None or name in ("about", *only)
+            }
+        about = json.loads(arrays.pop("about").item())
+        if not isinstance(about, dict):
+            raise TypeError("it has no description")
+    except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError):
+        raise InputError(
+            "readable-scaffpd-checkpoint",
+            f"{str(path)!r} is not a readable scaffpd checkpoint; remove it to start anew.",
+        ) from None
+    if about.get("format") != FORMAT:
+        raise InputError(
+            "checkpoint-format-version",
+            f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}.",
+        )
+    return arrays, about

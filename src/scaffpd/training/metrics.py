@@ -1,0 +1,370 @@
+r"""A table of clients in a few numbers: no worst client without the mean, and no mean without the worst.
+
+The worst and the best 20 % are those of the paper's footnote: sort the clients by the measure and take the mean of the
+lowest and of the highest fifth. A fifth of N clients is ⌈N/5⌉ of them: 1 of 4, 1 of 5, 2 of 6, 4 of 20.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import bdtr, stdtrit
+
+from scaffpd.federation import ClientScores, Vector
+
+CONFIDENCE = 0.95
+NEGLIGIBLE = 5e-4
+YES = "yes"
+NO = "no"
+NOISE = "within noise"
+Array = NDArray[np.float64]
+Weights = Callable[[Array], Array]  # of the clients, given their losses
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One measure v_i over all N clients.
+
+    Attributes:
+        mean: over clients, each counting the same.
+        weighted_mean: over samples, so that clients count by their size.
+        worst: of the client that is served worst.
+        best: of the client that is served best.
+        worst_client: its name (the first of several).
+        best_client: its name (the first of several).
+        deviation: the standard deviation over clients.
+        worst_20: the mean over the ⌈N/5⌉ clients that are served worst.
+        best_20: the mean over the ⌈N/5⌉ clients that are served best.
+        gini: Gini's coefficient Σ_ij |v_i − v_j| / (2 N Σ v_i): 0 where all are equal, (N − 1)/N where one has
+            everything; NaN where a value is negative or not finite.
+        jain: Jain's index (Σ v_i)² / (N Σ v_i²): 1 where all are equal, 1/N where one has everything; NaN likewise.
+    """
+
+    mean: float
+    weighted_mean: float
+    worst: float
+    best: float
+    worst_client: str
+    best_client: str
+    deviation: float
+    worst_20: float
+    best_20: float
+    gini: float
+    jain: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """`ClientScores` in a few numbers.
+
+    Attributes:
+        loss: over the clients' losses (the worst is the largest).
+        accuracy: over the clients' accuracies (the worst is the smallest); `None` for regression.
+    """
+
+    loss: Spread
+    accuracy: Spread | None
+
+    @classmethod
+    def of(cls, scores: ClientScores) -> Summary:
+        """Summarise the scores of one model."""
+        accuracy = (
+            None
+            if np.isnan(scores.accuracy).all()
+            else spread(scores, scores.accuracy, upwards=True)
+        )
+        return cls(spread(scores, scores.loss, upwards=False), accuracy)
+
+
+def a_fifth(clients: int) -> int:
+    """Return ⌈N/5⌉."""
+    return math.ceil(clients / 5)
+
+
+def every(losses: Array) -> Array:
+    """Return weights 1/N: every client counts the same."""
+    return np.full(len(losses), 1 / len(losses))
+
+
+def worst_fifth(losses: Array) -> Array:
+    """Return weights 1/⌈N/5⌉ of the ⌈N/5⌉ clients with the largest losses, 0 of all others."""
+    k = a_fifth(len(losses))
+    found = np.zeros(len(losses))
+    found[np.argsort(-losses, kind="stable")[:k]] = 1 / k
+    return found
+
+
+def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
+    """Return half of Student's 95 % interval for the mean over the first axis: t·sd·√(1/K + overlap); ∞ for K = 1.
+
+    `overlap` is n₂/n₁ where the K values are those of random splits that hold out n₂ rows and train on n₁: splits share
+    rows, which a plain interval does not know (Nadeau and Bengio 2003, "Inference for the generalization error").
+    """
+    several = np.asarray(values, dtype=np.float64)
+    K = len(several)
+    if K < 2:
+        return np.full(several.shape[1:], math.inf)[()]
+    return student(K - 1) * several.std(axis=0, ddof=1) * math.sqrt(1 / K + overlap)
+
+
+def student(freedom: float) -> float:
+    """Return half of the width of a 95 % interval, in standard errors."""
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
+def disagree(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
+    """Return whether two models differ by more than chance in which rows they get right.
+
+    Of the rows that exactly one of the two gets right, either should have half if nothing had changed (McNemar's test,
+    exact: a binomial with probability ½).
+    """
+    gained = int((after & ~before).sum())
+    lost = int((before & ~after).sum())
+    return bool(2 * bdtr(min(gained, lost), gained + lost, 0.5) < 1 - CONFIDENCE)
+
+
+class PairedDifference(NamedTuple):
+    """By how much a measure is lower than `base`, half of the 95 % interval, and `base`."""
+
+    mean: float
+    half: float
+    base: float
+
+    @property
+    def ends(self) -> tuple[float, float, float]:
+        """The difference, and the ends of its interval."""
+        return self.mean, self.mean - self.half, self.mean + self.half
+
+    @property
+    def clear(self) -> bool:
+        """Return whether the interval excludes zero."""
+        return abs(self.mean) > self.half
+
+    def in_units(self, measure: str, than: str) -> str:
+        """Say it, such as "1.2 points above alone (95 % interval 0.4 to 2.0)" of an accuracy."""
+        scale, unit = (100.0, " points") if measure == "accuracy" else (1.0, "")
+        sign = 1 if measure == "accuracy" else -1  # a gain: more accuracy, less error
+        low, high = sorted(sign * scale * v for v in self.ends[1:])
+        digits = (
+            1
+            if measure == "accuracy"
+            else max(0, 2 - math.floor(math.log10(max(self.base, 1e-300))))
+        )
+        ends = f"95 % interval {low:+.{digits}f} to {high:+.{digits}f}".replace("-", "−")
+        if not math.isfinite(self.half):
+            ends = "too few rows for an interval"
+        if not self.clear:
+            return f"no different from {than} ({ends})"
+        return f"{scale * abs(self.mean):.{digits}f}{unit} {'above' if sign * self.mean > 0 else 'below'} {than} ({ends})"
+
+
+class RelativeGain(NamedTuple):
+    """Decrease of a model's loss against another's, as a share of the other's, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, found: PairedDifference) -> RelativeGain:
+        """Take the difference as a share of the loss that it starts from."""
+        mean, half, base = found
+        if not base > 0:
+            return cls(0.0, -math.inf, math.inf)
+        return cls(mean / base, (mean - half) / base, (mean + half) / base)
+
+    @property
+    def pays(self) -> str:
+        """Yes or no where the interval is clear of zero, else within noise."""
+        if not (self.low > 0 or self.high < 0) or abs(self.value) < NEGLIGIBLE:
+            return NOISE
+        return YES if self.value > 0 else NO
+
+    def than(self, other: str) -> str:
+        """Say it, as in "12 % lower than alone"; what is within noise is called no different."""
+        if self.pays == NOISE:
+            return f"no different from {other}"
+        return f"{_percent(self.value)} {'lower' if self.value > 0 else 'higher'} than {other}"
+
+    @property
+    def words(self) -> str:
+        """The same without the other."""
+        return self.than("").removesuffix(" from ").removesuffix(" than ")
+
+    @property
+    def range(self) -> str:
+        """The interval, such as "95 % interval 8 to 15 %"."""
+        if not math.isfinite(self.high - self.low):
+            return "too few rows for an interval"
+        if self.low < 0 < self.high or self.pays == NOISE:
+            ends = [
+                f"{_percent(v)} {'lower' if v > 0 else 'higher'}" for v in (self.low, self.high)
+            ]
+            return f"95 % interval {ends[0]} to {ends[1]}"
+        low, high = sorted((self.low, self.high), key=abs)
+        return f"95 % interval {_percent(low).removesuffix(' %')} to {_percent(high)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * abs(share):.{0 if abs(share) >= 0.0995 else 1}f} %"
+
+
+@dataclass(frozen=True)
+class HeldOutMoments:
+    """Losses of M models on the held-out rows of N clients, as far as intervals need them.
+
+    Attributes:
+        means: over rows, (M × N).
+        covariances: of the means over blocks of rows, (N × M × M); NaN where there is one block only.
+        blocks: how many blocks every client has.
+        block: how many consecutive rows count as one.
+    """
+
+    means: Array
+    covariances: Array
+    blocks: NDArray[np.int64]
+    block: int = 1
+
+    @classmethod
+    def of(cls, losses: Sequence[Array], block: int = 1) -> HeldOutMoments:
+        """Make them from the losses of every row, (M × rows) per client."""
+        parts = [np.array_split(own, math.ceil(own.shape[1] / block), axis=1) for own in losses]
+        grouped = [np.stack([part.mean(1) for part in own], axis=1) for own in parts]
+        unknown = np.full((len(losses[0]),) * 2, math.nan)
+        spread = [np.atleast_2d(np.cov(g)) if g.shape[1] > 1 else unknown for g in grouped]
+        blocks = np.array([g.shape[1] for g in grouped])
+        return cls(
+            np.stack([own.mean(1) for own in losses], axis=1), np.stack(spread), blocks, block
+        )
+
+    def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
+        """Return by how much Σ w_i L_i is lower under b than under a; `of` makes w from a model's losses L.
+
+        The standard error is √(Σ_i s_i²/n_i) with s_i² the variance of w_i ℓ_a − w'_i ℓ_b over the n_i blocks of client
+        i; degrees of freedom are Welch's. A client with a single block takes the mean of the others' s_i².
+        """
+        w = of(self.means[a])
+        v = of(self.means[b])
+        C = self.covariances
+        spread = w**2 * C[:, a, a] + v**2 * C[:, b, b] - 2 * w * v * C[:, a, b]
+        used = (w != 0) | (v != 0)
+        spread = np.maximum(spread[used], 0.0)
+        n = self.blocks[used]
+        known = spread[n > 1]
+        spread = np.where(n > 1, spread, known.mean() if len(known) else math.inf)
+        errors = spread / n
+        base = float(w @ self.means[a])
+        mean = base - float(v @ self.means[b])
+        if not np.isfinite(errors).all():
+            return PairedDifference(mean, math.inf, base)
+        welch = errors.sum() ** 2 / max((errors**2 / np.maximum(n - 1, 1)).sum(), 1e-300)
+        return PairedDifference(mean, student(max(welch, 1.0)) * math.sqrt(errors.sum()), base)
+
+
+@dataclass(frozen=True)
+class SplitTables:
+    """Mean losses, or errors, of all models and clients, (splits × models × clients)."""
+
+    tables: Array
+    overlap: float  # n₂/n₁
+
+    @cached_property
+    def means(self) -> Array:
+        """(models × clients), the mean over splits."""
+        found: Array = self.tables.mean(0)
+        return found
+
+    def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
+        """Return the same over splits; weights are those of every split by itself."""
+        base = np.array([of(t[a]) @ t[a] for t in self.tables])
+        d = base - np.array([of(t[b]) @ t[b] for t in self.tables])
+        return PairedDifference(
+            float(d.mean()), float(half_interval(d, self.overlap)), float(base.mean())
+        )
+
+
+def client_row(
+    model: str,
+    client: str,
+    weight: float,
+    scores: Mapping[str, ClientScores],
+    i: int,
+    measure: str = "accuracy",
+) -> dict[str, Any]:
+    """Return a row of `clients.csv`, with the same columns from every command.
+
+    Args:
+        model: its name.
+        client: its name.
+        weight: λ_i.
+        scores: of "train" and "test", where they are known; cells are empty elsewhere.
+        i: the client's place in the scores.
+        measure: of which the score is.
+    """
+    parts = {split: scores.get(split) for split in ("train", "test")}
+    row: dict[str, Any] = {"model": model, "client": client}
+    row |= {
+        f"{split}_rows": "" if own is None else int(own.counts[i]) for split, own in parts.items()
+    }
+    row["weight"] = float(weight)
+    for name, values in (("loss", "loss"), (measure, "accuracy")):
+        for split, own in parts.items():
+            row[f"{split}_{name}"] = math.nan if own is None else float(getattr(own, values)[i])
+    return row
+
+
+def gini(values: ArrayLike) -> float:
+    """Return Gini's coefficient; with v sorted upwards, Σ_ij |v_i − v_j| = 2 Σ_k (2k − N − 1) v_k, k from 1 to N."""
+    v = _shares(values)
+    if v is None:
+        return math.nan
+    N = len(v)
+    total = v.sum()
+    ranks = 2 * np.arange(1, N + 1) - N - 1
+    return float(max(ranks @ np.sort(v), 0.0) / (N * total)) if total > 0 else 0.0
+
+
+def jain(values: ArrayLike) -> float:
+    """Return Jain's index; 1 where all values are zero, for they are equal."""
+    v = _shares(values)
+    if v is None:
+        return math.nan
+    squares = float(v @ v)
+    return float(min(v.sum() ** 2 / (len(v) * squares), 1.0)) if squares > 0 else 1.0
+
+
+def _shares(values: ArrayLike) -> Vector | None:
+    """Divide values by their largest, which changes neither index and lets no sum overflow; `None` for no values."""
+    v = np.asarray(values, dtype=np.float64)
+    if not np.all(np.isfinite(v)) or v.min() < 0:
+        return None
+    largest = v.max()
+    return v / largest if largest > 0 else v
+
+
+def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:
+    """Summarise one measure over the clients of `scores`; `upwards` where more is better."""
+    badness = -values if upwards else values
+    order = np.argsort(-badness, kind="stable")
+    k = a_fifth(len(values))
+    worst = int(badness.argmax())
+    best = int(badness.argmin())
+    return Spread(
+        mean=float(values.mean()),
+        weighted_mean=float(np.average(values, weights=scores.counts)),
+        worst=float(values[worst]),
+        best=float(values[best]),
+        worst_client=scores.names[worst],
+        best_client=scores.names[best],
+        deviation=float(values.std()),
+        worst_20=float(values[order[:k]].mean()),
+        best_20=float(values[order[-k:]].mean()),
+        gini=gini(values),
+        jain=jain(values),
+    )
