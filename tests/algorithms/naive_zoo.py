@@ -48,7 +48,7 @@ def chi_square_prox(rho):
     def prox(s, centre, sigma):
         n = len(s)
         pull = rho + s + centre / sigma
-        weights = lambda nu: np.maximum(0, (pull - nu) / (rho * n + 1 / sigma))  # noqa: E731
+        weights = lambda nu: np.maximum(0, (pull - nu) / (rho * n + 1 / sigma))
         low = pull.min() - (rho * n + 1 / sigma)
         high = pull.max()
         for _ in range(200):
@@ -136,7 +136,7 @@ def fed_avg(
     for r in range(rounds):
         ends = {}
         for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
             ends[name] = descent(clients[name], x, steps, rate, rows)[-1]
         x = x + server_rate * (mean_of(ends, weights) - x)
         iterates.append(x)
@@ -151,7 +151,7 @@ def fed_prox(
     for r in range(rounds):
         ends = {}
         for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
             ends[name] = descent(clients[name], x, steps, rate, rows, mu=mu)[-1]
         x = x + server_rate * (mean_of(ends, weights) - x)
         iterates.append(x)
@@ -177,7 +177,7 @@ def fed_nova(
         a = {}
         p = {}
         for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
             end = descent(clients[name], x, steps[name], rate, rows, mu=mu)[-1]
             a[name] = sum((1 - rate * mu) ** (steps[name] - 1 - k) for k in range(steps[name]))
             d[name], p[name] = (x - end) / (rate * a[name]), weights[name]
@@ -210,7 +210,7 @@ def fed_dyn(
     for r in range(rounds):
         ends = {}
         for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
             ends[name] = descent(clients[name], x, steps, rate, rows, shift=-own[name], mu=alpha)[
                 -1
             ]
@@ -244,7 +244,7 @@ def fed_opt(
     for r in range(rounds):
         ends = {}
         for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
             ends[name] = descent(clients[name], x, steps, rate, rows)[-1]
         x, delta = np.array(x), mean_of(ends, weights) - x
         for j, g in enumerate(delta):
@@ -291,7 +291,7 @@ def scaffold(
         ends = {}
         fresh = {}
         for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
             y = descent(clients[name], x, steps, rate, rows, shift=c - own[name])[-1]
             if option == "I":
                 fresh[name] = clients[name].fast_gradient(x, rows_of(variate_batches, r, name))
@@ -356,7 +356,7 @@ def afl(
         losses = losses_at(clients, x, r, loss_batches)
         move = np.zeros_like(x)
         for weight, (name, f) in zip(mixture(weights), clients.items(), strict=True):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
             move = move + weight * (x - descent(f, x, steps, rate, rows)[-1])
         x = x - server_rate * move
         weights = prox(losses, weights, dual_rate)
@@ -407,7 +407,7 @@ def drfa(
         end = np.zeros_like(x)
         snapshot = np.zeros_like(x)
         for name, part in share.items():
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
             path = descent(clients[name], x, steps, rate, rows)
             end = end + part * path[steps]
             snapshot = snapshot + part * path[snapshots[r]]
@@ -457,7 +457,7 @@ def q_fed_avg(clients, x, rounds, q, steps, rate, weights, participants=None, ba
         top = np.zeros_like(x)
         bottom = 0.0
         for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
             F = loss_of(clients[name], x)
             change = L * (x - descent(clients[name], x, steps, rate, rows)[-1])
             top = top + weights[name] * F**q * change
@@ -487,7 +487,7 @@ def delta_fl(
         ends = {}
         for name in sampled:
             if F[name] >= quantile:
-                rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)  # noqa: E731
+                rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
                 ends[name] = descent(clients[name], x, steps, rate, rows)[-1]
         x = x + server_rate * (mean_of(ends, weights) - x)
         iterates.append(x)

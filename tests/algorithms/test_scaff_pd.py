@@ -31,7 +31,7 @@ def logistic_loss(X, y, l2):
 def chi_square_prox(s, center, sigma, rho):
     """argmin over the simplex by bisection on the multiplier, straight from the optimality conditions."""
     n = len(s)
-    weights = lambda nu: np.maximum(0, (s + rho + center / sigma - nu) / (rho * n + 1 / sigma))  # noqa: E731
+    weights = lambda nu: np.maximum(0, (s + rho + center / sigma - nu) / (rho * n + 1 / sigma))
     low = np.min(s + rho + center / sigma) - n * (rho * n + 1 / sigma)
     high = np.max(s + rho + center / sigma)
     return weights(brentq(lambda nu: weights(nu).sum() - 1, low, high, xtol=1e-15, rtol=1e-15))

@@ -222,7 +222,7 @@ def test_drfa_samples_clients_by_lambda():
     times = sum(np.rint(4 * call.sums[0]) for call in run.local)
     draws = 4 * rounds
     assert times.sum() == draws
-    surprise = lambda p: np.sum((times - draws * p) ** 2 / (draws * p))  # noqa: E731 - χ² with 7 degrees of freedom
+    surprise = lambda p: np.sum((times - draws * p) ** 2 / (draws * p))
     assert surprise(prior) < 29.9  # the 0.9999 quantile
     assert surprise(np.full(8, 1 / 8)) > 200
     repeated = sum(np.max(np.rint(4 * call.sums[0])) > 1 for call in run.local)

@@ -249,7 +249,7 @@ def test_answers_rounded_up_by_few_digits(coordinator, alone):
     losses, _ = truths(coordinator, at.x)
     form = GOAL.separable(4)
     few = FixedPoint(len(NAMES), 11, 5)
-    own = lambda nu: form.weights(losses, nu, 0.0, form.prior)[worst]  # noqa: E731
+    own = lambda nu: form.weights(losses, nu, 0.0, form.prior)[worst]
     nu = brentq(lambda nu: own(nu) - 0.6 / 32, losses.max() - 1, losses.max() + GOAL.rho)
     assert np.count_nonzero(form.weights(losses, nu, 0.0, form.prior)) == 1
     sums, rows = weigh(coordinator, at, nu, numbers=few)

@@ -167,15 +167,15 @@ class Objective(ABC):
         """Return whether λ ∈ Λ up to `tolerance`."""
         return self._contains(read_vector(self, "weights", weights), tolerance)
 
-    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:  # noqa: E741 - the paper's letter
+    def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:
         """Return argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each client."""
         return self._prox(*read_step(self, s, l, sigma))
 
-    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:  # noqa: E741
+    def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:
         """Return prox_σ(s, l) and its derivative in s, an element of the generalised Jacobian."""
         return self._prox_step(*read_step(self, s, l, sigma))
 
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> NDArray[np.float64]:  # noqa: E741
+    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> NDArray[np.float64]:
         """Return ∂ prox_σ(s, l) / ∂s: N×N, positive semidefinite."""
         return self.prox_step(s, l, sigma).jacobian()
 

@@ -1,0 +1,1 @@
+"""Cases that tests share: refusals, cohorts, tables, silos, folders. Look here before you write a helper."""
