@@ -10,7 +10,7 @@ import pytest
 
 import scaffpd as sp
 from scaffpd.training.history import LEVELS, SPREAD
-from scaffpd.training.loop import history as table
+from scaffpd.training import history as table
 
 
 def cohort(clients: int = 40) -> sp.Cohort:
