@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # the tests start many processes: compile the package once, whatever the environment says
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-deploy test-all lint format types bench mutants docs package clean
+.PHONY: demo test test-deploy test-all lint format types bench docs package clean
 
 demo: $(VENV)/.demo
 	$(BIN)/scaffpd demo $(DEMO)
@@ -39,15 +39,8 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/speed/run.py
 	$(BIN)/python benchmarks/rounds.py
-	$(BIN)/python benchmarks/personal_rounds.py
-	$(BIN)/python benchmarks/average.py
-	$(BIN)/python benchmarks/path.py
 	$(BIN)/python benchmarks/privacy/cost_of_privacy.py
 	$(BIN)/python benchmarks/privacy/secure_cost.py
-
-# break one line at a time and see which tests notice: tests/MUTANTS.md
-mutants: $(READY)
-	$(BIN)/python tests/mutants.py
 
 # the site, into site/: open site/index.html, or for the search as well: python3 -m http.server -d site
 docs: $(READY)

@@ -4,7 +4,7 @@
     python benchmarks/faults.py --trials 0 --flare 10 --seed 2   # FLARE's own processes, killed and stopped
 
 writes benchmarks/FAULTS.md and faults.csv (`--out` says where). What is right is decided by the second-order
-solver of `scaffpd.reference`, which shares nothing with the silos. In this process a clock stands in for waiting, so
+solver of `tests/cases/reference.py`, which shares nothing with the silos. In this process a clock stands in for waiting, so
 that the table says for how long a run would have waited; on FLARE it is the clock on the wall.
 """
 
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "deploy"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/deploy", "benchmarks")]
 
 from deploy_cases import (  # noqa: E402
     FakeClock,
@@ -44,10 +44,10 @@ from deploy_cases import (  # noqa: E402
 )
 from secure_silos import secured  # noqa: E402 - silos and faults are those of the tests
 
+from cases.reference import reference_optimum  # noqa: E402
 from scaffpd.deploy.coordinate import coordinate  # noqa: E402
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode  # noqa: E402
 from scaffpd.deploy.silo.disclosure import audit  # noqa: E402
-from scaffpd.reference import reference_optimum  # noqa: E402
 from scaffpd.run.settings.federation import FederationFile  # noqa: E402
 from scaffpd.system import JsonLines  # noqa: E402
 

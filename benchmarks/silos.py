@@ -25,11 +25,12 @@ import psutil
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "deploy")]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
 
 from deploy_cases import FakeClock, encoded, federation, model_of  # noqa: E402 - silos are those of the tests
 
 import scaffpd as sp  # noqa: E402
+from cases.reference import reference_optimum  # noqa: E402
 from scaffpd.deploy.coordinate import coordinate  # noqa: E402
 from scaffpd.deploy.deployed_run import DeployedRun  # noqa: E402
 from scaffpd.deploy.messages import Failure, InProcess, decode  # noqa: E402
@@ -37,7 +38,6 @@ from scaffpd.deploy.session import Membership  # noqa: E402
 from scaffpd.deploy.silo.silo import Silo  # noqa: E402
 from scaffpd.federation import Constants, Federation  # noqa: E402
 from scaffpd.federation.questions import GradientsAt, LocalSteps, ProximalSteps, Reply, Vectors  # noqa: E402
-from scaffpd.reference import reference_optimum  # noqa: E402
 from scaffpd.run.settings.federation import FederationFile  # noqa: E402
 
 # --- a federation whose members are federations

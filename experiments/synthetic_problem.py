@@ -21,8 +21,8 @@ from scaffpd.data import synthetic
 from scaffpd.data.datasets import Regression
 from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare
-from scaffpd.reference import reference_optimum
 from scaffpd.training.cohort import Cohort
+from tests.cases.reference import reference_optimum
 
 N = 5
 D = 10

@@ -26,7 +26,7 @@ LAYERS = [
     {"errors"},
     {"system"},
     {"federation", "objectives", "data"},
-    {"figures", "reference", "models", "secure"},
+    {"figures", "models", "secure"},
     {"features", "privacy"},
     {"algorithms"},
     {"training"},
@@ -128,7 +128,6 @@ def test_the_core_needs_nothing_but_torch_numpy_and_scipy():
         "import scaffpd as sp\n"
         "cohort = sp.Cohort(sp.data.synthetic(), sp.Linear('squared', l2=0.1))\n"
         "result = sp.train(sp.ScaffPD(sp.ChiSquare(rho=0.1)), cohort, rounds=500, tol=1e-8, progress=True)\n"
-        "sp.reference.reference_optimum(sp.data.synthetic(), 'squared', 0.1, sp.ChiSquare(rho=0.1))\n"
         "print(result.status)\n"
     )
     done = forked(

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from problems import families, objectives
 from scaffpd.algorithms.minimax import certify
 from scaffpd.data import synthetic
@@ -87,7 +88,7 @@ def test_never_below_the_true_duality_gap_anywhere(seed, scale, which):
 
 def test_it_bounds_the_distance_to_the_optimum():
     clients = synthetic()
-    optimum = sp.reference.reference_optimum(clients, "squared", 0.1, sp.Agnostic())
+    optimum = reference_optimum(clients, "squared", 0.1, sp.Agnostic())
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
     mu = cohort.constants().strong_convexity.min()
 

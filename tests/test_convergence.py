@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from problems import OBJECTIVES, families, objectives
 
 QUICK = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient", "breast cancer"]
@@ -31,9 +32,7 @@ def solve_and_compare(family, name):
     chosen = problem(family)
     objective = objectives(chosen)[name]
     model = chosen.model
-    optimum = sp.reference.reference_optimum(
-        chosen.clients, model.loss, model.l2, objective, model.intercept
-    )
+    optimum = reference_optimum(chosen.clients, model.loss, model.l2, objective, model.intercept)
     cohort = chosen.cohort()
     size = np.linalg.norm(optimum.x)
     total = optimum.weights.sum()
@@ -103,7 +102,7 @@ def test_priors_tilt_the_answer():
         sp.ChiSquare(0.5, prior=prior),
         sp.CVaR(0.5, prior=prior),
     ):
-        optimum = sp.reference.reference_optimum(clients, "squared", 0.1, objective)
+        optimum = reference_optimum(clients, "squared", 0.1, objective)
         result = sp.train(
             sp.ScaffPD(objective), problem("synthetic").cohort(), rounds=500, tol=1e-10
         )

@@ -91,7 +91,7 @@ def exact_optimum(setting, solution):
     ids=lambda s: s.name,
 )
 def test_the_optimum_is_right_to_the_last_digits(setting):
-    from scaffpd.reference import reference_optimum
+    from cases.reference import reference_optimum
 
     place = bench(setting)
     solution = reference_optimum(setting.clients(), "squared", L2, place.objective)

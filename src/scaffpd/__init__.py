@@ -151,7 +151,7 @@ _HOME = {
     "scaffpd.training.trackers": ("MLflow", "TensorBoard"),
     "scaffpd.training.loop": ("Result", "Status", "train"),
 }
-_MODULES = ("data", "features", "reference")
+_MODULES = ("data", "features")
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
 
 __all__ = [*sorted(_WHERE), *_MODULES]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from scaffpd.algorithms.saddle import solve_quadratics
-from scaffpd.reference import reference_optimum
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from problems import HARD, families, objectives, single, tolerance

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from naive import Client, relative, unequal_clients
 from scaffpd.algorithms.minimax import compact
 from scaffpd.algorithms.quasi_newton_minimax import (
@@ -19,7 +20,6 @@ from scaffpd.algorithms.quasi_newton_minimax import (
     inverse_hessian,
 )
 from scaffpd.errors import InputError
-from scaffpd.reference import reference_optimum
 
 LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}
 OBJECTIVES = [

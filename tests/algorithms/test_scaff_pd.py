@@ -7,6 +7,7 @@ import pytest
 from scipy.optimize import brentq
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from scaffpd.data import synthetic
 
 STEPS = sp.Fixed(tau=0.3, sigma=0.4, theta=0.8, local_rate=0.02)
@@ -199,7 +200,7 @@ def test_a_round_costs_two_exchanges():
 def test_linear_convergence_on_the_papers_problem(rho, steps):
     clients = synthetic()
     objective = sp.ChiSquare(rho)
-    optimum = sp.reference.reference_optimum(clients, "squared", 0.1, objective)
+    optimum = reference_optimum(clients, "squared", 0.1, objective)
     rule = (
         sp.Auto()
         if steps == "auto"
@@ -229,7 +230,7 @@ def test_minibatch_steps_with_full_control_variates_stay_certified(batch_size, t
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
     algorithm = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=20, batch_size=batch_size)
     result = sp.train(algorithm, cohort, rounds=600, tol=tol)
-    optimum = sp.reference.reference_optimum(clients, "squared", 0.1, sp.ChiSquare(0.1))
+    optimum = reference_optimum(clients, "squared", 0.1, sp.ChiSquare(0.1))
     assert result.status == "converged"
     value = sp.ChiSquare(0.1).support(cohort.evaluate(result.x).loss)
     assert value - optimum.value <= result.certificate
@@ -238,7 +239,7 @@ def test_minibatch_steps_with_full_control_variates_stay_certified(batch_size, t
 def test_fully_stochastic_runs_have_no_certificate_and_settle_at_a_floor_that_falls_with_the_batch():
     clients = synthetic(sigma=0.3)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
-    optimum = sp.reference.reference_optimum(clients, "squared", 0.1, sp.ChiSquare(0.1))
+    optimum = reference_optimum(clients, "squared", 0.1, sp.ChiSquare(0.1))
     floors = []
     for batch_size in (4, 64):
         steps = sp.Fixed(tau=0.1, sigma=0.1, theta=0.0, local_rate=0.01)

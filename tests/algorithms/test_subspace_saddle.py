@@ -10,10 +10,10 @@ import torch
 from awkward import AWKWARD
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from naive import Client, relative, unequal_clients
 from scaffpd.errors import InputError
 from scaffpd.federation import ProximalPlan
-from scaffpd.reference import reference_optimum
 
 LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}
 OBJECTIVES = [

@@ -12,11 +12,11 @@ import torch
 from awkward import AWKWARD
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from naive import Client, relative, unequal_clients
 from scaffpd.algorithms import subspace_sampled
 from scaffpd.algorithms.subspace_sampled import CAUTION, FAIR, PartialAnswers
 from scaffpd.errors import InputError
-from scaffpd.reference import reference_optimum
 
 OBJECTIVES = [
     sp.Average(),

@@ -8,6 +8,7 @@ import pytest
 from zoo_cases import agree, case, moved, play
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from naive import relative, unequal_clients
 from scaffpd.data import synthetic
 
@@ -298,7 +299,7 @@ def test_scaffold_one_is_scaff_pd_on_the_average_with_variates_of_the_round_befo
     fresh = scaffold_with_fresh_variates(problem, "uniform", 5, problem.rate, 1.0, 170)
     run = play(sp.Scaffold(option="I", local_steps=5, local_rate=problem.rate), problem, 170)
     assert relative(run.x[0], fresh[0]) > 1e-3
-    optimum = sp.reference.reference_optimum(data, "squared", 0.1, sp.Average()).x
+    optimum = reference_optimum(data, "squared", 0.1, sp.Average()).x
     assert relative(fresh[-1], optimum) < 1e-5
     assert relative(run.x[-1], optimum) < 1e-5
 
@@ -361,9 +362,9 @@ def test_q_ffl_and_the_q_fair_objective_have_one_minimiser(q, weights):
     data = synthetic(d=5, sizes=(20, 40, 60, 30, 25), sigma=1.0)
     problem = case("squared", numbered(data), l2=0.1)
     p = list(problem.weights(weights).values())
-    optimum = sp.reference.reference_optimum(data, "squared", 0.1, sp.QFair(q, prior=p)).x
+    optimum = reference_optimum(data, "squared", 0.1, sp.QFair(q, prior=p)).x
     method = sp.QFFL(q=q, local_steps=1, local_rate=1.25 * problem.rate, weights=weights)
     found = sp.train(method, problem.cohort, rounds=120, x0=problem.x0).x
     assert relative(found, optimum) < 1e-5
-    plain = sp.reference.reference_optimum(data, "squared", 0.1, sp.Average(prior=p)).x
+    plain = reference_optimum(data, "squared", 0.1, sp.Average(prior=p)).x
     assert relative(plain, optimum) > 1e-2, "and that is another point than that of the average"

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from scaffpd.algorithms import Fair
 from scaffpd.errors import InputError
-from scaffpd.reference import reference_optimum
 
 CHI = sp.ChiSquare(rho=0.05)
 METHODS = {

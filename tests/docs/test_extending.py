@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from objective_cases import Step, steps
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from runtimes import EVERYTHING, NAMES, RUNTIMES, data_of, federation_of
 from scaffpd import cli
 from scaffpd.cli.train import requested
 from scaffpd.models import losses
-from scaffpd.reference import reference_optimum
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.study.choosing import search
 from scaffpd.study.folds import Folds

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
-from scaffpd.reference import reference_optimum
+from cases.reference import reference_optimum
 from snippets import ROOT, run_python
 
 PAGE = ROOT / "docs" / "faq.md"

@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
 
@@ -122,9 +123,7 @@ def test_two_other_solvers_agree():
     t = (y - y.mean()) / y.std()
     groups = [clients == name for name in sorted(set(clients))]
     A = np.column_stack([Z, np.ones(len(Z))])
-    found = sp.reference.reference_optimum(
-        [(A[g], t[g]) for g in groups], "squared", 0.1, sp.ChiSquare(0.1)
-    )
+    found = reference_optimum([(A[g], t[g]) for g in groups], "squared", 0.1, sp.ChiSquare(0.1))
     ours = sp.FairFederatedRegressor(l2=0.1, tol=1e-12).fit(X, y, clients=clients)
     near(ours.result_.x, found.x, 1e-5)
     near(list(ours.client_weights_.values()), found.weights, 1e-5)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import scaffpd as sp
+from cases.reference import ReferenceProblem, reference_optimum, solve
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
 from scaffpd.models import linear, newton, quadratic
-from scaffpd.reference import _ReferenceProblem, _solve
 
 L2 = 0.05
 LOSSES = ("squared", "logistic", "softmax")
@@ -57,7 +57,7 @@ class Joint:
             if (
                 loss == "softmax"
             ):  # a row of weight zero would do; every class must be known to every client
-                one = _ReferenceProblem(
+                one = ReferenceProblem(
                     [(np.vstack([X, X[:1]]), np.append(y, 2))], loss, l2, intercept
                 )
                 one.A, one.Y, one.counts, one.parts = (
@@ -67,7 +67,7 @@ class Joint:
                     [slice(0, len(X))],
                 )
             else:
-                one = _ReferenceProblem([(X, y)], loss, l2, intercept)
+                one = ReferenceProblem([(X, y)], loss, l2, intercept)
             self.parts.append(one)
         self.gamma = np.array([strength / len(X) for X, _ in pairs])
         self.dimension = self.parts[0].A.shape[1] * classes
@@ -147,7 +147,7 @@ class Joint:
         return np.tensordot(weights, self.hessians(x), 1)
 
     def optimum(self, objective):
-        return _solve(self, objective)
+        return solve(self, objective)
 
 
 def bound(loss, pairs, strength=2.0, columns=None, intercept=True, l2=L2, **rest):
@@ -352,7 +352,7 @@ def test_the_ends_are_one_model_and_everyone_alone(loss):
     for own, (X, y) in zip(free.personal, pairs, strict=True):
         if loss == "softmax" and y.max() < 2:
             continue
-        alone = sp.reference.reference_optimum([(X, y)], loss, L2, sp.Average())
+        alone = reference_optimum([(X, y)], loss, L2, sp.Average())
         close(own, alone.x, 1e-8)
 
 

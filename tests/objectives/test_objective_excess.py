@@ -10,8 +10,8 @@ import torch
 from objective_cases import ALL, build
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from scaffpd.objectives.excess import IDLE, equilibrium
-from scaffpd.reference import reference_optimum
 from scaffpd.run.settings.reading import objective_of
 
 LOSSES = np.array([0.9, 0.4, 1.3, 0.7])

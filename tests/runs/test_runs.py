@@ -15,6 +15,7 @@ from scipy.stats import binomtest
 from sklearn.linear_model import Ridge
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.run import path as walking
@@ -124,7 +125,7 @@ def test_the_numbers_are_those_of_the_library(tmp_path):
     cohort = sp.Cohort(prepared.train, sp.Linear("logistic", 1e-3, intercept=True), prepared.names)
     by_hand = sp.train(sp.fair(sp.ChiSquare(0.1)), cohort, tol=1e-6)
     assert np.array_equal(by_hand.x, models[1].result.x)
-    optimum = sp.reference.reference_optimum(
+    optimum = reference_optimum(
         [(np.c_[X, np.ones(len(X))], y) for X, y in prepared.train],
         "logistic",
         1e-3,

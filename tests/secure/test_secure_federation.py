@@ -10,9 +10,9 @@ import torch
 from secure_cases import L2, clients, cohort, network, off, secure
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import Losses, Reply
-from scaffpd.reference import reference_optimum
 from scaffpd.secure.parties import coarse
 
 CHI = sp.ChiSquare(rho=0.05)

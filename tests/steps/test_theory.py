@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
+from cases.reference import reference_optimum
 from scaffpd.algorithms.steps.base import StepProblem
 from scaffpd.data import synthetic
 from scaffpd.federation import Constants
@@ -89,7 +90,7 @@ def test_the_proved_linear_rate_is_kept():
     clients = synthetic()
     objective = sp.ChiSquare(0.1)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
-    optimum = sp.reference.reference_optimum(clients, "squared", 0.1, objective)
+    optimum = reference_optimum(clients, "squared", 0.1, objective)
     algorithm = sp.ScaffPD(objective, local_steps=10, steps=sp.Theory())
     state = algorithm.init(cohort, 0)
     rule = state.rule
@@ -111,7 +112,7 @@ def test_the_proved_rate_on_agnostic_learning_is_kept():
     """O(1/R²): on a log-log scale the distance falls with slope −2 or steeper."""
     clients = synthetic(sigma=1.0)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
-    optimum = sp.reference.reference_optimum(clients, "squared", 0.1, sp.Agnostic())
+    optimum = reference_optimum(clients, "squared", 0.1, sp.Agnostic())
     distances = []
     sp.train(
         sp.ScaffPD(sp.Agnostic(), local_steps=100, steps=sp.Theory(condition="sc-c")),

@@ -15,15 +15,14 @@ Both solve the same linear system, of size N once x is eliminated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
+from threadpoolctl import threadpool_limits
 
-from scaffpd.errors import InputError, positive, unknown
 from scaffpd.objectives.base import Objective
 
 Array = NDArray[np.float64]
@@ -65,21 +64,12 @@ def reference_optimum(
         objective: (Λ, ψ).
         intercept: append a column of ones as the last feature (regularised as all others).
     """
-    problem = _ReferenceProblem(clients, loss, positive("reference_optimum", "l2", l2), intercept)
-    with _one_thread():
-        return _solve(problem, objective)
+    # one BLAS thread: on small matrices and busy cores, more are a hundred times slower
+    with threadpool_limits(1, user_api="blas"):
+        return solve(ReferenceProblem(clients, loss, l2, intercept), objective)
 
 
-def _one_thread() -> AbstractContextManager[object]:
-    """Limit BLAS to one thread: on small matrices and busy cores, more are a hundred times slower."""
-    try:
-        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-    except ImportError:
-        return nullcontext()
-    return threadpool_limits(1, user_api="blas")  # type: ignore[no-any-return]
-
-
-def _solve(problem: _ReferenceProblem, objective: Objective) -> Reference:
+def solve(problem: ReferenceProblem, objective: Objective) -> Reference:
     """Take proximal steps with growing σ, each followed by an attempt to finish with Newton's method."""
     point = _start(problem, objective)
     if not point.G.any():  # zero is optimal for all clients
@@ -88,7 +78,6 @@ def _solve(problem: _ReferenceProblem, objective: Objective) -> Reference:
     sigma = 1.0
     for _ in range(40):
         point = _proximal_step(point, sigma)
-        _refuse_divergence(point)
         best = min(best, point, _polish(point), key=lambda candidate: candidate.residual)
         if best.residual <= 1e-13:
             break
@@ -126,19 +115,18 @@ def _softmax(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
 _LINKS: dict[str, Link] = {"squared": _squared, "logistic": _logistic, "softmax": _softmax}
 
 
-class _ReferenceProblem:
+class ReferenceProblem:
     """Losses f_i(x) = (1/m_i) Σ_j link(Wᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape (d, k)."""
 
     def __init__(
         self, clients: Sequence[tuple[Any, Any]], loss: str, l2: float, intercept: bool
     ) -> None:
-        if loss not in _LINKS:
-            raise unknown("loss", loss, _LINKS)
         self.link = _LINKS[loss]
         self.l2 = l2
-        X = [_features(X, intercept) for X, _ in clients]
+        X = [np.asarray(X, dtype=np.float64) for X, _ in clients]
+        if intercept:
+            X = [np.column_stack([A, np.ones(len(A))]) for A in X]
         Y = _targets([np.asarray(y) for _, y in clients], loss)
-        _check_shapes(X, Y)
         self.counts = np.array([len(rows) for rows in X])
         ends = np.cumsum(self.counts)
         self.parts = [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
@@ -175,50 +163,12 @@ class _ReferenceProblem:
         return dense
 
 
-def _features(X: Any, intercept: bool) -> Array:
-    A = np.asarray(X, dtype=np.float64)
-    if A.ndim != 2 or len(A) == 0 or not np.isfinite(A).all():
-        raise InputError(
-            "reference-optimum-finite",
-            f"reference_optimum needs finite X of shape (samples, features), got shape {A.shape}.",
-        )
-    return np.column_stack([A, np.ones(len(A))]) if intercept else A
-
-
-def _check_shapes(X: list[Array], Y: list[Array]) -> None:
-    if len({rows.shape[1] for rows in X}) > 1 or len({y.shape[1] for y in Y}) > 1:
-        raise InputError(
-            "reference-optimum-clients",
-            "reference_optimum needs clients with the same features and the same target columns.",
-        )
-    if any(len(rows) != len(y) for rows, y in zip(X, Y, strict=True)):
-        raise InputError(
-            "reference-optimum-many",
-            "reference_optimum needs as many targets as samples at every client.",
-        )
-
-
 def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
     """Return targets as (m_i, k) matrices: unchanged, 0/1, or one-hot."""
-    if not targets:
-        raise InputError("reference-optimum-least", "reference_optimum needs at least one client.")
-    if any(not np.isfinite(y).all() for y in targets):
-        raise InputError("reference-optimum-finite", "reference_optimum needs finite targets.")
-    if loss == "squared":
+    if loss != "softmax":
         return [y.reshape(len(y), -1).astype(np.float64) for y in targets]
-    labels = [y.reshape(-1).astype(np.int64) for y in targets]
-    whole = [np.array_equal(y, given.reshape(-1)) for y, given in zip(labels, targets, strict=True)]
-    if not all(whole) or min(int(y.min()) for y in labels) < 0:
-        raise InputError("loss-whole-labels", f"The {loss} loss needs whole labels from zero on.")
-    highest = max(int(y.max()) for y in labels)
-    if loss == "logistic":
-        if highest > 1:
-            raise InputError(
-                "logistic-loss-labels",
-                f"The logistic loss needs labels 0 and 1, got {highest}; use the softmax loss.",
-            )
-        return [y[:, None].astype(np.float64) for y in labels]
-    return [np.eye(highest + 1)[y] for y in labels]
+    highest = max(int(y.max()) for y in targets)
+    return [np.eye(highest + 1)[y.astype(np.int64)] for y in targets]
 
 
 # ------------------------------------------------------------------ the two kinds of Newton step
@@ -228,7 +178,7 @@ class _Point:
     """Pair (x, λ) with its cached quantities."""
 
     def __init__(
-        self, problem: _ReferenceProblem, objective: Objective, x: Array, weights: Array
+        self, problem: ReferenceProblem, objective: Objective, x: Array, weights: Array
     ) -> None:
         self.problem = problem
         self.objective = objective
@@ -275,23 +225,13 @@ class _Point:
         return -newton - spread @ change, change
 
 
-def _start(problem: _ReferenceProblem, objective: Objective) -> _Point:
+def _start(problem: ReferenceProblem, objective: Objective) -> _Point:
     """Start from x = 0 with the prior, or off the simplex with the best weights if there are any."""
     x = np.zeros(problem.dimension)
     losses = problem.losses(x)
     if objective.simplex or not np.isfinite(objective.support(losses)):
         return _Point(problem, objective, x, objective.weights(len(losses)).copy())
     return _Point(problem, objective, x, objective.maximizer(losses))
-
-
-def _refuse_divergence(point: _Point) -> None:
-    """Refuse unbounded weights: proximal steps never move away from a solution, so there is none."""
-    if not np.isfinite(point.support) and point.weights @ np.abs(point.losses) > 1e12:
-        owner = type(point.objective).__name__
-        raise InputError(
-            "optimum-model-keeps",
-            f"{owner} has no optimum here: no model keeps all losses where the objective is finite.",
-        )
 
 
 def _proximal_step(start: _Point, factor: float) -> _Point:
