@@ -48,8 +48,8 @@ from cases.reference import reference_optimum  # noqa: E402
 from scaffpd.deploy.coordinate import coordinate  # noqa: E402
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode  # noqa: E402
 from scaffpd.deploy.silo.disclosure import audit  # noqa: E402
+from scaffpd.files import JsonLines  # noqa: E402
 from scaffpd.run.settings.federation import FederationFile  # noqa: E402
-from scaffpd.system import JsonLines  # noqa: E402
 
 TIMEOUT = 5.0
 START = 30.0
@@ -213,7 +213,7 @@ def full_disk(trial, random):
         yield
         return
     modules = {
-        "c": ["scaffpd.system", "scaffpd.training.history", "scaffpd.deploy.deployed_run"]
+        "c": ["scaffpd.files", "scaffpd.training.history", "scaffpd.deploy.deployed_run"]
     }.get(trial.fault[0])
     name = "atomic_write" if modules else "append"
     places = [import_module(m) for m in modules] if modules else [JsonLines]

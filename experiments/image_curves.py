@@ -23,9 +23,9 @@ from scaffpd.objectives import Average, ChiSquare
 from scaffpd.study.comparison import compare
 from scaffpd.study.comparison.setting import configured
 from scaffpd.study.comparison.tables import markdown_table
-from scaffpd.system import Tally
 from scaffpd.training.loop import RoundInfo, Status, train
 from scaffpd.training.metrics import Summary
+from scaffpd.training.progress import Tally
 
 BASELINE = "SCAFFOLD"
 # FACTORS: on the plan's l2

@@ -16,11 +16,11 @@ from experiments.csv_files import write_csv
 from experiments.image_plans import METHODS, NUMBERS, Plan
 from experiments.image_study import Study
 from scaffpd.federation import Vector
+from scaffpd.numbers import format_bytes
 from scaffpd.study.comparison import Comparison, versions
 from scaffpd.study.comparison.runs import Run
 from scaffpd.study.comparison.setting import LATTICE, TAIL, grid, neighbours
 from scaffpd.study.comparison.tables import MethodSummary, markdown_table
-from scaffpd.system import format_bytes
 from scaffpd.training.metrics import Summary, a_fifth
 
 OURS = "Scaff-PD"

@@ -65,7 +65,7 @@ def synthetic(
         synthetic_study,
         synthetic_tables,
     )  # takes seconds
-    from scaffpd.system import cores
+    from scaffpd.machine import cores
 
     plan = synthetic_problem.quick(seed) if quick else synthetic_problem.Plan(seed)
     command = f"{NAME} synthetic --seed {seed}{' --quick' if quick else ''}"

@@ -18,7 +18,7 @@ from experiments.synthetic_tuning import (
 )
 from scaffpd.algorithms import DRFA
 from scaffpd.study.comparison.runs import Pool
-from scaffpd.system import Tally
+from scaffpd.training.progress import Tally
 
 SAMPLED = 3  # of five clients, for DRFA as it was published
 DRAWN = f"DRFA, {SAMPLED} clients drawn"

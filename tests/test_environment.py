@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import platform
-import sys
 from types import SimpleNamespace
 
 import numpy
@@ -14,54 +13,55 @@ import pytest
 import torch
 
 import scaffpd
-from scaffpd import system
-from scaffpd.system import DRAFT, JsonLines, atomic_write, clear_drafts, cores
+from scaffpd import machine
+from scaffpd.files import DRAFT, JsonLines, atomic_write, clear_drafts
+
+GIB = 2**30
 
 
-def test_versions_are_those_that_the_modules_name():
-    found = system.environment()
+def test_the_environment_is_plain_json_with_the_modules_own_versions(monkeypatch):
+    monkeypatch.setattr(machine, "PACKAGES", ("numpy", "torch", "no-such-package-at-all"))
+    found = machine.environment()
+    assert json.loads(json.dumps(found)) == found
     assert found["scaffpd"] == scaffpd.__version__
     assert found["python"] == platform.python_version()
     assert found["numpy"] == numpy.__version__
     assert found["torch"].split("+")[0] == torch.__version__.split("+")[0]
-
-
-def test_it_is_plain_json():
-    found = system.environment()
-    assert json.loads(json.dumps(found)) == found
-
-
-def test_threads_and_cores():
-    found = system.environment()
+    assert "no-such-package-at-all" not in found
     assert found["threads"] == torch.get_num_threads()
-    assert found["cores"] == cores()
-    assert found["memory"] is None or found["memory"] > 2**28
-
-
-def test_a_package_that_is_not_installed_is_left_out(monkeypatch):
-    monkeypatch.setattr(system, "PACKAGES", ("numpy", "no-such-package-at-all"))
-    assert list(system.versions()) == ["numpy"]
+    assert found["cores"] == machine.cores()
+    assert found["memory"] > 2**28
 
 
 def test_gpus_have_a_name_and_a_size(monkeypatch):
-    card = SimpleNamespace(name="Some GPU", total_memory=8 * 2**30)
+    card = SimpleNamespace(name="Some GPU", total_memory=8 * GIB)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    assert system.environment()["gpus"] == [{"name": "Some GPU", "memory": 8 * 2**30}] * 2
+    assert machine.environment()["gpus"] == [{"name": "Some GPU", "memory": 8 * GIB}] * 2
 
     def refuse(_):
         raise RuntimeError("the driver is too old")
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
-    assert system.environment()["gpus"] == []
+    assert machine.environment()["gpus"] == []
 
 
-def test_without_torch_the_rest_is_still_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    found = system.environment()
-    assert found["threads"] is None
-    assert found["gpus"] == []
-    assert found["numpy"] == numpy.__version__
+def test_free_memory_stays_within_the_limit_of_a_container(tmp_path, monkeypatch):
+    memory = SimpleNamespace(available=100 * GIB, total=128 * GIB)
+    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(machine, "CONTAINER", tmp_path)
+
+    def free(**files):
+        for name, content in files.items():
+            (tmp_path / f"memory.{name}").write_text(f"{content}\n")
+        return machine.free_memory(torch.device("cpu"))
+
+    assert free() == 100 * GIB  # no container
+    assert free(max=8 * GIB, current=3 * GIB, stat="anon 5\nfile 7") == 5 * GIB
+    cached = f"anon 5\ninactive_file {GIB}\nactive_file {GIB}"
+    assert free(stat=cached) == 7 * GIB  # the page cache gives way
+    assert free(current=9 * GIB, stat="anon 5") == 0
+    assert free(max="max") == free(max=200 * GIB, current=0) == 100 * GIB
 
 
 # --- files of JSON lines

@@ -27,8 +27,8 @@ import torch
 import scaffpd as sp
 from scaffpd.data.silos import Silos
 from scaffpd.figures import BLUE, ORANGE, QUIET, STYLE
+from scaffpd.files import csv_text, write_file
 from scaffpd.study.comparison.tables import markdown_table
-from scaffpd.system import csv_text, write_file
 from scaffpd.training.metrics import Summary, a_fifth
 
 HERE = Path(__file__).parent

@@ -97,15 +97,3 @@ def shortened(value: object, most: int = 60) -> str:
     """Return a value as Python prints it, cut off if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= most else f"{text[: most - 3]}..."
-
-
-def several(count: int, word: str) -> str:
-    """Format a count and a noun: '1 client', '3 clients', '2 counties'."""
-    return f"{count} {word if count == 1 else plural(word)}"
-
-
-def plural(word: str) -> str:
-    """Return the plural of an English noun, such as a column's name."""
-    if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
-        return f"{word[:-1]}ies"
-    return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"

@@ -226,7 +226,7 @@ def test_extras_are_those_of_the_package():
 
 
 def test_an_extra_that_is_missing_says_how_to_get_it(capsys, monkeypatch):
-    monkeypatch.setattr("scaffpd.system.version", lambda _: None)
+    monkeypatch.setattr("scaffpd.machine.version", lambda _: None)
     assert cli.run(["doctor"]) == 0
     assert 'pip install "scaffpd[flare]"' in " ".join(capsys.readouterr().out.split())
 

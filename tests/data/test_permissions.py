@@ -16,7 +16,7 @@ import pytest
 import scaffpd as sp
 from scaffpd.errors import InputError
 from scaffpd.features import backbone, store
-from scaffpd.system import lock_folder
+from scaffpd.files import lock_folder
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="permissions of another kind")
 NOBODY = 65534

@@ -20,9 +20,9 @@ from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
+from scaffpd.files import JsonLines
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.model_file import linear
-from scaffpd.system import JsonLines
 
 MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n'
 
@@ -134,7 +134,7 @@ def no_locks():
 def locks(patch, lock, of_lines=JsonLines.lock):
     """Lock files after all, with this function."""
     patch.setattr(JsonLines, "lock", of_lines)
-    for place in ("scaffpd.system", "scaffpd.deploy.silo.records"):
+    for place in ("scaffpd.files", "scaffpd.deploy.silo.records"):
         patch.setattr(import_module(place), "lock_file", lock)
 
 

@@ -14,9 +14,9 @@ from scaffpd.cli.deploy import _end, _screen
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome, Segment
 from scaffpd.deploy.local import LocalDeployment, write_hospitals
 from scaffpd.errors import InputError
+from scaffpd.files import DRAFT
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
-from scaffpd.system import DRAFT
 
 
 def refused(capsys, *arguments):

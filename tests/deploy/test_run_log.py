@@ -11,12 +11,12 @@ import pytest
 from deploy_cases import QUICK, federation, opened
 
 from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.log import RunLog
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.run.settings.reading import LogSettings
 from scaffpd.run.settings.silo import SiloFile
-from scaffpd.system import RunLog
 
 FIELDS = {"time", "level", "run", "round", "silo", "message"}
 SECRET = "patient 4711 has 1234.5678"

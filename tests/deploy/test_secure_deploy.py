@@ -35,8 +35,8 @@ from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+from scaffpd.files import lock_file
 from scaffpd.run.settings.federation import FederationFile
-from scaffpd.system import lock_file
 
 pytestmark = pytest.mark.usefixtures("fake_clock")
 

@@ -28,10 +28,10 @@ from scaffpd.deploy.silo.disclosure import audit, silo_metrics, silo_pages, silo
 from scaffpd.deploy.silo.records import AuditLog
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
+from scaffpd.files import lock_folder
 from scaffpd.run import page as report
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
-from scaffpd.system import lock_folder
 from scaffpd.training.trackers import page_server, prometheus
 
 HELLO = encode(Message("hello", {"question": "1"}))

@@ -15,7 +15,7 @@ from torch import nn
 from scaffpd.errors import InputError
 from scaffpd.features import Backbone, Entk, compute, extract, features, store
 from scaffpd.features.compute import ColumnMoments, scales
-from scaffpd.system import DRAFT, lock_folder
+from scaffpd.files import DRAFT, lock_folder
 
 
 @dataclass
@@ -376,7 +376,7 @@ def test_a_cache_that_may_only_be_read(net, tmp_path, monkeypatch):
     def denied(*_):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("scaffpd.system.atomic_write", denied)
+    monkeypatch.setattr("scaffpd.files.atomic_write", denied)
     assert len(features(pictures(), net, coordinates=40, cache=tmp_path)) == 85
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaffpd as sp
-from scaffpd import system
+from scaffpd import machine
 from scaffpd.data import Table
 from scaffpd.federation import LocalPlan, ProximalPlan
 from scaffpd.models import linear
@@ -288,7 +288,7 @@ def test_test_rows_need_room_as_well(monkeypatch):
 
 
 def test_room_on_this_machine():
-    assert system.free_memory(torch.device("cpu")) > 2**20
+    assert machine.free_memory(torch.device("cpu")) > 2**20
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scaffpd.errors import plural
+from scaffpd.numbers import change, measured, plain, plural, small
+from scaffpd.numbers import whole as count
 from scaffpd.run.page.client_figures import _pairs
 from scaffpd.run.page.data import (
     JoiningReport,
@@ -15,12 +16,7 @@ from scaffpd.run.page.data import (
     ReportData,
     Score,
     brief,
-    change,
-    count,
-    measured,
     overall,
-    plain,
-    small,
 )
 from scaffpd.run.page.verdict import answers, cautions, meanings, verdict
 from scaffpd.training.metrics import RelativeGain

@@ -19,6 +19,7 @@ import columns
 import scaffpd as sp
 from scaffpd import cli
 from scaffpd.errors import InputError
+from scaffpd.files import csv_text
 from scaffpd.run import number, read_table, whole
 from scaffpd.run.folder import client_rows
 from scaffpd.run.page.read import read
@@ -26,7 +27,6 @@ from scaffpd.run.page.verdict import verdict
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.train import train_model
 from scaffpd.study.comparison.runs import Run
-from scaffpd.system import csv_text
 
 OLD = (
     Path(__file__).parent / "fixtures"

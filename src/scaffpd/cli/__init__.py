@@ -28,7 +28,7 @@ from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
 from scaffpd.cli.typer_ext import DONE, FAILED, INTERRUPTED, SETTINGS, WRONG, Group, add, show_help
 from scaffpd.errors import InputError
-from scaffpd.system import FULL
+from scaffpd.files import FULL
 
 START = "Start here"
 COMPARE = "Compare"

@@ -329,7 +329,7 @@ def features(
 
 
 def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted: int) -> None:
-    from scaffpd.system import format_bytes
+    from scaffpd.numbers import format_bytes
 
     meta = _meta(folder)
     rows, columns = table.values.shape

@@ -18,7 +18,8 @@ from rich.text import Text
 
 from scaffpd.cli.screens import bullets, plain_table, say
 from scaffpd.cli.typer_ext import AsJson, check_new, print_json, write_template
-from scaffpd.errors import InputError, several, unknown
+from scaffpd.errors import InputError, unknown
+from scaffpd.numbers import several
 
 if TYPE_CHECKING:
     from scaffpd.data.images import Published

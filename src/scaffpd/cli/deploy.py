@@ -318,7 +318,7 @@ def _show_status(now: Mapping[str, Any]) -> None:
     from rich.console import Console
 
     from scaffpd.cli.screens import bullets, facts
-    from scaffpd.system import format_bytes
+    from scaffpd.numbers import format_bytes
 
     console = Console(highlight=False)
     gap = now["certificate"]

@@ -27,9 +27,11 @@ from rich.text import Text
 import scaffpd
 from scaffpd.cli.screens import facts, say
 from scaffpd.cli.typer_ext import FAILED, AsJson, checked, listed, option, tell
-from scaffpd.errors import InputError, several
+from scaffpd.errors import InputError
+from scaffpd.files import make_folder, write_file
+from scaffpd.machine import PACKAGES, environment
+from scaffpd.numbers import format_bytes, several
 from scaffpd.run import read_text
-from scaffpd.system import PACKAGES, environment, format_bytes, make_folder, write_file
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
     "report": ("report.html, and its pictures", ("jinja2", "vl-convert-python")),
@@ -130,7 +132,7 @@ def _difference(algorithm: Any) -> str:
 
 
 def _installed(needed: tuple[str | tuple[str, ...], ...]) -> bool:
-    from scaffpd.system import version
+    from scaffpd.machine import version
 
     options = ((name,) if isinstance(name, str) else name for name in needed)
     return all(any(version(name) is not None for name in any_of) for any_of in options)

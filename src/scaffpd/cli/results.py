@@ -16,8 +16,9 @@ from rich.text import Text
 
 from scaffpd.cli.screens import MOST, WIDEST, fill, plain_table, say
 from scaffpd.cli.typer_ext import AsJson, checked, listed, print_json
-from scaffpd.errors import InputError, several
-from scaffpd.system import csv_text, format_bytes, write_file
+from scaffpd.errors import InputError
+from scaffpd.files import csv_text, write_file
+from scaffpd.numbers import format_bytes, several
 
 if TYPE_CHECKING:
     from scaffpd.run.page.data import JoiningReport, ModelSummary, ReportData
@@ -126,7 +127,7 @@ def as_values(*folders: Path) -> dict[str, Any]:
 
 def _runs(run: ReportData, width: int) -> Table:
     """Make a table with a row per run: mean, worst fifth and worst."""
-    from scaffpd.run.page.data import measured
+    from scaffpd.numbers import measured
 
     table = plain_table("run", "mean", "worst fifth", "worst", "served worst", gap=1)
     rows = [
@@ -170,7 +171,7 @@ def _joining(found: JoiningReport, word: str, width: int) -> Table:
 
     Where long names would be cut, the constant answer is left to joining.csv.
     """
-    from scaffpd.run.page.data import plain
+    from scaffpd.numbers import plain
 
     narrow = width < WIDEST
     long = max(map(len, found.rows), default=0) > width - NUMBERS
@@ -193,7 +194,7 @@ def _joining(found: JoiningReport, word: str, width: int) -> Table:
 
 def _points(run: ReportData, path: dict[str, Any]) -> Table:
     """Make a table with a row per point of a path, the suggested one in bold."""
-    from scaffpd.run.page.data import measured
+    from scaffpd.numbers import measured
 
     table = plain_table("point", "mean", "worst 20 %", "rounds", "certified gap")
     for model in run.models:

@@ -12,7 +12,8 @@ from scaffpd.cli.deploy import Host, Serve, serve_pages
 from scaffpd.cli.results import write_predictions
 from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
 from scaffpd.cli.typer_ext import AsJson, group, tell, write_template
-from scaffpd.errors import InputError, several
+from scaffpd.errors import InputError
+from scaffpd.numbers import several
 
 if TYPE_CHECKING:
     from scaffpd.run.settings.silo import SiloFile
@@ -250,7 +251,7 @@ def show_status(now: dict[str, Any]) -> None:
 
 def show_audit(found: dict[str, Any]) -> None:
     """Show what has left, run by run."""
-    from scaffpd.system import format_bytes
+    from scaffpd.numbers import format_bytes
 
     console = Console(highlight=False)
     for run in found["runs"]:
@@ -322,7 +323,7 @@ def show_requests(known: list[dict[str, Any]]) -> None:
 
 
 def _facts(found: dict[str, Any]) -> dict[str, str]:
-    from scaffpd.system import format_bytes
+    from scaffpd.numbers import format_bytes
 
     rows = found["rows"]
     features = found["features"]

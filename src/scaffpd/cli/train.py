@@ -631,7 +631,7 @@ def _safe(name: str) -> str:
 
 def noise_of(model: Any, rounds: int) -> str:
     """Say in a sentence how much noise was found."""
-    from scaffpd.run.page.data import between
+    from scaffpd.numbers import between
 
     z = between(model.noise or 0.0)
     z_L = between(model.loss_noise or 0.0)

@@ -20,7 +20,7 @@ from typer.models import ArgumentInfo
 
 import scaffpd
 from scaffpd.errors import InputError, unknown
-from scaffpd.system import make_folder, write_file
+from scaffpd.files import make_folder, write_file
 
 if TYPE_CHECKING:
     from click import Command as _AnyCommand

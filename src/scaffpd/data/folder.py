@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError
-from scaffpd.system import cores
+from scaffpd.machine import cores
 
 
 @contextmanager

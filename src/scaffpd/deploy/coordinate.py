@@ -30,6 +30,7 @@ from scaffpd.deploy.deployed_run import (
     Outcome,
     Segment,
 )
+from scaffpd.deploy.log import RunLog
 from scaffpd.deploy.messages import (
     GARBAGE,
     SPENT,
@@ -58,7 +59,6 @@ from scaffpd.objectives import Average, ChiSquare
 from scaffpd.run.settings.federation import PAUSE, STRIKES, FederationFile
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.study.joining import JoiningScores, of_silos
-from scaffpd.system import RunLog
 from scaffpd.training.history import Checkpoint, series
 from scaffpd.training.loop import Result, RoundInfo, Status, train
 from scaffpd.training.metrics import client_row

@@ -24,13 +24,12 @@ from typing import Any, Literal
 import numpy as np
 
 import scaffpd.training.history as disk
+from scaffpd.deploy.log import RunLog
 from scaffpd.deploy.messages import Array, reader_of
 from scaffpd.deploy.session import QUARANTINED, SiloEvent
 from scaffpd.errors import InputError
-from scaffpd.run.settings.model_file import Setup, model_bytes
-from scaffpd.system import (
+from scaffpd.files import (
     JsonLines,
-    RunLog,
     atomic_write,
     clear_drafts,
     csv_text,
@@ -38,6 +37,7 @@ from scaffpd.system import (
     make_folder,
     write_file,
 )
+from scaffpd.run.settings.model_file import Setup, model_bytes
 from scaffpd.training.history import SCALARS, History
 from scaffpd.training.trackers import prometheus
 

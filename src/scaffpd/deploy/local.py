@@ -25,9 +25,9 @@ from scaffpd.deploy.coordinate import reopen
 from scaffpd.deploy.deployed_run import FAILED, PROGRESS, DeployedRun, Outcome
 from scaffpd.deploy.supervise import ended_before, supervise
 from scaffpd.errors import InputError, not_installed, unknown
+from scaffpd.files import JsonLines
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
-from scaffpd.system import JsonLines
 
 if TYPE_CHECKING:  # engines need an optional package
     from scaffpd.deploy.processes import LocalEngine

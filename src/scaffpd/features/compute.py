@@ -36,7 +36,7 @@ from scaffpd.features.backbones import Backbone
 from scaffpd.features.layers import Penultimate
 from scaffpd.features.per_sample import Entk
 from scaffpd.features.store import STATE, FeatureStore, State, corrupt
-from scaffpd.system import Tally
+from scaffpd.training.progress import Tally
 
 FLOOR = 1 / 100
 STILL = 1e-7  # deviations below this share of the largest |z| are rounding

@@ -26,7 +26,7 @@ from scaffpd.features.backbones import Backbone
 from scaffpd.features.compute import Extraction
 from scaffpd.features.layers import PRECISIONS
 from scaffpd.features.store import finished, parse_memory
-from scaffpd.system import lock_folder, make_folder
+from scaffpd.files import lock_folder, make_folder
 
 KINDS = ("entk", "penultimate")
 DTYPES = ("float16", "float32")

@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 
 from scaffpd.data.folder import checksum, checksums
 from scaffpd.errors import InputError, real
-from scaffpd.system import atomic_write, clear_drafts, format_bytes, free_memory, write_file
+from scaffpd.files import atomic_write, clear_drafts, write_file
+from scaffpd.machine import free_memory
+from scaffpd.numbers import format_bytes
 
 SHARE = {"cpu": 0.25, "cuda": 0.6}  # share of free memory for one chunk
 LARGEST = {"cpu": 64, "cuda": 1024}  # samples: larger chunks are not faster

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError, count, real, unknown
+from scaffpd.machine import free_memory
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import (
@@ -28,7 +29,7 @@ from scaffpd.models.oracle import ClientData, Features, Oracle, check_range, dty
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.tables import MappedMatrix, numbered
 from scaffpd.models.wide import WideOracle
-from scaffpd.system import format_bytes, free_memory
+from scaffpd.numbers import format_bytes
 
 VECTORS = 6  # x, c, d, the last two points, and the buffers of an update; as many per client
 SHARE = 0.8  # share of free memory for copies of rows that can also be read from disk

@@ -34,6 +34,7 @@ from torch import Tensor
 
 from scaffpd.data.table import FORMATS, Selection, Table
 from scaffpd.errors import InputError
+from scaffpd.machine import free_memory
 from scaffpd.models.numerics import (
     EXACT,
     parallel_map,
@@ -42,7 +43,7 @@ from scaffpd.models.numerics import (
     thread_count,
 )
 from scaffpd.models.oracle import check_range
-from scaffpd.system import format_bytes, free_memory
+from scaffpd.numbers import format_bytes
 
 Numbers = NDArray[np.int64]
 # numbers in a piece: in place, and in a buffer

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.errors import InputError
-from scaffpd.system import csv_cell
+from scaffpd.files import csv_cell
 
 Row = dict[str, Any]
 EVERYONE = "all rows"  # in the place of a client: the row of all of them

@@ -20,6 +20,7 @@ from scaffpd.algorithms import Fair
 from scaffpd.data import beijing_air
 from scaffpd.errors import InputError
 from scaffpd.federation import Vector
+from scaffpd.files import csv_text
 from scaffpd.models import Linear, Personal
 from scaffpd.objectives import Average, CVaR
 from scaffpd.run.folder import environment_file, tables, write_files
@@ -29,7 +30,6 @@ from scaffpd.run.train import Trained, train_model
 from scaffpd.study.coalitions import Coalition, coalition
 from scaffpd.study.comparison.runs import one_thread
 from scaffpd.study.joining import ALONE, AVERAGE, FAIR, PERSONAL, Joining, joining
-from scaffpd.system import csv_text
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import NOISE, YES, RelativeGain, half_interval
 

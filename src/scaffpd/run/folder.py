@@ -42,6 +42,8 @@ from safetensors.numpy import save as save_tensors
 import scaffpd
 from scaffpd.data.tabular.agree import CLASSIFICATION
 from scaffpd.errors import InputError
+from scaffpd.files import csv_text, lock_folder, make_folder, write_file
+from scaffpd.machine import environment
 from scaffpd.run.prepare import Prepared, described
 from scaffpd.run.scores import HeldOutScores
 from scaffpd.run.settings.model_file import model_bytes
@@ -49,7 +51,6 @@ from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import SECRET, SPREAD, Trained, main_model
 from scaffpd.study.coalitions import Coalition
 from scaffpd.study.joining import Joining
-from scaffpd.system import csv_text, environment, lock_folder, make_folder, write_file
 from scaffpd.training.history import SCALARS
 from scaffpd.training.metrics import client_row
 

@@ -26,7 +26,8 @@ from scaffpd.data.tabular.columns import (
 from scaffpd.data.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
 from scaffpd.data.tabular.formats import FILE, OpenTable, open_table, stacked
 from scaffpd.data.tabular.read import number, read_columns, source_of
-from scaffpd.errors import InputError, several, unknown
+from scaffpd.errors import InputError, unknown
+from scaffpd.numbers import several
 from scaffpd.run import read_json, read_text
 from scaffpd.run.scores import Scores, adjusted, by_group
 from scaffpd.run.settings.model_file import Setup, predict_encoded, read_model, read_owners

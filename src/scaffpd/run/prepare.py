@@ -18,9 +18,10 @@ from scaffpd.data.tabular.agree import CLASSIFICATION, REGRESSION
 from scaffpd.data.tabular.clients import Clients, TableFile, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.encode import expanded_names, fills
-from scaffpd.errors import InputError, several, unknown
+from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module
+from scaffpd.numbers import several
 from scaffpd.run.settings.model_file import FORMATS, Setup
 from scaffpd.run.settings.reading import load
 from scaffpd.run.settings.run import OF_TABLE, RunConfig

@@ -18,8 +18,9 @@ from scipy.special import expit, logsumexp, ndtri
 from scaffpd.algorithms import Fair
 from scaffpd.data.silos import fold_numbers
 from scaffpd.data.tabular.agree import CLASSIFICATION
-from scaffpd.errors import InputError, several
+from scaffpd.errors import InputError
 from scaffpd.models import Linear, Personal
+from scaffpd.numbers import several
 from scaffpd.objectives import Average
 from scaffpd.run import EVERYONE
 from scaffpd.run.prepare import Prepared

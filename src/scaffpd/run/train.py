@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 from scaffpd.algorithms import Fair
 from scaffpd.data import Silos
 from scaffpd.data.tabular.agree import CLASSIFICATION
-from scaffpd.errors import InputError, several
+from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
+from scaffpd.files import load_or_create
 from scaffpd.models import Linear, Personal
+from scaffpd.numbers import several
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
 from scaffpd.run import read_table
@@ -28,7 +30,6 @@ from scaffpd.study.choosing import ROUNDS, WORST, Choice, search, short
 from scaffpd.study.coalitions import Coalition, coalition
 from scaffpd.study.folds import FOLDS, Folds, among
 from scaffpd.study.joining import ALONE, PATH, PERSONAL, Joining, finite, joining
-from scaffpd.system import load_or_create
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import Callback, Result, RoundInfo, Status, train

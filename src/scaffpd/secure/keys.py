@@ -32,8 +32,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.x509.oid import NameOID
 
 from scaffpd.errors import InputError
+from scaffpd.files import load_or_create
 from scaffpd.secure.terms import Ring
-from scaffpd.system import load_or_create
 
 
 @dataclass(frozen=True)

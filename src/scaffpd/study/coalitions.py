@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.algorithms.fair import fair
-from scaffpd.errors import InputError, count, several
+from scaffpd.errors import InputError, count
 from scaffpd.models import Linear, Module, Personal
+from scaffpd.numbers import several
 from scaffpd.objectives import Average, Nash, Objective
 from scaffpd.study.folds import Group, Pair, among, base_of, held_out_losses, with_classes
 from scaffpd.training.cohort import Cohort, in_order, named_pairs

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.fair import fair
-from scaffpd.errors import InputError, count, plural
+from scaffpd.errors import InputError, count
 from scaffpd.federation.questions import Question, Reply
 from scaffpd.models import Linear, Personal
 from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import personalise
+from scaffpd.numbers import plural
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.choosing import MEAN, ROUNDS, Choice, GridPoint, search, short
 from scaffpd.study.folds import FOLDS, Folds, Group, Pair, among, answered, fit_alone, with_classes

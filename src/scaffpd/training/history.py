@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, count, unknown
 from scaffpd.federation import Traffic, Vector
-from scaffpd.system import atomic_write, csv_text, write_file
+from scaffpd.files import atomic_write, csv_text, write_file
 
 if TYPE_CHECKING:
     import pandas

@@ -23,8 +23,8 @@ from scaffpd.models.numerics import limit_threads
 from scaffpd.objectives import Excess
 from scaffpd.objectives.excess import equilibrium
 from scaffpd.privacy.accountant import Account, Spent
-from scaffpd.system import Progress
 from scaffpd.training.history import MANY, Checkpoint, History
+from scaffpd.training.progress import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
 LOOKING = (

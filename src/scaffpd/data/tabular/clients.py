@@ -39,8 +39,9 @@ from scaffpd.data.tabular.columns import (
 from scaffpd.data.tabular.encode import ClientRows, Encoded, Target
 from scaffpd.data.tabular.formats import open_table, stacked
 from scaffpd.data.tabular.read import check_dates, date_part, date_parts, read_columns
-from scaffpd.errors import InputError, several, unknown
-from scaffpd.system import format_bytes, free_memory
+from scaffpd.errors import InputError, unknown
+from scaffpd.machine import free_memory
+from scaffpd.numbers import format_bytes, several
 
 MANY = 50  # a column of texts with more different ones than this, and than half the rows, holds names, not categories
 DIGITS = 6  # whole numbers of at least so many digits, as many in every row and never the same, are names of rows

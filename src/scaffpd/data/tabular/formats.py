@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from scaffpd.data.tabular.columns import MISSING, is_missing
-from scaffpd.errors import InputError, several
+from scaffpd.errors import InputError
+from scaffpd.numbers import several
 
 Records = Iterator[tuple[int, list[str]]]
 

@@ -17,9 +17,10 @@ from scaffpd.data.tabular.encode import named_categories
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.guard import request_name
 from scaffpd.deploy.silo.records import decisions, line_link
-from scaffpd.errors import InputError, several
+from scaffpd.errors import InputError
+from scaffpd.files import JsonLines
+from scaffpd.numbers import format_bytes, several
 from scaffpd.run.settings.silo import SiloFile
-from scaffpd.system import JsonLines, format_bytes
 from scaffpd.training.trackers import prometheus
 
 SHOWN = 30  # names in a list before it is cut off

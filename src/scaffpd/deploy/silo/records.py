@@ -36,13 +36,13 @@ from scaffpd.deploy.messages import SCALE, Message, names_of, number
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.federation.questions import Reply
+from scaffpd.files import JsonLines, atomic_write, load_or_create, lock_file
 from scaffpd.privacy import Private
 from scaffpd.privacy.accountant import Account
 from scaffpd.privacy.noise import digest
 from scaffpd.privacy.oracle import SumTerms
 from scaffpd.run.settings.model_file import PRIVACY
 from scaffpd.run.settings.silo import PrivacyRules, SecureRules
-from scaffpd.system import JsonLines, atomic_write, load_or_create, lock_file
 from scaffpd.training.cohort import Cohort
 
 LONGEST_TEXT = 2000  # characters of a sentence in the log

@@ -29,6 +29,7 @@ from scaffpd.data.silos import fold_numbers
 from scaffpd.data.tabular.agree import checked_schema
 from scaffpd.data.tabular.encode import expanded_names
 from scaffpd.deploy import messages
+from scaffpd.deploy.log import RunLog
 from scaffpd.deploy.messages import (
     Array,
     Message,
@@ -57,7 +58,6 @@ from scaffpd.run.settings import reading
 from scaffpd.run.settings.model_file import TRIAL, Setup, linear
 from scaffpd.run.settings.silo import SiloFile
 from scaffpd.study.joining import JoiningScores, own_scores
-from scaffpd.system import RunLog
 from scaffpd.training.cohort import Cohort
 
 if TYPE_CHECKING:

@@ -17,20 +17,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from scaffpd.errors import InputError, needed, plural
+from scaffpd.errors import InputError, needed
+from scaffpd.files import make_folder, write_file
+from scaffpd.numbers import change, measured, plain, plural, small, whole
 from scaffpd.run.page import figures, predictions, read, several, vega, verdict
-from scaffpd.run.page.data import (
-    FEW,
-    ModelSummary,
-    ReportData,
-    Score,
-    change,
-    count,
-    measured,
-    plain,
-    small,
-)
-from scaffpd.system import make_folder, write_file
+from scaffpd.run.page.data import FEW, ModelSummary, ReportData, Score
 
 NAME = "report.html"
 SEVERAL = "comparison.html"
@@ -202,7 +193,7 @@ def _template() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters |= {
-        written.__name__: written for written in (count, measured, plain, plural, small)
+        written.__name__: written for written in (measured, plain, plural, small, whole)
     }
     return environment.get_template("page.html")
 
@@ -349,8 +340,8 @@ def _runs(run: ReportData) -> dict[str, Any]:
     columns: dict[str, Callable[[ModelSummary], str]] = {
         "status": lambda m: m.status,
         "proven gap": lambda m: small(m.certificate),
-        "rounds": lambda m: count(m.rounds),
-        "exchanges": lambda m: count(m.exchanges),
+        "rounds": lambda m: whole(m.rounds),
+        "exchanges": lambda m: whole(m.exchanges),
         "MB": lambda m: plain(m.megabytes),
         "seconds": lambda m: plain(m.seconds),
         "mean": total("mean"),

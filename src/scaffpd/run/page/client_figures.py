@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from scaffpd.errors import plural
+from scaffpd.numbers import change, plural, whole
 from scaffpd.run.page import vega
-from scaffpd.run.page.data import FEW, ReportData, brief, change, count
+from scaffpd.run.page.data import FEW, ReportData, brief
 from scaffpd.run.page.vega import (
     MANY,
     ON,
@@ -97,8 +97,8 @@ def _points(run: ReportData) -> Rows:
             "client": s.client,
             "model": name,
             "value": found[name][s.client],
-            "train_rows": count(s.train_rows),
-            "test_rows": count(s.test_rows),
+            "train_rows": whole(s.train_rows),
+            "test_rows": whole(s.test_rows),
             "few": uncertain(run, s),
             "weight": "–" if s.weight is None else f"{s.weight:.3f}",
         }
@@ -428,5 +428,5 @@ def _path_words(run: ReportData) -> str:
     cold = run.path.get("rounds_cold")
     if not warm:
         return words
-    words += f" The whole path took {count(warm)} rounds, each point from its neighbour"
-    return f"{words}; from scratch, {count(cold)}." if cold else f"{words}."
+    words += f" The whole path took {whole(warm)} rounds, each point from its neighbour"
+    return f"{words}; from scratch, {whole(cold)}." if cold else f"{words}."

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from scaffpd.errors import plural
+from scaffpd.numbers import measured, plural
 from scaffpd.run import EVERYONE, Row
 from scaffpd.training.metrics import NO, NOISE, YES, RelativeGain, a_fifth
 
-NOTHING = "–"
 FEW = 30  # test rows: with fewer, one row more or less moves an accuracy by more than three points
 SEEDED = "Noise was drawn from a seed, to be repeated: whoever knows the seed can take it off, so nobody is protected."
 NOT_COVERED = (
@@ -412,72 +411,6 @@ def overall(scores: Sequence[Score], upwards: bool) -> Overall | None:
     fifth = [value for value, _ in ordered[: a_fifth(len(ordered))]]
     mean = sum(value for value, _ in known) / len(known)
     return Overall(mean, sum(fifth) / len(fifth), ordered[0][0], ordered[0][1])
-
-
-def plain(value: float | None) -> str:
-    """Write a number with three or four digits, whatever its size."""
-    if value is None:
-        return NOTHING
-    size = abs(value)
-    if size >= 1000:
-        return f"{value:,.0f}".replace(",", "\u202f").replace("-", "−")
-    digits = 1 if size >= 100 else 2 if size >= 1 else 3
-    written = f"{value:.{digits}f}" if size >= 0.01 or size == 0 else f"{value:.2g}"
-    return written.replace("-", "−", 1) if value < 0 else written
-
-
-def between(values: Any) -> str:
-    """Write a number, or the least and the largest of several, once where they look the same."""
-    several = values if isinstance(values, list | tuple) else [values]
-    low = plain(min(several))
-    high = plain(max(several))
-    return low if low == high else f"{low} to {high}"
-
-
-def count(value: float | None) -> str:
-    """Write a whole number, or one decimal where it is a mean."""
-    if value is None:
-        return NOTHING
-    return f"{value:,.0f}".replace(",", "\u202f") if value == int(value) else plain(value)
-
-
-def measured(value: float | None, measure: str) -> str:
-    """Write a value of a measure: percent for accuracies."""
-    if value is None:
-        return NOTHING
-    return f"{100 * value:.1f}\u00a0%" if measure == "accuracy" else plain(value)
-
-
-def change(value: float | None, measure: str) -> str:
-    """Write a difference with its sign: points for accuracies."""
-    if value is None:
-        return NOTHING
-    scaled = (100 * value if measure == "accuracy" else value) * (
-        1 + 1e-9
-    )  # ties go away from zero, whoever adds up
-    written = f"{abs(scaled):.1f}" if measure == "accuracy" else plain(abs(scaled))
-    if float(written.replace("\u202f", "")) == 0:
-        return "0" if measure != "accuracy" else "0.0"
-    return ("+" if scaled > 0 else "−") + written
-
-
-def percent(share: float, signed: bool = False) -> str:
-    """Write a share in percent, with as many digits as it is worth; with its sign where it is a change."""
-    size = abs(share)
-    if 0 < size < 1e-4 and not signed:
-        return "less than 0.01\u00a0%"
-    written = f"{100 * size:.{0 if size >= 0.0995 else 1 if signed or size >= 0.001 else 2}f}"
-    sign = "" if not signed or float(written) == 0 else "+" if share > 0 else "−"
-    return f"{sign}{written}\u00a0%"
-
-
-def small(value: float | None) -> str:
-    """Write a certificate: two digits and a power of ten."""
-    if value is None:
-        return NOTHING
-    mantissa, power = f"{value:.1e}".split("e")
-    raised = str(int(power)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"{mantissa} · 10{raised}" if value else "0"
 
 
 def brief(name: str, most: int = 48) -> str:

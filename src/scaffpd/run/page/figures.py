@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from scaffpd.errors import plural
+from scaffpd.numbers import percent, plural
 from scaffpd.run.page import client_figures, predictions, round_figures, vega
-from scaffpd.run.page.data import JoiningReport, ReportData, StrengthPoint, percent
+from scaffpd.run.page.data import JoiningReport, ReportData, StrengthPoint
 from scaffpd.run.page.vega import (
     LOOSE,
     MANY,

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaffpd.errors import several
+from scaffpd.numbers import NOTHING, plain, several
 from scaffpd.run import EVERYONE, Row, number, read_table
 from scaffpd.run.page import vega
-from scaffpd.run.page.data import FEW, NOTHING, PredictionReport, ReportData, brief, plain
+from scaffpd.run.page.data import FEW, PredictionReport, ReportData, brief
 from scaffpd.run.page.vega import Figure, across, drawn, layer, named, quantity, short, tips
 
 RECALIBRATED = " recalibrated"

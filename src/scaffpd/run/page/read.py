@@ -14,6 +14,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from scaffpd.errors import InputError
+from scaffpd.numbers import between
 from scaffpd.run import Row, megabytes, new_name, number, read_json, read_table, read_text, whole
 from scaffpd.run.page import data
 from scaffpd.run.page.data import (
@@ -23,7 +24,6 @@ from scaffpd.run.page.data import (
     ReportData,
     Round,
     Score,
-    between,
     overall,
 )
 from scaffpd.run.page.predictions import read_predictions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from scaffpd.errors import plural
+from scaffpd.numbers import plural
 from scaffpd.run.page import vega
 from scaffpd.run.page.data import ReportData, Round
 from scaffpd.run.page.vega import (

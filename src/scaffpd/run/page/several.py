@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.errors import InputError, several
+from scaffpd.errors import InputError
+from scaffpd.numbers import NOTHING, several
 from scaffpd.run.page import read
-from scaffpd.run.page.data import NOTHING, ModelSummary, PredictionReport, ReportData, brief
+from scaffpd.run.page.data import ModelSummary, PredictionReport, ReportData, brief
 from scaffpd.training.metrics import (
     NO,
     NOISE,

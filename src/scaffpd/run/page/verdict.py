@@ -8,20 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scaffpd.errors import plural, several
+from scaffpd.numbers import measured, percent, plain, plural, several, small
 from scaffpd.objectives import OBJECTIVES
 from scaffpd.run.page import data
-from scaffpd.run.page.data import (
-    FEW,
-    ReportData,
-    Score,
-    brief,
-    capital,
-    measured,
-    percent,
-    plain,
-    small,
-)
+from scaffpd.run.page.data import FEW, ReportData, Score, brief, capital
 from scaffpd.run.page.predictions import drift
 from scaffpd.training.metrics import a_fifth
 

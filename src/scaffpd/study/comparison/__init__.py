@@ -20,12 +20,14 @@ from typing import Any
 import numpy as np
 
 from scaffpd.errors import InputError, count
+from scaffpd.files import JsonLines, make_folder, write_file
+from scaffpd.machine import cores, environment
 from scaffpd.study.comparison.problem import Problem, fingerprint
 from scaffpd.study.comparison.runs import FINAL, REFUSED, SKIPPED, TUNE, Pool, Run, RunKey, Runner
 from scaffpd.study.comparison.setting import Setting, climb, neighbours
 from scaffpd.study.comparison.tables import Comparison
-from scaffpd.system import JsonLines, Tally, cores, environment, make_folder, write_file
 from scaffpd.training.loop import Algorithm
+from scaffpd.training.progress import Tally
 
 ABOUT = "about.json"
 LOG = "runs.jsonl"

@@ -14,8 +14,9 @@ import torch
 
 from scaffpd.data import Selection, Silos, breast_cancer, digits, heart_disease, synthetic
 from scaffpd.data.silos import held_out
-from scaffpd.errors import InputError, several, unknown
+from scaffpd.errors import InputError, unknown
 from scaffpd.models import Linear
+from scaffpd.numbers import several
 from scaffpd.training.cohort import Cohort, ModelSpec
 
 Pair = tuple[Any, Any]

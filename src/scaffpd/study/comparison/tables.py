@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from scaffpd.errors import InputError, several, unknown
+from scaffpd.errors import InputError, unknown
+from scaffpd.files import csv_text, write_file
+from scaffpd.numbers import several
 from scaffpd.study.comparison.runs import FINAL, Run
 from scaffpd.study.comparison.setting import Setting
-from scaffpd.system import csv_text, write_file
 from scaffpd.training.loop import Status
 from scaffpd.training.metrics import Spread, Summary, a_fifth, client_row
 

@@ -1,0 +1,66 @@
+"""Progress bars of runs and of rounds, on standard error."""
+
+from __future__ import annotations
+
+import math
+import sys
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Self
+
+from rich import console, progress
+
+if TYPE_CHECKING:
+    from scaffpd.training.loop import RoundInfo
+
+
+class Tally(AbstractContextManager["Tally"]):
+    """Progress bar that counts runs; silent without a terminal.
+
+    If the output is not a terminal but a bar was requested, Rich prints its last state as a line.
+    """
+
+    def __init__(self, wanted: bool | None, total: int, what: str = "run") -> None:
+        shown = sys.stderr.isatty() if wanted is None else wanted
+        columns = (
+            progress.TextColumn(f"{what} {{task.completed}}/{{task.total}}"),
+            progress.BarColumn(bar_width=24),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.description}"),
+        )
+        self.bar = progress.Progress(
+            *columns, console=console.Console(stderr=True), disable=not shown
+        )
+        self.task = self.bar.add_task("starting", total=total)
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def expect(self, runs: int) -> None:
+        """Add `runs` to the total."""
+        self.bar.update(self.task, total=(self.bar.tasks[0].total or 0) + runs)
+
+    def advance(self, text: str, runs: int = 1) -> None:
+        """Redraw after `runs` more runs, the last of which was of `text`."""
+        self.bar.update(self.task, advance=runs, description=text)
+
+
+class Progress(Tally):
+    """Progress bar of rounds, with the certificate on its way to tol."""
+
+    def __init__(self, wanted: bool | None, rounds: int, tol: float | None) -> None:
+        super().__init__(wanted, rounds, "round")
+        self.tol = tol
+
+    def show(self, info: RoundInfo) -> None:
+        """Redraw after a round."""
+        state = info.state
+        goal = "" if self.tol is None else f" → {self.tol:.0e}"
+        text = f"gap ≤ {state.certificate:.1e}{goal}"
+        worst = float(state.losses.max())
+        if not math.isnan(worst):  # it is, if losses were not computed after this round
+            text += f"  worst loss {worst:.4g}"
+        self.bar.update(self.task, completed=info.rounds, description=text)
