@@ -1,0 +1,515 @@
+"""`RunRecord`: what a run was, how it ended and how every client is served, as one JSON file.
+
+`train`, `path`, `compare`, the demo and deployed runs write it as `run.json` into their folder. The
+page, the terminal, `--json` and `predict` read nothing else about a run; several runs are a list of
+records. Large arrays lie beside it (`held_out.npz`, the model files), and CSV files are exports
+that no command reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+
+from scaffpd.errors import InputError, plural
+from scaffpd.system import write_file
+from scaffpd.training.metrics import NO, NOISE, YES, RelativeGain, a_fifth
+
+NAME = "run.json"
+EVERYONE = "all rows"  # in the place of a client or a group: all of them together
+ALONE = "alone"
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# A number that may be missing. JSON has neither NaN nor infinity: both are written as null.
+Number = Annotated[float | None, BeforeValidator(_finite)]
+
+
+class RecordPart(BaseModel):
+    """A part of a record: its fields never change, and a field that is not known is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ClientScore(RecordPart):
+    """One model at one client."""
+
+    client: str
+    weight: Number = None  # λ_i
+    train_rows: int | None = None
+    test_rows: int | None = None
+    train_loss: Number = None  # without the regulariser, where clients are in this process
+    test_loss: Number = None
+    train_score: Number = None  # the run's measure
+    test_score: Number = None
+    deviation: Number = None  # of the score over seeds
+    clear: bool | None = None  # whether the change from the model before is more than chance
+    majority: Number = None  # share of the most frequent label among the rows that are scored
+    epsilon: Number = None  # ε_i that the client has spent
+
+
+class Overall(RecordPart):
+    """A score over all clients: the mean, the mean of the ⌈N/5⌉ worst-served, and the worst."""
+
+    mean: float
+    worst_20: float
+    worst: float
+    worst_client: str = ""
+    mean_sd: Number = None  # standard deviations over seeds
+    worst_20_sd: Number = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, float | None], upwards: bool) -> Self | None:
+        """Summarise scores by client; `None` where no client has one."""
+        known = [(value, name) for name, value in values.items() if value is not None]
+        if not known:
+            return None
+        known.sort(key=lambda one: one[0] if upwards else -one[0])
+        fifth = [value for value, _ in known[: a_fifth(len(known))]]
+        mean = sum(value for value, _ in known) / len(known)
+        return cls(
+            mean=mean,
+            worst_20=sum(fifth) / len(fifth),
+            worst=known[0][0],
+            worst_client=known[0][1],
+        )
+
+
+class RoundRecord(RecordPart):
+    """One communication round; `losses` and `weights` are in the order of the record's clients."""
+
+    round: int
+    certificate: Number = None
+    accepted: bool = True
+    exchanges: int = 0  # since the start of the run, as are bytes and seconds
+    bytes_up: int = 0
+    bytes_down: int = 0
+    absent: int = 0
+    seconds: float = 0.0
+    mean: Number = None  # of the run's measure, in rounds that were scored
+    worst_20: Number = None
+    worst: Number = None
+    losses: list[Number] = []  # f_i; null where a client was not a member or hides its loss
+    weights: list[Number] = []  # λ_i
+
+
+class ModelRecord(RecordPart):
+    """One trained model: how its training ended, how it serves every client, and its rounds."""
+
+    name: str
+    role: Literal["before", "after", ""] = ""  # of the two that are compared
+    objective: str = ""
+    algorithm: str = ""
+    status: str = ""
+    message: str = ""
+    certificate: Number = None  # the proven gap
+    rounds: Number = None  # means over seeds in a comparison, as are all costs
+    exchanges: Number = None
+    bytes_up: Number = None
+    bytes_down: Number = None
+    seconds: Number = None
+    strength: Number = None  # the objective's parameter, on a path
+    failure: str = ""  # why a comparison does not rank it
+    overall: Overall | None = None
+    clients: list[ClientScore] = []
+    history: list[RoundRecord] = []
+
+    @property
+    def megabytes(self) -> float | None:
+        """Messages up and down, all clients, in units of 10⁶ bytes."""
+        if self.bytes_up is None or self.bytes_down is None:
+            return None
+        return (self.bytes_up + self.bytes_down) / 1e6
+
+    @property
+    def value(self) -> float | None:
+        """Σ λ_i f_i after the last round, which bounds the objective, for ψ ≥ 0 (not for Nash)."""
+        pairs = [
+            (weight, loss)
+            for weight, loss in zip(self.last.weights, self.last.losses, strict=False)
+            if weight is not None and loss is not None
+        ]
+        if not pairs or self.objective.startswith("Nash"):
+            return None
+        return sum(weight * loss for weight, loss in pairs)
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether the proven gap says nothing: it exceeds the loss, which is at least zero."""
+        value = self.value
+        return self.certificate is not None and value is not None and self.certificate >= value > 0
+
+    @property
+    def last(self) -> RoundRecord:
+        """The last round with losses."""
+        known = [one for one in self.history if one.losses]
+        return known[-1] if known else RoundRecord(round=0)
+
+    @property
+    def by_client(self) -> dict[str, ClientScore]:
+        """The clients' scores by name."""
+        return {score.client: score for score in self.clients}
+
+
+class GainInterval(RecordPart):
+    """A share by which a loss is lower, with its 95 % interval; no ends where rows are too few."""
+
+    value: float
+    low: Number = None
+    high: Number = None
+
+    @property
+    def gain(self) -> RelativeGain:
+        """The same with infinite ends."""
+        low = -math.inf if self.low is None else self.low
+        return RelativeGain(self.value, low, math.inf if self.high is None else self.high)
+
+
+class JoiningRow(RecordPart):
+    """One model on a client's held-out rows, against training alone and the average model."""
+
+    client: str
+    model: str  # constant, alone, average, fair or personal
+    train_rows: int
+    test_rows: int
+    test_loss: float
+    test_score: Number = None
+    over_alone: GainInterval | None = None  # of the loss, as a share
+    over_average: GainInterval | None = None
+    score_over_alone: GainInterval | None = (
+        None  # of accuracy (a share) or error (the target's unit)
+    )
+    score_over_average: GainInterval | None = None
+
+
+class JoiningTotal(RecordPart):
+    """One model over all clients, each counting the same, and over their worst-served fifth."""
+
+    model: str
+    test_loss_mean: float
+    test_loss_worst_20: float
+    clearly_lose: int
+    over_alone_mean: GainInterval | None = None
+    over_alone_worst_20: GainInterval | None = None
+    over_average_mean: GainInterval | None = None
+    over_average_worst_20: GainInterval | None = None
+
+
+class JoiningRecord(RecordPart):
+    """Whether it pays for a client to train with the others."""
+
+    recommendation: str  # alone, average, fair or personal
+    sentence: str
+    details: str = ""
+    interval: str = ""  # how intervals were made
+    splits: int = 1
+    kappa: Number = None  # κ of the personal models
+    totals: list[JoiningTotal] = []
+    rows: list[JoiningRow]
+
+    @cached_property
+    def by_client(self) -> dict[str, dict[str, JoiningRow]]:
+        """Client → model → its row."""
+        found: dict[str, dict[str, JoiningRow]] = {}
+        for row in self.rows:
+            found.setdefault(row.client, {})[row.model] = row
+        return found
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that were compared."""
+        return tuple(dict.fromkeys(row.model for row in self.rows))
+
+    @property
+    def shown(self) -> str:
+        """The model that sentences are about: the one recommended, else the last."""
+        return self.recommendation if self.recommendation != ALONE else self.models[-1]
+
+    def gain(self, client: str) -> RelativeGain:
+        """Return how much lower a client's loss is with the shown model than alone."""
+        found = self.by_client[client][self.shown].over_alone
+        return RelativeGain(0.0, -math.inf, math.inf) if found is None else found.gain
+
+    @property
+    def total(self) -> RelativeGain | None:
+        """The same over all clients."""
+        own = next((one for one in self.totals if one.model == self.shown), None)
+        return own.over_alone_mean.gain if own and own.over_alone_mean else None
+
+    @property
+    def order(self) -> list[str]:
+        """The clients, the one that gains most first."""
+        return sorted(self.by_client, key=lambda client: -self.gain(client).value)
+
+    @property
+    def paying(self) -> dict[str, list[str]]:
+        """The clients for which the shown model pays ("yes"), costs ("no"), or is within noise."""
+        found: dict[str, list[str]] = {YES: [], NO: [], NOISE: []}
+        for client in self.order:
+            found[self.gain(client).pays].append(client)
+        return found
+
+
+class CoalitionRow(RecordPart):
+    """One client in the game of joining (see `study.coalitions`)."""
+
+    client: str
+    alone: float
+    together: float
+    gets: float
+    brings: float
+    shapley: float
+    errors: float = 0.0
+
+
+class CoalitionRecord(RecordPart):
+    """Who gains from whom."""
+
+    sentence: str
+    peace: str = ""  # whether a group would do better by itself
+    clients: list[CoalitionRow] = []
+
+
+class PrivacyRecord(RecordPart):
+    """(ε, δ) for every training row, over all models together."""
+
+    epsilon: float  # the largest ε_i
+    delta: float
+    budget: Number = None
+    clients: dict[str, float] = {}  # ε_i
+    clips: dict[str, float] = {}  # by name: clip, loss_clip, radius, smoothness
+    noise: dict[str, list[float]] = {}  # multipliers by name, one or one per client
+    seeded: bool = False  # noise that can be repeated protects nobody
+    models: int = 1
+    scored: bool = True  # false: scores are the noisy losses that silos have sent
+
+
+class ScoreRow(RecordPart):
+    """Scores of one model on the held-out rows of one client, of one group, or of all."""
+
+    model: str
+    by: str  # "client", or the column that makes groups
+    group: str
+    rows: int
+    values: dict[str, Number]
+
+
+class BinRow(RecordPart):
+    """Rows of similar probability, and the share of them that came true, with its 95 % interval."""
+
+    model: str
+    client: str
+    rows: int
+    mean_probability: float
+    base_rate: float
+    low: float
+    high: float
+
+
+class CoefficientRow(RecordPart):
+    """What one standard deviation of a column adds to the output, by model."""
+
+    column: str
+    label: str = ""
+    values: dict[str, float]
+
+
+class PathRecord(RecordPart):
+    """A fairness path: the parameter that it goes along, and the point that is suggested."""
+
+    parameter: str
+    objective: str
+    knee: str
+    why: str
+    rounds: int
+
+
+class EventRecord(RecordPart):
+    """Something that happened to a silo of a deployed run."""
+
+    round: int
+    client: str
+    what: str
+    sentence: str
+
+
+class TableReading(RecordPart):
+    """How a run has read its table, so that `predict` reads new rows alike."""
+
+    client: str
+    target: str
+    decimal: str | None = None
+    missing: list[str] = []
+
+
+class RunRecord(RecordPart):
+    """One run of `train`, `path`, `compare`, the demo, or across organisations."""
+
+    format: Literal[2] = 2
+    kind: Literal["train", "path", "demo", "compare", "deploy", "runs"]
+    title: str
+    command: str = ""  # makes the run again, or goes on with it
+    made: str = ""  # when, in UTC
+    version: str = ""
+    task: str = ""
+    measure: Literal["accuracy", "rmse", "loss"]
+    split: Literal["train", "test"]  # the rows that scores are about
+    labels: list[str] = []
+    word: str = "client"  # what a client is called
+    clients: list[str]
+    models: list[ModelRecord] = Field(min_length=1)
+    verdict: list[str] = []  # sentences of the run's own; else they are made from the numbers
+    answers: dict[str, str] = {}  # likewise, to the questions of `run.page.verdict`
+    remarks: list[str] = []
+    cautions: list[str] = []
+    path: PathRecord | None = None
+    privacy: PrivacyRecord | None = None
+    joining: JoiningRecord | None = None
+    coalition: CoalitionRecord | None = None
+    scores: list[ScoreRow] = []
+    bins: list[BinRow] = []
+    coefficients: list[CoefficientRow] = []
+    events: list[EventRecord] = []
+    settings: dict[str, str] = {}  # for people, by name: data, model, rounds, ..
+    config: str = ""  # the settings file
+    environment: dict[str, JsonValue] = {}
+    reading: TableReading | None = None
+    fills: dict[str, dict[str, float | str]] = {}  # for missing values, by client and column
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the record in a folder, or refuse it with one sentence."""
+        file = folder / NAME
+        try:
+            return cls.model_validate_json(file.read_bytes())
+        except (FileNotFoundError, NotADirectoryError):
+            raise _no_run(folder) from None
+        except OSError as error:
+            raise InputError("run-unreadable", f"{str(file)!r} cannot be read: {error}.") from None
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            where = ".".join(map(str, wrong["loc"])) or "its text"
+            raise InputError(
+                "run-damaged",
+                f"{str(file)!r} is not the record of a run of this version ({where}: "
+                f"{wrong['msg']}): make the run again.",
+            ) from None
+
+    def write(self, folder: Path) -> Path:
+        """Write it into a folder, all of it or nothing."""
+        write_file(folder / NAME, self.model_dump_json(exclude_none=True) + "\n")
+        return folder / NAME
+
+    @property
+    def upwards(self) -> bool:
+        """Whether more is better."""
+        return self.measure == "accuracy"
+
+    @property
+    def sign(self) -> int:
+        """1 where more is better, −1 where less is."""
+        return 1 if self.upwards else -1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The models' names."""
+        return tuple(model.name for model in self.models)
+
+    def model(self, name: str) -> ModelRecord:
+        """Return the model of this name."""
+        return next(model for model in self.models if model.name == name)
+
+    def role(self, role: str) -> ModelRecord | None:
+        """Return the model with this role that has scores."""
+        return next((m for m in self.models if m.role == role and m.overall), None)
+
+    @property
+    def main(self) -> ModelRecord:
+        """The model that the run is about: the one after, else the one before, else the last."""
+        return self.role("after") or self.role("before") or self.models[-1]
+
+    @property
+    def pair(self) -> tuple[ModelRecord, ModelRecord] | None:
+        """The models before and after; `None` where there is nothing to compare."""
+        before = self.role("before")
+        after = self.role("after")
+        return (before, after) if before and after else None
+
+    @property
+    def scored(self) -> bool:
+        """Whether any model has scores."""
+        return any(model.overall for model in self.models)
+
+    def value(self, score: ClientScore) -> float | None:
+        """Return the run's measure on the rows that scores are about."""
+        return score.test_score if self.split == "test" else score.train_score
+
+    def gains(self, before: ModelRecord, after: ModelRecord) -> dict[str, float]:
+        """Return how much better the second model serves every client that both have scores of."""
+        old = {score.client: self.value(score) for score in before.clients}
+        new = {score.client: self.value(score) for score in after.clients}
+        return {
+            client: self.sign * (now - was)
+            for client, was in old.items()
+            if was is not None and (now := new.get(client)) is not None
+        }
+
+    @property
+    def tested(self) -> dict[str, bool]:
+        """Whether each client's change is more than chance; empty where that was not tested."""
+        if self.pair is None:
+            return {}
+        return {s.client: s.clear for s in self.pair[1].clients if s.clear is not None}
+
+    @property
+    def bottom(self) -> str:
+        """'worst-served fifth of clients', or 'worst-served client' where that is one."""
+        one = a_fifth(len(self.clients)) <= 1
+        return f"worst-served {self.word if one else f'fifth of {plural(self.word)}'}"
+
+    def score_rows(self, model: str, by: str = "client") -> dict[str, ScoreRow]:
+        """Return the scores of a model by client or group, all rows together last."""
+        return {row.group: row for row in self.scores if (row.model, row.by) == (model, by)}
+
+    @property
+    def scored_models(self) -> tuple[str, ...]:
+        """The models that have scores beyond the measure."""
+        return tuple(dict.fromkeys(row.model for row in self.scores))
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder has the record of a run."""
+    return (folder / NAME).is_file()
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the runs in a folder, in the order in which they were written."""
+    found = [(file.stat().st_mtime, file.parent) for file in folder.glob(f"*/{NAME}")]
+    return [place for _, place in sorted(found)]
+
+
+def read_runs(folders: Sequence[Path]) -> list[tuple[Path, RunRecord]]:
+    """Read the runs that are named, or all of those in one folder that is itself no run."""
+    places = list(folders)
+    if len(places) == 1 and not is_run(places[0]):
+        places = runs_below(places[0]) or places
+    return [(place, RunRecord.read(place)) for place in places]
+
+
+def _no_run(folder: Path) -> InputError:
+    if not folder.exists():
+        return InputError("no-such-folder", f"There is no folder {str(folder)!r}.")
+    if not folder.is_dir():
+        sentence = f"{str(folder)!r} is a file; name the folder of a run: {str(folder.parent)!r}?"
+        return InputError("run-is-file", sentence)
+    below = runs_below(folder)
+    hint = f": did you mean {str(below[0])!r}?" if below else f": it has no {NAME}."
+    return InputError("not-a-run", f"{str(folder)!r} is not the folder of a run{hint}")
