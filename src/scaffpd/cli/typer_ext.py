@@ -139,9 +139,13 @@ def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
 PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
 ALGORITHMS = (
     "Fair",
-    *(name for name in scaffpd._HOME["scaffpd.algorithms"] if name != "fair"),
+    *(name for name, home in scaffpd._HOME.items() if home == "scaffpd.algorithms"),
 )  # without PyTorch
-OBJECTIVES = tuple(name for name in scaffpd._HOME["scaffpd.objectives"] if name != "Excess")
+OBJECTIVES = tuple(
+    name
+    for name, home in scaffpd._HOME.items()
+    if home == "scaffpd.objectives" and name != "Excess"
+)
 ENGINES = ("flare", "flower")
 IMAGES = {
     "cifar10": "cifar10",

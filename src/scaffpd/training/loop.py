@@ -196,7 +196,14 @@ def train(
                 "tol-certificate-none", f"tol needs a certificate, and there is none: {reason}"
             )
         with Progress(progress, rounds, tol) as bar:
-            status = run.until(rounds, tol, [*callbacks, bar.show])
+            status = run.until(
+                rounds,
+                tol,
+                [
+                    *callbacks,
+                    lambda info: bar.show(info.rounds, info.state.certificate, info.state.losses),
+                ],
+            )
         return run.result(status)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from rich import console, progress
 
-if TYPE_CHECKING:
-    from scaffpd.training.loop import RoundInfo
+from scaffpd.federation import Vector
 
 
 class Tally(AbstractContextManager["Tally"]):
@@ -55,12 +54,11 @@ class Progress(Tally):
         super().__init__(wanted, rounds, "round")
         self.tol = tol
 
-    def show(self, info: RoundInfo) -> None:
+    def show(self, rounds: int, certificate: float, losses: Vector) -> None:
         """Redraw after a round."""
-        state = info.state
         goal = "" if self.tol is None else f" → {self.tol:.0e}"
-        text = f"gap ≤ {state.certificate:.1e}{goal}"
-        worst = float(state.losses.max())
+        text = f"gap ≤ {certificate:.1e}{goal}"
+        worst = float(losses.max())
         if not math.isnan(worst):  # it is, if losses were not computed after this round
             text += f"  worst loss {worst:.4g}"
-        self.bar.update(self.task, completed=info.rounds, description=text)
+        self.bar.update(self.task, completed=rounds, description=text)
