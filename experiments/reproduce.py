@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaffpd import cli
-from scaffpd.cli.typer_ext import DEVICES, add, completing, group, prepare
+from scaffpd.cli.typer_ext import add, completing, group, prepare
 from scaffpd.errors import InputError, positive
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def _register(name: str, words: str, work: Work, folder: str) -> None:
             str,
             option(
                 help="cpu, cuda, or auto: a GPU if there is one.",
-                autocompletion=completing(*DEVICES),
+                autocompletion=completing("auto", "cpu", "cuda"),
             ),
         ] = "auto",
         small: Annotated[

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
@@ -11,11 +10,9 @@ import pytest
 import typer
 
 from forked import command
-from scaffpd import algorithms, cli, data, objectives
+from scaffpd import algorithms, cli, objectives
 from scaffpd.cli import typer_ext
 from scaffpd.cli.compare import _methods
-from scaffpd.deploy import local
-from scaffpd.features import backbones, extract, layers
 from scaffpd.study.comparison import problem
 from scaffpd.study.comparison.setting import zoo
 
@@ -45,9 +42,6 @@ def offered(monkeypatch, capsys):
         ("scaffpd compare --methods AFL,Sc", {"AFL,ScaffPD", "AFL,Scaffold"}),
         ("scaffpd compare --cl", {"--client", "--clients"}),
         ("scaffpd silo c", {"check", "consent"}),
-        ("scaffpd features cifar10 --backbone r", {"resnet18-layer3"}),
-        ("scaffpd features t", {"tiny-imagenet"}),
-        ("scaffpd deploy local --engine fl", {"flare", "flower"}),
     ],
 )
 def test_bash(offered, line, found):
@@ -56,11 +50,8 @@ def test_bash(offered, line, found):
 
 
 def test_zsh_and_fish(offered):
-    zsh = offered(
-        _SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="scaffpd deploy local --engine f"
-    )
-    assert '"flare"' in zsh
-    assert '"flower"' in zsh
+    zsh = offered(_SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="scaffpd compare d")
+    assert '"digits"' in zsh
     fish = {"_SCAFFPD_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     out = offered(_TYPER_COMPLETE_ARGS="scaffpd compare br", **fish)
     assert out.strip() == "breast-cancer"
@@ -117,12 +108,6 @@ def test_the_names_are_those_of_their_homes():
     for kind in (kind for kind in objectives.OBJECTIVES.values() if kind.parameter):
         assert (kind.symbol or kind.parameter) in said.help
         assert kind.usual is None or f"{kind.symbol} {kind.usual:g}" in said.show_default
-    assert tuple(local.ENGINES) == typer_ext.ENGINES
-    assert all(callable(getattr(data, loader)) for loader in typer_ext.IMAGES.values())
-    assert typer_ext.BACKBONES == backbones.BACKBONES
-    assert typer_ext.KINDS == extract.KINDS
-    assert typer_ext.DTYPES == extract.DTYPES
-    assert all(name in inspect.getsource(layers) for name in typer_ext.PRECISIONS)
     assert set(typer_ext.ALGORITHMS) == set(algorithms.ALGORITHMS)
 
 

@@ -17,16 +17,9 @@ from scaffpd.run.settings.federation import FederationFile
 from scaffpd.study import choosing
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
-# Examples that need images and a GPU, download packages or start an engine's processes: their command lines are parsed,
-# and no more. What they do is tested elsewhere (tests/features, test_bundle.py, tests/deploy with the mark `deploy`;
-# --provision in tests/deploy/test_flare.py).
-HEAVY = (
-    "scaffpd features ",
-    "scaffpd deploy local",
-    "scaffpd deploy resume",
-    "scaffpd deploy start",
-    "scaffpd bundle",
-)
+# Examples that start an engine's processes: their command lines are parsed, and no more. What they do is tested
+# elsewhere (tests/deploy with the mark `deploy`; --provision in tests/deploy/test_flare.py).
+HEAVY = ("scaffpd deploy local", "scaffpd deploy resume", "scaffpd deploy start")
 
 
 # Examples that are run with a little less work: fewer splits, and without processes of their own.
@@ -121,7 +114,7 @@ def test_the_top_groups_its_commands_and_names_the_exit_codes(capsys):
     panels = re.findall(r"╭─ ([^─]+) ─", out)
     assert panels[0] == "Options"
     assert panels[1] == "Start here"
-    assert panels[-2:] == ["Compare", "Across organisations"]
+    assert panels[-1] == "Across organisations"
     flat = " ".join(out.split())
     for code, words in EXIT_CODES.items():
         assert f"{code} {words}" in flat

@@ -11,13 +11,10 @@ import sys
 
 import pytest
 
-from forked import forked
 from scaffpd import cli
 
 ROWS = "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40))
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
-SEES = "name its folder by --data, folder= or SCAFFPD_DATA."
-MISSING = "name one that exists by --data, folder= or SCAFFPD_DATA."
 
 
 def silo(name, target="y", more=""):
@@ -97,9 +94,7 @@ LINES = [
     ("doctor --jsn", "No such option '--jsn'. Did you mean '--json'?"),
     # too much, too little
     ("demo more", "Got unexpected extra argument (more) (see scaffpd demo --help)."),
-    ("data more", "Got unexpected extra argument (more) (see scaffpd data --help)."),
     ("compare --rho", "Option '--rho' requires an argument."),
-    ("features", "Missing argument 'DATASET' (see scaffpd features --help)."),
     ("silo check", "Missing argument 'FILE' (see scaffpd silo check --help)."),
     ("silo predict good.toml", "Missing argument 'MODEL' (see scaffpd silo predict --help)."),
     ("deploy resume", "Missing argument 'FOLDER' (see scaffpd deploy resume --help)."),
@@ -121,7 +116,6 @@ LINES = [
     ("compare --processes 0", "Invalid value for '--processes': 0 is not in the range x>=1"),
     ("compare --rho nan", "compare needs a number for --rho, got NaN."),
     ("compare --alpha 0", "compare needs --alpha > 0 and finite, got 0.0."),
-    ("features cifar10 --size 4", "Invalid value for '--size': 4 is not in the range x>=8"),
     ("deploy local --seconds -1", "deploy needs --seconds > 0, got -1.0."),
     ("deploy resume here --seconds nan", "deploy needs --seconds > 0, got nan."),
     ("deploy local --silos 0", "There are patients for 2 to 22 silos, not for 0."),
@@ -138,23 +132,6 @@ LINES = [
     ("compare digits --l2 1", "'digits' brings its own model: leave --l2 out."),
     ("compare --methods FedAvg,FedPox", "Unknown method 'FedPox': did you mean 'FedProx'?"),
     ("compare --methods ,", "compare needs --methods such as FedAvg,Scaff-PD, or all."),
-    ("features cifar11", "Unknown dataset 'cifar11': did you mean 'cifar10'?"),
-    (
-        "features cifar10 --backbone resnet18",
-        "Unknown backbone 'resnet18': did you mean 'resnet18-layer3'?",
-    ),
-    ("features cifar10 --kind entkk", "Unknown kind 'entkk': did you mean 'entk'?"),
-    ("features cifar10 --dtype float8", "Unknown dtype 'float8': did you mean 'float32'?"),
-    (
-        "features cifar10 --precision int8",
-        "Unknown precision 'int8': choose one of 'float32', 'tf32', 'bfloat16'.",
-    ),
-    (
-        "features cifar10 --memory lots",
-        "Memory must be a size such as '4GB' or '512MiB', got 'lots'.",
-    ),
-    ("features cifar10 --device tpu", "Unknown device 'tpu': choose 'auto', 'cpu' or 'cuda'."),
-    ("deploy local --engine flre", "Unknown engine 'flre': did you mean 'flare'?"),
     # options that contradict each other
     (
         "compare hospitals --alpha 0.1",
@@ -166,7 +143,6 @@ LINES = [
         "The problem 'synthetic' is not cut by labels: leave --alpha out.",
     ),
     ("compare --clients 200", "dirichlet cannot give 200 clients 10 samples each out of 1797."),
-    ("deploy local --plaintext", "--plaintext is for Flower only: FLARE always uses TLS."),
     (
         "deploy local --silo good.toml",
         "--silo files belong to a federation.toml: name that as well.",
@@ -184,25 +160,6 @@ LINES = [
     ("demo --out file", "Cannot write to the folder 'file': it is a file."),
     ("demo --out file/below", "Cannot write to the folder 'file/below': Not a directory."),
     ("compare synthetic --out file", "Cannot write to the folder 'file': it is a file."),
-    ("data --data nowhere", f"There is no data folder 'nowhere': {MISSING}"),
-    ("data --data file", f"There is no data folder 'file': {MISSING}"),
-    (
-        "demo --rho 0.3",
-        "scaffpd demo --rho is now scaffpd train hospitals --objective ChiSquare --strength 0.3 --l2 0.03 --splits 20.",
-    ),
-    (
-        "reproduce cifar100 --small",
-        "scaffpd reproduce is now python -m experiments.reproduce, with the same",
-    ),
-    (
-        "features cifar10",
-        f"weights/efficientnet_lite0_imagenet.npz is not part of the package: {SEES}",
-    ),
-    ("features cifar10 --data nowhere", f"There is no data folder 'nowhere': {MISSING}"),
-    (
-        "features cifar10 --data full",
-        "There is no file 'full/weights/efficientnet_lite0_imagenet.npz': name a folder with",
-    ),
     (
         "silo init --out good.toml",
         "The file 'good.toml' is there already; choose another one with --out.",
@@ -246,10 +203,6 @@ LINES = [
     (
         "silo check federation.toml",
         "The file 'federation.toml' looks like a coordinator's federation.toml; a silo's silo.toml is needed.",
-    ),
-    (
-        "deploy flower good.toml",
-        "The file 'good.toml' looks like a silo's silo.toml; a coordinator's federation.toml is needed.",
     ),
     (
         "deploy local good.toml",
@@ -416,11 +369,6 @@ def test_the_table_is_long_enough():
             "nvflare is not installed: pip install 'scaffpd[flare]'.",
         ),
         (
-            "deploy local --engine flower",
-            "flwr",
-            "flwr is not installed: pip install 'scaffpd[flower]'.",
-        ),
-        (
             "silo check spoilt.toml",
             "pyarrow",
             "Reading 'spoilt.parquet' needs pyarrow: pip install pyarrow.",
@@ -439,15 +387,6 @@ def test_an_extra_that_is_missing(line, module, sentence, files, capsys, monkeyp
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.chdir(files)
     refused(line, sentence, files, capsys)
-
-
-def test_without_any_engine_there_is_a_sentence(files, monkeypatch):
-    """In a process of its own: engines' modules that others have imported stay."""
-    monkeypatch.chdir(files)
-    line = ["deploy", "local", "--engine", "flower"]
-    done = forked(f"import sys; from scaffpd import cli; sys.exit(cli.run({line}))", "psutil")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "psutil is not installed: pip install 'scaffpd[flower]'.\n"
 
 
 @pytest.mark.skipif(

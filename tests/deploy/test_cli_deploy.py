@@ -114,16 +114,15 @@ def test_defaults(tmp_path):
     assert repr(file.method) == "Fair(objective=Agnostic(), local_steps=None, batch_size=None)"
 
 
-@pytest.mark.parametrize("engine", ["flare", "flower"])
+@pytest.mark.parametrize("engine", ["flare"])
 def test_files_and_commands_for_production(tmp_path, capsys, engine):
-    pytest.importorskip({"flare": "nvflare", "flower": "flwr"}[engine])
+    pytest.importorskip({"flare": "nvflare"}[engine])
     path, _ = write_hospitals(tmp_path)
     assert cli(["deploy", engine, str(path), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     assert "At the coordinator" in printed
     wanted = {
         "flare": ("project.yml", "nvflare provision"),
-        "flower": ("pyproject.toml", "flower-superlink"),
     }[engine]
     assert (tmp_path / "out" / wanted[0]).is_file()
     assert wanted[1] in printed
@@ -145,12 +144,7 @@ def test_what_cannot_be_deployed(tmp_path, capsys):
     assert "needs both --kit and --job" in refused(capsys, "resume", path, "--kit", tmp_path)
 
 
-def test_an_unknown_engine(tmp_path, capsys):
-    words = refused(capsys, "local", "--engine", "flair", "--out", tmp_path / "o")
-    assert words == "Unknown engine 'flair': did you mean 'flare'?"
-
-
-@pytest.mark.parametrize("engine", ["flare", "flower"])
+@pytest.mark.parametrize("engine", ["flare"])
 def test_an_engine_that_is_not_installed_is_said_in_a_sentence(
     tmp_path, capsys, monkeypatch, engine
 ):
@@ -159,9 +153,7 @@ def test_an_engine_that_is_not_installed_is_said_in_a_sentence(
             monkeypatch.delitem(sys.modules, name)
     for name in ("nvflare", "flwr"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert f"pip install 'scaffpd[{engine}]'" in refused(
-        capsys, "local", "--engine", engine, "--out", tmp_path / "o"
-    )
+    assert f"pip install 'scaffpd[{engine}]'" in refused(capsys, "local", "--out", tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
 

@@ -85,7 +85,7 @@ def test_a_command_that_does_not_exist_is_noticed():
             understood(line.split())
     with pytest.raises(Exception, match=r".+"):
         understood(["python", "-m", "experiments.reproduce", "cifar10", "--smal"])
-    understood(["scaffpd", "deploy", "local", "--engine", "flare", "--silos", "4"])
+    understood(["scaffpd", "deploy", "local", "--silos", "4"])
 
 
 @pytest.mark.long

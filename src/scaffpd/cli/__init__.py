@@ -18,11 +18,10 @@ import click
 import typer
 
 import scaffpd
-from scaffpd.cli.compare import compare, features
-from scaffpd.cli.data import data, init
+from scaffpd.cli.compare import compare
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
-from scaffpd.cli.doctor import bundle, doctor
+from scaffpd.cli.doctor import doctor
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
@@ -31,7 +30,6 @@ from scaffpd.errors import InputError
 from scaffpd.files import FULL
 
 START = "Start here"
-COMPARE = "Compare"
 ORGANISATIONS = "Across organisations"
 EXIT_CODES = {
     DONE: "done",
@@ -42,7 +40,6 @@ EXIT_CODES = {
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."
 BUG = "This is a bug in scaffpd, not your mistake: please report it with these lines and the output of scaffpd doctor."
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
-ANYTHING = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 app = typer.Typer(
     name="scaffpd",
@@ -53,21 +50,10 @@ app = typer.Typer(
     context_settings=SETTINGS,
     suggest_commands=False,
 )
-for _command in (demo, init, train, path, predict, report, data, doctor, compare, features):
-    add(app, _command, panel=COMPARE if _command in (compare, features) else START)
+for _command in (demo, train, path, predict, report, compare, doctor):
+    add(app, _command, panel=START)
 app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
 app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)
-add(app, bundle, panel=ORGANISATIONS)
-
-
-@app.command("reproduce", hidden=True, context_settings=ANYTHING)
-def _reproduce() -> None:
-    """Say where the paper's experiments are."""
-    raise InputError(
-        "scaffpd-reproduce-now",
-        "scaffpd reproduce is now python -m experiments.reproduce, with the same options, in a checkout of the "
-        "repository: the paper's experiments are no longer part of the package.",
-    )
 
 
 def _version(wanted: bool) -> None:

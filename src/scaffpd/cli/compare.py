@@ -1,9 +1,8 @@
-"""`scaffpd compare`: many methods on one problem; `scaffpd features`: images as rows for linear models."""
+"""`scaffpd compare`: many methods on one problem."""
 
 from __future__ import annotations
 
 import shlex
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,10 +15,8 @@ from scaffpd.cli.typer_ext import (
     AsJson,
     Quiet,
     argument,
-    checked,
     listed,
     option,
-    prepare,
     print_json,
     takes,
 )
@@ -220,144 +217,3 @@ def _show(comparison: Comparison, verdicts: list[str], out: Path | None) -> None
         console.print(
             f"\nWritten to {out}; to look at: scaffpd report {out}", markup=False, soft_wrap=True
         )
-
-
-def features(
-    dataset: Annotated[str, argument("cifar10, cifar100 or tiny-imagenet.", typer_ext.IMAGES)],
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Folder of data sets and weights.", show_default="SCAFFPD_DATA"),
-    ] = None,
-    backbone: Annotated[
-        str, option("efficientnet-lite0 or resnet18-layer3.", typer_ext.BACKBONES)
-    ] = "efficientnet-lite0",
-    kind: Annotated[
-        str, option("entk: gradients; penultimate: last features.", typer_ext.KINDS)
-    ] = "entk",
-    coordinates: Annotated[
-        int, typer.Option(min=1, help="Coordinates of the gradient that are kept.")
-    ] = 50_000,
-    size: Annotated[
-        int, typer.Option(min=8, help="Pixels a side to which images are resized.")
-    ] = 224,
-    device: Annotated[str, option("auto, cpu or cuda.", typer_ext.DEVICES)] = "auto",
-    dtype: Annotated[
-        str, option("Format of storage: float16 or float32.", typer_ext.DTYPES)
-    ] = "float16",
-    precision: Annotated[
-        str | None,
-        option("float32, tf32 or bfloat16.", typer_ext.PRECISIONS, "tf32 on a GPU, else float32"),
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="For a chunk: 4GB.", show_default="a share of the free")
-    ] = None,
-    cache: Annotated[Path, typer.Option("--cache", "--out", help="Folder for tables.")] = Path(
-        "features"
-    ),
-    images_per_class: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of training and test images each.", show_default="all"),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random head and the coordinates.")] = 0,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check the checksums of a table once more.")
-    ] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
-    """Images as rows of numbers for linear models; the same command again goes on or finds it done.
-
-    Images and weights are yours to provide: scaffpd data says where.
-
-    Examples:
-        scaffpd features cifar10 --data ~/data --images-per-class 5 --size 64
-    """
-    for what, given, names in (
-        ("dataset", dataset, typer_ext.IMAGES),
-        ("backbone", backbone, typer_ext.BACKBONES),
-        ("kind", kind, typer_ext.KINDS),
-        ("dtype", dtype, typer_ext.DTYPES),
-        ("precision", precision or "float32", typer_ext.PRECISIONS),
-    ):
-        checked(what, given, names)
-    from scaffpd import data as sources  # seconds, so not for --help
-    from scaffpd.features import backbone as known
-    from scaffpd.features import features as extract
-    from scaffpd.features.extract import place
-    from scaffpd.features.store import parse_memory
-
-    parse_memory(memory)
-    where = place(device)
-    exact = precision or (
-        "tf32" if where.type == "cuda" else "float32"
-    )  # as `python -m experiments.reproduce` has it
-    network = known(backbone, data, size)
-    images = getattr(sources, typer_ext.IMAGES[dataset])(data)
-    if images_per_class is not None:
-        images = images.subset(images_per_class, images_per_class)
-    prepare(cache)
-    if not (quiet or as_json):
-        counts = f"{len(images.train.x)} training and {len(images.test.x)} test images"
-        shape = " × ".join(map(str, images.train.x.shape[1:3]))
-        typer.echo(
-            f"{images.name}: {counts} of {shape} pixels; {network.name} at {network.size} × {network.size}."
-        )
-    started = time.perf_counter()
-    there = {path.name for path in cache.glob("*") if (path / "meta.json").exists()}
-    try:
-        table = extract(
-            images,
-            network,
-            kind,
-            coordinates,
-            seed,
-            memory=memory,
-            device=where,
-            dtype=dtype,
-            precision=exact,
-            cache=cache,
-            progress=False if quiet else None,
-            verify=verify or None,
-        )
-    except KeyboardInterrupt:
-        typer.echo("Interrupted: the same command goes on from here.", err=True)
-        raise
-    if as_json:
-        print_json({"folder": cache / table.key, **_meta(cache / table.key)})
-    elif not quiet:
-        _say_done(table, cache / table.key, time.perf_counter() - started, there, coordinates)
-
-
-def _say_done(table: Any, folder: Path, seconds: float, there: set[str], wanted: int) -> None:
-    from scaffpd.numbers import format_bytes
-
-    meta = _meta(folder)
-    rows, columns = table.values.shape
-    rate = meta["samples_per_second"]
-    pace = "" if rate is None else f" at {rate:.3g} images/s on {meta['device']}"
-    cached = folder.name in there
-    how = (
-        f"found in the cache, computed earlier{pace}"
-        if cached
-        else f"computed{pace} in {seconds:.1f} s"
-    )
-    if meta["kind"] == "entk" and columns < wanted:
-        typer.echo(f"The network has {columns:,} coordinates; all are taken.")
-    typer.echo(
-        f"{rows} × {columns} in {meta['dtype']} ({format_bytes(table.values.nbytes)}), {how}."
-    )
-    typer.echo(str(folder))
-
-
-def _meta(folder: Path) -> dict[str, Any]:
-    """Read what a table of features says about itself."""
-    import json
-
-    try:
-        found: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(
-            "table-disappeared-while",
-            f"The table in {str(folder)!r} disappeared while it was read.",
-        ) from None
-    return found

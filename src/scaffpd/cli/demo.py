@@ -11,7 +11,6 @@ from rich.console import Console
 
 from scaffpd.cli.screens import section
 from scaffpd.cli.typer_ext import Quiet, prepare
-from scaffpd.errors import InputError
 
 AIR = (
     "Beijing air quality (UCI): twelve stations predict the fine dust of a day from its weather. Eight have three "
@@ -28,7 +27,6 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Chooses new stations and days.")] = 0,
     splits: Annotated[int, typer.Option(min=2, help="How many draws to average over.")] = 8,
     quiet: Quiet = False,
-    rho: Annotated[float | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Twelve stations, four of them new: alone, one model for all, or models of their own, in less than a minute.
 
@@ -36,9 +34,6 @@ def demo(
         scaffpd demo
         scaffpd demo --splits 2 --seed 1 --out other-stations
     """
-    if rho is not None:
-        moved = f"scaffpd train hospitals --objective ChiSquare --strength {rho:g} --l2 0.03 --splits 20"
-        raise InputError("scaffpd-demo-rho", f"scaffpd demo --rho is now {moved}.")
     prepare(out)
     console = Console(quiet=quiet, highlight=False)
     section(console, None, AIR.format(splits=splits))

@@ -1,4 +1,4 @@
-"""`scaffpd deploy`: a federation's files for FLARE or Flower, and the whole of it on this machine."""
+"""`scaffpd deploy`: a federation's files for FLARE, and the whole of it on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from scaffpd.cli import typer_ext
-from scaffpd.cli.typer_ext import AsJson, checked, group, option
+from scaffpd.cli.typer_ext import AsJson, group
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from scaffpd.deploy.deployed_run import DeployedRun, Outcome
     from scaffpd.run.settings.federation import FederationFile, Server
 
-EngineOption = Annotated[str, option("flare (NVIDIA FLARE) or flower.", typer_ext.ENGINES)]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")
 ]
@@ -43,7 +42,6 @@ def local(
     silo: Annotated[
         list[Path] | None, typer.Option(help="A silo.toml of that federation; once for each silo.")
     ] = None,
-    engine: EngineOption = "flare",
     silos: Annotated[
         int, typer.Option(help="How many hospitals (more than four: their wards).")
     ] = 4,
@@ -53,9 +51,6 @@ def local(
             help="Folder of the deployment, to resume it by; results go to the federation's own `folder`."
         ),
     ] = Path("scaffpd-deployment"),
-    plaintext: Annotated[
-        bool, typer.Option("--plaintext", help="Without TLS (Flower only).")
-    ] = False,
     write: Annotated[
         bool, typer.Option("--write", help="Write the hospitals' files, and start nothing.")
     ] = False,
@@ -66,26 +61,21 @@ def local(
     """Bring up real processes on this machine with TLS, train, and take everything down again.
 
     Examples:
-        scaffpd deploy local --engine flare --silos 4
+        scaffpd deploy local --silos 4
         scaffpd deploy local federation.toml --silo a.toml --silo b.toml
     """
-    checked("engine", engine, typer_ext.ENGINES)
-    if plaintext and engine != "flower":
-        raise InputError(
-            "plaintext-flower-flare", "--plaintext is for Flower only: FLARE always uses TLS."
-        )
     _positive(seconds)
     from scaffpd.deploy.local import LocalDeployment, engine_module
 
-    engine_module(engine, "local")  # before anything is written
+    engine_module("flare", "local")  # before anything is written
     if federation is None:
         if silo:
             raise InputError(
                 "silo-files-belong", "--silo files belong to a federation.toml: name that as well."
             )
-        deployment = LocalDeployment.hospitals(out, engine, silos, not plaintext)
+        deployment = LocalDeployment.hospitals(out, "flare", silos)
     else:
-        deployment = LocalDeployment.of(out, engine, federation, silo or [], not plaintext)
+        deployment = LocalDeployment.of(out, "flare", federation, silo or [])
     if not write:
         _see_through(deployment, seconds, keep, quiet)
 
@@ -230,38 +220,6 @@ def flare(
     _steps("3. At the server, to start the run or to go on with it", (last,))
 
 
-def flower(federation: FederationFileArgument, out: Out = Path("flower")) -> None:
-    """Write a Flower app, and show the commands that bring it to life.
-
-    Examples:
-        scaffpd deploy flower federation.toml --out flower
-    """
-    from scaffpd.deploy.local import engine_module
-    from scaffpd.run.settings.federation import FederationFile
-
-    project = engine_module("flower", "project")
-    file = FederationFile.read(federation)
-    _server(file, out)
-    commands = project.write_app(file, out)
-    keys = {name: steps[0] for name, steps in commands.silos.items()}
-    _steps("1. At every silo: a key; its public half goes to the coordinator", tuple(keys.values()))
-    prepared = (
-        "mkdir -p keys certificates",
-        "# put the silos' .pub files into keys, your own ca.pem, server.pem and server.key into certificates",
-    )
-    _steps(
-        f"2. At the coordinator, in {out}", (*prepared, *commands.server, *commands.admit.values())
-    )
-    for name, steps in commands.silos.items():
-        _steps(
-            f"3. At silo {name}, beside its key, its silo.toml and the coordinator's ca.pem",
-            steps[1:],
-        )
-    _steps(
-        f"4. At the coordinator, in {out}, to start the run or to go on with it", (commands.run,)
-    )
-
-
 def status(
     folder: Annotated[Path, typer.Argument(help="The run's folder, or its federation.toml.")],
     serve: Serve = None,
@@ -346,12 +304,12 @@ def _show_status(now: Mapping[str, Any]) -> None:
 
 
 deploy = group(
-    """Across real organisations, on NVIDIA FLARE or Flower.
+    """Across real organisations, on NVIDIA FLARE.
 
     Examples:
-        scaffpd deploy local --engine flower
+        scaffpd deploy local
     """,
-    *(local, resume, status, start, flare, flower),
+    *(local, resume, status, start, flare),
 )
 
 

@@ -1,37 +1,19 @@
-"""`scaffpd doctor`: what is installed, and whether training works here; `scaffpd bundle`: all of it for elsewhere."""
+"""`scaffpd doctor`: what is installed, and whether training works here."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
-import subprocess
 import sys
-import sysconfig
-import tempfile
-import tomllib
-import uuid
-import zipfile
-from collections.abc import Mapping, Sequence
-from email.message import Message
-from email.parser import Parser
-from importlib.resources import files
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-import scaffpd
-from scaffpd.cli.screens import facts, say
-from scaffpd.cli.typer_ext import FAILED, AsJson, checked, listed, option, tell
-from scaffpd.errors import InputError
-from scaffpd.files import make_folder, write_file
+from scaffpd.cli.screens import facts
+from scaffpd.cli.typer_ext import FAILED, AsJson, tell
 from scaffpd.machine import PACKAGES, environment
-from scaffpd.numbers import format_bytes, several
-from scaffpd.run import read_text
 
 EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell that it is there
     "report": ("report.html, and its pictures", ("jinja2", "vl-convert-python")),
@@ -40,7 +22,6 @@ EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell th
     "excel": ("tables from Excel files", ("openpyxl",)),
     "images": ("data sets of images, and pictures of partitions", ("matplotlib", "pillow")),
     "flare": ("training across organisations on NVIDIA FLARE", ("nvflare",)),
-    "flower": ("training across organisations on Flower", ("flwr", "psutil")),
     "privacy": ("secure sums and differential privacy", ("cryptography", "dp-accounting")),
     "tensorboard": ("curves in TensorBoard", ("tensorboard",)),
     "mlflow": ("runs in MLflow", (("mlflow-skinny", "mlflow"),)),
@@ -178,10 +159,7 @@ def _machine(found: dict[str, Any]) -> dict[str, str | Text]:
     own = [f"{name} {about[name]}" for name in PACKAGES if name in about]
     gpus = [f"{gpu['name']}, {_size(gpu['memory'])}" for gpu in about["gpus"]]
     said = f"{screen['encoding']}{'' if screen['unicode'] else ': Greek letters become ?; set PYTHONIOENCODING=utf-8'}"
-    folder = (
-        data["SCAFFPD_DATA"]
-        or "not named (SCAFFPD_DATA); only images and Adult need one: see scaffpd data"
-    )
+    folder = data["SCAFFPD_DATA"] or "not named (SCAFFPD_DATA); only Adult and the schools need one"
     missing = data["SCAFFPD_DATA"] is not None and not data["there"]
     return {
         "scaffpd": f"{about['scaffpd']} on Python {about['python']}",
@@ -199,266 +177,3 @@ def _machine(found: dict[str, Any]) -> dict[str, str | Text]:
 
 def _size(number: int) -> str:
     return f"{number / 1e9:.3g} GB"
-
-
-# --- a bundle for machines without internet
-
-
-PINS = "requirements.txt"
-SUMS = "SHA256SUMS"
-BILL = "sbom.cdx.json"
-REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(?P<versions>.*)")
-
-
-class Wheel(NamedTuple):
-    """A file of the bundle: its hash, and what it says of itself."""
-
-    file: Path
-    sha256: str
-    about: Message
-
-    @property
-    def name(self) -> str:
-        """Its name, as indexes compare names."""
-        return _normal(self.about["Name"])
-
-    @property
-    def url(self) -> str:
-        """Its package URL."""
-        return f"pkg:pypi/{self.name}@{self.about['Version'].replace('+', '%2B')}"
-
-
-def bundle(
-    folder: Annotated[Path, typer.Argument(help="The bundle: a new folder.")] = Path(
-        "scaffpd-bundle"
-    ),
-    extras: Annotated[
-        str, option("Extras to bundle, joined by commas.", (*EXTRAS, "all"), several=True)
-    ] = "flare,privacy,report",
-    source: Annotated[
-        str | None, typer.Option(help="A clone, or a requirement; left out, this clone or version.")
-    ] = None,
-    constraints: Annotated[
-        Path | None,
-        typer.Option(help="Pinned versions; left out, those of the clone.", show_default=False),
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check a bundle, hash by hash; write nothing.")
-    ] = False,
-    noted: Annotated[
-        str, typer.Option(help="The fingerprint that the bundle must have, with --verify.")
-    ] = "",
-) -> None:
-    """Collect wheels, hashes and an SBOM for machines without internet; or check such a folder.
-
-    Indexes and proxies are pip's own settings. The bundle is for machines with the same system and Python version.
-
-    Examples:
-        scaffpd bundle scaffpd-bundle --extras flare,privacy
-        scaffpd bundle --verify scaffpd-bundle
-    """
-    console = Console(highlight=False)
-    if not verify:
-        if source is None:
-            for name in listed(extras):
-                checked("extra", name, (*EXTRAS, "all"))
-        say(console, "pip collects and builds wheels; this may take minutes.")
-        clone = Path(scaffpd.__file__).resolve().parents[2]
-        here = (
-            str(clone)
-            if (clone / "pyproject.toml").is_file()
-            else f"scaffpd=={scaffpd.__version__}"
-        )
-        write_bundle(folder, source or here, listed(extras), constraints)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    found = verified(folder)
-    if noted and noted != found:
-        raise InputError(
-            "bundle-fingerprint-noted",
-            f"The bundle's fingerprint is {found}, not the one that was noted down.",
-        )
-    wheels = several(len(list((folder / "wheels").iterdir())), "wheel")
-    say(console, f"{folder} has {wheels}, {format_bytes(size)}, and every file is as {SUMS} says.")
-    say(console, "Note down its fingerprint, and send it by another way than the bundle:")
-    typer.echo(found)
-    say(console, f"At the site: sh {folder.name}/install.sh VENV")
-
-
-def write_bundle(
-    folder: Path, source: str, extras: Sequence[str], constraints: Path | None = None
-) -> None:
-    """Write the folder, all of it or nothing: wheels, pins with hashes, a bill of materials, sums and a script."""
-    if folder.exists():
-        raise InputError(
-            "folder-already-name", f"The folder {str(folder)!r} is there already: name another one."
-        )
-    clone = Path(source)
-    named = REQUIREMENT.fullmatch(source)
-    wanted = f"[{','.join(extras)}]" if extras else ""
-    if (clone / "pyproject.toml").is_file():
-        root = tomllib.loads((clone / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-            "name"
-        ]
-        wanted = f"{clone.resolve()}{wanted}"
-        pins = constraints or next(
-            (file for file in [clone / "constraints.txt"] if file.is_file()), None
-        )
-    elif named is not None:
-        root = named["name"]
-        wanted = f"{named['name']}{wanted}{named['versions']}"
-        pins = constraints
-    else:
-        raise InputError(
-            "source-clone-requirement",
-            f"--source needs a clone or a requirement such as scaffpd==0.2.0, got {source!r}.",
-        )
-    with tempfile.TemporaryDirectory(
-        dir=make_folder(folder.resolve().parent), prefix=".bundle-"
-    ) as work:
-        made = Path(work, "bundle")
-        options = [] if pins is None else ["--constraint", str(pins)]
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--wheel-dir",
-            str(made / "wheels"),
-        ]
-        if subprocess.run(
-            [*command, *options, wanted], stdin=subprocess.DEVNULL, check=False
-        ).returncode:
-            raise InputError(
-                "pip-collect-wheels",
-                "pip could not collect the wheels, and has said why. It finds indexes and proxies by its "
-                "own settings, such as PIP_INDEX_URL and HTTPS_PROXY.",
-            )
-        wheels = [_wheel(file) for file in sorted((made / "wheels").iterdir())]
-        where = f"# for Python {sysconfig.get_python_version()} on {sysconfig.get_platform()}\n"
-        pinned = (f"{w.name}=={w.about['Version']} --hash=sha256:{w.sha256}\n" for w in wheels)
-        write_file(made / PINS, where + "".join(pinned))
-        write_file(
-            made / BILL, json.dumps(bill_of_materials(wheels, _normal(root)), indent=1) + "\n"
-        )
-        write_file(
-            made / "install.sh",
-            files("scaffpd.cli").joinpath("install.sh").read_text(encoding="utf-8"),
-        )
-        write_file(
-            made / SUMS, "".join(f"{_sha256(made / name)}  {name}\n" for name in _files(made))
-        )
-        made.rename(folder)
-
-
-def bill_of_materials(wheels: Sequence[Wheel], root: str) -> dict[str, Any]:
-    """Return a CycloneDX 1.6 document; the same wheels make the same document."""
-    known = {wheel.name: wheel for wheel in wheels}
-    parts = {
-        wheel.name: {
-            "type": "library",
-            "bom-ref": wheel.url,
-            "name": wheel.about["Name"],
-            "version": wheel.about["Version"],
-            "purl": wheel.url,
-            "hashes": [{"alg": "SHA-256", "content": wheel.sha256}],
-            **_licence(wheel.about),
-        }
-        for wheel in wheels
-    }
-    needs = {}
-    for wheel in wheels:
-        named = (REQUIREMENT.match(line) for line in wheel.about.get_all("Requires-Dist", []))
-        others = {_normal(match["name"]) for match in named if match is not None} & known.keys() - {
-            wheel.name
-        }
-        needs[wheel.url] = sorted(known[name].url for name in others)
-    return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.6",
-        "version": 1,
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, ' '.join(w.sha256 for w in wheels))}",
-        "metadata": {"component": parts[root] | {"type": "application"}},
-        "components": [part for name, part in parts.items() if name != root],
-        "dependencies": [{"ref": url, "dependsOn": on} for url, on in needs.items()],
-    }
-
-
-def verified(folder: Path) -> str:
-    """Return the fingerprint of a bundle whose files are all there, unchanged and alone; refuse any other."""
-    try:
-        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
-        raise InputError(
-            "bundle-read", f"{str(folder)!r} is no bundle: it has no {SUMS} that can be read."
-        ) from None
-    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    there = set(_files(folder))
-    wheels = {digest for name, digest in sums.items() if name.startswith("wheels/")}
-    pins = [line for line in read_text(folder / PINS).splitlines() if "--hash=" in line]
-    pinned = {line.rpartition(":")[2]: line.partition("==")[0] for line in pins}
-    if not pinned:
-        raise InputError(
-            "bundle-pins-nothing", f"{str(folder)!r} is no bundle: its {PINS} pins nothing."
-        )
-    if links := sorted(
-        file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_symlink()
-    ):
-        raise InputError("install-link", f"Do not install {str(folder)!r}: {links[0]} is a link.")
-    found = {
-        "is missing": sorted(sums.keys() - there),
-        f"is not in {SUMS}": sorted(there - sums.keys()),
-        "was changed": sorted(
-            name for name in there & sums.keys() if _sha256(folder / name) != sums[name]
-        ),
-        f"is not what {PINS} pins": sorted(
-            n for n, digest in sums.items() if n.startswith("wheels/") and digest not in pinned
-        ),
-        f"is pinned by {PINS}, and has no wheel": sorted(
-            pinned[digest] for digest in pinned.keys() - wheels
-        ),
-    }
-    for what, names in found.items():
-        if names:
-            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise InputError(
-                "install-verified", f"Do not install {str(folder)!r}: {names[0]}{more} {what}."
-            )
-    return _sha256(folder / SUMS)
-
-
-def _wheel(file: Path) -> Wheel:
-    with zipfile.ZipFile(file) as content:
-        name = next(
-            name for name in content.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name)
-        )
-        return Wheel(
-            file, _sha256(file), Parser().parsestr(content.read(name).decode("utf-8", "replace"))
-        )
-
-
-def _licence(about: Message) -> dict[str, Any]:
-    if expression := about["License-Expression"]:
-        return {"licenses": [{"expression": expression}]}
-    named = [
-        line.rpartition(" :: ")[2]
-        for line in about.get_all("Classifier", [])
-        if line.startswith("License ::")
-    ]
-    own = (about["License"] or "").strip()
-    words = named or ([own] if own and "\n" not in own else [])
-    return {"licenses": [{"license": {"name": name}} for name in words]} if words else {}
-
-
-def _files(folder: Path) -> list[str]:
-    files = (file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir())
-    return sorted(name for name in files if name != SUMS)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -146,17 +146,6 @@ OBJECTIVES = tuple(
     for name, home in scaffpd._HOME.items()
     if home == "scaffpd.objectives" and name != "Excess"
 )
-ENGINES = ("flare", "flower")
-IMAGES = {
-    "cifar10": "cifar10",
-    "cifar100": "cifar100",
-    "tiny-imagenet": "tiny_imagenet",
-}  # and their loaders
-BACKBONES = ("efficientnet-lite0", "resnet18-layer3")
-KINDS = ("entk", "penultimate")
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("float16", "float32")
-PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]

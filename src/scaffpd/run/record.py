@@ -17,7 +17,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from scaffpd.errors import InputError, plural
-from scaffpd.system import write_file
+from scaffpd.files import write_file
 from scaffpd.training.metrics import NO, NOISE, YES, RelativeGain, a_fifth
 
 NAME = "run.json"
