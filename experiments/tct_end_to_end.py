@@ -42,7 +42,7 @@ from scaffpd.algorithms import FedAvg, ScaffPD
 from scaffpd.convexify import gradients, representation
 from scaffpd.data import Table, like_training
 from scaffpd.features.extract import place
-from scaffpd.models import LocalSGD, Module
+from scaffpd.models import Module
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.study.comparison.tables import markdown_table
 from scaffpd.training.cohort import Cohort
@@ -219,7 +219,7 @@ class Study:
         )
         return Module(
             net,
-            optimizer=LocalSGD(momentum=0.9),
+            momentum=0.9,
             precision="bf16" if self.device.startswith("cuda") else None,
         )
 

@@ -327,7 +327,7 @@ MODELS = {
         lambda: sp.Module(
             net(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats=False)).eval()
         ),
-        "is a batch norm",
+        "normalises by its batch",
     ),
     "instance norm with memory": (
         lambda: sp.Module(net(nn.Conv1d(1, 2, 1), nn.InstanceNorm1d(2, track_running_stats=True))),

@@ -38,10 +38,7 @@ from scaffpd.estimators import FairFederatedClassifier as FairFederatedClassifie
 from scaffpd.estimators import FairFederatedRegressor as FairFederatedRegressor
 from scaffpd.federation import Federation as Federation
 from scaffpd.figures import partition_picture as partition_picture
-from scaffpd.models import Augment as Augment
 from scaffpd.models import Linear as Linear
-from scaffpd.models import LocalAdam as LocalAdam
-from scaffpd.models import LocalSGD as LocalSGD
 from scaffpd.models import Module as Module
 from scaffpd.models import Personal as Personal
 from scaffpd.models import personalise as personalise

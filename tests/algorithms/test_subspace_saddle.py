@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
@@ -316,63 +314,6 @@ def test_a_thousand_clients():
 def test_mistakes_get_a_sentence(make, words):
     with pytest.raises(InputError, match=words):
         make()
-
-
-# ------------------------------------------------------------------ networks
-
-
-@pytest.mark.parametrize(
-    "objective",
-    [
-        sp.CVaR(alpha=0.3),
-        *(
-            pytest.param(slow, marks=pytest.mark.long)
-            for slow in (sp.ChiSquare(0.05), sp.Agnostic())
-        ),
-    ],
-    ids=str,
-)
-def test_a_linear_layer_gets_as_far_as_a_linear_model(objective):
-    """A network has no certificate: the values are compared."""
-    data = unequal_clients("softmax", 3)
-    layer = torch.nn.Linear(6, 3, bias=False).double()
-    torch.nn.init.zeros_(layer.weight)
-    network = sp.Cohort(data, sp.Module(layer, l2=0.05))
-    linear = sp.Cohort(data, sp.Linear("softmax", l2=0.05, classes=3))
-    results = [
-        sp.train(sp.SubspaceSaddle(objective), cohort, rounds=16) for cohort in (network, linear)
-    ]
-    values = [objective.support(result.history.losses[-1]) for result in results]
-    assert values[0] == pytest.approx(values[1], abs=1e-7)
-    assert results[1].certificate < 1e-7
-    assert results[0].certificate == np.inf
-    assert "not known to be convex" in results[0].message
-
-
-NETWORKS = [
-    pytest.param(objective, activation, dtype, marks=[] if number in (3, 10) else pytest.mark.long)
-    for number, (objective, activation, dtype) in enumerate(
-        product(
-            (sp.Average(), sp.ChiSquare(rho=0.05), sp.CVaR(alpha=0.3)),
-            (torch.nn.Tanh, torch.nn.ReLU),
-            (torch.float64, torch.float32),
-        )
-    )
-]
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("objective", "activation", "dtype"), NETWORKS)
-def test_networks_learn(objective, activation, dtype):
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Linear(6, 5), activation(), torch.nn.Linear(5, 3))
-    cohort = sp.Cohort(unequal_clients("softmax", 3), sp.Module(network, l2=1e-3), dtype=dtype)
-    result = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=30)
-    assert np.isfinite(result.x).all()
-    assert np.isfinite(result.history.losses).all()
-    assert objective.support(result.history.losses[-1]) < 0.95 * objective.support(
-        result.history.losses[0]
-    )
 
 
 # ------------------------------------------------------------------ the choice

@@ -76,12 +76,3 @@ def test_scaling_by_sums_is_scaling_the_pooled_rows(page):
 
 def test_what_is_tiny_in_units_of_q_fair():
     assert sp.QFair(5).support([0.4] * 4) < 1e-3
-
-
-def test_adam_is_refused_where_steps_are_corrected(page):
-    import torch
-
-    rows = [(np.eye(3), np.arange(3)), (np.eye(3), np.arange(3)[::-1])]
-    cohort = sp.Cohort(rows, sp.Module(torch.nn.Linear(3, 3), optimizer=sp.LocalAdam()))
-    with pytest.raises(sp.InputError, match="does not cancel drift"):
-        sp.train(sp.Scaffold(local_steps=2), cohort, rounds=2)

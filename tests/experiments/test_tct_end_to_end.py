@@ -98,4 +98,4 @@ def test_the_network_takes_bytes_and_batches_side_by_side(root):
     oracle = study.cohort()._oracle
     oracle.local_updates(oracle.start(), None, None, sp.federation.LocalPlan(1, 0.1, batch_size=4))
     assert oracle.function.together
-    assert oracle.rows.all_X.dtype == torch.uint8
+    assert oracle.rows.X.dtype == torch.uint8

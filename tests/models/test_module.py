@@ -12,7 +12,6 @@ from torch import nn
 import scaffpd as sp
 from naive import relative, unequal_clients
 from scaffpd.federation import LocalPlan
-from scaffpd.models import network_oracle as module_file
 
 TWINS = {
     "squared": ("squared", "squared", 1),
@@ -125,27 +124,6 @@ def test_one_output_may_come_without_its_axis(loss):
     np.testing.assert_array_equal(flat.evaluate(x).accuracy, column.evaluate(x).accuracy)
 
 
-@pytest.mark.parametrize("batch_size", [None, 7])
-def test_chunks_change_nothing(batch_size, monkeypatch):
-    def run():
-        network = twins("cross_entropy")[1]
-        x = network.start()
-        at = network.gradients(x, batch_size)
-        c = at.sum(np.ones(len(network.names)))
-        d = network.local_updates(x, at, c, LocalPlan(4, rate=0.01, batch_size=batch_size)).sum(
-            np.ones(8)
-        )
-        return at.losses, c, d, network.evaluate(x).loss, network.evaluate(x).accuracy
-
-    torch.manual_seed(0)
-    whole = run()
-    monkeypatch.setattr(module_file, "CHUNK", 2)
-    torch.manual_seed(0)
-    pieces = run()
-    for a, b in zip(whole, pieces, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-13)
-
-
 def pictures(n=3, m=9):
     random = np.random.default_rng(0)
     return [
@@ -158,18 +136,6 @@ def small_convolution():
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)
     )
-
-
-def test_a_convolution_on_pictures_trains_and_is_tested():
-    cohort = sp.Cohort(pictures(), sp.Module(small_convolution()), test=pictures(3, 4))
-    assert cohort.start().dtype == torch.float32
-    result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=5), cohort, rounds=8)
-    assert cohort.evaluate(result.x).loss.max() < cohort.evaluate(cohort.start()).loss.max()
-    held_out = cohort.evaluate(result.x, "test")
-    assert held_out.counts.tolist() == [4, 5, 6]
-    assert np.all(np.isfinite(held_out.accuracy))
-    assert np.isinf(result.certificate)
-    assert "not known to be convex" in result.message
 
 
 def test_gradients_of_a_convolution_match_plain_torch():

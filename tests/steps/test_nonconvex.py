@@ -67,11 +67,12 @@ def test_a_round_of_naive_loops():
             u = x
             for _ in range(J):
                 rows = (draws.uniform(b)[0] * oracle.rows.sizes[i]).long()
-                u = u - eta * (oracle.gradient(i, u, rows)[1] - c[i] + mean)
+                g = oracle.only([i]).sums(u, [rows])[1][0]
+                u = u - eta * (g - c[i] + mean)
             ends.append(u)
         c = torch.stack([c[i] - mean + (x - ends[i]) / (J * eta) for i in range(n)])
         x = torch.from_numpy(weights) @ torch.stack(ends)
-        losses = np.array([float(oracle.gradient(i, x)[0]) for i in range(n)])
+        losses = oracle.losses(x).numpy()
         weights = sp.ChiSquare(0.1).prox(losses, weights, dual_rate(losses))
     np.testing.assert_allclose(result.x, x, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(result.weights, weights, rtol=1e-9)

@@ -93,7 +93,6 @@ class Constants:
         quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
         noisy: whether clients clip their answers and add noise to them, for privacy.
         first_order: whether clients refuse questions about curvature, because their vectors are masked.
-        corrects: whether local steps can be corrected; Adam's cannot.
     """
 
     smoothness: Vector
@@ -106,7 +105,6 @@ class Constants:
         default=False, metadata={"transient": True}
     )  # known before a run is resumed
     first_order: bool = field(default=False, metadata={"transient": True})
-    corrects: bool = field(default=True, metadata={"transient": True})
 
     def only(self, clients: list[int]) -> Constants:
         """Select some of the clients."""

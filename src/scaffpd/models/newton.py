@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.models.envelope import NO_DIAGONAL, Anchor, PersonalPoint, put
+from scaffpd.models.envelope import Anchor, PersonalPoint, put
 from scaffpd.models.glm import steepness
 from scaffpd.models.layout import PaddedBlock, StackedSamples, product
 from scaffpd.models.losses import Loss, Squared
@@ -184,7 +184,10 @@ class NewtonPoint(PersonalPoint):
     def diagonals(self) -> Tensor:
         """Return diag H_i for squared loss: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
         if not isinstance(self.loss, Squared):
-            raise InputError("diagonals", NO_DIAGONAL)
+            raise InputError(
+                "diagonal-unknown",
+                "The diagonal of a personal Hessian is known for squared loss only; take D = I.",
+            )
         out = self.x.new_empty(len(self.losses), self.rows.A.shape[1], 1)
         for block in self.rows.blocks:
             A = self.rows.of(block)[0]
@@ -196,10 +199,6 @@ class NewtonPoint(PersonalPoint):
             out[block.clients] = ((W * A.square()).sum(1) - less)[..., None]
         each = self.anchor.factors**2 * out + self.anchor.ridges
         return each.expand(-1, -1, self.outputs).flatten(1)
-
-    def corrections(self) -> Tensor:
-        """Return the v_i."""
-        return self.v
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound the errors of arithmetic, where rows multiply x and v, and of Newton's method."""

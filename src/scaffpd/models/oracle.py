@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -78,8 +78,19 @@ class StackedDisplacements:
         return self.vectors
 
 
+def refuse_curvature(*_: object) -> NoReturn:
+    """Refuse a question about second derivatives."""
+    raise InputError(
+        "no-second-derivatives",
+        "Networks and private clients have no second derivatives to offer: use ScaffPD or another "
+        "method of gradients and local steps.",
+    )
+
+
 class StackedPoint(StackedDisplacements):
-    """Losses of all clients at one x and their c_i as one (N, d) tensor, without bounds on rounding."""
+    """Losses at one x and the c_i as one (N, d) tensor, without curvature and bounds on rounding."""
+
+    restriction = curvatures = diagonal = diagonals = refuse_curvature
 
     def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor) -> None:
         super().__init__(gradients)
@@ -90,6 +101,10 @@ class StackedPoint(StackedDisplacements):
     def project(self, direction: Tensor) -> Tensor:
         """Return ⟨c_i, v⟩ per client."""
         return self.gradients @ direction
+
+    def norms(self) -> Tensor:
+        """Return ‖c_i‖² per client."""
+        return torch.einsum("nd,nd->n", self.gradients, self.gradients)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Return infinite bounds."""

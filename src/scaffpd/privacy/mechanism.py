@@ -162,7 +162,7 @@ class ModuleSums:
         sizes = self.oracle.rows.sizes
         everyone = torch.ones(sum(sizes), dtype=torch.bool, device=self.oracle.device)
         masks = torch.split(everyone if drawn is None else drawn, sizes)
-        for (X, y), mask in zip(self.oracle.clients(), masks, strict=True):
+        for (X, y), mask in zip(self.oracle.rows.each(), masks, strict=True):
             yield X, y, mask
 
     def _one(self, x: Tensor, X: Tensor, y: Tensor) -> Tensor:

@@ -37,15 +37,16 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
-from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, shift
+from scaffpd.models.oracle import (
+    Oracle,
+    StackedDisplacements,
+    StackedPoint,
+    refuse_curvature,
+    shift,
+)
 from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
 from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
 from scaffpd.privacy.noise import PrivateQuestion, digest, discrete_gaussians, drawn
-
-SECOND_ORDER = (
-    "Private clients release clipped gradients and losses, no second derivatives: use ScaffPD, AcceleratedPrimalDual "
-    "or another method of gradients and local steps."
-)
 
 
 def refusal(sentence: str) -> Any:
@@ -60,15 +61,9 @@ def refusal(sentence: str) -> Any:
 class PrivatePoint(StackedPoint):
     """Releases of all clients at one x; sums, projections and norms are computed from these."""
 
-    restriction = curvatures = diagonal = diagonals = refusal(SECOND_ORDER)
-
     def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor, whole: bool) -> None:
         super().__init__(x, losses, gradients)
         self.whole = whole
-
-    def norms(self) -> Tensor:
-        """Return ‖c_i‖² per client, noise included."""
-        return self.gradients.square().sum(1)
 
 
 NO_SMOOTHNESS = (
@@ -175,7 +170,7 @@ class PrivateOracle:
     )  # t, how many may add no noise where it is shared; `None` where everybody hides its own
     largest: int  # a public bound on m_i
 
-    proximal_steps = refusal(SECOND_ORDER)
+    proximal_steps = refuse_curvature
 
     def __post_init__(self) -> None:
         self.dimension = self.inner.dimension

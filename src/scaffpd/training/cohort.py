@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Vector
 from scaffpd.federation.questions import GradientsAt, Question, Reply
-from scaffpd.models.module import Module
 from scaffpd.models.oracle import ClientData, EvaluatedPoint, Oracle, read_features, read_labels
 from scaffpd.models.personal import lowest
 from scaffpd.privacy.accountant import Account
@@ -52,7 +50,6 @@ def named_pairs(
         if names is None
         else _checked_names(names, len(pairs))
     )
-    pairs = [_unpacked(pair) for pair in pairs]
     for name, pair in zip(labels, pairs, strict=True):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(
@@ -72,13 +69,6 @@ def in_order(test: Any, names: list[str]) -> list[tuple[Any, Any]]:
         )
     by_name = dict(zip(given, pairs, strict=True))
     return [by_name[name] for name in names]
-
-
-def _unpacked(client: Any) -> Any:
-    """Return a pair: the two tensors of a `TensorDataset`, or any other `Dataset` and `None`."""
-    if isinstance(client, TensorDataset) and len(client.tensors) == 2:
-        return client.tensors
-    return (client, None) if isinstance(client, Dataset) else client
 
 
 def _checked_names(names: Any, n: int) -> list[str]:
@@ -298,8 +288,7 @@ class Cohort(Federation):
     """N clients in this process, vectorised.
 
     Args:
-        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs. For networks
-            also a `torch.utils.data.Dataset` per site, whose rows are read when needed.
+        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs.
         model: `Linear(...)` or `Module(...)`, or one of them `Private(...)` or `Personal(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: device of the data and x, such as "cpu" or "cuda".
@@ -389,8 +378,6 @@ def bound(
     like: Split | None = None,
 ) -> Split:
     """Check the clients' arrays and bind the model to them; held-out rows are bound `like` the training rows."""
-    if any(isinstance(x, Dataset) for x, _ in pairs):
-        return _streamed(model, names, [x for x, _ in pairs], device, dtype, like)
     X = [read_features(name, x) for name, (x, _) in zip(names, pairs, strict=True)]
     y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(names, X, pairs, strict=True)]
     columns = agreed_columns(names, [x for x, _ in pairs], None if like is None else like.columns)
@@ -405,35 +392,6 @@ def bound(
     data = ClientData(X, y, list(names), device, dtype, columns)
     oracle = model.oracle(data, None if like is None else like.oracle)
     return Split(oracle, np.array([len(a) for a in X]), shape, columns)
-
-
-def _streamed(
-    model: ModelSpec,
-    names: list[str],
-    sources: list[Any],
-    device: torch.device,
-    dtype: torch.dtype | None,
-    like: Split | None,
-) -> Split:
-    """Bind a network to clients that are `Dataset`s, whose rows are read when needed."""
-    for name, source in zip(names, sources, strict=True):
-        if not isinstance(source, Dataset) or not hasattr(source, "__len__"):
-            raise InputError(
-                "client-must-dataset",
-                f"Client {name!r} must be a Dataset with a length, as another client is one.",
-            )
-        if len(source) == 0:
-            raise InputError("client-samples", f"Client {name!r} has no samples.")
-    if not isinstance(model, Module):
-        raise InputError(
-            "datasets-networks-module",
-            f"Datasets are for networks, Module(...): give {type(model).__name__} pairs (X, y).",
-        )
-    oracle = model.oracle(
-        ClientData(sources, [], list(names), device, dtype), None if like is None else like.oracle
-    )
-    shape = tuple(np.asarray(sources[0][0][0]).shape)
-    return Split(oracle, np.array([len(source) for source in sources]), shape, None)
 
 
 def _bound_test(

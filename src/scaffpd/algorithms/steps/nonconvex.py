@@ -87,8 +87,6 @@ class Nonconvex:
         correction = (
             "gradients" if problem.local_steps == 1 or not problem.stochastic else "variates"
         )
-        if not problem.constants.corrects:
-            correction = "none"
         return NonconvexState(
             rate, problem.local_steps, problem.stochastic, correction=correction, best=value
         )
