@@ -26,12 +26,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.equilibrium import equilibrium as answer
 from scaffpd.algorithms.saddle import solve_saddle
 from scaffpd.federation import Constants, Federation, LocalPlan, Vector, same_point
 from scaffpd.models.local_steps import local_gain
 from scaffpd.models.numerics import gamma
 from scaffpd.objectives.base import Objective
-from scaffpd.objectives.excess import equilibrium as answer
 from scaffpd.training.cohort import LocalChannel, Split
 
 TARGETS = (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
-from scaffpd.training.history import LEVELS, SPREAD
 from scaffpd.training import history as table
+from scaffpd.training.history import LEVELS, SPREAD
 
 
 def cohort(clients: int = 40) -> sp.Cohort:

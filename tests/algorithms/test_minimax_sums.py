@@ -174,7 +174,7 @@ def test_three_clients_let_a_vector_into_one_sum_only():
             sp.Cohort(_rows(3), sp.Linear("logistic", l2=0.05)), losses="hidden"
         )
 
-    assert not three().sums.twice
+    assert not three().sums.allows_reweighting
     assert sp.train(sp.fair(sp.ChiSquare(0.3)), three(), tol=1e-7).status == "converged"
     with pytest.raises(InputError, match="weights move while x stands still"):
         sp.train(sp.fair(sp.CVaR(0.6)), three())

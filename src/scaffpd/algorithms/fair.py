@@ -77,7 +77,7 @@ class Fair(MinimaxMethod):
     def choice(self, federation: Federation) -> Method:
         """Return the method for this federation."""
         known = federation.constants()
-        if federation.sums.silent:
+        if federation.sums.hides_losses:
             return self._sums()
         if self.batch_size is not None or not known.convex or known.noisy or known.first_order:
             return self._scaff_pd(known)
@@ -204,7 +204,7 @@ def _open(federation: Federation) -> bool:
     A silo that takes part in `Fair` has agreed to sums of vectors; `MinimaxNewton` has to be asked for by its name.
     """
     here: bool = federation.channel.here
-    return here and not federation.sums.hides
+    return here and not federation.sums.hides_vectors
 
 
 def fair(

@@ -44,8 +44,9 @@ from torch import Tensor
 from scaffpd.algorithms.base import GRADIENTS, Algorithm, RunState, check_finite
 from scaffpd.algorithms.saddle import solve_saddle
 from scaffpd.federation import Constants, Federation, Gradients, Vector
-from scaffpd.objectives.base import EPSILON as EPSILON
-from scaffpd.objectives.base import LARGEST, LEAST, Objective, inner, roundings, total
+from scaffpd.objectives.base import LARGEST, Objective
+from scaffpd.objectives.rounding import EPSILON as EPSILON
+from scaffpd.objectives.rounding import LEAST, inner, roundings, total
 
 MOST = 0.1  # largest share of itself by which λ may be outside Λ
 UNDERFLOW = 1.5e-154  # a number whose square underflows

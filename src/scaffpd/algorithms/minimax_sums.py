@@ -46,7 +46,8 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.federation.questions import GradientsAt
 from scaffpd.federation.weighed import SUMMARY, Response, Thresholds, WeighedSteps, Weighing
-from scaffpd.objectives.base import LEAST, Objective
+from scaffpd.objectives.base import Objective
+from scaffpd.objectives.rounding import LEAST
 
 GRID = (
     -8.0,
@@ -178,7 +179,7 @@ class MinimaxSums(MinimaxMethod):
         n = len(federation.names)
         at = GradientsAt(x)
         none = x.new_zeros(0, len(x))
-        form = self.objective.separable(n)
+        form = self.objective.threshold_form(n)
         mean, square = _masses(federation, at, Weighing(self.objective, ()), n)[0][:2]
         if not math.isfinite(square):
             raise InputError(
@@ -186,7 +187,7 @@ class MinimaxSums(MinimaxMethod):
             )
         size = abs(mean) + float(np.abs(form.offset).max()) + LEAST
         delta = 0.0 if form.curved else delta or FIRST * n * size
-        if delta > 0 and not federation.sums.twice:
+        if delta > 0 and not federation.sums.allows_reweighting:
             raise InputError(
                 "weights-move-while",
                 f"{self.objective!r} has weights move while x stands still, and so few clients let a vector into one "
@@ -315,7 +316,7 @@ class MinimaxSums(MinimaxMethod):
         n = len(federation.names)
         size = abs(expected) + (abs(state.value) if math.isfinite(state.value) else 0.0)
         width = max(change if math.isfinite(change) else state.width, NOISE * size)
-        search = ThresholdSearch(expected, width, self.objective.separable(n).tilt)
+        search = ThresholdSearch(expected, width, self.objective.threshold_form(n).tilt)
         curved = state.delta == 0
         for _ in range(ASKED):
             levels = search.next()
@@ -352,7 +353,7 @@ class MinimaxSums(MinimaxMethod):
         self, state: MinimaxSumsState, sums: Vector, error: float, n: int
     ) -> MinimaxSumsState:
         """Return the state with its certificate; `error` is the most that every sum may be off."""
-        form = self.objective.separable(n)
+        form = self.objective.threshold_form(n)
         nothing = replace(state, certificate=np.inf, floor=np.inf)
         mass, gained, moment, bound, modulus, rounding = (float(v) for v in sums)
         slack = error + 4 * n * EPSILON * (1 + abs(gained) + abs(bound))

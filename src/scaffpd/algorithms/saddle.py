@@ -37,7 +37,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from scaffpd.objectives.base import LARGEST, Objective, ProxStep, Vector
+from scaffpd.objectives.base import LARGEST, Objective, ProxStep
+from scaffpd.objectives.rounding import Vector
 
 Matrix = NDArray[np.float64]
 EPSILON = float(np.finfo(np.float64).eps)

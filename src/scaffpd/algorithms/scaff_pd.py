@@ -208,7 +208,7 @@ class ScaffPD(MinimaxMethod):
             secants=None
             if hidden
             else lambda: (before.project(x - state.x), at.project(x - state.x)),
-            bend=(lambda: _bend(state, at, x)) if federation.sums.twice else None,
+            bend=(lambda: _bend(state, at, x)) if federation.sums.allows_reweighting else None,
         )
         rule, accepted = self.steps.judge(state.rule, trial)
         state = replace(state, rule=rule, accepted=accepted, rounds=r)

@@ -347,7 +347,7 @@ class SubspaceSaddle(MinimaxMethod):
         state: SubspaceSaddleState,
         V: Tensor,
         fresh: list[Tensor],
-        seen: Restriction,
+        seen: Restriction[Vector],
         w: Vector,
         pull: float,
         scale: float,

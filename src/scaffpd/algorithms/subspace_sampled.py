@@ -105,7 +105,7 @@ class PartialAnswers:
         own = np.maximum(weights, FAIR * total / len(weights)) * self.mask
         return own * total / float(own.sum())
 
-    def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction:
+    def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction[Vector]:
         """Ask the clients that are there, and pull each by its share of S as well."""
         seen = self.at.restriction(V, self.stand_in(weights), metric)
         away = self.size * float(weights @ ~self.mask)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from scaffpd import __version__
 from scaffpd.deploy.agreement import Refusal, SiloTrials, negotiate, settle
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
 from scaffpd.deploy.deployed_run import (
@@ -59,7 +60,7 @@ from scaffpd.objectives import Average, ChiSquare
 from scaffpd.run.settings.federation import PAUSE, STRIKES, FederationFile
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.study.joining import JoiningScores, of_silos
-from scaffpd.training.history import Checkpoint, series
+from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import Result, RoundInfo, Status, train
 from scaffpd.training.metrics import client_row
 
@@ -105,7 +106,7 @@ def reopen(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     there, as settings may have new names, its outcome does not count, and an event says so.
     """
     about = file.identity()
-    version = series()
+    version = __version__
     goal = "algorithm or objective"
     length: dict[str, Any] = {"rounds": file.training.rounds, "tol": file.training.tol}
     settings: dict[str, Any] = {"about": about, "version": version, **length}
@@ -386,6 +387,7 @@ class Coordination:
         while True:
             try:
                 federation = self._federation(remote)
+                assert isinstance(federation.channel, RemoteChannel)
                 channel = federation.channel
                 return self._finish(segment, setup, channel, self._fit(segment, federation))
             except Quarantined as found:
@@ -408,7 +410,9 @@ class Coordination:
     def _fit(self, segment: Segment, federation: Federation) -> Result:
         """Run the training loop on this segment, from its checkpoint if there is one."""
         file = self.file
-        membership = federation.channel.membership
+        channel = federation.channel
+        assert isinstance(channel, RemoteChannel)
+        membership = channel.membership
 
         def after(info: RoundInfo) -> None:
             self._progress(segment, membership, info, federation.traffic)
@@ -421,7 +425,7 @@ class Coordination:
         ) > members:  # cannot draw more than there are
             algorithm = replace(algorithm, clients_per_round=members)
         if self.policy.influence is not None and members >= FEWEST:
-            shares = influence_shares(federation.channel.facts, self.policy.influence)
+            shares = influence_shares(channel.facts, self.policy.influence)
             algorithm = replace(algorithm, objective=algorithm.objective.limited(shares))
         return train(
             algorithm,

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 import scaffpd.training.history as disk
+from scaffpd import __version__
 from scaffpd.deploy.log import RunLog
 from scaffpd.deploy.messages import Array, reader_of
 from scaffpd.deploy.session import QUARANTINED, SiloEvent
@@ -180,7 +181,7 @@ class DeployedRun:
         """Return whether a segment can go on: no bound has replaced an absent silo, the version is the same."""
         arrays, about = self._state(segment)  # all of it: damage must show before the silos work
         return not arrays or (
-            about.get("version") == disk.series() and not np.any(arrays.get("history.absent", 0))
+            about.get("version") == __version__ and not np.any(arrays.get("history.absent", 0))
         )
 
     def progress(self, line: Mapping[str, Any]) -> None:

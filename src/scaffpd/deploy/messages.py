@@ -501,7 +501,7 @@ def reply_arrays(question: Question, reply: Reply, like: Tensor) -> dict[str, Ar
     """
     shapes = question.shapes(len(like))
     arrays = dict[str, Array]()
-    shared = {part for part, vectors in reply.vectors.items() if vectors.shares is not None}
+    shared = {part for part, vectors in reply.vectors.items() if vectors.addends is not None}
     for part in (*question.vectors, *shapes):  # slopes accompany curvatures
         if part in shapes.keys() - shared and part not in arrays:
             hidden = part in question.vectors

@@ -207,7 +207,7 @@ class RemoteChannel:
             if part in question.vectors:
                 stack = torch.from_numpy(np.stack([row[part] for row in rows])).to(self.like)
                 vectors[part] = Vectors(
-                    partial(_mixed, stack, skipped), partial(itself, stack), fine=True
+                    partial(_mixed, stack, skipped), partial(itself, stack), double_weights=True
                 )
         if isinstance(question, Curvature):  # slopes are computed from the stored c_i
             c = self._gradients(question.at, chosen)

@@ -28,10 +28,17 @@ from scaffpd.deploy.messages import SCALE, Array, Facts, Message, Unusable, plai
 from scaffpd.deploy.remote import RemoteChannel, itself
 from scaffpd.deploy.session import TOGETHER, Lost, Membership, SiloRequest
 from scaffpd.errors import ExposedError, InputError
-from scaffpd.federation.questions import GradientsAt, Losses, Question, Reply, Scores, Vectors
+from scaffpd.federation.questions import (
+    GradientsAt,
+    Losses,
+    Question,
+    Reply,
+    Scores,
+    SharedSum,
+    Vectors,
+)
 from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps
 from scaffpd.privacy.mechanism import Clip
-from scaffpd.privacy.oracle import SharedSum
 from scaffpd.run.settings.federation import PAUSE, FederationFile
 from scaffpd.run.settings.model_file import linear
 from scaffpd.secure import SecureSums
@@ -262,7 +269,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         }
         if isinstance(question, GradientsAt) and self._noise.get("colluding") is not None:
             hidden["c"] = replace(
-                hidden["c"], shares=partial(self._shared, question.x, hidden["c"], chosen)
+                hidden["c"], addends=partial(self._shared, question.x, hidden["c"], chosen)
             )
         if question.scalars:
             shapes["scalars"] = (len(question.scalars),)
@@ -307,7 +314,9 @@ class MaskedRemote(SiloParties, RemoteChannel):
             return self._numbers(size, {"scalars": (1,)}, chosen)["scalars"][:, 0]
 
         fine = padded and shape != self.like.shape
-        return SiloVectors(_stays, _stays, norms, shape, fine=fine, padded=padded, about=about)
+        return SiloVectors(
+            _stays, _stays, norms, shape, double_weights=fine, hides_size=padded, about=about
+        )
 
     @property
     def _noise(self) -> Mapping[str, Any]:

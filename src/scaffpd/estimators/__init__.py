@@ -50,9 +50,6 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
     Args:
         objective: (Λ, ψ), such as `Agnostic()`, or its name, such as "cvar"; `None` is `ChiSquare(rho=0.1)`. Its
             `prior` is in the order of `clients_`, which are sorted. A search reaches its arguments: `objective__alpha`.
-            With `Excess(objective, "held-out")` λ answers losses on a quarter of every client's rows; the model is then
-            that of all rows with this λ, and the certificate says how near; `max_rounds` is for each run, `n_rounds_`
-            counts all.
         l2: the regulariser, for columns as they are trained on; `tol` needs l2 > 0.
         fit_intercept: whether there is a constant term.
         standardise: scale every column to mean zero and deviation one, by sums over clients (without an intercept, to

@@ -21,7 +21,7 @@ from scaffpd.data.partition import is_missing
 from scaffpd.data.silos import checked_fraction, standardiser
 from scaffpd.errors import InputError, count, positive
 from scaffpd.models import Linear
-from scaffpd.objectives import Average, ChiSquare, named
+from scaffpd.objectives import ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
 from scaffpd.study.choosing import ROUNDS as TRIES
@@ -34,8 +34,6 @@ from scaffpd.training.metrics import a_fifth
 
 BUDGET = 300  # rounds of choosing
 # share of rows that λ answers the losses of, and of the largest λ_i that counts as none
-ASIDE = 0.25
-SMALLEST = 1e-12
 ALONE = "all"  # the name of the one client where nobody was named
 
 
@@ -317,21 +315,10 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         cohort = Cohort(pairs, trained, names=group.names)
         seed = _seed(self.random_state)
         tol = self._tol
-        found: Result | None = None
-        if getattr(getattr(algorithm, "objective", None), "by_held_out", False):
-            few, aside = self._apart(pairs, group, ASIDE)
-            part = Cohort(few, trained, names=group.names, test=aside)
-            found = train(algorithm, part, rounds, tol, seed, progress=bool(self.verbose))
-            algorithm = fair(
-                Average(prior=np.maximum(found.weights, found.weights.max() * SMALLEST))
-            )
         result = train(algorithm, cohort, rounds, tol, seed, progress=bool(self.verbose))
-        if found is not None:
-            said = f"{result.message} Its weights: {found.message}"
-            result = replace(result, message=said, rounds=found.rounds + result.rounds)
         self.result_, self.history_, self.status_ = result, result.history, str(result.status)
         self.certificate_ = result.certificate
-        self.privacy_ = result.privacy
+        self.privacy_ = cohort.privacy
         self.n_rounds_ = self.n_iter_ = result.rounds
         self.clients_, self.client_weights_ = group.clients, group.mapping(result.weights)
         self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)

@@ -1,16 +1,54 @@
-"""The parts of a `Federation`: a `Channel` to its clients, a `Summer` of their vectors, and what clients report."""
+"""The two axes of a `Federation`: a `Channel` to its clients, and a `Summer` of their vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.federation.questions import ClientSelection, Question, Reply, Vector, Vectors
+from scaffpd.federation.plans import Constants, Vector
+from scaffpd.federation.questions import ClientSelection, Question, Reply, Vectors
+
+
+class PrivacySpent(Protocol):
+    """Privacy cost of the clients' answers so far: client i's are (ε_i, δ)-differentially private."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients."""
+
+    @property
+    def epsilon(self) -> Vector:
+        """ε_i."""
+
+    @property
+    def delta(self) -> float:
+        """δ, the same for all."""
+
+    @property
+    def worst(self) -> float:
+        """The largest ε_i."""
+
+
+class PrivacyAccount(Protocol):
+    """Account of private clients' releases, which a checkpoint stores."""
+
+    @property
+    def total(self) -> int:
+        """Number of releases so far."""
+
+    def spent(self) -> PrivacySpent:
+        """Return the cost of the releases so far."""
+
+    def pack(self) -> dict[str, NDArray[np.generic]]:
+        """Return the releases as arrays."""
+
+    def merge(self, arrays: dict[str, NDArray[np.generic]]) -> None:
+        """Add the releases of `pack` that are not counted yet."""
 
 
 class Channel(Protocol):
@@ -35,7 +73,7 @@ class Channel(Protocol):
         """Number of clients that do not answer at present."""
 
     @property
-    def account(self) -> Any:
+    def account(self) -> PrivacyAccount | None:
         """Account of private clients' releases; `None` if they are not private, or keep their own privacy ledger."""
 
     @property
@@ -59,16 +97,17 @@ class Summer(Protocol):
     """Sums of the clients' vectors.
 
     Attributes:
-        hides: whether no single vector leaves its client.
-        projections: whether clients reveal their gradients along directions that the server chooses.
-        twice: whether clients allow sums of the same vectors with two different weights.
-        silent: whether losses stay with their clients too.
+        hides_vectors: whether no single vector leaves its client.
+        hides_losses: whether losses stay with their clients too.
+        allows_projections: whether clients reveal their gradients along directions that the
+            server chooses.
+        allows_reweighting: whether clients allow sums of the same vectors with two weightings.
     """
 
-    hides: bool
-    projections: bool
-    twice: bool
-    silent: bool
+    hides_vectors: bool
+    hides_losses: bool
+    allows_projections: bool
+    allows_reweighting: bool
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """Return what clients reveal of their numbers."""
@@ -77,76 +116,29 @@ class Summer(Protocol):
         """Return Σ_i w_i v_i over the clients that were asked; `part` names the summed vectors."""
 
     def error(self, length: int, weights: Vector) -> float:
-        """Bound the error of the last sum due to its number format, in norm and per unit of weight."""
+        """Bound the error of the last sum due to its format, in norm and per unit of weight."""
 
 
-@dataclass(frozen=True)
-class Constants:
-    """Constants of the clients' losses, known before the first round (N scalars each).
+class PlainSums:
+    """Plain sums: clients send their vectors unmasked."""
 
-    Attributes:
-        smoothness: L_i, the Lipschitz constant of ∇f_i (an estimate if the loss is not convex).
-        strong_convexity: μ_i with f_i μ_i-strongly convex; 0 if it is not.
-        convex: whether every f_i is convex.
-        steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
-        samples: n_i, the number of samples of a client.
-        quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
-        noisy: whether clients clip their answers and add noise to them, for privacy.
-        first_order: whether clients refuse questions about curvature, because their vectors are masked.
-    """
+    hides_vectors = False
+    hides_losses = False
+    allows_projections = True
+    allows_reweighting = True
 
-    smoothness: Vector
-    strong_convexity: Vector
-    convex: bool
-    steepest: Vector
-    samples: NDArray[np.int64]
-    quadratic: bool = False
-    noisy: bool = field(
-        default=False, metadata={"transient": True}
-    )  # known before a run is resumed
-    first_order: bool = field(default=False, metadata={"transient": True})
+    def shown(self, question: Question, reply: Reply) -> Reply:
+        """Return the whole reply."""
+        return reply
 
-    def only(self, clients: list[int]) -> Constants:
-        """Select some of the clients."""
-        names = ("smoothness", "strong_convexity", "steepest", "samples")
-        return replace(self, **{name: getattr(self, name)[clients] for name in names})
+    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
+        """Return the sum by one matrix product, without forming single vectors if clients are here."""
+        precision = torch.float64 if vectors.double_weights else asked.like.dtype
+        sent = torch.from_numpy(np.array(weights[asked.index])).to(precision)
+        if asked.like.is_cuda:  # from pinned memory, without waiting for the device
+            sent = sent.pin_memory()
+        return vectors.sum(sent.to(asked.like.device, non_blocking=True))
 
-    def expected_smoothness(self, batch_size: int | None) -> Vector:
-        """Return L_i + (max_j L_ij − L_i)/b, the smoothness of the mean of b random samples (all samples: L_i)."""
-        if batch_size is None:
-            return self.smoothness
-        mixed = self.smoothness + np.maximum(self.steepest - self.smoothness, 0) / batch_size
-        return np.where(self.samples <= batch_size, self.smoothness, mixed)
-
-
-@dataclass(frozen=True)
-class ClientScores:
-    """Scores of one model on every client.
-
-    Attributes:
-        names: the clients.
-        loss: f_i(x) on the chosen split, regulariser included.
-        accuracy: share of correct labels; NaN for regression.
-        counts: number of samples.
-    """
-
-    names: tuple[str, ...]
-    loss: Vector
-    accuracy: Vector
-    counts: NDArray[np.int64] = field(repr=False)
-
-
-class Restriction(NamedTuple):
-    """Second-order expansion of the clients' losses at one point, restricted to the span of V = [v_1 … v_k].
-
-    Clients compute with tensors, the server with arrays.
-
-    Attributes:
-        slopes: g_i = Vᵀc_i, (N, k).
-        curvature: Q = Σ w_i VᵀH_iV, (k, k).
-        sizes: ‖c_i‖² in the metric D⁻¹, (N,).
-    """
-
-    slopes: Any
-    curvature: Any
-    sizes: Any
+    def error(self, length: int, weights: Vector) -> float:
+        """Return 0: only rounding."""
+        return 0.0

@@ -1,20 +1,20 @@
-r"""Questions of a server to its clients: one class per question, with its arithmetic, its cost and what it reveals.
+r"""Questions of a server to its clients: a class each, with its arithmetic, its cost and what it reveals.
 
-A question is a value: vectors, plain numbers and plans. It defines how clients answer (`answer`, for all clients of an
-oracle at once), which parts of the answer are numbers that every client reveals, which are vectors (`vectors`; if sums
-are masked they leave a client only in a sum), and what it costs. The same class answers in a cohort and at a silo, and
-writes and reads its own messages (`deploy/messages.py`). Your own class with its own `kind` is a question like those
+A question is a value: vectors, plain numbers and plans. It defines how clients answer (`answer`,
+for all clients of an oracle at once), which parts of the answer are numbers that every client
+reveals, which are vectors (`vectors`; if sums are masked they leave a client only in a sum), and
+what it costs. The same class answers in a cohort and at a silo, and writes and reads its own
+messages (`deploy/messages.py`). A class of yours with a `kind` of its own is a question like those
 here: docs/extending.md adds one.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,78 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
-
-Vector = NDArray[np.float64]
-Clients = Sequence[int] | NDArray[np.int64] | None  # clients that a question goes to; `None`: all
-Key = tuple[int, ...]
-
-
-def same_point(a: Tensor, b: Tensor) -> bool:
-    """Return whether two points are equal."""
-    return a is b or torch.equal(a, b)
-
-
-@dataclass(frozen=True)
-class LocalPlan:
-    """Local work between two exchanges: J steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u = x.
-
-    Algorithm 2 of the paper has μ = 0; without c_i and c these are the plain local steps of FedAvg.
-
-    Attributes:
-        steps: J, the number of local steps.
-        rate: η_ℓ; `None` lets each client take its own `scale`/L_i.
-        scale: the factor on 1/L_i when `rate` is `None`.
-        batch_size: samples per local gradient; `None` for all of them.
-        key: seeds the choice of minibatches: the same key, the same batches.
-        prox: μ, the pull back to x (FedProx).
-        snapshot: t', a step whose iterate is sent up as well (DRFA).
-        each: J_i of the clients that are asked, in their order (FedNova); `steps` is the largest of them.
-    """
-
-    steps: int
-    rate: float | None = None
-    scale: float = 1.0
-    batch_size: int | None = None
-    key: Key = (0,)
-    prox: float = 0.0
-    snapshot: int | None = None
-    each: tuple[int, ...] | None = None
-
-    def of(self, client: int) -> int:
-        """Return J of one client, by its place among those that are asked."""
-        return self.steps if self.each is None else self.each[client]
-
-    def up_to(self, steps: int) -> LocalPlan:
-        """Return the plan of the first steps."""
-        return replace(
-            self, steps=steps, each=self.each and tuple(min(own, steps) for own in self.each)
-        )
-
-    def counts(self, like: Tensor) -> Tensor | int:
-        """Return J, or every J_i as a tensor beside `like`."""
-        return self.steps if self.each is None else torch.tensor(self.each, device=like.device)
-
-    def makes(self, step: int, like: Tensor) -> Tensor | float:
-        """Return 1 for clients that make this step, counted from 0, and 0 for the others, to multiply (n, d)."""
-        return 1.0 if self.each is None else (torch.tensor(self.each)[:, None] > step).to(like)
-
-
-@dataclass(frozen=True)
-class ProximalPlan:
-    """Local model to solve: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩, in place of a number of local steps.
-
-    Attributes:
-        pull: β.
-        metric: D, the diagonal of a matrix.
-        limit: most local steps if the model is not solved in closed form.
-        steepest: the largest L_i of all participants. All take the same number of steps, and a client that computes
-            by itself does not know the others.
-    """
-
-    pull: float
-    metric: Tensor
-    limit: int = 30
-    steepest: float = 0.0
+from scaffpd.federation.clients import Displacements, EvaluatedPoint
+from scaffpd.federation.plans import Key, LocalPlan, ProximalPlan, Restriction, Vector, same_point
+from scaffpd.objectives.base import Objective
+from scaffpd.objectives.separable import Separable
 
 
 @dataclass(frozen=True)
@@ -136,27 +68,28 @@ class ClientSelection:
         return w
 
 
-@dataclass
-class Traffic:
-    """Communication since the start, summed over clients, as the method needs it; evaluation is not counted."""
+class SharedSum(NamedTuple):
+    """A sum of vectors to which every client has added its share of the noise.
 
-    exchanges: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
+    Attributes:
+        parts: what every client adds, (n, d), whole numbers of which only the sum may be seen; a
+            handle on them if clients are elsewhere.
+        most: a public bound on them, a power of two: how large a part is must not be seen either.
+        unit: the size of a unit.
+        public: what is added to the sum, of public numbers.
+    """
 
-    def add(self, *, up: int = 0, down: int = 0, exchanges: int = 0) -> None:
-        """Count one message pattern: bytes from clients, bytes to clients, request-reply turns."""
-        self.exchanges += exchanges
-        self.bytes_up += up
-        self.bytes_down += down
+    parts: Tensor | Vectors
+    most: float
+    unit: float
+    public: Tensor
 
-    def snapshot(self) -> Traffic:
-        """Return a copy that later traffic does not change."""
-        return replace(self)
-
-    def restore(self, earlier: Traffic) -> None:
-        """Go back to `earlier` (a resumed or interrupted run)."""
-        vars(self).update(vars(earlier))
+    def total(self, added: Tensor | None = None) -> Tensor:
+        """Return the sum, from the parts as somebody else has added them up, or as they are here."""
+        if added is None:
+            assert isinstance(self.parts, Tensor)
+            added = self.parts.sum(0)
+        return (added.double() * self.unit).to(self.public) + self.public
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,52 +101,37 @@ class Vectors:
         each: the v_i themselves, (n, …).
         squares: ‖v_i‖² per client, if cheaper than the v_i.
         shape: shape of a v_i, if it is not that of x.
-        shares: w → each client's addend of the sum, if the sum has to hide them (`SharedSum` of `privacy`).
-        fine: whether `sum` takes weights in double precision, for any format of x.
-        own: each client's vector without its weight, and that weight, if clients have weighted their vectors
-            themselves: a client uses it to decide whether a sum would reveal too much.
-        padded: whether to hide the size of a vector up to a factor of 256.
+        addends: w → each client's noisy addend of the sum, if clients share the noise.
+        double_weights: whether `sum` takes weights in double precision, for any format of x.
+        unweighted: each client's vector without its weight, and that weight, if clients have
+            weighted their vectors themselves: a client uses it to decide whether a sum would
+            reveal too much.
+        hides_size: whether to hide the size of a vector up to a factor of 256.
     """
 
     sum: Callable[[Tensor], Tensor]
     each: Callable[[], Tensor]
     squares: Callable[[], Tensor] | None = None
     shape: tuple[int, ...] = ()
-    shares: Callable[..., Any] | None = None
-    fine: bool = False
-    own: Callable[[], tuple[Tensor, Vector]] | None = None
-    padded: bool = False
+    addends: Callable[..., SharedSum] | None = None
+    double_weights: bool = False
+    unweighted: Callable[[], tuple[Tensor, Vector]] | None = None
+    hides_size: bool = False
 
     @classmethod
-    def of(cls, made: Any, squares: Callable[[], Tensor] | None = None) -> Vectors:
-        """Make a handle on the clients' vectors."""
-        fine = getattr(made, "fine", None) is not None
-        return cls(made.sum, made.each, squares, shares=getattr(made, "shares", None), fine=fine)
+    def of(cls, made: Displacements, squares: Callable[[], Tensor] | None = None) -> Vectors:
+        """Make a handle on the vectors of a point or of local steps."""
+        return cls(
+            made.sum,
+            made.each,
+            squares,
+            addends=getattr(made, "shares", None),
+            double_weights=getattr(made, "fine", None) is not None,
+        )
 
     def norms(self) -> Tensor:
         """Return ‖v_i‖² per client."""
         return self.each().square().sum(1) if self.squares is None else self.squares()
-
-
-BUCKETS = 32  # buckets of a sketch
-
-
-class Sketch:
-    """Random sums of a vector's entries: distances of sketches are nearly those of vectors; `seed` is secret."""
-
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = secrets.randbits(64) if seed is None else seed
-        self._drawn: dict[int, tuple[NDArray[np.int64], Vector]] = {}
-
-    def __call__(self, vector: NDArray[Any]) -> Vector:
-        """Return the sketch of a vector; short vectors keep their distances exactly."""
-        own = np.asarray(vector, dtype=np.float64).ravel()
-        if len(own) not in self._drawn:
-            random = np.random.default_rng([self.seed, len(own)])
-            signs = np.where(random.integers(0, 2, len(own)) == 0, 1.0, -1.0)
-            self._drawn[len(own)] = random.permutation(len(own)) % BUCKETS, signs
-        places, signs = self._drawn[len(own)]
-        return np.bincount(places, signs * own, BUCKETS).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -227,6 +145,51 @@ class Reply:
 
     numbers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
     vectors: Mapping[str, Vectors] = field(default_factory=dict)
+
+
+class ClientSide(Protocol):
+    """Clients that answer a question: their numerics, and what they remember."""
+
+    def losses(self, x: Tensor, batch_size: int | None, key: Key) -> Tensor:
+        """Return f_i(x) without the gradients."""
+
+    def point(self, at: GradientsAt) -> EvaluatedPoint:
+        """Evaluate a point, once for as long as the question is in use."""
+
+    def local_updates(
+        self,
+        x: Tensor,
+        at: GradientsAt | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
+    ) -> Displacements:
+        """Take local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x."""
+
+    def proximal_steps(
+        self, at: GradientsAt, correction: Tensor, plan: ProximalPlan
+    ) -> Displacements:
+        """Return d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨correction, d⟩ at the answered point."""
+
+    def lowest(self) -> Tensor:
+        """Return min_u f_i(u), which every client solves by itself."""
+
+    def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
+        """Return loss, accuracy and number of samples on the "train" or "test" rows."""
+
+    def own(self, x: Tensor) -> Tensor | None:
+        """Return u_i(x) of these clients, if the model is `Personal`."""
+
+    def form(self, objective: Objective) -> Separable:
+        """Return the form of an objective by which these clients find their own weights."""
+
+    def moduli(self) -> Vector:
+        """Return μ_i of these clients."""
+
+    def centre(self, name: int) -> Vector:
+        """Return the weights that these clients store under a name."""
+
+    def keep(self, name: int, weights: Vector) -> None:
+        """Store weights under a name."""
 
 
 SPLITS = ("train", "test")
@@ -263,8 +226,8 @@ class Question:
         """Return the shapes of the parts of one client's answer besides `scalars`; x has length d."""
         return dict.fromkeys(self.vectors, (d,))
 
-    def answer(self, clients: Any) -> Reply:
-        """Answer for all clients, which are `AnsweringClients` of cohort.py."""
+    def answer(self, clients: ClientSide) -> Reply:
+        """Answer for all clients."""
         raise NotImplementedError
 
     @property
@@ -296,9 +259,9 @@ class Losses(Question):
     batch_size: int | None = None
     key: Key = (0,)
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Return L_i."""
-        losses = clients.oracle.losses(self.x, self.batch_size, self.key)
+        losses = clients.losses(self.x, self.batch_size, self.key)
         return Reply({"loss": lambda: losses})
 
 
@@ -310,7 +273,7 @@ class GradientsAt(Losses):
     scalars = ("loss", "loss_error", "gradient_error")
     vectors = ("c",)
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Evaluate at x; bound rounding only on request."""
         point = clients.point(self)
         rounding = cache(point.rounding)
@@ -353,20 +316,17 @@ class LocalSteps(Question):
         """Count the correction."""
         return 0 if self.correction is None else d
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Take all local steps; repeat the first t' for the snapshot, with the same minibatches."""
-        held = clients.point(self.at) if isinstance(self.at, GradientsAt) else self.at
 
-        def work(steps: int) -> Any:
-            return clients.oracle.local_updates(
-                self.x, held, self.correction, self.plan.up_to(steps)
-            )
+        def work(steps: int) -> Displacements:
+            plan = self.plan.up_to(steps)
+            return clients.local_updates(self.x, self.at, self.correction, plan)
 
-        steps = {"d": self.plan.steps} | (
-            {} if self.plan.snapshot is None else {"snapshot": self.plan.snapshot}
-        )
-        done = {part: work(number) for part, number in steps.items()}
-        return Reply({}, {part: Vectors.of(found) for part, found in done.items()})
+        parts = {"d": Vectors.of(work(self.plan.steps))}
+        if self.plan.snapshot is not None:
+            parts["snapshot"] = Vectors.of(work(self.plan.snapshot))
+        return Reply({}, parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -384,9 +344,9 @@ class ProximalSteps(Question):
         """Count the correction and β."""
         return d + 1
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Solve all local models."""
-        done = clients.oracle.proximal_steps(clients.point(self.at), self.correction, self.plan)
+        done = clients.proximal_steps(self.at, self.correction, self.plan)
         return Reply({}, {"d": Vectors(done.sum, done.each)})
 
 
@@ -416,21 +376,19 @@ class Curvature(Question):
         k = self.V.shape[1]
         return k + 1 + (0 if masked else k * (k + 1) // 2)
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Answer in one pass over the data, which the sum of curvatures makes if it comes first."""
         point = clients.point(self.at)
-        seen = list[Any]()
+        seen = list[Restriction[Tensor]]()
 
         def curvature(weights: Tensor) -> Tensor:
             seen[:] = [point.restriction(self.V, weights, self.metric)]
-            return seen[0].curvature  # type: ignore[no-any-return]
+            return seen[0].curvature
 
-        def last() -> Any:
-            return (
-                seen[0]
-                if seen
-                else point.restriction(self.V, torch.zeros_like(point.losses), self.metric)
-            )
+        def last() -> Restriction[Tensor]:
+            if not seen:
+                curvature(torch.zeros_like(point.losses))
+            return seen[0]
 
         numbers = {"slopes": lambda: last().slopes, "size": lambda: last().sizes}
         matrices = Vectors(
@@ -448,7 +406,7 @@ class Diagonal(Question):
 
     at: GradientsAt
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Return the diagonals, or their weighted sum."""
         point = clients.point(self.at)
         return Reply({}, {"diagonal": Vectors(point.diagonal, point.diagonals)})
@@ -465,7 +423,7 @@ class Project(Question):
     at: GradientsAt
     direction: Tensor
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Return one number per client."""
         slopes = clients.point(self.at).project(self.direction)
         return Reply({"slope": lambda: slopes})
@@ -479,7 +437,7 @@ class Optima(Question):
     scalars = ("lowest",)
     loss = "lowest"
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Return one number per client."""
         return Reply({"lowest": clients.lowest})
 
@@ -505,7 +463,7 @@ class Scores(Question):
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Return three numbers per client."""
         loss, right, count = clients.scores(self.x, self.split)
         parts = zip(

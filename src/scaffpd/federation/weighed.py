@@ -3,14 +3,17 @@ r"""Questions whose clients compute their own weights, for `MinimaxSums`: even l
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.federation.questions import GradientsAt, LocalPlan, Question, Reply, Vector, Vectors
+from scaffpd.federation.clients import EvaluatedPoint
+from scaffpd.federation.plans import LocalPlan, Vector
+from scaffpd.federation.questions import ClientSide, GradientsAt, Question, Reply, Vectors
+from scaffpd.objectives.base import Objective
+from scaffpd.objectives.separable import Separable
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +29,7 @@ class Weighing:
         name: the number under which to store these weights; 0 to forget them.
     """
 
-    objective: Any
+    objective: Objective
     levels: tuple[float, ...]
     delta: float = 0.0
     centre: int = 0
@@ -60,7 +63,7 @@ class WeighedQuestion(Question):
         """Count thresholds, δ and the centre's mass."""
         return len(self.weighing.levels) + 2
 
-    def losses(self, clients: Any) -> tuple[Any, Any, Vector, Vector]:
+    def losses(self, clients: ClientSide) -> tuple[EvaluatedPoint, Separable, Vector, Vector]:
         """Return the point, the objective's form, L_i, and the centre."""
         point = clients.point(self.at)
         form = clients.form(self.weighing.objective)
@@ -68,11 +71,10 @@ class WeighedQuestion(Question):
         centre = clients.centre(about.centre) / about.mass if about.centre else form.prior
         return point, form, point.losses.double().cpu().numpy(), centre
 
-    def weights(self, clients: Any) -> Vector:
+    def weights(self, clients: ClientSide) -> Vector:
         """Return λ_i at the first threshold."""
         _, form, losses, centre = self.losses(clients)
-        weights: Vector = form.weights(losses, self.weighing.levels[0], self.weighing.delta, centre)
-        return weights
+        return form.weights(losses, self.weighing.levels[0], self.weighing.delta, centre)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +88,7 @@ class Thresholds(WeighedQuestion):
         """Return the shape: two numbers, and two for every threshold."""
         return {"masses": (2 + 2 * len(self.weighing.levels),)}
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Compute all numbers from L_i."""
         _, form, losses, centre = self.losses(clients)
         rows = [form.prior * losses, form.prior * losses**2]
@@ -113,7 +115,7 @@ class Response(WeighedQuestion):
         """Return the shapes of a vector and the numbers."""
         return {"weighted": (d + SUMMARY,)}
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Answer, and store λ_i if it has a name."""
         point, form, losses, centre = self.losses(clients)
         about = self.weighing
@@ -138,10 +140,18 @@ class Response(WeighedQuestion):
             return torch.cat([torch.from_numpy(weights)[:, None] * c, torch.from_numpy(summary)], 1)
 
         made = Vectors(
-            lambda w: w.double().cpu() @ each(), each, shape=(len(self.at.x) + SUMMARY,), fine=True
+            lambda w: w.double().cpu() @ each(),
+            each,
+            shape=(len(self.at.x) + SUMMARY,),
+            double_weights=True,
         )
         return Reply(
-            {}, {"weighted": replace(made, own=lambda: (point.each(), weights), padded=True)}
+            {},
+            {
+                "weighted": replace(
+                    made, unweighted=lambda: (point.each(), weights), hides_size=True
+                )
+            },
         )
 
 
@@ -163,19 +173,19 @@ class WeighedSteps(WeighedQuestion):
         """Count the correction too."""
         return d + super().down(d)
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Take the local steps of `LocalSteps`, weighted."""
         made = self.weights(clients)
-        point = clients.point(self.at)
-        done = clients.oracle.local_updates(self.at.x, point, self.correction, self.plan)
+        done = clients.local_updates(self.at.x, self.at, self.correction, self.plan)
         weights = torch.from_numpy(made).to(self.at.x)
 
         def each() -> Tensor:
-            return weights[:, None] * cast(Tensor, done.each())
+            return weights[:, None] * done.each()
 
-        held = Vectors(lambda w: cast(Tensor, done.sum(w.to(weights) * weights)), each)
+        held = Vectors(lambda w: done.sum(w.to(weights) * weights), each)
         return Reply(
-            {}, {"weighted_d": replace(held, own=lambda: (done.each(), made), padded=True)}
+            {},
+            {"weighted_d": replace(held, unweighted=lambda: (done.each(), made), hides_size=True)},
         )
 
 
@@ -186,6 +196,6 @@ def _stacked(rows: NDArray[np.float64]) -> Vectors:
         lambda w: w.double().cpu() @ table,
         lambda: table,
         shape=rows.shape[1:],
-        fine=True,
-        padded=True,
+        double_weights=True,
+        hides_size=True,
     )

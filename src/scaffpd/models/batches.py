@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import LocalPlan
+from scaffpd.federation.clients import Displacements
 from scaffpd.models import local_steps
 from scaffpd.models.layout import CACHE, PaddedBlock, StackedSamples, outside, product, transposed
 from scaffpd.models.local_steps import NearbyGradients, Products, SampleSpaces, StepWeights
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import Draws, GraphReplay, parallel_map
-from scaffpd.models.oracle import Displacements, StackedDisplacements
+from scaffpd.models.oracle import StackedDisplacements
 
 
 class SpanDisplacements:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector, same_point
+from scaffpd.federation.clients import Displacements
 from scaffpd.models.batches import FeatureSteps, FullBatches, Minibatches
 from scaffpd.models.layout import SHORT, PaddedBlock, StackedSamples, product, transposed
 from scaffpd.models.local_steps import NearbyGradients, SampleSpaces, pace, proximal_steps
@@ -30,7 +31,7 @@ from scaffpd.models.numerics import (
     root_above,
     streams,
 )
-from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
+from scaffpd.models.oracle import StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
 CLIENTS = 2**13  # vectors that a server adds up in double precision, one by one
@@ -131,7 +132,7 @@ class LinearPoint:
         squares = self._vectors(self.residual).square()
         return squares.sum(1) if scale is None else squares @ scale
 
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction:
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
         """Compute Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + l2 (Σ w) VᵀV and the slopes from one product T = A V."""
         T = self._along(V)
         scale = (weights[self.rows.layout.owner] * self.rows.share)[:, None, None]

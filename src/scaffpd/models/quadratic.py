@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
+from scaffpd.federation.clients import Displacements
 from scaffpd.models import numerics
 from scaffpd.models.batches import SpanDisplacements
 from scaffpd.models.glm import LinearOracle, LinearPoint
@@ -37,7 +38,7 @@ from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, 
 from scaffpd.models.local_steps import stepping
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT
-from scaffpd.models.oracle import Displacements, StackedDisplacements, shift
+from scaffpd.models.oracle import StackedDisplacements, shift
 from scaffpd.models.tables import MappedMatrix
 
 WORTH = 1.2  # compress clients with more samples than this many times the features

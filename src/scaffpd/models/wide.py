@@ -25,6 +25,7 @@ from torch import Tensor
 from scaffpd.data.table import Selection
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan
+from scaffpd.federation.clients import Displacements
 from scaffpd.models.glm import LinearOracle, LinearPoint
 from scaffpd.models.layout import Ragged, StackedSamples
 from scaffpd.models.losses import Loss
@@ -37,7 +38,7 @@ from scaffpd.models.numerics import (
     tensor_cores,
     unexplained,
 )
-from scaffpd.models.oracle import Displacements, StackedDisplacements, dtype_name
+from scaffpd.models.oracle import StackedDisplacements, dtype_name
 from scaffpd.models.quadratic import ClosedSteps, Profile
 from scaffpd.models.tables import StoredMatrix
 

@@ -16,56 +16,23 @@ or Σ_i (λ_i − l_i)² / (2σ_i) with a step σ_i for every client, and the su
 from __future__ import annotations
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.errors import InputError, positive, shortened
+from scaffpd.objectives.rounding import EPSILON, LEAST, Vector, inner, roundings, total
+from scaffpd.objectives.separable import Separable
 
-Vector = NDArray[np.float64]
 Matrix = NDArray[np.float64]
 Scale = float | Vector  # one σ, or one for each client
 
 DEPENDENT = 1e-12  # normals with a smaller remainder are linearly dependent, but for rounding
-
-
-EPSILON = float(np.finfo(np.float64).eps)  # twice the relative error of one operation
-LEAST = 1e-300  # more than all underflows of a sum of fewer than 10^7 terms together
-
-
-def roundings(n: int) -> int:
-    """Return how many operations a term of `total` goes through: twice √n, for any order of additions in a block."""
-    return n if n <= 64 else 2 * math.isqrt(n) + 4
-
-
-def total(terms: Vector) -> float:
-    """Return Σ t_i, in about √n blocks of √n terms."""
-    if (n := len(terms)) <= 64:
-        return float(terms.sum())
-    width = math.isqrt(n)
-    cut = n - n % width
-    return float(terms[:cut].reshape(-1, width).sum(1).sum() + terms[cut:].sum())
-
-
-def above(terms: Vector, sizes: Vector | None = None, more: float = 8) -> float:
-    """Bound Σ t_i from above, for terms that are known up to `more`·ε of their sizes, |t_i| if not given.
-
-    Worst case: |computed − exact| ≤ k u Σ |t_i| for a sum in which no term takes part in more than k additions
-    (Higham 2002, section 4.2). ε = 2u leaves room for the rounding of the bound itself.
-    """
-    size = total(np.abs(terms) if sizes is None else sizes)
-    return total(terms) + EPSILON * (roundings(len(terms)) + more) * size + LEAST
-
-
-def inner(a: Vector, b: Vector) -> float:
-    """Return ⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same for any memory layout."""
-    return float(np.add.reduce(a * b))
 
 
 @dataclass(frozen=True)
@@ -101,6 +68,13 @@ class ProxStep:
         scaled = root * Q
         jacobian: Matrix = np.diag(root**2) - scaled.T @ scaled
         return jacobian
+
+
+class SolvesAlone(Protocol):
+    """Clients that can solve their own problems: a `Federation`."""
+
+    def optima(self) -> Vector:
+        """Return min_u f_i(u) of every client."""
 
 
 class Objective(ABC):
@@ -241,7 +215,21 @@ class Objective(ABC):
         """Return the smallest curvature of ψ at λ itself (at least `strong_convexity`)."""
         return self.strong_convexity(len(np.asarray(weights)))
 
-    def separable(self, n: int) -> Any:
+    def settled(self, federation: SolvesAlone) -> Objective:
+        """Return the objective with all its numbers, which `train` may have to ask clients for."""
+        return self
+
+    def threshold_form(self, n: int) -> Separable:
+        """Return the `Separable` form, or refuse."""
+        found = self.separable(n)
+        if found is None:
+            raise InputError(
+                "objective-without-threshold",
+                f"{type(self).__name__} has no threshold by which clients could find their weights.",
+            )
+        return found
+
+    def separable(self, n: int) -> Separable | None:
         """Return the `Separable` form, by which `n` clients find their weights from one threshold; else `None`."""
         return None
 

@@ -10,17 +10,9 @@ from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import (
-    Objective,
-    ProxStep,
-    Scale,
-    Vector,
-    above,
-    finite_vector,
-    read_scale,
-    roundings,
-)
-from scaffpd.objectives.simplex import EPSILON, Separable
+from scaffpd.objectives.base import Objective, ProxStep, Scale, finite_vector, read_scale
+from scaffpd.objectives.rounding import EPSILON, Vector, above, roundings
+from scaffpd.objectives.separable import Separable
 
 TRIED = 16
 ROUNDING = 1e-9

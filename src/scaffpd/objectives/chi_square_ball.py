@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, read_scale
-from scaffpd.objectives.simplex import EPSILON
+from scaffpd.objectives.base import Objective, ProxStep, Scale, read_scale
+from scaffpd.objectives.rounding import EPSILON, Vector, inner
 
 
 class ChiSquareBall(Objective):
@@ -121,8 +121,8 @@ def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
     active = x >= y[k]
     top = p[active].sum()
     rest = p[~active].sum()
-    centred = np.where(active, x - simplex.inner(p[active], x[active]) / top, 0.0)
-    variance = simplex.inner(p, centred**2)
+    centred = np.where(active, x - inner(p[active], x[active]) / top, 0.0)
+    variance = inner(p, centred**2)
     t = float(np.sqrt(max(delta - rest / top, 0.0) / variance)) if variance > 0.0 else np.inf
     step = p * centred * t if variance > 0.0 else np.zeros(len(x))
     return simplex.normalised(np.where(active, np.maximum(p / top + step, 0.0), 0.0)), t / scale
@@ -142,7 +142,7 @@ def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vecto
     q = share[order]
     away = y - w / q
     low = 0.0
-    high = float(np.sqrt(simplex.inner(w, (away - simplex.inner(w, away)) ** 2) / delta))
+    high = float(np.sqrt(inner(w, (away - inner(w, away)) ** 2) / delta))
     kappa = high
     for _ in range(200):
         deviation, slope = _path(y, w, q, kappa)
@@ -168,8 +168,8 @@ def _path(y: Vector, w: Vector, q: Vector, kappa: float) -> tuple[Vector, float]
     p = w[:k]
     r = rate[:k]
     away = y[:k] - p / q[:k]
-    mean = (simplex.inner(r, away) - w[k:].sum()) / r.sum()
+    mean = (inner(r, away) - w[k:].sum()) / r.sum()
     deviation = -w
     deviation[:k] = np.maximum(r * (away - mean), -p)
     pull = (p + deviation[:k]) * (r / p)
-    return deviation, 2.0 * simplex.inner(deviation[:k] / p, r * (pull.sum() / r.sum()) - pull)
+    return deviation, 2.0 * inner(deviation[:k] / p, r * (pull.sum() / r.sum()) - pull)

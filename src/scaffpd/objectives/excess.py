@@ -1,10 +1,9 @@
-"""Excess losses: an objective of the clients' losses above their own levels, or of their losses on other rows."""
+"""Excess losses: an objective of the clients' losses above their own levels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,17 +14,13 @@ from scaffpd.objectives.base import (
     Objective,
     ProxStep,
     Scale,
-    Vector,
-    above,
+    SolvesAlone,
     finite_vector,
-    roundings,
 )
-from scaffpd.objectives.base import inner as product
+from scaffpd.objectives.rounding import Vector, above, inner, roundings
+from scaffpd.objectives.separable import Separable
 
-HELD_OUT = "held-out"
-TURNS = 60
-IDLE = 12
-LEAST_SHARE = 0.05
+OWN = "own"
 
 
 class Excess(Objective):
@@ -39,8 +34,7 @@ class Excess(Objective):
     Args:
         objective: (Λ, ψ), such as `CVaR(0.2)`.
         offset: b, one number per client or one for all; or "own", each client's own optimum min_u f_i(u), which the
-            clients compute when `train` begins (N numbers go up); or "held-out": λ maximises over the
-            losses h_i on held-out rows (`Cohort(..., test=...)`, no longer test rows), see `equilibrium`.
+            clients compute when `train` begins (N numbers go up).
     """
 
     def __init__(self, objective: Objective, offset: float | ArrayLike | str) -> None:
@@ -51,15 +45,12 @@ class Excess(Objective):
             )
         self.objective = objective
         self.offset = offset
-        if isinstance(offset, str):
-            if offset not in ("own", HELD_OUT):
-                raise InputError(
-                    "excess-numbers-offset",
-                    f"Excess needs numbers in offset, {HELD_OUT!r} or 'own', got {offset!r}.",
-                )
-        else:
-            self.offset = finite_vector(
-                "Excess", "offset", np.atleast_1d(np.asarray(offset)), LARGEST
+        if not isinstance(offset, str):
+            levels = np.atleast_1d(np.asarray(offset))
+            self.offset = finite_vector("Excess", "offset", levels, LARGEST)
+        elif offset != OWN:
+            raise InputError(
+                "excess-offset", f"Excess needs numbers in offset, or 'own', got {offset!r}."
             )
 
     @property
@@ -72,12 +63,7 @@ class Excess(Objective):
         """Same as the wrapped objective."""
         return self.objective.prior
 
-    @property
-    def by_held_out(self) -> bool:
-        """Return whether λ maximises over losses on held-out rows."""
-        return isinstance(self.offset, str) and self.offset == HELD_OUT
-
-    def settled(self, federation: Any) -> Excess:
+    def settled(self, federation: SolvesAlone) -> Excess:
         """Return the objective with numbers; ask clients for their own optima if the offset is "own"."""
         if not isinstance(self.offset, str):
             return self
@@ -105,7 +91,7 @@ class Excess(Objective):
 
     def _value(self, weights: Vector) -> float:
         """Return ψ(λ) + ⟨b, λ⟩."""
-        return self.objective._value(weights) + product(self.levels(len(weights)), weights)
+        return self.objective._value(weights) + inner(self.levels(len(weights)), weights)
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         return self.objective._contains(weights, tolerance)
@@ -143,7 +129,7 @@ class Excess(Objective):
             np.abs(self.levels(np.size(self.offset))).max()
         )
 
-    def separable(self, n: int) -> Any:
+    def separable(self, n: int) -> Separable | None:
         """Return the objective's form, with offset b."""
         found = self.objective.separable(n)
         return None if found is None else replace(found, offset=self.levels(n))
@@ -161,52 +147,7 @@ class Excess(Objective):
         found = np.asarray(losses)
         return self.objective.start(found - self.levels(len(found)))
 
-    def check(self, losses: ArrayLike, names: Any) -> None:
+    def check(self, losses: ArrayLike, names: Sequence[str]) -> None:
         """Refuse excess losses that the objective is not defined for."""
         found = np.asarray(losses)
         self.objective.check(found - self.levels(len(found)), names)
-
-
-def equilibrium(
-    objective: Objective,
-    clients: int,
-    solve: Callable[[Excess], tuple[Any, Vector, Vector, Vector]],
-    tol: float,
-) -> tuple[Any, float, int]:
-    r"""Let λ maximise over losses h_i(x) on held-out rows, while x minimises Σ λ_i f_i over training rows.
-
-    The two players have different losses, so there is no saddle point, but an equilibrium, at which the levels are
-    b = f(x) − h(x), for then λ maximises ⟨f(x) − b, λ⟩ − ψ(λ) = ⟨h(x), λ⟩ − ψ(λ). For given levels x and λ are those
-    of a convex problem, with its certificate, which bounds how much another x could lower Σ λ_i f_i; the levels follow,
-
-        b ← b + s (f(x) − h(x) − b),      s = 1, or less if the last step was too long,
-
-    until no other λ would gain more than `tol`: support(h) − ⟨h, λ⟩ + ψ(λ), or twelve steps gain nothing. If h = f
-    nothing changes: b = 0.
-
-    Args:
-        objective: (Λ, ψ).
-        clients: N.
-        solve: from the objective with levels, a model, λ, f(x) and h(x).
-        tol: largest remaining gain of λ.
-
-    Returns:
-        The best model, the remaining gain of λ there, and the number of calls of `solve`.
-    """
-    best: tuple[Any, float] = (None, np.inf)
-    levels = np.zeros(clients)
-    share = 1.0
-    last = np.inf
-    turns = 0
-    found = 0
-    while turns < min(TURNS, found + IDLE) and not best[1] <= tol:
-        model, weights, losses, aside = solve(Excess(objective, levels))
-        gain = objective.support(aside) - product(aside, weights) + objective.value(weights)
-        turns += 1
-        if best[0] is None or gain < best[1]:
-            best = (model, gain)
-            found = turns
-        share = min(1.0, 1.2 * share) if gain < last else max(LEAST_SHARE, 0.5 * share)
-        levels = levels + share * (losses - aside - levels)
-        last = gain
-    return *best, turns

@@ -9,17 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import (
-    Objective,
-    ProxStep,
-    Scale,
-    Vector,
-    above,
-    finite_vector,
-    read_vector,
-    roundings,
-)
-from scaffpd.objectives.simplex import inner
+from scaffpd.objectives.base import Objective, ProxStep, Scale, finite_vector, read_vector
+from scaffpd.objectives.rounding import Vector, above, inner, roundings
 
 
 class Nash(Objective):

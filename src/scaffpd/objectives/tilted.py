@@ -9,19 +9,10 @@ from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
 
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import (
-    LEAST,
-    Objective,
-    ProxStep,
-    Scale,
-    Vector,
-    above,
-    read_scale,
-    read_vector,
-    roundings,
-)
+from scaffpd.objectives.base import Objective, ProxStep, Scale, read_scale, read_vector
 from scaffpd.objectives.chi_square import ChiSquare
-from scaffpd.objectives.simplex import EPSILON, Separable
+from scaffpd.objectives.rounding import EPSILON, LEAST, Vector, above, inner, roundings
+from scaffpd.objectives.separable import Separable
 
 BLOCK = 8192  # clients at a time, so that temporary arrays stay in the processor's cache
 
@@ -94,8 +85,8 @@ class Tilted(Objective):
         p = self.weights(len(losses))
         worst = losses.max()
         tilt = (losses - worst) / self.rho
-        excess = simplex.inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits for large ρ
-        logarithm = np.log1p(excess) if excess > -0.5 else np.log(simplex.inner(p, np.exp(tilt)))
+        excess = inner(p, np.expm1(tilt))  # Σ p exp − 1, with all its digits for large ρ
+        logarithm = np.log1p(excess) if excess > -0.5 else np.log(inner(p, np.exp(tilt)))
         return float(worst + self.rho * logarithm)
 
     def _ceiling(self, losses: Vector) -> float:
@@ -104,7 +95,7 @@ class Tilted(Objective):
         worst = float(losses.max())
         k = 2 * roundings(len(losses)) + 16
         tilt = (losses - worst) / self.rho
-        excess = simplex.inner(p, np.expm1(tilt))
+        excess = inner(p, np.expm1(tilt))
         if excess > -0.5:
             logarithm = float(np.log1p(excess * (1.0 - EPSILON * k)))
         else:

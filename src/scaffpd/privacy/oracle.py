@@ -37,6 +37,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
+from scaffpd.federation.questions import SharedSum
 from scaffpd.models.oracle import (
     Oracle,
     StackedDisplacements,
@@ -85,23 +86,6 @@ class SumTerms(NamedTuple):
     clients: int  # n, of all of it
     scale: float  # s, at least everybody's |w_j|/m_j
     about: bytes  # who they are and which weights they have: another sum has other noise
-
-
-class SharedSum(NamedTuple):
-    """A sum of vectors to which every client has added its share of the noise."""
-
-    # what every client adds, (n, d), whole numbers of which only the sum may be seen; a handle where they are elsewhere
-    parts: Any
-    most: (
-        float  # a public bound on them, a power of two: how large a part is must not be seen either
-    )
-    unit: float  # the size of a unit
-    public: Tensor  # what is added to the sum, of public numbers
-
-    def total(self, added: Tensor | None = None) -> Tensor:
-        """Return the sum, from the clients' parts as somebody else has added them up, or as they are here."""
-        whole = self.parts.sum(0) if added is None else added
-        return (whole.double() * self.unit).to(self.public) + self.public
 
 
 class SharedPoint(PrivatePoint):

@@ -16,8 +16,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
-from scaffpd.errors import InputError, plural
+from scaffpd.errors import InputError
 from scaffpd.files import write_file
+from scaffpd.numbers import plural
 from scaffpd.training.metrics import NO, NOISE, YES, RelativeGain, a_fifth
 
 NAME = "run.json"

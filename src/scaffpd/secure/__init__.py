@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -162,16 +162,14 @@ class MaskedSums:
 
     sums: SecureSums  # the protocol
     quantum: float  # losses are rounded to multiples of it; 0 if deployed clients round them
-    projections: (
-        bool  # whether clients reveal their gradients along directions that the server chooses
-    )
-    twice: bool  # whether clients allow sums of the same vectors with two different weights
-    silent: bool = False  # whether losses stay with their clients too
-    hides: bool = field(default=True, init=False)
+    allows_projections: bool  # of gradients, along directions that the server chooses
+    allows_reweighting: bool  # whether the same vectors may be summed with two weightings
+    hides_losses: bool = False
+    hides_vectors: bool = field(default=True, init=False)
 
     def shown(self, question: Question, reply: Reply) -> Reply:
         """Return the numbers, with losses rounded to the quantum; none but scores if losses are hidden."""
-        if self.silent and question.scalars and not isinstance(question, Scores):
+        if self.hides_losses and question.scalars and not isinstance(question, Scores):
             raise InputError(
                 "losses-hidden-use",
                 'Losses are hidden: use fair(...), MinimaxSums, or losses="clear".',
@@ -180,15 +178,15 @@ class MaskedSums:
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Return Σ_i w_i v_i, masked."""
-        if vectors.shares is not None:
+        if vectors.addends is not None:
             return self._shared(part, vectors, asked, weights)
         own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
         shape = vectors.shape or asked.like.shape
         length = int(np.prod(shape))
-        first = STEP + HEADROOM if vectors.padded else None
-        total = self.sums.sum(part, vectors, own, length + vectors.padded, first)[:length]
+        first = STEP + HEADROOM if vectors.hides_size else None
+        total = self.sums.sum(part, vectors, own, length + vectors.hides_size, first)[:length]
         found = torch.from_numpy(total.reshape(shape))
-        return found if vectors.padded and vectors.fine else found.to(asked.like)
+        return found if vectors.hides_size and vectors.double_weights else found.to(asked.like)
 
     def _shared(
         self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector
@@ -197,16 +195,16 @@ class MaskedSums:
 
         One more entry, the same for all clients and as large as possible, hides the size of a vector.
         """
-        assert vectors.shares is not None
-        shared = vectors.shares(torch.from_numpy(np.array(weights[asked.index])))
+        assert vectors.addends is not None
+        shared = vectors.addends(torch.from_numpy(np.array(weights[asked.index])))
         if isinstance(shared.parts, Vectors):  # deployed clients, which do all of this themselves
             own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
             total = self.sums.sum(part, shared.parts, own, len(asked.like) + 1)
-            return cast(Tensor, shared.total(torch.from_numpy(total[:-1])))
+            return shared.total(torch.from_numpy(total[:-1]))
         rows = torch.nn.functional.pad(shared.parts.double(), (0, 1), value=shared.most)
         ones = dict.fromkeys((asked.names[i] for i in asked.chosen), 1.0)
         total = self.sums.sum(part, replace(vectors, each=lambda: rows), ones, rows.shape[1])
-        return cast(Tensor, shared.total(torch.from_numpy(total[:-1])))
+        return shared.total(torch.from_numpy(total[:-1]))
 
     def error(self, length: int, weights: Vector) -> float:
         """Return √d times the largest error of an entry of the last sum, and of its weights, per unit of weight."""
@@ -260,7 +258,7 @@ class SecureAggregation(Federation):
             raise unknown("losses", losses, LOSSES)
         channel: Any = getattr(federation, "channel", None)
         masks = isinstance(federation, Federation) and (channel.here or hasattr(channel, "mask"))
-        if not masks or federation.sums.hides:
+        if not masks or federation.sums.hides_vectors:
             given = type(federation).__name__
             raise InputError(
                 "secureaggregation-takes-cohort",

@@ -32,8 +32,10 @@ import torch
 from numpy.typing import NDArray
 
 from scaffpd.errors import ExposedError, InputError
-from scaffpd.federation.questions import Question, Reply, Sketch, Vector
+from scaffpd.federation.plans import Vector
+from scaffpd.federation.questions import Question, Reply
 from scaffpd.secure.masking import FixedPoint, Identity, Party, Terms
+from scaffpd.secure.sketch import Sketch
 from scaffpd.secure.terms import FINE, LARGEST, SMALLEST, Ring, exponent_of
 
 FORMATS = (
@@ -337,13 +339,13 @@ class LocalParties:
         names = wanted.weights.terms.names
         rows = [vector.detach().cpu().numpy() for vector in wanted.held.each()]
         bare: list[WeightedVector | None] = [None] * len(rows)
-        if wanted.held.own is not None:
-            vectors, own = wanted.held.own()
+        if wanted.held.unweighted is not None:
+            vectors, own = wanted.held.unweighted()
             bare = [
                 WeightedVector(row.detach().cpu().numpy(), float(w))
                 for row, w in zip(vectors, own, strict=True)
             ]
-        if wanted.held.padded:
+        if wanted.held.hides_size:
             rows = [padded(row) for row in rows]
         return {
             name: self.members[name].answer(wanted.weights, wanted.numbers, row, asked, known)

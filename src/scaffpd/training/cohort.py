@@ -16,11 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, Federation, Vector
+from scaffpd.federation import Constants, Federation, Key, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation.clients import Displacements, EvaluatedPoint
 from scaffpd.federation.questions import GradientsAt, Question, Reply
-from scaffpd.models.oracle import ClientData, EvaluatedPoint, Oracle, read_features, read_labels
+from scaffpd.models.oracle import ClientData, Oracle, read_features, read_labels
 from scaffpd.models.personal import lowest
-from scaffpd.privacy.accountant import Account
+from scaffpd.objectives.base import Objective
+from scaffpd.objectives.separable import Separable
+from scaffpd.privacy.accountant import Account, Spent
 
 KEPT = 4  # sets of weights that clients store
 
@@ -231,6 +234,27 @@ class AnsweringClients(NamedTuple):
             points[self.chosen] = self.oracle.evaluate(at.x, at.batch_size, at.key)
         return points[self.chosen]
 
+    def losses(self, x: Tensor, batch_size: int | None, key: Key) -> Tensor:
+        """Return f_i(x) without the gradients."""
+        return self.oracle.losses(x, batch_size, key)
+
+    def local_updates(
+        self,
+        x: Tensor,
+        at: GradientsAt | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
+    ) -> Displacements:
+        """Take local steps from x."""
+        held = self.point(at) if isinstance(at, GradientsAt) else at
+        return self.oracle.local_updates(x, held, correction, plan)
+
+    def proximal_steps(
+        self, at: GradientsAt, correction: Tensor, plan: ProximalPlan
+    ) -> Displacements:
+        """Solve the local models at an answered point."""
+        return self.oracle.proximal_steps(self.point(at), correction, plan)
+
     def lowest(self) -> Tensor:
         """Return min_u f_i(u), which every client solves by itself."""
         return lowest(self.oracle)
@@ -250,16 +274,12 @@ class AnsweringClients(NamedTuple):
         found = self.channel.own(x)
         return found[list(self.chosen)] if found is not None and self.chosen else found
 
-    def form(self, objective: Any) -> Any:
+    def form(self, objective: Objective) -> Separable:
         """Return the `Separable` form of an objective, for these clients."""
         place = self.channel.place
         chosen = list(self.chosen) or slice(None)
-        found = objective.separable(len(self.channel.names) if place is None else place[1])
-        if found is None:
-            raise InputError(
-                "threshold-clients-find",
-                f"{type(objective).__name__} has no threshold by which clients could find their weights.",
-            )
+        everyone = len(self.channel.names) if place is None else place[1]
+        found = objective.threshold_form(everyone)
         return found.only(chosen if place is None else [place[0]])
 
     def moduli(self) -> Vector:
@@ -323,6 +343,16 @@ class Cohort(Federation):
         held = None if test is None else _bound_test(model, known, test, where, dtype, train)
         about = repr((model, known, str(train.oracle.start().dtype), where.type))
         super().__init__(LocalChannel(known, about, train, held))
+
+    @property
+    def account(self) -> Account | None:
+        """Account of private clients' releases; `None` if the model is not `Private`."""
+        return self.channel.account
+
+    @property
+    def privacy(self) -> Spent | None:
+        """Privacy cost of the clients' answers so far; `None` if the model is not `Private`."""
+        return None if self.account is None else self.account.spent()
 
     @property
     def _oracle(self) -> Oracle:

@@ -132,7 +132,7 @@ class History:
     def _table(self, which: int) -> NDArray[np.float64]:
         if not self.every_client:
             raise InputError(
-                "history-spread-clients",
+                "history-without-clients",
                 f"This history has the spread of {len(self.names)} clients and not every one of them: see columns such "
                 "as 'loss max', or keep all with train(..., every_client=True).",
             )
@@ -198,8 +198,7 @@ class History:
         """Read the arrays of `pack`."""
         history = cls(names, "history.spread" not in arrays)
         rows = len(arrays["history.round"])
-        nobody = np.zeros(rows, dtype=np.int64)  # default of files without that column
-        arrays = {"history.absent": nobody, "history.spread": np.empty((0, 0)), **arrays}
+        arrays = {"history.spread": np.empty((0, 0)), **arrays}
         history._scalars = {name: arrays[f"history.{name}"].tolist() for name in SCALARS}
         history._spread = list(arrays["history.spread"])
         kept = range(rows) if history.every_client else [0, *range(max(1, rows - 2), rows)]
@@ -232,7 +231,7 @@ class Checkpoint:
         count("Checkpoint", "every", self.every)
         if not Path(self.path).resolve().parent.is_dir():
             raise InputError(
-                "checkpoint-folder-exist",
+                "checkpoint-folder-missing",
                 f"The checkpoint's folder {str(Path(self.path).parent)!r} does not exist.",
             )
 
@@ -277,16 +276,9 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
     return dataclasses.replace(like, **values)  # type: ignore[type-var]
 
 
-def series() -> str:
-    """Return this package's major and minor version: states of a method may differ from one to the next."""
-    import scaffpd
-
-    return ".".join(scaffpd.__version__.split(".")[:2])
-
-
 def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -> None:
     """Write the checkpoint atomically."""
-    text = np.array(json.dumps({"format": FORMAT, "version": series(), **about}))
+    text = np.array(json.dumps({"format": FORMAT, **about}))
     with atomic_write(Path(path)) as file:
         np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
 
@@ -305,12 +297,12 @@ def read(
             raise TypeError("it has no description")
     except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError):
         raise InputError(
-            "readable-scaffpd-checkpoint",
+            "checkpoint-unreadable",
             f"{str(path)!r} is not a readable scaffpd checkpoint; remove it to start anew.",
         ) from None
     if about.get("format") != FORMAT:
         raise InputError(
-            "checkpoint-format-version",
+            "checkpoint-format",
             f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}.",
         )
     return arrays, about

@@ -8,34 +8,28 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self, cast
+from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 import scaffpd.training.history as disk
+from scaffpd import __version__
 from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.algorithms.base import RunState
 from scaffpd.errors import ExposedError, InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
+from scaffpd.federation.channel import PrivacyAccount, PrivacySpent
 from scaffpd.models.numerics import limit_threads
-from scaffpd.objectives import Excess
-from scaffpd.objectives.excess import equilibrium
-from scaffpd.privacy.accountant import Account, Spent
+from scaffpd.objectives.base import Objective
 from scaffpd.training.history import MANY, Checkpoint, History
 from scaffpd.training.progress import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
-LOOKING = (
-    2  # passes of local steps for one pass that looks up all losses, where there are many clients
-)
-# more rounds than this, in which no loss has moved by such a share, are no progress
-FEW = 3
+LOOKING = 2  # passes of local steps for one that looks up all losses, if there are many clients
+FEW = 3  # more rounds than this in which no loss has moved by the share MOVED are no progress
 MOVED = 1e-3
-# of `tol`: how exact models are where λ answers held-out losses; what it may then gain
-ANSWERED = 0.1
-UNASKED = 1e-4
 EXPLOSION = 1e10  # growth of the largest loss beyond which a run is called diverged
 
 
@@ -78,17 +72,18 @@ class RoundInfo:
     """Argument of callbacks after every round."""
 
     rounds: int
-    state: Any
+    state: RunState
     history: History
-    account: Account | None = None
+    account: PrivacyAccount | None = None
 
     @property
-    def privacy(self) -> Spent | None:
+    def privacy(self) -> PrivacySpent | None:
         """Privacy cost of the clients' answers so far; `None` if they are not `Private`."""
         return None if self.account is None else self.account.spent()
 
 
 Callback = Callable[[RoundInfo], bool | None]
+StartPoint = RunState | torch.Tensor | ArrayLike | None  # an x, or an earlier run's last state
 
 
 @dataclass(frozen=True)
@@ -101,9 +96,9 @@ class Result:
         certificate: the duality gap of (x, weights) is at most this; +∞ where nothing is proven.
         status: how the run ended.
         message: the same in a sentence or two.
-        history: the table of all rounds; with `Excess(objective, "held-out")` those of the run that x is from.
+        history: the table of all rounds.
         names: the clients.
-        rounds: rounds made, in all runs together where there are several.
+        rounds: rounds made.
         privacy: what the clients' answers have cost, all runs on the same federation together; `None` where they are
             not `Private`.
         personal: u_i, the model of client `names[i]`, for a `Personal` model; (N, d).
@@ -117,7 +112,7 @@ class Result:
     history: History = field(repr=False)
     names: tuple[str, ...]
     rounds: int
-    privacy: Spent | None = None
+    privacy: PrivacySpent | None = None
     personal: NDArray[np.float64] | None = field(default=None, repr=False)
 
     def uninterrupted(self) -> Self:
@@ -139,7 +134,7 @@ def train(
     rounds: int = 1000,
     tol: float | None = None,
     seed: int = 0,
-    x0: Any = None,
+    x0: StartPoint = None,
     progress: bool | None = None,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
     callbacks: Sequence[Callback] = (),
@@ -150,8 +145,8 @@ def train(
     Args:
         algorithm: such as `fair(ChiSquare(rho=0.1))`.
         federation: such as a `Cohort`.
-        rounds: the most communication rounds to make, rounds of an earlier part of a resumed run included. With
-            `Excess(objective, "held-out")`, which takes several runs (at most 60), the most of each of them.
+        rounds: the most communication rounds to make, those of an earlier part of a resumed run
+            included.
         tol: stop as soon as the proven optimality gap is at most this.
         seed: seeds all randomness.
         x0: where to start; by default the federation's own choice. The state of an earlier run on the same clients (a
@@ -168,32 +163,23 @@ def train(
     keeper = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
     if keeper is not None and not isinstance(keeper, Checkpoint):
         raise InputError(
-            "train-path-checkpoint",
+            "not-a-checkpoint",
             f"train needs a path or Checkpoint(...) for checkpoint, got {checkpoint!r}.",
         )
-    if isinstance(objective := getattr(algorithm, "objective", None), Excess):
-        if objective.by_held_out:
-            if keeper is not None:
-                raise InputError(
-                    "weights-answer-held",
-                    "Weights that answer held-out losses take several runs: leave checkpoint out.",
-                )
-            settings = {
-                "seed": seed,
-                "progress": progress,
-                "callbacks": callbacks,
-                "every_client": every_client,
-            }
-            return _answering(algorithm, objective.objective, federation, rounds, tol, x0, settings)
-        algorithm = replace(cast(Any, algorithm), objective=objective.settled(federation))
+    objective = getattr(algorithm, "objective", None)
+    if isinstance(objective, Objective):
+        # objectives may have numbers that only the clients know, such as their own optima
+        settled = objective.settled(federation)
+        if settled is not objective:
+            algorithm = replace(algorithm, objective=settled)  # type: ignore[type-var]
     whole = len(federation.names) <= MANY if every_client is None else bool(every_client)
     run = _TrainingRun(algorithm, federation, seed, keeper, whole)
     with limit_threads(federation.channel.work):
-        run.begin(_start(federation, getattr(x0, "x", x0)), x0)
+        run.begin(_start(federation, x0), x0)
         reason = algorithm.uncertified(run.state)
         if tol is not None and reason is not None:
             raise InputError(
-                "tol-certificate-none", f"tol needs a certificate, and there is none: {reason}"
+                "tol-without-certificate", f"tol needs a certificate, and there is none: {reason}"
             )
         with Progress(progress, rounds, tol) as bar:
             status = run.until(
@@ -205,67 +191,6 @@ def train(
                 ],
             )
         return run.result(status)
-
-
-def _answering(
-    algorithm: Any,
-    objective: Any,
-    federation: Federation,
-    rounds: int,
-    tol: float | None,
-    x0: Any,
-    settings: dict[str, Any],
-) -> Result:
-    """Let λ answer the losses on held-out rows: runs with fixed levels, each from where the last one ended."""
-    channel = federation.channel
-    if not channel.here or federation.sums.hides or federation.account is not None:
-        raise InputError(
-            "weights-answer-held",
-            "Weights that answer held-out losses need clients in this process, not masked or private.",
-        )
-    if channel.test is None:
-        raise InputError(
-            "weights-answer-held",
-            "Weights that answer held-out losses need rows that are kept aside: Cohort(..., test=...).",
-        )
-    known = x0
-    wanted = UNASKED if tol is None else tol
-    made = 0
-
-    def keep(info: RoundInfo) -> None:
-        nonlocal known
-        known = info.state
-
-    def solve(goal: Excess) -> tuple[Result, Vector, Vector, Vector]:
-        nonlocal made
-        own = settings | {"x0": known, "callbacks": [*settings["callbacks"], keep]}
-        found = train(
-            replace(algorithm, objective=goal), federation, rounds, tol and ANSWERED * tol, **own
-        )
-        made += found.rounds
-        if found.status in (Status.INTERRUPTED, Status.STOPPED, Status.DIVERGED):
-            raise _EndedError(found)
-        x = torch.as_tensor(found.x).to(federation.start())
-        return (
-            found,
-            found.weights,
-            federation.losses(x),
-            federation.evaluate(x, "test", accuracy=False).loss,
-        )
-
-    result: Result
-    try:
-        result, gain, turns = equilibrium(objective, len(federation.names), solve, wanted)
-    except _EndedError as ended:
-        return replace(cast(Result, ended.args[0]), rounds=made)
-    runs = f"{turns} run{'s' * (turns > 1)}, {made} round{'s' * (made != 1)} in all"
-    said = f"{result.message} λ answers held-out losses after {runs}: another would gain at most {gain:.1e}."
-    status = result.status if gain <= wanted else Status.STALLED
-    return replace(result, status=status, message=said, rounds=made)
-
-
-class _EndedError(Exception):
-    """A run that the next one does not go on from."""
 
 
 class _TrainingRun:
@@ -287,23 +212,25 @@ class _TrainingRun:
         self.clock = time.perf_counter()
         self.saved = 0
         self.rejected = 0
-        self.state: Any = None
+        self.state: RunState
         self.account = federation.account
         self.released = 0
         self.refusal = ""
-        self.done: tuple[Any, int, Traffic, int]
+        self.done: tuple[RunState, int, Traffic, int]
 
-    def begin(self, x0: torch.Tensor | None, before: Any) -> None:
+    def begin(self, x0: torch.Tensor | None, before: StartPoint) -> None:
         self.federation.traffic.restore(Traffic())
+        followed = None
         if isinstance(before, RunState):
-            self.state = self.algorithm.follow(self.federation, before, self.seed)
-        if self.state is None:
-            self.state = self.algorithm.init(self.federation, self.seed, x0)
+            followed = self.algorithm.follow(self.federation, before, self.seed)
+        if followed is None:
+            followed = self.algorithm.init(self.federation, self.seed, x0)
+        self.state = followed
         if self.keeper is not None and self.keeper.exists():
             self._resume()
         else:
             self._record()
-        if isinstance(self.state, RunState) and not self.history.every_client:
+        if not self.history.every_client:
             self.state = replace(self.state, every=_rounds_between(self.algorithm, self.federation))
         self.last_finite = self.state
         self._complete()
@@ -357,15 +284,15 @@ class _TrainingRun:
 
     def _look_up(self) -> None:
         """Look up the losses of the last state, where that was not its turn, unless clients hide them."""
-        if self.federation.sums.silent:
+        if self.federation.sums.hides_losses:
             return
-        if not getattr(self.state, "looked_up", True) and bool(torch.isfinite(self.state.x).all()):
+        if not self.state.looked_up and bool(torch.isfinite(self.state.x).all()):
             self.state = replace(self.state, losses=self.federation.evaluate(self.state.x).loss)
             self.history.look_up(self.state.losses)
 
     def _finite(self) -> bool:
         losses = self.state.losses
-        if not getattr(self.state, "looked_up", True) and np.isnan(losses).all():
+        if not self.state.looked_up and np.isnan(losses).all():
             return bool(torch.isfinite(self.state.x).all())
         limit = EXPLOSION * (1 + np.abs(self.history.first_losses).max())
         return bool(np.all(np.isfinite(losses)) and np.abs(losses).max() <= limit)
@@ -390,17 +317,17 @@ class _TrainingRun:
 
     def _unmoved(self) -> bool:
         """Return whether nothing is proven and no loss has moved since the start; losses with noise cannot tell."""
-        noisy = self.account is not None or getattr(
-            getattr(self.state, "constants", None), "noisy", False
-        )
+        constants = getattr(self.state, "constants", None)
+        noisy = self.account is not None or getattr(constants, "noisy", False)
         if noisy or len(self.history) <= FEW or np.isfinite(self.state.certificate):
             return False
         before = self.history.first_losses
         after = np.asarray(self.state.losses)
         return bool(np.all(np.abs(after - before) <= MOVED * np.abs(before)))
 
-    def _about(self) -> dict[str, Any]:
+    def _about(self) -> dict[str, object]:
         return {
+            "version": __version__,
             "algorithm": repr(self.algorithm),
             "problem": self.federation.fingerprint,
             "seed": self.seed,
@@ -433,13 +360,10 @@ class _TrainingRun:
     def _resume(self) -> None:
         assert self.keeper is not None
         arrays, about = disk.read(self.keeper.path)
-        if about.get("version") != disk.series():
-            self._follow(arrays, about)
-            return
         for name, value in self._about().items():
             if about.get(name) != value:
                 raise InputError(
-                    "checkpoint-another-remove",
+                    "checkpoint-of-another-run",
                     f"The checkpoint {str(self.keeper.path)!r} is of another {name}; remove it, or use another file.",
                 )
         try:
@@ -453,7 +377,7 @@ class _TrainingRun:
             rejected = int(arrays["rejected"])
         except KeyError as missing:
             raise InputError(
-                "checkpoint-lacks-remove",
+                "checkpoint-incomplete",
                 f"The checkpoint {str(self.keeper.path)!r} lacks {missing}; remove it.",
             ) from None
         self.federation.traffic.restore(kept)
@@ -463,40 +387,6 @@ class _TrainingRun:
         self.rejected = rejected - (
             not self.state.accepted
         )  # `_complete` counts the last round again
-
-    def _follow(self, arrays: disk.Arrays, about: dict[str, Any]) -> None:
-        """Go on from the x of another version's checkpoint with a new state, if its losses are those of the clients."""
-        assert self.keeper is not None
-        version = about.get("version", "0.1")
-        x = arrays.get("state.x")
-        words = f"The checkpoint {str(self.keeper.path)!r} was written by version {version}"
-        if self.account is not None or self.federation.sums.silent:
-            raise InputError(
-                "run-noise-hidden",
-                f"{words}, and a run with noise or hidden losses ends with its version; use another file.",
-            )
-        known = about.get("names") == list(self.federation.names)
-        if (
-            not known
-            or x is None
-            or x.shape != tuple(self.state.x.shape)
-            or "history.losses" not in arrays
-        ):
-            raise InputError(
-                "another-problem-remove",
-                f"{words}, and is of another problem; remove it, or use another file.",
-            )
-        start = torch.from_numpy(x).to(self.state.x)
-        losses = self.federation.evaluate(start).loss
-        if not np.allclose(losses, arrays["history.losses"][-1], rtol=1e-5, atol=1e-8):
-            raise InputError(
-                "clients-other-losses",
-                f"{words}, and clients have other losses than it says; remove it, or use another file.",
-            )
-        self.federation.traffic.restore(Traffic())
-        self.state = self.algorithm.init(self.federation, self.seed, start)
-        self.refusal = f" It began at the x of a checkpoint that version {version} had written."
-        self._record()
 
     def result(self, status: Status) -> Result:
         """Return the outcome; of a diverged run the last finite point."""
@@ -536,35 +426,34 @@ class _TrainingRun:
 
 
 def _check(
-    algorithm: Any, federation: Any, rounds: int, tol: float | None, seed: Any, callbacks: Any
+    algorithm: object,
+    federation: object,
+    rounds: int,
+    tol: float | None,
+    seed: object,
+    callbacks: object,
 ) -> None:
     if not isinstance(algorithm, Algorithm):
         raise InputError(
-            "train-algorithm-such",
+            "not-an-algorithm",
             f"train needs an algorithm such as fair(ChiSquare(rho=0.1)), got {algorithm!r}.",
         )
     if not isinstance(federation, Federation):
+        given = type(federation).__name__
         raise InputError(
-            "train-federation-such",
-            f"train needs a federation such as Cohort(clients, model), got {type(federation).__name__}.",
+            "not-a-federation",
+            f"train needs a federation such as Cohort(clients, model), got {given}.",
         )
     count("train", "rounds", rounds)
     if tol is not None:
         positive("train", "tol", tol)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InputError("seed-below-zero", f"train needs a whole number seed >= 0, got {seed!r}.")
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise InputError(
-            "train-whole-number", f"train needs a whole number seed >= 0, got {seed!r}."
+            "callbacks-not-callable",
+            f"train needs a list of functions in callbacks, got {callbacks!r}.",
         )
-    if not isinstance(callbacks, Sequence):
-        raise InputError(
-            "train-list-callbacks", f"train needs a list of callbacks, got {callbacks!r}."
-        )
-    for callback in callbacks:
-        if not callable(callback):
-            raise InputError(
-                "train-callables-callbacks",
-                f"train needs callables in callbacks, got {callback!r}.",
-            )
 
 
 def _rounds_between(algorithm: Algorithm, federation: Federation) -> int:
@@ -583,10 +472,11 @@ def _rounds_between(algorithm: Algorithm, federation: Federation) -> int:
     )
 
 
-def _start(federation: Federation, x0: Any) -> torch.Tensor | None:
+def _start(federation: Federation, x0: StartPoint) -> torch.Tensor | None:
     if x0 is None:
         return None
-    x = federation.point(x0, "x0").clone()
+    given = x0.x if isinstance(x0, RunState) else x0
+    x = federation.point(given, "x0").clone()
     if not bool(torch.isfinite(x).all()):
-        raise InputError("x0-nan-infinite", "x0 has a NaN or infinite entry.")
+        raise InputError("x0-not-finite", "x0 has a NaN or infinite entry.")
     return x

@@ -55,13 +55,13 @@ from scaffpd.federation.questions import (
     Project,
     Question,
     Scores,
-    Sketch,
 )
 from scaffpd.federation.weighed import Response, Thresholds, WeighedQuestion, WeighedSteps
 from scaffpd.objectives import to_values
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.run.settings.reading import algorithm_kind
 from scaffpd.run.settings.silo import SiloFile
+from scaffpd.secure.sketch import Sketch
 from scaffpd.study.folds import HeldOutLoss
 from scaffpd.study.joining import JoiningScores
 

@@ -220,7 +220,7 @@ def shared_parts(
     """
     found = {}
     for part, vectors in reply.vectors.items():
-        if vectors.shares is not None:
+        if vectors.addends is not None:
             names = names_of(values, "names")
             weights = values["weights"]
             scale = number(values, SCALE)
@@ -232,7 +232,8 @@ def shared_parts(
             terms = SumTerms(
                 len(names), scale, digest(*names, torch.tensor(weights, dtype=torch.float64), scale)
             )
-            made = vectors.shares(own, terms)
+            made = vectors.addends(own, terms)
+            assert isinstance(made.parts, torch.Tensor)
             found[part] = np.append(made.parts[0].double().numpy(), made.most)
     return found
 

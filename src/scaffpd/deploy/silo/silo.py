@@ -422,7 +422,7 @@ class Silo:
             shown = self.masking.coarse(question, reply) if self._masks else reply
             arrays = messages.reply_arrays(question, shown, self.cohort.start())
             shared = shared_parts(self.name, reply, values) if use == messages.MASKED else {}
-            own = next((part.own for part in reply.vectors.values()), None)
+            own = next((part.unweighted for part in reply.vectors.values()), None)
             if use == messages.MASKED and own is not None:  # for the guard alone; it never leaves
                 bare, weight = own()
                 arrays |= {
@@ -533,6 +533,7 @@ class Silo:
         """Answer with (ε, δ) so far, which depends on the questions and not on the rows."""
         with self._noted():
             found = self.cohort.privacy
+            assert found is not None
             return Message("answer", {"epsilon": found.worst, "delta": found.delta})
 
     def _noted(self) -> AbstractContextManager[None]:

@@ -341,7 +341,7 @@ def _shown(tables: FederationFile, algorithm: Algorithm, twice: bool) -> str | N
         return "[privacy] has noise on losses already"
     if tables.choosing is not None:
         return "[choosing] compares losses of silos"
-    few = not twice and not algorithm.objective.separable(len(tables.silos)).curved
+    few = not twice and not algorithm.objective.threshold_form(len(tables.silos)).curved
     return f"with so few silos {type(algorithm.objective).__name__} needs them" if few else None
 
 

@@ -32,7 +32,6 @@ import scaffpd.algorithms.steps as steps
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.errors import InputError, shortened, unknown
 from scaffpd.objectives import OBJECTIVES, Excess, Objective
-from scaffpd.objectives.excess import HELD_OUT
 
 LARGEST = 2**20  # bytes: far above any file written by hand
 
@@ -327,11 +326,6 @@ def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
     """Make the objective of [objective]."""
     values = dict(given)
     offset = values.pop("offset", None)
-    if offset == HELD_OUT:
-        raise InputError(
-            "offset-settings-files",
-            f"offset = {HELD_OUT!r} is not for settings files such as {file.name!r}: train it in Python.",
-        )
     kind = objective_kind(
         values.pop("kind", None), file.parent, f"objective.kind in {file.name!r},"
     )

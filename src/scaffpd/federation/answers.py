@@ -1,0 +1,261 @@
+"""Clients' answers as an algorithm sees them: numbers per client, and vectors as weighted sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Generic, NoReturn, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.errors import InputError
+from scaffpd.federation.channel import Summer
+from scaffpd.federation.plans import Clients, Restriction, Vector
+from scaffpd.federation.questions import (
+    ClientSelection,
+    Curvature,
+    Diagonal,
+    GradientsAt,
+    LocalSteps,
+    Project,
+    ProximalSteps,
+    Question,
+    Reply,
+    Vectors,
+)
+
+Asked = TypeVar("Asked", bound=Question)
+
+
+class Asker(Protocol):
+    """What answers need of the federation that asked."""
+
+    @property
+    def sums(self) -> Summer:
+        """How vectors are added up."""
+
+    def ask(self, question: Asked, clients: Clients = None) -> Answers[Asked]:
+        """Put a question to clients."""
+
+    def selection(self, clients: Clients) -> ClientSelection:
+        """Select the clients that a question goes to."""
+
+    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
+        """Add to the traffic, in numbers of the format of x."""
+
+
+class Answers(Generic[Asked]):
+    """Answers of some clients to one question; their vectors stay with them.
+
+    Attributes:
+        main: the vector that `sum` adds up.
+    """
+
+    main = ""
+
+    def __init__(
+        self, federation: Asker, question: Asked, asked: ClientSelection, reply: Reply
+    ) -> None:
+        self.federation = federation
+        self.question = question
+        self.asked = asked
+        self.reply = reply
+        self.chosen = asked.chosen
+
+    def numbers(self, name: str) -> Vector:
+        """Return one number, or row, of every client; NaN for clients that were not asked."""
+        return self.asked.scattered(self.reply.numbers[name]())
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i v_i; clients without a v_i must have weight zero."""
+        return self.added(self.main, weights)
+
+    def added(self, part: str, weights: Vector) -> Tensor:
+        """Return Σ_i w_i v_i of any part of the answer."""
+        if part not in self.reply.vectors:
+            known = ", ".join(self.reply.vectors) or "none"
+            raise InputError(
+                "answers-vectors-add",
+                f"The answers have no vectors {part!r} to add up (they have {known}).",
+            )
+        return self.federation.sums.sum(
+            part, self.reply.vectors[part], self.asked, self.asked.checked(weights)
+        )
+
+    def each(self) -> Tensor:
+        """Return the v_i themselves, (n, …), in the order of the clients asked: for servers that may see them."""
+        if self.federation.sums.hides_vectors:
+            _hidden()
+        return self.reply.vectors[self.main].each()
+
+
+def _hidden() -> NoReturn:
+    raise InputError(
+        "secure-sums-hide",
+        "Secure sums hide every client's own vector: use a method that needs sums only, such as ScaffPD.",
+    )
+
+
+class Gradients(Answers[GradientsAt]):
+    """Clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself.
+
+    Attributes:
+        losses: L_i = f_i(x); NaN for clients that were not asked.
+    """
+
+    main = "c"
+    losses: Vector
+
+    def __init__(
+        self, federation: Asker, question: GradientsAt, asked: ClientSelection, reply: Reply
+    ) -> None:
+        super().__init__(federation, question, asked, reply)
+        self.losses = self.numbers("loss")
+        self._sums: dict[bytes, Tensor] = {}
+        self._error = 0.0
+
+    @property
+    def x(self) -> Tensor:
+        """Point of the question."""
+        return self.question.x
+
+    @property
+    def rounding(self) -> tuple[Vector, Vector]:
+        """Bound the errors of L_i and, in norm, of c_i, with each client's share of the rounding of a sum."""
+        return self.numbers("loss_error"), self.numbers("gradient_error") + self._error
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i c_i; a masked sum is asked for only once."""
+        if not self.federation.sums.hides_vectors:
+            return super().sum(weights)
+        name = np.asarray(weights, dtype=np.float64).tobytes()
+        if name not in self._sums:
+            self._sums[name] = super().sum(weights)
+            self._error = max(self._error, self.federation.sums.error(len(self.x), weights))
+        return self._sums[name]
+
+    def project(self, direction: Tensor) -> Vector:
+        """Return ⟨c_i, v⟩ per client, for a direction v that clients can form from earlier messages."""
+        if not self.federation.sums.allows_projections:
+            _hidden()
+        return self._ask(Project(self.question, direction)).numbers("slope")
+
+    def norms(self) -> Vector:
+        """Return ‖c_i‖² per client: one exchange, a scalar up."""
+        self.federation.count(exchanges=1, up=len(self.chosen))
+        return self.asked.scattered(self.reply.vectors["c"].norms())
+
+    def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction[Vector]:
+        """Return slopes and curvature along the columns of V; clients lack only the last sum among them."""
+        if not self.federation.sums.allows_projections:
+            raise InputError(
+                "method-client-show",
+                "This method has every client show the server its gradient along several directions, which secure "
+                "sums are meant to hide: use ScaffPD, or allow it with projections=True.",
+            )
+        seen = self._ask(Curvature(self.question, V, metric))
+        Q = seen.added("curvature", weights).double().cpu().numpy()
+        return Restriction(seen.numbers("slopes"), (Q + Q.T) / 2, seen.numbers("size"))
+
+    def diagonal(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i diag ∇²f_i(x); the sum is sent to all clients."""
+        self.federation.count(down=len(self.x) * len(self.chosen))
+        return self._ask(Diagonal(self.question)).added("diagonal", weights)
+
+    def diagonals(self) -> Tensor:
+        """Return every client's diag ∇²f_i(x), (n, d): for servers that may see single vectors."""
+        if self.federation.sums.hides_vectors:
+            _hidden()
+        return self._ask(Diagonal(self.question)).reply.vectors["diagonal"].each()
+
+    def hessians(self) -> Tensor:
+        """Return every client's ∇²f_i(x), (n, d, d), in float64, the matrices that `restriction` adds up for V = I."""
+        if self.federation.sums.hides_vectors:
+            _hidden()
+        whole = torch.eye(len(self.x)).to(self.x)
+        seen = self._ask(Curvature(self.question, whole, torch.ones_like(self.x)))
+        return seen.reply.vectors["curvature"].each().double()
+
+    def _ask(self, question: Asked) -> Answers[Asked]:
+        return self.federation.ask(question, self.chosen)
+
+
+class Updates(Answers[LocalSteps | ProximalSteps]):
+    """Clients' local work d_i = x − u_{i,J} = η_i J Δu_i."""
+
+    main = "d"
+
+    def norms(self) -> Vector:
+        """Return ‖d_i‖² per client: scalars that go up with d_i."""
+        self.federation.count(up=len(self.chosen))
+        return self.asked.scattered(self.reply.vectors["d"].norms())
+
+    def snapshot(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i (x − u_{i,t'}) for the plan's snapshot t'."""
+        if "snapshot" not in self.reply.vectors:
+            raise InputError(
+                "snapshot-plan-asked", "There is no snapshot: the plan asked for none."
+            )
+        return self.added("snapshot", weights)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Vectors that clients store from round to round, such as the control variates of SCAFFOLD.
+
+    It is immutable: `plus` returns a new one, so that a state can be stored, compared and restored.
+
+    Attributes:
+        vectors: v_i, (N, d).
+        federation: federation of the clients.
+    """
+
+    vectors: Tensor = field(repr=False)
+    federation: Asker = field(repr=False, metadata={"transient": True})
+
+    def sum(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i v_i."""
+        asked = self.federation.selection(None)
+        held = Vectors(lambda w: w @ self.vectors, lambda: self.vectors)
+        return self.federation.sums.sum("memory", held, asked, asked.checked(weights))
+
+    def plus(
+        self, scale: float, vectors: Answers[Asked] | Memory | Tensor, clients: Clients = None
+    ) -> Memory:
+        """Return v_i + scale·w_i for the given clients (all by default); a single tensor is the same w for all."""
+        rows, added = self._rows(vectors, clients)
+        changed = self.vectors.clone()
+        changed[rows] += scale * added
+        return replace(self, vectors=changed)
+
+    def replaced(self, vectors: Answers[Asked] | Memory, clients: Clients = None) -> Memory:
+        """Replace v_i by w_i for the given clients."""
+        rows, new = self._rows(vectors, clients)
+        changed = self.vectors.clone()
+        changed[rows] = new
+        return replace(self, vectors=changed)
+
+    def _rows(
+        self, vectors: Answers[Asked] | Memory | Tensor, clients: Clients
+    ) -> tuple[list[int] | slice, Tensor]:
+        """Return the clients whose vectors change, and the change of each."""
+        chosen = None if clients is None else self.federation.selection(clients).chosen
+        if isinstance(vectors, Tensor):
+            return slice(None) if chosen is None else chosen, vectors
+        if isinstance(vectors, Memory):
+            return (
+                (slice(None), vectors.vectors)
+                if chosen is None
+                else (chosen, vectors.vectors[chosen])
+            )
+        own = vectors.chosen
+        each = vectors.reply.vectors[vectors.main].each()
+        if chosen is None or chosen == own:
+            return own, each
+        if not set(chosen) <= set(own):
+            raise InputError(
+                "clients-keep-vectors", "Clients can only keep vectors that they have."
+            )
+        place = {client: k for k, client in enumerate(own)}
+        return chosen, each[[place[i] for i in chosen]]
