@@ -18,8 +18,6 @@ from scaffpd import data
 from scaffpd.errors import InputError
 from scaffpd.features import backbone, features
 from scaffpd.models import Linear
-from scaffpd.models.tables import StoredMatrix
-from scaffpd.models.wide import load_rows
 from scaffpd.study.comparison import Comparison, Problem, compare
 
 LOADERS = {
@@ -180,7 +178,7 @@ def regularisers(here: Ground, device: str, seed: int = 0) -> dict[float, float]
     place = torch.device(device)
     kind = torch.float32
     A, V = (
-        load_rows([here.table.rows(rows)], ["all clients"], place, kind)
+        torch.from_numpy(np.asarray(here.table.rows(rows), dtype=np.float32)).to(place)
         for rows in (order[cut:], order[:cut])
     )
     y, truth = (torch.from_numpy(here.train[rows]).to(place) for rows in (order[cut:], order[:cut]))
@@ -188,7 +186,7 @@ def regularisers(here: Ground, device: str, seed: int = 0) -> dict[float, float]
     return {l2: float(((V @ ridge(A, Y, l2)).argmax(1) == truth).float().mean()) for l2 in L2S}
 
 
-def ridge(A: StoredMatrix, Y: Tensor, l2: float, steps: int = 100) -> Tensor:
+def ridge(A: Tensor, Y: Tensor, l2: float, steps: int = 100) -> Tensor:
     r"""Minimise (1/m)‖A X − Y‖² + (l2/2)‖X‖² over X.
 
     By conjugate gradients from zero on (2/m) AᵀA X + l2 X = (2/m) AᵀY, all columns at once.

@@ -23,7 +23,7 @@ from mpmath import fdot, fsum, log, mp, mpf, sqrt
 
 import scaffpd as sp
 from scaffpd.algorithms.minimax import certify, length
-from scaffpd.models import linear, quadratic
+from scaffpd.models import quadratic
 
 mp.prec = 500
 TOO_LARGE = 2e49  # losses beyond it have no certificate
@@ -41,7 +41,7 @@ OBJECTIVES = (
     "Excess",
 )
 PATTERNS = ("normal", "equal", "alternating", "huge", "ties", "cancelling")
-STORES = ("rows", "table", "mapped", "personal", "columns")
+STORES = ("rows", "personal", "columns")
 PLACES = ("random", "near", "trained", "zero")
 LOSSES = ("squared", "logistic", "softmax", "poisson")
 
@@ -367,9 +367,9 @@ def drawn(random) -> Point:
     single = bool(random.integers(2))
     reach = (-6, 6) if single else (-70, 20)
     loss = str(random.choice(LOSSES, p=[0.5, 0.2, 0.15, 0.15]))
-    store = str(random.choice(STORES, p=[0.6, 0.1, 0.1, 0.1, 0.1]))
+    store = str(random.choice(STORES, p=[0.7, 0.15, 0.15]))
     tame = loss != "squared" or random.random() < 0.5
-    wide = loss == "squared" and store in ("rows", "mapped") and random.random() < 0.04
+    wide = loss == "squared" and store == "rows" and random.random() < 0.04
     return Point(
         seed=int(random.integers(2**31)),
         objective=str(random.choice(OBJECTIVES)),
@@ -438,21 +438,9 @@ def problem(point: Point):
 def bound(point: Point, clients, model):
     """A cohort whose rows are stored as the point says."""
     dtype = torch.float32 if point.single else torch.float64
-    if point.store == "table":
-        sizes = np.cumsum([0, *(len(X) for X, _ in clients)])
-        table = sp.data.Table(np.concatenate([X for X, _ in clients]))
-        clients = [
-            (table.rows(np.arange(i, j)), y)
-            for (_, y), i, j in zip(clients, sizes[:-1], sizes[1:], strict=True)
-        ]
     if point.store in ("personal", "columns"):
         model = sp.Personal(model, 0.5, columns=[0] if point.store == "columns" else None)
-    if point.store != "mapped":
-        return sp.Cohort(clients, model, dtype=dtype)
-    with mock.patch.object(linear, "fits", return_value=False):
-        cohort = sp.Cohort(clients, model, dtype=dtype)
-        cohort.start()
-        return cohort
+    return sp.Cohort(clients, model, dtype=dtype)
 
 
 def objective_of(point: Point, losses, random):

@@ -134,7 +134,7 @@ FEATURES = {
     "a sparse tensor": (lambda: cohort(torch.tensor(X).to_sparse()), "call .to_dense()"),
     "pictures for Linear": (
         lambda: sp.Cohort([(np.ones((4, 1, 2, 2)), Y)], LOGISTIC),
-        "samples of shape (1, 2, 2)",
+        "samples have the shape (1, 2, 2)",
     ),
     "too large to square": (
         lambda: cohort(changed(X, (3, 1), 1e200)),
@@ -292,9 +292,9 @@ MODELS = {
         "choose one of 'squared', 'logistic', 'softmax'",
     ),
     "a list for a loss": (lambda: sp.Linear(["squared"]), "Unknown loss"),
-    "negative l2": (lambda: sp.Linear(l2=-1e-3), "Linear needs l2 >= 0 and finite, got -0.001"),
+    "negative l2": (lambda: sp.Linear(l2=-1e-3), "Linear needs a finite l2 >= 0, got -0.001"),
     "NaN for l2": (lambda: sp.Linear(l2=NAN), "Linear needs a number for l2, got NaN"),
-    "infinite l2": (lambda: sp.Linear(l2=INF), "l2 >= 0 and finite"),
+    "infinite l2": (lambda: sp.Linear(l2=INF), "a finite l2 >= 0"),
     "a string for l2": (lambda: sp.Linear(l2="0.1"), "Linear needs a number for l2, got '0.1'"),
     "a list for l2": (lambda: sp.Linear(l2=[0.1]), "Linear needs a number for l2"),
     "intercept": (lambda: sp.Linear(intercept="yes"), "True or False for intercept, got 'yes'"),

@@ -9,7 +9,7 @@ from torch import nn
 
 import scaffpd as sp
 from scaffpd.convexify import representation
-from scaffpd.models.wide import WideOracle
+from scaffpd.models.quadratic import QuadraticOracle
 
 
 def network(hidden=6):
@@ -100,7 +100,7 @@ def test_any_method_and_objective():
 
 def test_many_coordinates_take_a_single_copy():
     found = sp.tct(network(60), clients(), "2", rounds=2, **FAST | {"network_rounds": 0})
-    assert isinstance(found.cohort._oracle, WideOracle)
+    assert isinstance(found.cohort._oracle, QuadraticOracle)
 
 
 def test_names_and_labels():

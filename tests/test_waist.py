@@ -13,7 +13,7 @@ from naive import Client, relative, unequal_clients
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Memory
 from scaffpd.federation.questions import QUESTIONS, Question, Scores
-from scaffpd.models.numerics import Draws
+from scaffpd.models.draws import Draws
 
 LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}
 SOME = [5, 0, 3]

@@ -22,12 +22,10 @@ import torch
 from harness import Row, interleaved, table
 
 import scaffpd as sp
-from scaffpd.data import Table
-from scaffpd.models.numerics import GraphReplay
+from scaffpd.models.graphs import GraphReplay
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 TITLE = "On a GPU: fractions of what the device can do"
-PASSES = 4  # of a Scaff-PD round over the features
 
 
 def sync(device: str) -> Callable[[], None]:
@@ -101,60 +99,6 @@ def simulators(device: str, quick: bool) -> list[Row]:
     return rows
 
 
-def wide(device: str, quick: bool, known: dict[str, float]) -> list[Row]:
-    """A round over 50,000 × 50,000 × 100."""
-    from wide import numbers
-
-    samples, width, outputs, clients = (400, 600, 5, 4) if quick else (50_000, 50_000, 100, 20)
-    values = numbers(samples, width, "float16")
-    y = np.random.default_rng(1).integers(0, outputs, samples)
-    parts = np.array_split(np.arange(samples), clients)
-    data = Table(values, width**-0.5, "random")
-    model = sp.Linear("squared", l2=1e-6, classes=outputs, local_precision="half")
-    cohort = sp.Cohort(
-        [(data.rows(p), y[p]) for p in parts], model, device=device, dtype=torch.float32
-    )
-    method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=100)
-    state = method.round(cohort, method.init(cohort))
-    store = cohort._oracle.rows.A
-    size = values.nbytes
-    X, V = (torch.randn(n, outputs, device=device) for n in (width, samples))
-    timing = interleaved(
-        {
-            "round": lambda: method.round(cohort, state),
-            "A x": lambda: store @ X,
-            "Aᵀv": lambda: store.T @ V,
-        },
-        7,
-        least=0.2,
-        sync=sync(device),
-    )
-    least = size / known["copy, B/s"]
-    rows = []  # x goes as two halves, and in local steps as one
-    for name, passes, halves in (("A x", 1, 2), ("Aᵀv", 1, 2), ("round", PASSES, 6)):
-        seconds = timing.median(name)
-        rate = known["product in float16, FLOP/s"]
-        done = halves * 2 * samples * width * outputs / seconds
-        what = f"{name} of Scaff-PD (J = 100)" if name == "round" else name
-        rows.append(
-            {
-                "what": f"{what} over {samples:,} × {width:,} × {outputs}, float16: seconds",
-                "value": seconds,
-                "limit": passes * least,
-                "fraction": passes * least / seconds,
-            }
-        )
-        rows.append(
-            {
-                "what": f"{what}: FLOP/s of its products",
-                "value": done,
-                "limit": rate,
-                "fraction": done / rate,
-            }
-        )
-    return rows
-
-
 def entk(device: str, quick: bool) -> list[Row]:
     """Features of single images against a plain forward and backward pass."""
     from features import plain
@@ -207,7 +151,6 @@ def measure(device: str, quick: bool) -> list[Row]:
     ]
     for part in (
         partial(simulators, device, quick),
-        partial(wide, device, quick, known),
         partial(entk, device, quick),
     ):
         begun = time.perf_counter()
@@ -218,14 +161,9 @@ def measure(device: str, quick: bool) -> list[Row]:
 
 def sentences(rows: list[Row]) -> list[str]:
     by = {row["what"]: row for row in rows}
-    whole = next(
-        row for what, row in by.items() if what.startswith("round") and what.endswith("seconds")
-    )
     images = next(row for what, row in by.items() if what.startswith("eNTK"))
-    part = 100 * whole["fraction"]
     rate = 100 * images["fraction"]
     return [
-        f"A round runs at {part:.0f} % of the bandwidth limit of its {PASSES} passes (aim: 60 %).",
         f"eNTK features come at {rate:.0f} % of the rate of a forward and backward pass (aim: 30 %).",
     ]
 

@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.models.numerics import Draws
+from scaffpd.models.draws import Draws
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 STEPS = 20

@@ -24,7 +24,6 @@ MODULES = (
     "memory",
     "dual_prox",
     "scale",
-    "streaming",
     GPU,
 )
 INTRODUCTION = """# Speed

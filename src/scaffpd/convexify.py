@@ -30,7 +30,7 @@ from scaffpd.features.compute import ColumnMoments, scales
 from scaffpd.features.store import check_table
 from scaffpd.features.store import chunk as fitting
 from scaffpd.models import Linear, Module
-from scaffpd.models.oracle import read_features, read_labels
+from scaffpd.models.arrays import read_features, read_labels
 from scaffpd.objectives import ChiSquare
 from scaffpd.training.cohort import Cohort, checked_device, in_order, named_pairs
 from scaffpd.training.loop import Algorithm, Result, train

@@ -13,7 +13,7 @@ from naive_zoo import losses_at
 
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
-from scaffpd.models.numerics import Draws
+from scaffpd.models.draws import Draws
 
 L2 = 0.02
 OUTPUTS = {"squared": 1, "logistic": 1, "softmax": 3}

@@ -26,7 +26,6 @@ from scaffpd.data import Table
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
-from scaffpd.models.wide import load_rows
 from scaffpd.study.comparison import compare
 from scaffpd.study.comparison.tables import MethodSummary
 from scaffpd.training.loop import Status
@@ -524,9 +523,6 @@ def test_ridge_regression_by_conjugate_gradients():
     labels = random.integers(0, 3, 30)
     A = values.astype(float) * 0.1
     Y = np.eye(3)[labels]
-    store = load_rows(
-        [Table(values, 0.1).rows(np.arange(30))], ["all"], torch.device("cpu"), torch.float64
-    )
-    X = study.ridge(store, torch.from_numpy(Y), 1e-2, steps=200)
+    X = study.ridge(torch.from_numpy(A), torch.from_numpy(Y), 1e-2, steps=200)
     exact = np.linalg.solve(2 * A.T @ A / 30 + 1e-2 * np.eye(50), 2 * A.T @ Y / 30)
     np.testing.assert_allclose(X, exact, atol=1e-5)

@@ -15,8 +15,8 @@ from naive import Client, relative, unequal_clients
 from scaffpd.federation import LocalPlan
 from scaffpd.models import layout as ragged
 from scaffpd.models import numerics
+from scaffpd.models.draws import Draws
 from scaffpd.models.layout import Ragged, cheapest_cuts
-from scaffpd.models.numerics import Draws
 
 CASES = {
     "squared": ("squared", 1, False),

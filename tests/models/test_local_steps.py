@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.models import batches, layout, local_steps, numerics, quadratic
+from scaffpd.models import glm, local_steps, quadratic, threads
+from scaffpd.models.draws import Draws
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.local_steps import SampleSpace
-from scaffpd.models.numerics import Draws, GraphReplay, extreme_values, triangle_of
+from scaffpd.models.graphs import GraphReplay
+from scaffpd.models.local_steps import Path, cheapest_path
+from scaffpd.models.numerics import extreme_values, triangle_of
 from scaffpd.models.quadratic import compress
 
 SIZES = (3, 40, 17, 40, 9)
@@ -38,8 +40,10 @@ def cohort(loss, sizes=SIZES, features=6, seed=0, dtype=torch.float64):
     return sp.Cohort(pairs, sp.Linear(loss, l2=0.05, classes=classes), dtype=dtype)
 
 
-def everywhere(monkeypatch, value):
-    monkeypatch.setattr(local_steps, "pays", lambda *_, **__: value)
+def go_by(monkeypatch, path):
+    """Take all steps that have no closed form by one path."""
+    for module in (glm, quadratic):
+        monkeypatch.setattr(module, "cheapest_path", lambda *_: path)
 
 
 def displacements(federation, plan, corrected):
@@ -66,31 +70,20 @@ PLANS = {
 
 
 CASES = [
-    (name, corrected)
+    (loss, name, corrected)
+    for loss in LOSSES
     for name, plan in PLANS.items()
     for corrected in (True, False)
-    if plan.batch_size is not None
-    or (corrected and plan.steps > 1)  # the others never go by samples
+    if plan.batch_size is not None or loss != "squared"  # the others have a closed form
 ]
 
 
-@pytest.mark.parametrize(("name", "corrected"), CASES)
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("loss", "name", "corrected"), CASES)
 def test_the_space_of_samples_and_features_agree(loss, name, corrected, monkeypatch):
-    if loss == "squared" and PLANS[name].batch_size is None:
-        pytest.skip("squared loss has a closed form for these")
-    runs = []
     answers = []
-    for method in ("corrected", "plain"):
-        whole = getattr(SampleSpace, method)
-        monkeypatch.setattr(
-            SampleSpace, method, lambda *a, whole=whole: runs.append(1) or whole(*a)
-        )
-    for inside in (True, False):
-        everywhere(monkeypatch, inside)
-        runs.clear()
+    for path in (Path.SAMPLES, Path.FEATURES):
+        go_by(monkeypatch, path)
         answers.append(displacements(cohort(loss), PLANS[name], corrected))
-        assert bool(runs) == inside
     same(*answers)
     each, total = answers[0]
     weights = torch.linspace(0, 1, len(SIZES), dtype=torch.float64)
@@ -102,21 +95,26 @@ def same(ours, theirs):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("name", ["full", "minibatches"])
-@pytest.mark.parametrize("loss", ["logistic", "softmax"])
-def test_some_clients_by_samples_and_others_over_features(loss, name, monkeypatch):
-    monkeypatch.setitem(layout.OVERHEAD, "cpu", 1)
-    monkeypatch.setattr(local_steps, "pays", lambda m, *_: m < 10)
-    mixed = displacements(cohort(loss), PLANS[name], corrected=True)
-    everywhere(monkeypatch, False)
-    same(mixed, displacements(cohort(loss), PLANS[name], corrected=True))
+@pytest.mark.parametrize("path", [Path.SAMPLES, Path.FEATURES])
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("corrected", [True, False])
+def test_clients_may_take_different_numbers_of_steps(path, batch_size, corrected, monkeypatch):
+    """J_i = 1 … 5 beside each other: every client ends where it would with J = J_i for all."""
+    go_by(monkeypatch, path)
+    federation = cohort("logistic")
+    plan = LocalPlan(5, 0.05, batch_size=batch_size, prox=0.1, each=(3, 5, 1, 2, 4))
+    each, _ = displacements(federation, plan, corrected)
+    for i, J in enumerate(plan.each):
+        alone = LocalPlan(J, 0.05, batch_size=batch_size, prox=0.1)
+        expected, _ = displacements(federation, alone, corrected)
+        torch.testing.assert_close(each[i], expected[i], rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_steps_may_be_drawn_a_few_at_a_time(inside, monkeypatch):
-    everywhere(monkeypatch, inside)
+@pytest.mark.parametrize("path", [Path.SAMPLES, Path.FEATURES])
+def test_steps_may_be_drawn_a_few_at_a_time(path, monkeypatch):
+    go_by(monkeypatch, path)
     whole = displacements(cohort("softmax"), PLANS["minibatches"], corrected=True)
-    monkeypatch.setitem(batches.SLAB, "cpu", 1)
+    monkeypatch.setitem(local_steps.SLAB, "cpu", 1)
     same(displacements(cohort("softmax"), PLANS["minibatches"], corrected=True), whole)
 
 
@@ -126,7 +124,7 @@ def test_memory_does_not_grow_with_the_number_of_steps():
     most = []
     uniform = Draws.uniform
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(batches.SLAB, "cpu", 2**12)
+        patch.setitem(local_steps.SLAB, "cpu", 2**12)
         patch.setattr(
             Draws,
             "uniform",
@@ -187,7 +185,7 @@ def test_nothing_runs_any_more_after_a_failure():
 
     try:
         with pytest.raises(ValueError, match="first"):
-            numerics.parallel_map(work, [0, 1], torch.device("cpu"))
+            threads.parallel_map(work, [0, 1], torch.device("cpu"))
         assert finished == [1]
     finally:
         torch.set_num_threads(before)
@@ -215,15 +213,20 @@ def test_a_network_keeps_its_threads():
         torch.set_num_threads(before)
 
 
-def test_when_the_space_of_samples_pays():
-    pays = local_steps.pays
-    assert pays(72, 32, 65, 10, 50, collected=True, kept=True)  # digits
-    assert pays(60, 60, 1000, 1, 10, collected=False, kept=True)
-    assert not pays(60, 60, 1000, 1, 1, collected=False, kept=False)
-    assert not pays(1000, 1000, 100, 1, 100, collected=False, kept=True)
-    assert not pays(
-        3000, 3000, 10**6, 10, 100, collected=False, kept=True
-    )  # inner products too large
+@pytest.mark.parametrize(
+    ("loss", "sizes", "features", "plan", "path"),
+    [
+        ("squared", (60,) * 5, 10, LocalPlan(9), Path.CLOSED),
+        ("squared", (60,) * 5, 1000, LocalPlan(9, batch_size=40), Path.SAMPLES),
+        ("softmax", (72,) * 20, 65, LocalPlan(50, batch_size=32), Path.SAMPLES),  # digits
+        ("logistic", (60,) * 5, 1000, LocalPlan(10), Path.SAMPLES),
+        ("logistic", (1000,) * 5, 100, LocalPlan(100), Path.FEATURES),
+        ("logistic", (60, 3000), 10, LocalPlan(100), Path.FEATURES),  # K_i would be too large
+    ],
+)
+def test_the_path_is_the_one_with_fewer_multiplications(loss, sizes, features, plan, path):
+    oracle = cohort(loss, sizes, features)._oracle
+    assert cheapest_path(oracle.rows, oracle.loss, oracle.outputs, plan) is path
 
 
 @pytest.mark.parametrize("batch_size", [None, 8])
@@ -231,7 +234,7 @@ def test_when_the_space_of_samples_pays():
 def test_cores_change_nothing(loss, batch_size, monkeypatch):
     """Pieces of the work on two threads: what one makes, but for rounding in BLAS; PyTorch's setting is as before."""
     monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
-    monkeypatch.setattr(batches, "CACHE", 60)
+    monkeypatch.setattr(local_steps, "CACHE", 60)
     before = torch.get_num_threads()
     answers = []
     for number in (1, 2):
@@ -253,9 +256,9 @@ def test_small_problems_run_on_one_thread_and_large_ones_do_not():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with numerics.limit_threads(1000):
+        with threads.limit_threads(1000):
             assert torch.get_num_threads() == 1
-            assert numerics.thread_count() == 2
+            assert threads.thread_count() == 2
             used = set()
             meeting = threading.Barrier(2)
 
@@ -263,14 +266,14 @@ def test_small_problems_run_on_one_thread_and_large_ones_do_not():
                 meeting.wait(10)
                 used.add((threading.get_ident(), torch.get_num_threads()))
 
-            numerics.parallel_map(work, [0, 1], torch.device("cpu"))
+            threads.parallel_map(work, [0, 1], torch.device("cpu"))
             assert len(used) == 2
             assert {number for _, number in used} == {1}
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
-        with numerics.limit_threads(10**9):
+        with threads.limit_threads(10**9):
             assert torch.get_num_threads() == 2
-        with pytest.raises(RuntimeError, match="stop"), numerics.limit_threads(1):
+        with pytest.raises(RuntimeError, match="stop"), threads.limit_threads(1):
             raise RuntimeError("stop")
         assert torch.get_num_threads() == 2
     finally:
@@ -286,7 +289,7 @@ def test_what_goes_wrong_in_a_thread_is_heard_of():
 
     try:
         with pytest.raises(ValueError, match="item 0"):
-            numerics.parallel_map(work, [0, 1], torch.device("cpu"))
+            threads.parallel_map(work, [0, 1], torch.device("cpu"))
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -322,7 +325,7 @@ def test_a_sample_drawn_often_counts_often(m, b, n, steps, seed):
     random = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, m, (n, steps, b), generator=random)
     share = torch.rand(n, b, dtype=torch.float64, generator=random)
-    weights = local_steps.counted(positions, share, m, 1 + seed % 2)
+    weights = local_steps.counted(positions, share, m + seed % 3)
     assert weights.shape[:3] == (steps, n, 1)
     naive = np.zeros((steps, n, weights.shape[3]))
     step = np.arange(steps)[None, :, None]
@@ -395,17 +398,6 @@ def dot(a, b):
     )
 
 
-@pytest.mark.parametrize("loss", ["logistic", "softmax"])
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (2, 3, 1, 3), (4, 4, 2)])
-def test_few_samples_make_the_same_steps(loss, sizes, monkeypatch):
-    federation = cohort(loss, sizes, features=30)
-    method = sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=40)
-    ours = sp.train(method, federation, rounds=3)
-    monkeypatch.setattr("scaffpd.models.local_steps.FEW", 0)
-    plain = sp.train(method, federation, rounds=3)
-    np.testing.assert_allclose(ours.x, plain.x, rtol=1e-10, atol=1e-13)
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.floats(-9, 0), st.integers(0, 1000))
 def test_extreme_values_are_never_too_narrow(extra, columns, exponent, seed):
@@ -434,9 +426,9 @@ def test_a_replay_on_the_gpu_is_the_same_function():
     for k in range(6):
         a, b = torch.randn(2, 5, 5, device="cuda", generator=torch.Generator("cuda").manual_seed(k))
         assert torch.equal(replay(a, b), (a @ b).relu())
-    assert replay.graph is not None
+    assert replay.recorded is not None
     replay(torch.ones(3, 3, device="cuda"), torch.ones(3, 3, device="cuda"))
-    assert replay.graph is None
+    assert replay.recorded is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -447,8 +439,8 @@ def test_minibatch_steps_are_the_naive_loop(dtype, monkeypatch):
     x = 0.2 * torch.randn(federation.dimension, generator=torch.Generator().manual_seed(0)).to(
         dtype
     )
-    for inside in (True, False):
-        everywhere(monkeypatch, inside)
+    for path in (Path.SAMPLES, Path.FEATURES):
+        go_by(monkeypatch, path)
         ours = federation.local_updates(x, None, None, plan).each().double()
         oracle = federation._oracle
         for i, name in enumerate(federation.names):

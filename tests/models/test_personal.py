@@ -398,7 +398,7 @@ def test_minibatches_have_the_envelope_of_their_mean_loss(loss):
 
 def envelope_rows(cohort, pairs, batch, key):
     """Which rows a minibatch has, by the plain model's own draws."""
-    uniform = sp.models.numerics.Draws(key, list(cohort.names)).uniform(batch).numpy()
+    uniform = sp.models.draws.Draws(key, list(cohort.names)).uniform(batch).numpy()
     return [
         np.arange(len(X)) if len(X) <= batch else (u * len(X)).astype(int)
         for (X, _), u in zip(pairs, uniform, strict=True)

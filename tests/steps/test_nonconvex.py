@@ -61,7 +61,7 @@ def test_a_round_of_naive_loops():
         mean = torch.from_numpy(weights) @ c
         ends = []
         for i, name in enumerate(federation.names):
-            from scaffpd.models.numerics import Draws
+            from scaffpd.models.draws import Draws
 
             draws = Draws((seed, r, 1), [name])
             u = x

@@ -23,10 +23,12 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from scaffpd.models.glm import LinearPoint
-from scaffpd.models.layout import PaddedBlock, StackedSamples, product, transposed
+from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above, parallel_map
+from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above
+from scaffpd.models.point import LinearPoint
+from scaffpd.models.samples import StackedSamples, product, transposed
+from scaffpd.models.threads import parallel_map
 
 
 @dataclass(frozen=True)
@@ -193,13 +195,13 @@ class PersonalPoint(LinearPoint):
 
     def each(self) -> Tensor:
         """Return the c_i themselves, (N, d)."""
-        if self.fine is None or self.fine.products.single:
+        if self.fine is None:
             return self._vectors(self.residual)
-        pulled = self.tie.factors * self.fine.each(self.slopes).mT
+        pulled = self.tie.factors * self.fine.each(self.fine.exact[1][:, None] * self.slopes)
         return (pulled + self.tie.ridges * self.X.double()).flatten(1).to(self.x.dtype)
 
     def _vectors(self, residual: Tensor) -> Tensor:
-        pulled = self.anchor.factors * self.rows.each(residual).mT
+        pulled = self.anchor.factors * self.rows.each(self.rows.share[:, None] * residual)
         return (pulled + self.anchor.ridges * self.X).flatten(1)
 
     def models(self) -> Tensor:
@@ -221,21 +223,12 @@ class PersonalPoint(LinearPoint):
         return loss, gradient + self.scalings(self.l2 * norm_above(self.x, 0))
 
 
-def put(block: PaddedBlock, stack: Tensor, values: Tensor) -> None:
-    """Write a block's (n, m, …) to its part of a stack."""
-    if block.first is not None:
-        block.of(stack).copy_(values)
-    else:
-        inside = block.weight > 0
-        stack[block.rows[inside]] = values[inside]
-
-
 def own_predictions(rows: StackedSamples, U: Tensor) -> Tensor:
     """Return A_i u_i of every client, (M, k), for U (N, features, k)."""
     out = U.new_zeros(len(rows.layout.owner), U.shape[2])
 
     def work(block: PaddedBlock) -> None:
-        put(block, out, product(rows.of(block)[0], U[block.clients]))
+        block.put(out, product(rows.of(block)[0], U[block.clients]))
 
     parallel_map(work, rows.blocks, U.device)
     return out

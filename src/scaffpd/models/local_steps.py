@@ -1,46 +1,467 @@
-r"""Local steps of linear models for a few clients at a time, over features or in the space of a client's samples.
+r"""J local steps of all clients of a linear model, by the cheapest of three ways (`cheapest_path`).
 
-Over features, a displacement d_i = x − u_i is held output by output, D (n, k, features), because BLAS is
-fastest (by up to six times, for matrices this small) at products of row-major matrices from the left:
+With d = x − u, a step of client i is
 
-    predictions  (A_i u_i)ᵀ = (xᵀ − D) A_iᵀ,       gradients  (A_iᵀ (w ∘ r))ᵀ = (w ∘ r)ᵀ A_i.
+    d ← (1 − η(l2 + μ)) d + η c + A_iᵀ w ∘ (r(x − d) − r₀),
 
-A displacement that starts at zero never leaves the span of the push and of the client's samples, d = p·push + A_iᵀ R,
-and the loss sees it only through the predictions A_i d. So a step
+with full gradients (w = η/m_i, r₀ = r(x), c the first corrected gradient g_i(x) − c_i + c) or on a
+minibatch (w = η/b times how often a sample was drawn, r₀ = 0, c = c − c_i + l2 x).
 
-    d ← keep·d + push + A_iᵀ w(r(x − d) − r₀)
+Closed form: for squared loss and full gradients d_i is a function of the Hessian (`quadratic.py`).
 
-needs no features, only the inner products K_i = A_i A_iᵀ of the samples:
+Inner products of samples: d never leaves the span of c and of the client's samples, and the loss
+sees it through the predictions A_i d only. With d = p c + A_iᵀR a step needs no features, but the
+inner products K_i = A_i A_iᵀ:
 
-    A_i d ← keep·A_i d + A_i push + K_i ρ,    R ← keep·R + ρ,    p = Σ_j keep^j,    ρ = w(r(A_i x − A_i d) − r₀).
+    ρ = w ∘ (r(A_i x − p A_i c − K_i R) − r₀),    R ← keep·R + ρ,    p ← keep·p + η.
 
-That is m² multiplications per output in place of 2·b·features, and minibatches are not collected: a sample drawn c
-times in a step has the weight c·η/b there, and the others have none.
+That is m² multiplications per output in place of 2·b·features, minibatches are not collected, and
+Σ λ_i d_i is one matrix product on the stack of all clients; no d_i is ever formed.
 
-Proximal steps approach the minimum of a client's own model of a step −e from x,
+Features: d itself, held output by output, D (n, k, features), because BLAS is fastest (by up to six
+times, for matrices this small) at products of row-major matrices from the left.
 
-    ϕ_i(e) = f_i(x − e) − ⟨c − c_i, e⟩ + (β/2)‖e‖²_D,    −∇ϕ_i(e) = ∇f_i(x − e) − c_i + c − βD e.
+Work is split into pieces: a few clients whose samples fit into a core's cache. They take all J
+steps before the next piece starts, so that the samples are read from memory once and not J times.
+Minibatches are drawn on the device, for as many steps at a time as need little memory.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from scaffpd.federation import LocalPlan, ProximalPlan, Vector
-from scaffpd.models.layout import KEPT, PaddedBlock, StackedSamples
-from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import ALONE, ALONE_VECTOR, GraphReplay
+from scaffpd.federation import LocalPlan
+from scaffpd.models.draws import Draws
+from scaffpd.models.graphs import GraphReplay
+from scaffpd.models.layout import CACHE, PaddedBlock
+from scaffpd.models.losses import Loss, Squared
+from scaffpd.models.numerics import ALONE, ALONE_VECTOR
+from scaffpd.models.oracle import StackedDisplacements
+from scaffpd.models.samples import StackedSamples, product, transposed
+from scaffpd.models.threads import parallel_map
+
+# Speed per multiplication in the space of samples, relative to steps over the features of collected
+# minibatches, for several outputs (measured on digits).
+GAIN = 2.5
+# Numbers of one client's inner products.
+LARGEST = 2**22
+# Numbers of all inner products up to which they are stored between rounds.
+STORED = {"cpu": 2**23, "cuda": 2**28}
+# Numbers that are drawn and collected at a time.
+SLAB = {"cpu": 2**22, "cuda": 2**27}
+# Products of so few multiplications are faster by torch's own loop than by NumPy's.
+TINY = 16
+# Bytes of a processor's registers.
+REGISTER = 64 if platform.machine() in ("x86_64", "AMD64") else 16
+
+
+class Path(Enum):
+    """A way to take local steps, and why one would."""
+
+    CLOSED = "squared loss, full gradients: J steps are one function of the Hessian"
+    SAMPLES = "few samples: their inner products cost less than products with features"
+    FEATURES = "many samples, or few features: products with features cost least"
+
+
+def cheapest_path(rows: StackedSamples, loss: Loss, outputs: int, plan: LocalPlan) -> Path:
+    """Return how all clients take their steps, by the multiplications that this needs.
+
+    In the space of samples a step takes Σ m_i² per output, and K_i, if it is not stored, m_i² times
+    the features once; over features it takes 2 b, and collecting a minibatch costs as much again.
+    """
+    if isinstance(loss, Squared) and plan.batch_size is None:
+        return Path.CLOSED
+    sizes = rows.layout.lengths
+    if max(sizes) ** 2 > LARGEST:
+        return Path.FEATURES
+    collected = plan.batch_size is not None
+    features = rows.A.shape[1]
+    square = sum(m * m for m in sizes)
+    read = len(sizes) * plan.batch_size if plan.batch_size is not None else sum(sizes)
+    inside = plan.steps * square * outputs
+    if not stores_inner_products(rows):
+        inside += square * features
+    across = plan.steps * read * features * (2 * outputs + (2 if collected else 0))
+    gain = GAIN if outputs > 1 and collected else 1
+    return Path.SAMPLES if inside <= gain * across else Path.FEATURES
+
+
+def stores_inner_products(rows: StackedSamples) -> bool:
+    """Return whether the inner products of all clients' samples are few enough to be stored."""
+    most = STORED.get(rows.A.device.type, STORED["cuda"])
+    return sum(m * m for m in rows.layout.lengths) <= most
+
+
+class SpanDisplacements:
+    """d_i = p_i c_i + A_iᵀ R_i of all clients.
+
+    Args:
+        rows: A.
+        c: one for all, (features, k), or one for each client, (N, features, k).
+        p: (N,).
+        R: (M, k); `None` for zero.
+    """
+
+    def __init__(self, rows: StackedSamples, c: Tensor, p: Tensor, R: Tensor | None) -> None:
+        self.rows = rows
+        self.c = c
+        self.p = p
+        self.R = R
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i d_i, by one matrix product for any N."""
+        weighted = weights * self.p
+        out = weighted.sum() * self.c
+        if self.c.ndim == 3:
+            out = torch.tensordot(weighted, self.c, 1)
+        if self.R is not None:
+            out = out + transposed(self.rows.A, self.rows.layout.scaled(self.R, weights))
+        return out.flatten()
+
+    def each(self) -> Tensor:
+        """Return the d_i themselves, (N, d)."""
+        out = self.p[:, None, None] * self.c
+        if self.R is not None:
+            out = out + self.rows.each(self.R)
+        return out.flatten(1)
+
+
+@dataclass(frozen=True)
+class LocalProblem:
+    """Start of the local steps of all clients.
+
+    Attributes:
+        rows: the samples.
+        loss: ℓ.
+        z: the predictions at x, (M, k).
+        r: r₀ = ∂ℓ/∂z there; `None` for minibatches.
+        c: pushed by every step, one for all, (features, k), or each client's own.
+        rates: η_i, (N, 1, 1).
+        l2: the regulariser.
+        plan: J, or every J_i.
+        seeds: seeds of the clients' minibatches, (N,).
+    """
+
+    rows: StackedSamples
+    loss: Loss
+    z: Tensor
+    r: Tensor | None
+    c: Tensor
+    rates: Tensor
+    l2: float
+    plan: LocalPlan
+    seeds: Tensor
+
+    @property
+    def keep(self) -> Tensor:
+        """1 − η(l2 + μ), (N, 1, 1)."""
+        return 1 - self.rates * (self.l2 + self.plan.prox)
+
+    def slabs(self, who: Tensor, numbers: int) -> Iterator[tuple[int, int, PaddedBlock | None]]:
+        """Yield the first and the last step of each part of the J steps, and its minibatches.
+
+        Args:
+            who: the clients.
+            numbers: that one client needs for a step.
+        """
+        J = self.plan.steps
+        b = self.plan.batch_size
+        if b is None:
+            yield 1, J, None  # in the first step r(x − d) = r₀
+            return
+        draws = Draws.of(self.seeds[who])
+        most = max(1, SLAB.get(who.device.type, SLAB["cuda"]) // (len(who) * numbers))
+        for first in range(0, J, most):
+            last = min(first + most, J)
+            uniform = draws.uniform((last - first) * b).view(len(who), last - first, b)
+            yield first, last, self.rows.layout.minibatch(uniform, who)
+
+    def active(self, who: Tensor, first: int, last: int) -> Tensor:
+        """Return which clients take each step, (steps, n, 1, 1); (steps, 1, 1, 1) if all do."""
+        step = torch.arange(first, last, device=who.device)[:, None, None, None]
+        counts = self.plan.counts(self.z)
+        if isinstance(counts, int):
+            return step < counts
+        return step < counts[who, None, None]
+
+
+class SampleSteps:
+    """Local steps by the inner products of samples; K_i is stored if it is small."""
+
+    def __init__(self, loss: Loss, rows: StackedSamples, outputs: int) -> None:
+        self.loss = loss
+        self.rows = rows
+        self.outputs = outputs
+        self.stored: dict[int, tuple[Tensor, Tensor, GraphReplay]] = {}
+
+    def _space(self, number: int, block: PaddedBlock) -> tuple[Tensor, Tensor, GraphReplay]:
+        """Return K, the targets output by output, and the loop over steps, of a block of clients."""
+        found = self.stored.get(number)
+        if found is None:
+            A, y = self.rows.of(block)
+            A = widened(A, self.outputs)
+            y = widened(self.loss.dense(y, self.outputs, A.dtype), self.outputs).mT
+            K = torch.bmm(A, A.mT)
+            found = K, y, GraphReplay(partial(_sample_loop, self.loss, K, y))
+            if stores_inner_products(self.rows):
+                self.stored[number] = found
+        return found
+
+    def run(self, problem: LocalProblem) -> SpanDisplacements:
+        """Take the steps; one matrix product gives A c, and none with features is in the steps."""
+        rows = self.rows
+        common = problem.c.ndim == 2
+        along = rows.A @ problem.c if common else None
+        out = torch.zeros_like(problem.z)
+        rates = problem.rates
+        keep = problem.keep
+
+        def work(item: tuple[int, PaddedBlock]) -> None:
+            number, block = item
+            who = block.clients
+            _, _, loop = self._space(number, block)
+            own = along is None
+            push = product(rows.of(block)[0], problem.c[who]) if own else along
+            Z, P, r = (self._across(block, t) for t in (problem.z, push, problem.r))
+            R = torch.zeros_like(Z)
+            m = block.rows.shape[1]
+            b = problem.plan.batch_size or 0
+            for first, last, drawn in problem.slabs(who, m + 4 * b):
+                if drawn is None:
+                    weight = self._across(block, rates[who] * block.weight[..., None])[None]
+                else:
+                    places = drawn.rows - rows.layout.starts[who, None, None]
+                    weight = counted(places, rates[who, 0] * drawn.weight, Z.shape[2])
+                active = problem.active(who, first, last)
+                before = torch.arange(first, last, device=who.device)[:, None, None, None]
+                counts = problem.plan.counts(Z)
+                if isinstance(counts, Tensor):
+                    before = torch.minimum(before, counts[who, None, None])
+                p = rates[who] * total(keep[who], before)
+                R = loop(R, Z, P, r, weight, p, keep[who], active)
+            block.put(out, R.mT)
+
+        parallel_map(work, list(enumerate(rows.squares)), out.device)
+        p = rates.flatten() * total(keep.flatten(), problem.plan.counts(out))
+        return SpanDisplacements(rows, problem.c, p, out)
+
+    def _across(self, block: PaddedBlock, values: Tensor | None) -> Tensor:
+        """Return numbers of the samples output by output and with padding, (n, k, m)."""
+        if values is None:
+            return block.weight.new_zeros(())
+        if values.ndim == 2:
+            values = block.of(values)
+        return widened(values, self.outputs).mT.contiguous()
+
+
+def _sample_loop(
+    loss: Loss,
+    K: Tensor,
+    y: Tensor,
+    R: Tensor,
+    Z: Tensor,
+    P: Tensor,
+    r: Tensor,
+    weight: Tensor,
+    p: Tensor,
+    keep: Tensor,
+    active: Tensor,
+) -> Tensor:
+    """Return R after more steps, (n, k, m).
+
+    Args:
+        loss: ℓ.
+        K: the inner products, (n, m, m).
+        y: the targets, (n, ·, m).
+        R: R before.
+        Z: A x, (n, k, m).
+        P: A c, (n, k, m).
+        r: r₀, (n, k, m), or a zero.
+        weight: w of every step, (steps, n, 1, m), or of all, (1, n, 1, m).
+        p: p before every step, (steps, n, 1, 1).
+        keep: 1 − η(l2 + μ), (n, 1, 1).
+        active: which clients take each step, (steps, n or 1, 1, 1).
+    """
+    R = R.clone()
+    out = torch.empty_like(Z)
+    products = Products(K, Z.shape[1])
+    everyone = active.shape[1] == 1
+    for t in range(len(active)):
+        torch.addcmul(Z, p[t], P, value=-1, out=out)
+        rho = loss.across(products.back(R, out, sign=-1), y)
+        if r.ndim:
+            rho = rho.sub_(r)
+        rho = rho.mul_(weight[t if len(weight) > 1 else 0])
+        if everyone:
+            torch.addcmul(rho, keep, R, out=R)
+        else:
+            R = torch.where(active[t], torch.addcmul(rho, keep, R), R)
+    return R
+
+
+class FeatureSteps:
+    """Local steps over features, with every client's own d; a recorded graph for minibatches."""
+
+    def __init__(self, loss: Loss, rows: StackedSamples) -> None:
+        self.loss = loss
+        self.rows = rows
+        self._loop = GraphReplay(partial(_minibatch_loop, loss, rows.A))
+
+    def run(self, problem: LocalProblem) -> StackedDisplacements:
+        """Take the steps of all clients."""
+        n, k = len(problem.rates), problem.z.shape[1]
+        features = self.rows.A.shape[1]
+        out = problem.z.new_empty(n, k, features)
+        c = problem.c.expand(n, features, k).mT
+        keep = problem.keep
+
+        def full(block: PaddedBlock) -> None:
+            who = block.clients
+            push = (problem.rates[who] * c[who]).contiguous()
+            out[who] = self._full(problem, block, push, keep[who])
+
+        def minibatches(who: Tensor) -> None:
+            push = (problem.rates[who] * c[who]).contiguous()
+            out[who] = self._minibatches(problem, who, push, keep[who])
+
+        if problem.plan.batch_size is None:
+            parallel_map(full, self.rows.blocks, out.device)
+        else:
+            pieces = cache_pieces(n, problem.plan.batch_size * features, out.device)
+            parallel_map(minibatches, pieces, out.device)
+        return StackedDisplacements(out.mT.flatten(1))
+
+    def _full(
+        self, problem: LocalProblem, block: PaddedBlock, push: Tensor, keep: Tensor
+    ) -> Tensor:
+        A, y = self.rows.of(block)
+        assert problem.r is not None
+        weight = problem.rates[block.clients, 0] * block.weight
+        near = NearbyGradients(self.loss, A, y, block.of(problem.z), block.of(problem.r), weight)
+        active = problem.active(block.clients, 0, problem.plan.steps)
+        D = push.clone()  # the first step: nothing has changed at d = 0
+        for t in range(1, len(active)):
+            change = near.change(D)
+            if active.shape[1] == 1:
+                near.products.back(change, torch.addcmul(push, keep, D, out=D))
+            else:
+                ahead = near.products.back(change, torch.addcmul(push, keep, D))
+                D = torch.where(active[t], ahead, D)
+        return D
+
+    def _minibatches(
+        self, problem: LocalProblem, who: Tensor, push: Tensor, keep: Tensor
+    ) -> Tensor:
+        rows = self.rows
+        k = problem.z.shape[1]
+        b = problem.plan.batch_size or 0
+        D = torch.zeros_like(push)
+        for first, last, drawn in problem.slabs(who, b * (2 * k + 4)):
+            assert drawn is not None
+            numbers = drawn.rows.transpose(0, 1).reshape(last - first, len(who) * b)
+            shape = (last - first, len(who), b)
+            y = self.loss.dense(rows.y[numbers].view(*shape, -1), k, push.dtype)
+            z = problem.z[numbers].view(*shape, k).mT.contiguous()
+            weight = (problem.rates[who, 0] * drawn.weight)[:, None]
+            active = problem.active(who, first, last)
+            D = self._loop(D, numbers, y, z, weight, push, keep, active)
+        return D
+
+
+def _minibatch_loop(
+    loss: Loss,
+    A: Tensor,
+    D: Tensor,
+    numbers: Tensor,
+    y: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    push: Tensor,
+    keep: Tensor,
+    active: Tensor,
+) -> Tensor:
+    """Return the displacements after more steps, (n, k, features).
+
+    Args:
+        loss: ℓ.
+        A: the samples of all clients.
+        D: displacements before.
+        numbers: rows of every step, (steps, n·b).
+        y: their targets, (steps, n, b, ·).
+        z: their predictions at x, (steps, n, k, b).
+        weight: η/b, 0 for padding, (n, 1, b).
+        push: η c, (n, k, features).
+        keep: 1 − η(l2 + μ), (n, 1, 1).
+        active: which clients take each step, (steps, n or 1, 1, 1).
+    """
+    D = D.clone()
+    sample = push.new_empty(len(push), weight.shape[2], push.shape[2])
+    products = Products(sample, push.shape[1])
+    flat = sample.view(-1, push.shape[2])
+    for t in range(len(numbers)):
+        torch.index_select(A, 0, numbers[t], out=flat)
+        ahead = torch.sub(z[t], products.along(D), out=products.out)
+        r = loss.residual(ahead.mT, y[t]).mT.mul_(weight)
+        if active.shape[1] == 1:
+            products.back(r, torch.addcmul(push, keep, D, out=D))
+        else:
+            stepped = products.back(r, torch.addcmul(push, keep, D))
+            D = torch.where(active[t], stepped, D)
+    return D
+
+
+def cache_pieces(clients: int, numbers: int, device: torch.device) -> list[Tensor]:
+    """Split clients of `numbers` numbers each into pieces for a cache; a GPU takes all at once."""
+    size = max(1, CACHE // max(1, numbers)) if device.type == "cpu" else clients
+    return list(torch.split(torch.arange(clients, device=device), size))
+
+
+class Products:
+    """Products R A_i and D A_iᵀ of n clients, in buffers that the next such product overwrites.
+
+    On a CPU, NumPy's loop over BLAS takes down to an eighth of the time of torch.bmm for small
+    matrices; for those of a few numbers torch has a loop of its own.
+    """
+
+    def __init__(self, A: Tensor, k: int) -> None:
+        n, m, features = A.shape
+        self.A = A
+        self.out = A.new_empty(n, k, m)
+        self.own = A.new_empty(n, k, features)
+        most = ALONE if k > 1 else ALONE_VECTOR
+        self.small = not A.is_cuda and TINY < k * m * features <= most
+        if self.small:
+            self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
+
+    def along(self, D: Tensor) -> Tensor:
+        """Return D A_iᵀ, (n, k, m), for D (n, k, features)."""
+        if self.small:
+            np.matmul(D.numpy(), self.arrays[0].transpose(0, 2, 1), out=self.arrays[1])
+            return self.out
+        if D.shape[1] == 1:
+            return torch.bmm(D, self.A.mT, out=self.out)
+        # Several rows are transposed, because torch.bmm is slow at Aᵀ.
+        return self.out.copy_(torch.bmm(self.A, D.mT.contiguous()).mT)
+
+    def back(self, R: Tensor, D: Tensor, sign: int = 1) -> Tensor:
+        """Compute D ± R A_i in place, for R (n, k, m)."""
+        if not self.small:
+            return D.baddbmm_(R, self.A, alpha=sign)
+        np.matmul(R.numpy(), self.arrays[0], out=self.arrays[2])
+        return D.add_(self.own, alpha=sign)
 
 
 class NearbyGradients:
-    """Gradients of some clients near x: their change A_iᵀ W_i (r(x − d) − r(x)), with buffers that are reused.
+    """Gradients of some clients near x: their change A_iᵀ W_i (r(x − d) − r(x)).
 
     Args:
         loss: ℓ.
@@ -54,323 +475,17 @@ class NearbyGradients:
     def __init__(
         self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, r: Tensor, weight: Tensor
     ) -> None:
-        self.loss, self.A, self.y = loss, A, loss.dense(y, z.shape[2], A.dtype)
-        self.z, self.r = z.mT.contiguous(), r.mT.contiguous()
-        self.weight, self.products = weight[:, None], Products(A, z.shape[2])
+        self.loss = loss
+        self.y = loss.dense(y, z.shape[2], A.dtype)
+        self.z = z.mT.contiguous()
+        self.r = r.mT.contiguous()
+        self.weight = weight[:, None]
+        self.products = Products(A, z.shape[2])
 
     def change(self, D: Tensor) -> Tensor:
         """Return W (r(x − D) − r(x)), (n, k, m), for D (n, k, features)."""
         z = torch.sub(self.z, self.products.along(D), out=self.products.out)
         return self.loss.residual(z.mT, self.y).mT.sub_(self.r).mul_(self.weight)
-
-
-FEW = 4  # samples of a client for which its inner products are multiplied number by number
-
-
-class Products:
-    """Products R A_i and D A_iᵀ for k rows of every client, in buffers that the next such product overwrites.
-
-    On a CPU, NumPy's loop over BLAS takes down to an eighth of the time of torch.bmm for small matrices.
-    """
-
-    def __init__(self, A: Tensor, k: int) -> None:
-        n, m, features = A.shape
-        self.A, self.out, self.own = A, A.new_empty(n, k, m), A.new_empty(n, k, features)
-        self.small = not A.is_cuda and k * m * features <= (ALONE if k > 1 else ALONE_VECTOR)
-        if self.small:
-            self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
-
-    def times(self, R: Tensor) -> Tensor:
-        """Return R A_i, (n, k, features), for R (n, k, m)."""
-        if not self.small:
-            return torch.bmm(R, self.A, out=self.own)
-        np.matmul(
-            self.arrays[1] if R is self.out else R.numpy(), self.arrays[0], out=self.arrays[2]
-        )
-        return self.own
-
-    def along(self, D: Tensor) -> Tensor:
-        """Return D A_iᵀ, (n, k, m), for D (n, k, features); transpose several rows, for torch.bmm is slow at Aᵀ."""
-        if self.small:
-            own = self.arrays[2] if D is self.own else D.numpy()
-            np.matmul(own, self.arrays[0].transpose(0, 2, 1), out=self.arrays[1])
-            return self.out
-        if D.shape[1] == 1:
-            return torch.bmm(D, self.A.mT, out=self.out)
-        return self.out.copy_(torch.bmm(self.A, D.mT.contiguous()).mT)
-
-    def at(self, X: Tensor, D: Tensor) -> Tensor:
-        """Return (X − D) A_iᵀ for X (k, features)."""
-        return self.along(torch.sub(X, D, out=self.own))
-
-    def back(self, R: Tensor, D: Tensor, sign: int = 1) -> Tensor:
-        """Compute D ± R A_i in place, for R (n, k, m)."""
-        return (
-            D.add_(self.times(R), alpha=sign) if self.small else D.baddbmm_(R, self.A, alpha=sign)
-        )
-
-
-Stages = list[tuple[int, Tensor | None]]
-
-
-def stages(steps: int, each: tuple[int, ...] | None, who: Tensor) -> Stages:
-    """Cut J steps where a client ends: return the steps of each stage and the clients that end with it (`None`: all).
-
-    Clients that have ended go on beside the others, and the result is ignored: on few rows a step of all clients of a
-    block costs as much as one of some of them.
-    """
-    if each is None:
-        return [(steps, None)]
-    own = np.array([each[i] for i in who.tolist()])
-    ends = np.unique(own)
-    cut = zip(np.diff(ends, prepend=0).tolist(), ends.tolist(), strict=True)
-    return [
-        (number, torch.from_numpy(np.flatnonzero(own == end)).to(who.device)) for number, end in cut
-    ]
-
-
-def full_steps(near: NearbyGradients, push: Tensor, keep: Tensor, parts: Stages) -> Tensor:
-    """Take J steps d ← (1 − η(l2 + μ)) d + η c + A_iᵀ (η/m_i)(r(x − d) − r(x)) from d = 0, (n, k, features).
-
-    Args:
-        near: the clients, with weights η/m_i.
-        push: η c, (n, k, features): c is the first corrected gradient g_i(x) − c_i + c.
-        keep: 1 − η(l2 + μ), (n, 1, 1).
-        parts: J, as returned by `stages`.
-    """
-    D = push.clone(memory_format=torch.contiguous_format)
-    out = torch.empty_like(D)
-    made = 1
-    for number, ending in parts:
-        for _ in range(number - made):
-            change = near.change(D)
-            near.products.back(change, torch.addcmul(push, keep, D, out=D))
-        if ending is None:
-            return D
-        out[ending] = D[ending]
-        made = 0
-    return out
-
-
-def proximal_steps(
-    near: NearbyGradients, c: Tensor, stay: Tensor, rate: Tensor, momentum: Tensor, steps: int
-) -> Tensor:
-    """Take J steps d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β),  e = d + momentum (d − d_prev).
-
-    Args:
-        near: the clients, with weights 1/m_i.
-        c: the correction, (k, features).
-        stay: l2 + βD, (k, features).
-        rate: D⁻¹/(L_i + β), (n, k, features).
-        momentum: (n, 1, 1).
-        steps: J.
-    """
-    d = e = torch.zeros_like(rate)
-    for _ in range(steps):
-        gradient = near.products.back(near.change(e), torch.addcmul(c, stay, e, value=-1))
-        last = d
-        d = torch.addcmul(e, rate, gradient)
-        e = d + momentum * (d - last)
-    return d
-
-
-GAIN = 2.5  # speed per number here relative to steps over minibatches' features, for several outputs (digits)
-LARGEST = 2**22  # numbers of one client's inner products
-
-
-def pays(
-    m: int, batch: int, features: int, outputs: int, steps: int, collected: bool, kept: bool
-) -> bool:
-    """Return whether J steps of clients with m samples are cheaper in the space of samples.
-
-    Args:
-        m: samples of a client, padding included.
-        batch: samples that a step reads.
-        features: features of a sample.
-        outputs: k.
-        steps: J.
-        collected: whether steps over features have to collect their samples first.
-        kept: whether the inner products are already stored.
-    """
-    if m * m > LARGEST:
-        return False
-    here = steps * m * m * outputs + (0 if kept else m * m * features)
-    there = steps * batch * features * (2 * outputs + (2 if collected else 0))
-    return here <= (GAIN if outputs > 1 and collected else 1) * there
-
-
-class StepWeights(NamedTuple):
-    """Factors of a step, for n clients with m samples (and padding).
-
-    Attributes:
-        weight: w, (n, 1, m), or of every step, (J, n, 1, m).
-        keep: 1 − η(l2 + μ), (n, 1, 1).
-        added: added by every step to A_i d, A_i push; in plain steps to A_i u, (1 − keep) A_i x − A_i push; (n, k, m).
-        number: J.
-    """
-
-    weight: Tensor
-    keep: Tensor
-    added: Tensor
-    number: int
-
-    def weights(self) -> Tensor:
-        """Return the weights of every step, (J, n, 1, m)."""
-        return self.weight.expand(self.number, *self.weight.shape[-3:])
-
-
-class SampleSpace:
-    """Clients in the space of their samples.
-
-    Args:
-        loss: ℓ.
-        A: (n, m, features), the samples.
-        y: (n, m, ·), the targets.
-        outputs: k.
-    """
-
-    def __init__(self, loss: Loss, A: Tensor, y: Tensor, outputs: int) -> None:
-        A = widened(A, outputs)
-        self.loss, self.y, self.K = (
-            loss,
-            widened(loss.dense(y, outputs, A.dtype), outputs).mT,
-            torch.bmm(A, A.mT),
-        )
-        self._corrected, self._plain = (
-            GraphReplay(self._corrected_steps),
-            GraphReplay(self._plain_steps),
-        )
-
-    def corrected(self, Z: Tensor, start: Tensor, steps: StepWeights, parts: Stages) -> Tensor:
-        """Return R after J steps, (n, k, m), from the predictions Z and the derivatives r₀ at x, (n, k, m) both.
-
-        A d itself is accumulated: near the optimum it is small, and nothing cancels.
-        """
-        both = Z.new_zeros(2, *Z.shape)
-        out = torch.empty_like(Z)
-        few = self.K.shape[1] <= FEW and steps.weight.ndim == 3 and not Z.is_cuda
-        for number, ending in parts:
-            now = steps._replace(number=number)
-            if few:
-                both = self._few_samples(both, Z, start, now)
-            else:
-                both = self._corrected(both, Z, start, now.weights(), steps.keep, steps.added)
-            if ending is None:
-                return both[1]
-            out[ending] = both[1][ending]
-        return out
-
-    def _few_samples(self, both: Tensor, Z: Tensor, start: Tensor, steps: StepWeights) -> Tensor:
-        """Take the same steps with clients along the last axis, (k, m, n), if one product each would be too small."""
-        Z, start, y, keep, added, w, K = (
-            t.movedim(0, -1).contiguous()
-            for t in (Z, start, self.y, steps.keep, steps.added, steps.weight, self.K)
-        )
-        both = both.movedim(1, -1).clone(memory_format=torch.contiguous_format)
-        (D, R), out = both.unbind(), torch.empty_like(Z)
-        flat = out.flatten(1)
-        targets = y.flatten(1)
-        for _ in range(steps.number):
-            torch.sub(Z, D, out=out)
-            rho = self.loss.across(flat, targets).view_as(Z).sub_(start).mul_(w)
-            torch.addcmul(added, keep, D, out=D)
-            for one, inner in zip(rho[:, :, None].unbind(1), K, strict=True):
-                D.addcmul_(one, inner)
-            torch.addcmul(rho, keep, R, out=R)
-        return both.movedim(-1, 1)
-
-    def _corrected_steps(
-        self, both: Tensor, Z: Tensor, start: Tensor, weights: Tensor, keep: Tensor, added: Tensor
-    ) -> Tensor:
-        """Return A d and R after more steps."""
-        D, R = both.clone().unbind()
-        out = torch.empty_like(Z)
-        K = Products(self.K, Z.shape[1])
-        for w in weights.unbind():
-            rho = self.loss.across(torch.sub(Z, D, out=out), self.y).sub_(start).mul_(w)
-            K.back(rho, torch.addcmul(added, keep, D, out=D))
-            torch.addcmul(rho, keep, R, out=R)
-        return torch.stack([D, R])
-
-    def plain(
-        self, U: Tensor, R: Tensor, steps: StepWeights, keep: float | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return U = A u = A (x − d) and R after more steps with r₀ = 0.
-
-        `keep` is given if it is one number for all and nothing is added.
-        """
-        if keep is not None and not U.is_cuda:
-            return self._alike_steps(U, R, steps.weights(), keep)
-        both = self._plain(torch.stack([U, R]), steps.weights(), steps.keep, steps.added)
-        return both[0], both[1]
-
-    def _plain_steps(self, both: Tensor, weights: Tensor, keep: Tensor, added: Tensor) -> Tensor:
-        U, R = both.clone().unbind()
-        K = Products(self.K, U.shape[1])
-        for w in weights.unbind():
-            rho = self.loss.across(U, self.y).mul_(w)
-            K.back(rho, torch.addcmul(added, keep, U, out=U), sign=-1)
-            torch.addcmul(rho, keep, R, out=R)
-        return torch.stack([U, R])
-
-    def _alike_steps(
-        self, U: Tensor, R: Tensor, weights: Tensor, keep: float
-    ) -> tuple[Tensor, Tensor]:
-        """Take steps with one `keep`: after j of them U = keep^j (U₀ + R₀K) − R K."""
-        K = Products(-self.K, U.shape[1])
-        faded = 1.0
-        R = K.out.copy_(R)
-        first = U - K.times(R)
-        U = U.clone()
-        for w in weights.unbind():
-            torch.add(self.loss.across(U, self.y).mul_(w), R, alpha=keep, out=R)
-            faded *= keep
-            torch.add(K.times(R), first, alpha=faded, out=U)
-        return U, R
-
-
-class SampleSpaces:
-    """Blocks of all clients in the space of their samples; small ones are kept from round to round."""
-
-    def __init__(self, loss: Loss, rows: StackedSamples, outputs: int) -> None:
-        self.loss = loss
-        self.rows = rows
-        self.outputs = outputs
-        self.made: dict[int | None, SampleSpace] = {}
-        self.kept: set[int | None] = set()
-        left = 0 if rows.stored else KEPT * (32 if rows.share.is_cuda else 1)
-        for block in [] if rows.stored else rows.squares:
-            n, m = block.rows.shape
-            left -= n * m * (m + outputs)
-            if left >= 0:
-                self.kept.add(block.number)
-
-    def near(self, batch: int | None, steps: int) -> list[PaddedBlock]:
-        """Return the blocks for which J steps of `batch` samples each (`None`: all) are cheaper here."""
-        if self.rows.stored:
-            return []
-        features = self.rows.A.shape[1]
-        collected = batch is not None
-        sizes = [
-            (block, block.rows.shape[1], block.number in self.kept) for block in self.rows.squares
-        ]
-        return [
-            block
-            for block, m, kept in sizes
-            if pays(m, batch or m, features, self.outputs, steps, collected, kept)
-        ]
-
-    def __getitem__(self, block: PaddedBlock) -> SampleSpace:
-        """Return a block's clients; threads may ask for different blocks at a time."""
-        space = self.made.get(block.number)
-        if space is None:
-            space = SampleSpace(self.loss, *self.rows.of(block), self.outputs)
-            if block.number in self.kept:
-                self.made[block.number] = space
-        return space
-
-
-REGISTER = 64 if platform.machine() in ("x86_64", "AMD64") else 16  # bytes
 
 
 def local_gain(h: Tensor, rate: Tensor | float, steps: Tensor | int) -> Tensor:
@@ -382,126 +497,30 @@ def local_gain(h: Tensor, rate: Tensor | float, steps: Tensor | int) -> Tensor:
     return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
 
 
-def stepping(rates: Tensor, plan: LocalPlan) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return ϕ of a plan as a function of eigenvalues and the numbers of their clients; rates (N,)."""
-    counts = plan.counts(rates)
-    return lambda h, i: local_gain(h, rates[i], counts if isinstance(counts, int) else counts[i])
-
-
 def total(keep: Tensor, steps: Tensor | int) -> Tensor:
-    """Return P = Σ_j keep^j over J steps, for keep <= 1."""
+    """Return Σ_j keep^j over J steps, for keep <= 1."""
     return local_gain(1 - keep, 1.0, steps)
 
 
 def widened(rows: Tensor, k: int) -> Tensor:
-    """Append zero rows, see `padding`."""
-    missing = padding(rows.shape[-2], rows.dtype, k)
+    """Append zero rows to (n, m, ...) to fill a processor's registers: softmax is slow on a rest."""
+    lanes = REGISTER // rows.dtype.itemsize
+    m = rows.shape[-2]
+    missing = -m % lanes if k > 1 and 2 * m >= lanes else 0
     return pad(rows.mT, (0, missing)).mT if missing else rows
 
 
-def padding(m: int, dtype: torch.dtype, k: int) -> int:
-    """Return how many rows to add to m to fill a processor's registers: a softmax is slow on a remainder.
+def counted(positions: Tensor, share: Tensor, m: int) -> Tensor:
+    """Return the weights of n clients' samples in every step, (J, n, 1, m).
 
-    A few rows get no padding.
-    """
-    lanes = REGISTER // dtype.itemsize
-    return -m % lanes if k > 1 and 2 * m >= lanes else 0
-
-
-def counted(positions: Tensor, share: Tensor, m: int, k: int) -> Tensor:
-    """Return the weights of n clients' samples in every step, (J, n, 1, m): one drawn c times has c shares.
+    A sample that is drawn c times has c shares.
 
     Args:
         positions: (n, J, b), the drawn samples of each client.
         share: (n, b), weight of a draw; 0 for padding.
-        m: samples of a client.
-        k: outputs.
+        m: samples of a client, with padding.
     """
     n, steps, b = positions.shape
-    out = share.new_zeros(steps, n, m + padding(m, share.dtype, k))
+    out = share.new_zeros(steps, n, m)
     out.transpose(0, 1).scatter_add_(2, positions, share[:, None].expand(n, steps, b))
     return out[:, :, None]
-
-
-ROUNDING = 100  # units in the last place by which two sums over samples may differ
-
-
-class ProximalRates(NamedTuple):
-    """Step sizes and momenta towards a client's model, (L_i + β)-smooth and μ-strongly convex in the metric D.
-
-    Attributes:
-        rates: 1/(L_i + β) per client; 0 if a model is flat.
-        momenta: (1 − q_i)/(1 + q_i) per client, q_i² = μ/(L_i + β).
-        steps: J = ⌈2/q_i⌉ of the slowest client, here or elsewhere, at most the plan's limit.
-    """
-
-    rates: Vector
-    momenta: Vector
-    steps: int
-
-
-def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> ProximalRates:
-    """Plan the steps with L_i/min D for L_i and μ = l2/max D + β, a lower bound on the curvature."""
-    L = np.append(smoothness, plan.steepest) / float(plan.metric.min()) + plan.pull
-    mu = l2 / float(plan.metric.max()) + plan.pull
-    q = np.sqrt(np.minimum(np.divide(mu, L, out=np.ones_like(L), where=L > 0), 1))
-    rates = np.divide(1, L, out=np.zeros_like(L), where=L > 0)
-    steps = int(min(plan.limit, np.ceil(2 / max(q.min(), 1e-9))))
-    return ProximalRates(rates[:-1], ((1 - q) / (1 + q))[:-1], steps)
-
-
-class LocalModel:
-    """Model ϕ of one client whose f_i is known by its values and gradients only.
-
-    Args:
-        evaluate: u → f_i(u) and ∇f_i(u).
-        x: where the steps start.
-        loss: f_i(x) = ϕ(0).
-        push: c − c_i.
-        plan: β and D.
-    """
-
-    def __init__(
-        self,
-        evaluate: Callable[[Tensor], tuple[Tensor, Tensor]],
-        x: Tensor,
-        loss: float,
-        push: Tensor,
-        plan: ProximalPlan,
-    ) -> None:
-        self.evaluate = evaluate
-        self.x = x
-        self.push = push
-        self.pull = plan.pull
-        self.metric = plan.metric
-        self.level = loss + ROUNDING * torch.finfo(x.dtype).eps * (1 + abs(loss))
-
-    def descent(self, e: Tensor) -> tuple[float, Tensor]:
-        """Return ϕ(e) and −∇ϕ(e)."""
-        loss, gradient = self.evaluate(self.x - e)
-        pulled = self.pull * self.metric * e
-        return float(loss - self.push @ e + pulled @ e / 2), gradient + self.push - pulled
-
-    def approach(self, rate: float, momentum: float, steps: int) -> Tensor:
-        """Take accelerated steps from e = 0 to a point that is not above ϕ(0), but for rounding.
-
-        L_i may be an estimate from elsewhere and ϕ need not be convex, so a point with ϕ(e) > ϕ(0), or without a value,
-        sends the steps back to the lowest point so far, without momentum and at half the rate. If ϕ is convex and
-        L_i right, this does not happen. Losses are bounded below, so that with β > 0 the set {ϕ ≤ ϕ(0)} is bounded, and
-        so is the answer.
-        """
-        d = e = best = torch.zeros_like(self.x)
-        lowest = self.level
-        for _ in range(steps):
-            value, downhill = self.descent(e)
-            if not value <= self.level:
-                d = e = best
-                rate /= 2
-                continue
-            if value < lowest:
-                lowest = value
-                best = e
-            last = d
-            d = e + rate / self.metric * downhill
-            e = d + momentum * (d - last)
-        return d if self.descent(d)[0] <= self.level else best

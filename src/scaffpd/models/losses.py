@@ -1,8 +1,8 @@
 r"""The four convex losses of a linear model, each as a function of the predictions z = A x.
 
-A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so a loss only has to provide ℓ, its derivative
-in z (the *residual*) and a bound on its second derivative. Every function acts on the last axis, the outputs, and takes
-any leading axes, the last of them the samples.
+A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so a loss only has to provide ℓ,
+its derivative in z (the *residual*) and a bound on its second derivative. Every function acts on the
+last axis, the outputs, and takes any leading axes, the last of them the samples.
 """
 
 from __future__ import annotations
@@ -18,18 +18,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
+from scaffpd.models.arrays import Array
 
-Arrays = list[NDArray[np.generic]]
+# Outputs along which torch does not vectorise the exponentials of a softmax.
 SHORT = 32
+# Below this, e^{2z} is negligible beside e^z.
+LEFT = -30.0
+# Points at which a custom loss is tried, and the error that is allowed there.
 TRIED = 256
 SLACK = 1e-9
-LEFT = -30.0  # below this, e^{2z} is negligible beside e^z
+
+
+class Accuracy(NamedTuple):
+    """Errors of ℓ and, in norm, of its derivative: relative ones and absolute ones."""
+
+    value: float
+    offset: float
+    slope: float
+    jump: float
+
+
+class Targets(NamedTuple):
+    """Encoded targets, one array per client, and the number of outputs k of the linear map."""
+
+    arrays: list[Array]
+    outputs: int
 
 
 class Loss(ABC):
-    """ℓ(z, y) with its derivatives; `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z², `slope` the norm of ∂ℓ/∂z.
+    """ℓ(z, y) with its derivatives.
 
-    If the curvature depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` means that ∂²ℓ/∂z²
+    `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z², `slope` the norm of ∂ℓ/∂z. If the curvature
+    depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` means that ∂²ℓ/∂z²
     is the same everywhere.
     """
 
@@ -44,8 +64,8 @@ class Loss(ABC):
         return None
 
     @abstractmethod
-    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
-        """Check the clients' targets and bring them to the shape that the other methods expect."""
+    def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
+        """Check the clients' targets and bring them to the shape that other methods expect."""
 
     @abstractmethod
     def value(self, z: Tensor, y: Tensor) -> Tensor:
@@ -56,20 +76,20 @@ class Loss(ABC):
         """Return ∂ℓ/∂z per sample and output."""
 
     def across(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return ∂ℓ/∂z for outputs before samples, (…, k, m), and dense targets in the same shape."""
+        """Return ∂ℓ/∂z for outputs before samples, (…, k, m), and dense targets in that shape."""
         return self.residual(z.mT, y.mT).mT
 
     def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Return targets in the shape of the predictions, for frequent calls of `residual`, which takes both."""
+        """Return targets in the shape of predictions, for frequent calls; `residual` takes both."""
         return y
 
     def bend(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
-        """Return ∂²ℓ/∂z² times t, for t with one more axis than z: (…, samples, outputs, columns)."""
+        """Return ∂²ℓ/∂z² t, for t with one more axis than z: (…, samples, outputs, columns)."""
         return self.bends(z, y)[..., None] * t
 
     @abstractmethod
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return the diagonal of ∂²ℓ/∂z², per sample and output, which is all of it unless `bend` is overridden."""
+        """Return the diagonal of ∂²ℓ/∂z², which is all of it unless `bend` is overridden."""
 
     @property
     def uneven(self) -> bool:
@@ -86,34 +106,17 @@ class Loss(ABC):
         """Return the expectation of y for a prediction z."""
         return z
 
-    @abstractmethod
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """Return whether each sample is classified correctly; `None` for regression."""
+        return None
 
     def accuracy(self, outputs: int) -> Accuracy:
         """Bound the errors of `value` and `residual`, in units of rounding (2⁻⁵³)."""
         return Accuracy(64, 0, 64, 0)
 
 
-class Accuracy(NamedTuple):
-    """Errors of ℓ and, in norm, of its derivative: relative ones and absolute ones."""
-
-    value: float
-    offset: float
-    slope: float
-    jump: float
-
-
-class Targets:
-    """Encoded targets, one array per client, and the number of outputs k of the linear map."""
-
-    def __init__(self, arrays: Arrays, outputs: int) -> None:
-        self.arrays = arrays
-        self.outputs = outputs
-
-
 class Squared(Loss):
-    """Squared loss ℓ = ‖z − y‖²: f_i(x) = (1/m)‖A x − y‖² + (l2/2)‖x‖² as in the paper's experiments."""
+    """Squared loss ℓ = ‖z − y‖²: f_i(x) = (1/m)‖A x − y‖² + (l2/2)‖x‖² as in the paper."""
 
     name = "squared"
     curvature = 2.0
@@ -123,26 +126,28 @@ class Squared(Loss):
         """Return 1 and 2 for one-hot targets."""
         return (1.0, 2.0) if classes else None
 
-    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
-        """Encode real targets, one or several columns; with `classes`, labels 0 … classes−1 as one-hot columns."""
+    def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
+        """Encode real targets, one or several columns; with `classes`, labels as one-hot columns."""
         if classes is not None:
-            labels = _one_hot(labels, names, classes)
-        arrays = []
+            numbers = _class_numbers(labels, names, "squared loss with classes")
+            _check_classes(numbers, names, classes)
+            labels = [np.asarray(y == np.arange(classes), dtype=np.float64) for y in numbers]
+        arrays: list[Array] = []
         for name, y in zip(names, labels, strict=True):
             if y.ndim not in (1, 2) or y.size == 0:
                 raise InputError(
-                    "client-targets-shape",
-                    f"Client {name!r} has targets of shape {y.shape}; one or several columns are expected.",
+                    "targets-shape",
+                    f"Client {name!r} has targets of shape {y.shape}; one or several columns are "
+                    "expected.",
                 )
             arrays.append(np.asarray(y, dtype=np.float64).reshape(len(y), -1))
-        outputs = arrays[0].shape[1]
-        for name, y in zip(names, arrays, strict=True):
-            if y.shape[1] != outputs:
+            if arrays[-1].shape[1] != arrays[0].shape[1]:
                 raise InputError(
-                    "client-target-columns",
-                    f"Client {name!r} has {y.shape[1]} target columns, but client {names[0]!r} has {outputs}.",
+                    "targets-differ",
+                    f"Client {name!r} has {arrays[-1].shape[1]} target columns, but client "
+                    f"{names[0]!r} has {arrays[0].shape[1]}.",
                 )
-        return Targets(list(arrays), outputs)
+        return Targets(arrays, arrays[0].shape[1])
 
     def accuracy(self, outputs: int) -> Accuracy:
         """Count one subtraction, one product, and a sum over outputs."""
@@ -162,15 +167,14 @@ class Squared(Loss):
         return torch.full_like(z, 2.0)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
-        """Compare the largest output with the largest target if the targets are one-hot; else there is no label."""
-        one_hot = (
-            y.shape[-1] > 1 and bool(((y == 0) | (y == 1)).all()) and bool((y.sum(-1) == 1).all())
-        )
+        """Compare the largest output with the largest target if targets are one-hot."""
+        binary = y.shape[-1] > 1 and bool(((y == 0) | (y == 1)).all())
+        one_hot = binary and bool((y.sum(-1) == 1).all())
         return z.argmax(-1) == y.argmax(-1) if one_hot else None
 
 
 class Logistic(Loss):
-    """Logistic loss ℓ = log(1 + e^{s z}), s = 1 − 2y, y ∈ {0, 1}: the negative log-likelihood log(1 + e^z) − y z.
+    """Logistic loss ℓ = log(1 + e^{s z}), s = 1 − 2y, y ∈ {0, 1}: log(1 + e^z) − y z.
 
     Targets are encoded as s, because the form in y loses all digits if a sample is fitted well.
     """
@@ -183,19 +187,20 @@ class Logistic(Loss):
         """Return log 2 and 1/2."""
         return math.log(2), 0.5
 
-    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
+    def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode labels 0 and 1 (or False and True), one per sample."""
-        arrays = []
+        arrays: list[Array] = []
         for name, y in zip(names, labels, strict=True):
             flat = _one_label(name, y)
             wrong = flat[(flat != 0) & (flat != 1)]
             if wrong.size:
                 raise InputError(
-                    "client-label-logistic",
-                    f"Client {name!r} has the label {wrong[0]:.12g}; logistic loss takes labels 0 and 1.",
+                    "label-not-binary",
+                    f"Client {name!r} has the label {wrong[0]:.12g}; logistic loss takes labels 0 "
+                    "and 1.",
                 )
             arrays.append((1 - 2 * flat).reshape(-1, 1))
-        return Targets(list(arrays), 1)
+        return Targets(arrays, 1)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """Return log(1 + e^{s z})."""
@@ -225,9 +230,9 @@ class Softmax(Loss):
         """Return log k and √(1 − 1/k)."""
         return (math.log(classes), math.sqrt(1 - 1 / classes)) if classes else None
 
-    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
-        """Encode whole numbers 0 … classes−1; without `classes`, the largest label of all clients decides."""
-        arrays = _class_numbers(labels, names, self.name)
+    def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
+        """Encode whole numbers 0 … classes−1; without `classes`, the largest label decides."""
+        arrays = _class_numbers(labels, names, "softmax loss")
         outputs = classes or _number_of_classes(arrays, names)
         _check_classes(arrays, names, outputs)
         return Targets([y.astype(np.int64) for y in arrays], outputs)
@@ -237,12 +242,11 @@ class Softmax(Loss):
         return Accuracy(64 + 2 * outputs, 64 + 4 * outputs, 0, 64 + 4 * outputs)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return log Σ_k e^{z_k − z_y}, subtracting first, so that large outputs leave no rounding behind."""
+        """Return log Σ_k e^{z_k − z_y}: subtracting first leaves no rounding of large outputs."""
         return torch.logsumexp(z - z.gather(-1, y), -1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         """Return softmax(z) − e_y, with e_y the unit vector of the label."""
-        # Along a short last axis torch does not vectorise the exponentials; along the one before it does.
         p = torch.softmax(z.mT, -2).mT if z.shape[-1] <= SHORT else torch.softmax(z, -1)
         if y.is_floating_point():
             return p.sub_(y)
@@ -273,16 +277,17 @@ class Softmax(Loss):
 
 
 class Poisson(Loss):
-    r"""Poisson loss ℓ = y log(y/μ) + μ − y, μ = s(z) = log(1 + e^z), counts y >= 0: half of the Poisson deviance.
+    r"""Poisson loss ℓ = y log(y/μ) + μ − y, μ = s(z) = log(1 + e^z), counts y >= 0.
 
-    It is the negative log-likelihood of y ~ Poisson(μ), up to a constant in x, and >= 0. With the usual μ = e^z
-    the second derivative has no bound, and there is no step size and no certificate; s grows like e^z where counts are
-    small, and like z where they are large. With σ = s' = 1/(1 + e^{−z}), σ' = σ(1 − σ):
+    It is half of the Poisson deviance: the negative log-likelihood of y ~ Poisson(μ), up to a
+    constant in x, and >= 0. With the usual μ = e^z the second derivative has no bound, and there is
+    no step size and no certificate; s grows like e^z where counts are small, and like z where they
+    are large. With σ = s' = 1/(1 + e^{−z}), σ' = σ(1 − σ):
 
         ℓ' = σ (1 − y/s),    ℓ'' = σ' + y h,    h = (log 1/s)'' = σ (σ − (1 − σ) s)/s².
 
-    h >= 0, because σ/(1 − σ) = e^z >= log(1 + e^z) = s: ℓ is convex. h is e^z/2 far to the left, 1/z² far to the right,
-    and at most 0.1672 (at z = 0.50), so that ℓ'' <= 1/4 + 0.17 y.
+    h >= 0, because σ/(1 − σ) = e^z >= log(1 + e^z) = s: ℓ is convex. h is e^z/2 far to the left,
+    1/z² far to the right, and at most 0.1672 (at z = 0.50), so that ℓ'' <= 1/4 + 0.17 y.
     """
 
     name = "poisson"
@@ -290,24 +295,24 @@ class Poisson(Loss):
     per_target = 0.17
     largest = float("inf")
 
-    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
+    def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode counts, one per sample; means of counts need not be whole."""
         arrays = [_one_label(name, y) for name, y in zip(names, labels, strict=True)]
         for name, y in zip(names, arrays, strict=True):
             if y.size and not y.min() >= 0:
                 raise InputError(
-                    "client-target-poisson",
-                    f"Client {name!r} has the target {y.min():.12g}; Poisson loss takes counts >= 0.",
+                    "negative-count",
+                    f"Client {name!r} has the target {y.min():.12g}; Poisson loss takes counts "
+                    ">= 0.",
                 )
         self.largest = max(float(y.max(initial=0.0)) for y in arrays)
         return Targets([y.reshape(-1, 1) for y in arrays], 1)
 
     def accuracy(self, outputs: int) -> Accuracy:
-        """Bound the errors: at well-fitted samples ℓ and ℓ' are differences of numbers as large as y log y and y."""
+        """Bound the errors: at well-fitted samples numbers as large as y log y and y cancel."""
         y = self.largest
-        return Accuracy(
-            64, 64 * y * (1 + math.log1p(y)) if math.isfinite(y) else y, 64, 64 * (1 + y)
-        )
+        offset = 64 * y * (1 + math.log1p(y)) if math.isfinite(y) else y
+        return Accuracy(64, offset, 64, 64 * (1 + y))
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """Return y (log y − log s) + s − y, with log s = z − e^z/2 far to the left."""
@@ -326,10 +331,6 @@ class Poisson(Loss):
         h = torch.where(z < LEFT / 2, z.exp() / 2, q * (q - other).clamp(min=0))
         return torch.sigmoid(z) * other + y * h
 
-    def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
-        """Return `None`: a count is neither right nor wrong."""
-        return None
-
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return μ = log(1 + e^z)."""
         return np.logaddexp(z, 0.0)
@@ -342,10 +343,10 @@ class Poisson(Loss):
 
 
 class Weighted(Loss):
-    """Weighted loss w ℓ(z, y), the weights in the last column of the targets; f_i is then Σ w_j ℓ_j / Σ w_j.
+    """Weighted loss w ℓ(z, y), the weights in the last column of the targets.
 
-    Weights are divided by their mean over a client's samples, so that only their proportions count, and only among the
-    samples of one client.
+    Weights are divided by their mean over a client's samples, so that f_i = Σ w_j ℓ_j / Σ w_j: only
+    their proportions count, and only among the samples of one client.
 
     Args:
         inner: ℓ.
@@ -363,36 +364,35 @@ class Weighted(Loss):
         """Return True."""
         return True
 
-    def encode(self, labels: Arrays, names: Sequence[str], classes: int | None) -> Targets:
+    def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode targets of ℓ and weights >= 0, not all of them zero."""
         arrays = []
         weights = []
         for name, y in zip(names, labels, strict=True):
             if y.ndim != 2 or y.shape[1] < 2:
                 raise InputError(
-                    "client-two-columns",
-                    f"Client {name!r} needs two columns where samples are weighted: target and weight.",
+                    "weights-missing",
+                    f"Client {name!r} needs two columns where samples are weighted: target and "
+                    "weight.",
                 )
             w = np.asarray(y[:, -1], dtype=np.float64)
-            if not np.all(w >= 0) or not np.isfinite(total := float(w.sum())):
+            total = float(w.sum())
+            if not np.all(w >= 0) or not np.isfinite(total):
                 raise InputError(
-                    "client-weight-negative",
-                    f"Client {name!r} has a weight that is negative or not finite.",
+                    "weight-range", f"Client {name!r} has a weight that is negative or not finite."
                 )
             if total == 0:
                 raise InputError(
-                    "client-weights-zero",
-                    f"Client {name!r} has weights of zero only: leave it out, or weigh its rows.",
+                    "weights-zero",
+                    f"Client {name!r} has weights of zero only: leave it out, or weight its rows.",
                 )
             arrays.append(y[:, 0] if y.shape[1] == 2 else y[:, :-1])
             weights.append(w * (len(w) / total))
         targets = self.inner.encode(arrays, names, classes)
         self.heaviest = max(float(w.max()) for w in weights)
         pairs = zip(targets.arrays, weights, strict=True)
-        return Targets(
-            [np.column_stack([np.asarray(y, dtype=np.float64), w]) for y, w in pairs],
-            targets.outputs,
-        )
+        both: list[Array] = [np.column_stack([np.asarray(y, np.float64), w]) for y, w in pairs]
+        return Targets(both, targets.outputs)
 
     def accuracy(self, outputs: int) -> Accuracy:
         """Add one product; absolute errors grow with the weights."""
@@ -402,50 +402,47 @@ class Weighted(Loss):
 
     def steepness(self, y: Tensor) -> Tensor:
         """Return the bound of ℓ, times w."""
-        own, w = self._parted(y)
+        own, w = self._split(y)
         return w[..., 0].double() * self.inner.steepness(own)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         """Return w ℓ."""
-        own, w = self._parted(y)
+        own, w = self._split(y)
         return w[..., 0] * self.inner.value(z, own)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         """Return w ∂ℓ/∂z."""
-        own, w = self._parted(y)
+        own, w = self._split(y)
         return self.inner.residual(z, own).mul_(w)
 
     def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Return dense targets with w as the last column."""
-        own, w = self._parted(y)
+        own, w = self._split(y)
         return torch.cat([self.inner.dense(own, outputs, dtype), w.to(dtype)], -1)
 
     def bend(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
         """Return w ∂²ℓ/∂z² t."""
-        own, w = self._parted(y)
+        own, w = self._split(y)
         return w[..., None] * self.inner.bend(z, own, t)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
         """Return w times the diagonal."""
-        own, w = self._parted(y)
+        own, w = self._split(y)
         return w * self.inner.bends(z, own)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """Delegate to ℓ: all samples count equally."""
-        return self.inner.correct(z, self._parted(y)[0])
+        return self.inner.correct(z, self._split(y)[0])
 
-    def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Delegate to ℓ."""
-        return self.inner.mean(z)
-
-    def _parted(self, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _split(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Split targets and weights; one column of softmax becomes whole numbers again."""
         own = y[..., :-1]
-        w = y[..., -1:]
-        return (own.long() if isinstance(self.inner, Softmax) and own.shape[-1] == 1 else own), w
+        labels = isinstance(self.inner, Softmax) and own.shape[-1] == 1
+        return own.long() if labels else own, y[..., -1:]
 
 
-LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (Squared, Logistic, Softmax, Poisson)}
+BUILT_IN = (Squared, Logistic, Softmax, Poisson)
+LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in BUILT_IN}
 
 
 def loss_named(name: str) -> Loss:
@@ -458,49 +455,49 @@ def loss_named(name: str) -> Loss:
 def check_loss(loss: Loss, y: Tensor, outputs: int) -> None:
     """Refuse a custom loss that breaks its certificate's assumptions on sampled points.
 
-    At pairs a, b of predictions of size 1e-2 to 1e2, with targets of the data: ⟨ℓ'(a) − ℓ'(b), a − b⟩ is between 0
-    (convex) and `curvature`·‖a − b‖² (smooth), and ℓ(b) ≥ ℓ(a) + ⟨ℓ'(a), b − a⟩ (ℓ' is the derivative of ℓ).
+    At pairs a, b of predictions of size 1e-2 to 1e2, with targets of the data: ⟨ℓ'(a) − ℓ'(b), a − b⟩
+    is between 0 (convex) and `curvature`·‖a − b‖² (smooth), and ℓ(b) ≥ ℓ(a) + ⟨ℓ'(a), b − a⟩ (ℓ' is
+    the derivative of ℓ).
     """
     random = np.random.default_rng(0)
     own = y[torch.as_tensor(random.integers(0, len(y), TRIED))].cpu()
     own = own.double() if own.is_floating_point() else own
     size = 10.0 ** random.uniform(-2, 2, (2, TRIED, 1))
     a, b = torch.as_tensor(size * random.standard_normal((2, TRIED, outputs)))
-    change = loss.residual(a, own) - loss.residual(b, own)
-    step = a - b
-    along = (change * step).sum(-1)
-    square = step.square().sum(-1)
-    slack = SLACK * (1 + square)
-    above = loss.value(b, own) - loss.value(a, own) - (loss.residual(a, own) * (b - a)).sum(-1)
-    size_of = 1 + loss.value(a, own).abs() + loss.value(b, own).abs() + square
+    first = loss.residual(a, own)
+    along = ((first - loss.residual(b, own)) * (a - b)).sum(-1)
+    square = (a - b).square().sum(-1)
+    values = loss.value(a, own), loss.value(b, own)
+    above = values[1] - values[0] - (first * (b - a)).sum(-1)
+    size_of = 1 + values[0].abs() + values[1].abs() + square
+    steep = along > loss.steepness(own) * square + SLACK * (1 + square)
     for wrong, why in (
-        (along < -slack, "it is not convex in z"),
-        (
-            along > loss.steepness(own) * square + slack,
-            f"its second derivative exceeds curvature = {loss.curvature:g}",
-        ),
+        (~(along >= -SLACK * (1 + square)), "it is not convex in z"),
+        (steep, f"its second derivative exceeds curvature = {loss.curvature:g}"),
         (
             above < -SLACK * size_of,
             "`residual` is not the derivative of `value`, or it is not convex in z",
         ),
     ):
-        if bool(wrong.any()) or bool(torch.isnan(along).any()):
+        if bool(wrong.any()):
             raise InputError(
-                "loss-certified-use",
-                f"The loss {loss.name!r} cannot be certified: {why}; use Module, which takes any loss.",
+                "loss-not-certifiable",
+                f"The loss {loss.name!r} cannot be certified: {why}; use Module, which takes any "
+                "loss.",
             )
 
 
-def _class_numbers(labels: Arrays, names: Sequence[str], loss: str) -> list[NDArray[np.float64]]:
+def _class_numbers(
+    labels: list[Array], names: Sequence[str], what: str
+) -> list[NDArray[np.float64]]:
     """Return whole numbers from 0, a column per client."""
     arrays = []
     for name, y in zip(names, labels, strict=True):
         flat = _one_label(name, y)
         wrong = flat[(flat < 0) | (flat != np.floor(flat))]
         if wrong.size:
-            what = f"{loss} loss" if loss == "softmax" else f"{loss} loss with classes"
             raise InputError(
-                "client-label-takes",
+                "label-not-a-class",
                 f"Client {name!r} has the label {wrong[0]:.12g}; {what} takes whole numbers from 0.",
             )
         arrays.append(flat.reshape(-1, 1))
@@ -511,33 +508,27 @@ def _check_classes(labels: list[NDArray[np.float64]], names: Sequence[str], clas
     for name, y in zip(names, labels, strict=True):
         if y.max() >= classes:
             raise InputError(
-                "client-label-classes",
-                f"Client {name!r} has the label {y.max():.12g}, but {classes} classes allow 0 to {classes - 1}.",
+                "label-beyond-classes",
+                f"Client {name!r} has the label {y.max():.12g}, but {classes} classes allow 0 to "
+                f"{classes - 1}.",
             )
-
-
-def _one_hot(labels: Arrays, names: Sequence[str], classes: int) -> Arrays:
-    numbers = _class_numbers(labels, names, Squared.name)
-    _check_classes(numbers, names, classes)
-    return [np.asarray(y == np.arange(classes), dtype=np.float64) for y in numbers]
 
 
 def _number_of_classes(labels: list[NDArray[np.float64]], names: Sequence[str]) -> int:
     largest = [float(y.max()) for y in labels]
     if max(largest) >= max(1000, sum(map(len, labels))):
-        name = names[int(np.argmax(largest))]
         raise InputError(
-            "client-label-samples",
-            f"Client {name!r} has the label {max(largest):.12g}, more than there are samples: number the classes "
-            "from 0, or give `classes=`.",
+            "label-beyond-samples",
+            f"Client {names[int(np.argmax(largest))]!r} has the label {max(largest):.12g}, more than "
+            "there are samples: number the classes from 0, or give `classes=`.",
         )
     return max(2, 1 + int(max(largest)))
 
 
-def _one_label(name: str, y: NDArray[np.generic]) -> NDArray[np.float64]:
+def _one_label(name: str, y: Array) -> NDArray[np.float64]:
     if y.ndim != 1 and not (y.ndim == 2 and y.shape[1] == 1):
         raise InputError(
-            "client-labels-shape",
+            "labels-shape",
             f"Client {name!r} has labels of shape {y.shape}; one label per sample is expected.",
         )
     return np.asarray(y, dtype=np.float64).reshape(-1)

@@ -20,10 +20,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from scaffpd.errors import InputError, positive, real, unknown
+from scaffpd.models.arrays import Array, dtype_name
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
 from scaffpd.models.network import MeanLoss, NetworkFunction, first_line
 from scaffpd.models.network_oracle import Correct, ModuleOracle, StackedRows
-from scaffpd.models.oracle import Arrays, ClientData, Oracle, dtype_name
+from scaffpd.models.oracle import ClientData, Oracle
 
 TRIED = 16  # samples on which a network is tried out before any work
 PRECISIONS = {"bf16": torch.bfloat16}
@@ -176,7 +177,7 @@ def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
         )
 
 
-def _stacked(arrays: Arrays, device: torch.device, dtype: torch.dtype) -> Tensor:
+def _stacked(arrays: list[Array], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Copy all clients' rows into one tensor: floats in the network's own type, whole numbers as they are.
 
     Embeddings need whole numbers, and bytes are a quarter of single precision.
@@ -220,7 +221,9 @@ def _try_out(function: NetworkFunction, X: Tensor) -> Tensor:
     return first
 
 
-def _encoded(name: str, loss: Loss, labels: Arrays, names: list[str], outputs: Tensor) -> Arrays:
+def _encoded(
+    name: str, loss: Loss, labels: list[Array], names: list[str], outputs: Tensor
+) -> list[Array]:
     """Encode labels for a named loss, and refuse outputs that do not fit them."""
     width = outputs.numel() // len(outputs)
     if outputs.ndim > 2:

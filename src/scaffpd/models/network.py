@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from scaffpd.models import convolution
+from scaffpd.models.draws import uniform_at
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import uniform_at
 
 log = logging.getLogger(__name__)
 MeanLoss = Callable[[Tensor, Tensor], Tensor]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -18,16 +18,12 @@ from torch import Tensor, nn
 
 from scaffpd.federation import Constants, LocalPlan, Vector
 from scaffpd.models.convolution import BUFFERS, PRODUCTS
+from scaffpd.models.draws import Draws, streams
+from scaffpd.models.graphs import GraphReplay
 from scaffpd.models.network import ROOM, NetworkFunction
-from scaffpd.models.numerics import (
-    Draws,
-    GraphReplay,
-    parallel_map,
-    random_direction,
-    streams,
-    thread_count,
-)
+from scaffpd.models.numerics import random_direction
 from scaffpd.models.oracle import StackedDisplacements, StackedPoint, refuse_curvature, shift
+from scaffpd.models.threads import parallel_map, thread_count
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 Rows = Sequence[Tensor | None]  # of every client: numbers of its rows, or `None` for all
@@ -397,7 +393,7 @@ class ModuleOracle:
         key = steps, given.positions.shape
         if key not in self._replays:
             self._replays[key] = GraphReplay(partial(self._run, steps))
-        return cast(Tensor, self._replays[key](*given))
+        return self._replays[key](*given)
 
     def _run(self, steps: int, *given: Tensor) -> Tensor:
         """Take J steps u ← u − ηv, v ← βv + (1 − β)(g_i(u) − c_i + c + μ(u − x)), from d = x − u = 0."""

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.models.envelope import Anchor, PersonalPoint, put
-from scaffpd.models.glm import steepness
-from scaffpd.models.layout import PaddedBlock, StackedSamples, product
+from scaffpd.models.envelope import Anchor, PersonalPoint
+from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import SAFE, gamma, norm_above, parallel_map, regularised
+from scaffpd.models.numerics import SAFE, gamma, norm_above, regularised
+from scaffpd.models.point import steepness
 from scaffpd.models.quadratic import Compressed
+from scaffpd.models.samples import StackedSamples, product
+from scaffpd.models.threads import parallel_map
 
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved together
@@ -132,10 +134,10 @@ class NewtonPoint(PersonalPoint):
             )
             v, p, value, off = near.solve(self.v[who])
             self.v[who] = v
-            put(block, self.z, p)
+            block.put(self.z, p)
             if fine is not None and x.dtype != torch.float64:
                 p, value, off = self._again(block, v.double())
-            put(block, self.predictions, p)
+            block.put(self.predictions, p)
             values[who] = value
             self.off[who] = off
 
@@ -167,11 +169,7 @@ class NewtonPoint(PersonalPoint):
             own = (A.mT @ bent.flatten(2)).view(len(A), A.shape[2], *T.shape[1:])
             less = bowl.bent((A @ solve(own).flatten(2)).view_as(bent))
             weight = block.weight[..., None, None]
-            put(
-                block,
-                out,
-                torch.where(weight > 0, (bent - less) / torch.where(weight > 0, weight, 1), 0),
-            )
+            block.put(out, (bent - less) / torch.where(weight > 0, weight, 1))
 
         parallel_map(work, portions(self.rows, self.v[0].numel()), T.device)
         return out

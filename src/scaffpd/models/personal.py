@@ -22,6 +22,8 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, positive, unknown
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.models.arrays import read_features, read_labels
+from scaffpd.models.draws import Draws, streams
 from scaffpd.models.envelope import Anchor, own_predictions
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import PaddedBlock
@@ -29,18 +31,16 @@ from scaffpd.models.linear import Linear
 from scaffpd.models.module import Module
 from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.newton import LossHessian, NewtonPoint, portions
-from scaffpd.models.numerics import Draws, parallel_map, streams
 from scaffpd.models.oracle import (
     ClientData,
     Oracle,
     StackedDisplacements,
     StackedPoint,
-    read_features,
-    read_labels,
     refuse_curvature,
     shift,
 )
 from scaffpd.models.quadratic import QuadraticOracle
+from scaffpd.models.threads import parallel_map
 
 INNER = 30  # most gradient steps of a personal network
 REACH = 2  # of REACH/q accelerated steps, which shrink the distance to u_i by about e^−REACH

@@ -1,54 +1,56 @@
-r"""Squared loss: J local steps at the cost of one, on data that each client compresses and rotates once.
+r"""Squared loss: J local steps at the cost of one, on data that clients compress and rotate once.
 
-A client with many samples replaces them by d others: from the QR decomposition [A y] = Q [[R ỹ], [0 ρ]],
+A client with many samples replaces them by d others: from the QR decomposition
+[A y] = Q [[R ỹ], [0 ρ]],
 
     (1/m)‖A x − y‖² = (1/m)‖R x − ỹ‖² + (1/m)‖ρ‖²
 
-for every x, with R of d rows. Losses and their errors depend on [A y]ᵀ[A y] alone: no entry of it differs from that of
-RᵀR, multiplied out again, by more than noise ‖b_j‖‖b_k‖ for its columns b, which the bounds on rounding errors take
-into account.
+for every x, with R of d rows. Losses and their errors depend on [A y]ᵀ[A y] alone: no entry of it
+differs from that of RᵀR, multiplied out again, by more than noise ‖b_j‖‖b_k‖ for its columns b,
+which the bounds on rounding errors take into account.
 
-The rows have the thin SVD A = U S Vᵀ, so that 2AᵀA/m = Σ_j w_j v_j v_jᵀ with orthogonal rows Ã = S Vᵀ. Full-gradient
-local steps started at x use the corrected gradient c first, so after J of them (the paper's Algorithm 2,
+With orthogonal rows Ã = UᵀA of the same span, 2AᵀA/m = Σ_j w_j v_j v_jᵀ. Full-gradient local steps
+started at x use the corrected gradient c first, so after J of them (the paper's Algorithm 2,
 H = 2AᵀA/m + l2 I)
 
     d_i = x − u_{i,J} = ϕ(H_i) c,   ϕ(h) = (1 − (1 − η h)^J) / h
         = ϕ(l2) c + Ãᵀ diag( (ϕ(w_j + l2) − ϕ(l2)) / ‖ã_j‖² ) Ã c,
 
-and Σ_i λ_i d_i is two matrix products on the stack of all clients, for any N and J.
+and Σ_i λ_i d_i is two matrix products on the stack of all clients, for any N and J, with more
+samples than features or fewer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
-from scaffpd.federation.clients import Displacements
+from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation.clients import Displacements, EvaluatedPoint
 from scaffpd.models import numerics
-from scaffpd.models.batches import SpanDisplacements
-from scaffpd.models.glm import LinearOracle, LinearPoint
-from scaffpd.models.layout import PaddedBlock, Ragged, StackedSamples, product, transposed
-from scaffpd.models.local_steps import stepping
+from scaffpd.models.glm import LinearOracle
+from scaffpd.models.layout import PaddedBlock, Ragged
+from scaffpd.models.local_steps import Path, SpanDisplacements, cheapest_path, local_gain
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT
-from scaffpd.models.oracle import StackedDisplacements, shift
-from scaffpd.models.tables import MappedMatrix
+from scaffpd.models.oracle import StackedDisplacements
+from scaffpd.models.point import LinearPoint
+from scaffpd.models.samples import StackedSamples, product
+from scaffpd.models.threads import parallel_map
 
-WORTH = 1.2  # compress clients with more samples than this many times the features
-FEW = (
-    2**15
-)  # numbers in all features up to which a pass over them takes no longer than one over fewer rows
-KEPT = 2**22  # numbers in all RᵀR up to which they are stored
-TOGETHER = (
-    4  # times as many rows as columns are decomposed at a time if rows are read piece by piece
-)
+# Compress clients with more samples than this many times the features.
+WORTH = 1.2
+# Numbers in all features up to which a pass over them takes no longer than one over fewer rows.
+FEW = 2**15
+# Eigenvalues below this many ε of the largest are rounding.
+NOISE = 4
+# Numbers that are converted to double precision at a time.
+PIECE = 2**24
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,6 @@ class Compressed:
         constant: ‖ρ‖²/m per client.
         noise: bound on the error of [A y]ᵀ[A y], relative to the norms of two columns, per client.
         fewer: whether anything is compressed; else constant and noise are zero.
-        grams: RᵀR of blocks of clients, if eigenvalues have needed it and it is not large.
     """
 
     rows: StackedSamples
@@ -69,19 +70,20 @@ class Compressed:
     constant: Tensor
     noise: Tensor
     fewer: bool = True
-    grams: dict[int | None, Tensor] = field(default_factory=dict)
 
     @cached_property
     def sizes(self) -> tuple[Tensor, Tensor]:
         """Bounds on S = ‖A‖/√m and ‖y‖/√m of every client."""
         y, share = self.fine.exact
-        targets = (
-            self.fine.layout.segment_sum(share * numerics.norm_above(y, 1).square()) + self.constant
-        )
+        squares = share * numerics.norm_above(y, 1).square()
+        targets = self.fine.layout.segment_sum(squares) + self.constant
         return self.fine.levers[2].sqrt(), SAFE * targets.sqrt()
 
     def off(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Bound the errors of L_i and c_i, if rows multiply a vector of length `size`."""
+        """Bound the errors of L_i and c_i, if rows multiply a vector of length `size`.
+
+        With δ = S·size + ‖y‖/√m these are at most noise δ² and 2 noise S δ.
+        """
         top, y = self.sizes
         delta = top * size + y
         return SAFE * self.noise * delta.square(), 2 * SAFE * self.noise * top * delta
@@ -98,37 +100,32 @@ def compress(rows: StackedSamples) -> Compressed:
     features = rows.A.shape[1]
     sizes = rows.layout.sizes
     constant = torch.zeros(len(rows.layout), dtype=torch.float64, device=sizes.device)
-    enough = rows.stored or sum(rows.layout.lengths) * features > FEW
+    noise = torch.zeros_like(constant)
+    enough = len(rows.A) * features > FEW
     tall = [block for block in rows.blocks if enough and block.rows.shape[1] >= WORTH * features]
     if not tall:
-        return Compressed(rows, rows, constant, torch.zeros_like(constant), fewer=False)
-    everyone = len(tall) == len(rows.blocks)
-    noise = torch.zeros_like(constant)
-    shorter = torch.full_like(sizes, everyone, dtype=torch.bool)
-    for block in () if everyone else tall:
+        return Compressed(rows, rows, constant, noise, fewer=False)
+    shorter = torch.zeros_like(sizes, dtype=torch.bool)
+    for block in tall:
         shorter[block.clients] = True
     short = zip(rows.layout.lengths, shorter.tolist(), strict=True)
-    layout = Ragged(
-        [min(m, features) if cut else m for m, cut in short], rows.A.device, torch.float64
-    )
-    A, y = (constant.new_empty(sum(layout.lengths), width) for width in (features, rows.y.shape[1]))
-    if not everyone:
+    lengths = [min(m, features) if cut else m for m, cut in short]
+    layout = Ragged(lengths, rows.A.device, torch.float64)
+    A, y = (constant.new_empty(sum(lengths), width) for width in (features, rows.y.shape[1]))
+    if len(tall) < len(rows.blocks):
         own = ~shorter[layout.owner]
         given = ~shorter[rows.layout.owner]
-        A[own], y[own] = rows.A[given].double(), rows.y[given].double()
+        A[own] = rows.A[given].double()
+        y[own] = rows.y[given].double()
 
     def work(block: PaddedBlock) -> None:
-        if (large := rows.large(block)) is not None:
-            R, noise[block.clients] = triangle(large.double(), block.of(rows.y)[0].double())
-        else:
-            R, noise[block.clients] = numerics.triangle_of(torch.cat(rows.alone(block), -1))
-        layout.put(A, block.clients, R[:, :features, :features])
-        layout.put(y, block.clients, R[:, :features, features:])
-        constant[block.clients] = (
-            R[:, features:, features:].square().sum((1, 2)) / sizes[block.clients]
-        )
+        who = block.clients
+        R, noise[who] = numerics.triangle_of(torch.cat(rows.alone(block), -1))
+        layout.put(A, who, R[:, :features, :features])
+        layout.put(y, who, R[:, :features, features:])
+        constant[who] = R[:, features:, features:].square().sum((1, 2)) / sizes[who]
 
-    numerics.parallel_map(work, tall, A.device)
+    parallel_map(work, tall, A.device)
     fine = StackedSamples(A, y, layout, 1 / sizes[layout.owner].double())
     return Compressed(in_format(fine, rows.A.dtype), fine, constant, noise)
 
@@ -143,68 +140,33 @@ def in_format(fine: StackedSamples, dtype: torch.dtype) -> StackedSamples:
     return rows
 
 
-def triangle(A: MappedMatrix, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute `triangle_of` [A y] in one pass: the triangle of a part is stacked on the next part."""
-    width = A.shape[1] + y.shape[1]
-    R = A.new_zeros(1, 0, width)
-    G = A.new_zeros(1, width, width)
-    waiting: list[Tensor] = []
-    rows = parts = longest = 0
-    for at, values in A.stream():
-        waiting.append(torch.cat([values, y[at]], 1))
-        rows += len(values)
-        if rows >= TOGETHER * width:
-            R, G = taken_in(R, G, waiting)
-            rows, parts, longest, waiting = 0, parts + 1, max(rows, longest), []
-    if waiting:
-        R, G = taken_in(R, G, waiting)
-    return numerics.triangle_of(R, G, max(rows, longest) + parts + 1)
-
-
-def taken_in(R: Tensor, G: Tensor, more: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Update the triangle and the products of columns with more rows."""
-    new = torch.cat(more)[None]
-    return torch.geqrf(torch.cat([R, new], 1))[0][:, : new.shape[2]].triu(), G + numerics.gram(new)[
-        0
-    ]
-
-
 class CompressedPoint(LinearPoint):
     """All clients at one x, from compressed rows."""
 
     def __init__(self, data: Compressed, loss: Loss, l2: float, x: Tensor, outputs: int) -> None:
-        super().__init__(
-            data.rows, loss, l2, x, outputs, data.fine, data.constant if data.fewer else None
-        )
+        constant = data.constant if data.fewer else None
+        super().__init__(data.rows, loss, l2, x, outputs, data.fine, constant)
         self.data = data
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound the errors of arithmetic and of the decomposition.
-
-        With S = ‖A‖/√m and δ = S‖x‖ + ‖y‖/√m, the latter are at most noise δ² in L_i and 2 noise S δ in c_i.
-        """
+        """Bound the errors of arithmetic and of the decomposition."""
         loss, gradient = super().rounding()
         if not self.data.fewer:
             return loss, gradient
         more = self.data.off(self.size)
-        return loss + numerics.gamma(self.outputs**2 + 8) * self.data.constant + more[
-            0
-        ], gradient + more[1]
+        constant = numerics.gamma(self.outputs**2 + 8) * self.data.constant
+        return loss + constant + more[0], gradient + more[1]
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Return VᵀH_iV; for V = I the Hessians themselves, without a product."""
         k = V.shape[1]
-        eye = torch.eye(V.shape[1], dtype=V.dtype, device=V.device)
-        if self.outputs > 1 or self.rows.stored or V.shape != eye.shape or not torch.equal(V, eye):
+        eye = torch.eye(k, dtype=V.dtype, device=V.device)
+        if self.outputs > 1 or V.shape != eye.shape or not torch.equal(V, eye):
             return super().curvatures(V)
         out = V.new_empty(len(self.rows.layout), k, k)
         for block in self.rows.blocks:
-            if V.dtype == torch.float64 and (G := self.data.grams.get(block.number)) is not None:
-                out[block.clients] = (2 * self.rows.shares[block.clients])[:, None, None] * G
-            else:
-                out[block.clients] = numerics.squared(
-                    self.rows.of(block)[0] * (2 * block.weight).sqrt()[..., None]
-                )
+            root = (2 * block.weight).sqrt()[..., None]
+            out[block.clients] = numerics.squared(self.rows.of(block)[0] * root)
         out.diagonal(dim1=1, dim2=2).add_(self.l2)
         return out
 
@@ -229,121 +191,94 @@ class Rotated:
 def rotate(rows: StackedSamples) -> Rotated:
     """Rotate every client's rows to orthogonal ones."""
     features = rows.A.shape[1]
-    epsilon = torch.finfo(rows.A.dtype).eps
-    layout = Ragged(
-        [min(size, features) for size in rows.layout.lengths], rows.A.device, rows.A.dtype
-    )
+    lengths = [min(size, features) for size in rows.layout.lengths]
+    layout = Ragged(lengths, rows.A.device, rows.A.dtype)
     A = rows.A.new_zeros(len(layout.owner), features)
 
     def work(block: PaddedBlock) -> None:
-        _, S, V = torch.linalg.svd(rows.alone(block)[0], full_matrices=False)
-        layout.put(A, block.clients, torch.where(epsilon * S[:, :1] < S, S, 0)[..., None] * V)
+        layout.put(A, block.clients, orthogonal_rows(rows.alone(block)[0]))
 
-    numerics.parallel_map(work, rows.blocks, A.device)
+    parallel_map(work, rows.blocks, A.device)
     share = rows.layout.segment_max(rows.share)[layout.owner]
     norms = A.square().sum(1)
     return Rotated(StackedSamples(A, A[:, :0], layout, share), 2 * share * norms, norms)
 
 
-class Gain:
-    """ϕ_i(H_i) = ϕ_i(l2) I + Ã_iᵀ diag(gain) Ã_i of all clients, for ϕ of eigenvalues and their clients."""
+def orthogonal_rows(A: Tensor) -> Tensor:
+    """Return Ã with orthogonal rows, longest first, and ÃᵀÃ = AᵀA, of n matrices (n, rows, features).
 
-    def __init__(self, data: Rotated, least: float, phi: Profile) -> None:
-        owner = data.rows.layout.owner
-        norms = data.norms
-        everyone = torch.arange(len(data.rows.layout))
-        everyone = everyone.to(norms.device)
-        self.rows, self.base = data.rows, phi(norms.new_full((len(everyone),), least), everyone)
-        gain = phi(data.eigenvalues + least, owner) - self.base[owner]
-        self.gain = torch.where(norms > 0, gain / torch.where(norms > 0, norms, 1), 0)
-
-    def each(self, c: Tensor) -> Tensor:
-        """Return ϕ_i(H_i) c_i for every client's own c_i, (N, d, k)."""
-        out = torch.empty_like(c, memory_format=torch.contiguous_format)
-        for block in self.rows.blocks:
-            A, _ = self.rows.of(block)
-            own = c[block.clients]
-            along = block.of(self.gain)[..., None] * product(A, own)
-            along = torch.where(block.weight[..., None] > 0, along, 0)
-            out[block.clients] = self.base[block.clients, None, None] * own + product(A.mT, along)
-        return out
+    By the eigenvectors of the smaller of AAᵀ and AᵀA, in double precision, which takes a few times
+    less than a singular value decomposition. Squaring loses singular values below 1e-8 of the
+    largest, which does not matter here: an error of ε‖H‖ in H changes J steps by Jε, as rounding in
+    the steps themselves would.
+    """
+    n, m, features = A.shape
+    wide = m < features
+    B = A.mT if wide else A
+    size = max(1, PIECE // (n * B.shape[2]))
+    G = sum(numerics.squared(piece.double()) for piece in torch.split(B, size, 1))
+    s, U = torch.linalg.eigh(G)
+    s = s.flip(1)
+    U = U.flip(2)
+    clear = s > NOISE * torch.finfo(s.dtype).eps * s[:, :1]
+    turned = U.to(A.dtype).mT @ A if wide else (s.clamp_min(0).sqrt()[..., None] * U.mT).to(A.dtype)
+    return torch.where(clear[..., None], turned, 0)
 
 
-class ClosedSteps:
-    """Full-gradient local steps of all clients in closed form: ϕ_i(H_i) applied to the first corrected gradient.
+class ClosedForm:
+    """ϕ_i(H_i) c = ϕ_i(l2) c + Ã_iᵀ diag(gain) Ã_i c of all clients: J full-gradient local steps.
 
-    An oracle defines how ϕ(H_i) is built from a profile ϕ (`_function`), applied to one vector for all (`_common`) or
-    to one for each client (`_general`), and which points it knows by their rows (`_whole`).
+    Args:
+        data: the orthogonal rows.
+        l2: the least eigenvalue of every H_i.
     """
 
-    _made: tuple[LocalPlan, Any] | None = (
-        None  # ϕ_i of the last plan is cached, because rounds repeat it
-    )
+    def __init__(self, data: Rotated, l2: float) -> None:
+        self.data = data
+        self.l2 = l2
+        # ϕ of the last plan is cached, because rounds repeat it.
+        self._last: tuple[LocalPlan, Tensor, Tensor] | None = None
 
-    def local_updates(
-        self: Any, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan
-    ) -> Any:
-        """Apply ϕ_i(H_i) to the first corrected gradient; take minibatch steps one by one."""
-        if plan.batch_size is not None:
-            return super().local_updates(x, at, correction, plan)  # type: ignore[misc]
-        if self._knows(at, x):
-            return self._common(
-                self._phi(plan), torch.zeros_like(x) if correction is None else correction
-            )
-        return self._general(self._phi(plan), self.evaluate(x).each() + shift(at, correction))
+    def steps(self, plan: LocalPlan, rates: Tensor, c: Tensor) -> SpanDisplacements:
+        """Take the steps from the first corrected gradient c, one for all or (N, features, k)."""
+        key = replace(plan, key=(), snapshot=None)  # full gradients draw nothing
+        if self._last is None or self._last[0] != key:
+            counts = plan.counts(rates)
 
-    def _knows(self: Any, at: Any, x: Tensor) -> bool:
-        """Return whether clients have answered at x, with all of their rows."""
-        return isinstance(at, LinearPoint) and at.rows is self._whole and same_point(at.x, x)
+            def phi(h: Tensor, i: Tensor) -> Tensor:
+                J = counts if isinstance(counts, int) else counts[i]
+                return local_gain(h + plan.prox, rates.flatten()[i], J)
 
-    def _phi(self: Any, plan: LocalPlan) -> Any:
-        """Return ϕ_i for a plan; its minibatches and snapshot do not matter with full gradients."""
-        plan = replace(plan, key=(), snapshot=None)
-        if self._made is None or self._made[0] != plan:
-            phi = stepping(self.rates(plan).flatten(), plan)
-            self._made = plan, self._function(lambda h, i: phi(h + plan.prox, i))
-        return self._made[1]
+            self._last = key, *self.gains(phi)
+        _, base, gain = self._last
+        return self.applied(base, gain, c)
 
+    def gains(self, phi: Profile) -> tuple[Tensor, Tensor]:
+        """Return ϕ_i(l2), (N,), and (ϕ_i(w + l2) − ϕ_i(l2))/‖ã‖² of every row."""
+        norms = self.data.norms
+        owner = self.data.rows.layout.owner
+        everyone = torch.arange(len(self.data.rows.layout), device=norms.device)
+        base = phi(norms.new_full((len(everyone),), self.l2), everyone)
+        gain = phi(self.data.eigenvalues + self.l2, owner) - base[owner]
+        return base, torch.where(norms > 0, gain / torch.where(norms > 0, norms, 1), 0)
 
-class QuadraticDisplacements:
-    """d_i = ϕ_i(H_i) c of all clients for one common c; summed over clients by two matrix products."""
-
-    def __init__(self, gain: Gain, c: Tensor) -> None:
-        self.gain = gain
-        self.c = c
-
-    def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i d_i = (Σ w_i ϕ_i(l2)) c + Ãᵀ (w ∘ gain ∘ Ã c)."""
-        rows = self.gain.rows
-        along = (rows.A @ self.c).mul_(self.gain.gain[:, None])
-        return (
-            (weights @ self.gain.base) * self.c
-            + transposed(rows.A, rows.layout.scaled(along, weights))
-        ).flatten()
-
-    def each(self) -> Tensor:
-        """Return the d_i themselves."""
-        return self.gain.each(self.c.expand(len(self.gain.base), *self.c.shape)).flatten(1)
+    def applied(self, base: Tensor, gain: Tensor, c: Tensor) -> SpanDisplacements:
+        """Apply the function to c."""
+        rows = self.data.rows
+        if c.ndim == 2:
+            along = rows.A @ c
+        else:
+            along = c.new_empty(len(rows.A), c.shape[2])
+            for block in rows.blocks:
+                block.put(along, product(rows.of(block)[0], c[block.clients]))
+        return SpanDisplacements(rows, c, base, along.mul_(gain[:, None]))
 
 
-class RotatedSteps(ClosedSteps):
-    """Closed-form steps from orthogonal rows."""
-
-    outputs: int
-
-    def _common(self, phi: Gain, c: Tensor) -> Displacements:
-        return QuadraticDisplacements(phi, c.view(-1, self.outputs))
-
-    def _general(self, phi: Gain, first: Tensor) -> Displacements:
-        return StackedDisplacements(phi.each(first.view(len(first), -1, self.outputs)).flatten(1))
-
-
-class QuadraticOracle(RotatedSteps, LinearOracle):
+class QuadraticOracle(LinearOracle):
     """A `LinearOracle` whose full-gradient local steps are in closed form."""
 
-    _part: tuple[QuadraticOracle, list[int]] | None = (
-        None  # the oracle and the clients that these were selected from
-    )
+    # The oracle and the clients that these were selected from.
+    _part: tuple[QuadraticOracle, list[int]] | None = None
 
     @property
     def most_rows(self) -> float:  # type: ignore[override]
@@ -364,10 +299,14 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         return rotate(self.compressed.rows)
 
     @cached_property
+    def closed(self) -> ClosedForm:
+        """Local steps in closed form."""
+        return ClosedForm(self.rotated, self.l2)
+
+    @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """Largest eigenvalue of every H_i − l2 I, and a lower bound on the smallest."""
         rows = self.compressed.fine
-        d = self.rows.A.shape[1]
         share = rows.layout.segment_max(rows.exact[1])
         top = torch.zeros_like(share)
         bottom = torch.zeros_like(share)
@@ -375,16 +314,13 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         def work(block: PaddedBlock) -> None:
             who = block.clients
             A = rows.alone(block)[0].double()
-            G = numerics.squared(A) if A.shape[1] >= d else None
-            largest, smallest = numerics.extreme_values(A, self.compressed.noise[who], G)
-            if G is not None and len(rows.layout) * d**2 <= KEPT and not rows.stored:
-                self.compressed.grams[block.number] = G
+            largest, smallest = numerics.extreme_values(A, self.compressed.noise[who])
+            # A client with fewer rows than features is padded, and has no curvature somewhere.
+            full = rows.layout.sizes[who] >= A.shape[2]
             top[who] = 2 * share[who] * largest
-            bottom[who] = torch.where(
-                rows.layout.sizes[who] >= d, (1 - 8 * UNIT) * 2 * share[who] * smallest, 0
-            )
+            bottom[who] = torch.where(full, (1 - 8 * UNIT) * 2 * share[who] * smallest, 0)
 
-        numerics.parallel_map(work, rows.blocks, top.device)
+        parallel_map(work, rows.blocks, top.device)
         return top.to(self.rows.A.dtype), bottom
 
     @cached_property
@@ -393,8 +329,8 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         return self.spectrum[0] + self.l2
 
     def constants(self) -> Constants:
-        """Return L_i and μ_i = λ_min(H_i): l2, and more if a client has at least d independent samples."""
-        return self._known(self.spectrum[1] + self.l2)
+        """Return L_i and μ_i = λ_min(H_i): above l2 for clients with d independent samples."""
+        return self._constants(self.spectrum[1] + self.l2)
 
     def only(self, clients: list[int]) -> QuadraticOracle:
         """Select some of the clients, without another decomposition."""
@@ -405,10 +341,13 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         chosen._part = self, clients
         return chosen
 
+    def _rows(self) -> StackedSamples:
+        return self.compressed.rows
+
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> LinearPoint:
-        """Evaluate losses and gradients from compressed rows; minibatches need the samples themselves."""
+        """Evaluate from compressed rows; minibatches need the samples themselves."""
         if batch_size is not None:
             return super().evaluate(x, batch_size, key)
         return CompressedPoint(self.compressed, self.loss, self.l2, x, self.outputs)
@@ -420,26 +359,18 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         return self.evaluate(x).losses.double().cpu().numpy(), np.full(len(self.names), np.nan)
 
     def local_updates(
-        self, x: Tensor, at: LinearPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: EvaluatedPoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> Displacements:
         """Take local steps in closed form; a single step needs no decomposition."""
-        if (
-            plan.batch_size is None
-            and plan.steps == 1
-            and correction is not None
-            and self._knows(at, x)
-        ):
-            c = correction.view(-1, self.outputs)
-            return SpanDisplacements(self.compressed.rows, c, self.rates(plan).flatten(), None)
-        steps: Displacements = super().local_updates(x, at, correction, plan)
-        return steps
-
-    @property
-    def _whole(self) -> StackedSamples:
-        return self.compressed.rows
-
-    def _function(self, phi: Profile) -> Gain:
-        return Gain(self.rotated, self.l2, phi)
+        closed = cheapest_path(self.rows, self.loss, self.outputs, plan) is Path.CLOSED
+        if plan.steps == 1 or not closed:
+            return super().local_updates(x, at, correction, plan)
+        _, c = self._first(x, at, correction)
+        return self.closed.steps(plan, self.rates(plan), c)
 
     def proximal_steps(
         self, at: LinearPoint, correction: Tensor, plan: ProximalPlan
@@ -452,9 +383,8 @@ class QuadraticOracle(RotatedSteps, LinearOracle):
         def work(block: PaddedBlock) -> None:
             A, _ = at.rows.of(block)
             R = A * (2 * block.weight).sqrt()[..., None]
-            each[block.clients] = numerics.regularised(R, e, raises=True)(
-                c.expand(len(R), *c.shape)
-            )
+            solve = numerics.regularised(R, e, raises=True)
+            each[block.clients] = solve(c.expand(len(R), *c.shape))
 
-        numerics.parallel_map(work, at.rows.blocks, c.device)
+        parallel_map(work, at.rows.blocks, c.device)
         return StackedDisplacements(each.flatten(1))

@@ -28,9 +28,9 @@ from torch.func import grad, vmap
 
 from scaffpd.errors import InputError
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.layout import StackedSamples, product
 from scaffpd.models.losses import Loss
 from scaffpd.models.network_oracle import ModuleOracle
+from scaffpd.models.samples import StackedSamples, product
 
 # most binary digits of a record's part, and of a sum
 FINEST = 40
@@ -83,8 +83,6 @@ class LinearSums:
     def of(cls, oracle: LinearOracle, clips: tuple[Clip, Clip], radius: float | None) -> LinearSums:
         """Take the oracle's records; those longer than R are scaled to the length R."""
         rows = oracle.rows
-        if rows.stored:
-            raise InputError("private-features-fit", "Private needs features that fit into memory.")
         A = rows.A if radius is None else rows.A * (radius / rows.norms).clamp_max(1)[:, None]
         rows = whole = StackedSamples(A, rows.y, rows.layout, torch.ones_like(rows.share))
         if (bits := clips[0].bits) is not None:
@@ -113,7 +111,7 @@ class LinearSums:
             scale = torch.minimum(1 / r.norm(dim=1), norms / clip.most)
             parts = floored(r, scale, clip.bits - clip.bits // 2)
         parts = parts if drawn is None else parts * drawn[:, None]
-        return self.whole.each(parts).mT.flatten(1)
+        return self.whole.each(parts).flatten(1)
 
     def only(self, clients: list[int]) -> LinearSums:
         """Keep the rows of some clients."""

@@ -19,7 +19,8 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Key, LocalPlan, ProximalPlan, Vector
 from scaffpd.federation.clients import Displacements, EvaluatedPoint
 from scaffpd.federation.questions import GradientsAt, Question, Reply
-from scaffpd.models.oracle import ClientData, Oracle, read_features, read_labels
+from scaffpd.models.arrays import read_features, read_labels
+from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.personal import lowest
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.separable import Separable

@@ -21,7 +21,7 @@ from scaffpd.algorithms.base import RunState
 from scaffpd.errors import ExposedError, InputError, count, positive
 from scaffpd.federation import Federation, Traffic, Vector
 from scaffpd.federation.channel import PrivacyAccount, PrivacySpent
-from scaffpd.models.numerics import limit_threads
+from scaffpd.models.threads import limit_threads
 from scaffpd.objectives.base import Objective
 from scaffpd.training.history import MANY, Checkpoint, History
 from scaffpd.training.progress import Progress

@@ -52,8 +52,8 @@ from scaffpd.deploy.silo.records import (
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import QUESTIONS, GradientsAt, Question, Scores
 from scaffpd.federation.weighed import Response, WeighedQuestion
-from scaffpd.models.numerics import limit_threads
 from scaffpd.models.personal import Personal
+from scaffpd.models.threads import limit_threads
 from scaffpd.run.settings import reading
 from scaffpd.run.settings.model_file import TRIAL, Setup, linear
 from scaffpd.run.settings.silo import SiloFile

@@ -1,0 +1,65 @@
+r"""Proximal steps: accelerated steps towards the minimum of a client's own model of a step −e from x.
+
+    ϕ_i(e) = f_i(x − e) − ⟨c − c_i, e⟩ + (β/2)‖e‖²_D,    −∇ϕ_i(e) = ∇f_i(x − e) − c_i + c − βD e
+
+In the metric D the model is (L_i + β)-smooth, and strongly convex with μ at least l2/max D + β.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.federation import ProximalPlan, Vector
+from scaffpd.models.local_steps import NearbyGradients
+
+
+class ProximalRates(NamedTuple):
+    """Step sizes, momenta and number of steps.
+
+    Attributes:
+        rates: 1/(L_i + β) per client; 0 if a model is flat.
+        momenta: (1 − q_i)/(1 + q_i) per client, q_i² = μ/(L_i + β).
+        steps: J = ⌈2/q_i⌉ of the slowest client, here or elsewhere, at most the plan's limit.
+    """
+
+    rates: Vector
+    momenta: Vector
+    steps: int
+
+
+def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> ProximalRates:
+    """Plan the steps with L_i/min D for L_i."""
+    L = np.append(smoothness, plan.steepest) / float(plan.metric.min()) + plan.pull
+    mu = l2 / float(plan.metric.max()) + plan.pull
+    q = np.sqrt(np.minimum(np.divide(mu, L, out=np.ones_like(L), where=L > 0), 1))
+    rates = np.divide(1, L, out=np.zeros_like(L), where=L > 0)
+    steps = int(min(plan.limit, np.ceil(2 / max(q.min(), 1e-9))))
+    return ProximalRates(rates[:-1], ((1 - q) / (1 + q))[:-1], steps)
+
+
+def proximal_steps(
+    near: NearbyGradients, c: Tensor, stay: Tensor, rate: Tensor, momentum: Tensor, steps: int
+) -> Tensor:
+    """Take J steps d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β).
+
+    Here e = d + momentum (d − d_prev).
+
+    Args:
+        near: the clients, with weights 1/m_i.
+        c: the correction, (k, features).
+        stay: l2 + βD, (k, features).
+        rate: D⁻¹/(L_i + β), (n, k, features).
+        momentum: (n, 1, 1).
+        steps: J.
+    """
+    d = e = torch.zeros_like(rate)
+    for _ in range(steps):
+        gradient = near.products.back(near.change(e), torch.addcmul(c, stay, e, value=-1))
+        last = d
+        d = torch.addcmul(e, rate, gradient)
+        e = d + momentum * (d - last)
+    return d

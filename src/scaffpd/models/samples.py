@@ -1,0 +1,188 @@
+"""Samples of all clients, and products with them in double precision with bounds on their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.models.layout import PaddedBlock, Ragged
+from scaffpd.models.numerics import ALONE_VECTOR, gamma, norm_above, quiet
+from scaffpd.models.threads import parallel_map
+
+# Numbers in all padded copies up to which they are stored between rounds.
+STORED = 2**23
+# Numbers that are converted to double precision at a time: on a CPU they stay in the cache.
+PIECE = {"cpu": 2**16, "cuda": 2**24}
+
+
+class DoubleProducts:
+    """A X and AᵀV in double precision, with bounds on their errors.
+
+    Products of numbers in single precision are exact in double precision, to which A is converted
+    piece by piece, so that no second copy of A is stored.
+    """
+
+    def __init__(self, A: Tensor) -> None:
+        self.A = A
+        self.double = A.dtype == torch.float64
+
+    @staticmethod
+    def slack(terms: int) -> float:
+        """Bound the error of a sum of n products with A, relative to the sum of their sizes."""
+        return gamma(terms + 4)
+
+    def times(self, X: Tensor) -> Tensor:
+        """Return A X."""
+        if self.double:
+            return self.A @ X
+        return torch.cat([piece @ X.double() for piece in self._pieces()])
+
+    def transposed(self, V: Tensor) -> Tensor:
+        """Return AᵀV for V in double precision."""
+        if self.double:
+            return transposed(self.A, V)
+        out = V.new_zeros(V.shape[1], self.A.shape[1])
+        start = 0
+        for piece in self._pieces():
+            out.addmm_(V[start : start + len(piece)].mT.contiguous(), piece)
+            start += len(piece)
+        return out.mT
+
+    def norms(self) -> Tensor:
+        """Return ‖a_j‖ per row, from above."""
+        return torch.cat([norm_above(piece, 1) for piece in self._pieces()])
+
+    def _pieces(self) -> Iterator[Tensor]:
+        size = PIECE.get(self.A.device.type, PIECE["cuda"])
+        for piece in torch.split(self.A, max(1, size // self.A.shape[1])):
+            yield piece.double()
+
+
+@dataclass(frozen=True)
+class StackedSamples:
+    """Stacked samples of all clients: features A, targets y, each row's share in a client's mean."""
+
+    A: Tensor
+    y: Tensor
+    layout: Ragged
+    share: Tensor
+
+    @cached_property
+    def blocks(self) -> list[PaddedBlock]:
+        """The same samples, padded for batched products."""
+        return self.layout.blocks(self.share, self.A.shape[1])
+
+    @cached_property
+    def squares(self) -> list[PaddedBlock]:
+        """Blocks for work in the space of samples."""
+        return self.layout.squares(self.share, self.A.shape[1])
+
+    def of(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
+        """Return a block's (A, y): views if nothing is padded, else copies, stored if small."""
+        return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
+
+    def alone(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
+        """Return a block's (A, y) with zeros for padding, so that only own rows count in products."""
+        A, y = self.of(block)
+        if block.first is not None:
+            return A, y
+        own = (block.weight > 0)[..., None]
+        return A * own, y * own
+
+    @cached_property
+    def _copies(self) -> dict[int | None, tuple[Tensor, Tensor]]:
+        padded = [block for block in self.blocks if block.first is None]
+        if sum(block.rows.numel() for block in padded) * self.A.shape[1] > STORED:
+            return {}
+        return {block.number: (block.of(self.A), block.of(self.y)) for block in padded}
+
+    def squared(self) -> StackedSamples:
+        """Return the samples with A ∘ A."""
+        return replace(self, A=self.A.square())
+
+    def each(self, V: Tensor) -> Tensor:
+        """Return A_iᵀV_i of every client, (N, features, k), for V (M, k); in the format of V."""
+        out = V.new_empty(len(self.layout), V.shape[1], self.A.shape[1])
+
+        def work(block: PaddedBlock) -> None:
+            own = block.of(V)
+            if block.first is None:
+                own = torch.where(block.weight[..., None] > 0, own, 0)
+            out[block.clients] = from_left(own, self.of(block)[0].to(V.dtype))
+
+        parallel_map(work, self.blocks, V.device)
+        return out.mT
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """‖a_j‖ per row."""
+        norms: Tensor = self.A.norm(dim=1)
+        return norms
+
+    @cached_property
+    def products(self) -> DoubleProducts:
+        """Products with A in double precision."""
+        return DoubleProducts(self.A)
+
+    @cached_property
+    def exact(self) -> tuple[Tensor, Tensor]:
+        """Targets, and the rows' shares in their clients' means, in double precision."""
+        if self.share.dtype == torch.float64:
+            return self.y, self.share
+        share = 1 / self.layout.sizes[self.layout.owner].double()
+        return self.y.double() if self.y.is_floating_point() else self.y, share
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """Share of a row in the mean of its client, (N,), in double precision."""
+        return self.layout.segment_max(self.exact[1])
+
+    @cached_property
+    def levers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Factors of rounding errors, from above.
+
+        ‖a_j‖/m_i per row, and the clients' means of ‖a_j‖ and ‖a_j‖².
+        """
+        norms = self.products.norms()
+        levers = self.exact[1] * norms
+        mean, square = self.layout.segment_sum(torch.stack([levers, levers * norms], 1)).unbind(1)
+        return levers, mean, square
+
+    def take(self, block: PaddedBlock) -> StackedSamples:
+        """Return the rows of one block as a new stack."""
+        picked = block.rows.flatten()
+        lengths = [block.rows.shape[1]] * len(block.rows)
+        return self._part(picked, lengths, block.weight.flatten())
+
+    def only(self, clients: list[int]) -> StackedSamples:
+        """Return the rows of some clients as a new stack."""
+        picked = self.layout.rows_of(clients)
+        lengths = [self.layout.lengths[i] for i in clients]
+        return self._part(picked, lengths, self.share[picked])
+
+    def _part(self, rows: Tensor, lengths: list[int], share: Tensor) -> StackedSamples:
+        layout = Ragged(lengths, self.A.device, self.A.dtype)
+        return StackedSamples(self.A[rows], self.y[rows], layout, share)
+
+
+@quiet
+def from_left(V: Tensor, A: Tensor) -> Tensor:
+    """Return V_iᵀA_i, (n, k, features), of n clients; small ones by NumPy's loop over BLAS."""
+    if V.is_cuda or V.shape[1] * V.shape[2] * A.shape[2] > ALONE_VECTOR:
+        return torch.bmm(V.mT.contiguous(), A)
+    return torch.from_numpy(np.matmul(V.numpy().transpose(0, 2, 1), A.numpy()))
+
+
+def product(A: Tensor, v: Tensor) -> Tensor:
+    """Return A v, client by client; one column goes as a row from the left: BLAS is faster there."""
+    return (v.mT @ A.mT).mT if v.shape[-1] == 1 else A @ v
+
+
+def transposed(A: Tensor, V: Tensor) -> Tensor:
+    """Return AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
+    return (V.mT.contiguous() @ A).mT if V.shape[1] > 1 else A.T @ V

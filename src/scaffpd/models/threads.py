@@ -1,0 +1,83 @@
+"""Threads: one piece of work per core, in place of all cores on one operation.
+
+PyTorch synchronises all cores after every operation. If an operation takes a few microseconds that
+takes longer than the work, so `parallel_map` gives each core its own work, with PyTorch on a single
+thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+# Numbers up to which one core is faster than all cores at one pass over them.
+SMALL = 2**20
+_allowed: ContextVar[int] = ContextVar("allowed", default=1)
+
+
+@contextmanager
+def limit_threads(numbers: float) -> Iterator[None]:
+    """Run PyTorch on one thread if the data has few numbers; restore the setting afterwards."""
+    before = torch.get_num_threads()
+    if before == 1 or numbers > SMALL:
+        yield
+        return
+    token = _allowed.set(before)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _allowed.reset(token)
+
+
+def thread_count() -> int:
+    """Return how many pieces of work may run at a time."""
+    return max(_allowed.get(), torch.get_num_threads())
+
+
+def parallel_map(work: Callable[[Item], None], items: Sequence[Item], device: torch.device) -> None:
+    """Call `work` for every item, on as many threads as PyTorch may use; `work` stores its results.
+
+    All threads have ended when this returns, or raises the error of the first item to fail.
+    """
+    if device.type != "cpu" or thread_count() < 2 or len(items) < 2:
+        for item in items:
+            work(item)
+        return
+    before = torch.get_num_threads()
+    inference = torch.is_inference_mode_enabled()
+
+    def alone(item: Item) -> None:
+        # Of this thread's operations; but some libraries apply it to all threads.
+        torch.set_num_threads(1)
+        with torch.inference_mode(inference):
+            work(item)
+
+    done = [_pool(thread_count()).submit(alone, item) for item in items]
+    try:
+        for one in done:
+            one.result()
+    finally:
+        for one in done:
+            one.cancel()
+        wait(done)
+        torch.set_num_threads(before)
+
+
+@lru_cache(maxsize=1)
+def _pool(number: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(number, "scaffpd")
+
+
+if hasattr(os, "register_at_fork"):
+    # Threads are not copied into a new process.
+    os.register_at_fork(after_in_child=_pool.cache_clear)
