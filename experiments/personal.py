@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 import scaffpd as sp
 from experiments.csv_files import append_csv, read_csv
+from scaffpd.study.choosing import MEAN, GridPoint, simplest
 from scaffpd.study.comparison.tables import markdown_table
-from scaffpd.study.folds import Folds, fit_alone
+from scaffpd.study.folds import Folds, fit_alone, with_strengths
 from scaffpd.training.metrics import half_interval, worst_fifth
 
 Array = NDArray[np.float64]
@@ -57,9 +58,10 @@ def alone(silos: Any, seed: int) -> tuple[Array, Array]:
     return np.array(losses), np.array(kappas)
 
 
-def arm(silos: Any, choice: sp.Choice) -> Array:
+def arm(silos: Any, choice: GridPoint) -> Array:
     """Train with what was chosen, on all training rows; the loss of every client on its test rows."""
-    cohort = sp.Cohort(silos.train, choice.model, silos.names, test=silos.test)
+    model = with_strengths(MODEL, choice.l2, choice.strength)
+    cohort = sp.Cohort(silos.train, model, silos.names, test=silos.test)
     result = sp.train(sp.fair(choice.objective), cohort, rounds=500, tol=1e-5, progress=False)
     models = result.x[None] if result.personal is None else result.personal
     return cohort.evaluate(result.x, "test").loss - choice.l2 / 2 * np.square(models).sum(1)
@@ -100,9 +102,9 @@ def study(load: Callable[[int], Any], seeds: int) -> list[dict[str, Any]]:
             names=silos.names,
         )
         for name, keep in ARMS.items():
-            choice = grid.among(keep)
-            add(seed, silos, name, arm(silos, choice), choice.l2, choice.strength)
-            print(f"seed {seed}, {name}: {choice.point.words()}", flush=True)
+            point = simplest([one for one in grid.tried if keep(one)], MEAN)
+            add(seed, silos, name, arm(silos, point), point.l2, point.strength)
+            print(f"seed {seed}, {name}: {point.words()}", flush=True)
     return rows
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import t as student
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, log_loss
 
 import scaffpd as sp
-from scaffpd.study.joining import AVERAGE, FAIR
+from scaffpd.study.gains import AVERAGE
 
 L2 = 0.03
 RHO = 0.1
@@ -36,23 +35,12 @@ def fitted_by_sklearn(clients):
 def found():
     silos = sp.data.heart_disease(test_fraction=0.3)
     model = sp.Linear("logistic", L2, intercept=True)
-    several = [
-        sp.joining(
-            silos.train,
-            silos.test,
-            model,
-            sp.ChiSquare(RHO),
-            names=silos.names,
-            strength=100.0,
-            splits=k,
-        )
-        for k in (1, 3)
-    ]
-    return silos, *several
+    options = {"names": silos.names, "strength": 100.0}
+    return silos, sp.joining(silos.train, silos.test, model, sp.ChiSquare(RHO), **options)
 
 
 def test_the_average_model_is_scikit_learns(found):
-    silos, first, _ = found
+    silos, first = found
     model = fitted_by_sklearn(silos.train)
     k = first.models.index(AVERAGE)
     for i, (X, y) in enumerate(silos.test):
@@ -62,16 +50,3 @@ def test_the_average_model_is_scikit_learns(found):
         assert first.loss[k, i] == pytest.approx(
             log_loss(y, model.predict_proba(with_ones(X))), abs=1e-3
         )
-
-
-def test_intervals_over_splits_are_those_of_the_corrected_t_test(found):
-    """sd·√(1/J + n₂/n₁) over J = 3 splits: with ρ = 0.1 the fair model's change of accuracy, hospital by hospital."""
-    silos, first, mean = found
-    held, trained = (sum(len(y) for _, y in part) for part in (silos.test, silos.train))
-    tables = mean.errors.tables[:, [mean.models.index(AVERAGE), mean.models.index(FAIR)]]
-    changes = tables[:, 0] - tables[:, 1]
-    halves = student.ppf(0.975, 2) * changes.std(0, ddof=1) * np.sqrt(1 / 3 + held / trained)
-    for i, one in enumerate(np.eye(4)):
-        change, half, _ = mean.change(FAIR, AVERAGE, lambda _, one=one: one)
-        assert (change, half) == pytest.approx((changes[:, i].mean(), halves[i]))
-    np.testing.assert_allclose(1 - tables[0, 0], first.score[first.models.index(AVERAGE)])

@@ -23,7 +23,7 @@ from scaffpd.run.page.figures import figures
 from scaffpd.run.page.read import read
 from scaffpd.run.page.verdict import QUESTIONS, answers
 from scaffpd.study import joining as gains
-from scaffpd.study.joining import ALONE, AVERAGE, FAIR, PERSONAL
+from scaffpd.study.gains import ALONE, AVERAGE, FAIR, PERSONAL
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ from scaffpd.study.coalitions import coalition as coalition
 from scaffpd.study.comparison import Comparison as Comparison
 from scaffpd.study.comparison import Problem as Problem
 from scaffpd.study.comparison import compare as compare
-from scaffpd.study.joining import Joining as Joining
+from scaffpd.study.gains import Joining as Joining
 from scaffpd.study.joining import joining as joining
 from scaffpd.study.path import path as path
 from scaffpd.training.cohort import Cohort as Cohort

@@ -282,20 +282,7 @@ def test_folds_choose_the_strength_of_an_objective_of_ones_own(page):
     rows = Folds.of(
         page["silos"].train, sp.Linear("logistic", intercept=True), page["silos"].names, 2, 0
     )
-    choice = search(
-        rows,
-        page["Floor"](0.5),
-        0.1,
-        np.inf,
-        "mean",
-        1.0,
-        20,
-        None,
-        0,
-        None,
-        fairly=True,
-        free=True,
-    )
+    choice = search(rows, page["Floor"](0.5), 0.1, np.inf, "mean", 0, None, free=True)
     assert [one.objective.strength for one in choice.tried] == [None, 0.75, 0.5, 0.25]
     assert f"Floor with ε = {choice.objective.epsilon:.3g}" in choice.sentence
 

@@ -28,14 +28,10 @@ TAKEN_ELSEWHERE = {"cli.md"}  # usage lines, not commands
 def test_the_python_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     """With few rounds, splits, strengths and orders: what they lead to is tested elsewhere."""
     train = sp.train
-    joining = sp.joining
     tct = sp.tct
     coalition = sp.coalition
     monkeypatch.setattr(
         sp, "train", lambda *what, rounds=12, **more: train(*what, rounds=min(rounds, 12), **more)
-    )
-    monkeypatch.setattr(
-        sp, "joining", lambda *what, splits=1, **more: joining(*what, splits=min(splits, 1), **more)
     )
     few = {"network_rounds": 2, "rounds": 10}
     monkeypatch.setattr(sp, "tct", lambda *what, **more: tct(*what, **(more | few)))

@@ -26,7 +26,7 @@ from scaffpd.errors import InputError, unknown
 if TYPE_CHECKING:
     from scaffpd.run.prepare import Prepared
     from scaffpd.run.settings.run import RunConfig
-    from scaffpd.study.joining import Joining
+    from scaffpd.study.gains import Joining
 
 COUNTS = "counts"  # a task of its own to users: numbers with Poisson loss
 LEAST_ZERO = ("test", "l2", "tol")

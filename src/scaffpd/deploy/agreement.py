@@ -44,7 +44,7 @@ from scaffpd.privacy import Private
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.model_file import Setup, linear
 from scaffpd.run.settings.reading import kind_of, with_usual
-from scaffpd.study.choosing import KAPPAS, L2S, ROUNDS, Choice, search
+from scaffpd.study.choosing import KAPPAS, L2S, Choice, search
 
 GOOD_ENOUGH = 1e-4  # the certified gap to stop at: models that folds tell apart differ by much more
 SPARE = 2  # how often a trial may restart when a silo leaves
@@ -110,9 +110,7 @@ class SiloTrials:
         strength = about.strength or KAPPAS
         given = self.file.objective
         free = with_usual(given, self.file.path) != given
-        return search(
-            self, goal, l2, strength, about.by, 1.0, ROUNDS, None, seed, about.budget, True, free
-        )
+        return search(self, goal, l2, strength, about.by, seed, about.budget, free)
 
 
 class Refusal(InputError):

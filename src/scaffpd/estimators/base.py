@@ -24,10 +24,10 @@ from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
-from scaffpd.study.choosing import ROUNDS as TRIES
 from scaffpd.study.choosing import Choice, search
 from scaffpd.study.folds import FOLDS, Folds
-from scaffpd.study.joining import Joining, joining
+from scaffpd.study.gains import Joining
+from scaffpd.study.joining import joining
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.loop import Result, Status, train
 from scaffpd.training.metrics import a_fifth
@@ -391,9 +391,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         seed = _seed(self.random_state) if self.random_state is not None else 0
         free = not isinstance(self.objective, Objective)
         rows = Folds.of(pairs, model, group.names, FOLDS, seed)
-        return search(
-            rows, goal, None, math.inf, self.choose, 1.0, TRIES, None, seed, BUDGET, True, free
-        )
+        return search(rows, goal, None, math.inf, self.choose, seed, BUDGET, free)
 
     @property
     def _tol(self) -> float | None:

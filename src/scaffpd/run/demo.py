@@ -29,7 +29,8 @@ from scaffpd.run.prepare import Prepared
 from scaffpd.run.train import Trained, train_model
 from scaffpd.study.coalitions import Coalition, coalition
 from scaffpd.study.comparison.runs import one_thread
-from scaffpd.study.joining import ALONE, AVERAGE, FAIR, PERSONAL, Joining, joining
+from scaffpd.study.gains import ALONE, AVERAGE, FAIR, PERSONAL, Joining
+from scaffpd.study.joining import joining
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import NOISE, YES, RelativeGain, half_interval
 

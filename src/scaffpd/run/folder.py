@@ -50,7 +50,7 @@ from scaffpd.run.settings.model_file import model_bytes
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import SECRET, SPREAD, Trained, main_model
 from scaffpd.study.coalitions import Coalition
-from scaffpd.study.joining import Joining
+from scaffpd.study.gains import Joining
 from scaffpd.training.history import SCALARS
 from scaffpd.training.metrics import client_row
 

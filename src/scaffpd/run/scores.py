@@ -28,7 +28,7 @@ from scaffpd.run.settings.model_file import answers
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import Trained, contestants
 from scaffpd.study.folds import FOLDS, Folds, answered
-from scaffpd.study.joining import Joining
+from scaffpd.study.gains import Joining
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.loop import train
 from scaffpd.training.metrics import CONFIDENCE

@@ -26,10 +26,11 @@ from scaffpd.run import read_table
 from scaffpd.run.prepare import Prepared, prepare
 from scaffpd.run.settings.model_file import answers
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.study.choosing import ROUNDS, WORST, Choice, search, short
+from scaffpd.study.choosing import WORST, Choice, search, short
 from scaffpd.study.coalitions import Coalition, coalition
 from scaffpd.study.folds import FOLDS, Folds, among
-from scaffpd.study.joining import ALONE, PATH, PERSONAL, Joining, finite, joining
+from scaffpd.study.gains import ALONE, PERSONAL, Joining
+from scaffpd.study.joining import PATH, joining
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import Callback, Result, RoundInfo, Status, train
@@ -430,10 +431,7 @@ def strengthened(
         l2 = choice.l2
         goal = _goal(config, choice)
         said = [choice.sentence]
-        tried = any(
-            math.isfinite(one.strength) for one in choice.line
-        )  # with what was chosen: the budget may be small
-        kappa = finite(choice).strength if tried else None
+        kappa = choice.personal
         if (folded := len(choice.point.losses)) < len(prepared.names):
             said = [
                 said[0].replace(
@@ -478,9 +476,7 @@ class Choosing:
         if "kappa" not in config.left_out:
             kappas = [math.inf, float(config.model.strength or math.inf)]
         seed = config.training.seed
-        return search(
-            rows, goal, l2, kappas, self.by, 1.0, ROUNDS, None, seed, self.budget, True, free
-        )
+        return search(rows, goal, l2, kappas, self.by, seed, self.budget, free)
 
 
 def choosable(config: RunConfig, prepared: Prepared) -> bool:

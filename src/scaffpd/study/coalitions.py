@@ -17,21 +17,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from scaffpd.algorithms.fair import fair
 from scaffpd.errors import InputError, count
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.numbers import several
-from scaffpd.objectives import Average, Nash, Objective
-from scaffpd.study.folds import Group, Pair, among, base_of, held_out_losses, with_classes
+from scaffpd.objectives import Average, Objective
+from scaffpd.study.folds import AnyModel, Group, Pair, among, base_of, held_out_losses, with_classes
 from scaffpd.training.cohort import Cohort, in_order, named_pairs
-from scaffpd.training.loop import Result
 from scaffpd.training.loop import train as run
 
 Array = NDArray[np.float64]
 Orders = NDArray[np.int64]
-MARGIN = 0.01
+MARGIN = 0.01  # the share of a loss below which a difference counts as none
 
 
 class BlockingCoalition(NamedTuple):
@@ -58,8 +57,6 @@ class Coalition:
         leaving: groups in which everybody would do better by more than the margin, the most eager first; `None` where
             not all groups were trained.
         losses: L_i(S) of the members of every trained group, which is the tuple of their numbers.
-        whole: the run of all clients; `whole.x` is their model.
-        margin: the share of a loss below which a difference counts as none.
         word: what a client is called.
     """
 
@@ -73,8 +70,6 @@ class Coalition:
     errors: Array = field(repr=False)
     leaving: tuple[BlockingCoalition, ...] | None
     losses: Mapping[Group, Array] = field(repr=False)
-    whole: Result | None = field(default=None, repr=False)
-    margin: float = MARGIN
     word: str = "client"
 
     @classmethod
@@ -83,7 +78,7 @@ class Coalition:
         names: Sequence[str],
         losses: Mapping[Group, Array],
         orders: Orders | None = None,
-        **about: Any,
+        word: str = "client",
     ) -> Self:
         """Make the game from the losses of all groups, or of those on the way of some orders of joining, (M × N)."""
         everybody = tuple(range(len(names)))
@@ -108,7 +103,7 @@ class Coalition:
             errors,
             None,
             losses,
-            **about,
+            word,
         )
         return found if orders is not None else replace(found, leaving=found._would_leave())
 
@@ -135,22 +130,8 @@ class Coalition:
             "clients": clients,
             "would_leave": groups,
             "first": first,
-            "margin": self.margin,
+            "margin": MARGIN,
         }
-
-    def nash(self, prior: ArrayLike | None = None) -> Nash:
-        """Return Nash's bargaining objective, where everybody gains, for `train(…, x0=game.whole.x)`.
-
-        b_i = f_i(x_all) + gets_i, the losses alone in units of training losses f: b_i − f_i is at x_all what client i
-        gains on held-out rows. Held-out losses themselves lie above f by what a model has learnt by heart.
-        """
-        if self.whole is None or self.gets.min() <= 0:
-            who = self.names[int(self.gets.argmin())]
-            raise InputError(
-                "nash-game-coalition",
-                f"nash needs a game of coalition(...) in which everybody gains; {who} gains the least.",
-            )
-        return Nash(b=self.whole.history.last_losses + self.gets, prior=prior)
 
     def _would_leave(self) -> tuple[BlockingCoalition, ...]:
         found = []
@@ -158,13 +139,11 @@ class Coalition:
             now = self.together[list(group)]
             gain = float(((now - own) / np.maximum(now, 1e-300)).min())
             found.append(BlockingCoalition(tuple(self.names[i] for i in group), gain))
-        return tuple(
-            sorted((one for one in found if one.gain > self.margin), key=lambda one: -one.gain)
-        )
+        return tuple(sorted((one for one in found if one.gain > MARGIN), key=lambda one: -one.gain))
 
     def __str__(self) -> str:
         less = _change(self.together.mean() - self.alone.mean(), self.alone.mean())
-        gain, lose = (int((sign * self.gets > self.margin * self.alone).sum()) for sign in (1, -1))
+        gain, lose = (int((sign * self.gets > MARGIN * self.alone).sum()) for sign in (1, -1))
         most = int(self.brings.argmax())
         least = int(self.brings.argmin())
         more, fewer = (
@@ -178,7 +157,7 @@ class Coalition:
         return (
             f"Together, the mean held-out loss of {several(len(self.names), self.word)} is {less} than alone: "
             f"{gain or 'none'} gain{'' if gain > 1 else 's'} and {lose or 'none'} lose{'' if lose > 1 else 's'} "
-            f"more than {100 * self.margin:.3g} %. {told} {self._peace}"
+            f"more than {100 * MARGIN:.3g} %. {told} {self._peace}"
         )
 
     @property
@@ -226,13 +205,12 @@ def _drawn(value: Mapping[Group, float], orders: Orders) -> tuple[Array, Array]:
 def coalition(
     train: Sequence[Pair] | Mapping[str, Pair],
     test: Sequence[Pair] | Mapping[str, Pair],
-    model: Linear | Module | Personal,
+    model: AnyModel,
     objective: Objective | None = None,
     *,
     names: Sequence[str] | None = None,
     most: int = 12,
     permutations: int = 100,
-    margin: float = MARGIN,
     seed: int = 0,
     tol: float = 1e-6,
     rounds: int = 200,
@@ -249,7 +227,6 @@ def coalition(
         names: the clients' names.
         most: up to so many clients, all 2^N − 1 groups are trained, for exact Shapley values and the core.
         permutations: how many orders of joining are drawn where there are more.
-        margin: the share of a loss below which a difference counts as none.
         seed: of these, and of training.
         tol: the proven gap at which a training stops, where there is a proof.
         rounds: the most rounds of a training.
@@ -259,31 +236,31 @@ def coalition(
     goal = Average() if objective is None else objective
     if not isinstance(model, Linear | Module | Personal):
         raise InputError(
-            "coalition-model-such",
+            "not-a-model",
             f"coalition needs a model such as Linear(...) or Personal(...), got {model!r}.",
         )
     if not isinstance(goal, Objective):
         raise InputError(
-            "coalition-objective-such",
+            "not-an-objective",
             f"coalition needs an objective such as Average(), got {objective!r}.",
         )
     if test is None or len(test) == 0:
         raise InputError(
-            "coalition-held-rows",
+            "coalition-without-test-rows",
             "coalition needs held-out rows: give test= as one (X, y) per client.",
         )
     pairs, known = named_pairs(train, names)
     if len(pairs) < 2:
         raise InputError(
-            "coalition-least-two", "coalition needs at least two clients: one has nobody to join."
+            "coalition-of-one", "coalition needs at least two clients: one has nobody to join."
         )
     if count("coalition", "permutations", permutations) < 2:
         raise InputError(
-            "coalition-permutations-know", "coalition needs permutations >= 2, to know their error."
+            "one-permutation", "coalition needs permutations >= 2, to know their error."
         )
     if alone is not None and len(alone) != len(pairs):
         raise InputError(
-            "coalition-loss-per",
+            "coalition-losses-alone",
             f"coalition needs one loss per client in alone=, got {len(alone)} for {len(pairs)} clients.",
         )
     Cohort(train, model, names, test=test)  # refuses what does not fit together
@@ -294,12 +271,9 @@ def coalition(
         (i,): np.array([loss]) for i, loss in enumerate(() if alone is None else alone)
     }
     rest = [group for group in groups if group not in found]
-    whole = None
-    for group, losses, result in _runs(
-        rest, clients, with_classes(model, [*pairs, *held]), goal, seed, tol, rounds
-    ):
-        found[group], whole = losses, result if len(group) == len(pairs) else whole
-    return Coalition.of(known, found, orders, whole=whole, margin=margin, word=word)
+    full = with_classes(model, [*pairs, *held])
+    found |= dict(_runs(rest, clients, full, goal, seed, tol, rounds))
+    return Coalition.of(known, found, orders, word)
 
 
 def _groups(
@@ -320,12 +294,12 @@ def _groups(
 def _runs(
     groups: Iterable[Group],
     clients: Sequence[tuple[str, Pair, Pair]],
-    model: Any,
+    model: AnyModel,
     goal: Objective,
     seed: int,
     tol: float,
     rounds: int,
-) -> Iterator[tuple[Group, Array, Result]]:
+) -> Iterator[tuple[Group, Array]]:
     """Yield the members' held-out losses; each group starts where the last ended, if a proof says when to stop."""
     base = base_of(model)
     x = None
@@ -337,4 +311,4 @@ def _runs(
             fair(among(goal, group)), cohort, rounds, proven, seed, x, progress=False
         ).uninterrupted()
         x = None if proven is None else found.x
-        yield group, held_out_losses(cohort, found.x, base.l2), found
+        yield group, held_out_losses(cohort, found.x, base.l2)

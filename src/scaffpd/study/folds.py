@@ -1,7 +1,7 @@
-r"""Rows that are left out in turn: folds of every client, models of clients by themselves, and their held-out losses.
+r"""Rows that clients leave out of training in turn, and clients that train by themselves.
 
-A client by itself trains argmin_u Σ_j ℓ_j(u) + (κ_i/2)‖u‖², κ_i the largest that is within one standard error of the
-best on its own folds.
+Alone, a client solves argmin_u Σ_j ℓ_j(u) + (κ_i/2)‖u‖², κ_i the largest that is within one standard
+error of the best on its own folds.
 """
 
 from __future__ import annotations
@@ -20,32 +20,33 @@ from scaffpd.algorithms import Fair
 from scaffpd.data.silos import checked_seed, enough_rows, fold_numbers
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Vector
-from scaffpd.federation.questions import Question, Reply
+from scaffpd.federation.questions import ClientSide, Question, Reply
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.models.losses import loss_named
 from scaffpd.objectives import Excess, Objective
 from scaffpd.training.cohort import Cohort, named_pairs
 
 FOLDS = 3
-TOL = 1e-4  # of the mean loss at x⁰: models that folds tell apart differ by much more
+TOL = 1e-4  # of the mean loss at x⁰: models whose folds differ at all differ by much more
 RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # κ_i of a model alone
-Pair = tuple[Any, Any]
+Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
 Group = tuple[int, ...]
+AnyModel = Linear | Module | Personal
 
 
-def base_of(model: Any) -> Any:
+def base_of(model: AnyModel) -> Linear | Module:
     """Return the model that is, or could be, personal."""
     return model.model if isinstance(model, Personal) else model
 
 
-def with_strengths(model: Any, l2: float, kappa: float) -> Any:
-    """Return the model with this regulariser and this κ; one model for all where κ is infinite."""
+def with_strengths(model: AnyModel, l2: float, kappa: float) -> AnyModel:
+    """Return the model with this regulariser and this κ; one model for all if κ is infinite."""
     base = replace(base_of(model), l2=l2)
     return base if math.isinf(kappa) else Personal(base, kappa, getattr(model, "columns", None))
 
 
-def with_classes(model: Any, pairs: Sequence[Pair]) -> Any:
-    """Return the model with its number of classes: a fold, or a group of clients, may not have seen all of them."""
+def with_classes(model: AnyModel, pairs: Sequence[Pair]) -> AnyModel:
+    """Return the model with its number of classes: a fold, or a group, may not have all of them."""
     base = base_of(model)
     if not isinstance(base, Linear) or base.loss != "softmax" or base.classes is not None:
         return model
@@ -57,51 +58,44 @@ def among(objective: Objective, group: Group) -> Objective:
     """Return the objective with the prior of some of the clients, and a cap that so few can meet."""
     if isinstance(objective, Excess):
         return Excess(among(objective.objective, group), objective.offset)
-    changes: dict[str, Any] = (
-        {} if objective.prior is None else {"prior": objective.prior[list(group)]}
-    )
-    if (cap := getattr(objective, "cap", None)) is not None:
+    changes: dict[str, object] = {}
+    if objective.prior is not None:
+        changes["prior"] = objective.prior[list(group)]
+    cap = getattr(objective, "cap", None)
+    if cap is not None:
         changes["cap"] = max(cap, 1 / len(group))
     return objective.with_arguments(**changes) if changes else objective
 
 
 @dataclass(frozen=True)
 class Folds:
-    """Clients in this process, and the rows that each of them leaves out in turn.
-
-    `search` of choosing.py needs `folds`, `model`, `scale`, `clients`, `method` and `tolerance`; silos elsewhere have
-    the same (`SiloTrials`).
-    """
+    """Clients in this process, and the rows that each of them leaves out in turn."""
 
     pairs: list[Pair]
     names: list[str]
-    model: Any
+    model: AnyModel
     numbers: list[NDArray[np.int64]]
     folds: int
     device: str = "cpu"
-    dtype: Any = None
 
     @classmethod
     def of(
         cls,
         clients: Any,
-        model: Any,
-        names: Any = None,
+        model: AnyModel,
+        names: Sequence[str] | None = None,
         folds: int = FOLDS,
         seed: int = 0,
-        device: str = "cpu",
-        dtype: Any = None,
     ) -> Folds:
         """Check what was given, and cut the folds."""
-        if hasattr(clients, "constants"):
+        if isinstance(clients, Federation):
             raise InputError(
-                "choose-clients-rows",
-                "choose needs the clients' rows, to leave some out: give it a list of pairs (X, y).",
+                "choose-without-rows",
+                "choose needs the clients' rows, to leave some out: give a list of pairs (X, y).",
             )
         if count("choose", "folds", folds) < 2:
             raise InputError(
-                "choose-folds-leave",
-                "choose needs folds >= 2: one to leave out, and others to train on.",
+                "one-fold", "choose needs folds >= 2: one to leave out, and others to train on."
             )
         pairs, known = named_pairs(clients, names)
         for name, (_, y) in zip(known, pairs, strict=True):
@@ -110,17 +104,17 @@ class Folds:
         numbers = [
             fold_numbers(name, y, folds, seed) for name, (_, y) in zip(known, pairs, strict=True)
         ]
-        return cls(pairs, known, with_classes(model, pairs), numbers, folds, device, dtype)
+        return cls(pairs, known, with_classes(model, pairs), numbers, folds)
 
     @classmethod
     def where_possible(
-        cls, pairs: Sequence[Pair], model: Any, names: Sequence[str], seed: int
+        cls, pairs: Sequence[Pair], model: AnyModel, names: Sequence[str], seed: int
     ) -> tuple[Folds, Group]:
-        """Cut folds of the clients that have rows enough for them, and return the numbers of these."""
+        """Cut folds of the clients that have rows enough for them, and return their numbers."""
         who = tuple(i for i, (_, y) in enumerate(pairs) if len(y) >= FOLDS)
         if not who:
             raise InputError(
-                "nobody-rows-train", f"nobody has the {FOLDS} rows to train on that folds need."
+                "too-few-rows-for-folds", f"nobody has the {FOLDS} training rows that folds need."
             )
         chosen = [pairs[i] for i in who], with_classes(model, pairs), [names[i] for i in who]
         return cls.of(*chosen, FOLDS, seed), who
@@ -156,7 +150,7 @@ class Folds:
         """Bind the clients without a fold, and that fold as held-out rows."""
         model = with_strengths(self.model, l2, kappa)
         held = self.rows(fold, True)
-        return Cohort(self.rows(fold, False), model, self.names, self.device, self.dtype, held)
+        return Cohort(self.rows(fold, False), model, self.names, self.device, test=held)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +164,7 @@ class HeldOutLoss(Question):
     x: Tensor
     l2: float
 
-    def answer(self, clients: Any) -> Reply:
+    def answer(self, clients: ClientSide) -> Reply:
         """Return f_i(u_i) − (l2/2)‖u_i‖² on held-out rows, with u_i = x if there is one model for all."""
         own = clients.own(self.x)
         models = self.x[None] if own is None else own
@@ -182,7 +176,7 @@ class HeldOutLoss(Question):
         return Reply({"loss": lambda: found})
 
 
-def held_out_losses(clients: Federation, x: Any, l2: float) -> Vector:
+def held_out_losses(clients: Federation, x: Vector, l2: float) -> Vector:
     """Return every client's mean loss on its held-out rows, without the regulariser."""
     return clients.ask(HeldOutLoss(torch.as_tensor(x).to(clients.start()), l2)).numbers("loss")
 
@@ -215,25 +209,27 @@ def fit_alone(folds: Folds) -> AloneFits:
 
     The error is that of the mean of paired differences over all of the client's rows, each left out once.
     """
+    model = folds.model
+    assert isinstance(model, Linear)
     clients = range(len(folds.names))
     tried = []
     for kappa in RIDGES:
         held: list[list[Vector]] = [[] for _ in clients]
         for k in range(folds.folds):
-            models = _ridge(folds, folds.rows(k, False), kappa)
+            models = _ridge(model, folds.rows(k, False), kappa)
             for own, u, (X, y) in zip(held, models, folds.rows(k, True), strict=True):
-                own.append(answered(folds.model, folds.model.outputs(u, X), y)[0])
+                own.append(answered(model, model.outputs(u, X), y)[0])
         tried.append(held)
     best = [_simplest(np.stack([np.concatenate(held[i]) for held in tried])) for i in clients]
-    fitted = {k: _ridge(folds, folds.pairs, RIDGES[k]) for k in set(best)}
+    fitted = {k: _ridge(model, folds.pairs, RIDGES[k]) for k in set(best)}
     losses = np.array([[part.mean() for part in tried[k][i]] for i, k in enumerate(best)])
     own = [fitted[k][i] for i, k in enumerate(best)]
     return AloneFits(own, tuple(RIDGES[k] for k in best), losses)
 
 
-def _ridge(folds: Folds, pairs: Any, kappa: float) -> Vector:
+def _ridge(model: Linear, pairs: Sequence[Pair], kappa: float) -> Vector:
     """Solve argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is zero."""
-    cohort = Cohort(pairs, Personal(replace(folds.model, l2=0.0), kappa), folds.names)
+    cohort = Cohort(pairs, Personal(replace(model, l2=0.0), kappa))
     return np.asarray(cohort.own_models(0 * cohort.start()))
 
 

@@ -1,14 +1,14 @@
 r"""One objective after the other on the same clients, each from where the last one ended.
 
-From the average to the worst case the optimum moves little from one objective to the next, and the subspace saddle
-method hands over more than x: the weights λ, the vectors that everybody knows, and β. Two or three rounds a point do.
+From the average to the worst case the optimum moves little from one objective to the next, and the
+subspace saddle method hands over more than x: the weights λ, the vectors that everybody knows, and
+β. Two or three rounds a point do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,15 @@ from scaffpd.algorithms import Fair
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import OBJECTIVES, Agnostic, Average, CVaR, Objective
-from scaffpd.training.loop import Algorithm, Callback, Result, Status, train
+from scaffpd.training.loop import (
+    Algorithm,
+    Callback,
+    Result,
+    RoundInfo,
+    StartPoint,
+    Status,
+    train,
+)
 
 WALKABLE = tuple(name for name, kind in OBJECTIVES.items() if kind.strengths is not None)
 
@@ -32,7 +40,7 @@ def path(
     callbacks: Sequence[Callback] = (),
     warm: bool = True,
 ) -> list[Result]:
-    """Train for each of the objectives; a list of results in their order, which ends where a run is interrupted.
+    """Train for each of the objectives; results in their order, up to one that is interrupted.
 
     Args:
         objectives: neighbours should be alike, such as those of `grid`.
@@ -47,7 +55,7 @@ def path(
     """
     if not isinstance(objectives, Sequence) or not objectives:
         raise InputError(
-            "path-list-objectives",
+            "path-without-objectives",
             "path needs a list of objectives, such as [Average(), ChiSquare(0.1), Agnostic()].",
         )
     results = list[Result]()
@@ -66,7 +74,7 @@ def path(
 class WarmStart:
     """Train one algorithm after the other, each from where the last one ended."""
 
-    state: Any = None  # the last one with finite losses; at first an x, or nothing
+    state: StartPoint = None  # the last one with finite losses; at first an x, or nothing
 
     def train(
         self,
@@ -75,8 +83,8 @@ class WarmStart:
         rounds: int,
         tol: float | None,
         seed: int,
-        progress: bool | None,
-        callbacks: Sequence[Callback],
+        progress: bool | None = False,
+        callbacks: Sequence[Callback] = (),
     ) -> Result:
         """Train the next one."""
         result = train(
@@ -85,49 +93,46 @@ class WarmStart:
             rounds,
             tol,
             seed,
-            self.state,
-            progress,
-            None,
-            [*callbacks, self._keep],
+            x0=self.state,
+            progress=progress,
+            callbacks=[*callbacks, self._store],
         )
         self.state = None if result.status is Status.DIVERGED else self.state
         return result
 
-    def _keep(self, info: Any) -> None:
+    def _store(self, info: RoundInfo) -> None:
         if np.all(np.isfinite(info.state.losses)):
             self.state = info.state
 
 
 def grid(objective: Objective, average: Vector, points: int = 9) -> dict[str, Objective]:
-    """Return objectives by name from the average to the worst case, given the losses of the average model.
+    """Return objectives by name from the average to the worst case.
 
     Args:
-        objective: one such as `ChiSquare(rho=0.1)`: all have its prior, and no weight exceeds its cap.
-        average: L_i of the average model; how far they are apart sets the scale of ρ.
+        objective: one such as `ChiSquare(rho=0.1)`: all have its prior, and its cap.
+        average: L_i of the average model; how far they differ sets the scale of ρ.
         points: how many between the average and the worst case.
     """
     count("A fairness path", "points", points)
     if objective.strengths is None:
         raise InputError(
-            "fairness-path-goes",
-            f"A fairness path goes along {', '.join(WALKABLE)}, not along {type(objective).__name__}.",
+            "path-without-strength",
+            f"A fairness path goes along {', '.join(WALKABLE)}, not {type(objective).__name__}.",
         )
     losses = np.asarray(average)
     prior = objective.prior
     cap = getattr(objective, "cap", None)
+    name = objective.symbol or objective.parameter
     values = _rounded(objective.strengths(losses, points))
-    inner = {
-        f"{objective.symbol or objective.parameter} = {v:.15g}": objective.with_strength(v)
-        for v in values
-    }
-    worst = (
-        Agnostic(prior=prior) if cap is None else CVaR(min(1.0, 1 / (cap * len(losses))))
-    )  # ρ → 0: any λ_i ≤ κ
+    inner = {f"{name} = {v:.15g}": objective.with_strength(v) for v in values}
+    worst: Objective = Agnostic(prior=prior)
+    if cap is not None:  # as ρ → 0, any λ_i ≤ cap: the mean of the 1/cap largest losses
+        worst = CVaR(min(1.0, 1 / (cap * len(losses))))
     return {"average": Average(prior=prior), **inner, "worst case": worst}
 
 
 def _rounded(values: Vector) -> list[float]:
-    """Round to as few digits as tell values apart, at least two."""
+    """Round to as few digits as keep values different, at least two."""
     for digits in range(2, 16):
         rounded = [float(f"{value:.{digits}g}") for value in values]
         if len(set(rounded)) == len(rounded):
