@@ -5,8 +5,7 @@
     python benchmarks/rounds.py --check              our methods anew, held against rounds.csv; fails on two rounds more
 
 Writes benchmarks/ROUNDS.md, benchmarks/rounds.csv and benchmarks/rounds.png. Methods: `fair`, which is minimax Newton
-up to d = 300 and the subspace saddle method beyond; that method by itself; the quasi-Newton and the gradient minimax
-methods, whose servers see every client's gradient; Scaff-PD with `Auto()` steps, with the best of a grid of `Fixed`
+up to d = 300 and the subspace saddle method beyond; that method by itself; Scaff-PD with `Auto()` steps, with the best of a grid of `Fixed`
 steps, chosen with hindsight for each single problem, and with the steps of the paper's `Theory()`; and without local
 steps, the accelerated primal-dual method, extragradient and descent-ascent.
 """
@@ -46,7 +45,6 @@ FEW_SIGMA = (10.0, 1.0, 0.1, 100.0, 0.01)
 THETA = (0.0, 1.0)
 OURS = "fair"
 SUBSPACE = "subspace saddle"
-QUASI = "quasi-Newton minimax"
 FIXED = "Scaff-PD, best Fixed"
 AUTO = "Scaff-PD, Auto"
 THEORY = "Scaff-PD, Theory"
@@ -55,24 +53,22 @@ PLAIN: dict[
 ] = {  # methods that run as they are, and their limit
     OURS: ("few", sp.fair),
     SUBSPACE: ("few", sp.SubspaceSaddle),
-    QUASI: ("few", sp.QuasiNewtonMinimax),
-    "minimax gradient": ("many", sp.MinimaxGradient),
     AUTO: ("many", lambda objective: sp.ScaffPD(objective, local_steps=J)),
     f"{AUTO}, θ = 1": (
         "many",
         lambda objective: sp.ScaffPD(objective, local_steps=J, steps=sp.Auto(1.0)),
     ),
     THEORY: ("theory", lambda objective: sp.ScaffPD(objective, local_steps=J, steps=sp.Theory())),
-    "APD": ("many", sp.AcceleratedPrimalDual),
+    "APD": ("many", lambda objective: sp.ScaffPD(objective, local_steps=1)),
     "APD, θ = 1": (
         "many",
-        lambda objective: sp.AcceleratedPrimalDual(objective, steps=sp.Auto(1.0)),
+        lambda objective: sp.ScaffPD(objective, local_steps=1, steps=sp.Auto(1.0)),
     ),
     "extragradient": ("many", sp.Extragradient),
     "descent-ascent": ("many", sp.GradientDescentAscent),
 }
-METHODS = (OURS, SUBSPACE, QUASI, "minimax gradient", FIXED, *list(PLAIN)[4:])
-SEES_ALL = (OURS, QUASI, "minimax gradient")  # their servers see every client's gradient
+METHODS = (OURS, SUBSPACE, FIXED, *list(PLAIN)[2:])
+SEES_ALL = (OURS,)  # its server sees every client's gradient
 Cost = tuple[int, int, float]  # rounds, exchanges, megabytes both ways
 Row = dict[str, Any]  # a problem and what every method needs for it
 
@@ -187,18 +183,11 @@ def summary(rows: list[Row]) -> list[str]:
     ours, subspace, fixed, auto = (
         numbers(rows, method, 0) for method in (OURS, SUBSPACE, FIXED, AUTO)
     )
-    exchanges = numbers(rows, OURS, 1)
-    quasi = numbers(rows, QUASI, 1)
     both = np.isfinite(auto) & np.isfinite(fixed)
     worse = [
         f"{row['family']} / {row['objective']}"
         for row, a, b in zip(rows, ours, fixed, strict=True)
         if a > b
-    ]
-    over = [
-        f"{row['family']} / {row['objective']}"
-        for row, a, b in zip(rows, exchanges, quasi, strict=True)
-        if a > 2 * b
     ]
     ratio = auto[both] / fixed[both]
     return [
@@ -212,8 +201,6 @@ def summary(rows: list[Row]) -> list[str]:
         ),
         f"- `fair` needs more rounds than the best constants of Scaff-PD on {len(worse)} problems"
         + (f": {'; '.join(worse)}." if worse else "."),
-        f"- It needs more than twice the exchanges of the quasi-Newton method on {len(over)} problems"
-        + (f": {'; '.join(over)}." if over else "."),
         f"- Scaff-PD with `Auto` against its best constants: median ratio of rounds {np.median(ratio):.2f}, largest "
         f"{ratio.max():.2f}, over {both.sum()} problems where both reach the gap.",
         *(accelerated(rows, method) for method in (AUTO, "APD")),
@@ -245,7 +232,7 @@ def report(rows: list[Row], seed: int) -> str:
         f"Scaff-PD makes J = {J} local steps. `best Fixed`: the best of a grid of constant (η_g, σ, θ, η_ℓ), found "
         "with hindsight for each row (up to 94 runs; up to 39 on the real data). `Theory`: the steps with the paper's "
         "proof, for objectives on the simplex. Everything else runs as it is, with nothing set. ∞: not within the "
-        f"limit of {CAP['few']} (the first three), {CAP['fixed']} (`best Fixed`), {CAP['theory']} (`Theory`) or "
+        f"limit of {CAP['few']} (the first two), {CAP['fixed']} (`best Fixed`), {CAP['theory']} (`Theory`) or "
         f"{CAP['many']} rounds; on real data {SLOW['few']}, {SLOW['fixed']}, {SLOW['theory']} and {SLOW['many']}. A "
         "trial point that was rejected counts as a round. Runs that end because the bound on rounding is above the "
         "gap (N = 30, d = 60) count as ∞ too. On the last five families, on which methods stall, the gap "
@@ -387,7 +374,7 @@ def main() -> None:
         if applies(problem[1], method)
     ]
     if options.check is not None:
-        wanted = options.check or [OURS, SUBSPACE, QUASI, AUTO]
+        wanted = options.check or [OURS, SUBSPACE, AUTO]
         sys.exit(
             "\n".join(check([task for task in tasks if task[2] in wanted], options.processes))
             or None

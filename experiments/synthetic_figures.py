@@ -40,7 +40,6 @@ LOOKS: dict[
         {"color": PINK, "lw": 1.8, "ls": DASHES, "zorder": 3},
     ),
     tuning.APD: ("APD, untuned", {"color": PINK, "lw": 1.8, "zorder": 3}),
-    tuning.MINIMAX: ("minimax gradient, untuned", {"color": GREEN, "lw": 1.8, "zorder": 3}),
     tuning.CONSTANTS: (
         "Scaff-PD, best constants",
         {"color": SKY, "lw": 1.8, "ls": DASHES, "zorder": 5},
@@ -149,7 +148,7 @@ def _size(study: Study) -> int:
     return len(range(0, tuning.SIZE, study.plan.stride))
 
 
-CENTRAL = (tuning.EXTRA, tuning.GDA, tuning.APD_CONSTANTS, tuning.APD, tuning.MINIMAX)
+CENTRAL = (tuning.EXTRA, tuning.GDA, tuning.APD_CONSTANTS, tuning.APD)
 DRAWS = (*FAN.values(), DRAWN)
 FIGURES = {
     "rho": FigureSpec(

@@ -56,7 +56,6 @@ class Job:
         tuned = self.halvings is None and self.method not in (
             tuning.SCAFF_PD,
             tuning.APD,
-            tuning.MINIMAX,
         )
         return self.rounds * (
             20 if self.method in (tuning.DRFA_, tuning.AFL_) and tuned else 10 if tuned else 1

@@ -22,7 +22,6 @@ from experiments.synthetic_tuning import (
     FREE,
     GDA,
     METHODS,
-    MINIMAX,
     SCAFF_PD,
     SIZE,
 )
@@ -155,7 +154,7 @@ def _local_steps(study: Study) -> Iterator[str]:
 
 
 def _easy(study: Study) -> str:
-    cells = [f"{name} {cell(study.find(study.plan.paper, name))}" for name in (GDA, APD, MINIMAX)]
+    cells = [f"{name} {cell(study.find(study.plan.paper, name))}" for name in (GDA, APD)]
     return (
         "The paper's problem is easy: its features are isotropic, and methods without any local steps are fast too "
         f"({', '.join(cells)} rounds at {study.plan.paper.name})."
@@ -258,7 +257,7 @@ def markdown(study: Study, command: str) -> str:
             f"Written by `{command}` (seed {study.plan.seed}; {listed}).",
             "",
             f"Rounds until ‖x − x*‖² ≤ {text(TARGET)}, J = {J} local steps where a method has any. "
-            "Scaff-PD, APD and minimax gradient run as they are; everybody else has the best of "
+            "Scaff-PD and APD run as they are; everybody else has the best of "
             f"{about['configurations']} configurations, chosen for each problem with x* known. `> n`: not within n rounds.",
             "",
             *markdown_table(["method", *columns], ([name, *cells] for name, cells in rows(study))),

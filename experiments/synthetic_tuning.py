@@ -10,7 +10,7 @@ r"""Who competes, and the same number of configurations for everybody that has s
 - Scaff-PD and APD with constants: η_ℓ = 1/max_i L_i; τ = η_g J η_ℓ with η_g = 0.5, 0.7, 1, 1.4, 2 or 2.8 (J = 1 for
   APD); σ = 10^k times the automatic one of GDA, k = −2, −1 … 2; θ = 0 or 1.
 
-Scaff-PD, APD (accelerated primal-dual: Scaff-PD without local steps) and minimax gradient have nothing to tune.
+Scaff-PD and APD (accelerated primal-dual: Scaff-PD without local steps) have nothing to tune.
 
 A configuration is better than another if it reaches ‖x − x*‖² ≤ `TARGET` in fewer rounds, or, where neither does, if
 it ends nearer. While tuning, a run ends where more of it decides nothing: at the target; at the rounds of the best so
@@ -32,10 +32,8 @@ from experiments.synthetic_problem import TARGET, Bench
 from scaffpd.algorithms import (
     AFL,
     DRFA,
-    AcceleratedPrimalDual,
     Extragradient,
     GradientDescentAscent,
-    MinimaxGradient,
     ScaffPD,
 )
 from scaffpd.algorithms.steps import Fixed
@@ -66,7 +64,6 @@ GDA = "GDA"
 EXTRA = "extragradient"
 APD = "APD"
 APD_CONSTANTS = "APD, constants"
-MINIMAX = "minimax gradient"
 
 # a floor: the least error stays above 0.99 times that of 30 rounds ago
 WINDOW = 30
@@ -147,13 +144,6 @@ def _scaff_pd(bench: Bench, local_steps: int) -> Iterator[Candidate]:
     return constants(bench, local_steps, longest(bench), product(GLOBAL, SIGMAS, THETA))
 
 
-def _apd(bench: Bench, local_steps: int) -> Iterator[Candidate]:
-    for point in _scaff_pd(bench, 1):
-        yield Candidate(
-            AcceleratedPrimalDual(bench.objective, steps=point.method.steps), point.knobs
-        )
-
-
 METHODS: dict[str, Callable[[Bench, int], Iterator[Candidate]]] = {
     SCAFF_PD: lambda bench, J: iter([Candidate(ScaffPD(bench.objective, local_steps=J), {})]),
     CONSTANTS: _scaff_pd,
@@ -162,9 +152,8 @@ METHODS: dict[str, Callable[[Bench, int], Iterator[Candidate]]] = {
     AFL_: partial(_drifting, AFL),
     GDA: partial(_central, GradientDescentAscent),
     EXTRA: partial(_central, Extragradient),
-    APD: lambda bench, _: iter([Candidate(AcceleratedPrimalDual(bench.objective), {})]),
-    APD_CONSTANTS: _apd,
-    MINIMAX: lambda bench, _: iter([Candidate(MinimaxGradient(bench.objective), {})]),
+    APD: lambda bench, _: iter([Candidate(ScaffPD(bench.objective, local_steps=1), {})]),
+    APD_CONSTANTS: lambda bench, _: _scaff_pd(bench, 1),
 }
 
 

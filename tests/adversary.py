@@ -22,7 +22,7 @@ import torch
 from mpmath import fdot, fsum, log, mp, mpf, sqrt
 
 import scaffpd as sp
-from scaffpd.algorithms.minimax import certify, length
+from scaffpd.algorithms.certificate import certify, length
 from scaffpd.models import quadratic
 
 mp.prec = 500
@@ -529,7 +529,7 @@ def place(point: Point, cohort, random, clients):
     if not np.isfinite(objective.support(losses)):
         return near, None, None
     found = sp.train(
-        sp.QuasiNewtonMinimax(objective), cohort, rounds=int(random.integers(1, 8)), progress=False
+        sp.SubspaceSaddle(objective), cohort, rounds=int(random.integers(1, 8)), progress=False
     )
     return (
         torch.from_numpy(found.x).to(x),

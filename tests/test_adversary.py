@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import adversary as hostile
 import scaffpd as sp
-from scaffpd.algorithms.minimax import certify, length
+from scaffpd.algorithms.certificate import certify, length
 
 SERVER = st.integers(0, 2**31)
 

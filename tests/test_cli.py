@@ -15,7 +15,7 @@ import pytest
 
 import scaffpd
 from scaffpd import cli
-from scaffpd.algorithms import Fair, ScaffPD
+from scaffpd.algorithms import MinimaxNewton, ScaffPD
 from scaffpd.cli.compare import OURS
 from scaffpd.errors import InputError
 from scaffpd.run import demo as studies
@@ -154,7 +154,7 @@ def test_an_input_error_is_a_red_sentence_without_a_traceback(capsys, tmp_path, 
 
 def test_control_c_in_the_middle_of_a_round_ends_with_130(capsys, tmp_path, monkeypatch):
     calls = []
-    real = Fair.round
+    real = MinimaxNewton.round
     handler = signal.getsignal(signal.SIGINT)
 
     def interrupted(self, federation, state):
@@ -163,7 +163,7 @@ def test_control_c_in_the_middle_of_a_round_ends_with_130(capsys, tmp_path, monk
             signal.raise_signal(signal.SIGINT)
         return real(self, federation, state)
 
-    monkeypatch.setattr(Fair, "round", interrupted)
+    monkeypatch.setattr(MinimaxNewton, "round", interrupted)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert cli.run(["demo", "--splits", "2", "--out", str(tmp_path)]) == 130
@@ -332,13 +332,13 @@ def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, ca
 
 
 def test_our_methods_get_a_verdict_each(capsys):
-    methods = "fedavg,subspace saddle,quasi-newton minimax,scaff-pd"
+    methods = "fedavg,subspace saddle,minimax newton,scaff-pd"
     assert cli.run([*SMALL, "--methods", methods, "--tune", "1"]) == 0
     out = capsys.readouterr().out
     words = " ".join(out.split())
     assert all(
         sum(line.startswith(label) for line in out.splitlines()) >= 1
-        for label in ("Quasi-Newton", "FedAvg")
+        for label in ("Minimax Newton", "FedAvg")
     )
     assert all(
         re.search(rf"\b{label}('s| has the best) worst-20 % test loss", words) for label in OURS

@@ -362,7 +362,7 @@ def test_an_interruption_ends_what_would_go_on_from_the_model(monkeypatch, follo
     def interrupted(self, federation, state):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("scaffpd.algorithms.Fair.round", interrupted)
+    monkeypatch.setattr("scaffpd.algorithms.MinimaxNewton.round", interrupted)
     monkeypatch.setattr("scaffpd.algorithms.FedAvg.round", interrupted)
     with pytest.raises(KeyboardInterrupt):
         follow()

@@ -68,11 +68,6 @@ def ours(clients: Clients) -> Array:
     return _trained(sp.fair(sp.ChiSquare(RHO)), clients)
 
 
-def quasi_newton(clients: Clients) -> Array:
-    """This package's method for servers that may see every gradient."""
-    return _trained(sp.QuasiNewtonMinimax(sp.ChiSquare(RHO)), clients)
-
-
 def _trained(method: Any, clients: Clients) -> Array:
     result = sp.train(
         method, sp.Cohort(clients, sp.Linear("squared", l2=L2)), tol=TOL, progress=False
@@ -198,7 +193,6 @@ def scipy_compressed(clients: Clients) -> Array:
 
 CANDIDATES: dict[str, Callable[[Clients], Array]] = {
     "scaffpd, fair": ours,
-    "scaffpd, QuasiNewtonMinimax": quasi_newton,
     "CVXPY + Clarabel, plain": plain_cvxpy,
     "CVXPY + Clarabel, QR and cones": best_cvxpy,
     "Clarabel alone, QR and cones": clarabel_alone,

@@ -158,112 +158,6 @@ def fed_prox(
     return iterates
 
 
-def fed_nova(
-    clients,
-    x,
-    rounds,
-    steps,
-    rate,
-    weights,
-    mu=0.0,
-    participants=None,
-    batches=None,
-    server_rate=1.0,
-):
-    """Wang, Liu, Liang, Joshi and Poor 2020, Algorithm 1: `steps` are the τ_i by name, a_i = ((1 − ημ)^(τ−1), …, 1)."""
-    iterates = []
-    for r in range(rounds):
-        d = {}
-        a = {}
-        p = {}
-        for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
-            end = descent(clients[name], x, steps[name], rate, rows, mu=mu)[-1]
-            a[name] = sum((1 - rate * mu) ** (steps[name] - 1 - k) for k in range(steps[name]))
-            d[name], p[name] = (x - end) / (rate * a[name]), weights[name]
-        total = sum(p.values())
-        effective = sum(p[name] / total * a[name] for name in p)
-        x = x - server_rate * effective * rate * sum(p[name] / total * d[name] for name in p)
-        iterates.append(x)
-    return iterates
-
-
-def fed_dyn(
-    clients,
-    x,
-    rounds,
-    steps,
-    rate,
-    weights,
-    alpha,
-    participants=None,
-    batches=None,
-    server_rate=1.0,
-):
-    """Acar, Zhao, Matas Navarro, Mattina, Whatmough and Saligrama 2021, Algorithm 1 (1/m there is p_i here).
-
-    ∇L_k is `own`; x⁺ = mean_P θ_k − h/α; a server rate other than 1 (the paper has none) is taken of the whole move.
-    """
-    h = np.zeros_like(x)
-    own = {name: np.zeros_like(x) for name in clients}
-    iterates = []
-    for r in range(rounds):
-        ends = {}
-        for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
-            ends[name] = descent(clients[name], x, steps, rate, rows, shift=-own[name], mu=alpha)[
-                -1
-            ]
-        for name, end in ends.items():
-            own[name] = own[name] - alpha * (end - x)
-            h = h - alpha * weights[name] * (end - x)
-        x = x + server_rate * (mean_of(ends, weights) - h / alpha - x)
-        iterates.append(x)
-    return iterates
-
-
-def fed_opt(
-    clients,
-    x,
-    rounds,
-    steps,
-    rate,
-    weights,
-    rule,
-    participants=None,
-    batches=None,
-    server_rate=1.0,
-    beta=0.9,
-    beta2=0.99,
-    tau=1e-3,
-):
-    """Reddi et al. 2021, Algorithm 2, entry by entry; `rule` is "momentum" (Hsu et al. 2019), "adam" or "yogi"."""
-    m = [0.0] * len(x)
-    v = [tau**2] * len(x)
-    iterates = []
-    for r in range(rounds):
-        ends = {}
-        for name in everyone(clients, participants, r):
-            rows = lambda j, name=name, r=r: rows_of(batches, r, name, j)
-            ends[name] = descent(clients[name], x, steps, rate, rows)[-1]
-        x, delta = np.array(x), mean_of(ends, weights) - x
-        for j, g in enumerate(delta):
-            if rule == "momentum":
-                m[j] = beta * m[j] + g
-                x[j] += server_rate * m[j]
-                continue
-            m[j] = beta * m[j] + (1 - beta) * g
-            if rule == "adam":
-                v[j] = beta2 * v[j] + (1 - beta2) * g * g
-            elif v[j] > g * g:
-                v[j] -= (1 - beta2) * g * g
-            elif v[j] < g * g:
-                v[j] += (1 - beta2) * g * g
-            x[j] += server_rate * m[j] / (v[j] ** 0.5 + tau)
-        iterates.append(x)
-    return iterates
-
-
 def scaffold(
     clients,
     x,
@@ -362,11 +256,6 @@ def afl(
         weights = prox(losses, weights, dual_rate)
         iterates.append((x, weights))
     return iterates
-
-
-def running_means(points):
-    """w^A = (1/T) Σ_{t=1}^T w_t, for every T: what Mohri et al. return."""
-    return [sum(points[: t + 1]) / (t + 1) for t in range(len(points))]
 
 
 def drfa(

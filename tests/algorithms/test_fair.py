@@ -12,7 +12,6 @@ import torch
 import scaffpd as sp
 from scaffpd.algorithms import Fair
 from scaffpd.errors import InputError
-from scaffpd.secure import SecureAggregation
 
 FAIR = sys.modules[Fair.__module__]
 CHI = sp.ChiSquare(rho=0.1)
@@ -64,30 +63,6 @@ def test_many_parameters_go_to_the_subspace_saddle_method(monkeypatch):
         "subspace saddle method: the losses are convex and gradients are full."
     )
     same_run(result, sp.train(sp.SubspaceSaddle(CHI), cohort(), tol=1e-8))
-
-
-def test_where_that_stalls_the_quasi_newton_method_goes_on(monkeypatch, tmp_path):
-    """The message says so and when; a run that is resumed later is the same run; masked sums go on as they are."""
-    monkeypatch.setattr(FAIR, "WIDEST", 3)
-    monkeypatch.setattr(FAIR, "PATIENCE", 1)
-    monkeypatch.setattr(FAIR, "PROGRESS", 1e-9)
-    whole = sp.train(sp.fair(CHI), cohort(), tol=1e-8, rounds=60)
-    assert whole.status is sp.Status.CONVERGED
-    assert (
-        "and from round 2 on by the quasi-Newton minimax method: the certificate had not fallen"
-        in whole.message
-    )
-    for stop in (1, 2, 4):
-        sp.train(sp.fair(CHI), cohort(), tol=1e-8, rounds=stop, checkpoint=tmp_path / f"run{stop}")
-        again = sp.train(
-            sp.fair(CHI), cohort(), tol=1e-8, rounds=60, checkpoint=tmp_path / f"run{stop}"
-        )
-        assert again.message == whole.message
-        same_run(again, whole)
-    masked = sp.train(
-        sp.fair(CHI), SecureAggregation(cohort(), projections=True), tol=1e-6, rounds=30
-    )
-    assert "by the subspace saddle method: the losses" in masked.message
 
 
 def test_a_module_is_not_known_to_be_convex():

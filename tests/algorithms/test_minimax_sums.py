@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import scaffpd as sp
-from scaffpd.algorithms.quasi_newton_minimax import Pairs
 from scaffpd.errors import InputError
 from scaffpd.objectives import Excess
 
@@ -164,7 +163,7 @@ def test_no_remembered_pair_has_a_curvature_of_another_sign(dtype):
         s, y = torch.randn(2, 33, dtype=dtype, generator=drawn)
         y = y - s * (s @ y) / (s @ s)
         new = method._with_pair(state, replace(state, x=s, direction=y))
-        kept += Pairs(new.moves, new.changes).curvatures.tolist()
+        kept += (new.moves * new.changes).sum(1).tolist()
     assert not kept
 
 
@@ -176,7 +175,7 @@ def test_three_clients_let_a_vector_into_one_sum_only():
 
     assert not three().sums.allows_reweighting
     assert sp.train(sp.fair(sp.ChiSquare(0.3)), three(), tol=1e-7).status == "converged"
-    with pytest.raises(InputError, match="weights move while x stands still"):
+    with pytest.raises(InputError, match="moves weights while x stands still"):
         sp.train(sp.fair(sp.CVaR(0.6)), three())
 
 

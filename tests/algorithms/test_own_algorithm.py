@@ -111,7 +111,7 @@ def test_it_is_deployed_where_the_silos_name_it(own, tmp_path):
     outcome = deployed(tmp_path / "named", [ALGORITHM])
     assert outcome.rounds == 4
     for listed, sentence in (
-        (None, "SampledSubspaceSaddle, MinimaxSums, Fair, not in own_algorithm:Alternating."),
+        (None, "SubspaceSaddle, MinimaxSums, Fair, not in own_algorithm:Alternating."),
         (
             "all",
             "This silo does not know own_algorithm:Alternating: limits.algorithms has to name it.",

@@ -124,109 +124,6 @@ def test_fed_prox(loss, batch_size, chosen, weights):
     agree(run.x, expected)
 
 
-@pytest.mark.sample(12)
-@pytest.mark.cover(2)
-@every_loss
-@every_setting
-@pytest.mark.parametrize("mu", [0.0, 0.7])
-@pytest.mark.parametrize("work", ["samples", "given"])
-def test_fed_nova(loss, batch_size, chosen, weights, mu, work):
-    problem = case(loss)
-    given = [3, 1, 7, 7, 2, 5, 4, 6][: len(problem.names)]
-    sizes = np.array([len(f.A) for f in problem.clients.values()])
-    steps = (
-        given
-        if work == "given"
-        else np.maximum(1, np.round(5 * sizes / sizes.mean())).astype(int).tolist()
-    )
-    assert len(set(steps)) > 2
-    method = sp.FedNova(
-        local_steps=5,
-        work=given if work == "given" else work,
-        mu=mu,
-        server_rate=0.9,
-        **common(problem, batch_size, chosen, weights),
-    )
-    run = play(method, problem, ROUNDS)
-    sampled(run, chosen)
-    expected = naive.fed_nova(
-        problem.clients,
-        problem.x0,
-        ROUNDS,
-        dict(zip(problem.names, steps, strict=True)),
-        problem.rate,
-        problem.weights(weights),
-        mu,
-        run.participants,
-        run.batches(problem),
-        server_rate=0.9,
-    )
-    moved(problem, expected)
-    agree(run.x, expected)
-
-
-@pytest.mark.cover(1)
-@every_loss
-@every_setting
-def test_fed_dyn(loss, batch_size, chosen, weights):
-    problem = case(loss)
-    alpha = 0.2 / problem.rate
-    method = sp.FedDyn(
-        alpha=alpha, local_steps=5, server_rate=0.9, **common(problem, batch_size, chosen, weights)
-    )
-    run = play(method, problem, ROUNDS)
-    sampled(run, chosen)
-    expected = naive.fed_dyn(
-        problem.clients,
-        problem.x0,
-        ROUNDS,
-        5,
-        problem.rate,
-        problem.weights(weights),
-        alpha,
-        run.participants,
-        run.batches(problem),
-        server_rate=0.9,
-    )
-    moved(problem, expected)
-    agree(run.x, expected)
-
-
-@pytest.mark.cover(2)
-@every_loss
-@every_setting
-@pytest.mark.parametrize("rule", ["momentum", "adam", "yogi"])
-def test_fed_opt(loss, batch_size, chosen, weights, rule):
-    problem = case(loss)
-    kind, more = {"momentum": (sp.FedAvgM, {}), "adam": (sp.FedAdam, {}), "yogi": (sp.FedYogi, {})}[
-        rule
-    ]
-    if rule != "momentum":
-        more = {"second_momentum": 0.8, "adaptivity": 0.02}
-    settings = common(problem, batch_size, chosen, weights)
-    run = play(
-        kind(local_steps=5, server_rate=0.3, momentum=0.7, **more, **settings), problem, ROUNDS
-    )
-    sampled(run, chosen)
-    expected = naive.fed_opt(
-        problem.clients,
-        problem.x0,
-        ROUNDS,
-        5,
-        problem.rate,
-        problem.weights(weights),
-        rule,
-        run.participants,
-        run.batches(problem),
-        server_rate=0.3,
-        beta=0.7,
-        beta2=0.8,
-        tau=0.02,
-    )
-    moved(problem, expected)
-    agree(run.x, expected)
-
-
 @pytest.mark.cover(2)
 @every_loss
 @every_setting
@@ -320,19 +217,6 @@ def test_afl(loss, batch_size, objective, steps):
     moved(problem, [x for x, _ in expected])
     agree(run.x, [x for x, _ in expected])
     agree(run.weights, [w for _, w in expected])
-
-
-@every_loss
-def test_afl_averaged(loss):
-    problem = case(loss)
-    rates = {"local_rate": problem.rate, "dual_rate": problem.dual_rate}
-    expected = naive.afl(problem.clients, problem.x0, ROUNDS, problem.rate, problem.dual_rate)
-    plain, averaged = (
-        play(sp.AFL(average=average, **rates), problem, ROUNDS) for average in (False, True)
-    )
-    agree(plain.x, [x for x, _ in expected])
-    agree(averaged.x, naive.running_means([x for x, _ in expected]))
-    agree(averaged.weights, naive.running_means([w for _, w in expected]))
 
 
 @pytest.mark.cover(2)
@@ -516,7 +400,7 @@ def test_accelerated_primal_dual(loss, objective, theta):
     tau = problem.rate
     sigma = problem.dual_rate
     steps = sp.Fixed(tau=tau, sigma=sigma, theta=theta)
-    run = play(sp.AcceleratedPrimalDual(kind, steps=steps), problem, ROUNDS)
+    run = play(sp.ScaffPD(kind, local_steps=1, steps=steps), problem, ROUNDS)
     first = kind.start(naive.losses_at(problem.clients, problem.x0))
     expected = naive.accelerated_primal_dual(
         problem.clients, problem.x0, ROUNDS, tau, sigma, theta, prox, first

@@ -49,11 +49,6 @@ def numbered(pairs):
 
 AS_FED_AVG = {
     "FedProx without pull": lambda p, **common: sp.FedProx(mu=0.0, **common),
-    "FedNova with equal steps": lambda p, **common: sp.FedNova(work="uniform", **common),
-    "FedNova with the same number for each": lambda p, **common: sp.FedNova(
-        work=[common["local_steps"]] * len(p.names), **common
-    ),
-    "FedAvgM without momentum": lambda p, **common: sp.FedAvgM(momentum=0.0, **common),
     "q-FFL with q = 0": lambda p, **common: sp.QFFL(q=0.0, **common),
     "the whole tail": lambda p, **common: sp.DeltaFL(tail=1.0, **common),
 }
@@ -232,7 +227,9 @@ def test_saddle_methods_on_one_mixture_are_gradient_descent(loss, weights):
         expected,
         EXACT,
     )
-    accelerated = sp.AcceleratedPrimalDual(objective, steps=sp.Fixed(tau=tau, sigma=0.1, theta=1.0))
+    accelerated = sp.ScaffPD(
+        objective, local_steps=1, steps=sp.Fixed(tau=tau, sigma=0.1, theta=1.0)
+    )
     agree(play(accelerated, problem, ROUNDS).x, expected, EXACT)
     looking_ahead = gradient_descent(
         lambda x: gradient(x - tau * gradient(x)), problem.x0, tau, ROUNDS
@@ -302,36 +299,6 @@ def test_scaffold_one_is_scaff_pd_on_the_average_with_variates_of_the_round_befo
     optimum = reference_optimum(data, "squared", 0.1, sp.Average()).x
     assert relative(fresh[-1], optimum) < 1e-5
     assert relative(run.x[-1], optimum) < 1e-5
-
-
-@pytest.mark.cover(1)
-@pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(0.3), sp.CVaR(0.4)])
-@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
-def test_accelerated_primal_dual_is_scaff_pd_with_one_local_step(loss, objective):
-    problem = case(loss)
-    rule = sp.Fixed(
-        tau=problem.rate, sigma=problem.dual_rate, theta=0.8, local_rate=0.3 * problem.rate
-    )
-    one = play(sp.AcceleratedPrimalDual(objective, steps=rule), problem, ROUNDS)
-    other = play(sp.ScaffPD(objective, local_steps=1, steps=rule), problem, ROUNDS)
-    moved(problem, one.x)
-    agree(one.x, other.x, 1e-11)
-    agree(one.weights, other.weights, 1e-11)
-
-
-def test_accelerated_primal_dual_needs_half_the_exchanges_of_scaff_pd():
-    problem = case("squared", numbered(synthetic(sigma=0.5)), l2=0.1)
-    for rule in (sp.Fixed(tau=0.1, sigma=0.5, theta=1.0, local_rate=0.05), sp.Auto()):
-        one, other = (
-            sp.train(method, problem.cohort, rounds=20)
-            for method in (
-                sp.AcceleratedPrimalDual(sp.ChiSquare(0.3), steps=rule),
-                sp.ScaffPD(sp.ChiSquare(0.3), local_steps=1, steps=rule),
-            )
-        )
-        assert relative(one.x, other.x) < 1e-9
-        assert set(np.diff(one.history["exchanges"])) == {1}
-        assert set(np.diff(other.history["exchanges"])) == {2}
 
 
 @pytest.mark.parametrize("objective", [sp.Agnostic(), sp.ChiSquare(0.3)])

@@ -29,25 +29,14 @@ ALGORITHMS = {
 MORE = {
     "Fair": (OBJECTIVE, 1),
     "AFL": ('[algorithm]\nkind = "AFL"\n', 0),
-    "AcceleratedPrimalDual": (OBJECTIVE + '[algorithm]\nkind = "AcceleratedPrimalDual"\n', 1),
+    "ScaffPD, one step": (OBJECTIVE + '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 1\n', 1),
     "DeltaFL": ('[algorithm]\nkind = "DeltaFL"\nclients_per_round = 2\n', 0),
     "Extragradient": (OBJECTIVE + '[algorithm]\nkind = "Extragradient"\n', 1),
-    "FedAdam": ('[algorithm]\nkind = "FedAdam"\nserver_rate = 0.05\n', 0),
-    "FedDyn": ('[algorithm]\nkind = "FedDyn"\nclients_per_round = 2\n', 0),
-    "FedNova": ('[algorithm]\nkind = "FedNova"\nbatch_size = 24\n', 0),
-    "FedAvgM": ('[algorithm]\nkind = "FedAvgM"\nclients_per_round = 2\nbatch_size = 24\n', 0),
-    "FedYogi": ('[algorithm]\nkind = "FedYogi"\n', 0),
     "FedProx": ('[algorithm]\nkind = "FedProx"\n', 0),
     "GradientDescentAscent": (OBJECTIVE + '[algorithm]\nkind = "GradientDescentAscent"\n', 1),
-    "MinimaxGradient": (OBJECTIVE + '[algorithm]\nkind = "MinimaxGradient"\n', 1),
     "MinimaxNewton": (OBJECTIVE + '[algorithm]\nkind = "MinimaxNewton"\n', 1),
     "ProxSkip": ('[algorithm]\nkind = "ProxSkip"\n', 0),
     "QFFL": ('[algorithm]\nkind = "QFFL"\n', 0),
-    "QuasiNewtonMinimax": (OBJECTIVE + '[algorithm]\nkind = "QuasiNewtonMinimax"\n', 1),
-    "SampledSubspaceSaddle": (
-        OBJECTIVE + '[algorithm]\nkind = "SampledSubspaceSaddle"\nclients_per_round = 2\n',
-        1,
-    ),
     "SubspaceSaddle": (OBJECTIVE + '[algorithm]\nkind = "SubspaceSaddle"\n', 1),
 }
 EVERYTHING = {**ALGORITHMS, **MORE}

@@ -363,7 +363,7 @@ def test_methods(tmp_path, name):
     np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", ["Scaffold", "ProxSkip", "MinimaxGradient", "QuasiNewtonMinimax"])
+@pytest.mark.parametrize("kind", ["Scaffold", "ProxSkip", "MinimaxNewton"])
 def test_methods_that_look_at_single_silos_are_refused_by_the_file(tmp_path, kind):
     objective = f"\n{OBJECTIVE}" if "Minimax" in kind else ""
     path, _ = secured(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scaffpd.algorithms import ALGORITHMS
+from scaffpd.algorithms.base import VECTORS
 from scaffpd.errors import InputError
 from scaffpd.run.settings.silo import SiloFile
 
@@ -87,7 +88,7 @@ def test_little_has_to_be_said(tmp_path):
     assert {"ScaffPD", "SubspaceSaddle", "Fair", "FedAvg", "Scaffold", "DRFA"} <= set(
         limits.algorithms
     )
-    assert not any(ALGORITHMS[name].sees_vectors for name in limits.algorithms)
+    assert not any(VECTORS in ALGORITHMS[name].needs for name in limits.algorithms)
 
 
 def test_the_path_may_be_relative(tmp_path, monkeypatch):

@@ -309,26 +309,22 @@ def zoo():
     """Every method of gradients, as short as it can be."""
     fair = sp.ChiSquare(0.1)
     short = {"local_steps": 3, "batch_size": 4}
-    averaging = [sp.FedAvg, sp.FedProx, sp.FedNova, sp.FedDyn, sp.FedAvgM]
-    others = [sp.DeltaFL, sp.QFFL, sp.Scaffold, sp.ProxSkip, sp.AFL, sp.DRFA]
+    plain = [sp.FedAvg, sp.FedProx, sp.DeltaFL, sp.QFFL, sp.Scaffold, sp.ProxSkip, sp.AFL, sp.DRFA]
     return [
-        *(kind(**short) for kind in (*averaging, *others)),
-        sp.FedAdam(server_rate=0.01, **short),
-        sp.FedYogi(server_rate=0.01, **short),
-        sp.FedAvg(local_epochs=2),
+        *(kind(**short) for kind in plain),
+        sp.ScaffPD(fair, local_steps=1),
         sp.ScaffPD(fair, **short),
         sp.ScaffPD(sp.Average(), local_steps=3),
         sp.fair(fair, **short),
         sp.GradientDescentAscent(fair),
         sp.Extragradient(fair),
-        sp.QuasiNewtonMinimax(fair),
     ]
 
 
 @pytest.mark.parametrize("method", zoo(), ids=lambda m: type(m).__name__)
 def test_every_method_of_gradients_trains_a_network(method):
     cohort = sp.Cohort(pictures(), sp.Module(network()), test=pictures(1))
-    result = sp.train(method, cohort, rounds=3 if type(method) is sp.FedAvgM else 2)
+    result = sp.train(method, cohort, rounds=2)
     losses = result.history.losses
     assert np.isfinite(result.x).all()
     assert losses[-1].mean() < losses[0].mean()
@@ -380,16 +376,6 @@ def test_control_variates_stay_gradients_under_a_schedule(method):
     if method is sp.ProxSkip:  # h_i are c_i less their mean
         c = c - c.mean(0)
     np.testing.assert_allclose(stored.vectors, c, rtol=1e-8, atol=1e-11)
-
-
-def test_epochs_are_steps_of_each_clients_own_number():
-    cohort = sp.Cohort(pictures(), sp.Module(network()))
-    states = path(sp.FedAvg(local_epochs=2, batch_size=4, local_rate=0.1), cohort, 1)
-    np.testing.assert_array_equal(states[0].steps, [4, 7, 10, 4, 7])  # 2 n_i/4, rounded to even
-    plan = LocalPlan(10, 0.1, batch_size=4, key=(0, 1, 1), each=(4, 7, 10, 4, 7))
-    d = cohort._oracle.local_updates(cohort.start(), None, None, plan).each()
-    expected = cohort.start() - torch.tensor(SIZES, dtype=d.dtype) @ d / sum(SIZES)
-    np.testing.assert_allclose(states[0].x, expected, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def check_proof(name, loss, strength):
     runs = [
         (sp.fair(objective), 1, None),
         (sp.ScaffPD(objective, local_steps=3), 4, None),
-        (sp.QuasiNewtonMinimax(objective), 3, None),
+        (sp.SubspaceSaddle(objective), 3, None),
         (sp.fair(objective), 300, 1e-9),
     ]
     for method, rounds, tol in runs:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaffpd.algorithms.minimax_sums import ThresholdSearch
+from scaffpd.algorithms.thresholds import ThresholdSearch
 from scaffpd.objectives import (
     Agnostic,
     Average,

@@ -19,15 +19,10 @@ METHODS = [
     sp.ScaffPD(CHI, local_steps=1, steps=FIXED),
     sp.ScaffPD(CHI, local_steps=3, batch_size=4, steps=FIXED),
     sp.ScaffPD(CHI, local_steps=2, batch_size=4, full_gradients=False, steps=FIXED),
-    sp.AcceleratedPrimalDual(CHI),
+    sp.ScaffPD(CHI, local_steps=1),
     sp.FedAvg(**RATE),
     sp.FedAvg(batch_size=4, **RATE),
     sp.FedProx(mu=0.1, **RATE),
-    sp.FedNova(work="uniform", **RATE),
-    sp.FedDyn(alpha=0.1, **RATE),
-    sp.FedAvgM(**RATE),
-    sp.FedAdam(batch_size=4, **RATE),
-    sp.FedYogi(**RATE),
     sp.Scaffold(**RATE),
     sp.Scaffold(option="I", batch_size=4, **RATE),
     sp.QFFL(q=1.0, batch_size=4, **RATE),
@@ -38,8 +33,6 @@ METHODS = [
     sp.DRFA(CHI, batch_size=4, dual_rate=0.1, **RATE),
     sp.GradientDescentAscent(CHI),
     sp.Extragradient(CHI),
-    sp.MinimaxGradient(CHI),
-    sp.QuasiNewtonMinimax(CHI),
 ]
 
 

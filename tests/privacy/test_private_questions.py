@@ -67,7 +67,7 @@ def test_there_is_no_certificate_and_the_reason_is_noise():
     assert "no certificate: losses and gradients carry noise" in result.message
     assert "Scaff-PD" in result.message
     with pytest.raises(sp.InputError, match="carry noise"):
-        sp.train(sp.AcceleratedPrimalDual(CHI), cohort, rounds=3, tol=1e-3, progress=False)
+        sp.train(sp.ScaffPD(CHI, local_steps=1), cohort, rounds=3, tol=1e-3, progress=False)
 
 
 def test_what_is_made_of_answers_is_made_of_released_vectors():

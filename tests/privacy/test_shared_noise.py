@@ -16,7 +16,7 @@ pytest.importorskip("dp_accounting")
 SIZES = (9, 5, 14)
 WEIGHTS = np.array([0.5, 0.2, 0.3])
 FIXED = sp.Fixed(tau=0.5, sigma=0.25, theta=0.0, local_rate=0.5)
-METHOD = sp.AcceleratedPrimalDual(sp.ChiSquare(rho=0.1), steps=FIXED)
+METHOD = sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=1, steps=FIXED)
 
 
 def private(noise=3.0, colluding=0, **more):

@@ -34,9 +34,10 @@ class Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Watched(sp.AcceleratedPrimalDual):
+class Watched(sp.ScaffPD):
     """An honest method whose server takes notes."""
 
+    local_steps: int = 1
     seen: Seen = field(default_factory=lambda: Seen([], [], []), compare=False)
 
     def _ask(self, federation: Any, x: torch.Tensor, seed: int, r: int) -> Any:

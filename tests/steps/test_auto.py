@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scaffpd as sp
+from cases.refusals import refuses
 from scaffpd.algorithms.steps.auto import AutoState, curvature_and_change, longest_step
 from scaffpd.algorithms.steps.base import Trial
 
@@ -207,9 +208,8 @@ def test_local_steps_that_blow_up_are_shortened():
 
 
 def test_it_needs_full_losses():
-    algorithm = sp.ScaffPD(sp.Agnostic(), batch_size=4, full_gradients=False)
-    with pytest.raises(sp.InputError, match="full_gradients=True"):
-        sp.train(algorithm, sp.Cohort(sp.data.synthetic(), sp.Linear("squared", l2=0.1)), rounds=3)
+    with refuses("auto-needs-full-losses"):
+        sp.ScaffPD(sp.Agnostic(), batch_size=4, full_gradients=False)
 
 
 def test_where_sums_hide_gradients_their_sums_decide_and_else_the_last_curvature():
@@ -222,22 +222,14 @@ def test_where_sums_hide_gradients_their_sums_decide_and_else_the_last_curvature
 
 
 def test_a_run_that_does_not_get_there_says_why_and_what_would():
-    """Never just that all rounds were made: how fast it went, and what `fair` would do."""
+    """Never just that all rounds were made: what `fair` would do."""
     cohort = sp.Cohort(sp.data.synthetic(scaling=1.0), sp.Linear("squared", l2=0.01))
     result = sp.train(sp.ScaffPD(sp.Agnostic()), cohort, rounds=8, tol=1e-10)
     assert result.status is sp.Status.ROUND_LIMIT
-    assert "Auto steps brought the certificate" in result.message
-    assert (
-        "in the last 8 rounds: sp.fair(objective) would choose a second-order method"
-        in result.message
-    )
+    assert "sp.fair(objective) would choose a second-order method" in result.message
     assert (
         sp.train(sp.fair(sp.Agnostic()), cohort, rounds=8, tol=1e-10).status is sp.Status.CONVERGED
     )
-    noisy = sp.train(
-        sp.ScaffPD(sp.Agnostic(), batch_size=5, local_steps=5), cohort, rounds=8, tol=1e-10
-    )
-    assert "larger batches" in noisy.message
     fixed = sp.train(
         sp.ScaffPD(sp.Agnostic(), steps=sp.Fixed(1e-4, 0.01, 0.0, 1e-4)), cohort, rounds=2
     )

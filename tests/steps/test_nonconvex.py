@@ -104,9 +104,7 @@ def trial(after, before=(1.0, 1.0), objective=None):
 def started(stochastic=True, local_steps=5):
     constants = cohort().constants()
     losses = np.ones(2)
-    problem = StepProblem(
-        sp.Average(), constants, local_steps, stochastic, True, losses, lambda: losses
-    )
+    problem = StepProblem(sp.Average(), constants, local_steps, stochastic, losses, lambda: losses)
     return Nonconvex().start(problem)
 
 

@@ -14,7 +14,7 @@ from scaffpd.federation import Constants
 
 def problem(objective, L=3.0, mu=0.1, norms=4.0, J=10, n=5):
     constants = Constants(np.full(n, L), np.full(n, mu), True, np.full(n, L), np.full(n, 10))
-    return StepProblem(objective, constants, J, False, True, np.ones(n), lambda: np.full(n, norms))
+    return StepProblem(objective, constants, J, False, np.ones(n), lambda: np.full(n, norms))
 
 
 @pytest.mark.parametrize("rho", [1e-3, 0.1, 10.0])

@@ -1,50 +1,42 @@
-"""Algorithms: one paper, one file; `base` and `minimax` hold what they share and say about themselves."""
+"""Algorithms: one paper, one file.
+
+`base`, `minimax` and `certificate` hold what they share, `saddle` and `subspace` the server's small
+problems, and `steps` the step rules of Scaff-PD.
+"""
 
 from scaffpd.algorithms.afl import AFL
 from scaffpd.algorithms.base import Algorithm
 from scaffpd.algorithms.central import Extragradient, GradientDescentAscent
+from scaffpd.algorithms.delta_fl import DeltaFL
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.fair import Fair, fair
-from scaffpd.algorithms.fed_avg import QFFL, DeltaFL, FedAvg, FedProx
-from scaffpd.algorithms.fed_dyn import FedDyn
-from scaffpd.algorithms.fed_nova import FedNova
-from scaffpd.algorithms.fed_opt import FedAdam, FedAvgM, FedYogi
+from scaffpd.algorithms.fed_avg import FedAvg
+from scaffpd.algorithms.fed_prox import FedProx
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
 from scaffpd.algorithms.minimax_sums import MinimaxSums
-from scaffpd.algorithms.quasi_newton_minimax import MinimaxGradient, QuasiNewtonMinimax
-from scaffpd.algorithms.scaff_pd import AcceleratedPrimalDual, ScaffPD
-from scaffpd.algorithms.scaffold import ProxSkip, Scaffold
+from scaffpd.algorithms.prox_skip import ProxSkip
+from scaffpd.algorithms.q_ffl import QFFL
+from scaffpd.algorithms.scaff_pd import ScaffPD
+from scaffpd.algorithms.scaffold import Scaffold
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
-from scaffpd.algorithms.subspace_sampled import SampledSubspaceSaddle
 
-ALGORITHMS: dict[str, type[Algorithm]] = {  # by the names of their classes, in the order of tables
-    kind.__name__: kind
-    for kind in (
-        *(
-            FedAvg,
-            FedProx,
-            FedNova,
-            FedAvgM,
-            FedAdam,
-            FedYogi,
-            Scaffold,
-            FedDyn,
-            ProxSkip,
-            AFL,
-            DRFA,
-            QFFL,
-        ),
-        *(DeltaFL, GradientDescentAscent, Extragradient),
-        *(
-            AcceleratedPrimalDual,
-            MinimaxGradient,
-            QuasiNewtonMinimax,
-            MinimaxNewton,
-            ScaffPD,
-            SubspaceSaddle,
-        ),
-        *(SampledSubspaceSaddle, MinimaxSums, Fair),
-    )
+# by the names of their classes, in the order of tables
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    "FedAvg": FedAvg,
+    "FedProx": FedProx,
+    "Scaffold": Scaffold,
+    "ProxSkip": ProxSkip,
+    "AFL": AFL,
+    "DRFA": DRFA,
+    "QFFL": QFFL,
+    "DeltaFL": DeltaFL,
+    "GradientDescentAscent": GradientDescentAscent,
+    "Extragradient": Extragradient,
+    "MinimaxNewton": MinimaxNewton,
+    "ScaffPD": ScaffPD,
+    "SubspaceSaddle": SubspaceSaddle,
+    "MinimaxSums": MinimaxSums,
+    "Fair": Fair,
 }
 
 __all__ = [
@@ -52,25 +44,16 @@ __all__ = [
     "ALGORITHMS",
     "DRFA",
     "QFFL",
-    "AcceleratedPrimalDual",
     "Algorithm",
     "DeltaFL",
     "Extragradient",
     "Fair",
-    "FedAdam",
     "FedAvg",
-    "FedAvgM",
-    "FedDyn",
-    "FedNova",
     "FedProx",
-    "FedYogi",
     "GradientDescentAscent",
-    "MinimaxGradient",
     "MinimaxNewton",
     "MinimaxSums",
     "ProxSkip",
-    "QuasiNewtonMinimax",
-    "SampledSubspaceSaddle",
     "ScaffPD",
     "Scaffold",
     "SubspaceSaddle",

@@ -1,21 +1,21 @@
-r"""AFL: agnostic federated learning, gradient descent on the model and ascent on the clients' weights.
+r"""AFL: agnostic federated learning, descent on the model and ascent on the clients' weights.
 
 M. Mohri, G. Sivek, A. T. Suresh, "Agnostic Federated Learning", 2019, Figure 2 (Stochastic-AFL).
 
 Round r, both steps from the same (x^r, λ^r):
-    L_i = f_i(x^r);  u_i ← u_i − η_ℓ g_i(u_i), J times from u_i = x^r               x down; L_i, x − u_i up
+    L_i = f_i(x^r);  u_i ← u_i − η_ℓ g_i(u_i), J times from u_i = x^r       x down; L_i, x − u_i up
     x^{r+1} = x^r − η_g Σ λ_i^r (x^r − u_i)
-    λ^{r+1} = Π_Λ(λ^r + γ_λ L)                       for other objectives: argmin_Λ ψ(λ) − ⟨L, λ⟩ + ‖λ − λ^r‖²/(2γ_λ)
+    λ^{r+1} = Π_Λ(λ^r + γ_λ L)    for other objectives: argmin_Λ ψ(λ) − ⟨L, λ⟩ + ‖λ − λ^r‖²/(2γ_λ)
 
-J = 1 is the published method (x − u_i = η_ℓ ∇f_i); the Scaff-PD paper's experiments give it local steps. Mohri et al.
-prove their rate for the mean of the iterates (`average=True`); the last iterate usually does better. Off the simplex
-λ_i/Σ λ_j takes the place of λ_i in the model's step.
+J = 1 is the published method (x − u_i = η_ℓ ∇f_i); the Scaff-PD paper's experiments give it local
+steps. Mohri et al. prove their rate for the mean of the iterates; the last one, which is returned,
+usually does better. Off the simplex λ_i/Σ λ_j takes the place of λ_i in the model's step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from torch import Tensor
 
@@ -31,14 +31,25 @@ from scaffpd.algorithms.base import (
 )
 from scaffpd.algorithms.minimax import dual_step, safe_dual_rate
 from scaffpd.errors import InputError
-from scaffpd.federation import Federation, Vector
+from scaffpd.federation import Federation
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.accountant import ReleaseCounts
 
 
-class DualMethod(LocalMethod):
-    """A method whose clients make plain local steps, while the server takes a proximal step for λ from their losses.
+@dataclass(frozen=True, kw_only=True)
+class DualState(ServerState):
+    """Adds the dual step.
+
+    Attributes:
+        dual_rate: γ.
+    """
+
+    dual_rate: float
+
+
+class DualMethod(LocalMethod[DualState]):
+    """A method of plain local steps, whose server takes a proximal step for λ from their losses.
 
     Attributes:
         objective: (Λ, ψ).
@@ -56,42 +67,36 @@ class DualMethod(LocalMethod):
     def automatic(self, federation: Federation) -> dict[str, float]:
         """Return the rates that are used where none are given."""
         rate = self._rate(federation)
-        return {
-            "local_rate": rate,
-            "dual_rate": self._dual_rate(federation, federation.start(), rate),
-        }
+        dual_rate = self._dual_rate(federation, federation.start(), rate)
+        return {"local_rate": rate, "dual_rate": dual_rate}
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """Count local steps and a loss in every round; and the coupling at x⁰ where the dual rate is left out."""
+        """Count local steps and a loss a round; and x⁰, where the dual rate is left out."""
         if not self.objective.simplex:
             raise InputError(
-                "starts-exact-losses",
-                f"{type(self).__name__} starts from exact losses where weights are not on the simplex: "
-                f"{self.objective!r} cannot be private with it; use ScaffPD.",
+                "start-from-exact-losses",
+                f"{type(self).__name__} starts from exact losses where weights are not on the "
+                f"simplex: {self.objective!r} cannot be private with it; use ScaffPD.",
             )
         start = ReleaseCounts.points(1) if self.dual_rate is None else ReleaseCounts()
         return start + ReleaseCounts.over(
             self.batch_size, gradients=rounds * self.local_steps, losses=rounds
         )
 
-    def _first(self, federation: Federation, seed: int, x0: Tensor | None) -> dict[str, Any]:
-        """Return what a state has before the first round; λ⁰ is the objective's prior."""
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DualState:
+        """Let both players stand at (x⁰, λ⁰), λ⁰ the objective's prior."""
         self.objective.weights(len(federation.names))
         x, losses, _ = begin(federation, x0)
         self.objective.check(losses, federation.names)
         rate = self._rate(federation)
-        dual_rate = (
-            self._dual_rate(federation, x, rate) if self.dual_rate is None else self.dual_rate
+        return DualState(
+            x=x,
+            weights=self.objective.start(losses),
+            losses=losses,
+            seed=seed,
+            local_rate=rate,
+            dual_rate=self.dual_rate or self._dual_rate(federation, x, rate),
         )
-        weights = self.objective.start(losses)
-        return {
-            "x": x,
-            "weights": weights,
-            "losses": losses,
-            "seed": seed,
-            "local_rate": rate,
-            "dual_rate": dual_rate,
-        }
 
     def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
         """Return 0.45/(K² η_g J η_ℓ), with K the coupling of x and λ at x⁰."""
@@ -99,42 +104,16 @@ class DualMethod(LocalMethod):
         return safe_dual_rate(self.objective, at, self.server_rate * self.local_steps * local_rate)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DualState(ServerState):
-    """Adds the dual step.
-
-    Attributes:
-        dual_rate: γ.
-    """
-
-    dual_rate: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class AFLState(DualState):
-    """Adds what the steps start from: (x, λ) themselves unless iterates are averaged.
-
-    Attributes:
-        iterate: x^r.
-        multipliers: λ^r.
-    """
-
-    iterate: Tensor
-    multipliers: Vector
-
-
 @dataclass(frozen=True)
 class AFL(DualMethod):
-    """AFL, for any objective.
+    """AFL, for any objective; see `LocalMethod` for the other arguments.
 
     Args:
         objective: (Λ, ψ); AFL's own is `Agnostic()`.
         local_steps: J; 1 as published.
         batch_size: samples per local gradient and per loss; `None` uses all of them.
-        local_rate: η_ℓ; left out, 1/max_i L_i.
         server_rate: η_g.
         dual_rate: γ_λ; left out, 0.45/(K² η_g J η_ℓ) with K the coupling of x and λ at x⁰.
-        average: whether the result is the mean of all iterates.
     """
 
     published: ClassVar[str] = "AFL"
@@ -143,10 +122,9 @@ class AFL(DualMethod):
     local_steps: int = field(default=1, kw_only=True)
     server_rate: float = field(default=1.0, kw_only=True)
     dual_rate: float | None = field(default=None, kw_only=True)
-    average: bool = field(default=False, kw_only=True)
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """Count a loss and J local steps a round; those at x⁰ are known from the coupling there."""
+        """Count a loss and J local steps a round; the coupling at x⁰ has those of the first."""
         known = self.dual_rate is None and self.batch_size is None
         return super().releases(rounds) + ReleaseCounts(losses=-int(known))
 
@@ -154,27 +132,16 @@ class AFL(DualMethod):
     def usual(
         cls, objective: Objective, local_steps: int, batch_size: int | None
     ) -> dict[str, Self]:
-        """Return it as published, with one local step, and with as many as the others (the Scaff-PD paper's choice)."""
+        """Return it as published, and with as many local steps as others (Scaff-PD's paper)."""
         several = cls(local_steps=local_steps, batch_size=batch_size)
         return {"AFL": cls(batch_size=batch_size), "AFL + local steps": several}
 
-    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> AFLState:
-        """Let both players stand at (x⁰, λ⁰)."""
-        known = self._first(federation, seed, x0)
-        return AFLState(**known, iterate=known["x"], multipliers=known["weights"])
-
-    def round(self, federation: Federation, state: AFLState) -> AFLState:
+    def round(self, federation: Federation, state: DualState) -> DualState:
         """Take one step of both players."""
-        r = state.rounds + 1
-        total = float(state.multipliers.sum()) or 1.0
-        losses = federation.losses(
-            state.iterate, self.batch_size, (state.seed, r, STEPS), alone=False
-        )
-        updates = federation.local_updates(state.iterate, None, None, self._plan(state))
-        x = state.iterate - self.server_rate * updates.sum(state.multipliers / total)
-        weights = dual_step(self.objective, losses, state.multipliers, state.dual_rate)
-        if not self.average:
-            return moved(federation, state, x, weights, iterate=x, multipliers=weights)
-        mean = state.x + (x - state.x) / r
-        mean_weights = state.weights + (weights - state.weights) / r
-        return moved(federation, state, mean, mean_weights, iterate=x, multipliers=weights)
+        share = state.weights / (float(state.weights.sum()) or 1.0)
+        key = (state.seed, state.rounds + 1, STEPS)
+        losses = federation.losses(state.x, self.batch_size, key, alone=False)
+        updates = federation.local_updates(state.x, None, None, self._plan(state))
+        x = state.x - self.server_rate * updates.sum(share)
+        weights = dual_step(self.objective, losses, state.weights, state.dual_rate)
+        return moved(federation, state, x, weights)

@@ -1,16 +1,17 @@
-r"""Centralised references: gradient descent-ascent and extragradient, with every client's full gradient.
+r"""Centralised references, with every client's full gradient: descent-ascent and extragradient.
 
-Gradient descent-ascent: the simplest method for a saddle point, with every client's full gradient.
+Gradient descent-ascent is the simplest method for a saddle point.
 
-K. J. Arrow, L. Hurwicz, H. Uzawa, "Studies in Linear and Non-Linear Programming", 1958; as the proximal form
-A. Nemirovski, "Prox-method with rate of convergence O(1/t)", 2004, calls its single step.
+K. J. Arrow, L. Hurwicz, H. Uzawa, "Studies in Linear and Non-Linear Programming", 1958; in the
+proximal form it is one step of A. Nemirovski, "Prox-method with rate of convergence O(1/t)", 2004.
 
     x^{r+1} = x^r − τ Σ λ_i^r ∇f_i(x^r)
     λ^{r+1} = argmin_{λ∈Λ} ψ(λ) − ⟨L(x^r), λ⟩ + ‖λ − λ^r‖²/(2σ)
 
-Both players move at once; without strong concavity the last iterate may circle. One exchange a round.
+Both players move at once; without strong concavity the last iterate may circle. One exchange a
+round.
 
-Extragradient: look one step ahead, then step from where you were with what you saw there.
+Extragradient looks one step ahead, then steps from where it was with what it saw there.
 
 G. M. Korpelevich, "The extragradient method for finding saddle points and other problems", 1976.
 
@@ -19,8 +20,8 @@ G. M. Korpelevich, "The extragradient method for finding saddle points and other
 
 It converges where descent-ascent circles, for two exchanges a round.
 
-Off the simplex (q-FFL, Nash) the model steps along Σ λ_i c_i / S with S = Σ λ_i, so that its step length does not
-depend on S; on the simplex S = 1.
+Off the simplex (q-FFL, Nash) the model steps along Σ λ_i c_i / S with S = Σ λ_i, so that its step
+length does not depend on S; on the simplex S = 1.
 """
 
 from __future__ import annotations
@@ -31,28 +32,32 @@ from typing import ClassVar
 from torch import Tensor
 
 from scaffpd.algorithms.base import steepest
-from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, dual_step, safe_dual_rate
+from scaffpd.algorithms.minimax import (
+    AnsweredState,
+    MinimaxMethod,
+    asked_again,
+    dual_step,
+    safe_dual_rate,
+)
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.privacy.accountant import ReleaseCounts
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralState(MinimaxState):
-    """A pair (x, λ) with the clients' answers at x.
+class CentralState(AnsweredState):
+    """Adds the rates.
 
     Attributes:
         server_rate: τ.
         dual_rate: σ.
-        at: the clients' answers at x; asked for anew when a run is resumed.
     """
 
     server_rate: float
     dual_rate: float
-    at: Gradients = field(repr=False, metadata={"transient": True})
 
 
 @dataclass(frozen=True)
-class CentralMethod(MinimaxMethod):
+class CentralMethod(MinimaxMethod[CentralState]):
     """An algorithm that asks every client for its full gradient.
 
     Args:
@@ -92,6 +97,10 @@ class CentralMethod(MinimaxMethod):
             at=at,
         )
         return self._certified(state, at)
+
+    def resume(self, federation: Federation, state: CentralState) -> CentralState:
+        """Ask the clients for their answers at x again."""
+        return asked_again(federation, state)
 
     def _rates(self, constants: Constants, at: Gradients) -> tuple[float, float]:
         tau = self.server_rate or 1 / (2 * steepest(constants.smoothness))
@@ -137,7 +146,8 @@ class Extragradient(CentralMethod):
 
     def round(self, federation: Federation, state: CentralState) -> CentralState:
         """Take a trial step, and the step."""
-        ahead = federation.gradients(state.x - state.server_rate * descent(state.at, state.weights))
+        trial = state.x - state.server_rate * descent(state.at, state.weights)
+        ahead = federation.gradients(trial)
         middle = dual_step(self.objective, state.losses, state.weights, state.dual_rate)
         x = state.x - state.server_rate * descent(ahead, middle)
         weights = dual_step(self.objective, ahead.losses, state.weights, state.dual_rate)

@@ -1,22 +1,24 @@
 r"""DRFA: distributionally robust federated averaging.
 
-Y. Deng, M. M. Kamani, M. Mahdavi, "Distributionally Robust Federated Averaging", 2020, Algorithm 1 (and DRFA-Prox).
+Y. Deng, M. M. Kamani, M. Mahdavi,
+"Distributionally Robust Federated Averaging", 2020, Algorithm 1 (and DRFA-Prox).
 
 Stage s:
     D: m clients drawn by λ^s, with replacement;  t' uniform on {1, …, τ}, the same for all
-    u_i ← u_i − η_ℓ g_i(u_i), τ times from u_i = x^s, for i ∈ D                     x down; u_{i,τ} and u_{i,t'} up
+    u_i ← u_i − η_ℓ g_i(u_i), τ times from u_i = x^s, for i ∈ D        x down; u_{i,τ}, u_{i,t'} up
     x^{s+1} = (1/m) Σ_D u_{i,τ};   x' = (1/m) Σ_D u_{i,t'}
-    U: m clients drawn uniformly;  v_i = (N/m) f_i(x') for i ∈ U, 0 for the others  x' down; f_i(x') up
-    λ^{s+1} = Π_Λ(λ^s + τ γ v)                       for other objectives: argmin_Λ ψ(λ) − ⟨v, λ⟩ + ‖λ − λ^s‖²/(2τγ)
+    U: m clients drawn uniformly;  v_i = (N/m) f_i(x') for i ∈ U, else 0      x' down; f_i(x') up
+    λ^{s+1} = Π_Λ(λ^s + τ γ v)    for other objectives: argmin_Λ ψ(λ) − ⟨v, λ⟩ + ‖λ − λ^s‖²/(2τγ)
 
-With all clients in every round the averages are Σ λ_i u_i and v = L(x') exactly. Local steps are not corrected: DRFA
-stops at the drift of its clients, whatever the number of stages. The published method has no server rate (1 here); ours
-scales both averages. Off the simplex λ_i/Σ λ_j takes the place of λ_i.
+With all clients in every round the averages are Σ λ_i u_i and v = L(x') exactly. Local steps are
+not corrected: DRFA stops at the drift of its clients, whatever the number of stages. The published
+method has no server rate (1 here); ours scales both averages. Off the simplex λ_i/Σ λ_j takes the
+place of λ_i.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -30,18 +32,17 @@ from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
 
-PLACE = 0  # what a round's minibatches of losses are for
+PLACE = 0  # purpose of a round's random numbers: the minibatches of losses
 
 
 @dataclass(frozen=True)
 class DRFA(DualMethod):
-    """DRFA, for any objective.
+    """DRFA, for any objective; see `LocalMethod` for the other arguments.
 
     Args:
         objective: (Λ, ψ); DRFA's own is `Agnostic()`, with a penalty it is DRFA-Prox.
         local_steps: τ.
         batch_size: samples per local gradient and per loss; `None` uses all of them.
-        local_rate: η_ℓ; left out, 1/max_i L_i.
         server_rate: the factor on the averaged update; 1 as published.
         clients_per_round: m; `None` lets everybody take part, with weights λ in place of draws.
         dual_rate: γ; left out, 0.45/(K² η_ℓ η_g τ²) with K the coupling of x and λ at x⁰.
@@ -57,18 +58,18 @@ class DRFA(DualMethod):
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DualState:
         """Start from the objective's prior."""
         check_participation(self, self.clients_per_round, federation)
-        return DualState(**self._first(federation, seed, x0))
+        return super().init(federation, seed, x0)
 
     def round(self, federation: Federation, state: DualState) -> DualState:
-        """Let clients drawn by λ make local steps, ask clients drawn uniformly for losses, take the dual step."""
+        """Let clients drawn by λ make local steps, and ask clients drawn uniformly for losses."""
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
         clients, share = self._by_weight(state.weights, random)
-        plan = self._plan(state, snapshot=int(random.integers(1, self.local_steps + 1)))
+        snapshot = int(random.integers(1, self.local_steps + 1))
+        plan = replace(self._plan(state), snapshot=snapshot)
         updates = federation.local_updates(state.x, None, None, plan, clients)
         x = state.x - self.server_rate * updates.sum(share)
-        v = self._losses(
-            federation, state, state.x - self.server_rate * updates.snapshot(share), random
-        )
+        middle = state.x - self.server_rate * updates.snapshot(share)
+        v = self._losses(federation, state, middle, random)
         weights = dual_step(self.objective, v, state.weights, self.local_steps * state.dual_rate)
         return moved(federation, state, x, weights)
 
@@ -79,7 +80,7 @@ class DRFA(DualMethod):
         p = np.maximum(weights, 0) / np.maximum(weights, 0).sum()
         if self.clients_per_round is None:
             return np.flatnonzero(p > 0), p
-        # not `multinomial`, whose draws change altogether when rounding moves a share of one half
+        # Not `multinomial`: its draws change altogether when rounding moves a share of one half.
         times = np.bincount(random.choice(len(p), self.clients_per_round, p=p), minlength=len(p))
         return np.flatnonzero(times), times / self.clients_per_round
 

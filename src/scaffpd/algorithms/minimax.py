@@ -1,158 +1,20 @@
-r"""Minimax methods: a proof of how close to optimal (x, λ) is, from numbers that the server has, and base classes.
-
-With f_i μ_i-strongly convex, Φ(·, λ) = Σ λ_i f_i is (Σ λ_i μ_i)-strongly convex and
-
-    min_y Φ(y, λ) ≥ Φ(x, λ) − ‖∇_x Φ(x, λ)‖² / (2 Σ λ_i μ_i).
-
-Hence the duality gap of (x, λ), and with it the excess of x over the optimum, is at most
-
-    gap(x, λ) ≤ [ support(L) − ⟨L, λ⟩ + ψ(λ) ] + ‖Σ λ_i ∇f_i(x)‖² / (2 Σ λ_i μ_i),
-
-and on the simplex ‖x − x*‖² ≤ 2 gap / min_i μ_i. It holds at every x and every λ ∈ Λ, from any method, but only
-for full losses and gradients.
-
-**Rounding.** Clients send L̂_i and Σ λ_i ĉ_i with bounds e_i ≥ |L̂_i − f_i(x)| and ε_i on ‖ĉ_i − ∇f_i(x)‖. As Λ has no
-negative weights, support grows with every loss, so that with g = ‖Σ λ_i ĉ_i‖
-
-    F(x) − min F ≤ [ support(L̂ + e) − ⟨L̂ − e, λ⟩ + ψ(λ) ] + (g + Σ λ_i ε_i)² / (2 Σ λ_i μ_i) + a,
-
-where a bounds the arithmetic of the server. Theorem: the certificate is at least F(x) − min F for the model's losses on
-the data, x and l2 as they are stored, exactly, if
-
-* every addition, multiplication, division, square root and fused multiply-add in double precision errs by at most
-  u = 2⁻⁵³ of its result, or by 2⁻¹⁰²² if that underflows, for sums in any order;
-* exp, log, log1p, expm1 and powers err by at most 4 units in the last place;
-* in single precision on a GPU the same holds with u = 2⁻²⁴, and a matrix unit that adds n products of halves errs by
-  at most 17n/16 · 2⁻²³ times the sum of their sizes.
-
-Nothing is assumed about the sizes or the signs of the numbers, about their errors being random, or about the accuracy
-of any iterative method or decomposition: maxima come from weak duality, where every multiplier proves a bound, and
-decompositions are multiplied out again. On the simplex the weights are λ/Σλ and the prior is p/Σp; where rounding has
-left λ outside Λ by a share η, the bound grows by η F, for losses that are not negative.
-"""
+"""What minimax methods share: states that carry a proof, starts, and dual steps."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, SupportsFloat, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Generic
 
 import numpy as np
-import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
-from scaffpd.algorithms.base import GRADIENTS, Algorithm, RunState, check_finite
-from scaffpd.algorithms.saddle import solve_saddle
+from scaffpd.algorithms.base import GRADIENTS, SHOWN, Algorithm, RunState, check_finite
+from scaffpd.algorithms.certificate import certify, length, no_certificate
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import LARGEST, Objective
-from scaffpd.objectives.rounding import EPSILON as EPSILON
-from scaffpd.objectives.rounding import LEAST, inner, roundings, total
 
-MOST = 0.1  # largest share of itself by which λ may be outside Λ
-UNDERFLOW = 1.5e-154  # a number whose square underflows
-CERTIFIED = 0.1  # accuracy of the certificate's λ, as a share of what another λ proves
-NOTHING = 2.0  # times its floor: a certificate that another λ cannot improve
 NEAR = 1e-6  # σ of a prox that is all but a projection
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """A proven bound and its two parts.
-
-    Attributes:
-        gap: upper bound on the duality gap; +∞ if nothing is proven.
-        dual: how much another λ ∈ Λ would raise the objective at this x.
-        primal: how much another x could lower it at this λ.
-        floor: possible contribution of rounding; no certificate can be smaller.
-    """
-
-    gap: float
-    dual: float
-    primal: float
-    floor: float
-
-
-def certify(
-    objective: Objective,
-    losses: Vector,
-    weights: Vector,
-    gradient: SupportsFloat,
-    strong_convexity: Vector,
-    rounding: tuple[Vector, Vector],
-) -> Certificate:
-    """Bound the duality gap at (x, λ).
-
-    Args:
-        objective: (Λ, ψ).
-        losses: L_i = f_i(x).
-        weights: λ.
-        gradient: ‖Σ λ_i ∇f_i(x)‖, see `length`; a GPU is waited for only at the end.
-        strong_convexity: μ_i.
-        rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x) (its norm).
-    """
-    nothing = Certificate(np.inf, np.inf, np.inf, np.inf)
-    if not all(bool(np.all(np.isfinite(bounds))) for bounds in rounding):  # a silo does not answer
-        return nothing
-    modulus = inner(weights, strong_convexity)
-    error = inner(weights, rounding[1])
-    if not (np.all(np.abs(losses) < LARGEST / 4) and modulus > 0):
-        return nothing
-    if weights.min() < 0 or (outside := objective._stretch(weights)) > MOST:
-        return nothing
-    dual, floor = _dual(objective, losses, weights, rounding[0])
-    size = float(np.abs(losses).max() + rounding[0].max()) + objective._origin()
-    # Square quotients: a square alone may underflow.
-    mass = float(weights.sum()) if objective.simplex else 1.0
-    room = (2 * modulus * mass) ** 0.5
-    wide = 1 + EPSILON * (2 * roundings(len(losses)) + 16)
-    g = float(gradient)
-    primal = (g / room) ** 2
-    most = (g + error) / room * wide
-    floor += (
-        outside * size + max(most**2 - primal, 0.0) + 4 * EPSILON * (abs(dual) + most**2) + LEAST
-    )
-    gap = max(dual, 0.0) + primal + floor
-    return Certificate(gap, dual, primal, floor) if np.isfinite(gap) else nothing
-
-
-def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> tuple[float, float]:
-    """Return support(L) − ⟨L, λ⟩ + ψ(λ), and a bound on its error."""
-    mass = float(weights.sum()) if objective.simplex else 1.0
-    # On the simplex a common shift of the losses changes nothing but the rounding: centre them.
-    centred = losses - inner(weights, losses) / mass if objective.simplex else losses
-    highest = np.nextafter(centred + (e + EPSILON * np.abs(centred)) * (1 + 4 * EPSILON), np.inf)
-    best = objective._ceiling(highest)
-    raised = float(e.max()) if objective.simplex else best - objective._ceiling(centred)
-    gained = weights * centred
-    lost = weights * e
-    k = EPSILON * (2 * roundings(len(losses)) + 16)
-    arithmetic = k * (total(np.abs(gained)) + total(lost)) / mass
-    penalty = objective._cost(weights)
-    raised += total(lost) / mass + arithmetic
-    dual = best - (total(gained) - total(lost)) / mass + penalty + arithmetic
-    arithmetic = 4 * EPSILON * (abs(best) + abs(total(gained)) / mass + abs(penalty) + raised)
-    return dual - raised, raised + arithmetic
-
-
-def length(c: Tensor) -> SupportsFloat:
-    """Bound ‖c‖ from above, for any format of c and any number of entries that have underflowed."""
-    least = UNDERFLOW if c.dtype == torch.float64 else torch.finfo(c.dtype).tiny
-    norm = c.double().norm()
-    size: Tensor | float = norm if c.is_cuda else norm.item()
-    return size * (1 + EPSILON * (len(c) + 4)) + 2 * math.sqrt(len(c)) * least
-
-
-def no_certificate(exact: bool, constants: Constants, weights: Vector) -> str | None:
-    """Return why nothing can be proven, in a sentence; `None` if it can."""
-    if constants.noisy:
-        return "losses and gradients carry noise, for privacy."
-    if not constants.convex:
-        return "the losses are not known to be convex."
-    if not exact:
-        return "losses and gradients come from minibatches (full_gradients=False)."
-    if not weights @ constants.strong_convexity > 0:
-        return "no loss is strongly convex; give the model l2 > 0."
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,31 +29,30 @@ class MinimaxState(RunState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerClientState(MinimaxState):
-    """State of a server that sees single gradients; `weights` are those of the certificate.
+class AnsweredState(MinimaxState):
+    """Adds the clients' answers at x, which are not on disk.
 
     Attributes:
-        model_weights: the λ of the last model.
-        gradients: the c_i at x, (N, d).
+        at: the answers; asked for anew when a run is resumed.
     """
 
-    model_weights: Vector
-    gradients: Tensor
+    at: Gradients = field(repr=False, metadata={"transient": True})
 
 
-Proven = TypeVar("Proven", bound=MinimaxState)
-Seen = TypeVar("Seen", bound=PerClientState)
+Proven = TypeVar("Proven", bound=MinimaxState, default=MinimaxState)
+Answered = TypeVar("Answered", bound=AnsweredState)
 
 
 @dataclass(frozen=True)
-class MinimaxMethod(Algorithm):
-    """An algorithm that asks all clients for their gradients at one point, which proves how good that point is.
+class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
+    """An algorithm that asks all clients for their gradients at one point, which proves its worth.
 
     Args:
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
     """
 
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
+    needs: ClassVar[frozenset[str]] = frozenset({SHOWN})
     proves: ClassVar[bool] = True
 
     objective: Objective
@@ -201,13 +62,9 @@ class MinimaxMethod(Algorithm):
         """Return whether losses and gradients are over all samples, as a certificate needs."""
         return True
 
-    def uncertified(self, state: Any) -> str | None:
+    def uncertified(self, state: Proven) -> str | None:
         """Say why nothing is proven about the result, or return `None`."""
         return no_certificate(self.exact, state.constants, state.weights)
-
-    def resume(self, federation: Federation, state: Any) -> Any:
-        """Ask the clients for their answers at x again, which are not on disk."""
-        return replace(state, at=federation.gradients(state.x))
 
     def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
         """Ask the clients for their answers at x, for round r."""
@@ -216,7 +73,10 @@ class MinimaxMethod(Algorithm):
     def _open(
         self, federation: Federation, x0: Tensor | None, seed: int = 0
     ) -> tuple[Tensor, Constants, Gradients]:
-        """Return x⁰, the constants and the clients' answers there; refuse a start from which nothing can come."""
+        """Return x⁰, the constants and the clients' answers there.
+
+        Refuse a start from which nothing can come.
+        """
         x = federation.start() if x0 is None else x0
         self.objective.weights(len(federation.names))
         constants = federation.constants()
@@ -225,67 +85,30 @@ class MinimaxMethod(Algorithm):
         self.objective.check(at.losses, federation.names)
         return x, constants, at
 
-    def _certified(self, state: Proven, at: Any, c: Tensor | None = None) -> Proven:
-        """Return the state with the proven gap of its (x, λ); clients answered `at`, and c is Σ λ_i c_i, if known."""
+    def _certified(self, state: Proven, at: Gradients, c: Tensor | None = None) -> Proven:
+        """Return the state with the proven gap of its (x, λ).
+
+        Clients answered `at`, and c is Σ λ_i c_i, if known.
+        """
         if self.uncertified(state):
             return replace(state, certificate=np.inf, floor=np.inf)
         c = at.sum(state.weights) if c is None else c
         mu = state.constants.strong_convexity
-        rounding = at.rounding
+        rounding = at.rounding  # after the sum, whose own rounding is part of it
         proof = certify(self.objective, state.losses, state.weights, length(c), mu, rounding)
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
 
-@dataclass(frozen=True)
-class PerClientMethod(MinimaxMethod):
-    """A method whose server sees every c_i.
-
-    Its certificate is that of the better of the model's λ and argmax_{l∈Λ} ⟨L, l⟩ − ψ(l) − ‖Cl‖²/(2 Σ λ_i μ_i).
-
-    Args:
-        objective: see `MinimaxMethod`.
-    """
-
-    sees_vectors: ClassVar[bool] = True
-
-    def _proven(self, state: Seen, at: Gradients) -> Seen:
-        """Return the state with the better certificate of the two λ; do not look for a second below rounding."""
-        own = self._certified_for(state.model_weights, state, at)
-        if not np.isfinite(own.certificate) or own.certificate <= NOTHING * own.floor:
-            return own
-        modulus = float(own.weights @ state.constants.strong_convexity)
-        E = compact(state.gradients.mT / modulus**0.5).cpu().numpy()
-        other = solve_saddle(
-            self.objective, state.losses, E, own.weights, CERTIFIED * own.certificate
-        ).weights
-        return min(
-            own, self._certified_for(other, state, at), key=lambda proven: float(proven.certificate)
-        )
-
-    def _certified_for(self, weights: Vector, state: Seen, at: Gradients) -> Seen:
-        return self._certified(
-            replace(state, weights=weights), at, combined(weights, state.gradients)
-        )
-
-    def _level(self, weights: Vector, losses: Vector) -> float:
-        """Return what to take off all losses: on the simplex a common shift changes nothing but the rounding."""
-        return float(weights @ losses / weights.sum()) if self.objective.simplex else 0.0
-
-
-def combined(weights: Vector, vectors: Tensor) -> Tensor:
-    """Return Σ_i w_i v_i over the last axis but one."""
-    return torch.from_numpy(weights).to(vectors) @ vectors
-
-
-def compact(E: Tensor) -> Tensor:
-    """Return a matrix R with RᵀR = EᵀE and no more rows than columns."""
-    return E if len(E) <= E.shape[1] else torch.linalg.qr(E, mode="r")[1]
+def asked_again(federation: Federation, state: Answered) -> Answered:
+    """Return a state that was read from disk with the clients' answers at its x."""
+    return replace(state, at=federation.gradients(state.x))
 
 
 def safe_dual_rate(objective: Objective, at: Gradients, primal_rate: float) -> float:
     """Return σ with σ τ K² < 1/2, for K² ≥ ‖∂(∇_x Φ)/∂λ‖² at x⁰.
 
-    K² = Σ ‖c_i‖² − N‖c̄‖² on the simplex, where only differences of gradients matter, and Σ ‖c_i‖² elsewhere.
+    K² = Σ ‖c_i‖² − N‖c̄‖² on the simplex, where only differences of gradients matter, and Σ ‖c_i‖²
+    elsewhere. The difference of two sums loses digits: it is at least 1e-12 of the first.
     """
     n = len(at.losses)
     coupling = float(at.norms().sum())
@@ -296,7 +119,10 @@ def safe_dual_rate(objective: Objective, at: Gradients, primal_rate: float) -> f
 
 
 def nearest(objective: Objective, weights: Vector, losses: Vector) -> Vector:
-    """Return λ⁰ of a run that follows another: the point of Λ nearest to its λ; off the simplex the usual start."""
+    """Return λ⁰ of a run that follows another: the point of Λ nearest to its λ.
+
+    Off the simplex it is the usual start.
+    """
     if not objective.simplex or len(weights) != len(losses) or abs(weights.sum() - 1) > 1e-9:
         return objective.start(losses)
     return objective.prox(np.zeros_like(weights), weights, NEAR)

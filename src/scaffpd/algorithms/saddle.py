@@ -2,28 +2,32 @@ r"""A small saddle problem, solved to a proven accuracy.
 
     max_{λ∈Λ}  ⟨a, λ⟩ − ψ(λ) − ½‖Eλ‖² − ½ Σ w_i² (λ_i − l_i)²
 
-for an r×N matrix E, with weights held near l by w. For any z ∈ R^r and λ ∈ Λ, with v = a + Eᵀz − w² ∘ (λ − l),
+for an r×N matrix E, with weights held near l by w. For any z ∈ R^r and λ ∈ Λ, with
+v = a + Eᵀz − w² ∘ (λ − l),
 
     gap(z, λ) = [support(v) − ⟨v, λ⟩ + ψ(λ)] + ½‖z + Eλ‖²
 
-bounds how far λ is from the best: two terms that are never negative, so nothing cancels. At the optimum z = −Eλ. Two
-nested methods, each with a reason:
+bounds how far λ is from the best: two terms that are never negative, so nothing cancels. At the
+optimum z = −Eλ. Two nested methods, each with a reason:
 
-* proximal points in λ: λ⁺ = argmax of the same less (π/2)‖λ − k‖² from k = λ, with π → 0, because support alone is not
-  differentiable (π = 0 is enough if every w_i > 0, or if ψ is as strongly curved as the first π);
+* proximal points in λ: λ⁺ = argmax of the same less (π/2)‖λ − k‖² from k = λ, with π → 0, because
+  support alone is not differentiable (π = 0 is enough if every w_i > 0, or if ψ is as strongly
+  curved as the first π);
 * a semismooth Newton method with line search for that step's dual,
 
       φ(z) = ½‖z‖² + max_{λ∈Λ} ⟨a + Eᵀz, λ⟩ − ψ(λ) − ½ Σ w_i² (λ_i − l_i)² − (π/2)‖λ − k‖²,
       ∇φ = z + Eλ,    ∂²φ ∋ I + E P Eᵀ,    P = ∂λ/∂(Eᵀz):
 
-  λ is a proximal step with σ_i = 1/(π + w_i²), so that w does not enter the linear systems, which are r×r.
+  λ is a proximal step with σ_i = 1/(π + w_i²), so that w does not enter the linear systems, which
+  are r×r.
 
 Losses that are quadratic in z, each in its own way (`solve_quadratics`),
 
     min_z max_{λ∈Λ}  Σ λ_i q_i(z) − ψ(λ),    q_i(z) = a_i + ⟨e_i, z⟩ + ½zᵀH_iz,
 
-are solved by a sequence of such problems, with all curvature in B(λ) = Σ λ_i H_i of the last λ: Newton's method for the
-optimality conditions. A step that does not lower max_l ⟨q, l⟩ − ψ(l) is repeated with more curvature. Here
+are solved by a sequence of such problems, with all curvature in B(λ) = Σ λ_i H_i of the last λ:
+Newton's method for the optimality conditions. A step that does not lower max_l ⟨q, l⟩ − ψ(l) is
+repeated with more curvature. Here
 
     gap(z, λ) = [support(q) − ⟨q, λ⟩ + ψ(λ)] + ½ gᵀB(λ)⁻¹g,    g = Σ λ_i ∇q_i(z).
 """
@@ -38,20 +42,18 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 
 from scaffpd.objectives.base import LARGEST, Objective, ProxStep
-from scaffpd.objectives.rounding import Vector
+from scaffpd.objectives.rounding import EPSILON, Vector
 
 Matrix = NDArray[np.float64]
-EPSILON = float(np.finfo(np.float64).eps)
-# proximal points; Newton steps for each of them, and for all
+# most proximal points; Newton steps for each of them, and for all
 OUTER = 100
 NEWTON = 100
 ALL = 500
 STALLED = 10  # proximal points without progress
-# π/coupling at first; π's decrease after many and after few Newton steps
-FIRST = 0.05
+FIRST = 0.05  # π at first, as a share of the coupling
+# π falls by these factors after many and after few Newton steps, between these bounds
 SLOW = 3.0
 FAST = 30.0
-# π
 SMALLEST = 1e-30
 HIGHEST = 1e30
 DIGITS = 1e-13  # π/v below which a proximal step on the simplex loses digits of λ
@@ -59,7 +61,7 @@ INNER = 0.1  # error of a proximal point, as a share of its length or of the tol
 SHORTEST = 1e-10  # line search
 STEPS = 40  # Newton steps for quadratic losses
 ROUGH = 1e-3  # accuracy of each of them, as a share of the gap
-# curvature is added, from FIRST_MORE on, and taken away
+# curvature that is added after a rejected step: from FIRST_MORE on by MORE, and less by LESS
 MORE = 4.0
 LESS = 8.0
 FIRST_MORE = 0.1
@@ -91,40 +93,38 @@ class Saddle:
 def solve_saddle(
     objective: Objective, a: Vector, E: Matrix, start: Vector, tol: float, w: Vector | None = None
 ) -> Saddle:
-    """Find the saddle point for losses a and coupling E, from the weights `start`, to a duality gap of `tol`.
+    """Find the saddle point for losses a and coupling E, to a duality gap of `tol`.
 
-    With w, `start` is also the l of the penalty. The best pair found is returned; if rounding does not
-    allow `tol`, its gap is larger.
+    It starts from the weights `start`, which with w are also the l of the penalty. The best pair
+    found is returned; if rounding does not allow `tol`, its gap is larger.
     """
     objective.weights(len(a))
-    with np.errstate(
-        all="ignore"
-    ):  # overflows are rejected by the line search, or appear in the gap
-        return _solved(objective, a, E, start, tol, np.zeros(len(a)) if w is None else w**2)
-
-
-def _solved(
-    objective: Objective, a: Vector, E: Matrix, start: Vector, tol: float, square: Vector
-) -> Saddle:
-    """Solve after centring the losses: on the simplex a common shift changes only the rounding."""
-    shift = float(start @ a / np.add.reduce(start)) if objective.simplex else 0.0
-    found = _SaddleProblem(objective, a - shift, E, start, square).solve(tol)
-    return Saddle(found.weights, found.z, found.value + shift, found.gap, found.iterations)
+    # Overflows are rejected by the line search, or appear in the gap.
+    with np.errstate(all="ignore"):
+        square = np.zeros(len(a)) if w is None else w**2
+        shift = _level(objective, start, a)
+        found = _SaddleProblem(objective, a - shift, E, start, square).solve(tol)
+    return replace(found, value=found.value + shift)
 
 
 def solve_quadratics(
     objective: Objective, a: Vector, E: Matrix, H: Matrix, start: Vector, share: float, least: float
 ) -> Saddle:
-    """Find the saddle point for losses a_i + ⟨e_i, z⟩ + ½zᵀH_iz, E (r, N) and H (N, r, r), from z = 0 and `start`.
+    """Find the saddle point for losses a_i + ⟨e_i, z⟩ + ½zᵀH_iz, from z = 0 and `start`.
 
-    Its gap is at most `share` of the decrease from z = 0, or `least`, if rounding allows.
+    E is (r, N) and H (N, r, r). The gap is at most `share` of the decrease from z = 0, or `least`,
+    if rounding allows.
     """
-    shift = float(start @ a / start.sum()) if objective.simplex else 0.0
-    problem = _Quadratics(objective, a - shift, E, H)
     objective.weights(len(a))
     with np.errstate(all="ignore"):
-        found = problem.solve(start, share, least)
+        shift = _level(objective, start, a)
+        found = _Quadratics(objective, a - shift, E, H).solve(start, share, least)
     return replace(found, value=found.value + shift)
+
+
+def _level(objective: Objective, weights: Vector, losses: Vector) -> float:
+    """Return what to take off all losses: on the simplex a shift changes only the rounding."""
+    return float(weights @ losses / np.add.reduce(weights)) if objective.simplex else 0.0
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Iterate:
 
 
 class _SaddleProblem:
-    """Saddle problem for losses a, coupling E, and a penalty w² on the distance of weights from l."""
+    """Saddle problem for losses a, coupling E, and a penalty w² on the distance of λ from l."""
 
     def __init__(
         self, objective: Objective, a: Vector, E: Matrix, l: Vector, square: Vector
@@ -154,7 +154,8 @@ class _SaddleProblem:
         self.E = E
         self.l = l
         self.square = square
-        self.shared, self.held = float(np.minimum.reduce(square)), bool(square.any())
+        self.shared = float(np.minimum.reduce(square))
+        self.held = bool(square.any())
         self.bends = 0.0 if self.held else objective.strong_convexity(len(a))
         self.squares = (E * E).sum(0)
         self.reach = float(np.maximum.reduce(self.squares)) ** 0.5
@@ -170,7 +171,7 @@ class _SaddleProblem:
         for _ in range(OUTER):
             point, used, converged = self._minimise(z, anchor, pi, tol)
             if point is None and anchor is self.l and not self.objective.simplex:
-                # no overflow there
+                # Off the simplex l may be so large that φ overflows; at zero it does not.
                 anchor = np.zeros(len(anchor))
                 z = np.zeros(len(z))
                 continue
@@ -186,11 +187,10 @@ class _SaddleProblem:
                 break
             z = point.z
             anchor = point.weights if converged else best.weights
-            pi = (
-                pi / (FAST if used <= 1 else SLOW)
-                if converged
-                else min(10 * max(pi, self.shared), HIGHEST)
-            )
+            if converged:
+                pi = pi / (FAST if used <= 1 else SLOW)
+            else:
+                pi = min(10 * max(pi, self.shared), HIGHEST)
             pi = self._last(pi, point)
         return replace(best, iterations=steps)
 
@@ -208,7 +208,7 @@ class _SaddleProblem:
         )
 
     def _last(self, pi: float, point: _Iterate) -> float:
-        """Return π, or the smallest useful one: below that, weights on the simplex lose their digits."""
+        """Return π, or the smallest useful one: below it, weights on the simplex lose digits."""
         v = self._forces(point)
         least = float(
             np.clip(DIGITS * np.ptp(v) if self.objective.simplex else 0.0, SMALLEST, HIGHEST)
@@ -222,13 +222,14 @@ class _SaddleProblem:
         return v - self.square * (point.weights - self.l) if self.held else v
 
     def _proof(self, point: _Iterate, pi: float) -> tuple[Saddle, float]:
-        """Return the gap of (z, λ), and its possible rounding; with π = 0, λ is the maximiser of ⟨v, λ⟩ − ψ(λ)."""
+        """Return the gap of (z, λ), and its possible rounding.
+
+        With π = 0, λ is the maximiser of ⟨v, λ⟩ − ψ(λ), and the first part of the gap is zero.
+        """
         z = point.z
         weights = point.weights
         v = self._forces(point)
-        v = v - (
-            float(v @ weights) if self.objective.simplex else 0.0
-        )  # a common shift changes only the rounding
+        v = v - (float(v @ weights) if self.objective.simplex else 0.0)
         if not np.maximum.reduce(np.abs(v)) <= LARGEST:
             return Saddle(weights, z, np.inf, np.inf, 0), 0.0
         away = weights - self.l
@@ -238,9 +239,8 @@ class _SaddleProblem:
         gap = max(gap, 0.0) + 0.5 * float(point.gradient @ point.gradient)
         held = float(self.square @ away**2)
         below = float(self.a @ weights) - point.penalty - 0.5 * (float(pulled @ pulled) + held)
-        size = float((np.abs(self.a) + self.square * (np.abs(away) + weights)) @ weights) + abs(
-            point.penalty
-        )
+        terms = np.abs(self.a) + self.square * (np.abs(away) + weights)
+        size = float(terms @ weights) + abs(point.penalty)
         error = EPSILON * self.reach * float(weights.sum())
         rounding = 2 * EPSILON * size + 2 * error * (float(np.sqrt(z @ z)) + error)
         return Saddle(weights, z, below + gap, gap if math.isfinite(gap) else np.inf, 0), rounding
@@ -274,7 +274,7 @@ class _SaddleProblem:
     def _minimise(
         self, z: Vector, anchor: Vector, pi: float, tol: float
     ) -> tuple[_Iterate | None, int, bool]:
-        """Minimise φ by Newton's method; return the point, the number of steps, and whether it converged."""
+        """Minimise φ by Newton's method; return the point, its steps, and whether it converged."""
         point = self._at(z, anchor, pi)
         for used in range(NEWTON):
             if point is None:
@@ -293,8 +293,9 @@ class _SaddleProblem:
     def _descend(self, point: _Iterate, anchor: Vector, pi: float) -> _Iterate | None:
         """Return the next point along Newton's direction d; `None` if there is none.
 
-        φ is convex and its slope along d comes with its value, so a step that is too long is cut to where the secant of
-        the slope vanishes. In the last digits of φ, the slope decides (Hager and Zhang 2005).
+        φ is convex and its slope along d comes with its value, so a step that is too long is cut to
+        where the secant of the slope vanishes. In the last digits of φ, the slope decides (Hager
+        and Zhang 2005).
         """
         direction = self._newton(point)
         fall = -float(point.gradient @ direction)
@@ -316,10 +317,8 @@ class _SaddleProblem:
         """Return −(I + E P Eᵀ)⁻¹ ∇φ, over the clients whose weights can move."""
         root, Q = point.step.factors()
         G = self.E * root
-        if 2 * np.count_nonzero(root) < len(
-            root
-        ):  # else leaving fixed clients out costs more than it saves
-            free = root > 0
+        free = root > 0
+        if 2 * np.count_nonzero(free) < len(root):  # else leaving clients out saves nothing
             G = G[:, free]
             Q = Q[:, free]
         if len(Q):
@@ -349,10 +348,12 @@ class _Quadratics:
         self.a = a
         self.E = E
         self.H = H
-        self.flat, self.known, self.ridge = H.reshape(len(a), -1), (np.empty(0), E, E), TINY
+        self.flat = H.reshape(len(a), -1)
+        self.known: tuple[Vector, Matrix, Matrix] = (np.empty(0), E, E)  # the last λ, B(λ), factor
+        self.ridge = TINY
 
     def solve(self, weights: Vector, share: float, least: float) -> Saddle:
-        """Take Newton steps from z = 0, until the lowest F is close enough to the best lower bound."""
+        """Take Newton steps from z = 0, until the lowest F is close to the best lower bound."""
         here = lowest = self._at(np.zeros(len(self.E)))
         first = here.value
         more = 0.0
@@ -395,10 +396,10 @@ class _Quadratics:
         return _Place(z, losses, slopes, self.objective._support(losses) if sane else np.inf)
 
     def _bend(self, weights: Vector) -> tuple[Matrix, Matrix]:
-        """Return B(λ), with a regulariser for rounding, and its Cholesky factor; cache them for the last λ.
+        """Return B(λ), with a regulariser for rounding, and its factor; cache those of the last λ.
 
-        Hessians that were summed in single precision need a larger one: the share of the trace that is added grows
-        from λ's first trial until there is a factor.
+        Hessians that were summed in single precision need a larger one: the share of the trace that
+        is added grows from λ's first trial until there is a factor.
         """
         if self.known[0] is not weights:
             self.ridge = TINY
@@ -418,20 +419,20 @@ class _Quadratics:
         return B
 
     def _step(self, here: _Place, weights: Vector, more: float, tol: float) -> Saddle:
-        """Return Newton's step from here with B(λ) + `more` times the curvature of all clients alike."""
+        """Return Newton's step from here, with B(λ) + `more` times that of equal weights."""
         B, root = self._bend(weights)
         if more > 0:
-            root = factor(
-                B + more * self._mixed(np.full(len(weights), weights.sum() / len(weights)))
-            )
+            equal = np.full(len(weights), weights.sum() / len(weights))
+            root = factor(B + more * self._mixed(equal))
         E = lapack.dtrtrs(root, here.slopes.T, lower=1)[0]
-        found = _solved(self.objective, here.losses, E, weights, tol, np.zeros(len(weights)))
+        found = solve_saddle(self.objective, here.losses, E, weights, tol)
         return replace(found, z=lapack.dtrtrs(root, found.z, lower=1, trans=1)[0])
 
     def _below(self, place: _Place, weights: Vector) -> float:
         """Return the minimum over z at λ, which is below the optimum: ⟨q, λ⟩ − ψ(λ) − ½gᵀB(λ)⁻¹g.
 
-        It is −∞ if B(λ) has a direction without curvature beyond rounding, and B(λ) is what `_bend` makes of it.
+        It is −∞ if B(λ) has a direction without curvature beyond rounding, and B(λ) is what `_bend`
+        makes of it.
         """
         g = weights @ place.slopes
         lower = float(place.losses @ weights) - self.objective._value(weights)

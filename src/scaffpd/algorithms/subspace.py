@@ -1,12 +1,13 @@
-r"""The server's model near x in the subspace saddle method: the clients' losses in the span of V, to second order.
+r"""The model of the subspace saddle method: the clients' losses near x in the span of V.
 
-For a step Vα and new weights l ∈ Λ, with g_i = Vᵀc_i and Q = Σ λ_i VᵀH_iV,
+To second order, for a step Vα and new weights l ∈ Λ, with g_i = Vᵀc_i and Q = Σ λ_i VᵀH_iV,
 
     m(α, l) = Σ l_i (L_i + g_iᵀα) + ½αᵀ[(1 + δ)Q + δκI]α − ψ(l) − ½ Σ w_i² (l_i − λ_i)².
 
-δ damps a model that has predicted too much; κ does so where Q is flat, as in directions that matter only to clients
-without weight. The last term accounts for the clients' gradients outside V: if a client's c_i lies mostly
-outside V, the model cannot predict the effect of a change of its weight, and w_i holds the weight back.
+δ damps a model that has predicted too much; κ does so where Q is flat, as in directions that matter
+only to clients without weight. The last term accounts for the clients' gradients outside V: if a
+client's c_i lies mostly outside V, the model cannot predict the effect of a change of its weight,
+and w_i holds the weight back.
 """
 
 from __future__ import annotations
@@ -51,10 +52,11 @@ class SubspaceModel:
     stiffness: float = 0.0
 
     def solve(self, damping: float, tol: float) -> Saddle:
-        """Solve min_α max_l m(α, l): with (1 + δ)|Q| + δκI = R⁻ᵀR⁻¹, the saddle problem of E = RᵀGᵀ, and z = α.
+        """Solve min_α max_l m(α, l).
 
-        If losses are not convex Q may have negative eigenvalues, and |Q| has their absolute values: a step as long as
-        for positive curvature, and still a descent step.
+        With (1 + δ)|Q| + δκI = R⁻ᵀR⁻¹, it is the saddle problem of E = RᵀGᵀ, and α = Rz. If losses
+        are not convex Q may have negative eigenvalues, and |Q| has their absolute values: a step as
+        long as for positive curvature, and still a descent step.
         """
         values, vectors = np.linalg.eigh(self.curvature)
         sizes = (1 + damping) * np.abs(values) + damping * self.stiffness
@@ -71,23 +73,19 @@ class SubspaceModel:
         )
 
     def merit(self, losses: Vector, tol: float) -> float:
-        """Return F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)², by which a step is judged."""
-        nothing = np.empty((0, len(losses)))
+        """Return F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)², which judges a step."""
         square = self.w**2
-        if (
-            square.min() > 1 / HIGHEST
-            and square.max() < HIGHEST
-            and np.all(np.abs(losses) <= LARGEST)
-        ):
-            level = (
-                float(self.weights @ losses / self.weights.sum()) if self.objective.simplex else 0.0
-            )
-            weights = self.objective._prox(
-                losses - level, self.weights, 1 / square
-            )  # one step, for nothing is coupled
-            held = 0.5 * float(square @ (weights - self.weights) ** 2)
-            return level + float((losses - level) @ weights) - self.objective._value(weights) - held
-        return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
+        held = square.min() > 1 / HIGHEST and square.max() < HIGHEST
+        if not held or not np.all(np.abs(losses) <= LARGEST):
+            nothing = np.empty((0, len(losses)))
+            return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
+        # Nothing is coupled: one proximal step is the maximum.
+        level = 0.0
+        if self.objective.simplex:
+            level = float(self.weights @ losses / self.weights.sum())
+        weights = self.objective._prox(losses - level, self.weights, 1 / square)
+        away = 0.5 * float(square @ (weights - self.weights) ** 2)
+        return level + float((losses - level) @ weights) - self.objective._value(weights) - away
 
 
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
@@ -108,7 +106,10 @@ def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
 
 
 def _basis(rows: Tensor) -> Tensor:
-    """Return an orthonormal basis, in rows, of the span of the rows: QR in blocks of d that stay in the cache."""
+    """Return an orthonormal basis, in rows, of the span of the rows.
+
+    On a CPU, QR works in blocks of coordinates that stay in the cache.
+    """
     length = BLOCK if rows.device.type == "cpu" else rows.shape[1]
     parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
     if len(parts) == 1:
@@ -123,7 +124,8 @@ def _basis(rows: Tensor) -> Tensor:
 def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return an orthonormal basis, in rows, of the span of the rows, without dependent ones.
 
-    The rows are those of a triangle: each adds its own last entry to the span of those before, unless it is zero.
+    The rows are those of a triangle: each adds its own last entry to the span of those before,
+    unless it is zero.
     """
     last = np.diagonal(rows)
     sizes = np.sqrt((rows * rows).sum(1))

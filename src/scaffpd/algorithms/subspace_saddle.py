@@ -1,56 +1,68 @@
-r"""Subspace saddle: Scaff-PD whose server solves the round's saddle problem exactly, in the span of known vectors.
+r"""Subspace saddle: Scaff-PD whose server solves the round's saddle problem in a span, exactly.
 
-Scaff-PD's local work yields one vector d, and its server goes along it by a step size. Here the server goes anywhere in
-the span of V = [last step, d, c, older ones], of which every client tells its slopes: k scalars.
+Scaff-PD's local work yields one vector d, and its server goes along it by a step size. Here the
+server goes anywhere in the span of V = [last step, d, c, older ones], along which every client
+reports its slopes: k scalars.
 
 Round, at x with L, λ, S = Σ λ_i and c = Σ λ_i c_i:
-    (1)  d = Σ (λ_i/S) d_i,  d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c/S, d⟩         c down; d_i up
-    (2)  V, D-orthonormal;  g_i = Vᵀc_i,  Q = Σ λ_i VᵀH_iV                          d down; scalars up
-    (3)  (α, λ⁺) = the saddle point of `SubspaceModel`                              on the server
-    (4)  L and Σ λ⁺_i c_i at x⁺ = x + Vα                                            α, λ⁺ down; L_i, c_i up
-         x⁺ is taken where the merit F_w falls by a tenth of what the model promised; else δ grows, and the next round
-         is (3) and (4) alone
+    (1)  d = Σ (λ_i/S) d_i,  d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c/S, d⟩    c down; d_i up
+    (2)  V, D-orthonormal;  g_i = Vᵀc_i,  Q = Σ λ_i VᵀH_iV                     d down; scalars up
+    (3)  (α, λ⁺) = the saddle point of `SubspaceModel`                         on the server
+    (4)  L and Σ λ⁺_i c_i at x⁺ = x + Vα                                       α, λ⁺ down; L, c_i up
+         x⁺ is taken where the merit F_w falls by a tenth of what the model promised; else δ grows,
+         and the next round is (3) and (4) alone
 
-Nothing is left to tune: β follows the length that the model wants along d, the scale s of w_i² = s (⟨c,d⟩/‖c‖²_{D⁻¹})
-(‖c_i‖²_{D⁻¹} − ‖g_i‖²) follows how far λ has moved, δ how good the last promise was, k how many clients' weights move.
-Where the certificate does not halve in 50 rounds, one centre ν holds the weights for many rounds: F_w is then the merit
-of one problem, and the method converges (docs/subspace-saddle.md has the proof).
-For squared losses the diagonal B of the Hessian is known: D is B where that is uneven, and I elsewhere; B⁻¹c is in V as
-well where B is uneven, or where there is room.
+Nothing is left to tune: β follows the length that the model wants along d, the scale s of
+w_i² = s (⟨c,d⟩/‖c‖²_{D⁻¹}) (‖c_i‖²_{D⁻¹} − ‖g_i‖²) follows how far λ has moved, δ how good the last
+promise was, k how many clients' weights move. Where the certificate does not halve in 50 rounds,
+one centre ν holds the weights for many rounds: F_w is then the merit of one problem, and the method
+converges (docs/subspace-saddle.md has the proof).
+For squared losses the diagonal B of the Hessian is known: D is B where that is uneven, and I
+elsewhere; B⁻¹c is in V as well where B is uneven, or where there is room.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import CURVATURE, DIAGONAL, GRADIENTS, PROXIMAL, steepest
-from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, nearest
+from scaffpd.algorithms.base import (
+    CONVEX,
+    CURVATURE,
+    DIAGONAL,
+    EXACT,
+    GRADIENTS,
+    PROXIMAL,
+    SHOWN,
+    SLOPES,
+    RunState,
+    steepest,
+)
+from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again, nearest
 from scaffpd.algorithms.saddle import Saddle, solve_saddle
 from scaffpd.algorithms.subspace import SubspaceModel, orthonormal
 from scaffpd.errors import InputError, count
-from scaffpd.federation import Federation, Gradients, ProximalPlan, Restriction, Vector
+from scaffpd.federation import Federation, ProximalPlan, Restriction, Vector
 from scaffpd.objectives.base import LARGEST
 
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
-FIRST = (
-    1e-6  # the same in the first round of a problem without a certificate, as a share of the losses
-)
+FIRST = 1e-6  # the same before anything is known of that, as a share of the losses
 ROUNDING = 1e-16  # the accuracy that the server's arithmetic allows, as a share of the losses
-# columns: the last step, d and c; where nothing is set; where many weights move
+# columns of V: the last step, d and c; where nothing is set; where many weights move
 LEAST = 3
 USUAL = 20
 MOST = 300
-KEPT = 60  # columns that are stored where nothing is set: more may soon be of use
+STORED = 60  # columns that are stored where nothing is set: more may soon be of use
 OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 1, at most d
 STIFF = 0.01  # κ, in units of the Hessians' size
 MOVES = 0.01  # a weight that changes by more than this share of the largest one has moved
 PATIENCE = 50  # rounds in which the certificate has to halve
 EASED = 0.25  # what is left of ω when ν moves
+TINY = 1e-300  # in place of a zero that is divided by
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,6 @@ class Neighbourhood:
         merit: F_w(L(x)).
         pull: β for the next round.
         scale: s.
-        sizes: ‖c_i‖²_{D⁻¹}.
     """
 
     V: Tensor
@@ -75,11 +86,10 @@ class Neighbourhood:
     merit: float
     pull: float
     scale: float
-    sizes: Vector
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubspaceSaddleState(MinimaxState):
+class SubspaceSaddleState(AnsweredState):
     """`rounds` counts trial points; `accepted` says whether the last one was taken.
 
     Attributes:
@@ -92,7 +102,7 @@ class SubspaceSaddleState(MinimaxState):
         pull: β.
         scale: s.
         damping: δ.
-        bends: by how much every client's loss was above the model at a trial point that was rejected; then zero.
+        bends: by how much every client's loss was above the model at a rejected trial; then zero.
         energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
         moving: the most clients whose weights one step has moved.
         careful: whether w is used in any case, because a trial without it was rejected.
@@ -101,10 +111,7 @@ class SubspaceSaddleState(MinimaxState):
         since: the round of that.
         centre: ν, once the certificate has stalled; empty before.
         hold: ω.
-        mark: the last certificate that was a tenth of the one marked before, which `Fair` looks at.
-        marked: the round of it.
-        at: the clients' answers at x; asked for anew when a run is resumed.
-        around: what they have told about its neighbourhood, where a trial point there was rejected.
+        around: the neighbourhood of x, where a trial point there was rejected.
     """
 
     direction: Tensor
@@ -125,42 +132,37 @@ class SubspaceSaddleState(MinimaxState):
     since: int = 0
     centre: Vector = field(default_factory=lambda: np.empty(0))
     hold: float = 0.0
-    mark: float = np.inf
-    marked: int = 0
-    at: Gradients = field(repr=False, metadata={"transient": True})
     around: Neighbourhood | None = field(default=None, repr=False, metadata={"transient": True})
 
 
-Proven = TypeVar("Proven", bound=SubspaceSaddleState)
-
-
 @dataclass(frozen=True)
-class SubspaceSaddle(MinimaxMethod):
-    """The subspace saddle method: the fewest rounds, no step size.
+class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
+    """The subspace saddle method: the fewest rounds from sums and scalars, no step size.
 
     Args:
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
-        memory: k, the largest dimension of the subspace: every client reveals k projections of its gradient a round,
-            and the server keeps k vectors. Left out, 20, and one more for each client whose weight moves, up to 60.
+        memory: k, the largest dimension of the subspace: every client reveals k projections of its
+            gradient a round, and the server stores k vectors. Left out, 20, and one more for each
+            client whose weight moves, up to 300.
     """
 
     published: ClassVar[str] = "Subspace saddle"
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL})
-    everywhere: ClassVar[bool] = True  # V may be all of R^d
+    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES, SHOWN})
 
     memory: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.memory is not None and count(type(self).__name__, "memory", self.memory) < LEAST:
-            name = type(self).__name__
             raise InputError(
-                "memory-last-step",
-                f"{name} needs memory >= {LEAST}: the last step, d and c; got {self.memory}.",
+                "memory-too-small",
+                f"{type(self).__name__} needs memory >= {LEAST}: the last step, d and c; "
+                f"got {self.memory}.",
             )
 
     def uncertified(self, state: SubspaceSaddleState) -> str | None:
-        """Say why nothing is proven about the result, or return `None`; then the model's promise has to do."""
+        """Say why nothing is proven; then the model's promise has to do."""
         reason = super().uncertified(state)
         if reason is None or not np.isfinite(state.promise):
             return reason
@@ -172,38 +174,36 @@ class SubspaceSaddle(MinimaxMethod):
         """Ask the clients at x⁰, and choose D."""
         x, constants, at = self._open(federation, x0)
         weights = self.objective.start(at.losses)
-        prior = self.objective.weights(len(at.losses)).copy()
         steepest(constants.smoothness)
-        metric = torch.ones_like(x)
-        size = float(constants.smoothness.mean())
-        diagonal = at.diagonal(prior) if constants.quadratic else metric
-        diagonal = torch.where(diagonal > 0, diagonal, 1)
-        if uneven := badly_scaled(diagonal):
-            metric = diagonal
-            size = OWN
-        return self._proven_at(
-            SubspaceSaddleState(
-                x=x,
-                weights=weights,
-                losses=at.losses,
-                direction=at.sum(weights),
-                columns=x.new_empty(0, len(x)),
-                diagonal=diagonal,
-                metric=metric,
-                uneven=uneven,
-                size=size,
-                pull=0.01 * size,
-                seed=seed,
-                constants=constants,
-                at=at,
-                bends=np.zeros(len(weights)),
-            )
+        diagonal = torch.ones_like(x)
+        if constants.quadratic:
+            prior = self.objective.weights(len(at.losses)).copy()
+            diagonal = at.diagonal(prior)
+            diagonal = torch.where(diagonal > 0, diagonal, 1)
+        uneven = badly_scaled(diagonal)
+        size = OWN if uneven else float(constants.smoothness.mean())
+        state = SubspaceSaddleState(
+            x=x,
+            weights=weights,
+            losses=at.losses,
+            direction=at.sum(weights),
+            columns=x.new_empty(0, len(x)),
+            diagonal=diagonal,
+            metric=diagonal if uneven else torch.ones_like(x),
+            uneven=uneven,
+            size=size,
+            pull=0.01 * size,
+            seed=seed,
+            constants=constants,
+            at=at,
+            bends=np.zeros(len(weights)),
         )
+        return self._certified(state, at, state.direction)
 
     def follow(
-        self, federation: Federation, before: object, seed: int = 0
+        self, federation: Federation, before: RunState, seed: int = 0
     ) -> SubspaceSaddleState | None:
-        """Begin with what a run for another objective has learnt: x, λ, V and β; return `None` where that is nothing.
+        """Begin with what a run for another objective has learnt: x, λ, V and β.
 
         λ⁰ is the point of Λ that is nearest to the λ of that run, for objectives on the simplex.
         """
@@ -211,21 +211,20 @@ class SubspaceSaddle(MinimaxMethod):
             return None
         state = self.init(federation, seed, before.x)
         weights = nearest(self.objective, before.weights, state.losses)
-        return self._proven_at(
-            replace(
-                state,
-                weights=weights,
-                direction=state.at.sum(weights),
-                columns=before.columns,
-                pull=before.pull,
-                scale=before.scale,
-                moving=before.moving,
-            )
+        state = replace(
+            state,
+            weights=weights,
+            direction=state.at.sum(weights),
+            columns=before.columns,
+            pull=before.pull,
+            scale=before.scale,
+            moving=before.moving,
         )
+        return self._certified(state, state.at, state.direction)
 
     def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
-        """Ask the clients again for what is not on disk: their answers at x, and around it after a rejected step."""
-        state = super().resume(federation, state)
+        """Ask the clients again: their answers at x, and around it after a rejected step."""
+        state = asked_again(federation, state)
         return state if state.accepted else replace(state, around=self._look(federation, state))
 
     def round(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
@@ -238,13 +237,14 @@ class SubspaceSaddle(MinimaxMethod):
         x = state.x + around.V @ torch.from_numpy(step.z).to(around.V)
         at = federation.gradients(x, coefficients_sent=len(step.z) + len(state.weights))
         promised = around.merit - step.value
-        gained = -np.inf
         finite = bool(np.all(np.abs(at.losses) < LARGEST / 4))
-        if finite:
-            gained = around.merit - model.merit(at.losses, tol)
+        gained = around.merit - model.merit(at.losses, tol) if finite else -np.inf
         least = first_damping(step, promised, state.size)
         if not gained >= 0.1 * promised - 2 * tol:
             if finite and state.accepted and not model.w.any():
+                # A second-order correction: the losses bend upwards by more than the model, each in
+                # its own way. Where a model shifted by that still promises something, it is tried
+                # before anything is damped.
                 bends = at.losses - model.predicted(step.z)
                 bent = replace(model, losses=state.losses + bends).solve(state.damping, tol)
                 if around.merit - bent.value > 0.1 * promised:
@@ -253,35 +253,34 @@ class SubspaceSaddle(MinimaxMethod):
         moves = np.abs(step.weights - state.weights)
         away = around.model.w * moves
         moving = int(np.count_nonzero(moves > MOVES * step.weights.max()))
-        return self._watched(
-            self._proven_at(
-                replace(
-                    state,
-                    x=x,
-                    weights=step.weights,
-                    losses=at.losses,
-                    direction=at.sum(step.weights),
-                    at=at,
-                    around=None,
-                    columns=self._kept(state, x - state.x, around.fresh),
-                    pull=around.pull,
-                    scale=around.scale,
-                    damping=damped(state.damping, gained, promised, least),
-                    energy=float(away @ away) / around.scale,
-                    moving=max(state.moving, moving),
-                    promise=max(promised, 0.0),
-                    accepted=True,
-                    bends=np.zeros(len(moves)),
-                )
-            ),
-            tol,
+        columns = torch.stack([x - state.x, *around.fresh, *state.columns])
+        direction = at.sum(step.weights)
+        state = replace(
+            state,
+            x=x,
+            weights=step.weights,
+            losses=at.losses,
+            direction=direction,
+            at=at,
+            around=None,
+            columns=columns[: self.memory or max(STORED, self._most(state))],
+            pull=around.pull,
+            scale=around.scale,
+            damping=damped(state.damping, gained, promised, least),
+            energy=float(away @ away) / around.scale,
+            moving=max(state.moving, moving),
+            promise=max(promised, 0.0),
+            accepted=True,
+            bends=np.zeros(len(moves)),
         )
+        return self._watched(self._certified(state, at, direction), tol)
 
     def _watched(self, state: SubspaceSaddleState, tol: float) -> SubspaceSaddleState:
         """Hold λ to a centre ν for good once the certificate has not halved in many rounds.
 
-        The problem is then that of ψ + (ω/2)‖λ − ν‖² until it is solved to half of the certificate, which is when ν
-        moves to λ and ω falls to a quarter. Where ψ bends by itself ω = 0, and the merit is the objective.
+        The problem is then that of ψ + (ω/2)‖λ − ν‖² until it is solved to half of the certificate,
+        which is when ν moves to λ and ω falls to a quarter. Where ψ bends by itself ω = 0, and the
+        merit is the objective.
         """
         if len(state.centre):
             missed = self.objective.support(state.losses) - self._held_value(state, tol)
@@ -292,18 +291,16 @@ class SubspaceSaddle(MinimaxMethod):
             return replace(state, record=state.certificate, since=state.rounds)
         if state.rounds - state.since < PATIENCE or not np.isfinite(state.certificate):
             return state
-        return replace(
-            state, centre=state.weights, hold=state.certificate if self._flat(state) else 0.0
-        )
+        hold = state.certificate if self._flat(state) else 0.0
+        return replace(state, centre=state.weights, hold=hold)
 
     def _held_value(self, state: SubspaceSaddleState, tol: float) -> float:
-        """Return max_{l∈Λ} ⟨L, l⟩ − ψ(l) − (ω/2)‖l − ν‖², and (ω/2)‖λ − ν‖²."""
+        """Return max_{l∈Λ} ⟨L, l⟩ − ψ(l) − (ω/2)‖l − ν‖², plus (ω/2)‖λ − ν‖²."""
         away = state.weights - state.centre
-        w = np.full(len(state.centre), state.hold**0.5)
-        value = solve_saddle(
-            self.objective, state.losses, np.empty((0, len(w))), state.centre, tol, w
-        ).value
-        return value + 0.5 * state.hold * float(away @ away)
+        w = np.full(len(away), state.hold**0.5)
+        nothing = np.empty((0, len(w)))
+        best = solve_saddle(self.objective, state.losses, nothing, state.centre, tol, w)
+        return best.value + 0.5 * state.hold * float(away @ away)
 
     def _rejected(
         self, state: SubspaceSaddleState, around: Neighbourhood, tol: float, damping: float
@@ -318,28 +315,30 @@ class SubspaceSaddle(MinimaxMethod):
 
     def _look(self, federation: Federation, state: SubspaceSaddleState) -> Neighbourhood:
         """Make steps (1) and (2), and return what they show, with the β and s that they suggest."""
-        total = float(state.weights.sum()) or 1.0
         c = state.direction
         most = self._most(state)
-        if self.everywhere and len(c) <= most:
-            return self._look_everywhere(state)
-        d = self._local_work(federation, state, c / total)
-        extra = [c / state.diagonal] if state.uneven or len(c) <= most else []
+        if len(c) <= most:
+            # V is all of R^d: nothing is left for local work to find, or for w to hold.
+            V = torch.diag(state.metric.rsqrt())
+            seen = state.at.restriction(V, state.weights, state.metric)
+            nothing = np.zeros(len(state.weights))
+            return self._modelled(state, V, [], seen, nothing, state.pull, state.scale)
+        total = float(state.weights.sum()) or 1.0
+        plan = ProximalPlan(state.pull, state.metric)
+        d = federation.proximal_steps(state.at, c / total, plan).sum(state.weights / total)
+        extra = [c / state.diagonal] if state.uneven else []
         V = orthonormal([*state.columns[:1], d, c, *extra, *state.columns[1:]], state.metric, most)
         seen = state.at.restriction(V, state.weights, state.metric)
         slope = float(c @ d)
         along = (V.mT @ (state.metric * d)).double().cpu().numpy()
         bend = float(along @ seen.curvature @ along)
         pull = pulled(state.pull, slope / bend if bend > 0 else 0.0, state.size)
-        scale = (
-            scaled(state.scale, slope / max(state.energy, 1e-300))
-            if np.isfinite(state.energy)
-            else state.scale
-        )
+        scale = state.scale
+        if np.isfinite(state.energy):
+            scale = scaled(scale, slope / max(state.energy, TINY))
         unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
-        w = np.sqrt(
-            scale * max(slope, 0.0) / max(float((c.square() / state.metric).sum()), 1e-300) * unseen
-        )
+        square = max(float((c.square() / state.metric).sum()), TINY)
+        w = np.sqrt(scale * max(slope, 0.0) / square * unseen)
         return self._modelled(state, V, [d, c], seen, w, pull, scale)
 
     def _modelled(
@@ -352,7 +351,7 @@ class SubspaceSaddle(MinimaxMethod):
         pull: float,
         scale: float,
     ) -> Neighbourhood:
-        """Make a model of the losses of what was seen, with weights that are held by w, or to the centre."""
+        """Make a model of what was seen, with weights that are held by w, or to the centre."""
         held = w * self._held(state, V.shape[1])
         centre = state.weights
         if len(state.centre):
@@ -361,19 +360,13 @@ class SubspaceSaddle(MinimaxMethod):
         near = (state.losses, seen.slopes, seen.curvature)
         model = SubspaceModel(self.objective, *near, centre, held, STIFF * state.size)
         merit = model.merit(state.losses, self._accuracy(state))
-        return Neighbourhood(V, fresh, model, w, merit, pull, scale, seen.sizes)
-
-    def _look_everywhere(self, state: SubspaceSaddleState) -> Neighbourhood:
-        """Make step (2) where V may be all of R^d: nothing is left for local work to find, or for w to hold."""
-        V = torch.diag(state.metric.rsqrt())
-        seen = state.at.restriction(V, state.weights, state.metric)
-        nothing = np.zeros(len(state.weights))
-        return self._modelled(state, V, [], seen, nothing, state.pull, state.scale)
+        return Neighbourhood(V, fresh, model, w, merit, pull, scale)
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
-        """Return whether to use w: not if ψ is flat, D = I and V has a column for every weight that moves (observed).
+        """Return whether to use w.
 
-        A trial that is rejected without it ends that.
+        It costs rounds, as observed, if ψ is flat, D = I and V has a column for every weight that
+        moves: it is left out there, until a trial is rejected without it.
         """
         wanted = not self._flat(state) or state.uneven or state.careful or k < state.moving
         return wanted or len(state.centre) > 0
@@ -382,34 +375,18 @@ class SubspaceSaddle(MinimaxMethod):
         """Return whether ψ does not bend."""
         return self.objective.simplex and self.objective.strong_convexity(len(state.weights)) == 0
 
-    def _local_work(self, federation: Federation, state: SubspaceSaddleState, c: Tensor) -> Tensor:
-        """Make step (1)."""
-        plan = ProximalPlan(state.pull, state.metric)
-        return federation.proximal_steps(state.at, c, plan).sum(
-            state.weights / (float(state.weights.sum()) or 1.0)
-        )
-
     def _most(self, state: SubspaceSaddleState) -> int:
         return min(USUAL + state.moving, MOST) if self.memory is None else self.memory
 
-    def _kept(self, state: SubspaceSaddleState, step: Tensor, fresh: list[Tensor]) -> Tensor:
-        """Return the newest columns, the last step first."""
-        return torch.stack([step, *fresh, *state.columns])[
-            : self.memory or max(KEPT, self._most(state))
-        ]
-
     def _accuracy(self, state: SubspaceSaddleState) -> float:
-        """Return that of the server's problems: a share of how far there is to go, by the proof or the last model."""
+        """Return that of the server's problems: a share of how far there is to go."""
         left = min(state.certificate, state.promise)
         size = 1 + float(np.abs(state.losses).max())
         return max(INEXACT * left, ROUNDING * size) if np.isfinite(left) else FIRST * size
 
-    def _proven_at(self, state: Proven) -> Proven:
-        return self._certified(state, state.at, state.direction)
-
 
 def badly_scaled(diagonal: Tensor) -> bool:
-    """Return whether curvatures of coordinates differ so much that a metric pays: by a factor of 4 for most."""
+    """Return whether curvatures of most coordinates differ by a factor of 4: a metric pays."""
     low, high = np.quantile(diagonal.double().cpu().numpy(), (0.1, 0.9))
     return bool(high > 4 * low)
 
@@ -423,18 +400,25 @@ def pulled(pull: float, length: float, size: float) -> float:
 
 
 def scaled(scale: float, ratio: float) -> float:
-    """Return the s that brings the energy of λ's last step near a share of the model's decrease ⟨c, d⟩ (e to one)."""
-    off = float(np.log(max(ratio, 1e-300))) - 1 - float(np.log(scale))
+    """Return the s that brings the energy of λ's last step near a share of the decrease ⟨c, d⟩.
+
+    The target is e to one; `ratio` is the decrease over the energy, and half of what is missing in
+    log s is made up at a time.
+    """
+    off = float(np.log(max(ratio, TINY))) - 1 - float(np.log(scale))
     return float(np.clip(scale * np.exp(np.clip(0.5 * off, -1, 1)), 0.03, 2.0))
 
 
 def damped(damping: float, gained: float, promised: float, least: float) -> float:
-    """Return δ for the next round: less where the promise was kept (none below `least`), more where little was."""
+    """Return δ for the next round: less after a good promise (none below `least`), else more."""
     if gained >= 0.75 * promised:
         return damping / 4 if damping > 0.1 * least else 0.0
     return max(2 * damping, 0.25) if gained < 0.25 * promised else damping
 
 
 def first_damping(step: Saddle, promised: float, size: float) -> float:
-    """Return the first δ after a rejected trial: ½, or what takes back half of its promise, δκ‖α‖² = promise."""
-    return min(0.5, max(promised, 0.0) / max(STIFF * size * float(step.z @ step.z), 1e-300))
+    """Return the first δ after a rejected trial: ½, or what takes back half of its promise.
+
+    That is δκ‖α‖² = promise.
+    """
+    return min(0.5, max(promised, 0.0) / max(STIFF * size * float(step.z @ step.z), TINY))

@@ -590,7 +590,8 @@ def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
 
 def _uncertified(algorithm: Any, config: RunConfig, cohort: Cohort) -> str | None:
     """Say why a method has no certificate on these clients."""
-    reason: str | None = algorithm.uncertified(algorithm.init(cohort, config.training.seed, None))
+    method = algorithm.choice(cohort)
+    reason: str | None = method.uncertified(method.init(cohort, config.training.seed, None))
     return reason
 
 

@@ -176,7 +176,7 @@ def train(
     run = _TrainingRun(algorithm, federation, seed, keeper, whole)
     with limit_threads(federation.channel.work):
         run.begin(_start(federation, x0), x0)
-        reason = algorithm.uncertified(run.state)
+        reason = run.method.uncertified(run.state)
         if tol is not None and reason is not None:
             raise InputError(
                 "tol-without-certificate", f"tol needs a certificate, and there is none: {reason}"
@@ -205,6 +205,9 @@ class _TrainingRun:
         whole: bool,
     ) -> None:
         self.algorithm = algorithm
+        # What stands for several methods chooses one here, before traffic is counted.
+        self.method = algorithm.choice(federation)
+        self.reason = algorithm.reason(federation)
         self.federation = federation
         self.seed = seed
         self.keeper = keeper
@@ -222,16 +225,16 @@ class _TrainingRun:
         self.federation.traffic.restore(Traffic())
         followed = None
         if isinstance(before, RunState):
-            followed = self.algorithm.follow(self.federation, before, self.seed)
+            followed = self.method.follow(self.federation, before, self.seed)
         if followed is None:
-            followed = self.algorithm.init(self.federation, self.seed, x0)
+            followed = self.method.init(self.federation, self.seed, x0)
         self.state = followed
         if self.keeper is not None and self.keeper.exists():
             self._resume()
         else:
             self._record()
         if not self.history.every_client:
-            self.state = replace(self.state, every=_rounds_between(self.algorithm, self.federation))
+            self.state = replace(self.state, every=_rounds_between(self.method, self.federation))
         self.last_finite = self.state
         self._complete()
 
@@ -245,7 +248,7 @@ class _TrainingRun:
         """Make rounds until one of the named outcomes."""
         try:
             while (status := self._outcome(rounds, tol)) is None:
-                self.state = self.algorithm.round(self.federation, self.state)
+                self.state = self.method.round(self.federation, self.state)
                 self._record()
                 self._complete()
                 info = RoundInfo(self.state.rounds, self.state, self.history, self.account)
@@ -309,7 +312,7 @@ class _TrainingRun:
             and tol < state.certificate <= 2 * state.floor
         ):
             return Status.PRECISION
-        if self.rejected >= PATIENCE or self.algorithm.stalled(state):
+        if self.rejected >= PATIENCE or self.method.stalled(state):
             return Status.STALLED
         if state.rounds < rounds:
             return None
@@ -346,7 +349,6 @@ class _TrainingRun:
         seconds = {
             "seconds": np.asarray(time.perf_counter() - self.clock),
             "rejected": np.asarray(self.rejected),
-            "kind": np.asarray(type(self.state).__name__),
         }
         arrays = disk.pack(self.state) | self.history.pack() | traffic | seconds
         disk.write(
@@ -369,8 +371,7 @@ class _TrainingRun:
         try:
             if self.account is not None:
                 self.account.merge(arrays)
-            like = self.algorithm.like(self.federation, self.state, str(arrays["kind"]))
-            self.state = self.algorithm.resume(self.federation, disk.unpack(like, arrays))
+            self.state = self.method.resume(self.federation, disk.unpack(self.state, arrays))
             self.history = History.unpack(self.federation.names, arrays)
             kept = Traffic(**{k: int(arrays[f"traffic.{k}"]) for k in vars(Traffic())})
             seconds = float(arrays["seconds"])
@@ -391,7 +392,7 @@ class _TrainingRun:
     def result(self, status: Status) -> Result:
         """Return the outcome; of a diverged run the last finite point."""
         state = self.last_finite if status is Status.DIVERGED else self.state
-        reason = self.algorithm.uncertified(state)
+        reason = self.method.uncertified(state)
         message = (
             status.sentence
             if reason is None
@@ -400,10 +401,8 @@ class _TrainingRun:
         if status is Status.STALLED and self._unmoved():
             message = f"{message} {UNMOVED}"
         if status in (Status.ROUND_LIMIT, Status.STALLED):
-            message = (
-                f"{message} {self.algorithm.advise(state, self.history['certificate'])}".strip()
-            )
-        message = f"{message}{self.refusal} {self.algorithm.explain(state)}".strip()
+            message = f"{message} {self.method.advise(state)}".strip()
+        message = f"{message}{self.refusal} {self.reason}".strip()
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)
         weights = state.weights.copy()

@@ -1,22 +1,22 @@
-r"""Adaptive steps without parameters.
+r"""Adaptive steps without parameters, for convex losses.
 
-Clients take η_i = 1/L_i; the server has a factor e on d and a dual/primal ratio γ, with σ = γ e. After a round it
-knows, at no cost,
+Clients take η_i = 1/L_i; the server has a factor e on d and a dual/primal ratio γ, with σ = γ e.
+After a round it knows, at no cost,
 
     D = e⟨c, d⟩                        the predicted decrease,
     B = ⟨λ⁺, L⁺ − L⟩ + D               the part lost to curvature (∝ e²),
-    X = σ‖q‖² / (2κ),  q = L⁺ − L      the part that moving weights may cost (∝ e³; q is centred on the simplex, where
-                                       only differences between clients count).
+    X = σ‖q‖² / (2κ),  q = L⁺ − L      the part that moving weights may cost (∝ e³; q is centred on
+                                       the simplex, where only differences between clients count).
 
-*Primal step.* Accelerated primal-dual theory, in the metric that makes ‖x⁺ − x‖² equal D, needs B + X ≤ D/2; the
-longest such step along the direction just tried is
+*Primal step.* Accelerated primal-dual theory, in the metric that makes ‖x⁺ − x‖² equal D, needs
+B + X ≤ D/2; the longest such step along the direction just tried is
 
     ê = ⟨c, d⟩ / (b + √(b² + 2 a ⟨c, d⟩)),    b = B/e²,  a = X/e³.
 
-For fixed weights ê is the exact line search, and using it for the *next* direction, as done here, is the step of
-Barzilai and Borwein (1988), which is far faster than monotone descent but needs tolerance: a step is taken while
-B + X ≤ 2D. If the objective finds no new best value for `PATIENCE` rounds, the rule falls back for good to the
-condition of the theory (B + X ≤ D/2, and 0.8 ê).
+For fixed weights ê is the exact line search, and using it for the *next* direction, as done here,
+is the step of Barzilai and Borwein (1988), which is far faster than monotone descent but needs
+tolerance: a step is taken while B + X ≤ 2D. If the objective finds no new best value for `PATIENCE`
+rounds, the rule falls back for good to the condition of the theory (B + X ≤ D/2, and 0.8 ê).
 
 *Balance.* With the coupling K² ≈ ‖q‖²/(e D), a dual step of length 1/K² from λ⁺ would gain
 
@@ -24,9 +24,9 @@ condition of the theory (B + X ≤ D/2, and 0.8 ê).
 
 while the primal step gains about g_x = ⟨c, d⟩/2. γ moves to balance the two, ever more slowly.
 
-*Noise.* With minibatches in the local steps (losses and c_i are full), ⟨c, d⟩, b and a are averaged over rounds, so
-that ê tends to E⟨c, d⟩ / E⟨d, H d⟩: the step decays as noise dominates. Then steps need not descend, only not leap,
-and σ = γ does not change.
+*Noise.* With minibatches in the local steps (losses and c_i are full), ⟨c, d⟩, b and a are averaged
+over rounds, so that ê tends to E⟨c, d⟩ / E⟨d, H d⟩: the step decays as noise dominates. Then steps
+need not descend, only not leap, and σ = γ does not change.
 
 *Networks.* Losses that are not convex have their own rules, in `nonconvex.py`.
 """
@@ -38,22 +38,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scaffpd.algorithms.steps.base import Rates, StepProblem, Trial
-from scaffpd.algorithms.steps.nonconvex import Nonconvex, NonconvexState
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Vector
 from scaffpd.objectives.base import LARGEST
 
 KAPPA = 3.0
-ROOM = 2.0
-STRICT = 0.5
+ROOM = 2.0  # B + X ≤ this times D, until the rule falls back
+STRICT = 0.5  # and then
 PATIENCE = 50
-GROWTH = 1.5
+GROWTH = 1.5  # most and least factor on e from one step taken to the next
 DROP = 0.15
-BALANCE = 0.3
+BALANCE = 0.3  # pace of log γ at first; it halves every COOLING settled rounds, roughly
 COOLING = 20.0
-SATURATED = 1.5
+SATURATED = 1.5  # an imbalance that counts as large, and the most that acts at once
 NOISY_MEMORY = 0.9
-LEAP = 0.5
+LEAP = 0.5  # share of the loss that a noisy step may lose
 LEAST_STEP = 1e-90  # its cube does not underflow
 
 
@@ -68,7 +67,7 @@ class AutoState:
         coupling: K², a slowly forgetting maximum.
         imbalance: smoothed log(g_λ/g_x).
         accepted: steps taken.
-        settled: steps taken while the imbalance was small; γ moves ever more slowly as they add up.
+        settled: steps taken while the imbalance was small; γ slows down as they add up.
         best: the best value of the objective so far.
         since: steps taken since then.
         strict: whether the rule has fallen back to B + X ≤ D/2.
@@ -104,12 +103,12 @@ class AutoState:
 
 @dataclass(frozen=True)
 class Auto:
-    """Tuning-free steps for Scaff-PD.
+    """Tuning-free steps for Scaff-PD; on networks it takes those of `Nonconvex`.
 
     Args:
-        extrapolation: the fraction of the paper's θ = min(1, σ_{r−1}/σ_r) to use. With local steps the primal
-            contracts so much in a round that extrapolating the losses only delays λ: none is the measured best
-            (`benchmarks/ROUNDS.md`), 1 is the paper's.
+        extrapolation: the fraction of the paper's θ = min(1, σ_{r−1}/σ_r) to use. With local steps
+            the primal contracts so much in a round that extrapolating the losses only delays λ:
+            none is the measured best (`benchmarks/ROUNDS.md`), 1 is the paper's.
     """
 
     extrapolation: float = 0.0
@@ -117,25 +116,16 @@ class Auto:
     def __post_init__(self) -> None:
         if not 0 <= real("Auto", "extrapolation", self.extrapolation) <= 1:
             raise InputError(
-                "auto-extrapolation-between",
+                "setting-out-of-range",
                 f"Auto needs extrapolation between 0 and 1, got {self.extrapolation!r}.",
             )
 
-    def start(self, problem: StepProblem) -> AutoState | NonconvexState:
-        """Begin with one full local step at fixed λ, which measures how strongly x and λ are coupled."""
-        if not problem.exact:
-            raise InputError(
-                "auto-judges-steps",
-                "Auto judges steps by full losses: use full_gradients=True, or Fixed(...) or Theory(...) steps.",
-            )
-        if not problem.constants.convex:
-            return Nonconvex().start(problem)
+    def start(self, problem: StepProblem) -> AutoState:
+        """Begin with one full local step at fixed λ, which measures the coupling of x and λ."""
         return AutoState(memory=NOISY_MEMORY if problem.stochastic else 0.0)
 
-    def rates(self, state: AutoState | NonconvexState) -> Rates:
+    def rates(self, state: AutoState) -> Rates:
         """Return σ = γ e, θ, e and the clients' factor on 1/L_i."""
-        if isinstance(state, NonconvexState):
-            return Nonconvex().rates(state)
         sigma = state.sigma
         theta = min(1.0, state.previous_sigma / sigma) if state.previous_sigma > 0 else 1.0
         return Rates(
@@ -145,38 +135,39 @@ class Auto:
             local_scale=state.local_scale,
         )
 
-    def judge(
-        self, state: AutoState | NonconvexState, trial: Trial
-    ) -> tuple[AutoState | NonconvexState, bool]:
+    def judge(self, state: AutoState, trial: Trial) -> tuple[AutoState, bool]:
         """Compare the predicted decrease of the step with the actual one."""
-        if isinstance(state, NonconvexState):
-            return Nonconvex().judge(state, trial)
         if not np.isfinite(trial.slope):
             return replace(state, local_scale=state.local_scale / 2), False
         value = trial.value()
-        if not np.isfinite(value):
-            return replace(
-                state, step=max(state.step / 10, LEAST_STEP)
-            ), False  # overflow, or outside the domain (Nash: a loss above b)
         e = state.step
-        promised = state.step * trial.slope
+        if not np.isfinite(value):  # overflow, or outside the domain (Nash: a loss above b)
+            return replace(state, step=max(e / 10, LEAST_STEP)), False
+        promised = e * trial.slope
         bregman, change = curvature_and_change(trial, state.b * e**2)
         cross = state.sigma * float(change @ change) / (2 * KAPPA)
-        state = averaged(state, trial.slope, bregman / e**2, cross / e**3)
+        # A share `memory` of the past; none at the first round.
+        past = state.memory if state.b > 0 else 0.0
+        state = replace(
+            state,
+            slope=past * state.slope + (1 - past) * trial.slope,
+            b=past * state.b + (1 - past) * bregman / e**2,
+            a=past * state.a + (1 - past) * cross / e**3,
+        )
         ideal = longest_step(state.slope, state.b, state.a, otherwise=e)
         room = (STRICT if state.strict else ROOM) * promised
         if state.memory > 0:  # a noisy step need not descend; it must not leap
             room = max(room, promised + LEAP * abs(float(trial.weights @ trial.before)))
         if bregman + cross > room:
-            return replace(
-                state, step=max(float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e)), LEAST_STEP)
-            ), False
+            shorter = float(np.clip(0.9 * ideal, 0.05 * e, 0.8 * e))
+            return replace(state, step=max(shorter, LEAST_STEP)), False
         return self._accepted(state, trial, value, change, ideal), True
 
     def _accepted(
         self, state: AutoState, trial: Trial, value: float, change: Vector, ideal: float
     ) -> AutoState:
-        # The step's squared length in the metric of D: the predicted one, or that from curvature if it is larger.
+        # The step's squared length in the metric of D: the predicted one, or that from curvature if
+        # it is larger.
         energy = max(state.step * trial.slope, 2 * state.b * state.step**2)
         seen = float(change @ change) / (state.step * energy) if energy > 0 else 0.0
         coupling = max(seen, 0.9 * state.coupling)
@@ -199,6 +190,7 @@ class Auto:
         )
 
     def _balance(self, state: AutoState, trial: Trial, coupling: float) -> tuple[float, float]:
+        """Return γ and the imbalance for the next round."""
         if state.gamma == 0:
             return first_ratio(trial, coupling), 0.0
         if state.memory > 0:
@@ -209,21 +201,8 @@ class Auto:
         pull = float(np.log(gain / max(0.5 * state.slope, 1e-300))) if gain > rounding else 0.0
         imbalance = pull if state.accepted == 1 else 0.7 * state.imbalance + 0.3 * pull
         pace = BALANCE / (1 + state.settled / COOLING)
-        return state.gamma * float(
-            np.exp(pace * np.clip(imbalance, -SATURATED, SATURATED))
-        ), imbalance
-
-
-def averaged(state: AutoState, slope: float, b: float, a: float) -> AutoState:
-    """Average ⟨c, d⟩, b and a, with a share `memory` of their past (none at the first round)."""
-    keep = state.memory if state.b > 0 else 0.0
-    new = 1 - keep
-    return replace(
-        state,
-        slope=keep * state.slope + new * slope,
-        b=keep * state.b + new * b,
-        a=keep * state.a + new * a,
-    )
+        push = pace * float(np.clip(imbalance, -SATURATED, SATURATED))
+        return state.gamma * float(np.exp(push)), imbalance
 
 
 def longest_step(slope: float, b: float, a: float, otherwise: float) -> float:
@@ -235,7 +214,10 @@ def longest_step(slope: float, b: float, a: float, otherwise: float) -> float:
 
 
 def first_ratio(trial: Trial, coupling: float) -> float:
-    """Return the first γ: σ‖q‖² just small against D, or up to ten times that if ψ is curved enough to hold λ."""
+    """Return the first γ: σ‖q‖² just small against D.
+
+    It is up to ten times that if ψ is curved enough to hold λ.
+    """
     ratio = 0.45 / (coupling * trial.step**2) if coupling > 0 else 1.0
     curvature = trial.objective.curvature(trial.weights)
     floor = min(1e-3 / curvature, 10 * ratio) if 0 < curvature < np.inf else 0.0
@@ -246,9 +228,9 @@ def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
     """Return g_λ of a proximal step of length 1/K², and its rounding error."""
     objective = trial.objective
     weights = trial.weights
-    losses = (
-        trial.after - weights @ trial.after / weights.sum() if objective.simplex else trial.after
-    )
+    losses = trial.after
+    if objective.simplex:  # a common shift changes nothing but the rounding
+        losses = losses - weights @ losses / weights.sum()
     better = objective._prox(losses, weights, float(np.clip(1 / coupling, 1 / LARGEST, LARGEST)))
     move = better - weights
     penalties = objective._value(better), objective._value(weights)
@@ -257,22 +239,22 @@ def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
 
 
 def curvature_and_change(trial: Trial, expected: float = 0.0) -> tuple[float, Vector]:
-    """Return B and q. If B is lost in the rounding of the losses, compute it from the gradients along the step
+    """Return B and q.
+
+    If B is lost in the rounding of the losses, compute it from the gradients along the step
     (trapezoid rule) or from their sums; without them, from the last curvature.
     """
-
-    def centred(v: Vector) -> Vector:
-        return v - v.mean() if trial.objective.simplex else v
-
     weights = trial.weights
     change = trial.after - trial.before
     bregman = float(weights @ change) + trial.step * trial.slope
     noise = 2 * trial.precision * float(weights @ (np.abs(trial.before) + np.abs(trial.after)))
-    if bregman >= 1e4 * noise:
-        return bregman, centred(change)
-    if trial.secants is None:
-        return max(bregman, expected, 0.0) if trial.bend is None else max(
-            trial.bend(), 0.0
-        ), centred(change)
-    before, after = trial.secants()
-    return max(0.5 * float(weights @ (after - before)), 0.0), centred(0.5 * (before + after))
+    if bregman < 1e4 * noise:
+        if trial.secants is not None:
+            before, after = trial.secants()
+            bregman = max(0.5 * float(weights @ (after - before)), 0.0)
+            change = 0.5 * (before + after)
+        elif trial.bend is not None:
+            bregman = max(trial.bend(), 0.0)
+        else:
+            bregman = max(bregman, expected, 0.0)
+    return bregman, change - change.mean() if trial.objective.simplex else change

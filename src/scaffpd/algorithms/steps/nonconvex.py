@@ -1,18 +1,21 @@
 r"""Adaptive steps for losses that are not convex (networks).
 
-`Auto`'s rules are those of convex functions: they compare a step with the decrease that gradients at its start predict.
-For 62 minibatch steps through a network those gradients predict next to nothing, so that every round looked like a
-failure and the next one was made shorter, until nothing moved. Here rounds are judged by the objective alone:
+`Auto`'s rules are those of convex functions: they compare a step with the decrease that gradients
+at its start predict. For 62 minibatch steps through a network those gradients predict next to
+nothing, so that every round looked like a failure and the next one was made shorter, until nothing
+moved. Here rounds are judged by the objective alone:
 
-    local steps      η = s/max_i L_i for all clients, as in FedAvg, and x⁺ = Σ λ_i u_i
-    weights          λ⁺ = argmin_Λ ψ(λ) − ⟨L, λ⟩ + ‖λ − λ^r‖²/(2σ_r),   σ_r = κ/(N·spread of L(x^r)):
-                     without ψ, a client whose loss is one standard deviation above the mean gains κ/N
-    corrections      of minibatch steps: control variates c_i that clients update from their steps, SCAFFOLD's option
-                     II, and c = Σ λ_i c_i. The paper's c_i = ∇f_i(x) is the gradient before the first step: a client
-                     fits its own labels within a few steps, g_i(u) vanishes, and the rest of g_i(u) − c_i + c
-                     pushes it away from them. A mean over the steps has the right size. Corrections end if the
-                     value rises with them. Full gradients use the paper's, and every round has to descend
-    s                one; halved after a round that leaps, which is not taken, and when nothing else helps
+    local steps   η = s/max_i L_i for all clients, as in FedAvg, and x⁺ = Σ λ_i u_i
+    weights       λ⁺ = argmin_Λ ψ(λ) − ⟨L, λ⟩ + ‖λ − λ^r‖²/(2σ_r),  σ_r = κ/(N·spread of L(x^r)):
+                  without ψ, a client whose loss is one standard deviation above the mean gains κ/N
+    corrections   of minibatch steps: control variates c_i that clients update from their steps,
+                  SCAFFOLD's option II, and c = Σ λ_i c_i. The paper's c_i = ∇f_i(x) is the gradient
+                  before the first step: a client fits its own labels within a few steps, g_i(u)
+                  vanishes, and the rest of g_i(u) − c_i + c pushes it away from them. A mean over
+                  the steps has the right size. Corrections end if the value rises with them. Full
+                  gradients use the paper's, and every round has to descend
+    s             one; halved after a round that leaps, which is not taken, and when nothing else
+                  helps
 """
 
 from __future__ import annotations
@@ -41,7 +44,6 @@ class NonconvexState:
 
     Attributes:
         rate: 1/max_i L_i.
-        local_steps: J; a single local step has no drift.
         stochastic: whether local steps use minibatches. If not, every round has to descend.
         scale: halved after a round that is not taken, and longer again with every one that is.
         cooling: halved when nothing else helps.
@@ -53,7 +55,6 @@ class NonconvexState:
     """
 
     rate: float
-    local_steps: int
     stochastic: bool
     scale: float = 1.0
     cooling: float = 1.0
@@ -80,16 +81,14 @@ class Nonconvex:
     schedule: Schedule | None = None
 
     def start(self, problem: StepProblem) -> NonconvexState:
-        """Start with FedAvg's rate, and λ as it is."""
+        """Start with FedAvg's rate, and λ as it is; a single local step has no drift."""
         steepest = float(problem.constants.smoothness.max())
         rate = 1 / steepest if steepest > 0 else 1.0
         value = problem.objective.support(problem.losses)
-        correction = (
-            "gradients" if problem.local_steps == 1 or not problem.stochastic else "variates"
-        )
-        return NonconvexState(
-            rate, problem.local_steps, problem.stochastic, correction=correction, best=value
-        )
+        correction = "variates"
+        if problem.local_steps == 1 or not problem.stochastic:
+            correction = "gradients"
+        return NonconvexState(rate, problem.stochastic, correction=correction, best=value)
 
     def rates(self, state: NonconvexState) -> Rates:
         """Return one rate for all; the server averages by λ."""
@@ -104,8 +103,9 @@ class Nonconvex:
         size = max(abs(state.best), 1e-12)
         if not np.isfinite(value):
             return replace(state, scale=state.scale / 8), False
-        change = float(trial.weights @ (trial.after - trial.before))
-        if value > state.best + LEAP * size if state.stochastic else change > 0:
+        rises = float(trial.weights @ (trial.after - trial.before)) > 0
+        leaps = value > state.best + LEAP * size
+        if leaps if state.stochastic else rises:
             return replace(state, scale=state.scale / 2), False
         since = 0 if value < state.best - BETTER * size else state.since + 1
         new = replace(
@@ -117,7 +117,9 @@ class Nonconvex:
         )
         if state.correction == "variates" and value > state.best + HURT * size:
             return replace(new, correction="none", since=0), True
-        return (new if since < PATIENCE else replace(new, cooling=state.cooling / 2, since=0)), True
+        if since >= PATIENCE:
+            new = replace(new, cooling=state.cooling / 2, since=0)
+        return new, True
 
 
 def dual_rate(losses: Vector) -> float:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationInfo, model_validator
 
 from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
+from scaffpd.algorithms.base import MEMORY, VECTORS
 from scaffpd.algorithms.minimax_sums import able
 from scaffpd.data.tabular.agree import EXPANSIONS
 from scaffpd.errors import InputError
@@ -350,7 +351,7 @@ def _check_masking(
 ) -> None:
     from scaffpd.secure.masking import Terms  # needs the optional package cryptography
 
-    if algorithm.sees_vectors or algorithm.keeps_vectors:
+    if algorithm.needs & {VECTORS, MEMORY}:
         raise InputError(
             "looks-silo-own",
             f"{type(algorithm).__name__} looks at every silo's own vectors, or keeps them: take [secure] out of "

@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from scaffpd.algorithms import ALGORITHMS
+from scaffpd.algorithms.base import VECTORS
 from scaffpd.data.tabular.agree import TASKS
 from scaffpd.data.tabular.formats import ACCEPTED, is_table
 from scaffpd.data.tabular.read import DECIMALS
@@ -115,7 +116,7 @@ class SiloLimits(SettingsTable):
 
     # names of algorithms; `None` for all; left out, those that need only sums and scalars
     algorithms: key.Texts | None = tuple(
-        name for name, kind in ALGORITHMS.items() if not kind.sees_vectors
+        name for name, kind in ALGORITHMS.items() if VECTORS not in kind.needs
     )
     dimension: key.Count = 1_000_000  # the largest d
     local_steps: key.Count = 10_000  # the most local steps per question

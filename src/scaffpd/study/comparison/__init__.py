@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from scaffpd.algorithms import Fair
 from scaffpd.errors import InputError, count
 from scaffpd.files import JsonLines, make_folder, write_file
 from scaffpd.machine import cores, environment
@@ -178,9 +179,7 @@ def compare(
 
 def _settled(setting: Setting) -> Setting:
     """Replace `fair` by the method it chooses for this problem, so that tables have its J and its batch."""
-    open_ = {
-        label: method for label, method in setting.methods.items() if hasattr(method, "choice")
-    }
+    open_ = {label: method for label, method in setting.methods.items() if isinstance(method, Fair)}
     if not open_:
         return setting
     cohort = setting.problem.cohort(setting.seeds[0])

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from scaffpd.algorithms.minimax import certify, length
+from scaffpd.algorithms.certificate import certify, length
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Traffic
 from scaffpd.study.comparison.setting import Factors, Setting, configured

@@ -1,0 +1,81 @@
+r"""q-FFL: fair resource allocation, by steps whose length follows from q and the losses.
+
+T. Li, M. Sanjabi, A. Beirami, V. Smith, "Fair Resource Allocation in Federated Learning", 2020,
+Algorithm 1 (q-FedSGD) and Algorithm 2 (q-FedAvg); it minimises Σ p_k F_k^{q+1}/(q+1).
+
+Round r, with L = 1/η_ℓ:
+    F_k = f_k(x);  u_k ← u_k − η_ℓ g_k(u_k), J times from u_k = x              x down
+    Δw_k = L (x − u_k),   Δ_k = F_k^q Δw_k,
+    h_k = q F_k^{q−1} ‖Δw_k‖² + L F_k^q                                        Δ_k, h_k up
+    x⁺ = x − Σ_{k∈S} p_k Δ_k / Σ_{k∈S} p_k h_k
+
+J = 1 is q-FedSGD (Δw_k = ∇F_k), J > 1 q-FedAvg; q = 0 is FedAvg. F_k is the *mean* loss of client k
+at x, over all of its samples whatever the minibatches of local steps are. As in `FedAvg`, clients
+are drawn uniformly and counted by p_k (the paper draws by p_k and counts alike).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from scaffpd.algorithms.base import LOSSES, SIZES, UPDATES, AveragingState, check_range, moved
+from scaffpd.algorithms.fed_avg import FedAvg
+from scaffpd.errors import InputError, real
+from scaffpd.federation import Federation
+
+TINY = 1e-300  # a loss of zero has no q−1 st power
+
+
+@dataclass(frozen=True, kw_only=True)
+class QFFL(FedAvg):
+    """q-FedSGD (`local_steps=1`) and q-FedAvg; the other arguments are those of `FedAvg`.
+
+    Args:
+        q: q >= 0; 0 is the average loss, ∞ the worst.
+    """
+
+    published: ClassVar[str] = "q-FFL"
+    questions: ClassVar[frozenset[str]] = frozenset({LOSSES, UPDATES, SIZES})
+    strengths: ClassVar[tuple[str, ...]] = ("q",)
+
+    q: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        q = real(type(self).__name__, "q", self.q)
+        check_range(self, 0 <= q < np.inf, "q >= 0 and finite", self.q)
+
+    def init(
+        self, federation: Federation, seed: int = 0, x0: Tensor | None = None
+    ) -> AveragingState:
+        """Begin as FedAvg does; refuse negative losses."""
+        state = super().init(federation, seed, x0)
+        if np.any(state.losses < 0):
+            name = federation.names[int(state.losses.argmin())]
+            raise InputError(
+                "negative-loss", f"QFFL needs losses >= 0; that of client {name!r} is not."
+            )
+        return state
+
+    def round(self, federation: Federation, state: AveragingState) -> AveragingState:
+        """Let some clients make local steps, weighted by F^q; h gives the step length."""
+        clients, p = self._participants(state)
+        L = 1 / self._eta(state)
+        F = federation.losses(state.x, clients=clients, alone=False)
+        updates = federation.local_updates(state.x, None, None, self._plan(state), clients)
+        # Clients that are not asked have p_i = 0, and NaN in place of numbers.
+        F = np.where(p > 0, F, 0.0)
+        squares = np.where(p > 0, L**2 * updates.norms(), 0.0)
+        # Both F^q and h are over max F^q, so that nothing overflows; a client without loss has
+        # neither (q > 0).
+        power = (F / max(float(F.max()), TINY)) ** self.q
+        weights = p * power
+        h = weights * (self.q * squares / np.maximum(F, TINY) + L)
+        if not h.sum() > 0:  # nobody has a loss: all is done
+            return moved(federation, state, state.x, state.prior)
+        x = state.x - self.server_rate * updates.sum(L * weights / h.sum())
+        return moved(federation, state, x, weights / weights.sum())

@@ -1,0 +1,124 @@
+r"""`Theory`: the step sizes for which the paper proves its rates.
+
+SC-SC (ψ μ_λ-strongly convex; appendix B.2, "How to set parameters"), with ω = 1/(1 − θ):
+
+    ω = C_ω ( 1/2 + 24 L_xx/μ_x + √( (1/2 + 24 L_xx/μ_x)² + 16 L_λx²/(μ_x μ_λ) ) ),
+    τ = (4/μ_x)(1 − θ)/θ,   σ = (1/μ_λ)(1 − θ)/θ.
+
+(The appendix' quadratic inequality for ω has its root with 8 in place of 16; the formula as printed
+is larger, hence safe, and is used.)
+
+SC-C (ψ merely convex; Condition 4.1):
+
+    σ_r = γ_r τ_r,   θ_r = σ_{r−1}/σ_r,   γ_{r+1} = γ_r (1 + μ τ_r),   τ_{r+1} = τ_r √(γ_r/γ_{r+1}),
+
+with μ = μ_x/4 as in the appendix' remark, started so that (1 − δ)/τ_0 ≥ 12 L_xx + 2 L_λx² σ_0/c_α
+with both terms equal (δ = 0.1, c_α = 0.9).
+
+In both, η_ℓ = τ_r/(J η_g) with the η_g ≥ 1 that keeps the drift within the proof's bound,
+36 τ² L_xx/η_g² + 2 τ³ L_xx²/η_g² ≤ τ/16. The conditions are those of exact gradients: with
+minibatches the paper needs smaller steps still (1/(1 − θ) above ζ²/(μ_x ε)), which cannot be
+computed beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scaffpd.algorithms.steps.base import Rates, StepProblem, Trial
+from scaffpd.errors import InputError, positive, unknown
+
+CONDITIONS = ("auto", "sc-sc", "sc-c")
+
+
+@dataclass(frozen=True)
+class TheoryState:
+    """τ_r, σ_r, θ_r; the μ by which γ_r grows (0 for constant steps); L_xx and J, for η_ℓ."""
+
+    tau: float
+    sigma: float
+    theta: float
+    growth: float
+    smoothness: float
+    local_steps: int
+
+
+@dataclass(frozen=True)
+class Theory:
+    """Step sizes from the constants of the problem, as proved in the paper (safe and slow).
+
+    Args:
+        condition: "sc-sc", "sc-c", or "auto": SC-SC if ψ is strongly convex, else SC-C.
+        smoothness: L_xx; by default max_i L_i, from the data.
+        coupling: L_λx; by default (Σ ‖∇f_i(x⁰)‖²)^½, its value at the start.
+        strong_convexity: μ_x; by default min_i μ_i, from the data.
+        factor: C_ω ≥ 1.
+    """
+
+    condition: str = "auto"
+    smoothness: float | None = None
+    coupling: float | None = None
+    strong_convexity: float | None = None
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.condition not in CONDITIONS:
+            raise unknown("condition", self.condition, CONDITIONS)
+        for name in ("smoothness", "coupling", "strong_convexity"):
+            if getattr(self, name) is not None:
+                positive("Theory", name, getattr(self, name))
+        if positive("Theory", "factor", self.factor) < 1:
+            raise InputError(
+                "setting-out-of-range", f"Theory needs factor >= 1, got {self.factor!r}."
+            )
+
+    def start(self, problem: StepProblem) -> TheoryState:
+        """Read the constants and solve for τ, σ, θ."""
+        objective = problem.objective
+        constants = problem.constants
+        if not objective.simplex:
+            raise InputError(
+                "not-on-the-simplex",
+                f"Theory needs weights on the simplex, which {objective!r} does not have: use "
+                "Auto().",
+            )
+        mu_x = self.strong_convexity or float(constants.strong_convexity.min())
+        if mu_x <= 0:
+            raise InputError(
+                "not-strongly-convex",
+                "Theory needs strongly convex losses: give the model l2 > 0, or use Auto().",
+            )
+        mu_dual = objective.strong_convexity(len(problem.losses))
+        if self.condition == "sc-sc" and mu_dual <= 0:
+            raise InputError(
+                "penalty-not-strongly-convex",
+                f"Theory's condition 'sc-sc' needs a strongly convex ψ: that of {objective!r} is "
+                "not.",
+            )
+        L_xx = self.smoothness or float(constants.smoothness.max())
+        L_dual = self.coupling or float(np.sqrt(problem.gradient_norms().sum())) or 1.0
+        if mu_dual > 0 and self.condition != "sc-c":
+            half = 0.5 + 24 * L_xx / mu_x
+            omega = self.factor * (half + np.sqrt(half**2 + 16 * L_dual**2 / (mu_x * mu_dual)))
+            tau = 4 / (mu_x * (omega - 1))  # (1 − θ)/θ = 1/(ω − 1)
+            sigma = 1 / (mu_dual * (omega - 1))
+            return TheoryState(tau, sigma, 1 - 1 / omega, 0.0, L_xx, problem.local_steps)
+        tau = 0.9 / (24 * L_xx)
+        sigma = 0.9 * 12 * L_xx / (2 * L_dual**2)
+        return TheoryState(tau, sigma, 1.0, mu_x / 4, L_xx, problem.local_steps)
+
+    def rates(self, state: TheoryState) -> Rates:
+        """Return this round's numbers; a larger η_g means shorter local steps and less drift."""
+        pull = state.tau * state.smoothness
+        eta_g = max(1.0, float(np.sqrt(16 * (36 * pull + 2 * pull**2))))
+        local_rate = state.tau / (state.local_steps * eta_g)
+        return Rates(sigma=state.sigma, theta=state.theta, tau=state.tau, local_rate=local_rate)
+
+    def judge(self, state: TheoryState, trial: Trial) -> tuple[TheoryState, bool]:
+        """Take every step; under SC-C, τ shrinks and σ grows by θ_{r+1} = (1 + μ τ_r)^(−½)."""
+        if state.growth == 0:
+            return state, True
+        theta = (1 + state.growth * state.tau) ** -0.5
+        return replace(state, tau=state.tau * theta, sigma=state.sigma / theta, theta=theta), True
