@@ -5,29 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from private_cases import clients, linear, network, oracle
 from scipy.optimize import brentq
 
 import scaffpd as sp
+from cases.private import SIZES, clients, linear, network, oracle
+from cases.refusals import refuses
 from scaffpd.federation import LocalPlan
-from scaffpd.privacy.accountant import Release, epsilon
+from scaffpd.privacy.accountant import epsilon
 
 pytest.importorskip("dp_accounting")
-SIZES = (9, 5, 14)
 WEIGHTS = np.array([0.5, 0.2, 0.3])
 FIXED = sp.Fixed(tau=0.5, sigma=0.25, theta=0.0, local_rate=0.5)
-METHOD = sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=1, steps=FIXED)
+METHOD = sp.ScaffPD(sp.ChiSquare(rho=10.0), local_steps=1, steps=FIXED)
 
 
 def private(noise=3.0, colluding=0, **more):
-    rest = {
-        "radius": 2.0,
-        "clip": 0.5,
-        "secret": 7,
-        "loss_noise": 3.0,
-        "colluding": colluding,
-    } | more
-    return sp.Private(linear(), noise=noise, **rest)
+    rest = {"radius": 2.0, "clip": 0.5, "secret": 7, "loss_noise": 3.0, "colluding": colluding}
+    return sp.Private(linear(), noise=noise, **rest | more)
 
 
 def points(n, d=5):
@@ -36,25 +30,28 @@ def points(n, d=5):
 
 @pytest.mark.parametrize("colluding", [0, 1, 2])
 def test_a_sum_carries_the_noise_of_one_client_and_is_not_biased(colluding):
-    """z C max_j |w_j|/m_j in all, and that much again without any t of the clients."""
+    """z C max_j |w_j|/m_j in all, and that much again without any t of the clients.
+
+    Of 600 numbers a deviation is off by 1/√1200 and a mean by 1/√600; five of these are allowed.
+    """
     made = oracle(private(colluding=colluding), clients())
-    exact = oracle(private(0.0, colluding=None, loss_noise=0.0), clients())
     w = torch.from_numpy(WEIGHTS)
-    s = (WEIGHTS / SIZES).max()
+    share = WEIGHTS / SIZES
+    s = share.max()
     noise = []
     rest = []
     for x in points(120):
         shared = made.shared(x, w)
-        noise.append((shared.total() - exact.evaluate(x, None, (0,)).sum(w)) / (3.0 * 0.5 * s))
+        exact = made.sums.gradients(x) * made.clips[0].unit * torch.from_numpy(share)[:, None]
+        whole = exact.sum(0) + 0.02 * w.sum() * x
+        noise.append((shared.total() - whole) / (3.0 * 0.5 * s))
         honest = shared.parts[colluding:].sum(0).double() * shared.unit
-        bare = exact.evaluate(x, None, (0,)).gradients[colluding:] - 0.02 * x
-        rest.append((honest - w[colluding:] @ bare) / (3.0 * 0.5 * s))
+        rest.append((honest - exact[colluding:].sum(0)) / (3.0 * 0.5 * s))
     expected = (3 / (3 - colluding)) ** 0.5
-    assert float(torch.stack(noise).std()) == pytest.approx(expected, rel=0.12)
-    assert float(torch.stack(rest).std()) == pytest.approx(
-        1, rel=0.12
-    )  # the others' noise alone is enough
-    assert abs(float(torch.stack(noise).mean())) < 0.2
+    within = 5 / 1200**0.5
+    assert float(torch.stack(noise).std()) == pytest.approx(expected, rel=within)
+    assert float(torch.stack(rest).std()) == pytest.approx(1, rel=within)  # the others' is enough
+    assert abs(float(torch.stack(noise).mean())) < 5 * expected / 600**0.5
 
 
 def test_every_client_pays_by_its_own_part_and_only_once():
@@ -63,10 +60,11 @@ def test_every_client_pays_by_its_own_part_and_only_once():
     losses = cohort.account.total
     first = at.sum(WEIGHTS)
     share = WEIGHTS / SIZES
-    for i, own in enumerate(cohort.account.releases):
-        (cost,) = [release.noise for release in own if release.noise != 3.0]
+    costs = {e.client: e.noise for e in cohort.account.entries.values() if e.noise != 3.0}
+    for i, cost in costs.items():
         assert cost == pytest.approx(3.0 * share.max() / share[i], rel=1e-6)
         assert cost >= 3.0 * (1 - 1e-9)
+    assert len(costs) == 3
     again = cohort.gradients(cohort.start() + 0.1)
     assert torch.equal(again.sum(WEIGHTS), first)
     assert cohort.account.total == losses + 3
@@ -87,13 +85,11 @@ def test_single_gradients_stay_with_the_clients():
         at.each,
         at.norms,
         lambda: at.project(x),
-        lambda: cohort.gradients(x, 4, (0,)),
         lambda: cohort.local_updates(x, None, None, LocalPlan(2, 0.1)),
-        lambda: cohort.local_updates(x, None, None, LocalPlan(1, 0.1, batch_size=4)),
         lambda: cohort.local_updates(x, other, x, plan),
         lambda: cohort.local_updates(x, None, None, plan).norms(),
     ):
-        with pytest.raises(sp.InputError, match="Noise that clients share"):
+        with refuses("shared-noise"):
             ask()
 
 
@@ -152,17 +148,9 @@ def test_networks_share_noise_as_well():
     assert torch.isfinite(cohort.gradients(cohort.start()).sum(WEIGHTS)).all()
 
 
-@pytest.mark.parametrize(
-    ("more", "match"),
-    [
-        ({"colluding": 3}, "more than colluding=3"),
-        ({"colluding": -1}, "colluding >= 0"),
-        ({"noise": 0.0}, "noise > 0"),
-    ],
-)
-def test_settings_that_make_no_sense(more, match):
-    with pytest.raises(sp.InputError, match=match):
-        sp.Cohort(clients(), private(**more))
+def test_noise_is_not_shared_among_too_few():
+    with refuses("too-few-share"):
+        sp.Cohort(clients(), private(colluding=3))
 
 
 # --- by direct summation
@@ -200,5 +188,5 @@ def test_what_a_sum_of_shares_costs(sigma, n, shift):
     def short(e):
         return float(np.maximum(0, whole - np.exp(e) * moved)[shift:].sum()) - 1e-5
 
-    accounted = epsilon({Release(n**0.5 * sigma / shift): 1}, 1e-5)
+    accounted = epsilon(shift**2 / (n * sigma**2), 1e-5)
     assert brentq(short, 0, 50) == pytest.approx(accounted, abs=1 / sigma**2)

@@ -1,4 +1,4 @@
-"""Attacks on noise: tell from released numbers alone at which clients one record was there.
+"""Attacks on noise: tell from released numbers alone at which clients one record was present.
 
 The attacker is the server of an honest run. It knows every other record, the model and all settings, and asks of two
 worlds, with the record and with nothing in its place, which one explains the numbers that a client has released.
@@ -6,9 +6,7 @@ worlds, with the record and with nothing in its place, which one explains the nu
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +14,17 @@ from scipy.special import ndtr, ndtri
 from scipy.stats import beta
 
 import scaffpd as sp
-from scaffpd.privacy.accountant import Release, epsilon
+from scaffpd.privacy.accountant import epsilon
 
 ROWS = 12
 FEATURES = 3
 L2 = 0.01
 NEARBY = np.arange(-40.0, 41.0)  # numbers of the uniform grid around the one that fits best
 MODEL = sp.Linear("squared", l2=L2)
+CLIPS = {"clip": 1.0, "loss_clip": 1.0, "smoothness": 1.0}
+STEPS = sp.Fixed(tau=0.05, sigma=0.1, theta=0.0, local_rate=0.05)
+METHOD = sp.ScaffPD(sp.ChiSquare(rho=1.0), local_steps=1, steps=STEPS)
+DOUBT = 1e-6  # probability with which a bound on a rate of guesses is wrong
 
 
 class Seen(NamedTuple):
@@ -33,21 +35,29 @@ class Seen(NamedTuple):
     gradients: list[np.ndarray]
 
 
-@dataclass(frozen=True)
-class Watched(sp.ScaffPD):
-    """An honest method whose server takes notes."""
+class Watched:
+    """A model whose oracle passes on every answer to whoever watches."""
 
-    local_steps: int = 1
-    seen: Seen = field(default_factory=lambda: Seen([], [], []), compare=False)
+    def __init__(self, model):
+        self.model = model
+        self.seen = Seen([], [], [])
 
-    def _ask(self, federation: Any, x: torch.Tensor, seed: int, r: int) -> Any:
-        at = super()._ask(federation, x, seed, r)
-        for notes, found in zip(self.seen, (x.clone(), at.losses, at.each().numpy()), strict=True):
+    def oracle(self, *given):
+        self.inner = self.model.oracle(*given)
+        return self
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def evaluate(self, x, batch_size, key):
+        at = self.inner.evaluate(x, batch_size, key)
+        answer = x.clone(), at.losses.numpy(), at.each().numpy()
+        for notes, found in zip(self.seen, answer, strict=True):
             notes.append(found)
         return at
 
 
-def worlds(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+def worlds(seed=0):
     """A client's rows with the record, and with nothing in its place: a row of zeros adds nothing to any sum."""
     random = np.random.default_rng(seed)
     X = random.normal(size=(ROWS, FEATURES))
@@ -60,59 +70,46 @@ def worlds(seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(X, y), absent]
 
 
-def method(seen: Seen | None = None) -> Watched:
-    """Scaff-PD with one local step, as private runs have it, with public rates."""
-    steps = sp.Fixed(tau=0.05, sigma=0.1, theta=0.0, local_rate=0.05)
-    return Watched(sp.ChiSquare(rho=1.0), steps=steps, seen=seen or Seen([], [], []))
-
-
-def private(epsilon: float, rounds: int, secret: int = 0, weaker: float = 1.0) -> sp.Private:
+def private(epsilon, rounds, weaker=1.0):
     """Clients with the noise that ε needs, or with so many times less than that, which an audit has to notice."""
-    rest = {"clip": 1.0, "loss_clip": 1.0, "smoothness": 1.0, "secret": secret}
-    solved = sp.Private.solved(MODEL, epsilon, method(), rounds, **rest)
-    return sp.Private(
-        MODEL, noise=solved.noise / weaker, loss_noise=solved.loss_noise / weaker, **rest
-    )
+    solved = sp.Private.solved(MODEL, epsilon, METHOD, rounds, **CLIPS)
+    noise = {"noise": solved.noise / weaker, "loss_noise": solved.loss_noise / weaker}
+    return sp.Private(MODEL, secret=0, **noise, **CLIPS)
 
 
-def watched(model: sp.Private, clients: int, rounds: int) -> Seen:
+def watched(model, clients, rounds):
     """Train honestly, and return what the server has seen; the first half of the clients has the record."""
-    there, absent = worlds()
-    data = {f"client {i}": there if 2 * i < clients else absent for i in range(clients)}
-    seen = Seen([], [], [])
-    sp.train(method(seen), sp.Cohort(data, model), rounds=rounds, progress=False)
-    return seen
+    present, absent = worlds()
+    data = {f"client {i}": present if 2 * i < clients else absent for i in range(clients)}
+    watching = Watched(model)
+    sp.train(METHOD, sp.Cohort(data, watching), rounds=rounds, progress=False)
+    return watching.seen
 
 
-@lru_cache
-def without_noise(world: int, clip: float, loss_clip: float) -> Any:
-    """The sums of a world, as the attacker computes them for itself."""
-    bare = sp.Private(MODEL, noise=0.0, clip=clip, loss_clip=loss_clip, smoothness=1.0)
-    return sp.Cohort({"client": worlds()[world]}, bare)._oracle.sums
+SUMS = [sp.Cohort({"a": w}, sp.Private(MODEL, secret=0, **CLIPS))._oracle for w in worlds()]
 
 
-def exact(model: sp.Private, world: int, seen: Seen) -> tuple[np.ndarray, np.ndarray]:
-    """A client's clipped sums at the points that were seen: losses (R, 1), and gradients (R, 1, d)."""
-    sums = without_noise(world, model.clip, model.loss_clip)
-    found = [(sums.losses(x, None).numpy(), sums.gradients(x, None).numpy()) for x in seen.points]
-    return np.stack([losses for losses, _ in found]), np.stack(
-        [gradients for _, gradients in found]
-    )
+def exact(world, points):
+    """A client's clipped sums, as the attacker computes them: losses (R, 1), and gradients (R, 1, d)."""
+    made = SUMS[world]
+    losses = np.stack([made.sums.losses(x).numpy() for x in points]) * made.clips[1].unit
+    gradients = np.stack([made.sums.gradients(x).numpy() for x in points]) * made.clips[0].unit
+    return losses, gradients
 
 
-def public(seen: Seen) -> tuple[np.ndarray, np.ndarray]:
+def public(seen):
     """The regulariser's part of losses, (R, 1), and of gradients, (R, 1, d)."""
     losses = [[float(L2 / 2 * (x @ x))] for x in seen.points]
     return np.array(losses), np.stack([L2 * x.numpy()[None] for x in seen.points])
 
 
-def free(model: sp.Private, seen: Seen) -> np.ndarray:
+def free(seen):
     """Which losses are not cut off at 0 or B, (R, N)."""
     mean = np.stack(seen.losses) - public(seen)[0]
-    return (mean > 1e-9) & (mean < model.loss_clip - 1e-9)
+    return (mean > 1e-9) & (mean < CLIPS["loss_clip"] - 1e-9)
 
 
-def explained(released: np.ndarray, total: np.ndarray, scale: float, add: np.ndarray) -> np.ndarray:
+def explained(released, total, scale, add):
     """Whether ((total + scale Φ⁻¹((k + ½)/2⁵³))/m + add) is the released number, bit for bit, for some k."""
     near = ndtr(((released - add) * ROWS - total) / scale)
     found = np.zeros(released.shape, dtype=bool)
@@ -122,148 +119,120 @@ def explained(released: np.ndarray, total: np.ndarray, scale: float, add: np.nda
     return found
 
 
-def by_residues(model: sp.Private, seen: Seen, losses_alone: bool = False) -> np.ndarray:
-    """How much better the world with the record explains the last digits of every client: above 0 it was there."""
-    at, (ridge, pull), scores = free(model, seen), public(seen), []
+def by_residues(model, seen, losses_alone=False):
+    """How much better the world with the record explains the last digits of every client."""
+    ridge, pull = public(seen)
+    scores = []
     for world in (0, 1):
-        losses, gradients = exact(model, world, seen)
-        score = (
-            explained(np.stack(seen.losses), losses, model.loss_noise * model.loss_clip, ridge) & at
-        ).sum(0)
+        losses, gradients = exact(world, seen.points)
+        fits = explained(np.stack(seen.losses), losses, model.loss_noise, ridge) & free(seen)
+        score = fits.sum(0)
         if not losses_alone:
-            score = score + explained(
-                np.stack(seen.gradients), gradients, model.noise * model.clip, pull
-            ).sum((0, 2))
+            fits = explained(np.stack(seen.gradients), gradients, model.noise, pull)
+            score = score + fits.sum((0, 2))
         scores.append(score.astype(np.float64))
     return scores[0] - scores[1]
 
 
-def by_losses(model: sp.Private, seen: Seen) -> np.ndarray:
+def by_losses(model, seen):
     """The same, from the losses alone."""
     return by_residues(model, seen, losses_alone=True)
 
 
-def by_likelihood(model: sp.Private, seen: Seen) -> np.ndarray:
+def by_likelihood(model, seen):
     """The logarithm of how much likelier a client's numbers are with the record: the best test against the noise."""
-    at, (ridge, pull), score = free(model, seen), public(seen), 0.0
+    ridge, pull = public(seen)
+    score = 0.0
     for world, sign in ((0, -1), (1, 1)):
-        losses, gradients = exact(model, world, seen)
-        noise = ((np.stack(seen.gradients) - pull) * ROWS - gradients) / (model.noise * model.clip)
-        loss_noise = ((np.stack(seen.losses) - ridge) * ROWS - losses) / (
-            model.loss_noise * model.loss_clip
-        )
-        score = (
-            score
-            + sign
-            * (np.square(noise).sum((0, 2)) + np.where(at, np.square(loss_noise), 0).sum(0))
-            / 2
-        )
-    return np.asarray(score)
+        losses, gradients = exact(world, seen.points)
+        noise = ((np.stack(seen.gradients) - pull) * ROWS - gradients) / model.noise
+        other = ((np.stack(seen.losses) - ridge) * ROWS - losses) / model.loss_noise
+        squares = np.square(noise).sum((0, 2)) + np.where(free(seen), np.square(other), 0).sum(0)
+        score = score + sign * squares / 2
+    return score
 
 
 class Guesses(NamedTuple):
-    """What an attack has learnt: its scores of clients with the record, and of clients without."""
+    """Scores of clients with the record, and of clients without; above 0 the guess is "present".
 
-    there: np.ndarray
+    The threshold is fixed beforehand, so that all clients are counted, and bounds on the two rates of guesses are
+    those of Clopper and Pearson: for any law of the scores each is wrong with probability `DOUBT` at most.
+    """
+
+    present: np.ndarray
     absent: np.ndarray
 
     @property
-    def right(self) -> int:
-        """How many guesses by the sign of the score are right; a score of 0 is no guess."""
-        return int((self.there > 0).sum() + (self.absent < 0).sum())
+    def right(self):
+        """How many guesses are right; a score of 0 is no guess."""
+        return int((self.present > 0).sum() + (self.absent < 0).sum())
 
-    def epsilon(self, delta: float) -> float:
-        """A lower bound on ε, whatever the mechanism is.
+    def _rates(self):
+        """How often "present" is guessed of clients with the record at least, and of the others at most."""
+        (a, n), (b, k) = ((int((scores > 0).sum()), len(scores)) for scores in self)
+        least = beta.ppf(DOUBT, a, n - a + 1) if a else 0.0
+        most = beta.ppf(1 - DOUBT, b + 1, k - b) if b < k else 1.0
+        return float(least), float(most)
 
-        (ε, δ) allows P(guess "there" | there) ≤ e^ε P(guess "there" | absent) + δ, and the same with the two exchanged.
-        """
-        right, wrong = self._shares(lambda right, wrong: (right - delta) / wrong)
+    def epsilon(self, delta):
+        """A lower bound on ε, whatever the mechanism is: P(guess | present) ≤ e^ε P(guess | absent) + δ."""
+        right, wrong = self._rates()
         return float(max(0.0, np.log(max(right - delta, 1e-300) / wrong)))
 
-    def sharper(self, delta: float) -> float:
-        """A lower bound on ε at δ for a mechanism that claims to hide as much as Gaussian noise at *every* δ.
+    def shift(self):
+        """A lower bound on μ for a mechanism that claims to hide as much as Gaussian noise N(0, 1) hides a shift μ.
 
-        Such a mechanism allows Φ⁻¹(P(guess | there)) − Φ⁻¹(P(guess | absent)) ≤ μ = Δ/σ, of which ε at δ follows.
+        Such a mechanism allows Φ⁻¹(P(guess | present)) − Φ⁻¹(P(guess | absent)) ≤ μ.
         """
-        right, wrong = self._shares(lambda right, wrong: ndtri(right) - ndtri(wrong))
-        mu = float(ndtri(right) - ndtri(wrong))
-        return epsilon({Release(1 / mu): 1}, delta) if mu > 0 else 0.0
+        right, wrong = self._rates()
+        return max(0.0, float(ndtri(right) - ndtri(wrong)))
 
-    def _shares(self, gain: Any) -> tuple[float, float]:
-        """How often a guess is right at least, and wrong at most, with a confidence of 0.999 (Clopper and Pearson).
-
-        Half of the clients choose the threshold that gains most; the others are counted.
-        """
-        tuning, counted = [[s[::2] for s in self], [s[1::2] for s in self]]
-        ways = [
-            (t, way)
-            for t in np.quantile(np.concatenate(tuning), np.linspace(0.02, 0.98, 49))
-            for way in (1, -1)
-        ]
-
-        def bounds(scores: list[np.ndarray], threshold: float, way: int) -> tuple[float, float]:
-            (a, n), (b, k) = (
-                (int((way * s > way * threshold).sum()), len(s)) for s in scores[::way]
-            )
-            least = beta.ppf(0.0005, a, n - a + 1) if a else 0.0
-            return float(least), float(beta.ppf(0.9995, b + 1, k - b)) if b < k else 1.0
-
-        return bounds(counted, *max(ways, key=lambda way: gain(*bounds(tuning, *way))))
+    def sharper(self, delta):
+        """A lower bound on ε at δ for such a mechanism."""
+        return epsilon(self.shift() ** 2, delta)
 
 
-def in_floating_point(model: sp.Private, seen: Seen, clients: int, seed: int = 0) -> Seen:
+def in_floating_point(model, seen, clients, seed=0):
     """The same run with Gaussian noise by Φ⁻¹ of 53 bits, added in floating point, as the package once did it."""
-    random, (ridge, pull) = np.random.default_rng(seed), public(seen)
-    (loss_0, c_0), (loss_1, c_1) = (exact(model, world, seen) for world in (0, 1))
-    there = 2 * np.arange(clients) < clients
+    random = np.random.default_rng(seed)
+    ridge, pull = public(seen)
+    (loss_0, c_0), (loss_1, c_1) = (exact(world, seen.points) for world in (0, 1))
+    present = 2 * np.arange(clients) < clients
 
-    def noised(shape: tuple[int, ...], scale: float) -> np.ndarray:
+    def noised(shape, scale):
         return scale * ndtri((random.integers(0, 2**53, shape) + 0.5) * 2.0**-53)
 
     shape = len(seen.points), clients
-    losses = np.where(there, loss_0, loss_1) + noised(shape, model.loss_noise * model.loss_clip)
-    totals = np.where(there[:, None], c_0, c_1) + noised(
-        (*shape, FEATURES), model.noise * model.clip
-    )
-    means = np.clip(losses / ROWS, 0, model.loss_clip)
+    losses = np.where(present, loss_0, loss_1) + noised(shape, model.loss_noise)
+    totals = np.where(present[:, None], c_0, c_1) + noised((*shape, FEATURES), model.noise)
+    means = np.clip(losses / ROWS, 0, CLIPS["loss_clip"])
     return Seen(seen.points, list(means + ridge), list(totals / ROWS + pull))
 
 
-def judged(attack: Any, model: sp.Private, seen: Seen) -> Guesses:
+def judged(attack, model, seen):
     """Let an attack judge every client."""
-    score = attack(model, seen)
-    return Guesses(*np.split(score, [(len(score) + 1) // 2]))
+    return Guesses(*np.split(attack(model, seen), 2))
 
 
-def from_sums(noise: float, releases: int, colluding: int, helpers: int) -> Guesses:
+def from_sums(noise, releases, colluding, helpers):
     """What a server learns from sums with shared noise, where so many clients show it what they have added.
 
     The victim shares noise with three others. Every sum, at a point of its own, is one release and one guess.
     """
-    rest = {
-        "clip": 1.0,
-        "loss_clip": 1.0,
-        "smoothness": 1.0,
-        "loss_noise": 1e6,
-        "colluding": colluding,
-    }
     scores = []
     for world, data in enumerate(worlds()):
         clients = {"victim": data, **{f"other {i}": worlds(seed=i)[1] for i in (1, 2, 3)}}
-        made = sp.Cohort(clients, sp.Private(MODEL, noise=noise, secret=world, **rest))._oracle
+        more = {"loss_noise": 1e6, "colluding": colluding, "secret": world}
+        made = sp.Cohort(clients, sp.Private(MODEL, noise=noise, **more, **CLIPS))._oracle
         weights = torch.full((4,), 0.25, dtype=torch.float64)
         found = []
         for k in range(releases):
             x = torch.full((FEATURES,), 1e-3 * k, dtype=torch.float64)
             shared = made.shared(x, weights)
-            known = made.sums.gradients(x, None)
+            known = made.sums.gradients(x)
             seen = shared.parts[: 4 - helpers].sum(0).double() - known[1 : 4 - helpers].sum(0)
-            there, absent = (exact(UNITS, w, Seen([x], [], []))[1][0, 0] for w in (0, 1))
-            middle = (there + absent) / 2
-            way = there - absent
-            found.append(float((seen.numpy() * made.clips[0].unit - middle) @ way))
+            present, absent = (exact(w, [x])[1][0, 0] for w in (0, 1))
+            middle = seen.numpy() * made.clips[0].unit - (present + absent) / 2
+            found.append(float(middle @ (present - absent)))
         scores.append(np.array(found))
     return Guesses(*scores)
-
-
-UNITS = sp.Private(MODEL, noise=1.0, clip=1.0, loss_clip=1.0, smoothness=1.0)

@@ -27,8 +27,8 @@ from scaffpd.federation.questions import (
     Losses,
     ProximalSteps,
 )
+from scaffpd.federation.releases import ReleaseCounts
 from scaffpd.objectives.base import Objective
-from scaffpd.privacy.accountant import ReleaseCounts
 
 # The purpose of random numbers is the last part of their key, so that the draws of one purpose do
 # not change when a method draws more for another: rows of minibatches, and who takes part.

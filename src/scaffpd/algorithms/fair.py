@@ -34,8 +34,8 @@ from scaffpd.algorithms.steps import Auto, Fixed
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation
+from scaffpd.federation.releases import ReleaseCounts
 from scaffpd.objectives.base import Objective
-from scaffpd.privacy.accountant import ReleaseCounts
 
 # d, and the numbers N d² of all Hessians, up to which they go up
 WIDEST = 300

@@ -133,10 +133,10 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
     schema = with_expansion(schema, file.features.expand)
     prepared = schema["task"] == PREPARED
     noise: dict[str, Any] = {}
-    if file.privacy:  # for the silo with the fewest rows, whose minibatches reveal most about a row
-        rows = [int(silo["train"]) for silo in described.values()]
-        noise = propose_noise(file, min(rows), 1 if prepared else len(expanded_names(schema)))
+    if file.privacy:
+        noise = propose_noise(file, 1 if prepared else len(expanded_names(schema)))
         if "colluding" in noise:  # so that the units leave room for the sum
+            rows = [int(silo["train"]) for silo in described.values()]
             noise["together"] = max(rows) * len(file.silos)
     if prepared:
         return Setup(
@@ -169,8 +169,8 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
     )
 
 
-def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, Any]:
-    """Find the noise for the run's method and rounds, for a silo of `rows` rows.
+def propose_noise(file: FederationFile, columns: int) -> dict[str, Any]:
+    """Find the noise for the run's method and rounds.
 
     A silo keeps its own ledger and stops at its own ε; this only makes the run end there. By default rows are shortened
     to √d, their usual length once columns are standardised.
@@ -191,12 +191,10 @@ def propose_noise(file: FederationFile, rows: int, columns: int) -> dict[str, An
         about["epsilon"],
         file.method,
         file.training.rounds + SPARE,
-        [rows],
         about["delta"],
         share,
     )
-    noise: Any = (np.ravel(np.asarray(own))[0] for own in (solved.noise, solved.loss_noise))
-    return {**about, **dict(zip(("noise", "loss_noise"), map(float, noise), strict=True))}
+    return {**about, "noise": solved.noise, "loss_noise": solved.loss_noise}
 
 
 def _totals(ask: Ask, members: Sequence[str], file: FederationFile) -> Callable[[SiloRequest], Any]:

@@ -306,7 +306,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 epsilon,
                 algorithm,
                 rounds,
-                [len(y) for y in targets],
                 self.delta,
                 clip=self.clip,
                 radius=RADIUS,

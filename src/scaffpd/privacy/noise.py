@@ -2,31 +2,34 @@ r"""Noise that only its client can draw: whole numbers with exactly the law of a
 
     P(N_ℤ(0, σ²) = y) ∝ exp(−y²/(2σ²)),   y ∈ ℤ
 
-(Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy", 2020). Every operation on the way to a
-number is one on bits and whole numbers, so that a computer draws this law and no approximation of it: a floating-point
-Gaussian has gaps, which move with what it is added to and show that (Mironov, "On significance of the least significant
-bits for differential privacy", 2012).
+(Canonne, Kamath, Steinke, "The discrete Gaussian for differential privacy", 2020). Every operation
+on the way to a number is one on bits and whole numbers, so that a computer draws this law and no
+approximation of it: a floating-point Gaussian has gaps, which move with what it is added to and
+show that (Mironov, "On significance of the least significant bits for differential privacy", 2012).
 
-The sampler is a rejection sampler, for many numbers at once. With 2ᵏ the least power of two for which 4ᵏ ≥ 2 ln 2 · σ²,
+The sampler is a rejection sampler, for many numbers at once. With 2ᵏ the least power of two for
+which 4ᵏ ≥ 2 ln 2 · σ²,
 
     U uniform on {0, …, 2ᵏ − 1},   V = v with probability 2⁻ᵛ⁻¹,   a sign,   y = ±(U + 2ᵏ V)
     accept with probability a = 2ⱽ exp(−y²/(2σ²)),   refuse −0
 
-y is proposed with probability 2⁻ᵏ⁻ⱽ⁻² and accepted with a: the product is 2⁻ᵏ⁻² exp(−y²/(2σ²)). a ≤ 1 since
-y²/(2σ²) ≥ 4ᵏV²/(2σ²) ≥ V ln 2. To accept with probability a is to compare a uniform real number u with a: its first 64
-bits and a in floating point decide, unless they are closer than the rounding errors. Then whole numbers decide, with
-more bits of u and as many digits of a as it takes. V below 64 leaves out |y| ≥ 64·2ᵏ, which has a probability below
-10⁻¹⁰⁰⁰.
+y is proposed with probability 2⁻ᵏ⁻ⱽ⁻² and accepted with a: the product is 2⁻ᵏ⁻² exp(−y²/(2σ²)).
+a ≤ 1 since y²/(2σ²) ≥ 4ᵏV²/(2σ²) ≥ V ln 2. To accept with probability a is to compare a uniform
+real number u with a: its first 64 bits and a in floating point decide, unless they are closer than
+the rounding errors. Then whole numbers decide, with more bits of u and as many digits of a as it
+takes. V below 64 leaves out |y| ≥ 64·2ᵏ, which has a probability below 10⁻¹⁰⁰⁰.
 
-The bits are a pseudo-random function of a secret and of the question, so that the same question has the same noise:
+The bits are a pseudo-random function of a secret and of the question, so that the same question has
+the same noise:
 
     K_i = HKDF-SHA256(secret; name, model and data of client i)
-    K   = HMAC-SHA256(K_i; kind of question, all bytes of x, corrections, plan and key)
-    bits: the key stream of ChaCha20 under HMAC(K; "noise" or "rows")
+    K   = HMAC-SHA256(K_i; kind of question, all bytes of x, corrections and plan)
+    bits: the key stream of ChaCha20 under HMAC(K; "noise")
 
-So asking again gains nothing, a resumed run has the same digits, and another question gets fresh noise. The secret
-comes from the operating system. Without it nobody can tell the bits from random ones; the keys of a plan, which the
-server knows, are not enough. The data enters K_i so that two versions of it never share their noise.
+So asking again gains nothing, a resumed run has the same digits, and another question gets fresh
+noise. The secret comes from the operating system. Without it nobody can tell the bits from random
+ones; the keys of a plan, which the server knows, are not enough. The data enters K_i so that two
+versions of it never share their noise.
 """
 
 from __future__ import annotations
@@ -34,20 +37,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import not_installed
+from scaffpd.errors import needed
 
-# bytes of a key, and of what tells questions apart
-KEY = 32
-MARK = 16
+KEY = 32  # bytes of a key
+MARK = 16  # bytes that identify a question
 WORD = 64  # bits that a source of randomness gives at a time
 LARGEST_SIGMA = 2**50
 ROUNDING = 2.0**-38  # of u and a in floating point, with room: both are off by less than 2⁻⁴⁰
@@ -66,15 +66,13 @@ def secret_bytes(secret: bytes | int | None) -> bytes:
 
 def client_key(secret: bytes, *about: str | bytes) -> bytes:
     """Derive K_i, a key for one client, model and data set."""
-    try:
-        from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-    except ModuleNotFoundError:
-        raise not_installed("cryptography", "privacy") from None
-    return HKDF(SHA256(), KEY, salt=None, info=digest(*about)).derive(secret)
+    hashes = needed("cryptography.hazmat.primitives.hashes", "cryptography", "privacy")
+    hkdf = needed("cryptography.hazmat.primitives.kdf.hkdf", "cryptography", "privacy")
+    key: bytes = hkdf.HKDF(hashes.SHA256(), KEY, salt=None, info=digest(*about)).derive(secret)
+    return key
 
 
-def digest(*parts: Any) -> bytes:
+def digest(*parts: object) -> bytes:
     """Hash texts, numbers and vectors so that none can be mistaken for another."""
     whole = hashlib.sha256()
     for part in parts:
@@ -107,11 +105,6 @@ class PrivateQuestion:
         """The bits of the noise."""
         return key_stream(hmac.digest(self._key, b"noise", "sha256"))
 
-    @cached_property
-    def rows(self) -> Source:
-        """The bits that decide which rows take part."""
-        return key_stream(hmac.digest(self._key, b"rows", "sha256"))
-
 
 def key_stream(key: bytes) -> Source:
     """Return a source of pseudo-random words under a key, one after the other."""
@@ -120,25 +113,6 @@ def key_stream(key: bytes) -> Source:
 
     cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
     return lambda size: np.frombuffer(cipher.update(bytes(8 * size)), dtype="<u8")
-
-
-def drawn(
-    questions: Sequence[PrivateQuestion], sizes: Sequence[int], rates: Sequence[float]
-) -> NDArray[np.bool_]:
-    """Draw a Poisson sample of every client: row j takes part with probability ⌊2⁶⁴q_i⌋/2⁶⁴, independently."""
-    return np.concatenate(
-        [
-            taken(question.rows, size, rate)
-            for question, size, rate in zip(questions, sizes, rates, strict=True)
-        ]
-    )
-
-
-def taken(words: Source, size: int, rate: float) -> NDArray[np.bool_]:
-    """Toss a coin for each of `size` rows; everybody is in where the rate is 1."""
-    if rate >= 1:
-        return np.ones(size, dtype=np.bool_)
-    return words(size) < np.uint64(int(Fraction(rate) * 2**WORD))
 
 
 def discrete_gaussians(words: Source, sigma: int, size: int) -> NDArray[np.int64]:
@@ -176,9 +150,9 @@ def _proposed(words: Source, sigma: int, k: int, n: int) -> NDArray[np.int64]:
     negative = first >> np.uint64(WORD - 1) == 1
     with np.errstate(under="ignore"):
         a = np.ldexp(np.exp(-0.5 * np.square(size / float(sigma))), V.astype(np.int32))
-    apart = a - u.astype(np.float64) * 2.0**-WORD
-    accept = apart > 0
-    for i in np.flatnonzero(np.abs(apart) < ROUNDING):
+    above = a - u.astype(np.float64) * 2.0**-WORD
+    accept = above > 0
+    for i in np.flatnonzero(np.abs(above) < ROUNDING):
         accept[i] = below(words, int(u[i]), int(V[i]), int(size[i]) ** 2, 2 * sigma**2)
     accept &= (V >= 0) & ~(negative & (size == 0))
     return np.where(negative, -size, size)[accept]
@@ -200,7 +174,7 @@ def below(words: Source, u: int, V: int, p: int, q: int) -> bool:
 def exp_bounds(p: int, q: int, bits: int) -> tuple[int, int]:
     """Return whole numbers around 2^bits · exp(−p/q), for p ≥ 0 and q > 0.
 
-    exp(−r) for r = p/(2ʰ q) ≤ 1 by its series, squared h times; every rounding error is kept between the bounds.
+    exp(−r) for r = p/(2ʰ q) ≤ 1 by its series, squared h times; every rounding error is between the bounds.
     """
     P = bits + 96
     h = (p // q).bit_length()

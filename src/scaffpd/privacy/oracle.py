@@ -3,22 +3,24 @@ r"""Clients whose every answer is clipped, noised and accounted for.
     c_i = (1/m_i) (Σ_j ∇ℓ_j min(1, C/‖∇ℓ_j‖) + N(0, (zC)² I)) + l2 x
     L_i = (1/m_i) (Σ_j clip(ℓ_j, 0, B) + N(0, (z_L B)²)) + (l2/2)‖x‖²
 
-where sums are whole numbers of units and N is the discrete Gaussian in the same units (see `mechanism` and `noise`),
-and every local step takes a gradient that is made in the same way. With a batch size b < m_i the sums go over a Poisson
-sample of rate q_i = b/m_i and are divided by b; loss, gradient and every local step draw their own. The first mean of
-L_i is then brought back to [0, B], where it must lie. One question for a gradient is two releases (gradient and loss);
-J local steps are J more, or J − 1 where all records take part and the first gradient is the c_i that is known already.
-What is made of released vectors (sums, projections, norms, d_i) costs nothing.
+where sums are whole numbers of units and N is the discrete Gaussian in the same units (see
+`mechanism` and `noise`), and every local step takes a gradient that is made in the same way. The
+first mean of L_i is then brought back to [0, B], where it must lie. One question for a gradient is
+two releases (gradient and loss); J local steps are J more, or J − 1 where the first gradient is the
+c_i that is known already. What is made of released vectors (sums, projections, norms, d_i) costs
+nothing.
 
-Where secure sums hide single vectors, the noise of gradients can be shared among n clients, of which t may add none:
+Where secure sums hide single vectors, the noise of gradients can be shared among n clients, of
+which t may add none:
 
     Σ_i w_i c_i = (sC/2ᶠ) Σ_i (⌊(w_i/(m_i s)) S_i⌋ + N_ℤ(0, σ²)) + l2 x Σ_i w_i,
     s = max_j |w_j|/m_j,   σ = z Δ/√(n − t),   Δ = max_j Δ_j
 
-with S_i the sum of client i in units of C/2ᶠ (Kairouz, Liu, Steinke, "The distributed discrete Gaussian mechanism for
-federated learning with secure aggregation", 2021). A record of client i moves it by Δ_i ≤ 2ᶠ|w_i|/(m_i s) + 2√d units,
-rounding included, and n − t clients hide that with √(n − t) σ: a release with z_i = √(n − t) σ/Δ_i ≥ z, for every
-weighting anew. Their sum is no discrete Gaussian, but its probabilities are one's times e^±τ (shown there),
+with S_i the sum of client i in units of C/2ᶠ (Kairouz, Liu, Steinke, "The distributed discrete
+Gaussian mechanism for federated learning with secure aggregation", 2021). A record of client i
+moves it by Δ_i ≤ 2ᶠ|w_i|/(m_i s) + 2√d units, rounding included, and n − t clients hide that with
+√(n − t) σ: a release with z_i = √(n − t) σ/Δ_i ≥ z, for every weighting anew. Their sum is no
+discrete Gaussian, but its probabilities are one's times e^±τ (shown there),
 
     τ ≤ 10 Σ_{k<n−t} exp(−2π²σ² k/(k + 1)) ≤ 10 n exp(−π²σ²),
 
@@ -28,8 +30,9 @@ which is no number that a computer could tell from zero: σ is above 2²⁰.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -38,6 +41,7 @@ from torch import Tensor
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.questions import SharedSum
+from scaffpd.federation.releases import ReleaseCounts
 from scaffpd.models.oracle import (
     Oracle,
     StackedDisplacements,
@@ -45,57 +49,48 @@ from scaffpd.models.oracle import (
     refuse_curvature,
     shift,
 )
-from scaffpd.privacy.accountant import Account, Release, ReleaseEntry
+from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
-from scaffpd.privacy.noise import PrivateQuestion, digest, discrete_gaussians, drawn
-
-
-def refusal(sentence: str) -> Any:
-    """Return a method that refuses with the sentence."""
-
-    def refuse(*_: Any) -> NoReturn:
-        raise InputError("refuse", sentence)
-
-    return refuse
-
-
-class PrivatePoint(StackedPoint):
-    """Releases of all clients at one x; sums, projections and norms are computed from these."""
-
-    def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor, whole: bool) -> None:
-        super().__init__(x, losses, gradients)
-        self.whole = whole
-
-
-NO_SMOOTHNESS = (
-    "The clients' smoothness is a fact about their data: give Private a public smoothness= (or radius= with Linear), "
-    "or the method a rate of its own."
-)
-
+from scaffpd.privacy.noise import PrivateQuestion, digest, discrete_gaussians
 
 LEAST_SIGMA = 2**20  # of a client's share, in units
-SHARED = (
-    "Noise that clients share is in sums of their gradients over all records alone: use a method that needs nothing "
-    "else, such as ScaffPD(local_steps=1), or leave colluding out."
-)
+
+
+def refuse_single(*_: object) -> NoReturn:
+    """Refuse what shared noise does not hide."""
+    raise InputError(
+        "shared-noise",
+        "Noise that clients share is in sums of their gradients alone: use a method that needs "
+        "nothing else, such as ScaffPD(local_steps=1), or leave colluding out.",
+    )
 
 
 class SumTerms(NamedTuple):
-    """The sum that clients add to, some of them elsewhere."""
+    """The sum that clients add to, some of them elsewhere.
 
-    clients: int  # n, of all of it
-    scale: float  # s, at least everybody's |w_j|/m_j
-    about: bytes  # who they are and which weights they have: another sum has other noise
+    Attributes:
+        clients: n, of all of it.
+        scale: s, at least everybody's |w_j|/m_j.
+        about: who they are and which weights they have: another sum has other noise.
+    """
+
+    clients: int
+    scale: float
+    about: bytes
 
 
-class SharedPoint(PrivatePoint):
-    """Losses that clients have released at x, and gradients that leave them in sums with shared noise only."""
+class SharedPoint(StackedPoint):
+    """Losses released at x, and gradients that leave their clients in sums with shared noise only."""
 
-    each = norms = project = refusal(SHARED)
+    each = norms = refuse_single
 
     def __init__(self, x: Tensor, losses: Tensor, oracle: PrivateOracle) -> None:
-        super().__init__(x, losses, x.new_empty(0), whole=True)
+        super().__init__(x, losses, x.new_empty(0))
         self.oracle = oracle
+
+    def project(self, direction: Tensor) -> Tensor:
+        """Refuse."""
+        refuse_single()
 
     def shares(self, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
         """Return what every client adds to Σ_i w_i c_i: a release of everybody."""
@@ -109,7 +104,7 @@ class SharedPoint(PrivatePoint):
 class SharedStep(StackedDisplacements):
     """One local step, d_i = η_i (c_i + c), of which sums are released."""
 
-    each = refusal(SHARED)
+    each = refuse_single
 
     def __init__(self, point: SharedPoint, rates: Tensor, pull: Tensor) -> None:
         super().__init__(point.x.new_empty(0))
@@ -129,30 +124,40 @@ class SharedStep(StackedDisplacements):
 
 
 class PrivateClient(NamedTuple):
-    """One client."""
+    """One client: its place in the account, K_i of its noise, and m_i."""
 
-    number: int  # its place in the account
-    key: bytes  # K_i, of its noise
-    samples: int  # m_i
-    noise: float  # z_i of gradients
-    loss_noise: float  # z_i of losses
+    number: int
+    key: bytes
+    samples: int
 
 
 @dataclass(eq=False, repr=False)
 class PrivateOracle:
-    """N clients that answer with noise."""
+    """N clients that answer with noise.
 
-    inner: Oracle  # the same clients without; the experimenter's view of them (`scores`) comes from there
-    sums: ClippedSums  # their clipped sums
-    clips: tuple[Clip, Clip]  # of gradients and of losses
-    l2: float  # of the regulariser, which is public
-    known: Constants | None  # public constants; `None` where there are none
+    Attributes:
+        inner: the same clients without; the experimenter's view of them (`scores`) comes from it.
+        sums: their clipped sums.
+        clips: of gradients and of losses.
+        noise: z and z_L.
+        l2: of the regulariser, which is public.
+        known: public constants; `None` where there are none.
+        members: the clients.
+        account: what they have released.
+        colluding: t, how many may add no noise where it is shared; `None` where everybody hides its own.
+        largest: a public bound on m_i.
+    """
+
+    inner: Oracle
+    sums: ClippedSums
+    clips: tuple[Clip, Clip]
+    noise: tuple[float, float]
+    l2: float
+    known: Constants | None
     members: list[PrivateClient]
-    account: Account  # what they have released
-    colluding: (
-        int | None
-    )  # t, how many may add no noise where it is shared; `None` where everybody hides its own
-    largest: int  # a public bound on m_i
+    account: Account
+    colluding: int | None
+    largest: int
 
     proximal_steps = refuse_curvature
 
@@ -171,229 +176,166 @@ class PrivateOracle:
     def constants(self) -> Constants:
         """Return public numbers only."""
         if self.known is None:
-            raise InputError("constants", NO_SMOOTHNESS)
+            raise InputError(
+                "no-public-smoothness",
+                "The clients' smoothness depends on their data: give Private a public smoothness= "
+                "(or radius= with Linear), or the method a rate of its own.",
+            )
         return self.known
 
     def only(self, clients: list[int]) -> PrivateOracle:
         """Return an oracle of some of the clients, on the same account."""
-        members = [self.members[i] for i in clients]
-        known = None if self.known is None else self.known.only(clients)
         return replace(
             self,
             inner=self.inner.only(clients),
             sums=self.sums.only(clients),
-            known=known,
-            members=members,
+            known=None if self.known is None else self.known.only(clients),
+            members=[self.members[i] for i in clients],
         )
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
         """Release L_i: one release."""
-        questions = self._questions("loss", batch_size, key, x)
-        self.account.charge(self._entries(questions, batch_size, losses=True))
-        return self._released_losses(questions, x, batch_size)
+        ReleaseCounts.over(batch_size)
+        questions = self._questions("loss", x)
+        self.account.charge(self._entries(questions, self.noise[1]))
+        total = self._noised(questions, self.sums.losses(x)[:, None], 1)[:, 0]
+        return total.clamp(0, self.clips[1].most).to(x) + self.l2 / 2 * (x @ x)
 
-    def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> PrivatePoint:
+    def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> StackedPoint:
         """Release L_i and c_i: two releases; or L_i alone, where gradients wait for their sum."""
+        ReleaseCounts.over(batch_size)
         if self.colluding is not None:
-            self._unsampled(batch_size)
             return SharedPoint(x, self.losses(x, None, key), self)
-        losses, gradients = (
-            self._questions(kind, batch_size, key, x) for kind in ("loss", "gradient")
-        )
-        costs = self._entries(losses, batch_size, losses=True) + self._entries(
-            gradients, batch_size
-        )
-        self.account.charge(costs)
-        values = self._released_losses(losses, x, batch_size)
-        return PrivatePoint(x, values, self._released(gradients, x, batch_size), batch_size is None)
+        losses = self._entries(self._questions("loss", x), self.noise[1])
+        questions = self._questions("gradient", x)
+        # both or none: a refusal must not leave half of an answer paid for
+        self.account.charge(losses + self._entries(questions, self.noise[0]))
+        return StackedPoint(x, self.losses(x, None, key), self._gradients(questions, x))
 
     def local_updates(
         self,
         x: Tensor,
-        at: PrivatePoint | Tensor | None,
+        at: StackedPoint | Tensor | None,
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
         """Make J local steps of every client: J releases, or J − 1 where the first gradient is known."""
+        ReleaseCounts.over(plan.batch_size)
         if self.colluding is not None:
             return self._shared_step(x, at, correction, plan)
         each = x.new_zeros(len(self.members), len(x))
         rates = self._rates(x, plan)
         pull = each + shift(at, correction)
-        first = None
-        if (
-            isinstance(at, PrivatePoint)
-            and at.whole
-            and plan.batch_size is None
-            and same_point(at.x, x)
-        ):
+        first: Tensor | None = None
+        if isinstance(at, StackedPoint) and same_point(at.x, x):
             first = at.gradients
-        about = (x, float(plan.prox), first is not None)
-        questions = self._questions(
-            "steps", plan.batch_size, plan.key, *about, own=torch.cat([pull, rates], 1)
-        )
-        times = [plan.of(i) - (first is not None) for i in range(len(self.members))]
-        costs = zip(self._entries(questions, plan.batch_size), times, strict=True)
-        self.account.charge([entry._replace(times=own) for entry, own in costs if own])
+        own = torch.cat([pull, rates], 1)
+        questions = self._questions("steps", x, float(plan.prox), first is not None, own=own)
+        entries = self._entries(questions, self.noise[0])
+        times = [plan.of(i) - (first is not None) for i in range(len(entries))]
+        pairs = zip(entries, times, strict=True)
+        self.account.charge([entry._replace(times=n) for entry, n in pairs if n])
         for t in range(plan.steps):
-            g = self._released(questions, x - each, plan.batch_size) if first is None else first
+            g = self._gradients(questions, x - each) if first is None else first
             each = each + plan.makes(t, x) * rates * (g + pull - plan.prox * each)
             first = None
         return StackedDisplacements(each)
 
     def _shared_step(
-        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: StackedPoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> StackedDisplacements:
         """Make the only step d_i: η_i c where it is corrected by the c_i of this point, else η_i (c_i + c)."""
-        self._unsampled(plan.batch_size)
         rates = self._rates(x, plan)
         c = torch.zeros_like(x) if correction is None else correction
-        if plan.steps > 1 or (
-            at is not None and not (isinstance(at, SharedPoint) and same_point(at.x, x))
-        ):
-            raise InputError("shared-step", SHARED)
+        here = isinstance(at, SharedPoint) and same_point(at.x, x)
+        if plan.steps > 1 or (at is not None and not here):
+            refuse_single()
         if at is not None:
             return StackedDisplacements(rates * c)
         return SharedStep(SharedPoint(x, x.new_empty(0), self), rates, c)
 
-    def _unsampled(self, batch_size: int | None) -> None:
-        if batch_size is not None:
-            raise InputError("unsampled", SHARED)
-
     def shared(self, x: Tensor, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
-        """Return Σ_i w_i c_i, to which every client adds its share of the noise: a release of each of them.
+        """Return Σ_i w_i c_i, to which every client adds its share of the noise: a release of each.
 
         `terms` describe the sum where these are not all of its clients.
         """
         w = weights.detach().double().cpu().numpy()
         share = w / [member.samples for member in self.members]
         if terms is None:
-            terms = SumTerms(
-                len(share), float(np.abs(share).max()) or 1.0, digest(torch.from_numpy(w))
-            )
-        n = terms.clients
+            scale = float(np.abs(share).max()) or 1.0
+            terms = SumTerms(len(share), scale, digest(torch.from_numpy(w)))
         s = terms.scale
         clip = self.clips[0]
         honest = terms.clients - (self.colluding or 0)
-        rounded = math.ldexp(2 * len(x) ** 0.5, -(clip.bits or 0))
+        rounded = math.ldexp(2 * len(x) ** 0.5, -clip.bits)
         moved = np.abs(share) / s + rounded  # Δ_i/2ᶠ
         if float(np.abs(share).max()) > s * (1 + 1e-12):
             raise InputError(
-                "scale-sum-smaller",
-                "The scale of a sum is smaller than this client's part of it: noise would not cover that.",
+                "scale-too-small",
+                "The scale of a sum is smaller than this client's part of it: noise would not "
+                "cover that.",
             )
-        z = max(member.noise for member in self.members) * (1 + rounded)
-        sigma = clip.sigma(z / max(1, honest) ** 0.5)
-        if honest < 1 or clip.bits is None or sigma < LEAST_SIGMA:
+        sigma = clip.sigma(self.noise[0] * (1 + rounded) / max(1, honest) ** 0.5)
+        if honest < 1 or sigma < LEAST_SIGMA:
             raise InputError(
-                "clients-may-add",
-                f"{n} clients, of which {self.colluding} may add no noise, cannot share so little of it.",
+                "too-few-share",
+                f"{terms.clients} clients, of which {self.colluding} may add no noise, cannot share "
+                "so little of it.",
             )
-        questions = self._questions("sum", None, (), x, terms.about)
+        questions = self._questions("sum", x, terms.about)
         hidden = honest**0.5 * math.ldexp(sigma / SPARE, -clip.bits) / moved
+        taking = zip(self.members, questions, hidden, share, strict=True)
         self.account.charge(
             [
-                ReleaseEntry(member.number, question.mark, Release(float(own)))
-                for member, question, own, part in zip(
-                    self.members, questions, hidden, share, strict=True
-                )
+                ReleaseEntry(member.number, question.mark, float(own))
+                for member, question, own, part in taking
                 if part
             ]
         )
-        noise = np.stack(
-            [discrete_gaussians(question.noise, sigma, len(x)) for question in questions]
-        )
-        scaled = self.sums.gradients(x, None) * torch.from_numpy(share / s).to(x.device)[:, None]
+        noise = np.stack([discrete_gaussians(q.noise, sigma, len(x)) for q in questions])
+        scaled = self.sums.gradients(x) * torch.from_numpy(share / s).to(x.device)[:, None]
         parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)
         most = 2.0 ** math.ceil(math.log2(self.largest * 2.0**clip.bits + 16 * sigma))
         return SharedSum(parts, most, clip.unit * s, self.l2 * float(w.sum()) * x)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Return f_i(x) and accuracy without noise: the experimenter's view, no part of what clients release."""
+        """Return f_i(x) and accuracy without noise: the experimenter's view, which is not released."""
         return self.inner.scores(x)
 
     def _questions(
-        self,
-        kind: str,
-        batch_size: int | None,
-        key: tuple[int, ...],
-        *about: Any,
-        own: Tensor | None = None,
+        self, kind: str, *about: object, own: Tensor | None = None
     ) -> list[PrivateQuestion]:
-        """Make a question for every client; without a batch size nothing is drawn by the key."""
-        named = None if batch_size is None else tuple(int(k) for k in key)
-        common = digest(kind, batch_size, named, *about)
-        contents = (
-            [common] * len(self.members) if own is None else [digest(common, row) for row in own]
-        )
-        return [
-            PrivateQuestion(member.key, content)
-            for member, content in zip(self.members, contents, strict=True)
-        ]
+        """Make a question for every client; `own` has what each of them is asked about, row by row."""
+        common = digest(kind, *about)
+        contents = [common] * len(self.members)
+        if own is not None:
+            contents = [digest(common, row) for row in own]
+        pairs = zip(self.members, contents, strict=True)
+        return [PrivateQuestion(member.key, content) for member, content in pairs]
 
-    def _entries(
-        self, questions: list[PrivateQuestion], batch_size: int | None, losses: bool = False
-    ) -> list[ReleaseEntry]:
-        entries = []
-        for member, question, rate in zip(
-            self.members, questions, self._shares(batch_size), strict=True
-        ):
-            release = Release(member.loss_noise if losses else member.noise, rate)
-            entries.append(ReleaseEntry(member.number, question.mark, release))
-        return entries
+    def _entries(self, questions: Sequence[PrivateQuestion], noise: float) -> list[ReleaseEntry]:
+        pairs = zip(self.members, questions, strict=True)
+        return [ReleaseEntry(member.number, q.mark, noise) for member, q in pairs]
 
-    def _shares(self, batch_size: int | None) -> list[float]:
-        """Return q_i."""
-        return [
-            1.0 if batch_size is None else min(1.0, batch_size / member.samples)
-            for member in self.members
-        ]
-
-    def _drawn(
-        self, questions: list[PrivateQuestion], batch_size: int | None, like: Tensor
-    ) -> tuple[Tensor | None, Tensor]:
-        """Return which rows take part, and what their sums are divided by."""
-        shares = self._shares(batch_size)
-        sizes = [member.samples for member in self.members]
-        whole = min(shares) == 1
-        rows = None if whole else torch.from_numpy(drawn(questions, sizes, shares)).to(like.device)
-        return rows, torch.tensor(shares, dtype=torch.float64).to(like) * torch.tensor(sizes).to(
-            like
-        )
-
-    def _released(
-        self, questions: list[PrivateQuestion], at: Tensor, batch_size: int | None
-    ) -> Tensor:
+    def _gradients(self, questions: Sequence[PrivateQuestion], at: Tensor) -> Tensor:
         """Release the gradients of all clients at x, or at every client's own u_i."""
-        rows, count = self._drawn(questions, batch_size, at)
-        noise = [member.noise for member in self.members]
-        total = self._noised(questions, self.sums.gradients(at, rows), noise, self.clips[0])
-        return (total / count[:, None]).to(at) + self.l2 * at
+        return self._noised(questions, self.sums.gradients(at), 0).to(at) + self.l2 * at
 
-    def _released_losses(
-        self, questions: list[PrivateQuestion], x: Tensor, batch_size: int | None
-    ) -> Tensor:
-        rows, count = self._drawn(questions, batch_size, x)
-        noise = [member.loss_noise for member in self.members]
-        total = self._noised(questions, self.sums.losses(x, rows)[:, None], noise, self.clips[1])
-        return (total[:, 0] / count).clamp(0, self.clips[1].most).to(x) + self.l2 / 2 * (x @ x)
-
-    def _noised(
-        self, questions: list[PrivateQuestion], sums: Tensor, z: list[float], clip: Clip
-    ) -> Tensor:
-        """Add noise to sums (N, ·), whole numbers to whole numbers, and turn units into plain numbers."""
-        if clip.bits is None:
-            return sums
-        noise = np.zeros(sums.shape, dtype=np.int64)
-        for row, question, own in zip(noise, questions, z, strict=True):
-            if own > 0:
-                row[:] = discrete_gaussians(question.noise, clip.sigma(own), len(row))
-        return (sums.long() + torch.from_numpy(noise).to(sums.device)).double() * clip.unit
+    def _noised(self, questions: Sequence[PrivateQuestion], sums: Tensor, which: int) -> Tensor:
+        """Add noise to sums (N, ·), whole numbers to whole numbers, and return means in plain numbers."""
+        clip = self.clips[which]
+        sigma = clip.sigma(self.noise[which])
+        drawn = [discrete_gaussians(q.noise, sigma, sums.shape[1]) for q in questions]
+        total = sums.long() + torch.from_numpy(np.stack(drawn)).to(sums.device)
+        samples = torch.tensor([member.samples for member in self.members], device=sums.device)
+        return total.double() * clip.unit / samples[:, None]
 
     def _rates(self, x: Tensor, plan: LocalPlan) -> Tensor:
         """Return η_i, (N, 1)."""
         if plan.rate is not None:
             return x.new_full((len(self.members), 1), plan.rate)
-        return torch.from_numpy(
-            plan.scale / self.constants().expected_smoothness(plan.batch_size)
-        ).to(x)[:, None]
+        return torch.from_numpy(plan.scale / self.constants().smoothness).to(x)[:, None]

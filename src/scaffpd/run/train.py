@@ -290,8 +290,7 @@ def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) 
     """Add noise to the run's model, such that ε covers all models that will be trained."""
     assert config.privacy is not None
     methods = [method for _, _, method in contestants(config)]
-    samples = [len(y) for _, y in prepared.train]
-    return config.privacy.model(prepared.model, methods, config.training.rounds, samples, secret)
+    return config.privacy.model(prepared.model, methods, config.training.rounds, secret)
 
 
 def joining_of(

@@ -210,7 +210,6 @@ class PrivacySettings(PrivacyBudget):
         bare: Any,
         methods: Sequence[Any],
         rounds: int,
-        samples: Sequence[int],
         secret: bytes | None = None,
     ) -> Private:
         """Return the model with the noise that spends ε on these methods, `rounds` rounds each."""
@@ -224,7 +223,6 @@ class PrivacySettings(PrivacyBudget):
             self.epsilon,
             list(methods),
             rounds,
-            samples,
             self.delta,
             self.loss_share,
             clip=self.clip,

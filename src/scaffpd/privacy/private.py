@@ -1,0 +1,288 @@
+"""`Private`: the description of a model whose clients answer with clipped and noised sums."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self, TypedDict, Unpack
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scaffpd.errors import InputError, count, positive, real
+from scaffpd.federation import Constants
+from scaffpd.federation.releases import ReleaseCounts
+from scaffpd.models import Linear, Module
+from scaffpd.models.glm import LinearOracle
+from scaffpd.models.losses import loss_named
+from scaffpd.models.network_oracle import ModuleOracle
+from scaffpd.models.oracle import ClientData, Oracle
+from scaffpd.privacy.accountant import SAFE, Account, least_noise
+from scaffpd.privacy.mechanism import LARGEST_NOISE, Clip, ClippedSums, LinearSums, ModuleSums
+from scaffpd.privacy.noise import client_key, digest, secret_bytes
+from scaffpd.privacy.oracle import PrivateClient, PrivateOracle
+
+# What a private run does if nothing else is said.
+ROUNDS = 30  # every round is a release of a gradient and a loss
+LOCAL_STEPS = 1  # the first local gradient is known already; every further one is a release
+RADIUS = 3.0  # R, of rows whose columns have deviation one
+LOSS_SHARE = 0.3  # of the budget, for losses
+
+SECRET = 16  # bytes of a secret, at least
+
+
+class Counted(Protocol):
+    """A method that knows how often it asks a client."""
+
+    def releases(self, rounds: int) -> ReleaseCounts:
+        """Return the most releases of a client in so many rounds."""
+
+
+class PrivateOptions(TypedDict, total=False):
+    """Arguments of `Private` besides noise and budget."""
+
+    clip: float
+    loss_clip: float
+    radius: float | None
+    smoothness: float | None
+    secret: bytes | int | None
+    colluding: int | None
+    together: int | None
+
+
+@dataclass(frozen=True)
+class Private:
+    r"""A model with differential privacy for every single record, whoever sees what the clients send.
+
+    Every client clips what a record contributes and adds discrete Gaussian noise before anything
+    leaves it:
+
+        c_i = (1/m_i) (Σ_j ∇ℓ_j min(1, C/‖∇ℓ_j‖) + N(0, (zC)² I)) + l2 x
+        L_i = (1/m_i) (Σ_j clip(ℓ_j, 0, B) + N(0, (z_L B)²)) + (l2/2)‖x‖²
+
+    and counts what it has released; `train` reports the sum as `Result.privacy`. Give it to a
+    `Cohort` in the place of the model.
+
+    Args:
+        model: `Linear(...)` or `Module(...)`.
+        noise: z, the noise of gradients over C.
+        clip: C, the largest norm of a record's gradient.
+        loss_noise: z_L, the noise of losses over B; left out, z.
+        loss_clip: B, the largest loss of a record.
+        radius: R; rows of a `Linear` model, intercept included, that are longer are scaled to this
+            length. Then L_i = curvature·R² + l2 is public, and no gradient is longer than R
+            ("logistic" loss) or √2 R ("softmax").
+        smoothness: a public L_i of all clients, where there is no radius. Data may not leave as a
+            smoothness either.
+        secret: what noise is drawn from: at least 16 bytes that no other party knows, or a whole
+            number for experiments that can be repeated. Left out, it comes from the operating
+            system, and a resumed run is not the same run.
+        delta: δ of the account.
+        budget: the largest ε that a client spends; it does not answer what would exceed it.
+        colluding: t; the noise of gradients is shared among the clients, of which so many may add
+            none, or show the server what they have added. It then protects against whoever sees
+            nothing but sums over all clients, as a server does with `SecureAggregation`, and is
+            √(n − t) times smaller where clients are alike. Left out, every client hides its own
+            gradients from everybody.
+        together: where noise is shared with clients elsewhere: how many records all of them have at
+            most. Then all count in the same units.
+    """
+
+    model: Linear | Module
+    noise: float = 1.0
+    clip: float = 1.0
+    loss_noise: float | None = None
+    loss_clip: float = 4.0
+    radius: float | None = None
+    smoothness: float | None = None
+    secret: bytes | int | None = field(default=None, repr=False, compare=False)
+    delta: float = 1e-5
+    budget: float | None = None
+    colluding: int | None = None
+    together: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, Linear | Module):
+            raise InputError(
+                "private-of-what",
+                f"Private needs Linear(...) or Module(...), got {self.model!r}.",
+            )
+        if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
+            raise InputError(
+                "private-weights-counts",
+                "Private takes neither weighted rows nor counts: how steep their loss is follows "
+                "from the records.",
+            )
+        if self.radius is not None and not isinstance(self.model, Linear):
+            raise InputError(
+                "radius-of-network",
+                "Private takes a radius with Linear models only: give smoothness= instead.",
+            )
+        for name in ("noise", "clip", "loss_noise", "loss_clip", "radius", "smoothness", "budget"):
+            if getattr(self, name) is not None:
+                positive("Private", name, getattr(self, name))
+        if max(self._noise) > LARGEST_NOISE:
+            raise InputError("too-much-noise", "Private takes noise of at most 2^32 times a clip.")
+        whole = isinstance(self.colluding, int) and not isinstance(self.colluding, bool)
+        if self.colluding is not None and (not whole or self.colluding < 0):
+            raise InputError(
+                "colluding-clients",
+                f"Private needs a whole number colluding >= 0, got {self.colluding!r}.",
+            )
+        if self.together is not None:
+            count("Private", "together", self.together)
+        _check_delta(self.delta)
+        _check_secret(self.secret)
+
+    @property
+    def _noise(self) -> tuple[float, float]:
+        """Return z and z_L."""
+        return float(self.noise), float(self.noise if self.loss_noise is None else self.loss_noise)
+
+    @classmethod
+    def solved(
+        cls,
+        model: Linear | Module,
+        epsilon: float,
+        algorithm: Counted | Sequence[Counted],
+        rounds: int,
+        delta: float = 1e-5,
+        loss_share: float = LOSS_SHARE,
+        **rest: Unpack[PrivateOptions],
+    ) -> Self:
+        """Find the noise with which `rounds` rounds of `algorithm` cost ε; more of them are refused.
+
+        With n_g gradients and n_L losses, Σ 1/z² = n_g/z² + n_L/z_L², of which losses get a share.
+
+        Args:
+            model: `Linear(...)` or `Module(...)`.
+            epsilon: ε that every client may spend.
+            algorithm: what will be trained with, such as `ScaffPD(...)`; its local steps count. A
+                list of them shares ε: each makes so many rounds, all on one `Cohort`.
+            rounds: R, the most rounds.
+            delta: δ.
+            loss_share: the share of the budget that losses get where a method asks for them.
+            rest: clip, loss_clip, radius, smoothness, secret and colluding.
+        """
+        budget = positive("Private.solved", "epsilon", epsilon)
+        _check_delta(delta)
+        if not 0 < real("Private.solved", "loss_share", loss_share) < 1:
+            raise InputError(
+                "loss-share-range",
+                f"Private.solved needs loss_share between 0 and 1, got {loss_share!r}.",
+            )
+        count("Private.solved", "rounds", rounds)
+        methods = algorithm if isinstance(algorithm, Sequence) else [algorithm]
+        asked = sum((method.releases(rounds) for method in methods), ReleaseCounts())
+        if asked == ReleaseCounts():
+            raise InputError("nothing-released", "Nothing is released: there is no noise to find.")
+        share = float(loss_share)
+        if not asked.losses or not asked.gradients:
+            share = 1.0 if asked.losses else 0.0
+        z = least_noise(budget, float(delta)) * SAFE
+        found = z * (asked.gradients / (1 - share)) ** 0.5 if asked.gradients else z
+        losses = z * (asked.losses / share) ** 0.5 if asked.losses else found
+        return cls(model, noise=found, loss_noise=losses, delta=delta, budget=budget, **rest)
+
+    def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
+        """Bind to the clients' checked data; held-out rows are the experimenter's, without privacy."""
+        if like is not None:
+            inner = like.inner if isinstance(like, PrivateOracle) else like
+            return self.model.oracle(data, inner)
+        data = replace(data, features=[np.asarray(x) for x in data.features])
+        oracle = self.model.oracle(data)
+        sizes = [len(x) for x in data.features]
+        alone = self.together is None
+        if self.together is not None and sum(sizes) > self.together:
+            raise InputError(
+                "too-many-records",
+                f"These clients have {sum(sizes)} records, more than the {self.together} agreed on.",
+            )
+        if alone and (self.colluding or 0) >= len(sizes):
+            raise InputError(
+                "too-few-share",
+                f"Private shares noise among more than colluding={self.colluding} clients.",
+            )
+        z, z_L = self._noise
+        most = self.together or max(sizes) * (1 if self.colluding is None else len(sizes))
+        clips = Clip.of(float(self.clip), z, most), Clip.of(float(self.loss_clip), z_L, most)
+        return PrivateOracle(
+            oracle,
+            self._sums(oracle, clips),
+            clips,
+            (z, z_L),
+            float(self.model.l2),
+            self._public(sizes),
+            self._members(data),
+            Account(data.names, float(self.delta), self.budget),
+            self.colluding,
+            self.together or max(sizes),
+        )
+
+    def _sums(self, inner: Oracle, clips: tuple[Clip, Clip]) -> ClippedSums:
+        if isinstance(inner, LinearOracle):
+            return LinearSums.of(inner, clips, self.radius)
+        assert isinstance(inner, ModuleOracle)
+        return ModuleSums(inner, clips)
+
+    def _members(self, data: ClientData) -> list[PrivateClient]:
+        """Derive every client's key, from all that its answers depend on besides the question."""
+        secret = secret_bytes(self.secret)
+        network = self._network()
+        rows = zip(data.names, data.features, data.labels, strict=True)
+        return [
+            PrivateClient(
+                i,
+                client_key(secret, name, repr(self), network, _content(X), _content(y)),
+                len(X),
+            )
+            for i, (name, X, y) in enumerate(rows)
+        ]
+
+    def _network(self) -> bytes:
+        """Hash what a network's loss depends on besides x, so that two networks never share noise.
+
+        Frozen parameters and buffers are part of it. A loss that is a function cannot be told from
+        another one: its noise is new with every binding.
+        """
+        if isinstance(self.model, Linear):
+            return b""
+        state = self.model.module.state_dict()
+        parts = {name: _content(tensor.detach().cpu()) for name, tensor in state.items()}
+        named = isinstance(self.model.loss, str)
+        return digest(*parts, *parts.values(), b"" if named else os.urandom(16))
+
+    def _public(self, samples: Sequence[int]) -> Constants | None:
+        """Return constants on which no record has an influence."""
+        linear = isinstance(self.model, Linear)
+        L = self.smoothness
+        if L is None and self.radius is not None:
+            L = loss_named(str(self.model.loss)).curvature * self.radius**2 + self.model.l2
+        if L is None:
+            return None
+        smooth = np.full(len(samples), float(L))
+        mu = np.full(len(samples), float(self.model.l2) if linear else 0.0)
+        return Constants(smooth, mu, linear, smooth, np.array(samples), noisy=True)
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 < real("Private", "delta", delta) < 1:
+        raise InputError("delta-range", f"Private needs 0 < delta < 1, got {delta!r}.")
+
+
+def _check_secret(secret: object) -> None:
+    """Check the length of a secret, without repeating it in the message."""
+    whole = isinstance(secret, int | np.integer) and not isinstance(secret, bool) and secret >= 0
+    long = isinstance(secret, bytes) and len(secret) >= SECRET
+    if secret is not None and not whole and not long:
+        raise InputError(
+            "short-secret",
+            f"Private needs a secret of at least {SECRET} bytes, or a whole number >= 0 for "
+            "experiments.",
+        )
+
+
+def _content(array: ArrayLike) -> bytes:
+    values = np.ascontiguousarray(array)
+    return digest(str(values.dtype), values.shape, values.tobytes())
