@@ -17,7 +17,7 @@ import torch
 import scaffpd as sp
 from problems import families, objectives
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
-from scaffpd.study.comparison.runs import Pool
+from scaffpd.study.comparison.runs import pooled
 
 CAP = 200
 HARD_CAP = 1000
@@ -185,8 +185,7 @@ def main() -> None:
         for which in chosen
         for variant in variants
     ]
-    with Pool(cell, options.processes, "ablations") as pool:
-        cells = {key[:3]: key[3] for key in pool.work(tasks)}
+    cells = {key[:3]: key[3] for key in pooled(cell, tasks, options.processes)}
     print("| family | objective | " + " | ".join(variants) + " |\n|" + "---|" * (2 + len(variants)))
     for name in names:
         for which in chosen:

@@ -17,6 +17,7 @@ import runpy
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -32,7 +33,10 @@ from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.processes import MARK
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.deploy.supervise import wait_for
-from scaffpd.study.comparison.tables import markdown_table
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from experiments.tables import markdown_table
 
 HERE = Path(__file__).parent
 SILOS = ("north", "south", "west")

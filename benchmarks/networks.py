@@ -55,7 +55,7 @@ METHODS: dict[str, Callable[[], Any]] = {
 @functools.cache
 def everything() -> Any:
     """All images, decoded once."""
-    from experiments.packed import cifar10
+    from experiments.images.loading import cifar10
 
     return cifar10()
 

@@ -27,7 +27,7 @@ import torch
 
 import scaffpd as sp
 from problems import ADULT, HARD, OBJECTIVES, Family, chosen, families, objectives, tolerance
-from scaffpd.study.comparison.runs import Pool
+from scaffpd.study.comparison.runs import pooled
 
 J = 100
 CAP = {"few": 400, "many": 3000, "fixed": 400, "theory": 5000}
@@ -326,24 +326,23 @@ def check(tasks: list[tuple[str, str, str, int]], processes: int) -> list[str]:
         }
     worse = []
     same = 0
-    with Pool(measure, processes, "rounds") as pool:
-        for cell in pool.work(sorted(tasks, key=costly)):
-            was = float(before.get((cell["family"], cell["objective"], cell["method"])) or np.inf)
-            now = np.inf if cell["cost"] is None else float(cell["cost"][0])
-            same += was == now
-            if was != now:
-                print(
-                    cell["family"],
-                    cell["objective"],
-                    cell["method"],
-                    f"{was:g} -> {now:g}",
-                    sep=" | ",
-                    flush=True,
-                )
-            if now > was + 1:
-                worse.append(
-                    f"{cell['family']} / {cell['objective']} / {cell['method']}: {was:g} -> {now:g}"
-                )
+    for cell in pooled(measure, sorted(tasks, key=costly), processes):
+        was = float(before.get((cell["family"], cell["objective"], cell["method"])) or np.inf)
+        now = np.inf if cell["cost"] is None else float(cell["cost"][0])
+        same += was == now
+        if was != now:
+            print(
+                cell["family"],
+                cell["objective"],
+                cell["method"],
+                f"{was:g} -> {now:g}",
+                sep=" | ",
+                flush=True,
+            )
+        if now > was + 1:
+            worse.append(
+                f"{cell['family']} / {cell['objective']} / {cell['method']}: {was:g} -> {now:g}"
+            )
     print(f"{same} of {len(tasks)} cells as before, {len(worse)} over one round worse")
     return worse
 
@@ -384,11 +383,8 @@ def main() -> None:
     known = read_cells(options.seed)
     open_tasks = sorted((task for task in tasks if task[:3] not in known), key=costly)
     started = time.perf_counter()
-    with (
-        Pool(measure, options.processes, "rounds") as pool,
-        rows_file(options.seed).open("a") as file,
-    ):
-        for cell in pool.work(open_tasks):
+    with rows_file(options.seed).open("a") as file:
+        for cell in pooled(measure, open_tasks, options.processes):
             known[cell["family"], cell["objective"], cell["method"]] = cell["cost"]
             file.write(json.dumps(cell) + "\n")
             file.flush()

@@ -6,6 +6,7 @@ a file that is not part of the site, such as a source file, becomes plain text. 
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("results", "benchmarks")
 KINDS = {".md", ".png", ".svg", ".csv", ".txt", ".json"}
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md")
+FILES = "<!-- files -->"  # where docs/architecture.md lists the files
 HOME = {"README.md": "docs/index.md"}  # the site has a front page of its own
 LINK = re.compile(
     r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)"
@@ -75,6 +77,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
             raise PluginError(f"{home} links to {target!r}, which is not there.")
         return text
 
+    if FILES in markdown:
+        markdown = (
+            markdown.split(FILES)[0] + listing() + markdown.split(FILES)[1].split("\n", 3)[-1]
+        )
     hidden = raised(LINK.sub(turn, FENCE.sub(keep, markdown)))
     return re.sub(r"\0(\d+)\0", lambda found: code[int(found.group(1))], hidden)
 
@@ -92,3 +98,16 @@ def raised(markdown: str) -> str:
     return "\n".join(
         line if line.startswith(("    ", "#")) else LETTERS.sub(tags, line) for line in lines
     )
+
+
+def listing() -> str:
+    """Return a table of all files of the package, with the first sentence of their docstrings."""
+    package = ROOT / "src" / "scaffpd"
+    lines = ["| file | what it is |", "|---|---|"]
+    for file in sorted(package.rglob("*.py"), key=lambda f: (f.parent != package, f)):
+        text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+        words = " ".join(text.split("\n\n")[0].split())
+        first = re.split(r"(?<=[^A-Z])\.(?:\s|$)", words, maxsplit=1)[0]
+        if first:
+            lines.append(f"| `{file.relative_to(package).as_posix()}` | {first.rstrip('.:;')}. |")
+    return "\n".join(lines) + "\n"

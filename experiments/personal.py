@@ -1,6 +1,6 @@
 """Alone, one model, or a model of one's own: stations and schools, judged on rows that nothing was chosen by.
 
-python -m experiments.personal stations|schools [--seeds 8] [--data FOLDER] [--out results/personal]
+python -m experiments.personal stations|schools [--seeds 8] [--data FOLDER] [--out FOLDER]
 
 Every seed draws new rows: at the stations which four are new and their forty days (tested on the following year), at
 the schools which 30 % of the students are held out. l2 and κ are chosen by three folds of the training rows.
@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
-from experiments.csv_files import append_csv, read_csv
+from experiments.tables import append_csv, markdown_table, read_csv
 from scaffpd.study.choosing import MEAN, GridPoint, simplest
-from scaffpd.study.comparison.tables import markdown_table
 from scaffpd.study.folds import Folds, fit_alone, with_strengths
 from scaffpd.training.metrics import half_interval, worst_fifth
 
@@ -213,7 +212,7 @@ were chosen by three folds of the training rows (`sp.choose`, by the mean, one s
 client for itself; fair is CVaR(0.2). The worst fifth is the mean over the ⌈N/5⌉ clients with the largest losses (3
 stations, 28 schools). "Lower" is in per cent with its 95 % interval over seeds, paired. The last column is the largest
 (loss − loss alone) of any client, mean over seeds. Every client's losses are in the CSV files.
-[Images](../decisive/cifar100/README.md) are `python -m experiments.image_decisive`."""
+[Images](../decisive/cifar100/README.md) are `python -m experiments.images decisive`."""
 
 
 def written(folder: Path) -> str:
@@ -239,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--data", help="the folder that has school/school.mat; by default SCAFFPD_DATA"
     )
-    parser.add_argument("--out", type=Path, default=Path("results/personal"))
+    parser.add_argument("--out", type=Path, default=Path("runs/personal"))
     given = parser.parse_args(arguments)
     loaders = {
         "stations": lambda seed: sp.data.beijing_air(new=4, days=40, seed=seed),

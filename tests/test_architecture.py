@@ -37,10 +37,10 @@ BUDGETS = {
 # From the bottom up. A room may import from lower floors, and from rooms before it on its own.
 FLOORS = [
     ["errors", "numbers", "machine", "files"],
-    ["objectives", "federation", "data", "figures"],
+    ["objectives", "federation", "data"],
     ["models", "privacy", "secure", "algorithms"],
     ["training"],
-    ["features", "study", "convexify", "estimators", "run"],
+    ["study", "estimators", "run"],
     ["deploy", "cli"],
 ]
 HEIGHT = {room: place for place, room in enumerate(room for floor in FLOORS for room in floor)}

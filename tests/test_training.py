@@ -344,19 +344,14 @@ def pairs(seed=0):
     return [(random.normal(size=(12, 2)), random.integers(0, 2, 12)) for _ in range(3)]
 
 
-def small_network():
-    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
-
-
 @pytest.mark.parametrize(
     "follow",
     [
         lambda: sp.joining(pairs(), pairs(1), sp.Linear("logistic", l2=0.1), strength=1.0),
         lambda: sp.coalition(pairs(), pairs(1), sp.Linear("logistic", l2=0.1)),
         lambda: sp.choose(pairs(), sp.Linear("logistic"), sp.Average(), l2=0.1, strength=np.inf),
-        lambda: sp.tct(small_network(), pairs(), None, network_rounds=1, coordinates=4),
     ],
-    ids=["joining", "coalition", "choose", "tct"],
+    ids=["joining", "coalition", "choose"],
 )
 def test_an_interruption_ends_what_would_go_on_from_the_model(monkeypatch, follow):
     def interrupted(self, federation, state):

@@ -26,10 +26,13 @@ import torch
 
 import scaffpd as sp
 from scaffpd.data.silos import Silos
-from scaffpd.figures import BLUE, ORANGE, QUIET, STYLE
 from scaffpd.files import csv_text, write_file
-from scaffpd.study.comparison.tables import markdown_table
 from scaffpd.training.metrics import Summary, a_fifth
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from experiments.style import BLUE, ORANGE, QUIET, STYLE
+from experiments.tables import markdown_table
 
 HERE = Path(__file__).parent
 EPSILONS = (1.0, 4.0, 8.0, np.inf)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +21,11 @@ import scaffpd as sp
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.privacy.noise import discrete_gaussians, key_stream
 from scaffpd.study.comparison.problem import problem
-from scaffpd.study.comparison.tables import markdown_table
 from scaffpd.training.metrics import a_fifth
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from experiments.tables import markdown_table
 
 HERE = Path(__file__).parent
 COMMAND = "OMP_NUM_THREADS=1 python benchmarks/privacy/defaults.py"

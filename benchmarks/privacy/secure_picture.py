@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from scaffpd.figures import BLUE, GREEN, ORANGE, PINK, QUIET, RED, STYLE
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from experiments.style import BLUE, GREEN, ORANGE, PINK, QUIET, RED, STYLE
 
 COLOURS = {4: BLUE, 10: GREEN, 32: ORANGE, 100: PINK}
 BYTES_GOAL = 2.2

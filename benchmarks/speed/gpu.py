@@ -24,7 +24,7 @@ from harness import Row, interleaved, table
 import scaffpd as sp
 from scaffpd.models.graphs import GraphReplay
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+sys.path += [str(Path(__file__).resolve().parents[k]) for k in (1, 2)]
 TITLE = "On a GPU: fractions of what the device can do"
 
 
@@ -101,32 +101,22 @@ def simulators(device: str, quick: bool) -> list[Row]:
 
 def entk(device: str, quick: bool) -> list[Row]:
     """Features of single images against a plain forward and backward pass."""
-    from features import plain
-    from scaffpd.features import Backbone, EfficientNetLite0, Entk
+    from experiments.images.speed import rates
 
-    torch.manual_seed(0)
     size, chunk, coordinates = (32, 2, 500) if quick else (224, 256, 50_000)
-    net = Backbone.of(EfficientNetLite0(), lambda net, x: net.forward_features(x), size=size).to(
-        torch.device(device)
-    )
-    images = torch.randint(0, 256, (chunk, 32, 32, 3), dtype=torch.uint8)
-    x = net.preprocess(images.to(device))
-    ours = Entk(net.trunk, x, coordinates, precision="tf32")
-    calls = {"ours": lambda: ours(x), "plain": plain(net.trunk, x, "tf32")}
-    timing = interleaved(calls, 5, sync=sync(device))
-    rate, _, _ = timing.ratio("plain", "ours")
+    found = rates("efficientnet-lite0", device, size, chunk, coordinates, "tf32")
     what = f"eNTK of EfficientNet-Lite0 ({size} px, {coordinates:,} coordinates): images per second"
-    mine, theirs = (chunk / timing.median(name) for name in ("ours", "plain"))
-    return [{"what": what, "value": mine, "limit": theirs, "fraction": rate}]
+    mine, theirs = found["sampled"], found["plain"]
+    return [{"what": what, "value": mine, "limit": theirs, "fraction": mine / theirs}]
 
 
 def reproduced(folder: Path) -> list[Row]:
-    """(g) What the CIFAR-10 table took, from the folder of `python -m experiments.reproduce cifar10`."""
+    """(g) What the CIFAR-10 table took, from the folder of `python -m experiments.images cifar10`."""
     about = json.loads((folder / "about.json").read_text())
     seconds = about["seconds"]
     plan = about["plan"]
     runs = f"{plan['rounds']} rounds of eight methods, {plan['seeds']} partitions, {plan['tune']} configurations each"
-    name = "CIFAR-10 table (scaffpd reproduce cifar10)"
+    name = "CIFAR-10 table (experiments.images cifar10)"
     return [
         {
             "what": f"{name}, {runs}: seconds",
@@ -175,7 +165,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument(
-        "--table", type=Path, help="the folder of `python -m experiments.reproduce cifar10`"
+        "--table", type=Path, help="the folder of `python -m experiments.images cifar10`"
     )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

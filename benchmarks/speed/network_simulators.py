@@ -30,7 +30,7 @@ from networks import BATCH, RATE, STEPS, Rounds
 sys.path.append(str(PEERS))
 from images import Images
 
-from experiments.small_networks import NETWORKS, TITLES
+from experiments.images.small_networks import NETWORKS, TITLES
 
 TITLE = f"Networks: seconds of a round of FedAvg on CIFAR-10 (10 of 100 clients, J = {STEPS}, minibatches of {BATCH})"
 NAMES = ("scaffpd", "loop", "fedjax", "flower", "pfl")

@@ -154,7 +154,7 @@ class Contest:
 @functools.cache
 def everything() -> Any:
     """All images of CIFAR-10, decoded once."""
-    from experiments.packed import cifar10
+    from experiments.images.loading import cifar10
 
     return cifar10()
 
@@ -281,7 +281,7 @@ class Rounds:
 
 def measure_rounds(device: str, rounds: int, turns: int, quick: bool) -> None:
     """Print the table of rounds."""
-    from experiments.small_networks import NETWORKS, TITLES
+    from experiments.images.small_networks import NETWORKS, TITLES
 
     print(
         f"| a round of FedAvg on {device}, {rounds} rounds | ours | loop | ratio | accuracy, ours | loop |"
@@ -346,7 +346,7 @@ def profile(contest: Contest) -> str:
 
 def main() -> None:
     """Print the table."""
-    from experiments.small_networks import ResNet8, two_convolutions
+    from experiments.images.small_networks import ResNet8, two_convolutions
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import matplotlib as mpl
 from harness import Row, shown
 from matplotlib.figure import Figure
 
-from scaffpd.figures import BLUE, GREEN, ORANGE, PINK, QUIET, RULE, STYLE
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from experiments.style import BLUE, GREEN, ORANGE, PINK, QUIET, RULE, STYLE
 
 LOSSES = {"squared": BLUE, "logistic": ORANGE, "softmax": GREEN}
 

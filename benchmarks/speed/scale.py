@@ -179,16 +179,13 @@ def case(given: Row, folder: str) -> Row:
 
 def _clients(given: Row, folder: Path) -> tuple[list[tuple[Any, Any]], int]:
     """(X, y) of all clients, and bytes of all X: views of one array, or rows of a mapped table."""
-    from scaffpd.data import Table
-
     N, m, d = (given[name] for name in SHAPE[:3])
     cuts = [slice(i * m, (i + 1) * m) for i in range(N)]
     if given["part"] == WIDE:
-        stored = Table(np.load(folder / "X.npy", mmap_mode="r"))
+        stored = np.load(folder / "X.npy", mmap_mode="r")
         z = np.load(folder / "y.npy")
         y = z if given["loss"] == "squared" else (z > 0).astype(float)
-        numbers = np.arange(N * m)
-        return [(stored.rows(numbers[cut]), y[cut]) for cut in cuts], stored.values.nbytes
+        return [(stored[cut], y[cut]) for cut in cuts], stored.nbytes
     random = np.random.default_rng(0)
     X = random.standard_normal((N * m, d))
     z = X @ random.standard_normal(d) / d**0.5 + 0.5 * random.standard_normal(N * m)

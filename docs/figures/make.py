@@ -19,7 +19,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import scaffpd as sp
-from scaffpd.figures import BLUE, GREEN, INK, ORANGE, PINK, QUIET, RULE, STYLE
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from experiments.style import BLUE, GREEN, INK, ORANGE, PINK, QUIET, RULE, STYLE
 
 LOSSES = np.array([0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8, 1.0])
 CHOICES: dict[str, sp.objectives.Objective] = {

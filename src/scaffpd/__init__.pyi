@@ -1,7 +1,6 @@
 """The public names, and the modules they are in; `__init__.py` reads them from here."""
 
 from scaffpd import data as data
-from scaffpd import features as features
 from scaffpd.algorithms import AFL as AFL
 from scaffpd.algorithms import DRFA as DRFA
 from scaffpd.algorithms import QFFL as QFFL
@@ -22,13 +21,10 @@ from scaffpd.algorithms.steps import Fixed as Fixed
 from scaffpd.algorithms.steps import Nonconvex as Nonconvex
 from scaffpd.algorithms.steps import Schedule as Schedule
 from scaffpd.algorithms.steps import Theory as Theory
-from scaffpd.convexify import Convexified as Convexified
-from scaffpd.convexify import tct as tct
 from scaffpd.errors import InputError as InputError
 from scaffpd.estimators import FairFederatedClassifier as FairFederatedClassifier
 from scaffpd.estimators import FairFederatedRegressor as FairFederatedRegressor
 from scaffpd.federation import Federation as Federation
-from scaffpd.figures import partition_picture as partition_picture
 from scaffpd.models import Linear as Linear
 from scaffpd.models import Module as Module
 from scaffpd.models import Personal as Personal

@@ -14,7 +14,7 @@ from scaffpd import algorithms, cli, objectives
 from scaffpd.cli import typer_ext
 from scaffpd.cli.compare import _methods
 from scaffpd.study.comparison import problem
-from scaffpd.study.comparison.setting import zoo
+from scaffpd.study.comparison.grid import zoo
 
 
 @pytest.fixture

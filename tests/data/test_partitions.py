@@ -243,12 +243,6 @@ def test_samples_that_cannot_be_counted(X):
         sp.data.dirichlet(X, [0, 1, 0, 1], 2, 1.0)
 
 
-def test_counting_samples_copies_nothing(monkeypatch):
-    rows = sp.data.Table(np.zeros((4, 2))).rows(np.arange(4))
-    monkeypatch.setattr(type(rows), "__array__", None)
-    assert cut_of(sp.data.dirichlet(rows, [0, 1, 0, 1], 2, 1.0), 4)
-
-
 # ------------------------------------------------------------------ natural
 
 

@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 import scaffpd
+from cases.pages import ROOT, blocks, understood
 from scaffpd.deploy.processes import free_ports
-from snippets import ROOT, blocks, understood
 
 DEPLOY = ROOT / "deploy"
 PAGE = ROOT / "docs" / "deploy" / "install.md"

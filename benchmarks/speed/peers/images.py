@@ -28,7 +28,7 @@ class Images:
     """The problem.
 
     Attributes:
-        network: "cnn" or "resnet", see `experiments/small_networks.py`.
+        network: "cnn" or "resnet", see `experiments/images/small_networks.py`.
         X: images (clients, rows, channels, height, width).
         y: labels (clients, rows).
         clients: who takes part (rounds, taking part), in increasing order.

@@ -1,4 +1,4 @@
-"""The networks of `experiments/small_networks.py` in JAX: the same parameters under the same names, channels last.
+"""The networks of `experiments/images/small_networks.py` in JAX: the same parameters under the same names, channels last.
 
 XLA's convolutions on a CPU want channels last, and the maximum over a window is taken by reshaping, whose derivative is
 faster there than that of `reduce_window`.

@@ -17,7 +17,9 @@ import torch
 import workload as w
 from torch import Tensor, nn
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))  # for experiments/small_networks.py
+sys.path.append(
+    str(Path(__file__).resolve().parents[3])
+)  # for experiments/images/small_networks.py
 
 
 class Digits:
@@ -64,7 +66,7 @@ class Pictures:
 
     def model(self) -> nn.Module:
         """The network, with the parameters to start from."""
-        from experiments.small_networks import NETWORKS
+        from experiments.images.small_networks import NETWORKS
 
         model = NETWORKS[self.given.network]()
         with torch.no_grad():

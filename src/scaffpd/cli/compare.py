@@ -74,9 +74,7 @@ def compare(
             help="The smaller, the more labels differ.", show_default="0.05; 0.5 for breast-cancer"
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for all runs; there, the same command goes on.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for all runs.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")
     ] = None,
@@ -107,26 +105,18 @@ def compare(
 
     chosen = _problem(problem, clients, alpha, seeds, given | {"l2": l2})
     contestants = _methods(methods, rho, local_steps, batch_size)
-    try:
-        comparison = compete(
-            contestants,
-            chosen,
-            seeds=range(seeds),
-            rounds=rounds,
-            tune=tune,
-            out=out,
-            processes=processes,
-            progress=False if quiet else None,
-            strengths=True,
-        )
-    except KeyboardInterrupt:
-        if out is not None and not quiet:
-            typer.echo(
-                f"Interrupted; what is done is in {out}, and the same command goes on there.",
-                err=True,
-            )
-        raise
+    comparison = compete(
+        contestants,
+        chosen,
+        seeds=range(seeds),
+        rounds=rounds,
+        tune=tune,
+        processes=processes,
+        progress=False if quiet else None,
+        strengths=True,
+    )
     if out is not None:
+        comparison.to_csv(out)
         words = [
             word
             for name, value in options.items()
@@ -180,7 +170,7 @@ def _methods(
     from scaffpd.algorithms import ALGORITHMS
     from scaffpd.objectives import ChiSquare
     from scaffpd.run.settings.reading import algorithm_kind
-    from scaffpd.study.comparison.setting import choose_methods, zoo
+    from scaffpd.study.comparison.grid import choose_methods, zoo
 
     settings = (ChiSquare(rho), local_steps, batch_size)
     methods = zoo(*settings)
@@ -209,7 +199,7 @@ def _show(comparison: Comparison, verdicts: list[str], out: Path | None) -> None
 
     console = Console(highlight=False)
     width = min(console.width, WIDEST)
-    console.print(f"{comparison.setting.problem.name}\n", style="bold", markup=False)
+    console.print(f"{comparison.problem}\n", style="bold", markup=False)
     console.print(comparison, width=width)
     for sentence in verdicts:
         console.print(f"\n{sentence}", markup=False, width=width)

@@ -20,7 +20,6 @@ EXTRAS = {  # of pyproject.toml: what each is for, and the packages that tell th
     "sklearn": ("estimators, and three embedded data sets", ("scikit-learn",)),
     "pandas": ("results as data frames", ("pandas",)),
     "excel": ("tables from Excel files", ("openpyxl",)),
-    "images": ("data sets of images, and pictures of partitions", ("matplotlib", "pillow")),
     "flare": ("training across organisations on NVIDIA FLARE", ("nvflare",)),
     "privacy": ("secure sums and differential privacy", ("cryptography", "dp-accounting")),
     "tensorboard": ("curves in TensorBoard", ("tensorboard",)),

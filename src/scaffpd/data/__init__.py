@@ -1,6 +1,4 @@
-"""Datasets whose rows belong to clients, and ways to cut one dataset into clients."""
-
-from typing import TYPE_CHECKING, Any
+"""Data sets whose rows belong to clients, and ways to cut one data set into clients."""
 
 from scaffpd.data.datasets import (
     adult,
@@ -14,23 +12,12 @@ from scaffpd.data.datasets import (
 from scaffpd.data.heart_disease import heart_disease
 from scaffpd.data.partition import dirichlet, like_training, natural, quantity_skew, shards, thinned
 from scaffpd.data.silos import Silos
-from scaffpd.data.table import Selection, Table
-
-if TYPE_CHECKING:
-    from scaffpd.data.image_loaders import cifar10, cifar100, tiny_imagenet
-    from scaffpd.data.images import Images, Pictures
 
 __all__ = [
-    "Images",
-    "Pictures",
-    "Selection",
     "Silos",
-    "Table",
     "adult",
     "beijing_air",
     "breast_cancer",
-    "cifar10",
-    "cifar100",
     "diabetes",
     "digits",
     "dirichlet",
@@ -42,15 +29,4 @@ __all__ = [
     "shards",
     "synthetic",
     "thinned",
-    "tiny_imagenet",
 ]
-__dir__ = __all__.copy  # the image loaders among them
-
-
-def __getattr__(name: str) -> Any:
-    """Import the image loaders at first use."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from scaffpd.data import image_loaders, images
-
-    return getattr(images if hasattr(images, name) else image_loaders, name)

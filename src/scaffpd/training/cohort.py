@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 from collections import Counter
@@ -373,27 +372,6 @@ class Cohort(Federation):
     def tested(self) -> bool:
         """Return whether there are held-out rows."""
         return self.channel.test is not None
-
-    @property
-    def doubles(self) -> bool:
-        """Return whether `exact` works."""
-        return hasattr(self._oracle, "double")
-
-    def exact(self) -> Cohort:
-        """Return the same clients on the same stored data, in double precision, without test rows."""
-        if not self.doubles:
-            raise InputError(
-                "clients-whose-features",
-                "Only clients whose features are rows of a table can change to double precision.",
-            )
-        other = copy.copy(self)
-        old = self.channel
-        train = old.train._replace(oracle=cast(Any, self._oracle).double())
-        about = repr(
-            (self.model, list(self.names), str(torch.float64), train.oracle.start().device.type)
-        )
-        Federation.__init__(other, LocalChannel(old.names, about, train, None))
-        return other
 
     def __repr__(self) -> str:
         samples = int(self.channel.train.counts.sum())

@@ -1,0 +1,29 @@
+"""One smoke test: benchmarks measure, and what is published is what they have stored."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import rounds
+
+SPEED = Path(__file__).resolve().parents[1] / "benchmarks" / "speed"
+
+
+def test_rounds_are_counted():
+    cell = rounds.measure(("synthetic", "ChiSquare", rounds.OURS, 0))
+    assert cell["cost"][0] <= 20
+
+
+def test_speed_pages_are_those_of_the_stored_measurements(monkeypatch):
+    monkeypatch.syspath_prepend(str(SPEED))
+    monkeypatch.delitem(sys.modules, "publish", raising=False)
+    import publish
+
+    found = publish.stored(SPEED)
+    if not found:
+        pytest.skip("no measurements are stored: run benchmarks/speed/run.py")
+    assert (SPEED / "RESULTS.md").read_text(encoding="utf-8") == publish.page(found)
+    sys.modules.pop("publish", None)

@@ -1,0 +1,135 @@
+"""Every snippet of every page runs, every command is one that exists, and examples run as they stand."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import runpy
+
+import pytest
+
+import scaffpd as sp
+from cases.pages import ROOT, blocks, commands, pages, run_python, understood
+from scaffpd.models import losses
+from scaffpd.study import choosing, joining
+
+README = ROOT / "README.md"
+
+
+def named(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+def page_module(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def quickly(tmp_path, monkeypatch):
+    """Few rounds, splits, strengths and orders: what they lead to is tested elsewhere."""
+    train = sp.train
+    orders = sp.coalition
+    monkeypatch.setattr(
+        sp, "train", lambda *what, rounds=200, **more: train(*what, rounds=min(rounds, 200), **more)
+    )
+    few = {"most": 3, "permutations": 2}
+    monkeypatch.setattr(sp, "coalition", lambda *what, **more: orders(*what, **more | few))
+    for name, short in (
+        ("L2S", choosing.L2S[1:3]),
+        ("KAPPAS", choosing.KAPPAS[::2]),
+        ("STRENGTHS", 1),
+    ):
+        monkeypatch.setattr(choosing, name, short)
+    monkeypatch.setattr(joining, "PATH", joining.PATH[::3])
+    for name in ("share", "huber"):  # losses that pages add are gone afterwards
+        monkeypatch.setitem(losses.LOSSES, name, None)
+        del losses.LOSSES[name]
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("page", [p for p in pages() if blocks(p, "python")], ids=named)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page, quickly, capsys):
+    run_python(page)
+    if page == README:
+        shown = next(block for block in blocks(page, "text") if block.startswith("Average()"))
+        gap = re.compile(r"\S+e-\d+")  # at the level of rounding, so processors differ in it
+        printed = capsys.readouterr().out
+        assert gap.sub("·", printed).split() == gap.sub("·", shown).split()
+
+
+@pytest.mark.parametrize("page", pages(), ids=named)
+def test_commands_names_and_links_exist(page):
+    for code in blocks(page, "python", fragments=True):
+        compile(code, page.name, "exec")
+        for dotted in re.findall(r"\bsp((?:\.\w+)+)", code):
+            place = sp
+            for name in dotted.split(".")[1:]:
+                place = getattr(place, name) if inspect.ismodule(place) else place
+    if page.name != "cli.md":  # usage lines, not commands
+        for words in commands(page):
+            understood(words)
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{named(page)} links to {target}"
+
+
+def test_a_command_that_does_not_exist_is_noticed():
+    for line in ("scaffpd deno", "scaffpd compare digits --seed-s 3", "scaffpd deploy locale"):
+        with pytest.raises(Exception, match=r".+"):
+            understood(line.split())
+
+
+def test_the_page_of_commands_is_what_the_commands_say():
+    module = page_module(ROOT / "docs" / "generate_cli.py")
+    assert module.main(["--check"]) == 0, "run python docs/generate_cli.py"
+
+
+def test_every_public_name_is_in_the_reference():
+    text = "\n".join(p.read_text() for p in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)", text, re.MULTILINE)}
+    for home in (sp, sp.data):
+        public = {name for name in home.__all__ if not inspect.ismodule(getattr(home, name))}
+        assert not public - shown
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("default")
+def test_the_site_builds_strictly(tmp_path, monkeypatch):
+    pytest.importorskip("material")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "1")
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True))
+    assert "| file" not in (tmp_path / "architecture.html").read_text(encoding="utf-8")
+    assert "study/comparison" in (tmp_path / "architecture.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=pytest.mark.long if "compare" in p.stem else ())
+        for p in sorted((ROOT / "examples").glob("*.py"))
+    ],
+    ids=lambda path: path.stem,
+)
+def test_an_example_runs(path, tmp_path, monkeypatch):
+    from sklearn import model_selection
+
+    monkeypatch.chdir(tmp_path)
+    folds = model_selection.StratifiedKFold
+    monkeypatch.setattr(model_selection, "StratifiedKFold", lambda n, **more: folds(2, **more))
+    import matplotlib.pyplot as plt  # here: it is slow to import
+
+    plt.switch_backend("agg")
+    runpy.run_path(str(path), run_name="__main__")
+    plt.close("all")
+
+
+def test_the_notebook_prints_what_is_stored_in_it(capsys):
+    module = page_module(ROOT / "docs" / "generate_notebook.py")
+    assert module.main(check=True) == 0, capsys.readouterr().out
