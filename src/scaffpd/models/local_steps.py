@@ -58,8 +58,8 @@ LARGEST = 2**22
 STORED = {"cpu": 2**23, "cuda": 2**28}
 # Numbers that are drawn and collected at a time.
 SLAB = {"cpu": 2**22, "cuda": 2**27}
-# Products of so few multiplications are faster by torch's own loop than by NumPy's.
-TINY = 16
+# Samples of a client up to which its inner products are multiplied number by number.
+FEW = 4
 # Bytes of a processor's registers.
 REGISTER = 64 if platform.machine() in ("x86_64", "AMD64") else 16
 
@@ -175,13 +175,14 @@ class LocalProblem:
         """
         J = self.plan.steps
         b = self.plan.batch_size
-        if b is None:
-            yield 1, J, None  # in the first step r(x − d) = r₀
-            return
         draws = Draws.of(self.seeds[who])
         most = max(1, SLAB.get(who.device.type, SLAB["cuda"]) // (len(who) * numbers))
-        for first in range(0, J, most):
+        # The first step with full gradients changes nothing, because r(x − d) = r₀.
+        for first in range(1 if b is None else 0, J, most):
             last = min(first + most, J)
+            if b is None:
+                yield first, last, None
+                continue
             uniform = draws.uniform((last - first) * b).view(len(who), last - first, b)
             yield first, last, self.rows.layout.minibatch(uniform, who)
 
@@ -201,26 +202,25 @@ class SampleSteps:
         self.loss = loss
         self.rows = rows
         self.outputs = outputs
-        self.stored: dict[int, tuple[Tensor, Tensor, GraphReplay]] = {}
+        self.loops: dict[int, GraphReplay] = {}
 
-    def _space(self, number: int, block: PaddedBlock) -> tuple[Tensor, Tensor, GraphReplay]:
-        """Return K, the targets output by output, and the loop over steps, of a block of clients."""
-        found = self.stored.get(number)
-        if found is None:
+    def _loop(self, number: int, block: PaddedBlock) -> GraphReplay:
+        """Return the loop over steps of a block of clients."""
+        loop = self.loops.get(number)
+        if loop is None:
             A, y = self.rows.of(block)
             A = widened(A, self.outputs)
             y = widened(self.loss.dense(y, self.outputs, A.dtype), self.outputs).mT
-            K = torch.bmm(A, A.mT)
-            found = K, y, GraphReplay(partial(_sample_loop, self.loss, K, y))
+            K = in_layout(torch.bmm(A, A.mT), block)
+            loop = GraphReplay(partial(_sample_loop, self.loss, K, in_layout(y, block)))
             if stores_inner_products(self.rows):
-                self.stored[number] = found
-        return found
+                self.loops[number] = loop
+        return loop
 
     def run(self, problem: LocalProblem) -> SpanDisplacements:
         """Take the steps; one matrix product gives A c, and none with features is in the steps."""
         rows = self.rows
-        common = problem.c.ndim == 2
-        along = rows.A @ problem.c if common else None
+        along = rows.A @ problem.c if problem.c.ndim == 2 else None
         out = torch.zeros_like(problem.z)
         rates = problem.rates
         keep = problem.keep
@@ -228,26 +228,21 @@ class SampleSteps:
         def work(item: tuple[int, PaddedBlock]) -> None:
             number, block = item
             who = block.clients
-            _, _, loop = self._space(number, block)
             own = along is None
             push = product(rows.of(block)[0], problem.c[who]) if own else along
             Z, P, r = (self._across(block, t) for t in (problem.z, push, problem.r))
             R = torch.zeros_like(Z)
-            m = block.rows.shape[1]
-            b = problem.plan.batch_size or 0
-            for first, last, drawn in problem.slabs(who, m + 4 * b):
+            m = Z.shape[2]
+            b = problem.plan.batch_size
+            for first, last, drawn in problem.slabs(who, 4 if b is None else m + 4 * b):
                 if drawn is None:
                     weight = self._across(block, rates[who] * block.weight[..., None])[None]
                 else:
                     places = drawn.rows - rows.layout.starts[who, None, None]
-                    weight = counted(places, rates[who, 0] * drawn.weight, Z.shape[2])
+                    weight = counted(places, rates[who, 0] * drawn.weight, m)
+                p = rates[who] * totals(keep[who], first, last)
                 active = problem.active(who, first, last)
-                before = torch.arange(first, last, device=who.device)[:, None, None, None]
-                counts = problem.plan.counts(Z)
-                if isinstance(counts, Tensor):
-                    before = torch.minimum(before, counts[who, None, None])
-                p = rates[who] * total(keep[who], before)
-                R = loop(R, Z, P, r, weight, p, keep[who], active)
+                R = self._loop(number, block)(R, Z, P, r, weight, p, keep[who], active)
             block.put(out, R.mT)
 
         parallel_map(work, list(enumerate(rows.squares)), out.device)
@@ -260,7 +255,17 @@ class SampleSteps:
             return block.weight.new_zeros(())
         if values.ndim == 2:
             values = block.of(values)
-        return widened(values, self.outputs).mT.contiguous()
+        return in_layout(widened(values, self.outputs).mT, block)
+
+
+def in_layout(values: Tensor, block: PaddedBlock) -> Tensor:
+    """Store (n, ...) contiguously, client by client; those of a few samples along the clients.
+
+    There one operation on all clients takes the place of one product for each.
+    """
+    if values.is_cuda or block.rows.shape[1] > FEW:
+        return values.contiguous()
+    return values.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
 def _sample_loop(
@@ -293,14 +298,15 @@ def _sample_loop(
     """
     R = R.clone()
     out = torch.empty_like(Z)
-    products = Products(K, Z.shape[1])
+    products = Products(K, R.shape[1])
     everyone = active.shape[1] == 1
-    for t in range(len(active)):
-        torch.addcmul(Z, p[t], P, value=-1, out=out)
+    weights = weight.unbind() if len(weight) > 1 else [weight[0]] * len(p)
+    for t, (own, w) in enumerate(zip(p.unbind(), weights, strict=True)):
+        torch.addcmul(Z, own, P, value=-1, out=out)
         rho = loss.across(products.back(R, out, sign=-1), y)
         if r.ndim:
             rho = rho.sub_(r)
-        rho = rho.mul_(weight[t if len(weight) > 1 else 0])
+        rho = rho.mul_(w)
         if everyone:
             torch.addcmul(rho, keep, R, out=R)
         else:
@@ -429,7 +435,7 @@ class Products:
     """Products R A_i and D A_iᵀ of n clients, in buffers that the next such product overwrites.
 
     On a CPU, NumPy's loop over BLAS takes down to an eighth of the time of torch.bmm for small
-    matrices; for those of a few numbers torch has a loop of its own.
+    matrices; inner products of a few samples go number by number, for all clients at once.
     """
 
     def __init__(self, A: Tensor, k: int) -> None:
@@ -438,7 +444,8 @@ class Products:
         self.out = A.new_empty(n, k, m)
         self.own = A.new_empty(n, k, features)
         most = ALONE if k > 1 else ALONE_VECTOR
-        self.small = not A.is_cuda and TINY < k * m * features <= most
+        self.few = not A.is_cuda and m == features <= FEW
+        self.small = not A.is_cuda and not self.few and k * m * features <= most
         if self.small:
             self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
 
@@ -454,6 +461,10 @@ class Products:
 
     def back(self, R: Tensor, D: Tensor, sign: int = 1) -> Tensor:
         """Compute D ± R A_i in place, for R (n, k, m)."""
+        if self.few:
+            for one, row in zip(R.unbind(2), self.A.unbind(1), strict=True):
+                D.addcmul_(one[..., None], row[:, None], value=sign)
+            return D
         if not self.small:
             return D.baddbmm_(R, self.A, alpha=sign)
         np.matmul(R.numpy(), self.arrays[0], out=self.arrays[2])
@@ -500,6 +511,13 @@ def local_gain(h: Tensor, rate: Tensor | float, steps: Tensor | int) -> Tensor:
 def total(keep: Tensor, steps: Tensor | int) -> Tensor:
     """Return Σ_j keep^j over J steps, for keep <= 1."""
     return local_gain(1 - keep, 1.0, steps)
+
+
+def totals(keep: Tensor, first: int, last: int) -> Tensor:
+    """Return `total` before each of the steps from `first` to `last`, (steps, *keep.shape)."""
+    ones = torch.ones_like(keep)
+    powers = torch.stack([ones, *[keep] * (last - first - 1)]).cumprod(0)
+    return powers * total(keep, first) + (powers.cumsum(0) - powers)
 
 
 def widened(rows: Tensor, k: int) -> Tensor:
