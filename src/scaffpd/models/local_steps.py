@@ -303,7 +303,12 @@ def _sample_loop(
     weights = weight.unbind() if len(weight) > 1 else [weight[0]] * len(p)
     for t, (own, w) in enumerate(zip(p.unbind(), weights, strict=True)):
         torch.addcmul(Z, own, P, value=-1, out=out)
-        rho = loss.across(products.back(R, out, sign=-1), y)
+        products.back(R, out, sign=-1)
+        if products.few:  # seen as they are stored, outputs × (samples and clients)
+            flat = (values.movedim(0, -1).flatten(1) for values in (out, y))
+            rho = loss.across(*flat).view(*Z.shape[1:], -1).movedim(-1, 0)
+        else:
+            rho = loss.across(out, y)
         if r.ndim:
             rho = rho.sub_(r)
         rho = rho.mul_(w)
