@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,30 +15,32 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from scaffpd.algorithms import fair
+from scaffpd.algorithms.base import Algorithm
 from scaffpd.data.partition import is_missing
-from scaffpd.data.silos import checked_fraction, standardiser
+from scaffpd.data.silos import standardiser
 from scaffpd.errors import InputError, count, positive
 from scaffpd.models import Linear
 from scaffpd.objectives import ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
-from scaffpd.study.choosing import Choice, search
-from scaffpd.study.folds import FOLDS, Folds
-from scaffpd.study.gains import Joining
-from scaffpd.study.joining import joining
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.loop import Result, Status, train
 from scaffpd.training.metrics import a_fifth
 
-BUDGET = 300  # rounds of choosing
-# share of rows that λ answers the losses of, and of the largest λ_i that counts as none
-ALONE = "all"  # the name of the one client where nobody was named
+ALONE = "all"  # the name of the one client if nobody was named
+Array = NDArray[np.float64]
+Labels = NDArray[np.generic]
+Data: TypeAlias = Any  # what scikit-learn takes: arrays, lists, sparse matrices, data frames
+Client: TypeAlias = str | int | float | bool | object  # a name or a number
+
+
+Kind = TypeVar("Kind", bound=np.generic)
 
 
 class Grouping(NamedTuple):
     """The clients in sorted order, and which of them every row belongs to."""
 
-    clients: NDArray[Any]
+    clients: Labels
     owner: NDArray[np.intp]
 
     @property
@@ -48,12 +48,12 @@ class Grouping(NamedTuple):
         """The clients' names as text."""
         return [str(client) for client in self.clients.tolist()]
 
-    def split(self, values: NDArray[Any]) -> list[NDArray[Any]]:
+    def split(self, values: NDArray[Kind]) -> list[NDArray[Kind]]:
         """Split `values` by client, rows in their order."""
         ends = np.cumsum(np.bincount(self.owner, minlength=len(self.clients)))
         return np.split(values[np.argsort(self.owner, kind="stable")], ends[:-1])
 
-    def means(self, values: NDArray[Any], weights: Array | None = None) -> NDArray[np.float64]:
+    def means(self, values: Array, weights: Array | None = None) -> Array:
         """Return the (weighted) mean of one number per row, over every client's rows."""
         parts = self.split(np.ones(len(values)) if weights is None else weights)
         return np.array(
@@ -64,7 +64,7 @@ class Grouping(NamedTuple):
         """Return the same clients with some of their rows."""
         return Grouping(self.clients, self.owner[rows])
 
-    def mapping(self, values: Iterable[float]) -> dict[Any, float]:
+    def mapping(self, values: Iterable[float]) -> dict[Client, float]:
         """Return client → its number."""
         return {
             client: float(value)
@@ -72,40 +72,40 @@ class Grouping(NamedTuple):
         }
 
 
-def grouping(clients: Any, rows: int) -> Grouping:
+def grouping(clients: Data, rows: int) -> Grouping:
     """Read names, numbers or categories, one per row; `None` is one client that has all rows."""
     if clients is None:
         return Grouping(np.array([ALONE]), np.zeros(rows, dtype=np.intp))
     values = _values(clients)
     if len(values) != rows:
         raise InputError(
-            "rows-values-clients",
+            "clients-of-other-length",
             f"There are {rows} rows but {len(values)} values in clients: give one client per row.",
         )
     try:
         first = {value: row for row, value in reversed(list(enumerate(values)))}
     except TypeError:
         raise InputError(
-            "clients-must-names", "clients must be names or numbers, one per row."
+            "clients-not-hashable", "clients must be names or numbers, one per row."
         ) from None
     if gone := [row for value, row in first.items() if is_missing(value)]:
         raise InputError(
-            "clients-missing-value",
+            "client-missing",
             f"clients has a missing value (row {min(gone)}): every row needs a client; leave out others.",
         )
     try:
-        ordered = sorted(first)
+        ordered: list[Client] = sorted(first)  # type: ignore[type-var]
     except TypeError:  # names and numbers together
         ordered = sorted(first, key=str)
     number = {value: i for i, value in enumerate(ordered)}
     return Grouping(_array(ordered), np.array([number[value] for value in values], dtype=np.intp))
 
 
-def _values(clients: Any) -> list[Any]:
+def _values(clients: Data) -> list[Client]:
     """Return plain Python values: NumPy would make the name 'nan' of a missing one among names."""
     if isinstance(clients, str | bytes):
         raise InputError(
-            "clients-must-value",
+            "clients-not-a-column",
             f"clients must have one value per row, got {clients!r}: pass the column itself.",
         )
     clients = clients.to_pylist() if hasattr(clients, "to_pylist") else clients  # pyarrow's
@@ -116,27 +116,24 @@ def _values(clients: Any) -> list[Any]:
         array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         if array.ndim != 1:
             raise InputError(
-                "clients-must-value",
+                "clients-not-a-column",
                 f"clients must have one value per row, got an array of shape {array.shape}.",
             )
         return list(array.tolist())
     if not isinstance(clients, Iterable):
         raise InputError(
-            "clients-must-value", f"clients must have one value per row, got {clients!r}."
+            "clients-not-a-column", f"clients must have one value per row, got {clients!r}."
         )
     return [value.item() if isinstance(value, np.generic) else value for value in clients]
 
 
-def _array(values: list[Any]) -> NDArray[Any]:
+def _array(values: list[Client]) -> Labels:
     kinds = {type(value) for value in values}
     if len(kinds) == 1 and kinds <= {str, int, float, bool}:
         return np.array(values)
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
-
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,7 @@ class Scale:
         wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(deviation)))
         if wrong.size:
             raise InputError(
-                "values-too-large",
+                "column-too-large",
                 f"{what} {wrong[0]} has values too large to be standardised: scale them first.",
             )
         return cls(mean if centred else np.zeros_like(mean), deviation)
@@ -188,12 +185,9 @@ def in_units(
 class FairFederated(BaseEstimator):  # type: ignore[misc]
     """A linear model that serves every client, as scikit-learn knows models; see the two that are made of it."""
 
-    __metadata_request__fit: ClassVar = {
-        "clients": True
-    }  # where scikit-learn routes metadata, `fit` asks for clients
-    __metadata_request__score: ClassVar = {
-        "clients": False
-    }  # and `score` only where `set_score_request` says so
+    # if scikit-learn routes metadata, `fit` asks for clients, `score` only by `set_score_request`
+    __metadata_request__fit: ClassVar = {"clients": True}
+    __metadata_request__score: ClassVar = {"clients": False}
 
     objective: Objective | str | None = None
     _: KW_ONLY
@@ -202,49 +196,17 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     standardise: bool = True
     tol: float | None = 1e-6
     max_rounds: int | None = None
-    algorithm: Any = None
-    random_state: Any = None
+    algorithm: Algorithm | Callable[[Objective], Algorithm] | None = None
+    random_state: int | np.random.RandomState | None = None
     verbose: int = 0
     epsilon: float | None = None
     delta: float = 1e-5
     clip: float = 1.0
     noise_seed: int | None = None
-    held_out: float = 0.0
-    choose: str | None = None
 
     coef_: Array = field(init=False)
     result_: Result = field(init=False)
     privacy_: Spent | None = field(init=False)
-    joining_: Joining | None = field(init=False)
-    choice_: Choice | None = field(init=False)
-
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters; `deep` adds those of the objective, as in `objective__alpha`."""
-        params: dict[str, Any] = super().get_params(deep)
-        if deep and self.objective is not None:
-            with suppress(InputError):  # what is no objective is refused by `fit`
-                params |= {
-                    f"objective__{name}": value
-                    for name, value in self._objective().arguments().items()
-                }
-        return params
-
-    def set_params(self, **params: Any) -> Self:
-        """Set parameters, `objective__alpha` included: the objective is made anew with it."""
-        inner = {name: params.pop(name) for name in list(params) if name.startswith("objective__")}
-        super().set_params(**params)
-        if inner:
-            goal = self._objective()
-            known = goal.arguments()
-            new = {name.removeprefix("objective__"): value for name, value in inner.items()}
-            for name in new:
-                if name not in known:
-                    raise InputError(
-                        "parameter-set-params",
-                        f"{type(goal).__name__} has no parameter {name!r}; it has {', '.join(known)}.",
-                    )
-            self.objective = goal.with_arguments(**new)
-        return self
 
     def __sklearn_tags__(self) -> Any:
         """Accept sparse rows, and make them dense client by client."""
@@ -253,18 +215,23 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _rows(
-        self, X: Any, y: Any, clients: Any, sample_weight: Any, **checks: Any
-    ) -> tuple[Array, NDArray[Any], Grouping, Array | None]:
+        self, X: Data, y: Data, clients: Data, sample_weight: Data, **checks: bool
+    ) -> tuple[Array, Labels, Grouping, Array | None]:
         """Check what `fit` is given; return dense rows, targets, who owns which row, and the weights of rows."""
         check_columns(X)
         X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", **checks)
-        X, group = X.toarray() if hasattr(X, "toarray") else X, owners(self, clients, X.shape[0])
-        return X, y, group, row_weights(sample_weight, X, group)
+        dense = X.toarray() if hasattr(X, "toarray") else X
+        group = owners(self, clients, len(dense))
+        weights = row_weights(sample_weight, dense, group)
+        if weights is None:
+            return dense, y, group, None
+        there = weights > 0  # rows that count for nothing are left out
+        return dense[there], y[there], group.only(there), weights[there]
 
     def _train(
         self,
         X: Array,
-        y: NDArray[Any],
+        y: Array,
         group: Grouping,
         loss: str,
         classes: int | None,
@@ -293,11 +260,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             targets = [np.column_stack([part, w]) for part, w in zip(targets, shares, strict=True)]
         model = Linear(loss, self.l2, intercept, classes, weighted=shares is not None)
         pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
-        self.choice_ = self._choice(pairs, model, group)
-        self.joining_ = self._joining(pairs, model, group, outputs)
-        if self.choice_ is not None:
-            model = replace(model, l2=self.choice_.l2)
-            algorithm = self._algorithm(self.choice_.objective)
         trained: Linear | Private = model
         if self.epsilon is not None:  # rows longer than R, once scaled, are shortened
             epsilon = positive(type(self).__name__, "epsilon", self.epsilon)
@@ -313,84 +275,20 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             )
         cohort = Cohort(pairs, trained, names=group.names)
         seed = _seed(self.random_state)
-        tol = self._tol
-        result = train(algorithm, cohort, rounds, tol, seed, progress=bool(self.verbose))
-        self.result_, self.history_, self.status_ = result, result.history, str(result.status)
+        result = train(algorithm, cohort, rounds, self._tol, seed, progress=bool(self.verbose))
+        self.result_ = result
+        self.history_ = result.history
+        self.status_ = str(result.status)
         self.certificate_ = result.certificate
         self.privacy_ = cohort.privacy
         self.n_rounds_ = self.n_iter_ = result.rounds
-        self.clients_, self.client_weights_ = group.clients, group.mapping(result.weights)
+        self.clients_ = group.clients
+        self.client_weights_ = group.mapping(result.weights)
         self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)
         weights, offset = model.reshape(result.x, X.shape[1])
         return in_units(
             weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs
         )
-
-    def _joining(
-        self, pairs: list[Any], model: Linear, group: Grouping, outputs: Scale
-    ) -> Joining | None:
-        """Measure what joining brings every client on rows kept aside for that; `None` where none are."""
-        share = checked_fraction(type(self).__name__, self.held_out, "held_out")
-        if share == 0:
-            return None
-        if self.epsilon is not None:
-            raise InputError(
-                "held-trains-models",
-                "held_out trains models without noise: leave it or epsilon out.",
-            )
-        if model.weighted:
-            raise InputError(
-                "held-compares-models",
-                "held_out compares models on rows that count alike: leave it or the weights out.",
-            )
-        train, test = self._apart(pairs, group, share)
-        goal = getattr(self._algorithm(self._objective()), "objective", None)
-        chosen = self._choice(train, model, group)
-        if chosen is not None:  # by the rows that are not held out
-            model = replace(model, l2=chosen.l2)
-            goal = chosen.objective
-        return joining(
-            train, test, model, goal, names=group.names, unit=float(outputs.deviation[0])
-        )
-
-    def _apart(
-        self, pairs: list[Any], group: Grouping, share: float
-    ) -> tuple[list[Any], list[Any]]:
-        """Split the rows of every client into a share and the rest; return the rest first."""
-        random = np.random.default_rng(_seed(self.random_state))
-        parts = []
-        for name, (X, y) in zip(group.names, pairs, strict=True):
-            if len(y) <= FOLDS:
-                raise InputError(
-                    "client-rows-held",
-                    f"Client {name!r} has {len(y)} rows: held_out needs at least {FOLDS + 1}.",
-                )
-            order = random.permutation(len(y))
-            cut = min(max(round(share * len(y)), 1), len(y) - FOLDS)
-            parts.append(
-                [(X[rows], y[rows]) for rows in (np.sort(order[cut:]), np.sort(order[:cut]))]
-            )
-        return [part[0] for part in parts], [part[1] for part in parts]
-
-    def _choice(self, pairs: list[Any], model: Linear, group: Grouping) -> Choice | None:
-        """Choose l2 and the strength of the objective by folds of these rows; `None` where they are given."""
-        if self.choose is None:
-            return None
-        if self.epsilon is not None:
-            raise InputError(
-                "choose-trains-models",
-                "choose trains models without noise, which would cost ε: leave it or epsilon out.",
-            )
-        if hasattr(self.algorithm, "round") and not isinstance(self.algorithm, type):
-            raise InputError(
-                "choose-objective-may",
-                "choose needs an objective that it may change: leave algorithm out, or pass a class.",
-            )
-        goal = self._objective()
-        seed = _seed(self.random_state) if self.random_state is not None else 0
-        free = not isinstance(self.objective, Objective)
-        rows = Folds.of(pairs, model, group.names, FOLDS, seed)
-        return search(rows, goal, None, math.inf, self.choose, seed, BUDGET, free)
 
     @property
     def _tol(self) -> float | None:
@@ -403,12 +301,12 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         objective = ChiSquare(rho=0.1) if self.objective is None else self.objective
         if not isinstance(objective, Objective):
             raise InputError(
-                "objective-must-such",
+                "not-an-objective",
                 f'objective must be one such as ChiSquare(rho=0.1) or "cvar", got {objective!r}.',
             )
         return objective
 
-    def _algorithm(self, objective: Objective) -> Any:
+    def _algorithm(self, objective: Objective) -> Algorithm:
         if self.algorithm is None:
             return fair(objective) if self.epsilon is None else fair(objective, LOCAL_STEPS)
         if isinstance(self.algorithm, type) or not hasattr(self.algorithm, "round"):
@@ -417,14 +315,15 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             except TypeError:
                 given = getattr(self.algorithm, "__name__", repr(self.algorithm))
                 raise InputError(
-                    "algorithm-must-take",
+                    "algorithm-without-objective",
                     f"algorithm must take an objective, as ScaffPD does; {given} does not.",
                 ) from None
         if self.objective is not None:
             raise InputError(
-                "algorithm-brings-own",
+                "two-objectives",
                 "The algorithm brings its own objective: leave objective out, or pass algorithm=ScaffPD.",
             )
+        assert isinstance(self.algorithm, Algorithm)
         return self.algorithm
 
     def _finish(self) -> Self:
@@ -436,23 +335,25 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
             warnings.warn(text, ConvergenceWarning, stacklevel=3)
         return self
 
-    def score_by_client(self, X: Any, y: ArrayLike, clients: Any = None) -> dict[Any, float]:
+    def score_by_client(self, X: Data, y: ArrayLike, clients: Data = None) -> dict[Client, float]:
         """Return client → accuracy on its rows; of numbers, 1 − (its mean squared error)/(variance of all y)."""
         found = self.predict(X)
-        scores: dict[Any, float] = self._scores(np.asarray(y), found, grouping(clients, len(found)))
+        scores: dict[Client, float] = self._scores(
+            np.asarray(y), found, grouping(clients, len(found))
+        )
         return scores
 
-    def _worst_fifth(self, X: Any, y: ArrayLike, sample_weight: Any, clients: Any) -> float:
+    def _worst_fifth(self, X: Data, y: ArrayLike, sample_weight: Data, clients: Data) -> float:
         """Return the mean score over the ⌈N/5⌉ clients that are served worst; rows of one client count alike."""
         if sample_weight is not None:
             raise InputError(
-                "score-takes-sample",
+                "score-of-weighted-clients",
                 "score takes sample_weight or clients, not both: rows of one client count alike.",
             )
         scores = sorted(self.score_by_client(X, y, clients).values())
         return float(np.mean(scores[: a_fifth(len(scores))]))
 
-    def _linear(self, X: Any) -> Array:
+    def _linear(self, X: Data) -> Array:
         """Return ⟨a_j, x⟩ plus the intercept, for new rows."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
@@ -460,7 +361,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return z
 
 
-def check_columns(X: Any) -> None:
+def check_columns(X: Data) -> None:
     """Refuse a data frame with columns of categories or texts, which would be read as numbers or not at all."""
     if not hasattr(X, "dtypes") or not hasattr(X, "columns"):
         return
@@ -473,33 +374,33 @@ def check_columns(X: Any) -> None:
     }
     if wrong := [str(X.columns[k]) for k in odd]:
         raise InputError(
-            "column-holds-values",
+            "column-not-numbers",
             f"Column {wrong[0]!r} holds {odd[min(odd)]} values, not numbers: encode such columns first, as in "
             f"make_pipeline(make_column_transformer((OneHotEncoder(handle_unknown='ignore'), {wrong[:3]}), "
             "remainder='passthrough'), ...).",
         )
 
 
-def row_weights(sample_weight: Any, X: Any, group: Grouping) -> Array | None:
+def row_weights(sample_weight: Data, X: Data, group: Grouping) -> Array | None:
     """Return a weight for every row, or `None` where rows count alike; a client's weights must not all be zero."""
     if sample_weight is None:
         return None
     weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if np.any(weights < 0):
         raise InputError(
-            "sample-weight-value",
+            "weight-below-zero",
             f"sample_weight has the value {weights.min():g}; weights of rows are >= 0.",
         )
     for name, own in zip(group.names, group.split(weights), strict=True):
         if not own.sum() > 0:
             raise InputError(
-                "rows-client-weight",
+                "client-without-weight",
                 f"All rows of client {name!r} have weight zero: leave its rows out, or weigh them.",
             )
     return weights
 
 
-def owners(estimator: Any, clients: Any, rows: int) -> Grouping:
+def owners(estimator: FairFederated, clients: Data, rows: int) -> Grouping:
     """Return who owns which row; warn where nobody says so."""
     if clients is None:
         warnings.warn(
@@ -512,7 +413,7 @@ def owners(estimator: Any, clients: Any, rows: int) -> Grouping:
     return grouping(clients, rows)
 
 
-def _seed(random_state: Any) -> int:
+def _seed(random_state: int | np.random.RandomState | None) -> int:
     """Return a whole number as it is, and draw a seed from anything else."""
     if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool):
         return int(random_state)
