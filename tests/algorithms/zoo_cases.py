@@ -9,13 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from naive_zoo import losses_at
+from naive_zoo import Setting, losses_at
 
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.models.draws import Draws
 
-L2 = 0.02
 OUTPUTS = {"squared": 1, "logistic": 1, "softmax": 3}
 SEED = 3
 
@@ -47,31 +46,34 @@ class Case:
         sizes = {name: len(f.A) if kind == "samples" else 1 for name, f in self.clients.items()}
         return {name: m / sum(sizes.values()) for name, m in sizes.items()}
 
-    def rows(self, key, name, batch_size, step=0):
-        """The rows of a client's minibatch number `step`: b draws with replacement, or all rows where there are ≤ b."""
+    def setting(self, rounds, weights="uniform", **more):
+        """What the naive methods are run on."""
+        known = {"rate": self.rate, "p": self.weights(weights)}
+        return Setting(self.clients, self.x0, rounds, **known | more)
+
+    def rows(self, question, name, step=0):
+        """The rows of a minibatch: b draws with replacement, or all rows where there are ≤ b."""
+        b = question.batch_size
         m = len(self.clients[name].A)
-        if batch_size is None or m <= batch_size:
+        if b is None or m <= b:
             return None
-        uniform = (
-            Draws(key, [name]).uniform((step + 1) * batch_size)[0, step * batch_size :].numpy()
-        )
+        uniform = Draws(question.key, [name]).uniform((step + 1) * b)[0, step * b :].numpy()
         return np.minimum(np.floor(uniform * m).astype(int), m - 1)
 
 
-def case(loss="squared", data=None, l2=L2, seed=5):
+def case(loss="squared", data=None, l2=0.02, seed=5):
     """Clients of very unequal size, unless others are given."""
     outputs = OUTPUTS[loss]
     data = unequal_clients(loss, outputs) if data is None else data
     classes = {"classes": outputs} if loss == "softmax" else {}
     cohort = sp.Cohort(data, sp.Linear(loss, l2=l2, **classes))
     clients = {name: Client(X, y, loss, l2, outputs) for name, (X, y) in data.items()}
-    return Case(
-        cohort, clients, 0.3 * np.random.default_rng(seed).standard_normal(cohort.dimension)
-    )
+    x0 = 0.3 * np.random.default_rng(seed).standard_normal(cohort.dimension)
+    return Case(cohort, clients, x0)
 
 
 class Recorder:
-    """A cohort that notes every question: which clients, which key, how many steps, and with which weights summed."""
+    """A cohort that notes every question: clients, key, steps, and with which weights summed."""
 
     def __init__(self, cohort):
         self._cohort = cohort
@@ -94,11 +96,10 @@ class Recorder:
         question = getattr(self._cohort, kind)
         arguments = inspect.signature(question).bind(*args, **kwargs)
         arguments.apply_defaults()
-        chosen = arguments.arguments["clients"]
+        about = dict(arguments.arguments)
         names = list(self._cohort.names)
-        about = arguments.arguments | {
-            "clients": names if chosen is None else [names[int(i)] for i in chosen]
-        }
+        chosen = about["clients"]
+        about["clients"] = names if chosen is None else [names[int(i)] for i in chosen]
         note = SimpleNamespace(kind=kind, round=self.round, sums=[], **about)
         self.asked.append(note)
         answer = question(*args, **kwargs)
@@ -114,6 +115,7 @@ class Run:
 
     states: list
     asked: list
+    problem: Case
 
     @property
     def x(self):
@@ -123,10 +125,10 @@ class Run:
     def weights(self):
         return [state.weights for state in self.states[1:]]
 
-    def questions(self, kind):
+    def questions(self, *kinds):
         """Those of every round, one list per round."""
-        rounds = len(self.states) - 1
-        return [[q for q in self.asked if q.kind == kind and q.round == r] for r in range(rounds)]
+        rounds = range(len(self.states) - 1)
+        return [[q for q in self.asked if q.kind in kinds and q.round == r] for r in rounds]
 
     @cached_property
     def local(self):
@@ -139,29 +141,45 @@ class Run:
     def participants(self):
         return [call.clients for call in self.local]
 
-    def batches(self, problem):
-        """(round, name, local step) → rows, as `local_updates` were told."""
-        plans = [call.plan for call in self.local]
-        return lambda r, name, j: problem.rows(plans[r].key, name, plans[r].batch_size, j)
+    @property
+    def asked_for_losses(self):
+        return [calls[0].clients for calls in self.questions("losses")]
+
+    def rows(self, r, name, j):
+        """The rows of a client's local step."""
+        return self.problem.rows(self.local[r].plan, name, j)
+
+    def loss_rows(self, r, name):
+        """The rows of the losses that a round asked for."""
+        return self.problem.rows(self.questions("losses", "gradients")[r][0], name)
+
+    def variate_rows(self, r, name):
+        """The rows of SCAFFOLD's own gradients."""
+        return self.problem.rows(self.questions("gradients")[r][0], name)
 
 
-def play(method, problem, rounds, seed=SEED, federation=None):
+def play(method, problem, rounds, seed=SEED):
     """Make `rounds` rounds from x0, with everything noted."""
-    recorder = Recorder(problem.cohort) if federation is None else federation
+    recorder = Recorder(problem.cohort)
     states = [method.init(recorder, seed, torch.tensor(problem.x0))]
     for r in range(rounds):
         recorder.round = r
         states.append(method.round(recorder, states[-1]))
-    return Run(states, recorder.asked)
+    return Run(states, recorder.asked, problem)
 
 
 def agree(seen, expected, tolerance=1e-10):
     """Every pair of vectors agrees to relative `tolerance`."""
+    expected = [pair[0] if isinstance(pair, tuple) else pair for pair in expected]
     assert len(seen) == len(expected)
     for r, (a, b) in enumerate(zip(seen, expected, strict=True)):
         assert relative(a, b) <= tolerance, f"round {r}: off by {relative(a, b):.1e}"
 
 
-def moved(problem, points, least=1e-3):
-    """A comparison of points that never left x0 would prove nothing."""
-    assert relative(points[-1], problem.x0) > least
+def compare(run, expected, tolerance=1e-10):
+    """The run is the naive one, in x and in λ where there is one, and has moved."""
+    expected = list(expected)
+    agree(run.x, expected, tolerance)
+    assert relative(expected[-1][0], run.problem.x0) > 1e-3, "points that stay prove nothing"
+    if expected[0][1] is not None:
+        agree(run.weights, [weights for _, weights in expected], tolerance)

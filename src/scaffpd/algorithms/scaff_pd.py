@@ -257,14 +257,15 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
 
     def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
         """Make step (3): d = Σ (λ_i/S) d_i."""
-        c = state.direction / (float(state.weights.sum()) or 1.0)
+        total = float(state.weights.sum()) or 1.0
+        c = state.direction / total
         if self.local_steps == 1 and self.batch_size is None:
             # d_i = η_i c/S, which the server knows; nobody moves where the loss is flat.
             L = state.constants.smoothness
             eta = np.divide(rates.local_scale, L, out=np.zeros_like(L), where=L > 0)
             if rates.local_rate is not None:
                 eta = np.full_like(L, rates.local_rate)
-            return float(state.share @ eta) * c
+            return float(state.weights @ eta) / total * c
         plan = self._plan(state, rates)
         return federation.local_updates(state.x, state.at, c, plan).sum(state.share)
 
