@@ -40,7 +40,8 @@ def oracle(model, data):
 
 
 class Recorded:
-    """A model, without privacy, whose oracle notes the most that it is asked: each question once."""
+    """A model, without privacy, whose oracle notes the most that it is asked: each question
+    once."""
 
     def __init__(self, model):
         self.model = model

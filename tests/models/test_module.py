@@ -1,4 +1,5 @@
-"""`Module`: autograd on any network; with a single linear layer it must be `Linear`, to rounding."""
+"""`Module`: autograd on any network; with a single linear layer it must be `Linear`, to
+rounding."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ TWINS = {
 
 
 def as_module(x, outputs, features=6):
-    """The vector of a linear model with intercept, (features + 1) × outputs, as that of an `nn.Linear`."""
+    """The vector of a linear model with intercept, (features + 1) × outputs, as that of an
+    `nn.Linear`."""
     table = np.asarray(x).reshape(features + 1, outputs)
     return np.concatenate([table[:features].T.ravel(), table[features]])
 
@@ -54,6 +56,11 @@ def test_a_linear_layer_is_a_linear_model(case):
     scores = linear.evaluate(x), network.evaluate(y)
     np.testing.assert_allclose(scores[1].loss, scores[0].loss, rtol=1e-12)
     np.testing.assert_array_equal(scores[1].accuracy, scores[0].accuracy)
+    few = linear.gradients(torch.tensor(x), 3, (9, 9)), network.gradients(y, 3, (9, 9))
+    np.testing.assert_allclose(few[1].losses, few[0].losses, rtol=1e-12)
+    counts = scores[0].counts
+    all_of_it = network.gradients(y, 9).losses[counts <= 9]
+    np.testing.assert_allclose(all_of_it, b.losses[counts <= 9], rtol=1e-14)
 
 
 @pytest.mark.parametrize("case", TWINS)
@@ -73,25 +80,6 @@ def test_local_steps_of_a_linear_layer_are_those_of_a_linear_model(case, batch_s
     second = network.local_updates(y, b, turned, plan)
     for weights in np.eye(n):
         assert relative(second.sum(weights), as_module(first.sum(weights), outputs)) < 1e-10
-
-
-@pytest.mark.parametrize("case", ["squared", "logistic", "cross_entropy"])
-def test_minibatch_gradients_use_the_same_rows_as_a_linear_model(case):
-    linear, network, x, outputs = twins(case)
-    a = linear.gradients(torch.tensor(x), 3, (9, 9))
-    b = network.gradients(torch.tensor(as_module(x, outputs)), 3, (9, 9))
-    np.testing.assert_allclose(b.losses, a.losses, rtol=1e-12)
-
-
-def test_a_batch_as_large_as_the_client_is_all_of_it():
-    _, network, _, _ = twins("cross_entropy")
-    full = network.gradients(network.start()).losses
-    counts = network.evaluate(network.start()).counts
-    for batch_size in (4, 9, 40):
-        batch = network.gradients(network.start(), batch_size).losses
-        np.testing.assert_allclose(
-            batch[counts <= batch_size], full[counts <= batch_size], rtol=1e-14
-        )
 
 
 def test_curvature_at_the_start_is_found():
@@ -124,23 +112,12 @@ def test_one_output_may_come_without_its_axis(loss):
     np.testing.assert_array_equal(flat.evaluate(x).accuracy, column.evaluate(x).accuracy)
 
 
-def pictures(n=3, m=9):
-    random = np.random.default_rng(0)
-    return [
-        (random.standard_normal((m + i, 1, 6, 6)), random.integers(0, 3, m + i)) for i in range(n)
-    ]
-
-
-def small_convolution():
-    torch.manual_seed(1)
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)
-    )
-
-
 def test_gradients_of_a_convolution_match_plain_torch():
-    data = pictures()
-    network = small_convolution().double()
+    random = np.random.default_rng(0)
+    data = [(random.standard_normal((m, 1, 6, 6)), random.integers(0, 3, m)) for m in (9, 10, 11)]
+    torch.manual_seed(1)
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)
+    network = nn.Sequential(*layers).double()
     cohort = sp.Cohort(data, sp.Module(network, l2=0.1))
     at = cohort.gradients(cohort.start())
     for i, (X, y) in enumerate(data):
@@ -217,10 +194,3 @@ def test_the_users_own_loss():
     assert np.all(np.isnan(scores.accuracy))
     assert "huber" in repr(cohort.model)
     assert "0x" not in repr(cohort.model)
-
-
-def test_regression_has_no_accuracy_even_where_targets_are_zero_and_one():
-    data = [(np.eye(4), np.array([0.0, 1.0, 1.0, 0.0]))]
-    for model in (sp.Module(nn.Linear(4, 1), "squared"), sp.Linear("squared")):
-        cohort = sp.Cohort(data, model)
-        assert np.isnan(cohort.evaluate(cohort.start()).accuracy).all()

@@ -1,4 +1,5 @@
-"""Clients of a network side by side: the numbers of one after the other, whoever is computed beside whom."""
+"""Clients of a network side by side: the numbers of one after the other, whoever is computed beside
+whom."""
 
 from __future__ import annotations
 
@@ -77,7 +78,8 @@ def test_side_by_side_is_one_after_the_other(kind, options, batch_size, loss, mo
 
 
 def test_threads_do_not_share_a_network():
-    """A pass exchanges a module's parameters for a while, so that threads need copies of their own."""
+    """A pass exchanges a module's parameters for a while, so that threads need copies of their
+    own."""
     found = oracle(network("dropout"), pictures() * 3)
     alone = steps(found, 4, 10)
     before = torch.get_num_threads()
@@ -156,12 +158,12 @@ class Branching(nn.Module):
 def test_what_does_not_batch_goes_one_after_the_other(caplog):
     with caplog.at_level(logging.INFO, logger="scaffpd"):
         found = oracle(Branching())
-        apart = steps(found, 4)
+        separate = steps(found, 4)
     assert not found.function.together
     assert "one after the other" in caplog.text
     same = nn.Sequential(nn.Flatten(), nn.Linear(36, 3).double())
     same[1].load_state_dict(found.network.layer.state_dict())
-    np.testing.assert_allclose(apart, steps(oracle(same), 4), **NEAR)
+    np.testing.assert_allclose(separate, steps(oracle(same), 4), **NEAR)
 
 
 def test_bytes_stay_bytes_until_the_network_scales_them():
@@ -236,7 +238,8 @@ def test_a_convolution_by_products_is_a_convolution(shape, filters, how, bias, l
 
 
 class Viewed(nn.Module):
-    """Lays images out by hand: `.view` needs them channel by channel, products store channels last."""
+    """Lays images out by hand: `.view` needs them channel by channel, products store channels
+    last."""
 
     def forward(self, X):
         return X.view(len(X), -1)
@@ -245,7 +248,8 @@ class Viewed(nn.Module):
 @pytest.mark.parametrize("first", [nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(3, 4, 3, 1, 1, bias=False)])
 @pytest.mark.parametrize("flat", [nn.Flatten(), Viewed()])
 def test_a_network_by_products_has_the_numbers_of_one_without(first, flat, products, monkeypatch):
-    """Ties of a pooling that does not divide the image too: one client's images are of a single colour."""
+    """Ties of a pooling that does not divide the image too: one client's images are of a single
+    colour."""
     data = pictures(channels=3)
     data[0] = (np.ones_like(data[0][0]), data[0][1])
     pool = nn.MaxPool2d(2, ceil_mode=True)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import scaffpd as sp
+from cases.cohorts import pairs
 from cases.reference import ReferenceProblem, reference_optimum, solve
 from cases.refusals import refuses
 from scaffpd.federation import LocalPlan, ProximalPlan
@@ -20,30 +21,17 @@ LOSSES = ("squared", "logistic", "softmax")
 SIZES = (7, 30, 3, 1)
 
 
-def clients(loss, sizes=SIZES, d=4, seed=0, spread=0.0):
-    """Clients of unequal sizes whose true coefficients differ; columns may be badly scaled."""
-    random = np.random.default_rng(seed)
-    scale = 10 ** random.uniform(-spread, spread, d)
-    common = random.normal(size=(d, 3))
-    pairs = []
-    for n in sizes:
-        X = random.normal(size=(n, d)) * scale
-        Z = X @ (common + random.normal(size=(d, 3))) + random.normal(size=(n, 3))
-        y = (
-            Z[:, 0]
-            if loss == "squared"
-            else (Z[:, 0] > 0).astype(float)
-            if loss == "logistic"
-            else Z.argmax(1)
-        )
-        pairs.append((X, y))
+def clients(loss, sizes=SIZES, d=4, seed=0):
+    """Clients of unequal sizes whose true coefficients differ; all three classes are there."""
+    made = pairs(loss, sizes, d, noise=1.0, seed=seed)
     if loss == "softmax":
-        pairs[0][1][0] = 2  # so that all three classes are there
-    return pairs
+        made[0][1][0] = 2
+    return made
 
 
 class Joint:
-    """min over u_1 … u_N of f_i(u_i) + (γ_i/2)‖u_i − x‖², by NumPy: what the reference solver asks of a problem.
+    """min over u_1 … u_N of f_i(u_i) + (γ_i/2)‖u_i − x‖², by NumPy: what the reference solver asks
+    of a problem.
 
     Coordinates that are not `own` have u = x.
     """
@@ -187,6 +175,7 @@ def check_answers(loss, pairs, strength, columns, seed=1):
     at = cohort.gradients(tensor(x))
     close(at.losses, L)
     close(cohort.losses(tensor(x)), L)
+    close(cohort.gradients(tensor(x), clients=[1, 0]).each(), G[[1, 0]])
     close(at.each(), G)
     close(at.sum(w), w @ G)
     close(at.project(tensor(c)), G @ c)
@@ -277,10 +266,12 @@ STRENGTHS = (0.1, 10.0, 1000.0)
 
 
 def check_proof(name, loss, strength):
-    """After few rounds and at the end, the proven gap covers the true one; and the end is the optimum."""
-    pairs = clients(loss, (12, 25, 6, 2), seed=3, spread=0.5)
-    cohort = bound(loss, pairs, strength, intercept=False)
-    joint = Joint(pairs, loss, L2, strength)
+    """After few rounds and at the end, the proven gap covers the true one; and the end is the
+    optimum."""
+    scale = 10 ** np.linspace(-0.5, 0.5, 4)  # columns are badly scaled
+    rows = [(X * scale, y) for X, y in clients(loss, (12, 25, 6, 2), seed=3)]
+    cohort = bound(loss, rows, strength, intercept=False)
+    joint = Joint(rows, loss, L2, strength)
     objective = objectives(joint.losses(np.zeros(joint.dimension)).max())[name]
     best = joint.optimum(objective)
     runs = [
@@ -308,7 +299,8 @@ def test_the_proven_gap_covers_the_true_one(name, loss):
 
 
 def test_a_conic_solver_of_the_joint_problem_agrees():
-    """In all of (x, u_1 … u_N) at once, by CVXPY: the optimum of CVaR over a share ½ of four clients."""
+    """In all of (x, u_1 … u_N) at once, by CVXPY: the optimum of CVaR over a share ½ of four
+    clients."""
     cp = pytest.importorskip("cvxpy")
     pairs = clients("squared", (12, 25, 6, 2), seed=3)
     strength = 5.0
@@ -347,29 +339,7 @@ def test_the_ends_are_one_model_and_everyone_alone(loss):
         close(own, alone.x, 1e-8)
 
 
-def test_numbers_of_an_independent_closed_form():
-    """L-BFGS on envelopes by eigh, ½ mean squares, four clients: what it printed for CVaR(0.2) and the average."""
-    random = np.random.default_rng(5)
-    pairs = []
-    for n in (40, 8, 25, 15):
-        X = random.normal(size=(n, 3))
-        pairs.append((X, X @ random.normal(size=3) + 0.5 * random.normal(size=n)))
-    cohort = sp.Cohort(pairs, sp.Personal(sp.Linear("squared", l2=2 * 0.03), 2 * 10.0))
-    for objective, printed, tolerance in (
-        (sp.CVaR(0.2), CVAR, 2e-3),
-        (sp.Average(), AVERAGE, 1e-8),
-    ):
-        result = sp.train(sp.fair(objective), cohort, tol=1e-9)
-        value = objective.support(cohort.losses(torch.as_tensor(result.x))) / 2
-        assert value <= printed + 1e-9
-        assert abs(value - printed) <= tolerance * printed  # it stops at a kink, we do not
-
-
-CVAR = 0.6701268311317405
-AVERAGE = 0.5937294959641153
-
-
-# ------------------------------------------------------------------ minibatches, parts, tables, other formats
+# ------------------------------------------------------------------ minibatches, parts, formats
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -405,49 +375,18 @@ def envelope_rows(cohort, pairs, batch, key):
     ]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_some_clients_answer_as_among_all(loss):
-    cohort = bound(loss, clients(loss))
-    x = torch.as_tensor(np.random.default_rng(2).normal(size=cohort.dimension))
-    few = cohort.gradients(x, clients=[2, 0])
-    everyone = cohort.gradients(x)
-    close(few.losses[[0, 2]], everyone.losses[[0, 2]])
-    close(few.each(), everyone.each()[[2, 0]])
-
-
-def test_clients_are_solved_for_a_few_at_a_time(monkeypatch):
-    cohort = bound("softmax", clients("softmax"))
-    x = torch.as_tensor(np.random.default_rng(2).normal(size=cohort.dimension))
-    whole = cohort.gradients(x)
-    monkeypatch.setattr(newton, "TOGETHER", 1)
-    alone = bound("softmax", clients("softmax")).gradients(x)
-    close(alone.losses, whole.losses)
-    close(alone.each(), whole.each())
-    V = torch.eye(15, dtype=torch.float64)[:, :3]
-    ones = torch.ones(15, dtype=torch.float64)
-    close(*(at.restriction(V, np.ones(4), ones).curvature for at in (alone, whole)))
-
-
-def test_masked_sums_are_the_same_sums():
-    cohort = bound("logistic", clients("logistic", (12, 25, 6, 9)))
-    method = sp.ScaffPD(sp.ChiSquare(0.3), local_steps=2)
-    plain = sp.train(method, cohort, rounds=4)
-    masked = sp.train(method, sp.SecureAggregation(cohort), rounds=4)
-    close(masked.x, plain.x, 1e-6)
-
-
-def test_large_softmax_goes_by_conjugate_gradients(monkeypatch):
-    pairs = clients("softmax", (7, 12), 6)
+@pytest.mark.parametrize(("limit", "value"), [("TOGETHER", 1), ("DENSE", 2)])
+def test_one_client_at_a_time_or_by_conjugate_gradients(limit, value, monkeypatch):
+    pairs = clients("softmax", (7, 12, 3), 6)
     x = torch.as_tensor(np.random.default_rng(2).normal(size=21))
     direct = bound("softmax", pairs).gradients(x)
-    monkeypatch.setattr(newton, "DENSE", 2)
-    slow = bound("softmax", pairs).gradients(x)
-    close(slow.losses, direct.losses)
-    close(slow.each(), direct.each())
+    monkeypatch.setattr(newton, limit, value)
+    other = bound("softmax", pairs).gradients(x)
+    close(other.losses, direct.losses)
+    close(other.each(), direct.each())
     V = torch.eye(21, dtype=torch.float64)[:, :4]
-    close(
-        *(at.restriction(V, np.ones(2), torch.ones(21).double()).curvature for at in (slow, direct))
-    )
+    ones = torch.ones(21, dtype=torch.float64)
+    close(*(at.restriction(V, np.ones(3), ones).curvature for at in (other, direct)))
 
 
 def test_single_precision_keeps_its_proof():
@@ -463,21 +402,15 @@ def test_single_precision_keeps_its_proof():
 
 
 def test_an_answer_depends_on_the_question_alone(tmp_path):
-    pairs = clients("softmax", (12, 25, 6))
-    objective = sp.CVaR(0.5)
-    whole = sp.train(sp.ScaffPD(objective, local_steps=2), bound("softmax", pairs), rounds=6)
-    sp.train(
-        sp.ScaffPD(objective, local_steps=2),
-        bound("softmax", pairs),
-        rounds=3,
-        checkpoint=tmp_path / "run",
-    )
-    rest = sp.train(
-        sp.ScaffPD(objective, local_steps=2),
-        bound("softmax", pairs),
-        rounds=6,
-        checkpoint=tmp_path / "run",
-    )
+    """A run that is resumed has the same digits, although Newton's method starts anew."""
+
+    def run(rounds, **more):
+        cohort = bound("softmax", clients("softmax", (12, 25, 6)))
+        return sp.train(sp.ScaffPD(sp.CVaR(0.5), local_steps=2), cohort, rounds=rounds, **more)
+
+    whole = run(6)
+    run(3, checkpoint=tmp_path / "run")
+    rest = run(6, checkpoint=tmp_path / "run")
     assert np.array_equal(whole.x, rest.x)
     assert np.array_equal(whole.personal, rest.personal)
 
@@ -617,26 +550,21 @@ def test_an_estimate_of_the_smoothness_that_is_too_small_does_no_harm(to_the_min
 
 
 def test_personal_networks_serve_clients_that_disagree():
-    """Labels of a client are turned round: fine-tuning, Ditto, a personal head and pFedMe all help them."""
-    random = np.random.default_rng(0)
-    data = []
-    for i in range(2):
-        X = random.standard_normal((60, 6))
-        y = (X[:, 0] > 0).astype(int)
-        data.append((X, 1 - y if i == 0 else y))
+    """A client has the other's labels turned round: Ditto, after a plain run, and pFedMe."""
+    X = np.random.default_rng(0).standard_normal((60, 6))
+    y = (X[:, 0] > 0).astype(int)
+    data = [(X, y), (X, 1 - y)]
     torch.manual_seed(0)
     model = sp.Module(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double())
     shared = sp.Cohort(data, model)
     x = sp.train(sp.fair(sp.ChiSquare(0.1)), shared, rounds=3).x
     before = shared.evaluate(x).loss
-    for strength in (1e-6, 6.0):  # fine-tuning, and Ditto, after a run that knows of neither
-        own = [sp.personalise(x, X, y, sp.Personal(model, strength)) for X, y in data]
-        after = [shared._oracle.only([i]).losses(torch.tensor(u)).item() for i, u in enumerate(own)]
-        assert np.all(np.array(after) < before)
-    for columns in (None, ["2"]):  # pFedMe, and a personal head: x is trained for them
-        cohort = sp.Cohort(data, sp.Personal(model, 0.6, columns))
-        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2), cohort, rounds=2)
-        assert cohort.evaluate(result.x).loss.max() < before.min()
+    own = [sp.personalise(x, *rows, sp.Personal(model, 6.0)) for rows in data]
+    after = [shared._oracle.only([i]).losses(torch.tensor(u)).item() for i, u in enumerate(own)]
+    assert np.all(np.array(after) < before)
+    cohort = sp.Cohort(data, sp.Personal(model, 0.6))
+    result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2), cohort, rounds=2)
+    assert cohort.evaluate(result.x).loss.max() < before.min()
 
 
 LINEAR = sp.Linear("logistic", l2=L2)

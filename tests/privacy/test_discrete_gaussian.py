@@ -1,4 +1,5 @@
-"""The discrete Gaussian: its law by exact sums and by counting, the comparison that decides, and what it costs."""
+"""The discrete Gaussian: its law by exact sums and by counting, the comparison that decides, and
+what it costs."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def test_fine_grids_look_gaussian_and_have_every_residue(sigma):
 
 @pytest.mark.parametrize("sigma", [1, 3, 5, 11])
 def test_what_is_proposed_and_accepted_is_the_law_by_exact_sums(sigma):
-    """2⁻ᵏ⁻ⱽ⁻² · 2ⱽ exp(−y²/2σ²) is the same multiple of exp(−y²/2σ²) for every y, and no acceptance exceeds one."""
+    """2⁻ᵏ⁻ⱽ⁻² · 2ⱽ exp(−y²/2σ²) is the same multiple of exp(−y²/2σ²) for every y, and no acceptance
+    exceeds one."""
     k = bits_of(sigma)
     for size in range(40 * sigma):
         V = size >> k
@@ -76,7 +78,8 @@ def proposal(size, V, k, negative, u):
 @pytest.mark.parametrize("negative", [0, 1])
 @pytest.mark.parametrize(("V", "low"), [(0, 0), (0, 5), (1, 3), (2, 0)])
 def test_a_proposal_is_accepted_exactly_below_its_probability(V, low, negative):
-    """The words around the threshold, one by one: first 64 bits decide where they can, and more bits where not."""
+    """The words around the threshold, one by one: first 64 bits decide where they can, and more
+    bits where not."""
     sigma = 7
     k = bits_of(7)
     size = low + (V << k)
@@ -153,14 +156,16 @@ def direct_epsilon(sigma, shift, times, delta):
     ("sigma", "shift", "times"), [(20, 20, 1), (40, 10, 1), (40, 20, 3), (64, 8, 5), (30, 1, 1)]
 )
 def test_the_account_is_that_of_the_direct_sum(sigma, shift, times):
-    """Up to 1/σ², on grids far coarser than the package's, which have σ above 2²⁴ and noise to spare."""
+    """Up to 1/σ², on grids far coarser than the package's, which have σ above 2²⁴ and noise to
+    spare."""
     accounted = epsilon(times * (shift / sigma) ** 2, 1e-5)
     assert direct_epsilon(sigma, shift, times, 1e-5) == pytest.approx(accounted, abs=1 / sigma**2)
 
 
 @pytest.mark.parametrize(("sigma", "shift"), [(1, 1), (2, 3), (5, 4)])
 def test_renyi_divergences_are_at_most_those_of_the_gaussian(sigma, shift):
-    """D_α ≤ α Δ²/(2σ²), also on grids so coarse that nothing else is like a Gaussian (Canonne et al., Theorem 4)."""
+    """D_α ≤ α Δ²/(2σ²), also on grids so coarse that nothing else is like a Gaussian (Canonne et
+    al., Theorem 4)."""
     y, p = law(sigma, 40)
     moved = np.exp(-((y - shift) ** 2) / (2 * sigma**2))
     moved /= moved.sum()

@@ -1,4 +1,5 @@
-"""ε of what clients release: by closed forms, by another accountant, back from ε to noise, and the budget."""
+"""ε of what clients release: by closed forms, by another accountant, back from ε to noise, and the
+budget."""
 
 from __future__ import annotations
 
@@ -99,9 +100,13 @@ def test_a_missing_package_is_a_sentence(package, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(sp.InputError, match=r"is not installed: pip install 'scaffpd\[privacy\]'"):
+
+    def run():
         model = sp.Private(linear(), noise=2.0, radius=1.0)
         sp.train(sp.FedAvg(), sp.Cohort(clients(), model), 1, progress=False)
+
+    with pytest.raises(sp.InputError, match=r"is not installed: pip install 'scaffpd\[privacy\]'"):
+        run()
 
 
 # ------------------------------------------------------------------ what methods ask
@@ -126,7 +131,8 @@ METHODS = [
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: repr(method)[:60])
 def test_releases_are_as_foreseen(method):
-    """The most that a client is asked, against what an oracle notes; and the account never counts more."""
+    """The most that a client is asked, against what an oracle notes; and the account never counts
+    more."""
     model = Recorded(linear())
     assert sp.train(method, sp.Cohort(clients(), model), rounds=6, progress=False).rounds == 6
     foreseen = method.releases(6)

@@ -1,4 +1,5 @@
-"""Answers of private clients: size and origin of their noise, what they cost, and what is refused."""
+"""Answers of private clients: size and origin of their noise, what they cost, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def clipped(made, x):
 
 
 def test_noise_has_the_promised_size_and_no_bias():
-    """Released minus clipped sums, at many points: z C/m per number of a gradient, z_L B/m for a loss.
+    """Released minus clipped sums, at many points: z C/m per number of a gradient, z_L B/m for a
+    loss.
 
     Every bound is five standard errors or a p-value of 1e-6: together they fail once in 10⁵ draws.
     """

@@ -1,4 +1,5 @@
-"""Clipped sums: against a loop over records by autograd, and that no record moves them by more than the clip."""
+"""Clipped sums: against a loop over records by autograd, and that no record moves them by more than
+the clip."""
 
 from __future__ import annotations
 

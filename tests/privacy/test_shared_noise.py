@@ -1,4 +1,5 @@
-"""Noise that clients share: its size in sums, what a sum costs everybody, masks, and bounds by direct sums."""
+"""Noise that clients share: its size in sums, what a sum costs everybody, masks, and bounds by
+direct sums."""
 
 from __future__ import annotations
 
@@ -124,7 +125,8 @@ def test_a_solved_run_fits_its_budget_and_masked_sums_are_the_same_sums(method):
 
 
 def test_masked_parts_tell_nothing_by_their_size():
-    """Clients say how large their vectors are, as a power of two: with shared noise that is a public number."""
+    """Clients say how large their vectors are, as a power of two: with shared noise that is a
+    public number."""
     pytest.importorskip("cryptography")
     federation = sp.SecureAggregation(sp.Cohort(clients(), private(colluding=1)))
     said = []
@@ -163,19 +165,23 @@ def discrete(sigma2, y):
 
 @pytest.mark.parametrize(("sigma2", "n"), [(0.5, 2), (0.5, 5), (0.7, 3), (1.0, 4)])
 def test_sums_of_discrete_gaussians_are_as_near_as_the_bound_says(sigma2, n):
-    """sup |log P(Σ X_i = y) − log P(N_ℤ(0, nσ²) = y)| ≤ 10 Σ_{k<n} exp(−2π²σ²k/(k+1)), at σ so small that it shows."""
+    """sup |log P(Σ X_i = y) − log P(N_ℤ(0, nσ²) = y)| ≤ 10 Σ_{k<n} exp(−2π²σ²k/(k+1)), at σ so
+    small that it shows."""
     y = np.arange(-60, 61)
     whole = one = discrete(sigma2, y)
     for _ in range(n - 1):
         whole = np.convolve(whole, one)[60:-60]
     near = np.abs(y) <= 6 * (n * sigma2) ** 0.5
-    apart = np.abs(np.log(whole[near]) - np.log(discrete(n * sigma2, y)[near])).max()
-    assert 0 < apart <= 10 * sum(np.exp(-2 * np.pi**2 * sigma2 * k / (k + 1)) for k in range(1, n))
+    distance = np.abs(np.log(whole[near]) - np.log(discrete(n * sigma2, y)[near])).max()
+    assert (
+        0 < distance <= 10 * sum(np.exp(-2 * np.pi**2 * sigma2 * k / (k + 1)) for k in range(1, n))
+    )
 
 
 @pytest.mark.parametrize(("sigma", "n", "shift"), [(10, 4, 20), (8, 9, 12), (6, 3, 4)])
 def test_what_a_sum_of_shares_costs(sigma, n, shift):
-    """ε of a sum that a record moves by `shift` units, under n shares of noise σ each: that of √n σ."""
+    """ε of a sum that a record moves by `shift` units, under n shares of noise σ each: that of √n
+    σ."""
     y = np.arange(-14 * n * sigma, 14 * n * sigma + 1)
     one = discrete(sigma**2, np.arange(-14 * sigma, 14 * sigma + 1))
     whole = one

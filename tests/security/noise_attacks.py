@@ -1,7 +1,8 @@
 """Attacks on noise: tell from released numbers alone at which clients one record was present.
 
-The attacker is the server of an honest run. It knows every other record, the model and all settings, and asks of two
-worlds, with the record and with nothing in its place, which one explains the numbers that a client has released.
+The attacker is the server of an honest run. It knows every other record, the model and all
+settings, and asks of two worlds, with the record and with nothing in its place, which one explains
+the numbers that a client has released.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ DOUBT = 1e-6  # probability with which a bound on a rate of guesses is wrong
 
 
 class Seen(NamedTuple):
-    """What the server has seen: R points, and what N clients have released there, (R, N) and (R, N, d)."""
+    """What the server has seen: R points, and what N clients have released there, (R, N) and (R, N,
+    d)."""
 
     points: list[torch.Tensor]
     losses: list[np.ndarray]
@@ -58,7 +60,8 @@ class Watched:
 
 
 def worlds(seed=0):
-    """A client's rows with the record, and with nothing in its place: a row of zeros adds nothing to any sum."""
+    """A client's rows with the record, and with nothing in its place: a row of zeros adds nothing
+    to any sum."""
     random = np.random.default_rng(seed)
     X = random.normal(size=(ROWS, FEATURES))
     y = 0.1 * random.normal(size=ROWS)
@@ -71,14 +74,16 @@ def worlds(seed=0):
 
 
 def private(epsilon, rounds, weaker=1.0):
-    """Clients with the noise that ε needs, or with so many times less than that, which an audit has to notice."""
+    """Clients with the noise that ε needs, or with so many times less than that, which an audit has
+    to notice."""
     solved = sp.Private.solved(MODEL, epsilon, METHOD, rounds, **CLIPS)
     noise = {"noise": solved.noise / weaker, "loss_noise": solved.loss_noise / weaker}
     return sp.Private(MODEL, secret=0, **noise, **CLIPS)
 
 
 def watched(model, clients, rounds):
-    """Train honestly, and return what the server has seen; the first half of the clients has the record."""
+    """Train honestly, and return what the server has seen; the first half of the clients has the
+    record."""
     present, absent = worlds()
     data = {f"client {i}": present if 2 * i < clients else absent for i in range(clients)}
     watching = Watched(model)
@@ -90,7 +95,8 @@ SUMS = [sp.Cohort({"a": w}, sp.Private(MODEL, secret=0, **CLIPS))._oracle for w 
 
 
 def exact(world, points):
-    """A client's clipped sums, as the attacker computes them: losses (R, 1), and gradients (R, 1, d)."""
+    """A client's clipped sums, as the attacker computes them: losses (R, 1), and gradients (R, 1,
+    d)."""
     made = SUMS[world]
     losses = np.stack([made.sums.losses(x).numpy() for x in points]) * made.clips[1].unit
     gradients = np.stack([made.sums.gradients(x).numpy() for x in points]) * made.clips[0].unit
@@ -110,7 +116,8 @@ def free(seen):
 
 
 def explained(released, total, scale, add):
-    """Whether ((total + scale Φ⁻¹((k + ½)/2⁵³))/m + add) is the released number, bit for bit, for some k."""
+    """Whether ((total + scale Φ⁻¹((k + ½)/2⁵³))/m + add) is the released number, bit for bit, for
+    some k."""
     near = ndtr(((released - add) * ROWS - total) / scale)
     found = np.zeros(released.shape, dtype=bool)
     for step in NEARBY:
@@ -140,7 +147,8 @@ def by_losses(model, seen):
 
 
 def by_likelihood(model, seen):
-    """The logarithm of how much likelier a client's numbers are with the record: the best test against the noise."""
+    """The logarithm of how much likelier a client's numbers are with the record: the best test
+    against the noise."""
     ridge, pull = public(seen)
     score = 0.0
     for world, sign in ((0, -1), (1, 1)):
@@ -155,8 +163,9 @@ def by_likelihood(model, seen):
 class Guesses(NamedTuple):
     """Scores of clients with the record, and of clients without; above 0 the guess is "present".
 
-    The threshold is fixed beforehand, so that all clients are counted, and bounds on the two rates of guesses are
-    those of Clopper and Pearson: for any law of the scores each is wrong with probability `DOUBT` at most.
+    The threshold is fixed beforehand, so that all clients are counted, and bounds on the two rates
+    of guesses are those of Clopper and Pearson: for any law of the scores each is wrong with
+    probability `DOUBT` at most.
     """
 
     present: np.ndarray
@@ -168,19 +177,22 @@ class Guesses(NamedTuple):
         return int((self.present > 0).sum() + (self.absent < 0).sum())
 
     def _rates(self):
-        """How often "present" is guessed of clients with the record at least, and of the others at most."""
+        """How often "present" is guessed of clients with the record at least, and of the others at
+        most."""
         (a, n), (b, k) = ((int((scores > 0).sum()), len(scores)) for scores in self)
         least = beta.ppf(DOUBT, a, n - a + 1) if a else 0.0
         most = beta.ppf(1 - DOUBT, b + 1, k - b) if b < k else 1.0
         return float(least), float(most)
 
     def epsilon(self, delta):
-        """A lower bound on ε, whatever the mechanism is: P(guess | present) ≤ e^ε P(guess | absent) + δ."""
+        """A lower bound on ε, whatever the mechanism is: P(guess | present) ≤ e^ε P(guess | absent)
+        + δ."""
         right, wrong = self._rates()
         return float(max(0.0, np.log(max(right - delta, 1e-300) / wrong)))
 
     def shift(self):
-        """A lower bound on μ for a mechanism that claims to hide as much as Gaussian noise N(0, 1) hides a shift μ.
+        """A lower bound on μ for a mechanism that claims to hide as much as Gaussian noise N(0, 1)
+        hides a shift μ.
 
         Such a mechanism allows Φ⁻¹(P(guess | present)) − Φ⁻¹(P(guess | absent)) ≤ μ.
         """
@@ -193,7 +205,8 @@ class Guesses(NamedTuple):
 
 
 def in_floating_point(model, seen, clients, seed=0):
-    """The same run with Gaussian noise by Φ⁻¹ of 53 bits, added in floating point, as the package once did it."""
+    """The same run with Gaussian noise by Φ⁻¹ of 53 bits, added in floating point, as the package
+    once did it."""
     random = np.random.default_rng(seed)
     ridge, pull = public(seen)
     (loss_0, c_0), (loss_1, c_1) = (exact(world, seen.points) for world in (0, 1))
@@ -215,9 +228,11 @@ def judged(attack, model, seen):
 
 
 def from_sums(noise, releases, colluding, helpers):
-    """What a server learns from sums with shared noise, where so many clients show it what they have added.
+    """What a server learns from sums with shared noise, where so many clients show it what they
+    have added.
 
-    The victim shares noise with three others. Every sum, at a point of its own, is one release and one guess.
+    The victim shares noise with three others. Every sum, at a point of its own, is one release and
+    one guess.
     """
     scores = []
     for world, data in enumerate(worlds()):

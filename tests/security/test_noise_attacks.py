@@ -1,8 +1,9 @@
 """Attack the noise of honest runs, and audit what is claimed: no attack may show more than ε.
 
-Bounds on rates of guesses are wrong with probability 1e-6 each (`noise_attacks.DOUBT`), so a correct mechanism fails
-these tests once in 10⁵ draws of its secrets. The numbers of clients are such that an audit that has to find something
-finds it with the same certainty: its margin is at least five standard errors.
+Bounds on rates of guesses are wrong with probability 1e-6 each (`noise_attacks.DOUBT`), so a
+correct mechanism fails these tests once in 10⁵ draws of its secrets. The numbers of clients are
+such that an audit that has to find something finds it with the same certainty: its margin is at
+least five standard errors.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def run():
 
 
 def test_the_attack_sees_through_floating_point_noise(run):
-    """Without this the tests below would prove nothing: every guess is right, at a claimed ε = 1."""
+    """Without this the tests below would prove nothing: every guess is right, at a claimed ε =
+    1."""
     model, seen = run
     once = in_floating_point(model, seen, 200)
     assert judged(by_residues, model, once).right == 200
@@ -55,8 +57,8 @@ def test_the_audit_stays_below_what_is_claimed_and_notices_noise_that_is_too_sma
     """The best test shows a third of the shift that ε allows, and all of it where noise is half.
 
     ε = 6 is a shift μ of 1.31. Guesses are right with probability Φ(μ/2) or a little less, because
-    losses that are cut off at 0 or B say nothing; the bounds of 2,000 guesses are 4.8 standard errors
-    away. So μ is shown to be above 0.80 ± 0.06, and above 1.98 ± 0.07 where noise is half.
+    losses that are cut off at 0 or B say nothing; the bounds of 2,000 guesses are 4.8 standard
+    errors away. So μ is shown to be above 0.80 ± 0.06, and above 1.98 ± 0.07 where noise is half.
     """
     claimed = 6.0
     allowed = 1 / least_noise(claimed, DELTA)
@@ -71,10 +73,11 @@ def test_the_audit_stays_below_what_is_claimed_and_notices_noise_that_is_too_sma
 
 
 def test_sums_with_shared_noise_hide_a_record_from_a_server_with_helpers():
-    """One helper, where one was allowed for, learns no more than ε; three, where none was, learn more.
+    """One helper, where one was allowed for, learns no more than ε; three, where none was, learn
+    more.
 
-    z = 0.7 is a shift of 1.43, of which 600 sums show 0.93 ± 0.08; three helpers leave the victim half of the noise,
-    which shows a shift of 2.2 ± 0.11.
+    z = 0.7 is a shift of 1.43, of which 600 sums show 0.93 ± 0.08; three helpers leave the victim
+    half of the noise, which shows a shift of 2.2 ± 0.11.
     """
     z = 0.7
     claimed = epsilon(z**-2, DELTA)

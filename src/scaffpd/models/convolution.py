@@ -1,8 +1,9 @@
-r"""Convolutions of many clients' networks as matrix products of patches, for processors where these are faster.
+r"""Convolutions of many clients' networks as matrix products, where those are faster.
 
-vmap turns n clients' convolutions into one grouped convolution. PyTorch's grouped convolutions are slow on 64-bit ARM:
-there the products below, with reused memory and channels last, train two to three times as many images a second
-(`docs/networks.md`). On x86_64 PyTorch's own are faster, so `PRODUCTS` is off.
+vmap turns n clients' convolutions into one grouped convolution. PyTorch's grouped convolutions are
+slow on 64-bit ARM: there the products below, with reused memory and channels last, train two to
+three times as many images a second (`docs/networks.md`). On x86_64 PyTorch's own are faster, so
+`PRODUCTS` is off.
 """
 
 from __future__ import annotations

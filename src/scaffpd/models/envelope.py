@@ -33,7 +33,7 @@ from scaffpd.models.threads import parallel_map
 
 @dataclass(frozen=True)
 class Anchor:
-    """Parameters that tie clients to x: l2 of f_i, γ_i, and which features are personal (`own`; `None`: all)."""
+    """What ties clients to x: l2 of f_i, γ_i, and the personal features (`own`; `None`: all)."""
 
     l2: float
     gamma: Tensor
@@ -61,7 +61,7 @@ class Anchor:
         return Anchor(self.l2, self.gamma.double(), self.own)
 
     def per_feature(self, personal: Tensor, shared: float | Tensor) -> Tensor:
-        """Return `personal` at each client's personal features and `shared` at the others, (N, features or 1, 1)."""
+        """Return `personal` at personal features, `shared` at others, (N, features or 1, 1)."""
         if self.own is None:
             return personal[:, None, None]
         return torch.where(self.own, personal[:, None], shared)[..., None]
@@ -81,7 +81,7 @@ class Anchor:
         return A if self.own is None else A[..., self.own]
 
     def along(self, rows: StackedSamples, X: Tensor, fine: bool = False) -> Tensor:
-        """Return A_i D_i X, D_i = diag(ζ_i or 1), for X (features, k); `fine` in double precision."""
+        """Return A_i D_i X, D_i = diag(ζ_i or 1), for X (features, k); `fine` in float64."""
         times = rows.products.times if fine else rows.A.__matmul__
         keep = self.keep[rows.layout.owner][:, None]
         if self.own is None:
@@ -161,7 +161,7 @@ class PersonalPoint(LinearPoint):
         return (out + ridge * self.X.double()).flatten().to(self.x.dtype)
 
     def _along(self, V: Tensor) -> Tensor:
-        """Return T = A D V, the change of the shrunken predictions along the columns of V: (rows, outputs, k)."""
+        """Return T = A D V, the change of shrunken predictions along V: (rows, outputs, k)."""
         k = V.shape[1]
         features = self.rows.A.shape[1]
         T = self.anchor.along(self.rows, V.reshape(features, self.outputs * k))
@@ -174,7 +174,7 @@ class PersonalPoint(LinearPoint):
         return self.rows.layout.segment_sum(slope) + pull
 
     def _ridged(self, weights: Tensor, V: Tensor) -> Tensor:
-        """Return the last term of Σ_i w_i VᵀH_iV = Σ_i w_i T_iᵀS_iT_i + Vᵀ(Σ w_i ridges)V with T = A D V."""
+        """Return the last term of Σ w_i VᵀH_iV = Σ w_i T_iᵀS_iT_i + Vᵀ(Σ w_i ridges)V."""
         ridge = self._ridge(weights).expand(*self.X.shape).flatten()
         return V.mT @ (ridge[:, None] * V)
 

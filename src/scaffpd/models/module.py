@@ -1,8 +1,8 @@
-r"""`Module`: any `torch.nn.Module`, f_i(x) = mean loss of the network with parameters x at client i + (l2/2)‖x‖².
+r"""`Module`: any `torch.nn.Module`, f_i(x) = mean loss with parameters x at client i + (l2/2)‖x‖².
 
-Gradients come from autograd, for many clients at once (`network.py`, `network_oracle.py`). The loss need not be convex
-in x: then there is no certificate. This file has the user's description of a network, its checks, and its binding to
-the clients' rows.
+Gradients come from autograd, for many clients at once (`network.py`, `network_oracle.py`). The loss
+need not be convex in x: then there is no certificate. This file has the user's description of a
+network, its checks, and its binding to the clients' rows.
 """
 
 from __future__ import annotations
@@ -41,19 +41,22 @@ FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError
 class Module:
     """Description of a network; bind it to data with a `Cohort`.
 
-    Dropout is on in local steps, with masks that follow from the client's name and the round, and off in losses.
-    Layers in .eval() mode do not change, and parameters that require no gradient stay out of x. Batch norm must be in
-    .eval() mode: a sample's loss would depend on the others of its batch.
+    Dropout is on in local steps, with masks that follow from the client's name and the round, and
+    off in losses. Layers in .eval() mode do not change, and parameters that require no gradient
+    stay out of x. Batch norm must be in .eval() mode: a sample's loss would depend on the others of
+    its batch.
 
-    With a momentum β local steps are v ← βv + (1 − β)g, u ← u − ηv, where v starts at zero in every round and
-    g = g_i(u) − c_i + c is the corrected gradient. The factor 1 − β leaves η what it is without momentum: PyTorch's
-    rate is η(1 − β). Clipping comes before the correction. So means over local steps remain means of gradients, as
-    SCAFFOLD's option II and Scaff-PD on networks need them; active clipping makes them biased.
+    With a momentum β local steps are v ← βv + (1 − β)g, u ← u − ηv, where v starts at zero in every
+    round and g = g_i(u) − c_i + c is the corrected gradient. The factor 1 − β leaves η what it is
+    without momentum: PyTorch's rate is η(1 − β). Clipping comes before the correction. So means
+    over local steps remain means of gradients, as SCAFFOLD's option II and Scaff-PD on networks
+    need them; active clipping makes them biased.
 
     Args:
-        module: any `torch.nn.Module` from a batch of features to outputs; it is copied, x⁰ are its parameters.
-        loss: "cross_entropy" (or "softmax"), "squared", "logistic", as in `Linear`; or a function (outputs, targets) →
-            mean loss over the batch.
+        module: any `torch.nn.Module` from a batch of features to outputs; it is copied, x⁰ are its
+            parameters.
+        loss: "cross_entropy" (or "softmax"), "squared", "logistic", as in `Linear`; or a function
+            (outputs, targets) → mean loss over the batch.
         l2: the regulariser (l2/2)‖x‖².
         momentum: β in [0, 1).
         clip: upper bound on ‖g_i(u)‖ in local steps.
@@ -100,7 +103,7 @@ class Module:
             _refuse_random_or_stateful(name, part)
 
     def __repr__(self) -> str:
-        """Name architecture (a hash, if it is long) and settings, without addresses: the same in every process."""
+        """Name architecture (a hash, if it is long) and settings, the same in every process."""
         network = " ".join(repr(self.module).split())
         if len(network) > 100:
             mark = hashlib.sha256(network.encode()).hexdigest()[:8]
@@ -178,7 +181,7 @@ def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
 
 
 def _stacked(arrays: list[Array], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Copy all clients' rows into one tensor: floats in the network's own type, whole numbers as they are.
+    """Copy all clients' rows into one tensor: floats in the network's type, whole numbers as given.
 
     Embeddings need whole numbers, and bytes are a quarter of single precision.
     """
@@ -268,6 +271,6 @@ def _loss_correct(loss: Loss) -> Correct:
 
 
 def class_correct(output: Tensor, y: Tensor) -> Tensor | None:
-    """Compare the largest output with class numbers, for a user's own loss; `None` without classes."""
+    """Compare the largest output with class numbers, for a user's loss; `None` without classes."""
     labels = output.ndim == 2 and output.shape[1] > 1 and y.ndim == 1 and not y.is_floating_point()
     return output.argmax(-1) == y if labels else None

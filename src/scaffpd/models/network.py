@@ -1,8 +1,9 @@
 r"""The loss of a network as a function of one vector, and its gradients for many clients at once.
 
-A step of n clients is one call of vmap(∇f)(U, X, y) with U (n, d) and a minibatch each, (n, b, …), in place of n calls:
-small operations cost as much as their launch, so that n of them cost little more than one. If an operation does not
-batch, or gives other numbers batched, clients go one after the other, and the log says why.
+A step of n clients is one call of vmap(∇f)(U, X, y) with U (n, d) and a minibatch each, (n, b, …),
+in place of n calls: small operations cost as much as their launch, so that n of them cost little
+more than one. If an operation does not batch, or gives other numbers batched, clients go one after
+the other, and the log says why.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ LOCK = threading.Lock()
 
 
 class SeededDropout(nn.Module):
-    """Dropout of entries, or of whole channels, by a seed: of the client and the step, not of the batch.
+    """Dropout of entries, or of whole channels, by a seed of the client and the step.
 
-    So a client's masks do not depend on who is computed beside it, nor on how often anything else was drawn.
+    So a client's masks do not depend on who is computed beside it, nor on how often anything else
+    was drawn.
     """
 
     def __init__(self, p: float, whole: bool, layer: int) -> None:
@@ -109,7 +111,7 @@ class NetworkFunction:
         return {name: part.view(p.shape) for (name, p), part in parts}
 
     def _own(self) -> tuple[nn.Module, nn.Module]:
-        """Return the networks for losses and for local steps, copied for every thread but the main one."""
+        """Return the networks for losses and for local steps; threads have copies of their own."""
         if threading.current_thread() is threading.main_thread():
             return self.network, self.trained
         thread = threading.get_ident()
@@ -165,7 +167,7 @@ class NetworkFunction:
         return torch.stack([v for v, _ in found]), torch.stack([g for _, g in found])
 
     def room(self, X: Tensor) -> int:
-        """Estimate how many numbers a gradient of one sample needs, from the sizes of the layers' outputs."""
+        """Estimate how many numbers a gradient of one sample needs, from the layers' outputs."""
         if self.width is None:
             counted: list[int] = []
 

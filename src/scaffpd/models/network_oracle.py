@@ -1,8 +1,8 @@
-r"""Networks of N clients in batches: the parameters of a group of clients in one stack, one vectorised pass a step.
+r"""Networks of N clients: the parameters of a group of clients in one stack, one pass a step.
 
-A memory budget sets how many clients go together. On a GPU all J steps become one recorded graph. Minibatches, dropout
-and every other number of a client depend only on its name and the round's key, never on the other clients of its
-group. Losses and gradients of all samples are summed in chunks.
+A memory budget sets how many clients go together. On a GPU all J steps become one recorded graph.
+Minibatches, dropout and every other number of a client depend only on its name and the round's key,
+never on the other clients of its group. Losses and gradients of all samples are summed in chunks.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class ModuleOracle:
         return Constants(L, np.zeros(len(L)), False, L, np.array(self.rows.sizes))
 
     def _largest_curvatures(self, x: Tensor) -> Vector:
-        """Estimate |λ|_max of every client's Hessian by differences of gradients, all clients at once."""
+        """Estimate |λ|_max of every client's Hessian by differences of gradients."""
         few = [torch.arange(min(m, SAMPLED), device=self.device) for m in self.rows.sizes]
         # √ε is where the rounding of gradients, ε/h, meets the error of the difference, h
         step = float(torch.finfo(x.dtype).eps) ** 0.5 * (1 + float(x.norm()))
@@ -209,7 +209,7 @@ class ModuleOracle:
     # ------------------------------------------------------------------ which rows go together
 
     def drawn(self, batch_size: int | None, draws: Draws) -> list[Tensor | None]:
-        """Draw a batch of every client, with the numbers that linear models draw; `None` for all rows."""
+        """Draw a batch of every client, as linear models do; `None` stands for all rows."""
         if batch_size is None:
             return [None] * len(self.names)
         uniform = draws.uniform(batch_size)
@@ -247,7 +247,7 @@ class ModuleOracle:
             yield group
 
     def _pieces(self, rows: Rows) -> Iterator[RowGroup]:
-        """Yield the given rows of every client, a group of clients and a chunk of rows at a time."""
+        """Yield the given rows, a group of clients and a chunk of rows at a time."""
         pairs = zip(self.rows.sizes, rows, strict=True)
         lengths = [m if own is None else len(own) for m, own in pairs]
         for group in self._groups(lengths):
@@ -265,7 +265,7 @@ class ModuleOracle:
                 yield RowGroup(who, numbers[:, part], weight[:, part])
 
     def sums(self, x: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return f_i and ∇f_i of all clients over the given rows, at one x or at each client's own, (N, d)."""
+        """Return f_i and ∇f_i over the given rows, at one x or at each client's own, (N, d)."""
         flat = x.detach()
         self._settle(flat if x.ndim == 1 else flat[0])
         losses = flat.new_zeros(len(rows))
@@ -313,7 +313,7 @@ class ModuleOracle:
         return self.function.weighted(output, y, output.new_full((len(y),), 1 / len(y)))
 
     def _predicted(self, x: Tensor, rows: Rows) -> Iterator[tuple[int, Tensor, Tensor, float]]:
-        """Yield every client's outputs and targets and their share of its rows, of many clients in one pass."""
+        """Yield outputs, targets and their share of a client's rows, many clients in a pass."""
         waiting: list[tuple[int, Tensor, float]] = []
         for i, own in enumerate(rows):
             numbers = self.rows.numbers(i, own)
@@ -372,7 +372,7 @@ class ModuleOracle:
     def _batches(
         self, group: list[int], lengths: list[int], plan: LocalPlan
     ) -> tuple[Tensor, Tensor]:
-        """Return the rows of every step, (J, n, c), or (1, n, c) if all steps have the same; and 1/c, 0 for padding."""
+        """Return the rows of every step, (J, n, c), or (1, n, c) if all have the same, and 1/c."""
         c = max(lengths)
         count = torch.tensor(lengths, device=self.device)[:, None]
         place = torch.arange(c, device=self.device)
@@ -396,7 +396,7 @@ class ModuleOracle:
         return self._replays[key](*given)
 
     def _run(self, steps: int, *given: Tensor) -> Tensor:
-        """Take J steps u ← u − ηv, v ← βv + (1 − β)(g_i(u) − c_i + c + μ(u − x)), from d = x − u = 0."""
+        """Take J steps u ← u − ηv, v ← βv + (1 − β)(g_i(u) − c_i + c + μ(u − x)), from u = x."""
         own = StepInputs(*given)
         function = self.function
         beta = self.momentum

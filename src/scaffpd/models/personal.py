@@ -2,11 +2,12 @@ r"""`Personal`: clients that share a model x and each have a personal model near
 
     F_i(x) = min_u f_i(u) + (γ_i/2)‖u − x‖²,    γ_i = strength/n_i,    ∇F_i(x) = γ_i(x − u_i)
 
-takes the place of f_i(x), and everything else is unchanged: objectives, methods, runtimes and the certificate, with
-L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ). u_i stays with its client; a server that sees single gradients could form it,
-u_i = x − c_i/γ_i, and one that sees masked sums cannot.
+takes the place of f_i(x), and everything else is unchanged: objectives, methods, runtimes and the
+certificate, with L_F = Lγ/(L + γ) and μ_F = μγ/(μ + γ). u_i stays with its client; a server that
+sees single gradients could form it, u_i = x − c_i/γ_i, and one that sees masked sums cannot.
 
-Linear models are solved for by Newton's method (`envelope.py`, `newton.py`), networks by a few gradient steps.
+Linear models are solved for by Newton's method (`envelope.py`, `newton.py`), networks by a few
+gradient steps.
 """
 
 from __future__ import annotations
@@ -48,22 +49,24 @@ REACH = 2  # of REACH/q accelerated steps, which shrink the distance to u_i by a
 
 @dataclass(frozen=True)
 class Personal:
-    r"""Personal models: u_i = argmin_u f_i(u) + (γ_i/2)‖u − x‖² around a shared model x, γ_i = strength/n_i.
+    r"""Personal models u_i = argmin_u f_i(u) + (γ_i/2)‖u − x‖² around a shared x, γ_i = κ/n_i.
 
-    Give it to a `Cohort` in the place of the model; `train` finds x for your objective and bounds its suboptimality,
-    for x and all u_i together. `Result.personal[i]` is client i's model, `Cohort.personal(x)` all of them by name,
-    and `evaluate` scores each client's own. strength → ∞ is one model for all, strength → 0 everyone alone; a
-    client with few rows relies on the others, one with many hardly does.
+    Give it to a `Cohort` in the place of the model; `train` finds x for your objective and bounds
+    its suboptimality, for x and all u_i together. `Result.personal[i]` is client i's model,
+    `Cohort.personal(x)` all of them by name, and `evaluate` scores each client's own. strength → ∞
+    is one model for all, strength → 0 everyone alone; a client with few rows relies on the others,
+    one with many hardly does.
 
-    With differential privacy, train x with `Private(model)` and let every client call `personalise(x, X, y, model)`
-    afterwards: a model that stays at the client costs no ε.
+    With differential privacy, train x with `Private(model)` and let every client call
+    `personalise(x, X, y, model)` afterwards: a model that stays at the client costs no ε.
 
     Args:
         model: `Linear(...)`, or `Module(...)`, trained by at most 30 gradient steps per client and
             without a certificate.
         strength: κ in γ_i = κ/n_i, with n_i rows at client i.
-        columns: the features with personal coefficients, by name (of data frames) or number, and "intercept"; of a
-            network the layers, by name ("fc" is a personal head). All of them if not given. The others are shared.
+        columns: the features with personal coefficients, by name (of data frames) or number, and
+            "intercept"; of a network the layers, by name ("fc" is a personal head). All of them if
+            not given. The others are shared.
     """
 
     model: Linear | Module
@@ -90,7 +93,7 @@ class Personal:
         return [columns] if isinstance(columns, str | int) else list(columns)
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
-        """Bind to the clients' checked data; held-out rows are scored with the models of the training rows."""
+        """Bind to the clients' data; models of the training rows score held-out rows."""
         training: object = like
         if isinstance(training, Envelopes):
             inner = self.model.oracle(data, cast(Oracle, training.inner))
@@ -144,7 +147,7 @@ class Personal:
 def personalise(
     x: ArrayLike | Tensor, X: ArrayLike, y: ArrayLike, model: Personal
 ) -> NDArray[np.float64]:
-    """Compute a client's own model from the shared x and its rows, without a run: argmin_u f(u) + (κ/2n)‖u − x‖².
+    """Compute a client's own model from x and its rows alone: argmin_u f(u) + (κ/2n)‖u − x‖².
 
     Nothing leaves the client, so it costs no ε if x was trained privately. Without rows it is x.
 
@@ -290,7 +293,7 @@ class PersonalOracle(Envelopes):
     def local_updates(
         self, x: Tensor, at: NewtonPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
-        """Take J local steps of every client, each with the gradient at its own point; v carries over between steps."""
+        """Take J local steps of every client; v carries over from step to step."""
         each = x.new_zeros(len(self.names), len(x))
         rates = self._rates(plan)
         pull = each + shift(at, correction)
@@ -311,7 +314,8 @@ class PersonalOracle(Envelopes):
     ) -> StackedDisplacements:
         """Return (∇²F_i + βD)⁻¹c exactly, from a step of u_i alone.
 
-        (H_i + γβD/(γ + βD)) e = γc/(γ + βD) and d = (c + γe)/(γ + βD); shared columns have d = e, where γ = ∞.
+        (H_i + γβD/(γ + βD)) e = γc/(γ + βD) and d = (c + γe)/(γ + βD); shared columns have d = e,
+        where γ = ∞.
         """
         c = correction.view(-1, self.outputs)
         pull = plan.pull * plan.metric.view(-1, self.outputs)[:, :1]
@@ -387,12 +391,13 @@ class PersonalModuleOracle(Envelopes):
         return NetworkPoint(x, *self._trained(x.expand(len(rows), -1), rows))
 
     def _trained(self, X: Tensor, rows: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return F_i, x_i − u_i and ∇F_i after accelerated steps on f_i(u) + (γ/2)‖u − x_i‖², from u = x_i.
+        """Return F_i, x_i − u_i and ∇F_i, by accelerated steps on f_i(u) + (γ/2)‖u − x_i‖².
 
-        The gradient of F_i is γ(x − u) in personal layers, and that of f_i at u in shared ones, which do not move.
-        f_i need not be convex and L_i is an estimate: a client whose value is above that at x_i, or is no number,
-        returns to its lowest point at half the rate. Every client has a number of steps of its own, ⌈REACH/q⌉ with
-        q² = γ/(L + γ), so that its model does not depend on the others.
+        The gradient of F_i is γ(x − u) in personal layers, and that of f_i at u in shared ones,
+        which do not move. f_i need not be convex and L_i is an estimate: a client whose value is
+        above that at x_i, or is no number, returns to its lowest point at half the rate. Every
+        client has a number of steps of its own, ⌈REACH/q⌉ with q² = γ/(L + γ), so that its model
+        does not depend on the others.
         """
         gamma = self.anchor.gamma[:, None]
         L = torch.from_numpy(self.inner.constants().smoothness).to(gamma)[:, None]

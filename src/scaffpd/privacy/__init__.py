@@ -1,4 +1,4 @@
-"""Differential privacy of single records: answers are clipped, noised, and counted against a budget."""
+"""Differential privacy of single records: answers are clipped, noised and counted."""
 
 from scaffpd.privacy.accountant import Spent
 from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS, Private

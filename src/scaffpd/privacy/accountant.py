@@ -1,4 +1,4 @@
-r"""Privacy cost of releases: (ε, δ) of Gaussian mechanisms, composed, and every client's account of them.
+r"""Privacy cost of releases: (ε, δ) of composed Gaussian mechanisms, and clients' accounts of them.
 
 A release is a sum over a client's records, each clipped to C, plus N(0, (zC)²): z is its noise
 multiplier. Neighbouring data sets differ in one record, which is present or replaced by nothing;
@@ -120,7 +120,7 @@ class Account:
         return sum(entry.times for entry in self.entries.values())
 
     def charge(self, entries: Sequence[ReleaseEntry]) -> None:
-        """Count what is new among the entries; refuse all of them if a client would exceed its budget."""
+        """Count what is new among the entries; refuse all if a client would exceed its budget."""
         accounts = [self] if self.wider is None else [self, self.wider]
         for account in accounts:
             account._afford(account._after(entries))
@@ -176,7 +176,7 @@ class Account:
         }
 
     def merge(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Add what an earlier part of the run has released; questions that both have answered count once."""
+        """Add what an earlier part of the run has released; what both have answered counts once."""
         columns = [arrays[f"privacy.{name}"] for name in ("clients", "marks", "noise", "times")]
         rows = zip(*columns, strict=True)
         self._count([ReleaseEntry(int(i), m.tobytes(), float(z), int(n)) for i, m, z, n in rows])

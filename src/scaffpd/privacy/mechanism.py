@@ -56,7 +56,7 @@ class Clip:
 
     @classmethod
     def of(cls, most: float, noise: float, samples: int) -> Clip:
-        """Take as many digits as sums of so many records, with noise of z times the clip, leave room for."""
+        """Take as many digits as sums of so many records, with noise, leave room for."""
         room = EXACT - 3 - max(0, math.ceil(math.log2(noise)))  # σ stays below 2⁵⁰
         return cls(most, min(FINEST, EXACT - math.ceil(math.log2(samples)), room))
 
@@ -66,7 +66,7 @@ class Clip:
         return math.ldexp(self.most, -self.bits)
 
     def sigma(self, noise: float) -> int:
-        """Return σ of the noise in units, rounded up: z 2ᶠ, and a little more (see `accountant`)."""
+        """Return σ of the noise in units, rounded up: z 2ᶠ and a little more (`accountant`)."""
         return math.ceil(noise * SPARE * 2.0**self.bits)
 
 

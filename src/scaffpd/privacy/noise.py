@@ -89,7 +89,8 @@ def digest(*parts: object) -> bytes:
 class PrivateQuestion:
     """A question to one client: what is drawn to answer it.
 
-    `key` is K_i of the client, `content` the `digest` of everything that the answer depends on, besides the data.
+    `key` is K_i of the client, `content` the `digest` of everything that the answer depends on,
+    besides the data.
     """
 
     def __init__(self, key: bytes, content: bytes) -> None:
@@ -116,7 +117,7 @@ def key_stream(key: bytes) -> Source:
 
 
 def discrete_gaussians(words: Source, sigma: int, size: int) -> NDArray[np.int64]:
-    """Draw independent numbers of the discrete Gaussian N_ℤ(0, σ²), from these bits; σ is from 1 to 2⁵⁰."""
+    """Draw independent numbers of N_ℤ(0, σ²) from these bits; σ is from 1 to 2⁵⁰."""
     if not 1 <= sigma <= LARGEST_SIGMA:
         raise ValueError(
             f"A discrete Gaussian needs a whole sigma from 1 to {LARGEST_SIGMA}, got {sigma}."
@@ -159,7 +160,7 @@ def _proposed(words: Source, sigma: int, k: int, n: int) -> NDArray[np.int64]:
 
 
 def below(words: Source, u: int, V: int, p: int, q: int) -> bool:
-    """Return whether a uniform real number that begins with the 64 bits of u lies below 2ⱽ exp(−p/q)."""
+    """Return whether a uniform number whose first 64 bits are u lies below 2ⱽ exp(−p/q)."""
     bits = WORD
     while True:
         low, high = exp_bounds(p, q, bits + max(V, 0))
@@ -174,7 +175,8 @@ def below(words: Source, u: int, V: int, p: int, q: int) -> bool:
 def exp_bounds(p: int, q: int, bits: int) -> tuple[int, int]:
     """Return whole numbers around 2^bits · exp(−p/q), for p ≥ 0 and q > 0.
 
-    exp(−r) for r = p/(2ʰ q) ≤ 1 by its series, squared h times; every rounding error is between the bounds.
+    exp(−r) for r = p/(2ʰ q) ≤ 1 by its series, squared h times; every rounding error is between the
+    bounds.
     """
     P = bits + 96
     h = (p // q).bit_length()

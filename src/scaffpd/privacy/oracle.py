@@ -80,7 +80,7 @@ class SumTerms(NamedTuple):
 
 
 class SharedPoint(StackedPoint):
-    """Losses released at x, and gradients that leave their clients in sums with shared noise only."""
+    """Losses released at x, and gradients that leave in sums with shared noise only."""
 
     each = norms = refuse_single
 
@@ -144,7 +144,8 @@ class PrivateOracle:
         known: public constants; `None` where there are none.
         members: the clients.
         account: what they have released.
-        colluding: t, how many may add no noise where it is shared; `None` where everybody hides its own.
+        colluding: t, how many may add no noise where it is shared; `None` where everybody hides its
+            own.
         largest: a public bound on m_i.
     """
 
@@ -219,7 +220,7 @@ class PrivateOracle:
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
-        """Make J local steps of every client: J releases, or J − 1 where the first gradient is known."""
+        """Make J local steps: J releases, or J − 1 where the first gradient is known."""
         ReleaseCounts.over(plan.batch_size)
         if self.colluding is not None:
             return self._shared_step(x, at, correction, plan)
@@ -248,7 +249,7 @@ class PrivateOracle:
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
-        """Make the only step d_i: η_i c where it is corrected by the c_i of this point, else η_i (c_i + c)."""
+        """Make the only step: η_i c if it is corrected by this point's c_i, else η_i (c_i + c)."""
         rates = self._rates(x, plan)
         c = torch.zeros_like(x) if correction is None else correction
         here = isinstance(at, SharedPoint) and same_point(at.x, x)
@@ -283,8 +284,8 @@ class PrivateOracle:
         if honest < 1 or sigma < LEAST_SIGMA:
             raise InputError(
                 "too-few-share",
-                f"{terms.clients} clients, of which {self.colluding} may add no noise, cannot share "
-                "so little of it.",
+                f"{terms.clients} clients, of which {self.colluding} may add no noise, cannot "
+                "share so little of it.",
             )
         questions = self._questions("sum", x, terms.about)
         hidden = honest**0.5 * math.ldexp(sigma / SPARE, -clip.bits) / moved
@@ -303,13 +304,13 @@ class PrivateOracle:
         return SharedSum(parts, most, clip.unit * s, self.l2 * float(w.sum()) * x)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Return f_i(x) and accuracy without noise: the experimenter's view, which is not released."""
+        """Return f_i(x) and accuracy without noise: the experimenter's view, not released."""
         return self.inner.scores(x)
 
     def _questions(
         self, kind: str, *about: object, own: Tensor | None = None
     ) -> list[PrivateQuestion]:
-        """Make a question for every client; `own` has what each of them is asked about, row by row."""
+        """Make a question for every client; `own` has what each is asked about, row by row."""
         common = digest(kind, *about)
         contents = [common] * len(self.members)
         if own is not None:
@@ -326,7 +327,7 @@ class PrivateOracle:
         return self._noised(questions, self.sums.gradients(at), 0).to(at) + self.l2 * at
 
     def _noised(self, questions: Sequence[PrivateQuestion], sums: Tensor, which: int) -> Tensor:
-        """Add noise to sums (N, ·), whole numbers to whole numbers, and return means in plain numbers."""
+        """Add noise to sums (N, ·), in whole numbers, and return means in plain numbers."""
         clip = self.clips[which]
         sigma = clip.sigma(self.noise[which])
         drawn = [discrete_gaussians(q.noise, sigma, sums.shape[1]) for q in questions]

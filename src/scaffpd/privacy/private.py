@@ -53,7 +53,7 @@ class PrivateOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Private:
-    r"""A model with differential privacy for every single record, whoever sees what the clients send.
+    r"""A model with differential privacy for every record, whoever sees what the clients send.
 
     Every client clips what a record contributes and adds discrete Gaussian noise before anything
     leaves it:
@@ -151,7 +151,7 @@ class Private:
         loss_share: float = LOSS_SHARE,
         **rest: Unpack[PrivateOptions],
     ) -> Self:
-        """Find the noise with which `rounds` rounds of `algorithm` cost ε; more of them are refused.
+        """Find the noise with which `rounds` rounds of `algorithm` cost ε; more are refused.
 
         With n_g gradients and n_L losses, Σ 1/z² = n_g/z² + n_L/z_L², of which losses get a share.
 
@@ -186,7 +186,7 @@ class Private:
         return cls(model, noise=found, loss_noise=losses, delta=delta, budget=budget, **rest)
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
-        """Bind to the clients' checked data; held-out rows are the experimenter's, without privacy."""
+        """Bind to the clients' data; held-out rows are the experimenter's, without privacy."""
         if like is not None:
             inner = like.inner if isinstance(like, PrivateOracle) else like
             return self.model.oracle(data, inner)
@@ -197,7 +197,7 @@ class Private:
         if self.together is not None and sum(sizes) > self.together:
             raise InputError(
                 "too-many-records",
-                f"These clients have {sum(sizes)} records, more than the {self.together} agreed on.",
+                f"These clients have {sum(sizes)} records, more than {self.together} as agreed.",
             )
         if alone and (self.colluding or 0) >= len(sizes):
             raise InputError(
@@ -243,8 +243,8 @@ class Private:
     def _network(self) -> bytes:
         """Hash what a network's loss depends on besides x, so that two networks never share noise.
 
-        Frozen parameters and buffers are part of it. A loss that is a function cannot be told from
-        another one: its noise is new with every binding.
+        Frozen parameters and buffers are part of it. A loss that is a function looks like any
+        other one: its noise is new with every binding.
         """
         if isinstance(self.model, Linear):
             return b""
