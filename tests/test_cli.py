@@ -19,6 +19,7 @@ from scaffpd.algorithms import MinimaxNewton, ScaffPD
 from scaffpd.cli.compare import OURS
 from scaffpd.errors import InputError
 from scaffpd.run import demo as studies
+from scaffpd.run.record import RunRecord
 from scaffpd.study.comparison import problem
 
 ROOT = Path(__file__).parents[1]
@@ -26,11 +27,10 @@ SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
 RUN = {
     "clients.csv",
     "draws.csv",
-    "environment.json",
     "demo.png",
     "report.html",
     "rounds.csv",
-    "summary.json",
+    "run.json",
 }
 
 
@@ -315,15 +315,14 @@ def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, ca
     assert files_in(folder) == [
         "about.json",
         "clients.csv",
-        "command.txt",
+        "run.json",
         "runs.csv",
-        "runs.jsonl",
         "table.csv",
     ]
-    command = (folder / "command.txt").read_text()
+    command = RunRecord.read(folder).command
     assert command == (
         "scaffpd compare synthetic --methods fedavg,scaff-pd --rounds 4 --local-steps 10 --seeds 2 --tune 2 "
-        "--rho 0.1 --clients 4\n"
+        "--rho 0.1 --clients 4"
     )
     runs = (folder / "runs.csv").read_text().splitlines()
     assert len(runs) == 1 + 2 * (2 + 2) + 2 * 2

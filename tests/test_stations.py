@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import types
 from dataclasses import replace
@@ -13,15 +12,14 @@ import pytest
 import torch
 from scipy import stats
 
-import columns
 import scaffpd as sp
 from scaffpd import cli
 from scaffpd.data import beijing_air
 from scaffpd.run import demo
 from scaffpd.run import train as pipeline
 from scaffpd.run.page.figures import figures
-from scaffpd.run.page.read import read
 from scaffpd.run.page.verdict import QUESTIONS, answers
+from scaffpd.run.record import RunRecord
 from scaffpd.study import joining as gains
 from scaffpd.study.gains import ALONE, AVERAGE, FAIR, PERSONAL
 
@@ -78,33 +76,24 @@ def test_models_of_their_own_cost_the_least(study):
 
 def test_the_folder_and_the_words(study, tmp_path):
     demo.write_stations(study, tmp_path, "scaffpd demo")
-    run = read(tmp_path)
+    run = RunRecord.read(tmp_path)
     assert (run.joining.sentence, run.joining.details) == study.verdict
     assert run.joining.recommendation == study.recommendation
-    said = dict(answers(run))
+    said = answers(run)
     assert [
         said[question] for question in (QUESTIONS["who"], QUESTIONS["much"], QUESTIONS["cost"])
     ] == [study.answers[name] for name in ("who", "much", "cost")]
     assert study.gain(PERSONAL, ALONE, True).range in study.answers["much"]
     assert len(said) == 5
-    assert {figure.name for figure in figures(run)} > {
-        "joining",
-        "strengths",
-        "coalition",
-        "shares",
-    }
-    assert [point.strength for point in run.strengths][:: len(run.strengths) - 1] == [np.inf, 0.0]
-    assert run.coalition.names == study.problem.names
-    assert "that were tried" in run.coalition.peace
+    assert {figure.name for figure in figures(run)} > {"joining", "clients", "certificate"}
+    assert [one.client for one in run.coalition.clients] == list(study.problem.names)
+    assert "that were tried" in run.coalition.sentence
     assert "2 draws" in study.verdict[1]
-    columns.check(tmp_path)
     with (tmp_path / "draws.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 12 * 5
     assert {row["seed"] for row in rows} == {"0", "1"}
-    shown = json.loads((tmp_path / "summary.json").read_text())
-    assert shown["kind"] == "demo"
-    assert shown["verdict"] == list(study.verdict)
+    assert (run.kind, run.verdict) == ("demo", list(study.verdict))
 
 
 def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(

@@ -104,3 +104,13 @@ def plural(word: str) -> str:
     if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
         return f"{word[:-1]}ies"
     return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"
+
+
+def capital(sentence: str) -> str:
+    """Return a sentence with its first letter as a capital."""
+    return sentence[:1].upper() + sentence[1:]
+
+
+def brief(name: str, most: int = 48) -> str:
+    """Shorten a name that would take over the sentence it is in."""
+    return name if len(name) <= most else f"{name[: most - 1].rstrip()}…"

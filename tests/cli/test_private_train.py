@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scaffpd import cli
+from scaffpd.run.record import RunRecord
 from scaffpd.run.settings.model_file import read_model
 
 TABLE = "train patients.csv --client hospital --target ill"
@@ -48,7 +49,7 @@ def test_one_option_is_enough(here, capsys):
         .read_text(encoding="utf-8")
         .replace("\u00a0", " ")
     )
-    assert "Differential privacy</dt><dd>(ε, δ) = (4.00, 1e-05)" in page
+    assert "Differential privacy: (ε, δ) = (4.00, 1e-05)" in page
     again = ran(f"{TABLE} --epsilon 4", capsys)
     assert "runs/patients\n" in again.out
     assert "(ε, δ) = (4.00, 1e-05)" in again.out
@@ -62,19 +63,16 @@ def test_every_option_ends_in_the_settings_and_the_numbers_in_json(here, capsys)
     found = json.loads(ran(f"{TABLE} {options} --json", capsys).out)
     privacy = found["privacy"]
     assert privacy["epsilon"] <= 2 == privacy["budget"]
-    assert [privacy[key] for key in ("delta", "clip", "loss_clip", "radius", "seeded")] == [
-        1e-6,
-        0.5,
-        2.0,
-        2.5,
-        True,
-    ]
-    assert [m["name"] for m in found["models"]] == privacy["models"] == ["average", "fair"]
-    assert all(row["epsilon"] <= privacy["epsilon"] for row in found["clients"])
+    clips = {name: privacy["clips"][name] for name in ("clip", "loss_clip", "radius")}
+    assert clips == {"clip": 0.5, "loss_clip": 2.0, "radius": 2.5}
+    assert (privacy["delta"], privacy["seeded"], privacy["models"]) == (1e-6, True, 2)
+    assert [m["name"] for m in found["models"]] == ["average", "fair"]
+    rows = [row for model in found["models"] for row in model["clients"]]
+    assert all(row["epsilon"] <= privacy["epsilon"] for row in rows)
     assert any("from a seed" in sentence for sentence in found["cautions"])
     same = json.loads(ran("train runs/patients/config.toml --json --out again", capsys).out)
-    assert [row["train_loss"] for row in same["clients"]] == [
-        row["train_loss"] for row in found["clients"]
+    assert [model["clients"] for model in same["models"]] == [
+        model["clients"] for model in found["models"]
     ]
 
 
@@ -82,7 +80,7 @@ def test_with_declared_ranges_the_folder_has_no_exact_statistics(here, capsys):
     """The model's scale is the settings' own, and no medians lie beside it."""
     ran(f"{TABLE} --epsilon 3 --rounds 4 --no-report", capsys)
     settings = (here / "runs" / "patients" / "config.toml").read_text()
-    assert (here / "runs" / "patients" / "fills.json").exists()
+    assert RunRecord.read(here / "runs" / "patients").fills
     (here / "runs" / "patients" / "ranges.toml").write_text(
         settings.replace("[data]", "[data]\nranges.age = [20, 100]")
     )
@@ -91,7 +89,7 @@ def test_with_declared_ranges_the_folder_has_no_exact_statistics(here, capsys):
     assert setup.mean.tolist() == [60.0, 0.0, 0.0]  # age, and two categories
     assert setup.deviation.tolist() == [20.0, 1.0, 1.0]
     assert len(x) == 4
-    assert not (here / "ranged" / "fills.json").exists()
+    assert RunRecord.read(here / "ranged").fills == {}
     ran("predict ranged patients.csv", capsys)
     assert "ranges" in (here / "ranged" / "config.toml").read_text()
 

@@ -96,16 +96,16 @@ def test_quiet_and_json(here, capsys):
     assert found["models"][1]["status"] == "converged"
     assert len(found["verdict"]) == 2
     assert found["cautions"]
-    assert {row["client"] for row in found["clients"]} == {"North", "South", "West"}
-    assert all(isinstance(row["test_accuracy"], float) for row in found["clients"])
+    rows = found["models"][1]["clients"]
+    assert {row["client"] for row in rows} == {"North", "South", "West"}
+    assert all(isinstance(row["test_score"], float) for row in rows)
 
 
 def test_a_path_is_drawn_and_suggests_its_knee(here, capsys):
-    found = ran("path patients.csv --client hospital --target ill --points 2 --cold", capsys)
+    found = ran("path patients.csv --client hospital --target ill --points 2", capsys)
     assert "worst case" in found.out
     assert "Suggested: " in found.out
     assert "4 models in " in found.out
-    assert "times as many." in found.out
     assert (here / "runs" / "patients-path" / "report.html").exists()
 
 
@@ -139,7 +139,7 @@ def test_a_path_does_not_take_the_folder_of_a_run(here, capsys):
     found = ran("path hospitals --out runs/patients", capsys, code=2)
     assert (
         found.err
-        == "The folder 'runs/patients' is that of `scaffpd train`: choose another one with --out.\n"
+        == "The folder 'runs/patients' is that of `scaffpd train`: choose another with --out.\n"
     )
     ran("path hospitals --points 1 --no-report", capsys)
     assert "runs/hospitals-path-2\n" in ran("path hospitals --points 2 --no-report", capsys).out
@@ -271,8 +271,8 @@ WRONG = [
     ("path hospitals --points 0", "--points"),
     ("path fedavg.toml", "A fairness path"),
     ("report nowhere", "There is no folder 'nowhere'."),
-    ("report .", "has neither summary.json"),
-    ("report patients.csv", "is a file; report needs the folder of a run"),
+    ("report .", "it has no run.json"),
+    ("report patients.csv", "is a file; name the folder of a run"),
 ]
 
 

@@ -10,7 +10,6 @@ import pytest
 from deploy_cases import Faulty, cohort, federation, locks, model_of, opened
 from secure_silos import pinned
 
-import columns
 from scaffpd import Cohort, Linear, Private
 from scaffpd.data.tabular.agree import agree, declared_scale, features
 from scaffpd.deploy.coordinate import coordinate
@@ -22,8 +21,8 @@ from scaffpd.deploy.silo.records import PrivacyLedger
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.privacy.accountant import epsilon
-from scaffpd.run.page import client_figures
-from scaffpd.run.page.read import read
+from scaffpd.run.page.verdict import cautions
+from scaffpd.run.record import RunRecord
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.model_file import read_model
 from scaffpd.run.settings.silo import SiloFile
@@ -63,16 +62,14 @@ def test_a_private_run_says_what_it_has_cost(tmp_path):
     outcome = coordinate(path, InProcess(opened(places)))
     assert outcome.status == "round limit", outcome
     assert outcome.certificate is None
-    assert "epsilon" in columns.check(FederationFile.read(path).folder)
     assert 0 < outcome.privacy["epsilon"] <= 8
     assert outcome.privacy["delta"] == 1e-5
     assert f"(ε, δ) = ({outcome.privacy['epsilon']:.2f}, 1e-05)" in outcome.sentence
     for row in clients(path):
         assert float(row["epsilon"]) == pytest.approx(outcome.privacy["epsilon"])
         assert (row["train_accuracy"], row["test_accuracy"], row["test_rows"]) == ("", "", "")
-    run = read(FederationFile.read(path).folder)
-    assert {score.test_rows for score in run.scores["deployed"]} == {None}
-    assert {point["test_rows"] for point in client_figures.clients(run).data["clients"]} == {"–"}
+    run = RunRecord.read(FederationFile.read(path).folder)
+    assert {score.test_rows for score in run.models[0].clients} == {None}
     scores = cohort(path, places).evaluate(model_of(path), "test")
     assert scores.accuracy.mean() > 0.6  # noise, and still a model
 
@@ -534,12 +531,10 @@ def test_processes_share_one_set_of_books(tmp_path):
 
 
 def test_the_report_has_what_silos_have_said(tmp_path):
-    from scaffpd.run.page.read import read
-
     path, places = private(tmp_path, more=PRIVACY + "\n[secure]\n", silos=3)
     outcome = coordinate(path, InProcess(opened(places)))
-    story = read(FederationFile.read(path).folder)
+    story = RunRecord.read(FederationFile.read(path).folder)
     assert story.privacy.epsilon == outcome.privacy["epsilon"]
     assert set(story.privacy.clients) == set(places)
-    assert "carry noise" in story.privacy.cautions({})[-1]
-    assert ("Vectors", "masked: the coordinator saw sums over silos") in story.settings
+    assert "carry noise" in cautions(story)[-1]
+    assert story.settings["Vectors"] == "masked: the coordinator saw sums over silos"

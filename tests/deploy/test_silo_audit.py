@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from scaffpd.cli import app
 from scaffpd.cli.deploy import run_pages
 from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.deployed_record import deployed_record
 from scaffpd.deploy.deployed_run import DeployedRun, run_metrics
 from scaffpd.deploy.local import LocalDeployment, follower
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
@@ -29,7 +30,6 @@ from scaffpd.deploy.silo.records import AuditLog
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.files import lock_folder
-from scaffpd.run import page as report
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
 from scaffpd.training.trackers import page_server, prometheus
@@ -304,7 +304,7 @@ def test_the_report_of_a_run_that_goes_on_is_served_and_refreshed_until_it_has_e
     monkeypatch.setattr("scaffpd.run.page.library", lambda: "")
     ended = tapped[0]["va"].parents[1] / "run"
     going = Path(shutil.copytree(ended, tmp_path / "going"))
-    for name in ("outcome.json", "clients.csv", "rounds.csv", "model.safetensors"):
+    for name in ("outcome.json", "clients.json", "run.json", "model.safetensors"):
         (going / name).unlink()
     lines = (going / "progress.jsonl").read_text().splitlines()[:3]
     last = json.loads(lines[-1])
@@ -316,9 +316,9 @@ def test_the_report_of_a_run_that_goes_on_is_served_and_refreshed_until_it_has_e
         assert body.count(b'http-equiv="refresh"') == 1
         assert f"round {last['round']} is done".encode() in body
         assert fetched(server, "/healthz") == (200, b"interrupted\n")
-    shown = report.opened([going])
-    assert [r.number for r in shown.rounds] == [json.loads(line)["round"] for line in lines]
-    assert len(shown.rounds[-1].losses) == len(last["losses"]) - 1
+    history = deployed_record(DeployedRun(going)).models[0].history
+    assert [one.round for one in history] == [json.loads(line)["round"] for line in lines]
+    assert sum(loss is None for loss in history[-1].losses) == 1
     with served(run_pages(DeployedRun(ended))) as server:
         assert b'http-equiv="refresh"' not in fetched(server, "/")[1]
         assert fetched(server, "/healthz") == (200, b"converged\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shutil
 
@@ -11,12 +10,12 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
+from cases.refusals import refuses
 from scaffpd import cli
-from scaffpd.errors import InputError
 from scaffpd.run import page as report
-from scaffpd.run.page.read import read
-from scaffpd.run.page.several import read_several
+from scaffpd.run.page.several import side_by_side
 from scaffpd.run.page.verdict import answers, verdict
+from scaffpd.run.record import RunRecord, read_runs
 
 TRAIN = (
     "--client",
@@ -71,13 +70,14 @@ def place(tmp_path_factory):
 
 def test_differences_are_paired_over_the_same_rows(place):
     runs = [place / "both" / name for name in ("average", "chisquare")]
-    found = read_several(runs)
+    shown = side_by_side(read_runs(runs))
+    found = shown.run
     assert found.names == ("average", "chisquare")
     assert [model.role for model in found.models] == ["before", "after"]
     for name, folder in zip(found.names, runs, strict=True):
-        own = read(folder)
-        main = own.role("after") or own.models[0].name
-        assert [s.value for s in found.scores[name]] == [s.value for s in own.scores[main]]
+        main = RunRecord.read(folder).main
+        scores = [score.test_score for score in main.clients]
+        assert [score.test_score for score in found.model(name).clients] == scores
     files = [np.load(folder / "held_out.npz") for folder in runs]
     ends = np.cumsum(files[0]["counts"])[:-1]
     old, new = (
@@ -91,14 +91,11 @@ def test_differences_are_paired_over_the_same_rows(place):
     half = t.ppf(0.975, freedom) * np.sqrt(sum(errors)) / 3
     base = np.mean([a.mean() for a in old])
     ends = [100 * abs(v) / base for v in (mean - half, mean + half)]
-    shown = [
-        float(word)
-        for word in re.findall(r"[\d.]+(?= %| to| higher| lower)", found.against["chisquare"])
-    ][-2:]
-    assert sorted(shown) == pytest.approx(sorted(ends), rel=0.06)
-    assert dict(found.differences)["objective.kind"] == ("Average", "ChiSquare")
-    assert dict(answers(found))["What to do?"].startswith(("Use “", "Keep “average”"))
-    assert found.predictions.models == found.names
+    words = re.findall(r"[\d.]+(?= %| to| higher| lower)", shown.against["chisquare"])[-2:]
+    assert sorted(map(float, words)) == pytest.approx(sorted(ends), rel=0.06)
+    assert shown.differences["objective.kind"] == ["Average", "ChiSquare"]
+    assert answers(found)["What to do?"].startswith(("Use “", "Keep “average”"))
+    assert found.scored_models == found.names
 
 
 # times the loss before
@@ -153,18 +150,18 @@ def test_advice_is_by_losses_and_not_by_labels(place, tmp_path, others, worst, d
         runs, ("average", "fair"), ((1.0, 1.0), (others, worst)), strict=True
     ):
         held = dict(np.load(folder / "held_out.npz"))
-        at = np.repeat(read(folder).clients, held["counts"])
+        at = np.repeat(RunRecord.read(folder).clients, held["counts"])
         noise = random.uniform(0.99, 1.01, at.shape)
         held[f"loss {model}"] = np.where(at == "y", 1.5 * factors[1], 0.3 * factors[0]) * noise
         held[f"wrong {model}"] = (at == "y") & (model == "average")
         np.savez(folder / "held_out.npz", **held)
-    found = read_several(runs)
-    assert [score.clear for score in found.scores["chisquare"]] == [
+    found = side_by_side(read_runs(runs)).run
+    assert [score.clear for score in found.model("chisquare").clients] == [
         client == "y" for client in found.clients
     ]
-    said = dict(answers(found))
+    said = answers(found)
     assert said["What to do?"].startswith(do)
-    assert verdict(found) == (said["What to do?"],)
+    assert verdict(found) == [said["What to do?"]]
     assert said["Whom does it cost?"].startswith(costs)
 
 
@@ -172,32 +169,30 @@ def test_the_folder_of_several_objectives_has_one_page_and_each_run_its_own_mode
     page = (place / "both" / "report.html").read_text(encoding="utf-8")
     assert "What differs in their settings" in page
     assert (place / "both" / "chisquare" / "model.safetensors").exists()
-    assert report.opened([place / "both"]).names == ("average", "chisquare")
+    assert report.opened([place / "both"]).run.names == ("average", "chisquare")
 
 
 def test_other_rows_have_no_intervals_and_other_tables_are_refused(place, tmp_path, capsys):
     pair = [place / "both" / "average", place / "other"]
-    found = read_several(pair)
+    runs = read_runs(pair)
+    found = side_by_side(runs)
     assert not found.against
-    assert any("held out different rows" in remark for remark in found.remarks)
-    assert all(score.clear is None for scores in found.scores.values() for score in scores)
+    assert any("held out different rows" in remark for remark in found.run.remarks)
+    assert all(score.clear is None for model in found.run.models for score in model.clients)
     assert cli.run(["report", *map(str, pair), "--out", str(tmp_path / "two.html")]) == 0
     assert "held out different rows" in (tmp_path / "two.html").read_text(encoding="utf-8")
-    with pytest.raises(InputError, match="named twice"):
-        read_several([pair[0], pair[0]])
-    stranger = tmp_path / "stranger"
-    shutil.copytree(pair[1], stranger)
-    text = (stranger / "clients.csv").read_text().replace(",x,", ",somebody else,")
-    (stranger / "clients.csv").write_text(text)
-    with pytest.raises(InputError, match="about other clients"):
-        read_several([pair[0], stranger])
-    summary = json.loads((stranger / "summary.json").read_text())
-    shutil.copy(pair[1] / "clients.csv", stranger / "clients.csv")
-    config = (stranger / "config.toml").read_text().replace('target = "ill"', 'target = "well"')
-    (stranger / "config.toml").write_text(config)
-    assert summary["measure"] == "accuracy"
-    with pytest.raises(InputError, match="have other targets: 'ill' and 'well'"):
-        read_several([pair[0], stranger])
+    with refuses("run-named-twice"):
+        side_by_side([runs[0], runs[0]])
+    folder, other = runs[1]
+    reading = other.reading.model_copy(update={"target": "well"})
+    for code, changes in (
+        ("other-clients", {"clients": ["x", "y", "somebody else"]}),
+        ("other-targets", {"reading": reading}),
+        ("other-measures", {"measure": "loss"}),
+        ("not-comparable", {"kind": "compare"}),
+    ):
+        with refuses(code):
+            side_by_side([runs[0], (folder, other.model_copy(update=changes))])
     capsys.readouterr()
     asked = ["train", str(place / "p.csv"), *TRAIN, "--objective", "chi2,cvar", "--strength", "0.1"]
     assert cli.run(asked) == 2

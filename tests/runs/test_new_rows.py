@@ -8,16 +8,19 @@ import shutil
 
 import numpy as np
 import pytest
-from test_runs import asked, patients, run
 
+from cases.refusals import refuses
+from cases.runs import asked, patients
+from cases.runs import trained as run_whole
 from scaffpd import cli
 from scaffpd.data.tabular.clients import TableFile, read_clients
 from scaffpd.errors import InputError
-from scaffpd.run.folder import RunFolder
-from scaffpd.run.page.read import read
 from scaffpd.run.predict import predict
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import joining_of
+
+
+def run(config, place):
+    return run_whole(config, place)[:2]
 
 
 @pytest.fixture(scope="module")
@@ -118,25 +121,17 @@ def test_the_command(trained, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "code"),
     [
-        (
-            "hospital,sex,pressure\nnorth,f,1\n",
-            "'new.csv' has no column 'age', which the model needs.",
-        ),
-        (
-            "age,sex,pressure\nold,f,1\n",
-            "Column 'age' of 'new.csv' has texts such as 'old', and the model was trained",
-        ),
-        ("age,sex,pressure\n", "has column names but no rows"),
+        ("hospital,sex,pressure\nnorth,f,1\n", "column-missing"),
+        ("age,sex,pressure\nold,f,1\n", "texts-for-numbers"),
     ],
 )
-def test_what_does_not_fit_is_refused(trained, text, sentence):
+def test_what_does_not_fit_is_refused(trained, text, code):
     folder, _, _ = trained
     (folder / "new.csv").write_text(text)
-    with pytest.raises(InputError) as caught:
+    with refuses(code):
         predict(folder / "run", folder / "new.csv")
-    assert sentence in str(caught.value)
 
 
 def test_no_model_no_prediction(tmp_path):
@@ -188,13 +183,13 @@ def test_the_average_model_is_kept_beside_the_fair_one(trained):
     )
     assert fair.probability.tolist() != average.probability.tolist()
     for model, found in ((models[0], average), (models[1], fair)):
-        scores = {row["client"]: row for row in found.scores()}
+        scores = {row.group: row for row in found.scores()}
         for name, accuracy in zip(prepared.names, model.train.accuracy, strict=True):
-            assert scores[name]["accuracy"] == pytest.approx(accuracy)
-        assert scores["all rows"]["rows"] == sum(scores[name]["rows"] for name in prepared.names)
+            assert scores[name].values["accuracy"] == pytest.approx(accuracy)
+        assert scores["all rows"].rows == sum(scores[name].rows for name in prepared.names)
     with pytest.raises(InputError, match="Unknown model 'fare': did you mean 'fair'"):
         predict(folder / "run", folder / "p.csv", "fare")
-    with pytest.raises(InputError, match="is one model: name the folder"):
+    with refuses("model-of-file"):
         predict(folder / "run" / "model.safetensors", folder / "p.csv", "average")
 
 
@@ -254,14 +249,6 @@ def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
     assert all(row["hospital"] == row["client"] for row in found)
     assert {row["client"] for row in found} == {"-1", "-low", "west"}
     assert {row["predicted"] for row in found} == {"-yes", "=no"}
-    page = read(tmp_path / "run")
-    assert (
-        set(page.clients)
-        == set(page.coalition.effects)
-        == set(page.rounds[0].losses)
-        == {"-1", "-low", "west"}
-    )
-    assert any(page.coalition.effect(a, b) for a in page.clients for b in page.clients)
 
 
 def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(
@@ -286,7 +273,7 @@ def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(
         > 2
     )
     assert cli.run(["predict", "run", "p.csv"]) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already" in capsys.readouterr().err
     assert cli.run(["predict", "run", "p.csv", "--overwrite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["scores"][-1]["group"] == "all rows"
     assert cli.run(["predict", "run", "p.csv", "--overwrite", "--keep", "client_"]) == 2
@@ -294,9 +281,7 @@ def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(
 
 def test_clients_get_their_own_models_and_strangers_the_shared_one(tmp_path):
     config = asked(patients(tmp_path / "p.csv"), data_test=0.3, training={"splits": 1})
-    models, prepared = run(config, tmp_path / "run")
-    found = joining_of(config, prepared, models)
-    RunFolder(tmp_path / "run").write("train", config, prepared, models, joining=found)
+    _, _, found = run_whole(config, tmp_path / "run", join=True)
     own = predict(tmp_path / "run", tmp_path / "p.csv", "personal")
     rows = read_clients(TableFile(tmp_path / "p.csv", "hospital", "outcome", test=0.3)).rows
     right = np.array([str(a) == str(b) for a, b in zip(own.predicted, own.truth, strict=True)])
@@ -343,7 +328,7 @@ def test_a_text_among_labels_that_are_numbers_changes_no_other_row(trained):
         *whole.remarks,
         "1 row with outcome = 'pending', which is no number: not scored.",
     )
-    assert found.scores()[-1]["accuracy"] > 0.5
+    assert found.scores()[-1].values["accuracy"] > 0.5
 
 
 def test_clients_whose_labels_are_all_new_are_scored_beside_the_others(trained, monkeypatch):
@@ -388,7 +373,7 @@ def test_a_text_among_numbers_to_predict_is_not_scored(tmp_path):
         tmp_path, "new.csv", lambda row: [*row[:4], "pending" if row[0] == "north" else row[4]]
     )
     found = predict(tmp_path / "run", new)
-    assert [row for row in found.scores() if row["client"] == "south"] == [rest.scores()[1]]
+    assert [row for row in found.scores() if row.group == "south"] == [rest.scores()[1]]
     assert sum(value is None for value in found.truth) == found.clients.count("north")
     blank = predict(tmp_path / "run", rewritten(tmp_path, "blank.csv", lambda row: [*row[:4], ""]))
     assert blank.truth is None
@@ -437,12 +422,7 @@ def test_files_that_were_clients_keep_their_own_models_and_strangers_are_named(t
         "outcome",
         "--no-choose",
     ]
-    assert (
-        cli.run(
-            [*asked_, "--splits", "1", "--recalibrate", "--no-report", "--quiet", "--out", place]
-        )
-        == 0
-    )
+    assert cli.run([*asked_, "--splits", "1", "--no-report", "--quiet", "--out", place]) == 0
     whole = predict(tmp_path / "run", tmp_path / "sites", "personal")
     own = predict(tmp_path / "run", tmp_path / "sites" / "south.csv", "personal")
     assert set(own.clients) == {"south"}
@@ -451,16 +431,8 @@ def test_files_that_were_clients_keep_their_own_models_and_strangers_are_named(t
     )
     assert own.remarks == ()
     shutil.copy(tmp_path / "sites" / "south.csv", tmp_path / "east.csv")
-    with pytest.raises(InputError, match="is of a client with a model of its own"):
+    with refuses("no-personal-model"):
         predict(tmp_path / "run", tmp_path / "east.csv", "personal")
-    said = (
-        f"{len(own.clients)} rows of no client that was trained on: predicted by the shared model"
-    )
-    assert f"{said}, not recalibrated." in predict(tmp_path / "run", tmp_path / "east.csv").remarks
-    assert not any(
-        said in remark
-        for remark in predict(tmp_path / "run", tmp_path / "east.csv", raw=True).remarks
-    )
 
 
 def test_a_run_with_other_settings_leaves_nothing_of_the_one_before(tmp_path, monkeypatch):
@@ -478,17 +450,11 @@ def test_a_run_with_other_settings_leaves_nothing_of_the_one_before(tmp_path, mo
         "--quiet",
     ]
     folder = tmp_path / "run"
-    assert cli.run([*words, "--splits", "1", "--coalition", "--recalibrate", "--out", "run"]) == 0
+    assert cli.run([*words, "--splits", "1", "--coalition", "--out", "run"]) == 0
     (folder / "notes.csv").write_text("mine")
     before = {file.name for file in folder.iterdir()}
     assert cli.run([*words, "--splits", "0", "--out", "run"]) == 0
-    gone = {
-        "calibration.json",
-        "joining.csv",
-        "kappa_path.csv",
-        "coalition.csv",
-        "personal.safetensors",
-    }
+    gone = {"joining.csv", "personal.safetensors"}
     assert gone <= before
     assert {file.name for file in folder.iterdir()} == before - gone
     assert cli.run([*words, "--splits", "0", "--out", "other"]) == 0

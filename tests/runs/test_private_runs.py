@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from scipy.stats import norm
-from test_runs import Nobody, asked, patients, rows, run
 
 import scaffpd as sp
+from cases.refusals import refuses
+from cases.runs import Nobody, asked, patients, trained
 from scaffpd.errors import InputError
 from scaffpd.run.folder import RunFolder
 from scaffpd.run.path import walkable
 from scaffpd.run.prepare import prepare
+from scaffpd.run.record import RunRecord
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import SECRET, noise_secret, private
 
@@ -24,8 +24,12 @@ def config(folder, **tables):
     return asked(patients(folder / "p.csv"), **{"privacy": {"epsilon": 4}, **tables})
 
 
-def summary(folder):
-    return json.loads((folder / "summary.json").read_text())
+def run(settings, place, watcher=None, fresh=False):
+    return trained(settings, place, watcher, fresh)[:2]
+
+
+def spent(folder):
+    return RunRecord.read(folder).privacy
 
 
 def delta_of(epsilon, releases):
@@ -38,18 +42,27 @@ def delta_of(epsilon, releases):
 
 def test_the_folder_says_what_was_spent(tmp_path):
     models, _ = run(config(tmp_path), tmp_path / "run")
-    found = summary(tmp_path / "run")["privacy"]
+    found = spent(tmp_path / "run")
     assert [m.name for m in models] == ["fair"]
-    assert 3.99 < found["epsilon"] <= 4 == found["budget"]
+    assert 3.99 < found.epsilon <= 4 == found.budget
     points = models[0].result.rounds + 1  # of losses and gradients; the one local gradient is known
     assert points == 31
-    spent = delta_of(found["epsilon"], [(points, found["noise"]), (points, found["loss_noise"])])
-    assert spent == pytest.approx(1e-5, rel=1e-3)
-    assert found["loss_noise"] / found["noise"] == pytest.approx(np.sqrt(0.7 / 0.3))
-    assert (found["clip"], found["loss_clip"], found["radius"], found["seeded"]) == (1, 4, 3, False)
-    table = rows(tmp_path / "run" / "clients.csv")
-    assert {r["client"]: float(r["epsilon"]) for r in table} == found["clients"]
-    assert max(found["clients"].values()) == found["epsilon"]
+    cost = delta_of(
+        found.epsilon, [(points, found.noise["noise"][0]), (points, found.noise["loss_noise"][0])]
+    )
+    assert cost == pytest.approx(1e-5, rel=1e-3)
+    assert found.noise["loss_noise"][0] / found.noise["noise"][0] == pytest.approx(
+        np.sqrt(0.7 / 0.3)
+    )
+    assert (found.clips["clip"], found.clips["loss_clip"], found.clips["radius"], found.seeded) == (
+        1,
+        4,
+        3,
+        False,
+    )
+    scores = RunRecord.read(tmp_path / "run").models[0].clients
+    assert {score.client: score.epsilon for score in scores} == found.clients
+    assert max(found.clients.values()) == found.epsilon
 
 
 def test_the_secret_is_for_its_owner_and_nowhere_else(tmp_path):
@@ -75,20 +88,20 @@ def test_the_numbers_are_those_of_the_library(tmp_path):
     )
     assert np.array_equal(by_hand.x, models[0].result.x)
     assert not (tmp_path / "run" / SECRET).exists()
-    assert summary(tmp_path / "run")["privacy"]["seeded"]
+    assert spent(tmp_path / "run").seeded
 
 
 def test_an_interrupted_run_goes_on_with_the_same_noise_and_the_same_account(tmp_path):
     settings = config(tmp_path)
     run(settings, tmp_path / "a")
     parts, _ = run(settings, tmp_path / "b", Nobody(after=9))
-    early = summary(tmp_path / "b")["privacy"]["epsilon"]
+    early = spent(tmp_path / "b").epsilon
     again, _ = run(RunConfig.read(tmp_path / "b" / "config.toml"), tmp_path / "b")
     assert parts[0].result.rounds == 9
     assert again[0].result.rounds == 30
-    late = summary(tmp_path / "b")["privacy"]["epsilon"]
+    late = spent(tmp_path / "b").epsilon
     assert early < late <= 4
-    assert late == summary(tmp_path / "a")["privacy"]["epsilon"]
+    assert late == spent(tmp_path / "a").epsilon
     prepared = prepare(settings)
     model = private(settings, prepared, noise_secret(tmp_path / "b"))
     straight = sp.train(
@@ -98,18 +111,18 @@ def test_an_interrupted_run_goes_on_with_the_same_noise_and_the_same_account(tmp
     run(
         settings, tmp_path / "b"
     )  # a finished one once more: nothing is asked that was not asked before
-    assert summary(tmp_path / "b")["privacy"]["epsilon"] == late
+    assert spent(tmp_path / "b").epsilon == late
 
 
 def test_a_baseline_shares_the_budget(tmp_path):
     alone, _ = run(config(tmp_path, privacy=SEEDED), tmp_path / "one")
     both, _ = run(config(tmp_path, privacy=SEEDED, training={"baseline": True}), tmp_path / "two")
     assert [m.name for m in both] == ["average", "fair"]
-    one, two = (summary(tmp_path / name)["privacy"] for name in ("one", "two"))
-    assert two["epsilon"] <= 4
-    assert two["noise"] / one["noise"] == pytest.approx(np.sqrt(2))
-    assert two["models"] == ["average", "fair"]
-    assert both[0].result.privacy.worst < both[1].result.privacy.worst == two["epsilon"]
+    one, two = (spent(tmp_path / name) for name in ("one", "two"))
+    assert two.epsilon <= 4
+    assert two.noise["noise"][0] / one.noise["noise"][0] == pytest.approx(np.sqrt(2))
+    assert two.models == 2
+    assert both[0].result.privacy.worst < both[1].result.privacy.worst == two.epsilon
     assert not np.array_equal(alone[0].result.x, both[1].result.x)
 
 
@@ -119,11 +132,11 @@ def test_the_average_beside_another_method_makes_one_local_step(tmp_path):
         "training": {"baseline": True},
     }
     models, _ = run(config(tmp_path, **tables), tmp_path / "run")
-    found = summary(tmp_path / "run")["privacy"]
+    found = spent(tmp_path / "run")
     assert [m.name for m in models] == ["average", "FedAvg"]
-    releases = [(31 + 2 * 30, found["noise"]), (31, found["loss_noise"])]
+    releases = [(31 + 2 * 30, found.noise["noise"][0]), (31, found.noise["loss_noise"][0])]
     assert delta_of(4, releases) == pytest.approx(1e-5, rel=1e-3)
-    assert found["epsilon"] <= 4
+    assert found.epsilon <= 4
 
 
 @pytest.mark.long
@@ -136,9 +149,9 @@ def test_minibatches_are_accounted_for_client_by_client(tmp_path):
     ]  # noise takes long to find
     table.write_text("\n".join(two) + "\n")
     run(settings, tmp_path / "run")
-    found = summary(tmp_path / "run")["privacy"]
-    assert len(set(found["noise"])) == len(found["noise"]) == 2
-    assert all(3 < epsilon <= 4 for epsilon in found["clients"].values())
+    found = spent(tmp_path / "run")
+    assert len(set(found.noise["noise"])) == len(found.noise["noise"]) == 2
+    assert all(3 < epsilon <= 4 for epsilon in found.clients.values())
 
 
 def test_more_rounds_are_another_run_and_fresh_noise_another_model(tmp_path):
@@ -158,10 +171,10 @@ def test_a_secret_that_is_lost_or_open_stops_the_run(tmp_path):
     settings = config(tmp_path)
     run(settings, tmp_path / "run")
     (tmp_path / "run" / SECRET).chmod(0o644)
-    with pytest.raises(InputError, match="Others than its owner can read"):
+    with refuses("noise-secret-readable"):
         run(settings, tmp_path / "run")
     (tmp_path / "run" / SECRET).unlink()
-    with pytest.raises(InputError, match=r"has lost noise\.secret"):
+    with refuses("noise-secret-lost"):
         run(settings, tmp_path / "run")
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / SECRET).write_bytes(b"few")
@@ -208,7 +221,7 @@ def test_what_cannot_be_private_is_refused(tmp_path, tables, sentence):
 
 def test_no_path_and_no_network_without_a_word_on_smoothness(tmp_path):
     settings = config(tmp_path)
-    with pytest.raises(InputError, match="would share one ε"):
+    with refuses("path-with-privacy"):
         walkable(settings)
     network = config(tmp_path, model={"network": "networks:small"})
     assert network.privacy.radius is None

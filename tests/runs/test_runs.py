@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,70 +14,27 @@ from sklearn.linear_model import Ridge
 
 import scaffpd as sp
 from cases.reference import reference_optimum
+from cases.refusals import refuses
+from cases.runs import Nobody, asked, patients, trained
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.run import path as walking
+from scaffpd.run.compared import comparison_record, problem_of
 from scaffpd.run.folder import RunFolder
+from scaffpd.run.joint import reseeded
 from scaffpd.run.path import knee
 from scaffpd.run.prepare import Prepared, prepare
+from scaffpd.run.record import RunRecord
+from scaffpd.run.recording import record
 from scaffpd.run.settings.model_file import read_model
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import Trained, carry_out, clear, problem_of, reseeded, settled
+from scaffpd.run.train import Trained, clear, settled
 from scaffpd.study.comparison import compare
 from scaffpd.training.metrics import Spread
 
 
-class Nobody:
-    """Looks on, and may stop a run."""
-
-    def __init__(self, after=None):
-        self.after = after
-        self.seen = 0
-        self.models = []
-
-    def begin(self, model, names, rounds, tol):
-        self.models.append(model)
-
-    def show(self, moment):
-        self.seen += 1
-        if self.after is not None and self.seen >= self.after:
-            raise KeyboardInterrupt
-
-
-def patients(path: Path, n: int = 240, number: bool = False) -> Path:
-    random = np.random.default_rng(3)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["hospital", "age", "sex", "pressure", "outcome"])
-        for _ in range(n):
-            site = random.choice(["north", "south", "west"])
-            age = random.normal(55 + 8 * (site == "west"), 10)
-            sex = random.choice(["f", "m"])
-            pressure = "" if random.random() < 0.1 else round(random.normal(130, 15), 1)
-            signal = 0.08 * (age - 55) * (1 if site != "west" else -1) + (sex == "m")
-            outcome = (
-                round(1000 + 50 * signal + random.normal(0, 20), 2)
-                if number
-                else int(signal + random.normal() > 0)
-            )
-            writer.writerow([site, round(age, 1), sex, pressure, outcome])
-    return path
-
-
 def run(config, place, watcher=None, fresh=False):
-    prepared = prepare(config)
-    cohort = prepared.cohort(config)
-    config = settled(config, cohort)
-    folder = RunFolder(place)
-    with folder.opened("train", config, fresh):
-        models = carry_out(config, prepared, cohort, folder.path, watcher or Nobody())
-        folder.write("train", config, prepared, models)
-    return models, prepared
-
-
-def asked(file, data_test=0.2, **tables):
-    data = {"file": str(file), "client": "hospital", "target": "outcome", "test": data_test}
-    return RunConfig.of({"data": data, **tables}, file.name)
+    return trained(config, place, watcher, fresh)[:2]
 
 
 def rows(file):
@@ -89,35 +44,41 @@ def rows(file):
 
 def test_a_folder_has_everything_and_repeats_itself_bit_for_bit(tmp_path):
     models, _ = run(asked(patients(tmp_path / "p.csv")), tmp_path / "one")
-    names = {
-        "config.toml",
-        "environment.json",
-        "summary.json",
-        "rounds.csv",
-        "clients.csv",
-        "partition.csv",
-    }
-    others = {"model.safetensors", "average.safetensors", "checkpoint", "fills.json", "lock"}
-    assert names | others == {p.name for p in (tmp_path / "one").iterdir()}
+    names = {"config.toml", "run.json", "held_out.npz", "checkpoint", "lock"}
+    names |= {"model.safetensors", "average.safetensors"}
+    names |= {"rounds.csv", "clients.csv", "scores.csv", "coefficients.csv"}
+    assert names == {p.name for p in (tmp_path / "one").iterdir()}
     (tmp_path / "two").mkdir()
     again, _ = run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")
     for a, b in zip(models, again, strict=True):
         assert np.array_equal(a.result.x, b.result.x)
-    kept = load_file(tmp_path / "one" / "model.safetensors")
-    assert np.array_equal(kept["x"], models[1].result.x)
-    summary = json.loads((tmp_path / "one" / "summary.json").read_text())
-    assert summary["title"] == "p: 3 clients by hospital"
-    assert [m["role"] for m in summary["models"]] == ["before", "after"]
-    assert all(m["certificate"] <= 1e-6 for m in summary["models"])
-    table = rows(tmp_path / "one" / "clients.csv")
-    assert [float(r["test_accuracy"]) for r in table] == [
-        float(v) for m in models for v in m.test.accuracy
+    stored = load_file(tmp_path / "one" / "model.safetensors")
+    assert np.array_equal(stored["x"], models[1].result.x)
+
+
+def test_the_record_has_what_was_trained_and_csv_files_have_the_record(tmp_path):
+    models, prepared = run(asked(patients(tmp_path / "p.csv")), tmp_path / "run")
+    found = RunRecord.read(tmp_path / "run")
+    assert (found.title, found.clients) == ("p: 3 clients by hospital", list(prepared.names))
+    assert [model.role for model in found.models] == ["before", "after"]
+    assert found.reading.model_dump(exclude_none=True)["target"] == "outcome"
+    table = rows(tmp_path / "run" / "clients.csv")
+    for own, model in zip(models, found.models, strict=True):
+        assert model.certificate == own.result.certificate <= 1e-6
+        assert [s.test_score for s in model.clients] == own.test.accuracy.tolist()
+        assert [s.weight for s in model.clients] == own.result.weights.tolist()
+        assert model.last.losses == own.result.history.losses[-1].tolist()
+        assert (model.history[-1].mean, model.history[-1].worst_20) == pytest.approx(
+            (own.test.accuracy.mean(), own.test.accuracy.min())
+        )
+        mine = [row for row in table if row["model"] == model.name]
+        assert [float(row["test_accuracy"]) for row in mine] == own.test.accuracy.tolist()
+    fair = [row for row in rows(tmp_path / "run" / "rounds.csv") if row["model"] == "fair"]
+    assert [float(row["loss[west]"]) for row in fair] == [
+        one.losses[2] for one in found.models[1].history
     ]
-    last = [r for r in rows(tmp_path / "one" / "rounds.csv") if r["model"] == "fair"][-1]
-    assert float(last["test_accuracy_mean"]) == pytest.approx(models[1].test.accuracy.mean())
-    assert float(last["test_accuracy_worst_20"]) == models[1].test.accuracy.min()
-    counted = rows(tmp_path / "one" / "partition.csv")
-    assert sum(int(r["train_rows"]) + int(r["test_rows"]) for r in counted) == 240
+    for score, (_, y) in zip(found.models[1].clients, prepared.test, strict=True):
+        assert score.majority == max(np.mean(y), 1 - np.mean(y))
 
 
 def test_the_numbers_are_those_of_the_library(tmp_path):
@@ -179,7 +140,7 @@ def test_another_run_in_the_same_folder_is_refused_and_a_longer_one_is_not(tmp_p
     longer, _ = run(asked(file, training={"rounds": 4, "tol": 0}), tmp_path / "run")
     assert longer[-1].result.rounds == 4
     other = asked(file, objective={"kind": "Agnostic"})
-    with pytest.raises(InputError, match="holds another run: choose another one with --out"):
+    with refuses("folder-of-another-run"):
         run(other, tmp_path / "run")
     run(other, tmp_path / "run", fresh=True)
 
@@ -188,7 +149,7 @@ def test_a_tol_that_cannot_be_certified_is_refused_only_where_it_was_asked_for(t
     file = patients(tmp_path / "p.csv")
     models, _ = run(asked(file, model={"l2": 0.0}, training={"rounds": 3}), tmp_path / "run")
     assert models[-1].result.rounds == 3
-    with pytest.raises(InputError, match="tol needs a certificate"):
+    with refuses("tol-without-certificate"):
         run(asked(file, model={"l2": 0.0}, training={"tol": 1e-3}), tmp_path / "other")
 
 
@@ -224,17 +185,18 @@ def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):
     folder = RunFolder(tmp_path / "path")
     with folder.opened("path", config, fresh=True):
         models = walking.walk(config, prepared, cohort, watcher)
-        about = walking.about(config, prepared, models, walking.cold_rounds(config, cohort, models))
-        folder.write("path", config, prepared, models, about)
+        about = walking.about(config, prepared, models)
+        made = record("path", "t", "", prepared, models, path=about)
+        folder.write(made, prepared, models)
     assert watcher.models == [m.name for m in models]
     assert [models[0].name, models[-1].name] == ["average", "worst case"]
-    assert about["rounds_warm"] < about["rounds_cold"]
-    table = rows(tmp_path / "path" / "path.csv")
-    assert [r["model"] for r in table] == watcher.models
+    assert about.rounds == sum(m.result.rounds for m in models)
+    found = RunRecord.read(tmp_path / "path")
+    assert list(found.names) == watcher.models
     chosen = next((m for m in models if m.role == "after"), models[0])
-    assert about["knee"] == chosen.name
-    kept = load_file(tmp_path / "path" / "model.safetensors")["x"]
-    assert np.array_equal(kept, chosen.result.x)
+    assert found.path.knee == found.main.name == chosen.name
+    stored = load_file(tmp_path / "path" / "model.safetensors")["x"]
+    assert np.array_equal(stored, chosen.result.x)
     again = RunConfig.read(tmp_path / "path" / "config.toml")
     assert again.path.points == 4
     assert RunFolder(tmp_path / "path").fits("path", again)
@@ -259,10 +221,11 @@ def test_a_path_suggests_a_point_that_held_out_rows_confirm(held, at):
         point("average", "before", (0.6, 0.9), (0.7, 0.8)),
         point("ρ = 1", "", (0.7, 0.9), held),
     ]
-    prepared = SimpleNamespace(measure="accuracy", task="", test=[1], model=None)
+    prepared = SimpleNamespace(upwards=True, task="", test=[1], model=None)
     found = walking.suggested(models, prepared)
     assert [one.role for one in found] == ["before", "after" if at else ""]
-    why = walking.reason(found, prepared)
+    goal = SimpleNamespace(parameter="rho")
+    why = walking.about(SimpleNamespace(goal=goal), prepared, found).why
     assert why.startswith(
         "ρ = 1, chosen on training rows; on"
         if at
@@ -286,25 +249,6 @@ def test_the_knee():
     )  # twelve points of the mean for five
 
 
-def test_a_path_that_suggests_the_average_keeps_it(tmp_path):
-    config = RunConfig.of({"data": {"source": "hospitals"}, "path": {"points": 1}}, "hospitals")
-    prepared = prepare(config)
-    cohort = prepared.cohort(config)
-    config = settled(config, cohort)
-    folder = RunFolder(tmp_path / "path")
-    with folder.opened("path", config, fresh=False):
-        models = [
-            replace(m, role="before" if m.name == "average" else "")
-            for m in walking.walk(config, prepared, cohort, Nobody())
-        ]
-        folder.write(
-            "path", config, prepared, models, walking.about(config, prepared, models, None)
-        )
-    assert np.array_equal(
-        load_file(tmp_path / "path" / "model.safetensors")["x"], models[0].result.x
-    )
-
-
 def test_a_prior_goes_along_the_path():
     objective = {"kind": "ChiSquare", "rho": 0.1, "prior": [3, 1, 1, 1]}
     config = RunConfig.of(
@@ -317,12 +261,12 @@ def test_a_prior_goes_along_the_path():
         assert model.objective.weights(4)[0] == pytest.approx(0.5)
 
 
-def test_a_run_that_goes_on_keeps_what_was_scored(tmp_path):
+def test_a_run_that_goes_on_still_has_what_was_scored(tmp_path):
     config = asked(patients(tmp_path / "p.csv"), training={"tol": 1e-9})
     run(config, tmp_path / "run")
-    before = (tmp_path / "run" / "rounds.csv").read_bytes()
+    before = RunRecord.read(tmp_path / "run").models
     run(config, tmp_path / "run")
-    assert (tmp_path / "run" / "rounds.csv").read_bytes() == before
+    assert RunRecord.read(tmp_path / "run").models == before
 
 
 def test_folders_of_others_are_left_alone(tmp_path):
@@ -332,7 +276,7 @@ def test_folders_of_others_are_left_alone(tmp_path):
     (mine / "checkpoint" / "model.pt").write_text("mine")
     (mine / "config.toml").write_text('[data]\nsource = "digits"\n')
     for fresh in (False, True):
-        with pytest.raises(InputError, match="holds files that no run of this kind has written"):
+        with refuses("folder-of-others"):
             run(config, mine, fresh=fresh)
     (mine / "config.toml").unlink()
     run(config, mine)
@@ -349,7 +293,7 @@ def test_a_fresh_start_leaves_nothing_of_the_old_run(tmp_path):
     ):
         pass  # as if it were killed here
     left = {p.name for p in (tmp_path / "run").iterdir()}
-    assert left == {"config.toml", "environment.json", "checkpoint", "lock"}
+    assert left == {"config.toml", "checkpoint", "lock"}
     assert not list((tmp_path / "run" / "checkpoint").iterdir())
 
 
@@ -367,10 +311,7 @@ def test_settings_of_functions_are_found_again_from_any_folder(tmp_path):
     run(RunConfig.read(tmp_path / "code" / "c.toml"), tmp_path / "one")
     run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")
     run(RunConfig.read(tmp_path / "two" / "config.toml"), tmp_path / "three")
-    with pytest.raises(
-        InputError,
-        match=r"data\.test, which goes with data\.file or data\.source, but not with entry",
-    ):
+    with pytest.raises(InputError, match=r"data\.test, which goes with data\.file or data"):
         RunConfig.read(tmp_path / "one" / "config.toml", {"data": {"test": 0.5}})
 
 
@@ -380,7 +321,7 @@ def test_what_entries_return_is_checked(tmp_path):
     )
     for name in ("one", "two", "three"):
         (tmp_path / "c.toml").write_text(f'[data]\nentry = "bad:{name}"\n')
-        with pytest.raises(InputError, match="must return clients as a mapping"):
+        with refuses("entry-returns-no-clients"):
             prepare(RunConfig.read(tmp_path / "c.toml"))
 
 
@@ -395,9 +336,7 @@ def test_held_out_labels_do_not_change_the_task(tmp_path):
     found = prepare(RunConfig.read(tmp_path / "c.toml"))
     assert (found.task, found.labels) == ("classification", ("0", "1", "2"))
     (tmp_path / "c.toml").write_text('[data]\nentry = "own:wrong"\n')
-    with pytest.raises(
-        InputError, match="Held-out labels must be whole numbers, as those to train on are"
-    ):
+    with refuses("held-out-labels-not-whole"):
         prepare(RunConfig.read(tmp_path / "c.toml"))
     (tmp_path / "c.toml").write_text('[data]\nentry = "own:wrong"\n[model]\nloss = "squared"\n')
     assert prepare(RunConfig.read(tmp_path / "c.toml")).task == "regression"
@@ -433,12 +372,18 @@ def test_methods_are_compared_on_a_table_as_it_is_trained_on(tmp_path):
             sp.train(sp.FedAvg(), cohort, 3, seed=seed, progress=False).x, "test"
         )
         np.testing.assert_allclose(own.scores["test"].loss, by_hand.loss, rtol=1e-12)
+    made = comparison_record(found, "scaffpd compare p.csv")
+    scores = np.array([own.scores["test"].accuracy for own in found.runs])
+    assert [s.test_score for s in made.models[0].clients] == pytest.approx(scores.mean(0))
+    assert [s.deviation for s in made.models[0].clients] == pytest.approx(scores.std(0, ddof=1))
+    assert made.models[0].overall.mean == pytest.approx(scores.mean())
+    assert made.models[0].overall.worst_20 == pytest.approx(scores.min(1).mean())
     first, second = (problem.silos(seed).test[0][0] for seed in range(2))
     assert not np.array_equal(first, second)
     d = len(prepare(config).columns)
     n = sum(len(y) for _, y in problem.silos(0).train)
     assert problem.model.l2 == pytest.approx(0.3 * d / n, rel=0.05)
-    with pytest.raises(InputError, match="held-out rows"):
+    with refuses("compare-without-test"):
         problem_of(asked(file, data_test=0.0), range(1))
 
 

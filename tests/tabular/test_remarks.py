@@ -278,7 +278,7 @@ def test_files_of_one_name_are_called_by_their_folders(tmp_path):
 
 
 def test_the_folder_of_a_run_is_no_table(tmp_path, capsys):
-    for name in ("config.toml", "environment.json", "clients.csv"):
+    for name in ("config.toml", "run.json", "clients.csv"):
         (tmp_path / name).write_text("{}", encoding="utf-8")
     for more in ([], ["--client", "h", "--target", "y"]):
         assert cli.run(["train", str(tmp_path), *more]) == 2
@@ -292,7 +292,7 @@ def test_rows_without_a_group_are_missing():
     found = Predictions(
         ["a"] * 5, [0, 1, 0, 1, 0], np.full((5, 2), 0.5), kept, (0, 1), [0, 1, 0, 1, 0], ()
     )
-    assert [own["sex"] for own in found.scores("sex")][:3] == ["(missing)", "f", "m"]
+    assert [own.group for own in found.scores("sex")][:3] == ["(missing)", "f", "m"]
 
 
 def test_init_names_what_train_would_use_and_the_code(tmp_path):
@@ -333,7 +333,7 @@ def test_init_names_what_train_would_use_and_the_code(tmp_path):
         str(tmp_path / "run"),
     ]
     assert cli.run(run) == 0
-    assert 3 < json.loads((tmp_path / "run" / "fills.json").read_text())["h0"]["chol"] < 4
+    assert 3 < json.loads((tmp_path / "run" / "run.json").read_text())["fills"]["h0"]["chol"] < 4
     assert (
         cli.run(
             [

@@ -115,7 +115,11 @@ def compare(
         progress=False if quiet else None,
         strengths=True,
     )
+    mine = OURS if len(contestants) > 1 else ()
+    verdicts = [comparison.verdict(name) for name in mine if name in contestants]
     if out is not None:
+        from scaffpd.run.compared import comparison_record
+
         comparison.to_csv(out)
         words = [
             word
@@ -123,11 +127,8 @@ def compare(
             if value is not None
             for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
         ]
-        (out / "command.txt").write_text(
-            shlex.join(["scaffpd", "compare", problem, *words]) + "\n", encoding="utf-8"
-        )
-    mine = OURS if len(contestants) > 1 else ()
-    verdicts = [comparison.verdict(name) for name in mine if name in contestants]
+        command = shlex.join(["scaffpd", "compare", problem, *words])
+        comparison_record(comparison, command, verdicts).write(out)
     if as_json:
         about = {
             "problem": chosen.name,
@@ -159,7 +160,7 @@ def _problem(
                 "cuts-data-set",
                 f"--{key} cuts a data set that is known by name; a table has its own clients.",
             )
-    from scaffpd.run.train import problem_of
+    from scaffpd.run.compared import problem_of
 
     return problem_of(requested(what, options, "compare"), range(seeds))
 

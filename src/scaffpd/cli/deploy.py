@@ -250,11 +250,13 @@ def status(
 
 def run_pages(run: DeployedRun) -> dict[str, Callable[[], str]]:
     """Return what is served of a run: its report, numbers for Prometheus, its state in a word, and that this is up."""
+    from scaffpd.deploy.deployed_record import deployed_record
     from scaffpd.deploy.deployed_run import run_metrics
     from scaffpd.run import page as report
+    from scaffpd.run.page.several import SideBySide
 
     def page() -> str:
-        text = report.page(report.opened([run.path]), report.library())
+        text = report.page(SideBySide(deployed_record(run)), report.library())
         again = f'<head><meta http-equiv="refresh" content="{REFRESH}">'
         return text if run.final() else text.replace("<head>", again, 1)
 

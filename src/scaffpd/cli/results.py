@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +17,10 @@ from scaffpd.cli.screens import MOST, WIDEST, fill, plain_table, say
 from scaffpd.cli.typer_ext import AsJson, checked, listed, print_json
 from scaffpd.errors import InputError
 from scaffpd.files import csv_text, write_file
-from scaffpd.numbers import format_bytes, several
+from scaffpd.numbers import format_bytes, measured, plain, several, whole
 
 if TYPE_CHECKING:
-    from scaffpd.run.page.data import JoiningReport, ModelSummary, ReportData
+    from scaffpd.run.record import JoiningRecord, ModelRecord, RunRecord, ScoreRow
 
 NUMBERS = 52  # columns that losses of five models and the gain take
 FORMATS = ("html", "png", "svg")
@@ -48,133 +47,117 @@ def show(*folders: Path) -> None:
     """Show who is served how, the verdict, and what is proven; several runs side by side."""
     from scaffpd.run.page import opened
     from scaffpd.run.page.predictions import in_short
-    from scaffpd.run.page.verdict import answers, cautions, optimised, verdict
+    from scaffpd.run.page.verdict import answers, cautions, one_for_all, promise
 
     console = Console(highlight=False)
-    run = opened(folders)
+    run = opened(folders).run
     console.print(f"\n{run.title}", style="bold", markup=False)
     if len(folders) > 1:
         console.print(_runs(run, console.width))
-        say(console, *(f"{question} {answer}" for question, answer in answers(run)), *run.remarks)
+        told = [f"{question} {answer}" for question, answer in answers(run).items()]
+        say(console, *told, *run.remarks)
         return
     if run.joining is not None:
         console.print(_joining(run.joining, run.word, console.width))
-        why = (
-            f"Why be in it (one split, no intervals): {run.coalition.sentence}"
-            if run.coalition
-            else ""
-        )
+        why = run.coalition.sentence if run.coalition else ""
         say(
             console,
             run.joining.sentence,
             run.joining.details,
             f"Intervals: {run.joining.interval}.",
-            why,
+            f"Who gains from whom (one split, no intervals): {why}" if why else "",
         )
         console.print()
     console.print(_clients(run, console.width))
-    said = () if run.joining is not None and run.verdict else verdict(run)
-    say(console, *said, in_short(run), *cautions(run))
-    if (loss := optimised(run)) is not None:
-        moved = f"from {loss.before:.3f} to {loss.after:.3f}"
-        say(console, f"What was optimised, their loss on training rows, goes {moved}.")
+    told = [] if run.joining is not None and run.verdict else one_for_all(run)
+    say(console, *told, in_short(run), *cautions(run))
     console.print()
     if run.privacy is not None:
-        say(console, run.privacy.sentence)
+        say(console, promise(run.privacy))
     if run.path:
-        console.print(_points(run, run.path))
-        say(console, f"Suggested: {run.path['why']}" if run.pair else "")
-        warm = run.path["rounds_warm"]
-        cold = run.path["rounds_cold"]
-        alone = "" if cold is None else f"; each alone, {cold}: {cold / warm:.1f} times as many"
-        say(console, f"{len(run.models)} models in {warm} rounds{alone}.")
+        console.print(_points(run))
+        say(console, f"Suggested: {run.path.why}" if run.pair else "")
+        say(console, f"{len(run.models)} models in {run.path.rounds} rounds.")
     else:
         say(console, *map(_proof, run.models))
-    if any(model.certificate is not None and not model.useless for model in run.models):
+    if any(model.certificate is not None and not model.vacuous for model in run.models):
         say(
             console,
-            "Certified gap: no model of this kind has an objective that is smaller by more than this.",
+            "Certified gap: no model of this kind has an objective that is smaller "
+            "by more than this.",
         )
 
 
 def as_values(*folders: Path) -> dict[str, Any]:
     """Return a run, or several together and each by itself, for `--json`."""
     from scaffpd.run.page import opened
-    from scaffpd.run.page.data import PredictionReport
     from scaffpd.run.page.verdict import answers, cautions, verdict
 
-    run, (folder, *others) = opened(folders), folders
-    said = {
-        "verdict": list(verdict(run)),
-        "cautions": list(cautions(run)),
-        "answers": dict(answers(run)),
+    shown = opened(folders)
+    found = shown.run.model_dump(mode="json")
+    found |= {
+        "verdict": verdict(shown.run),
+        "cautions": cautions(shown.run),
+        "answers": answers(shown.run),
     }
-    if others:
-        totals = {name: asdict(one) for name, one in run.overall.items()}
-        alone = {place.name: as_values(place) for place in folders}
-        return said | {"differences": dict(run.differences), "overall": totals, "runs": alone}
-    if run.joining is not None:
-        rows = [row for own in run.joining.rows.values() for row in own.values()]
-        said |= {"joining": run.written["joining"] | {"clients": rows}}
-    found = run.predictions or PredictionReport({}, [], [])
-    tables = {
-        "scores": [*found.scores.values()],
-        "reliability": found.bins,
-        "coefficients": found.coefficients,
-    }
-    return {**run.written, **said, "folder": str(folder), "report": None, "predictions": tables}
+    if len(folders) > 1:
+        alone = {folder.name: as_values(folder) for folder in folders}
+        return found | {"differences": shown.differences, "runs": alone}
+    return found | {"folder": str(folders[0]), "report": None}
 
 
-def _runs(run: ReportData, width: int) -> Table:
+def _runs(run: RunRecord, width: int) -> Table:
     """Make a table with a row per run: mean, worst fifth and worst."""
-    from scaffpd.numbers import measured
-
     table = plain_table("run", "mean", "worst fifth", "worst", "served worst", gap=1)
-    rows = [
-        [
-            name,
-            *(measured(value, run.measure) for value in (one.mean, one.worst_20, one.worst)),
-            one.worst_client,
-        ]
-        for name, one in run.overall.items()
-    ]
+    rows = []
+    for model in run.models:
+        if model.overall is not None:
+            one = model.overall
+            values = [measured(v, run.measure) for v in (one.mean, one.worst_20, one.worst)]
+            rows.append([model.name, *values, one.worst_client])
     fill(table, rows, width)
     return table
 
 
-def _clients(run: ReportData, width: int) -> Table:
+def _clients(run: RunRecord, width: int) -> Table:
     """Make a table with a row per client, the one that gains most first."""
-    from scaffpd.run.page import client_rows
+    from scaffpd.run.page.clients import client_lines, shown_models
 
-    names = run.pair or [run.role("after") or run.role("before") or run.names[-1]]
+    names = [model.name for model in shown_models(run)]
+    shown = [names.index(model.name) for model in run.pair or [run.main]] if names else []
     what = f"{'held-out' if run.split == 'test' else 'training'} {run.measure}"
-    scores = [f"{what}\n{names[0]}", f"\n{names[-1]}", "\nchange"] if run.pair else [what]
-    heads = ["trained on,\nheld out", *scores, "weight\nλ"]
-    table = plain_table("\n" * bool(run.pair) + run.word, *heads, gap=0 if width < WIDEST else 2)
+    heads = [what]
+    if run.pair:
+        heads = [f"{what}\n{run.pair[0].name}", f"\n{run.pair[1].name}", "\nchange"]
+    first = "\n" * bool(run.pair) + run.word
+    table = plain_table(
+        first, "trained on,\nheld out", *heads, "weight\nλ", gap=0 if width < WIDEST else 2
+    )
     rows: list[tuple[float, list[str | Text]]] = []
-    for row in client_rows(run):
-        score, values, (moved, told, tone) = row["score"], dict(row["values"]), row["gain"]
-        found = [values[run.names.index(name)] for name in names]
-        cells: list[str | Text] = [shown for _, shown in found]
+    for line in client_lines(run) if names else ():
+        score = line.score
+        cells: list[str | Text] = [line.values[k].text for k in shown]
+        better = -(line.values[shown[0]].value or 0.0)
         if run.pair:
-            cells.append(Text(told, style={"gain": "green", "loss": "red"}.get(tone, "dim")))
-        first = f"{score.client}{' †' if row['few'] else ''}"
-        better = (moved or 0.0) if run.pair else -(found[0][0] or 0.0)
-        line = [first, f"{score.train_rows}, {score.test_rows}", *cells, f"{score.weight:.3f}"]
-        rows.append((-run.sign * better, line))
-    fill(table, [line for _, line in sorted(rows, key=lambda row: row[0])], width, "clients.csv")
+            better = line.change.value or 0.0
+            style = {"gain": "green", "loss": "red"}.get(line.change.tone, "dim")
+            cells.append(Text(line.change.text, style=style))
+        weight = "" if score.weight is None else f"{score.weight:.3f}"
+        name = f"{score.client}{' †' if line.few else ''}"
+        row = [name, f"{score.train_rows}, {score.test_rows}", *cells, weight]
+        rows.append((-run.sign * better, row))
+    rows.sort(key=lambda row: row[0])
+    fill(table, [line for _, line in rows], width, "clients.csv")
     return table
 
 
-def _joining(found: JoiningReport, word: str, width: int) -> Table:
-    """Make a table with a row per client: its held-out loss under every model, and whether joining pays.
+def _joining(found: JoiningRecord, word: str, width: int) -> Table:
+    """Make a table with a row per client: its held-out loss under every model, and its gain.
 
     Where long names would be cut, the constant answer is left to joining.csv.
     """
-    from scaffpd.numbers import plain
-
     narrow = width < WIDEST
-    long = max(map(len, found.rows), default=0) > width - NUMBERS
+    long = max(map(len, found.by_client), default=0) > width - NUMBERS
     models = [model for model in found.models if not (narrow and long and model == "constant")]
     last = (f"gain of\n{found.shown}", "does it\npay?")
     table = plain_table(
@@ -183,34 +166,32 @@ def _joining(found: JoiningReport, word: str, width: int) -> Table:
     rows: list[list[str | Text]] = []
     styles = {"yes": "green", "no": "red"}
     for client in found.order:
-        gain, pays = found.gain(client)
-        losses = [plain(found.rows[client][model]["test_loss"]) for model in models]
-        share = f"{100 * gain:+.1f} %".replace("-", "−")
-        told = pays.removeprefix("within ")
-        rows.append([client, *losses, share, Text(told, style=styles.get(pays, "dim"))])
+        gain = found.gain(client)
+        losses = [plain(found.by_client[client][model].test_loss) for model in models]
+        share = f"{100 * gain.value:+.1f} %".replace("-", "−")
+        pays = Text(gain.pays.removeprefix("within "), style=styles.get(gain.pays, "dim"))
+        rows.append([client, *losses, share, pays])
     fill(table, rows, width, "joining.csv")
     return table
 
 
-def _points(run: ReportData, path: dict[str, Any]) -> Table:
+def _points(run: RunRecord) -> Table:
     """Make a table with a row per point of a path, the suggested one in bold."""
-    from scaffpd.numbers import measured
-
     table = plain_table("point", "mean", "worst 20 %", "rounds", "certified gap")
     for model in run.models:
-        one = run.overall[model.name]
-        scores = [measured(value, run.measure) for value in (one.mean, one.worst_20)]
+        one = model.overall
+        scores = [measured(v, run.measure) for v in (one.mean, one.worst_20)] if one else ["", ""]
         gap = "none" if model.certificate is None else f"{model.certificate:.1e}"
-        style = "bold" if model.name == path["knee"] else None
+        style = "bold" if run.path and model.name == run.path.knee else None
         table.add_row(model.name, *scores, f"{model.rounds:.0f}", gap, style=style)
     return table
 
 
-def _proof(model: ModelSummary) -> str:
+def _proof(model: ModelRecord) -> str:
     gap = model.certificate
     proven = "nothing is certified" if gap is None else f"certified gap {gap:.1e}"
-    if model.useless:
-        proven += f", which is useless: the objective itself is {model.value:.2g}"
+    if model.vacuous:
+        proven += f", which says nothing: the objective itself is {model.value:.2g}"
     goal = f" ({model.objective})" if model.objective else ""
     rounds = several(round(model.rounds or 0), "round")
     sent = format_bytes(1e6 * (model.megabytes or 0.0))
@@ -273,9 +254,6 @@ def predict(
     groups: Annotated[
         str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")
     ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Probabilities as trained, where the run recalibrates.")
-    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace a file that is there.")
     ] = False,
@@ -304,37 +282,35 @@ def predict(
         )
     copied = listed(keep)
     cut = listed(groups)
-    found = answer(run, table, model, [*copied, *(name for name in cut if name not in copied)], raw)
+    found = answer(run, table, model, [*copied, *(name for name in cut if name not in copied)])
     if cut and found.truth is None:
         raise InputError(
             "groups-scores-rows",
             f"--groups scores rows, and {table.name!r} has no target to score by.",
         )
-    kept = {name: values for name, values in found.kept.items() if name in copied}
+    columns: dict[str, Any] = {name: found.copied[name] for name in copied}
     for name in ("client", "predicted", "probability"):
-        if name in kept:
+        if name in columns:
             raise InputError(
-                "keep-predictions-column",
-                f"--keep {name}: the predictions have a column of that name; rename it in the table.",
+                "copied-column-clashes",
+                f"--keep {name}: the predictions have a column of that name; "
+                "rename it in the table.",
             )
-    columns = kept | {
+    columns |= {
         "client": found.clients,
         "predicted": found.predicted,
         "probability": found.probability,
     }
-    scored = (
-        {by: found.scores(None if by == "client" else by) for by in ("client", *cut)}
-        if found.truth
-        else {}
-    )
+    scored = {by: found.scores(by) for by in ("client", *cut)} if found.truth else {}
     write_predictions(out, columns, quiet=as_json)
-    rows = [
-        {"by": by, "group": row[by], **{k: v for k, v in row.items() if k != by}}
-        for by in scored
-        for row in scored[by]
+    rows: list[dict[str, Any]] = [
+        {"by": row.by, "group": row.group, "rows": row.rows, **row.values}
+        for own in scored.values()
+        for row in own
     ]
     if rows:
-        write_file(out.with_suffix(".scores.csv"), csv_text(rows))
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        write_file(out.with_suffix(".scores.csv"), csv_text(rows, names))
     if as_json:
         print_json({"predictions": str(out), "remarks": list(found.remarks), "scores": rows})
         return
@@ -346,28 +322,29 @@ def predict(
 
 
 HEADS = (  # what the terminal shows of the scores
-    *(
-        "rows",
-        "accuracy",
-        "auc",
-        "recall",
-        "precision",
-        "false_positive_rate",
-        "mean_probability",
-        "base_rate",
-    ),
-    *("rmse", "mae", "r2"),
+    "accuracy",
+    "auc",
+    "recall",
+    "precision",
+    "false_positive_rate",
+    "mean_probability",
+    "base_rate",
+    "rmse",
+    "mae",
+    "r2",
 )
 
 
-def _scores(by: str, rows: list[dict[str, Any]]) -> Table:
+def _scores(by: str, rows: list[ScoreRow]) -> Table:
     """Make a table with a row per group, all rows together last."""
     from scaffpd.run.page.predictions import COLUMNS, written
 
-    shown = [name for name in HEADS if name in rows[0]]
-    table = plain_table(by, *(COLUMNS[name].replace(" ", "\n") for name in shown), gap=1)
+    shown = [name for name in HEADS if any(name in row.values for row in rows)]
+    heads = [COLUMNS[name].replace(" ", "\n") for name in shown]
+    table = plain_table(by, "rows", *heads, gap=1)
     for row in rows if len(rows) <= MOST else [*rows[: MOST - 1], rows[-1]]:
-        table.add_row(Text(str(row[by])), *(written(name, row[name]) for name in shown))
+        cells = [written(name, row.values.get(name)) for name in shown]
+        table.add_row(Text(row.group), whole(row.rows), *cells)
     if len(rows) > MOST:
         table.caption = f"the first {MOST - 1} of {len(rows) - 1}; all are in the .scores.csv file"
     return table

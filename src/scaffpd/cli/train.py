@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -139,7 +139,6 @@ OF_TRAINING = (
     "splits",
     "coalition",
     "groups",
-    "recalibrate",
 )
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
     "data": {name: name for name in (*OF_TABLE, "test", "test_file", "seed")},
@@ -213,13 +212,6 @@ def train(
     groups: Annotated[
         str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")
     ] = None,
-    recalibrate: Annotated[
-        bool | None,
-        typer.Option(
-            "--recalibrate",
-            help="Correct every client's probabilities by folds; predict then does.",
-        ),
-    ] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Differential privacy: ε of every row, over the whole run.")
     ] = None,
@@ -263,9 +255,6 @@ def path(
             min=1, help="Points between the average and the worst case.", show_default="9"
         ),
     ] = None,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Also train each point alone, to see what that costs.")
-    ] = False,
     **given: Any,
 ) -> None:
     """Show the cost of fairness: models from the average to the worst case, with a suggestion.
@@ -280,7 +269,7 @@ def path(
     _run("path", locals())
 
 
-def _run(kind: str, options: dict[str, Any]) -> None:
+def _run(kind: Literal["train", "path"], options: dict[str, Any]) -> None:
     """Train one model, or those of a fairness path, with the options of the command line."""
     options = options | options.pop("given")
     (what, *more), asked = (
@@ -288,6 +277,7 @@ def _run(kind: str, options: dict[str, Any]) -> None:
         {name: value for name, value in options.items() if value is not None},
     )
     asked |= {"more_files": more} if more else {}
+    asked |= {"path": True} if kind == "path" else {}
     wanted = list(dict.fromkeys(listed(options["objective"])))
     configs = [requested(what, asked | {"objective": one}) for one in wanted] or [
         requested(what, asked)
@@ -347,15 +337,17 @@ def _check_several(kind: str, options: Mapping[str, Any]) -> None:
 
 
 def _one_run(
-    kind: str,
+    kind: Literal["train", "path"],
     config: RunConfig,
     prepared: Prepared | None,
     options: Mapping[str, Any],
     screen: RoundsScreen,
 ) -> tuple[Path, Prepared, bool]:
     """Train, score and write one run; return its folder, what was read, and whether it was interrupted."""
-    from scaffpd.run import path, prepare, scores, train  # seconds, so not for --help
-    from scaffpd.run.folder import RunFolder
+    from scaffpd.run import joint, path, prepare, scores, train  # seconds, so not for --help
+    from scaffpd.run.folder import RunFolder, reading, title
+    from scaffpd.run.recording import record
+    from scaffpd.run.strengths import strengthened
     from scaffpd.training.loop import Status
 
     if kind == "path":
@@ -370,10 +362,9 @@ def _one_run(
         else f"\nObjective {type(config.goal).__name__}"
     )
     plain = prepared = prepared or prepare.prepare(config)
-    train.check_asked(config, prepared)
-    prepared = scores.check_recalibration(config, prepared)
+    joint.check_asked(config, prepared)
     choosing = _choosing(config, prepared, options, kind, screen)
-    config, prepared, choice = train.strengthened(config, prepared, choosing)
+    config, prepared, choice = strengthened(config, prepared, choosing)
     folder = RunFolder(_place(config, out, fresh, kind))
     folder.check(kind, config, fresh)
     cohort = prepared.cohort(config)
@@ -385,19 +376,31 @@ def _one_run(
         screen.say(noise_of(noise, config.training.rounds))
     with folder.opened(kind, config, fresh):
         found: Joining | str = ""
+        game = None
+        points = None
         if kind == "path":
             models = path.walk(config, prepared, cohort, screen)
-            alone = path.cold_rounds(config, cohort, models) if options["cold"] else None
-            game = None
-            more = path.about(config, prepared, models, alone)
+            points = path.about(config, prepared, models)
         else:
             models = train.carry_out(config, prepared, cohort, folder.path, screen)
-            more = None
             screen.say("Training every client alone, to see what joining brings")
-            found = train.joining_of(config, prepared, models, choice)
-            game = train.coalition_of(config, prepared, found)
-        scored = scores.held_out_scores(config, prepared, models, found)
-        folder.write(kind, config, prepared, models, more, found, game, scored)
+            found = joint.joining_of(config, prepared, models, choice)
+            game = joint.coalition_of(config, prepared, found)
+        scored = scores.held_out_scores(prepared, models, found)
+        run = record(
+            kind,
+            title(config, prepared),
+            folder.command(kind),
+            prepared,
+            models,
+            config=folder.settings(kind, config),
+            reading=reading(config),
+            path=points,
+            joining=found,
+            coalition=game,
+            scored=scored,
+        )
+        folder.write(run, prepared, models, found, scored)
     return folder.path, plain, kind == "train" and models[-1].result.status is Status.INTERRUPTED
 
 
@@ -405,7 +408,7 @@ def _choosing(
     config: RunConfig, prepared: Any, options: Mapping[str, Any], kind: str, screen: RoundsScreen
 ) -> Any:
     """Return how strengths are chosen; `None` where they are not: a fairness path goes along all of them."""
-    from scaffpd.run.train import BUDGET, Choosing, choosable
+    from scaffpd.run.strengths import BUDGET, Choosing, choosable
     from scaffpd.study.choosing import MEAN, WORST
 
     asked = options.get("choose")
@@ -567,7 +570,7 @@ def _objective(options: Mapping[str, Any], beside: Path | None) -> dict[str, Any
         raise InputError(
             "strength-leave-strength", f"{kind.__name__} has no strength: leave --strength out."
         )
-    if strength is None and "cold" not in options:
+    if strength is None and "path" not in options:
         raise InputError(
             "strength-objective",
             f"{kind.__name__} needs --strength: {kind.meaning or kind.parameter}.",
@@ -610,7 +613,9 @@ def _neither(what: str) -> InputError:
     )
 
 
-def _place(config: RunConfig, out: Path | None, fresh: bool, kind: str) -> Path:
+def _place(
+    config: RunConfig, out: Path | None, fresh: bool, kind: Literal["train", "path"]
+) -> Path:
     """Return the folder that was asked for, or the first of runs/NAME, runs/NAME-2, … that holds no other run."""
     from scaffpd.run.folder import RunFolder
 

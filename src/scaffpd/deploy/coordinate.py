@@ -22,6 +22,13 @@ import torch
 from scaffpd import __version__
 from scaffpd.deploy.agreement import Refusal, SiloTrials, negotiate, settle
 from scaffpd.deploy.byzantine import FEWEST, absurd_facts, influence_shares
+from scaffpd.deploy.deployed_record import (
+    CLIENTS,
+    JOINING,
+    SCORES,
+    client_scores,
+    deployed_record,
+)
 from scaffpd.deploy.deployed_run import (
     FAILED,
     MODEL,
@@ -56,7 +63,9 @@ from scaffpd.deploy.session import (
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Federation, Traffic
 from scaffpd.federation.questions import Scores
+from scaffpd.files import write_file
 from scaffpd.objectives import Average, ChiSquare
+from scaffpd.run.recording import joining_record
 from scaffpd.run.settings.federation import PAUSE, STRIKES, FederationFile
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.study.joining import JoiningScores, of_silos
@@ -87,6 +96,7 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
             outcome = Outcome(FAILED, True, f"{error}{words}", rounds=rounds)
         if not earlier.exists():  # of a run with other settings, which stays as it is
             folder.write(OUTCOME, asdict(outcome))
+            deployed_record(folder).write(folder.path)
         level = (
             "error"
             if outcome.status == FAILED
@@ -464,7 +474,10 @@ class Coordination:
         """Write the result and return the outcome."""
         remote.membership.ending = True
         spent = self._spent(remote) if self.file.privacy else {}
-        self.folder.write_table("clients.csv", self._rows(segment, remote, result, spent))
+        rows = self._rows(segment, remote, result, spent)
+        self.folder.write_table("clients.csv", rows)
+        text = SCORES.dump_json(client_scores(rows))
+        write_file(self.folder.path / CLIENTS, text)
         self.folder.write_rounds(self.file.silos)
         self.folder.write_model(result.x, setup)
         joining = (
@@ -506,7 +519,7 @@ class Coordination:
         if not told:
             return " Gains from joining were not measured: no silo releases its scores (limits.joining in its file)."
         found = of_silos(told, "accuracy" if setup.schema["labels"] else "rmse", kappa)
-        self.folder.write("joining.json", found.summary())
+        write_file(self.folder.path / JOINING, joining_record(found).model_dump_json())
         self.folder.write_table("joining.csv", found.table())
         quiet = f" ({', '.join(refused)} did not release theirs.)" if refused else ""
         return f" {found.sentence}{quiet}"

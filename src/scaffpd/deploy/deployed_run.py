@@ -7,8 +7,10 @@ segment-0.npz     that part's checkpoint, written after every round
 progress.jsonl    a line per round and per event: who went away, came back, was dropped or is quarantined
 events.csv        the events alone, as a table
 choice.json       l2, κ and the objective's strength as folds have chosen them, with [choosing]
-joining.csv, joining.json    what joining brings every silo that tells, with training.joining
-rounds.csv, clients.csv, model.safetensors, outcome.json    the result
+joining.json      what joining brings every silo that says so, with training.joining
+clients.json      every silo's scores
+outcome.json, run.json, model.safetensors    the result, and its record
+rounds.csv, clients.csv, joining.csv         the same as tables, for other programs
 """
 
 from __future__ import annotations
@@ -200,7 +202,7 @@ class DeployedRun:
             )
         JsonLines(self.path / PROGRESS, 0o666).append(line)
 
-    def _entries(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    def entries(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the rounds and the events of progress.jsonl."""
         path = self.path / PROGRESS
         try:
@@ -218,7 +220,7 @@ class DeployedRun:
     def status(self) -> dict[str, Any]:
         """Return the status of a run: the last round, absent silos and the last events."""
         ended: Outcome | None = self.read(OUTCOME, Outcome)
-        (rounds, events), now = self._entries(), time.time()
+        (rounds, events), now = self.entries(), time.time()
         lines = bool(rounds or events)
         last = rounds[-1] if rounds else {}
         state = (
@@ -253,16 +255,16 @@ class DeployedRun:
     def event(self, event: SiloEvent) -> None:
         """Append an event to progress.jsonl, and write all events to events.csv."""
         self.progress({"event": asdict(event)})
-        self.write_table("events.csv", self._entries()[1])
+        self.write_table("events.csv", self.entries()[1])
         self.log.note("warning", event.sentence, event.client, event.round)
 
     def quarantined(self) -> set[str]:
         """Return the silos that are quarantined for the rest of this run."""
-        return {event["client"] for event in self._entries()[1] if event["what"] == QUARANTINED}
+        return {event["client"] for event in self.entries()[1] if event["what"] == QUARANTINED}
 
     def write_rounds(self, silos: Sequence[str]) -> None:
         """Write the tables of events and of all rounds; a silo that was not a member has empty cells."""
-        self.write_table("events.csv", self._entries()[1])
+        self.write_table("events.csv", self.entries()[1])
         columns = [
             "model",
             "segment",

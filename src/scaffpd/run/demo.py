@@ -1,13 +1,12 @@
-"""A study on real data: twelve air-quality stations, four of them new, with and without joint training.
+"""A study on real data: twelve air-quality stations, four of them new, with and without the others.
 
-Beijing's stations predict the fine dust of a day from its weather, tested on the following year. Four of them are new
-and have forty days. They train alone, with one average or fair model, and with personal, fair models, on several draws
-of the new stations and their days.
+Beijing's stations predict the fine dust of a day from its weather, tested on the following year.
+Four of them are new and have forty days. They train alone, with one average or fair model, and with
+personal, fair models, on several draws of the new stations and their days.
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,10 +21,11 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Vector
 from scaffpd.files import csv_text
 from scaffpd.models import Linear, Personal
+from scaffpd.numbers import capital
 from scaffpd.objectives import Average, CVaR
-from scaffpd.run.folder import environment_file, tables, write_files
-from scaffpd.run.page.data import capital
+from scaffpd.run.folder import write_files
 from scaffpd.run.prepare import Prepared
+from scaffpd.run.recording import exports, record
 from scaffpd.run.train import Trained, train_model
 from scaffpd.study.coalitions import Coalition, coalition
 from scaffpd.study.comparison.runs import one_thread
@@ -57,28 +57,23 @@ class StationStudy:
     game: Coalition = field(repr=False)  # mutual gains on the first draw
 
     def gain(self, model: str, over: str, new: bool) -> RelativeGain:
-        """Return how much lower a model's loss is for the new stations, or the others: the mean over draws.
+        """Return how much lower a model's loss is for the new stations, or the others.
 
-        The interval's half-width is √(r² + s²): r that of Student's t over draws, s the root mean square of those over
-        weeks of the test year, which all draws share.
+        The mean over draws. The interval's half-width is √(r² + s²): r that of Student's t over
+        draws, s the root mean square of those over weeks of the test year, which all draws share.
         """
         gains = [one.gain(model, over, partial(_among, one, new)) for one in self.found]
         values = np.array([gain.value for gain in gains])
-        reach = float(
-            np.sqrt(
-                half_interval(values) ** 2
-                + np.mean([((gain.high - gain.low) / 2) ** 2 for gain in gains])
-            )
-        )
+        weeks = np.mean([((gain.high - gain.low) / 2) ** 2 for gain in gains])
+        reach = float(np.sqrt(half_interval(values) ** 2 + weeks))
         mean = float(values.mean())
         return RelativeGain(mean, mean - reach, mean + reach)
 
     def cost(self, model: str) -> float:
-        """Return the largest cost of joining for a station, as a share of its loss alone: the mean over draws."""
+        """Return the largest cost of joining for a station, as a share of its loss alone."""
         k = self.found[0].models.index(model)
-        return float(
-            np.mean([max((one.loss[k] / one.loss[1]).max() - 1, 0.0) for one in self.found])
-        )
+        costs = [max((one.loss[k] / one.loss[1]).max() - 1, 0.0) for one in self.found]
+        return float(np.mean(costs))
 
     @property
     def recommendation(self) -> str:
@@ -92,39 +87,38 @@ class StationStudy:
         average = self.gain(AVERAGE, ALONE, True)
         costs = {model: f"{100 * self.cost(model):.0f} %" for model in (AVERAGE, FAIR, PERSONAL)}
         first = (
-            f"With personal, fair models the loss of the {NEW} new stations is {new.than('alone')} ({new.range}); "
+            f"With personal, fair models the loss of the {NEW} new stations is "
+            f"{new.than('alone')} ({new.range}); "
             f"that of the {STATIONS - NEW} others is {old.words} ({old.range})."
         )
         return first, (
             f"With one average model that of the new ones is {average.than('alone')}; the station "
-            f"that pays most for joining loses {costs[AVERAGE]} by it, {costs[FAIR]} by one fair model, and "
-            f"{costs[PERSONAL]} with models of their own. Means over {len(self.seeds)} draws of new stations and their "
-            f"{DAYS} days, tested on the following year; table and charts are those of the first draw."
+            f"that pays most for joining loses {costs[AVERAGE]} by it, {costs[FAIR]} by one fair "
+            f"model, and {costs[PERSONAL]} with models of their own. Means over {len(self.seeds)} "
+            f"draws of new stations and their {DAYS} days, tested on the following year; table and "
+            "charts are those of the first draw."
         )
 
     @property
     def answers(self) -> dict[str, str]:
-        """Describe who gains, how much, and whom it costs, over all draws; the rest is from the first draw."""
+        """Describe who gains, how much, and whom it costs, over all draws."""
         groups = {f"the {NEW} new stations": True, f"the {STATIONS - NEW} others": False}
         gains = {who: self.gain(PERSONAL, ALONE, new) for who, new in groups.items()}
         clear = [who for who, gain in gains.items() if gain.pays == YES]
-        noise = [
-            f"for {who} it is within noise" for who, gain in gains.items() if gain.pays == NOISE
-        ]
-        who = f"{' and '.join(clear) or 'nobody'}, clearly, against training alone"
-        sure = {
-            who: NOISE if gain.pays == NOISE else "clear of noise" for who, gain in gains.items()
-        }
-        much = [
-            f"the loss of {w} is {g.than('alone')} ({g.range}), {sure[w]}" for w, g in gains.items()
-        ]
+        who = [f"{' and '.join(clear) or 'nobody'}, clearly, against training alone"]
+        much = []
+        for name, gain in gains.items():
+            sure = NOISE if gain.pays == NOISE else "clear of noise"
+            much.append(f"the loss of {name} is {gain.than('alone')} ({gain.range}), {sure}")
+            who += [f"for {name} it is within noise"] if gain.pays == NOISE else []
         costs = [f"{100 * self.cost(model):.0f} %" for model in (PERSONAL, FAIR, AVERAGE)]
         return {
-            "who": f"{capital('; '.join([who, *noise]))}.",
+            "who": f"{capital('; '.join(who))}.",
             "much": f"{capital('; '.join(much))}.",
             "cost": (
-                f"The station that pays most loses {costs[0]} with personal models, {costs[1]} with one fair model and "
-                f"{costs[2]} with one average model; means over {len(self.seeds)} draws."
+                f"The station that pays most loses {costs[0]} with personal models, {costs[1]} "
+                f"with one fair model and {costs[2]} with one average model; means over "
+                f"{len(self.seeds)} draws."
             ),
         }
 
@@ -142,13 +136,16 @@ def stations(
     progress: Callable[[int], None] | None = None,
     orders: int = ORDERS,
 ) -> StationStudy:
-    """Train alone, average, fair and personal models on `draws` draws of new stations; on the first one, groups too."""
+    """Train alone, average, fair and personal models on `draws` draws of new stations.
+
+    On the first one, groups of stations too.
+    """
     if draws < 2:
-        raise InputError("stations-least-two", f"stations needs at least two draws, got {draws}.")
+        raise InputError("too-few-draws", f"stations needs at least two draws, got {draws}.")
     seeds = tuple(range(seed * draws, (seed + 1) * draws))
     problems = [_stations(draw) for draw in seeds]
     first = problems[0]
-    found = []
+    found: list[Joining] = []
     with one_thread():
         cohort = Cohort(first.train, first.model, first.names, test=first.test)
         goals = (("average", "before", Average()), ("fair", "after", FAIRLY))
@@ -162,7 +159,7 @@ def stations(
                 joining(
                     problem.train,
                     problem.test,
-                    problem.model,
+                    problem.linear,
                     FAIRLY,
                     names=problem.names,
                     seed=draw,
@@ -173,11 +170,10 @@ def stations(
             )
             if progress is not None:
                 progress(len(found))
-        own = Personal(first.model, found[0].strength)
         game = coalition(
             first.train,
             first.test,
-            own,
+            Personal(first.linear, found[0].strength),
             FAIRLY,
             names=first.names,
             most=1,
@@ -191,36 +187,38 @@ def stations(
 
 def _stations(seed: int) -> Prepared:
     silos = beijing_air(NEW, DAYS, seed)
-    names = tuple(
-        f"{name} (new)" if len(y) <= DAYS else name
-        for name, (_, y) in zip(silos.names, silos.train, strict=True)
-    )
+    pairs = zip(silos.names, silos.train, strict=True)
+    names = tuple(f"{name} (new)" if len(y) <= DAYS else name for name, (_, y) in pairs)
     rows = sum(len(y) for _, y in [*silos.train, *silos.test])
-    about = f"Beijing air quality (Chen 2017, UCI, CC BY 4.0): {rows} days, {len(silos.features)} columns"
+    about = (
+        f"Beijing air quality (Chen 2017, UCI, CC BY 4.0): {rows} days, "
+        f"{len(silos.features)} columns"
+    )
     model = Linear("squared", L2, intercept=True)
     return Prepared(names, silos.train, silos.test, model, "regression", (), about, "station")
 
 
 def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path]:
-    """Write the run folder of the first draw with the sentences of all draws, and the losses of every draw."""
-    files = tables(
+    """Write the record of the first draw with sentences of all, and the losses of every draw."""
+    run = record(
         "demo",
         "Twelve stations, four of them new",
         command,
         study.problem,
         study.models,
         verdict=study.verdict,
+        answers=study.answers,
         joining=study.found[0],
         coalition=study.game,
     )
-    summary = json.loads(files["summary.json"]) | {"answers": study.answers}
-    summary["joining"]["recommendation"] = study.recommendation
-    files["summary.json"] = json.dumps(summary, indent=1, ensure_ascii=False) + "\n"
+    assert run.joining is not None
+    told = run.joining.model_copy(update={"recommendation": study.recommendation})
+    run = run.model_copy(update={"joining": told})
     rows = [
         {"seed": seed, **row}
         for seed, one in zip(study.seeds, study.found, strict=True)
         for row in one.table()
     ]
-    files |= environment_file() | {"draws.csv": csv_text(rows)}
+    files = exports(run) | {"draws.csv": csv_text(rows)}
     write_files(folder, files)
-    return [folder / name for name in files]
+    return [run.write(folder), *(folder / name for name in files)]

@@ -1,15 +1,13 @@
-"""A run's models on new rows: the same columns, gaps filled as in training, and scores where the target is there."""
+"""A run's models on new rows: the same columns, gaps filled as in training, and scores."""
 
 from __future__ import annotations
 
 import math
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,16 +26,25 @@ from scaffpd.data.tabular.formats import FILE, OpenTable, open_table, stacked
 from scaffpd.data.tabular.read import number, read_columns, source_of
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
-from scaffpd.run import read_json, read_text
-from scaffpd.run.scores import Scores, adjusted, by_group
+from scaffpd.run.record import RunRecord, ScoreRow, is_run
+from scaffpd.run.scores import score_groups
 from scaffpd.run.settings.model_file import Setup, predict_encoded, read_model, read_owners
 
 NOBODY = ""  # rows without a client belong together
-MODELS = {  # by name, beside a run's config.toml
+MODELS = {  # by name
     "average": "average.safetensors",
     "fair": "model.safetensors",
     "personal": "personal.safetensors",
 }
+Answer = str | int | float
+Fills = Mapping[str, Mapping[str, float | str]]
+
+
+class Dialect(TypedDict):
+    """How cells are read: the decimal mark, and values that stand for none."""
+
+    decimal: str | None
+    missing: Collection[object]
 
 
 @dataclass(frozen=True)
@@ -45,15 +52,13 @@ class Predictions:
     """Predictions for all rows of a file, in its order."""
 
     clients: list[str]  # whose each row is; empty texts where that is not known
-    predicted: list[Any]  # labels or numbers
-    shares: NDArray[np.float64] = field(
-        repr=False
-    )  # the probability of every label; no columns where there is none
-    kept: dict[str, list[Any]] = field(repr=False)  # columns of the file that were asked for
-    labels: tuple[Any, ...]  # the labels, in the order of `shares`
-    truth: list[Any] | None = field(
-        repr=False
-    )  # the target, `None` where a row has none or the file has no column
+    predicted: list[Answer]
+    # the probability of every label; no columns where there is none
+    shares: NDArray[np.float64] = field(repr=False)
+    copied: dict[str, list[object]] = field(repr=False)  # columns that were asked for
+    labels: tuple[Answer, ...]  # in the order of `shares`
+    # the target; `None` where a row has none, or the file has no such column
+    truth: list[Answer | None] | None = field(repr=False)
     remarks: tuple[str, ...]  # what the model has not seen in training
 
     @property
@@ -61,148 +66,122 @@ class Predictions:
         """Of the predicted label; NaN where there is none."""
         return self.shares.max(1) if self.shares.shape[1] else np.full(len(self.predicted), np.nan)
 
-    def scores(self, by: str | None = None) -> list[Scores]:
-        """Score every client, or every value of a column that was kept, and all rows together; empty without a target.
+    def scores(self, by: str = "client") -> list[ScoreRow]:
+        """Score every client, or every value of a copied column, and all rows together last.
 
-        See `label_scores` and `number_scores` for what the numbers are.
+        Empty without a target; see `label_scores` and `number_scores` for what the numbers are.
         """
         if self.truth is None:
             return []
-        values = (
-            self.clients
-            if by is None
-            else ["" if v is None else str(v).strip() for v in self.kept[by]]
-        )
-        nobody = "(nobody)" if by is None else "(missing)"
-        there = np.flatnonzero([value is not None for value in self.truth])
-        groups = np.array(
-            [nobody if is_missing(values[k]) else values[k] for k in there], dtype=object
-        )
-        y, guess = ([column[k] for k in there] for column in (self.truth, self.predicted))
+        cells = self.clients if by == "client" else [_text(cell) for cell in self.copied[by]]
+        nobody = "(nobody)" if by == "client" else "(missing)"
+        known = [k for k, value in enumerate(self.truth) if value is not None]
+        names = [nobody if is_missing(cells[k]) else cells[k] for k in known]
+        y: list[Answer | None] = [self.truth[k] for k in known]
+        guess: list[Answer | None] = [self.predicted[k] for k in known]
         if self.labels:
             place = {label: k for k, label in enumerate(self.labels)}
-            y, guess = ([place.get(label, -1) for label in column] for column in (y, guess))
-        shares = self.shares[there] if self.labels else None
-        found = by_group(np.array(y), np.array(guess), shares, groups, sorted(set(groups)))
-        return [{by or "client": group} | own for group, own in found]
+            y = [place.get(label, -1) for label in y if label is not None]
+            guess = [place.get(label, -1) for label in guess if label is not None]
+        shares = self.shares[known] if self.labels else None
+        groups = np.array(names, dtype=object)
+        order = sorted(set(names))
+        return [
+            ScoreRow(model="", by=by, group=group, rows=rows, values=found)
+            for group, rows, found in score_groups(
+                np.array(y), np.array(guess), shares, groups, order
+            )
+        ]
+
+
+def _text(cell: object) -> str:
+    return "" if cell is None else str(cell).strip()
 
 
 def predict(
-    run: Path, file: Path, model: str | None = None, keep: Sequence[str] = (), raw: bool = False
+    run: Path, file: Path, model: str | None = None, copy: Sequence[str] = ()
 ) -> Predictions:
     """Apply a model of a run's folder to a table.
 
     Args:
         run: the folder, or one of its model files.
         file: the rows.
-        model: "average", "fair" or "personal" (a client's own, and the shared one for clients that were not there);
-            `None` takes the one that the run is about.
-        keep: columns of the table to return beside the predictions.
-        raw: leave probabilities as they are trained, where the run was recalibrated.
+        model: "average", "fair" or "personal" (a client's own, and the shared one for clients that
+            were not trained on); `None` takes the one that the run is about.
+        copy: columns of the table to return beside the predictions.
     """
     file_of = _model_file(run, model)
-    settings = _data_settings(file_of.with_name("config.toml"))
-    if not isinstance(settings.get("client"), str) and (file_of.parent / "config.toml").exists():
+    record = RunRecord.read(file_of.parent) if is_run(file_of.parent) else None
+    if record is not None and record.kind != "deploy" and record.reading is None:
         raise InputError(
-            "run-trained-table",
-            f"The run in {str(file_of.parent)!r} was trained on no table and cannot predict from one.",
+            "run-without-table",
+            f"The run in {str(file_of.parent)!r} was trained on no table "
+            "and cannot predict from one.",
         )
     x, setup = read_model(file_of)
     if setup.schema["shape"] is not None or setup.model.get("kind", "linear") != "linear":
         raise InputError(
-            "linear-models-tables",
+            "predict-not-linear",
             "Only linear models of tables with named columns predict from tables.",
         )
-    known = read_json(file_of.with_name("fills.json"))
+    reading = record.reading if record else None
+    fills: Fills = record.fills if record else {}
+    client = reading.client if reading else None
+    how: Dialect = {
+        "decimal": reading.decimal if reading else None,
+        "missing": reading.missing if reading else (),
+    }
     owners = read_owners(file_of)
     table = open_table(file)
-    how = {"decimal": settings.get("decimal"), "missing": settings.get("missing", ())}
-    if settings.get("client") == FILE not in table.names:
+    if client == FILE not in table.names:  # each file is a client, known by its name or folder
         places = [file.name.split(".")[0], *file.parts[::-1]]
-        table = stacked(
-            file, [table], [next((one for one in places if one in {*known, *owners}), places[0])]
-        )
-    for name in keep:
+        name = next((one for one in places if one in {*fills, *owners}), places[0])
+        table = stacked(file, [table], [name])
+    for name in copy:
         if name not in table.names:
             raise unknown(f"column of {file.name!r},", name, table.names)
-    columns, owner = _columns(table, setup, settings.get("client"), how)
-    remarks = _unseen(columns, setup, owner, known)
+    columns, owner = _columns(table, setup, client, how)
+    remarks = _unseen(columns, setup, owner, fills)
     if owner is not None:
-        columns = _filled(columns, owner, known)
+        columns = _filled(columns, owner, fills)
     rows = len(columns[0].values)
-    codes = np.zeros(rows, dtype=np.int64) if owner is None else owner.values
+    names = [NOBODY] * rows
+    if owner is not None:
+        names = [NOBODY if k < 0 else owner.categories[k] for k in owner.values]
+    whose = np.array(names, dtype=object)
     X: Matrix = np.empty((rows, len(expanded_names(dict(setup.schema)))))
-    for code in np.unique(codes):
-        mine = codes == code
+    for one in set(names):  # what is still missing is filled from the client's rows at hand
+        mine: Mask = whose == one
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
-    names = (
-        [NOBODY] * rows
-        if owner is None
-        else [NOBODY if k < 0 else owner.categories[k] for k in codes]
-    )
-    kept = (
-        {name: own.to_pylist() for name, own in zip(keep, table.cells(keep, raw=True), strict=True)}
-        if keep
-        else {}
-    )
     labels = tuple(setup.schema["labels"])
-    truth, unsure = _truth(table, settings.get("target"), labels, how)
-    called = model or next((one for one, name in MODELS.items() if name == file_of.name), "")
-    calibrations = read_json(file_of.with_name("calibration.json"))
-    if (
-        called == "fair" and called not in calibrations
-    ):  # the model that a run is about may be called otherwise
-        called = next((one for one in calibrations if one not in MODELS), "average")
-    own = {} if raw else calibrations.get(called, {})
-    if (clients := {*owners, *own}) and (strangers := sum(name not in clients for name in names)):
-        if model == "personal" and strangers == rows:
-            raise InputError(
-                "row-client-model",
-                f"No row of {file.name!r} is of a client with a model of its own: leave out --model.",
-            )
-        by = "the shared model" + (", not recalibrated" if own else "")
-        unsure.append(
-            f"{several(strangers, 'row')} of no client that was trained on: predicted by {by}."
+    truth, unsure = _truth(table, reading.target if reading else None, labels, how)
+    strangers = sum(name not in owners for name in names) if owners else 0
+    if strangers == rows and strangers:
+        raise InputError(
+            "no-personal-model",
+            f"No row of {file.name!r} is of a client with a model of its own: leave out --model.",
         )
-    found = _answers(X, x, setup, names, owners, own)
-    return Predictions(names, *found, kept, labels, truth, (*remarks, *unsure))
+    if strangers:
+        rows_of = f"{several(strangers, 'row')} of no client that was trained on"
+        unsure.append(f"{rows_of}: predicted by the shared model.")
+    predicted, shares = _answers(X, x, setup, whose, owners)
+    cells = table.cells(copy, raw=True) if copy else []
+    copied = {name: own.to_pylist() for name, own in zip(copy, cells, strict=True)}
+    return Predictions(names, predicted, shares, copied, labels, truth, (*remarks, *unsure))
 
 
-def _answers(
-    X: Matrix,
-    x: NDArray[Any],
-    setup: Setup,
-    names: Sequence[str],
-    owners: Sequence[str],
-    calibrations: Mapping[str, Sequence[float]],
-) -> tuple[list[Any], NDArray[np.float64]]:
-    """Predict by the one model, or every row by its client's own and by the shared one where there is none.
-
-    Outputs of clients with a calibration are adjusted by it.
-    """
-    if not owners and not calibrations:
-        return predict_encoded(X, x, setup)
-    place = {name: k + 1 for k, name in enumerate(owners)}
-    whose = np.array(names)
-    parts = []
-    for name in dict.fromkeys(names):
-        rows = np.flatnonzero(whose == name)
-        adjust = partial(adjusted, parameters=calibrations[name]) if name in calibrations else None
-        parts.append(
-            (rows, predict_encoded(X[rows], x[place.get(name, 0)] if owners else x, setup, adjust))
-        )
-    order = np.argsort(np.concatenate([rows for rows, _ in parts]))
-    predicted = [answer for _, (answers, _) in parts for answer in answers]
-    return [predicted[k] for k in order], np.concatenate([shares for _, (_, shares) in parts])[
-        order
-    ]
+def promise(run: Path) -> str | None:
+    """Return the (ε, δ) that the model was trained with; `None` where its folder states none."""
+    folder = run if run.is_dir() else run.parent
+    found = RunRecord.read(folder).privacy if is_run(folder) else None
+    return f"(ε, δ) = ({found.epsilon:.2f}, {found.delta:g})" if found else None
 
 
 def _model_file(run: Path, model: str | None) -> Path:
     if not run.is_dir():
         if model is not None:
             raise InputError(
-                "model-name-folder",
+                "model-of-file",
                 f"{str(run)!r} is one model: name the folder of its run to choose another.",
             )
         return run
@@ -213,14 +192,38 @@ def _model_file(run: Path, model: str | None) -> Path:
     found = run / MODELS[model]
     if not found.exists() or (model == "fair" and not (run / MODELS["average"]).exists()):
         raise InputError(
-            "run-model-beside", f"The run in {str(run)!r} has no {model} model beside its own."
+            "no-such-model", f"The run in {str(run)!r} has no {model} model beside its own."
         )
     return found
 
 
+def _answers(
+    X: Matrix,
+    x: NDArray[np.float64],
+    setup: Setup,
+    whose: NDArray[np.object_],
+    owners: Sequence[str],
+) -> tuple[list[Answer], NDArray[np.float64]]:
+    """Predict by the one model, or every row by its client's own, the shared one without."""
+    if not owners:
+        return predict_encoded(X, x, setup)
+    place = {name: k + 1 for k, name in enumerate(owners)}
+    order: list[int] = []
+    predicted: list[Answer] = []
+    shares = []
+    for name in dict.fromkeys(whose.tolist()):
+        rows = np.flatnonzero(whose == name)
+        own, probabilities = predict_encoded(X[rows], x[place.get(name, 0)], setup)
+        order += rows.tolist()
+        predicted += own
+        shares.append(probabilities)
+    back = np.argsort(order)
+    return [predicted[k] for k in back], np.concatenate(shares)[back]
+
+
 def _unseen(
-    columns: Sequence[DataColumn], setup: Setup, owner: DataColumn | None, known: Mapping[str, Any]
-) -> tuple[str, ...]:
+    columns: Sequence[DataColumn], setup: Setup, owner: DataColumn | None, fills: Fills
+) -> list[str]:
     """Say which clients and which categories training did not have."""
     remarks = []
     for column, agreed in zip(columns, setup.schema["columns"], strict=True):
@@ -230,132 +233,106 @@ def _unseen(
         cells = [column.categories[k] for k in column.values[np.isin(column.values, new)]]
         read = "other" if agreed["other"] else "none of the known ones"
         remarks += _odd(column.name, cells, f"training did not have: read as {read}")
-    strangers = (
-        []
-        if owner is None or not known
-        else [name for name in owner.categories if name not in known]
-    )
-    if strangers:
+    strangers = [] if owner is None else [name for name in owner.categories if name not in fills]
+    if strangers and fills:
         names = ", ".join(map(repr, strangers[:5])) + (" and others" if len(strangers) > 5 else "")
         remarks.append(f"Not trained on: {names}; their gaps are filled from the rows at hand.")
-    return tuple(remarks)
+    return remarks
 
 
-def _odd(name: str, cells: Sequence[Any], what: str) -> list[str]:
+def _odd(name: str, cells: Sequence[object], what: str) -> list[str]:
+    if not cells:
+        return []
     others = " and others" if len(set(cells)) > 1 else ""
-    return (
-        [f"{several(len(cells), 'row')} with {name} = {cells[0]!r}{others}, which {what}."]
-        if cells
-        else []
-    )
+    return [f"{several(len(cells), 'row')} with {name} = {cells[0]!r}{others}, which {what}."]
 
 
 def _truth(
-    table: OpenTable, target: Any, labels: tuple[Any, ...], how: dict[str, Any]
-) -> tuple[list[Any] | None, list[str]]:
-    """Return the target of every row as the model spells its labels, and remarks; `None` where no row has one."""
-    if not isinstance(target, str) or target not in table.names:
+    table: OpenTable, target: str | None, labels: tuple[Answer, ...], how: Dialect
+) -> tuple[list[Answer | None] | None, list[str]]:
+    """Return the target of every row as the model spells its labels, and remarks."""
+    if target is None or target not in table.names:
         return None, []
     texts = bool(labels) and isinstance(labels[0], str)
     (goal,), _ = read_columns(table, [target], [target] if texts else [], **how)
-    cells: list[Any] = goal.values.tolist()
+    cells: list[Answer | None] = goal.values.tolist()
     if goal.kind == CATEGORY:
-        spelt = {
-            str(label).casefold(): label for label in labels
-        }  # True in one format is true in another
-        named = [
-            cell if cell in labels else spelt.get(cell.casefold(), cell) for cell in goal.categories
+        known: list[Answer | None] = [
+            number(cell, how["decimal"] or ".") for cell in goal.categories
         ]
-        known = (
-            named if texts else [number(cell, how["decimal"] or ".") for cell in goal.categories]
-        )
+        if texts:
+            spelt = {str(label).casefold(): label for label in labels}  # True is true elsewhere
+            known = [
+                cell if cell in labels else spelt.get(cell.casefold(), cell)
+                for cell in goal.categories
+            ]
         cells = [None if k < 0 else known[k] for k in goal.values]
     if not texts:
-        cells = [
-            None if v is None or not math.isfinite(v) else int(v) if labels and v == int(v) else v
-            for v in cells
-        ]
+        cells = [_number(cell, bool(labels)) for cell in cells]
     strange = [
         goal.categories[k]
         for k, cell in zip(goal.values, cells, strict=True)
         if cell is None and k >= 0
     ]
     new = [cell for cell in cells if labels and cell is not None and cell not in labels]
-    said = _odd(target, strange, "is no number: not scored")
-    said += _odd(target, new, "training did not have: counted as wrong")
-    return (cells if any(cell is not None for cell in cells) else None), said
+    remarks = _odd(target, strange, "is no number: not scored")
+    remarks += _odd(target, new, "training did not have: counted as wrong")
+    return (cells if any(cell is not None for cell in cells) else None), remarks
 
 
-def promise(run: Path) -> str | None:
-    """Return the (ε, δ) that the model was trained with; `None` where its folder states none."""
-    try:
-        found = read_json((run if run.is_dir() else run.parent) / "summary.json")["privacy"]
-        return f"(ε, δ) = ({float(found['epsilon']):.2f}, {float(found['delta']):g})"
-    except (ValueError, KeyError, TypeError):
+def _number(cell: Answer | None, label: bool) -> Answer | None:
+    """Return a finite number, a label as a whole one; else `None`."""
+    if not isinstance(cell, int | float) or not math.isfinite(cell):
         return None
+    return int(cell) if label and cell == int(cell) else cell
 
 
-def _data_settings(file: Path) -> dict[str, Any]:
-    """Read [data] of a run's settings; empty where there is none."""
-    try:
-        found = tomllib.loads(read_text(file)).get("data")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _filled(
-    columns: list[DataColumn], owner: DataColumn, known: dict[str, dict[str, float | str]]
-) -> list[DataColumn]:
+def _filled(columns: list[DataColumn], owner: DataColumn, fills: Fills) -> list[DataColumn]:
     """Fill the gaps of clients that were trained on as in training."""
     made = []
     for one in columns:
         values = one.values.copy()
         names = list(one.categories)
-        gaps = one.missing
         for code, client in enumerate(owner.categories):
-            fill = known.get(client, {}).get(one.name)
-            mine = gaps & (owner.values == code)
+            fill = fills.get(client, {}).get(one.name)
+            mine = one.missing & (owner.values == code)
             if fill is None or not mine.any():
                 continue
             if isinstance(fill, str):
                 names += [] if fill in names else [fill]
             values[mine] = names.index(fill) if isinstance(fill, str) else fill
-        kind = (
-            CATEGORY
-            if names or one.kind == CATEGORY
-            else NUMBER
-            if not np.isnan(values).all()
-            else one.kind
-        )
+        kind = one.kind
+        if names:
+            kind = CATEGORY
+        elif kind != CATEGORY and not np.isnan(values).all():
+            kind = NUMBER
         made.append(DataColumn(one.name, kind, values, tuple(names), one.note))
     return made
 
 
 def _columns(
-    table: OpenTable, setup: Setup, client: str | None, how: dict[str, Any]
+    table: OpenTable, setup: Setup, client: str | None, how: Dialect
 ) -> tuple[list[DataColumn], DataColumn | None]:
-    names = [column["name"] for column in setup.schema["columns"]]
-    categories = [
-        column["name"] for column in setup.schema["columns"] if column["kind"] == CATEGORY
-    ]
-    there = table.names
+    """Read the model's columns and, where the table has it, that of the clients."""
+    schema = setup.schema["columns"]
+    names = [column["name"] for column in schema]
+    categories = [column["name"] for column in schema if column["kind"] == CATEGORY]
     file = repr(table.path.name)
     for name in names:
         if source_of(table, name) is None:
-            near = get_close_matches(name, there, n=1)
+            near = get_close_matches(name, table.names, n=1)
             hint = f"; is it {near[0]!r}?" if near else "."
             raise InputError(
-                "column-model", f"{file} has no column {name!r}, which the model needs{hint}"
+                "column-missing", f"{file} has no column {name!r}, which the model needs{hint}"
             )
-    extra = [client] if client is not None and client in there else []
+    extra = [client] if client is not None and client in table.names else []
     found, _ = read_columns(table, [*names, *extra], [*categories, *extra], **how)
-    for one, agreed in zip(found, setup.schema["columns"], strict=False):
+    for one, agreed in zip(found, schema, strict=False):
         if one.kind == CATEGORY and agreed["kind"] != CATEGORY:
             raise InputError(
-                "column-texts-such",
-                f"Column {one.name!r} of {file} has texts such as {one.categories[0]!r}, and the model was trained on "
-                "numbers there.",
+                "texts-for-numbers",
+                f"Column {one.name!r} of {file} has texts such as {one.categories[0]!r}, "
+                "and the model was trained on numbers there.",
             )
     return (found[:-1], found[-1]) if extra else (found, None)
 
@@ -365,6 +342,5 @@ def _encoded(file: Path, own: FeatureTable, setup: Setup) -> Matrix:
     rows = ClientRows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
     schema = dict(setup.schema)
     raw = filled(rows, schema, ~nobody, apart=bool(setup.privacy or schema.get("declared")))
-    return expanded(
-        scaled(raw, setup.mean, setup.deviation if schema["standardise"] else None), schema
-    )
+    deviation = setup.deviation if schema["standardise"] else None
+    return expanded(scaled(raw, setup.mean, deviation), schema)

@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from scaffpd.data import Silos
 from scaffpd.data.tabular.agree import CLASSIFICATION, REGRESSION
@@ -46,7 +47,7 @@ class Prepared:
     names: tuple[str, ...]  # the clients
     train: list[Pair] = field(repr=False)  # their (X, y)
     test: list[Pair] = field(repr=False)  # the same of held-out rows; empty where there are none
-    model: Any  # `Linear` or `Module`
+    model: Linear | Module
     task: str  # "classification" or "regression"
     labels: tuple[str, ...]  # of the classes, in the order of their numbers
     about: str  # the data in a phrase
@@ -69,9 +70,25 @@ class Prepared:
     ] = ()  # names of columns where the rows are no table; empty where they have none
 
     @property
-    def measure(self) -> str:
+    def measure(self) -> Literal["accuracy", "rmse"]:
         """The measure that clients are scored by."""
         return "accuracy" if self.task == CLASSIFICATION else "rmse"
+
+    @property
+    def upwards(self) -> bool:
+        """Whether more is better."""
+        return self.task == CLASSIFICATION
+
+    @property
+    def linear(self) -> Linear:
+        """The model, where it is linear."""
+        assert isinstance(self.model, Linear)
+        return self.model
+
+    @property
+    def numbers(self) -> int:
+        """Rows × columns to train on."""
+        return sum(X.shape[0] * X.shape[1] for X, _ in self.train)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -81,7 +98,7 @@ class Prepared:
         return self.features or tuple(map(str, range(self.train[0][0].shape[1])))
 
     @property
-    def split(self) -> str:
+    def split(self) -> Literal["train", "test"]:
         """The rows that clients are scored on."""
         return "test" if self.test else "train"
 
@@ -93,7 +110,7 @@ class Prepared:
         chosen = self.model if model is None else model
         return Cohort(self.train, chosen, self.names, device=device, dtype=numbers, test=test)
 
-    def scores(self, cohort: Cohort, x: Any, split: str) -> ClientScores:
+    def scores(self, cohort: Cohort, x: Tensor | NDArray[np.float64], split: str) -> ClientScores:
         """Score x: losses without the regulariser; for regression, root mean squared errors in the data's units."""
         found = cohort.evaluate(x, split)
         l2 = float(self.model.l2)
@@ -269,11 +286,13 @@ def _from_entry(config: RunConfig) -> Prepared:
         if not 1 <= len(parts) <= 2 or not all(
             isinstance(part, Mapping) and part for part in parts
         ):
-            raise InputError("entry-must-return", f"The entry {entry!r} must return {WANTED}.")
+            raise InputError(
+                "entry-returns-no-clients", f"The entry {entry!r} must return {WANTED}."
+            )
         names, *others = (tuple(map(str, part)) for part in parts)
         if others and others[0] != names:
             raise InputError(
-                "entry-must-return",
+                "entry-returns-no-clients",
                 f"The entry {entry!r} must return held-out rows of the same clients, in the same order.",
             )
         train, test = (list(part.values()) for part in (*parts, {})[:2])
@@ -294,13 +313,14 @@ def _of_silos(config: RunConfig, silos: Silos, about: str = "", word: str = "cli
         )
     except (TypeError, ValueError):
         raise InputError(
-            "entry-must-return", f"The entry {config.data.entry!r} must return {WANTED}."
+            "entry-returns-no-clients", f"The entry {config.data.entry!r} must return {WANTED}."
         ) from None
     numbers = config.data.entry is not None and config.model.loss in ("squared", "poisson")
     task = CLASSIFICATION if kind in "iub" and not numbers else REGRESSION
     if task == CLASSIFICATION and any(y.dtype.kind not in "iub" for y in test):
         raise InputError(
-            "held-labels-must", "Held-out labels must be whole numbers, as those to train on are."
+            "held-out-labels-not-whole",
+            "Held-out labels must be whole numbers, as those to train on are.",
         )
     classes = int(max(y.max() for y in [*train, *test])) + 1 if task == CLASSIFICATION else 0
     return Prepared(
@@ -324,17 +344,17 @@ def _model(config: RunConfig, task: str, classes: int) -> Any:
     )
     if task == REGRESSION and loss not in ("squared", "poisson"):
         raise InputError(
-            "target-number-loss",
+            "loss-not-for-numbers",
             f"The target is a number, so the loss is squared (or poisson, of counts), not {loss}.",
         )
     if task == CLASSIFICATION and loss == "poisson":
         raise InputError(
-            "poisson-loss-counts",
+            "poisson-for-labels",
             'Poisson loss counts, and the target is read as labels: say data.task = "regression".',
         )
     if loss == "logistic" and classes != 2:
         raise InputError(
-            "logistic-loss-tells",
+            "logistic-needs-two-labels",
             f"Logistic loss tells two labels apart, and there are {classes}: use softmax.",
         )
     if given.network is not None:

@@ -275,7 +275,6 @@ class CoalitionRecord(RecordPart):
     """Who gains from whom."""
 
     sentence: str
-    peace: str = ""  # whether a group would do better by itself
     clients: list[CoalitionRow] = []
 
 
@@ -348,7 +347,7 @@ class TableReading(RecordPart):
     client: str
     target: str
     decimal: str | None = None
-    missing: list[str] = []
+    missing: list[str | int | float] = []  # codes such as -999
 
 
 class RunRecord(RecordPart):

@@ -95,7 +95,7 @@ def open_table(path: Path, separator: str | None = None, more: Sequence[Path] = 
             "separator-comma-semicolon",
             f"The separator is a comma, a semicolon, a tab or '|', got {separator!r}.",
         )
-    if (path / "config.toml").exists() and (path / "environment.json").exists():
+    if (path / "config.toml").exists() and (path / "run.json").exists():
         raise InputError(
             "folder-run-name",
             f"{str(path)!r} is the folder of a run: name its settings, {str(path / 'config.toml')!r}.",

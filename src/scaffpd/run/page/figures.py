@@ -1,59 +1,78 @@
-"""All figures of a page; here, what joining brings, how alike models should be, and who gains from whom."""
+"""The figures of a page: a function for each, which returns `None` where a run has no numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from scaffpd.numbers import percent, plural
-from scaffpd.run.page import client_figures, predictions, round_figures, vega
-from scaffpd.run.page.data import JoiningReport, ReportData, StrengthPoint
-from scaffpd.run.page.vega import (
-    LOOSE,
-    MANY,
-    STEP,
-    Figure,
-    Rows,
-    Spec,
-    drawn,
-    layer,
-    named,
-    quantity,
-    short,
-    tips,
-)
+from scaffpd.numbers import brief, change, percent, plural, whole
+from scaffpd.run.page import vega
+from scaffpd.run.page.clients import FEW, shown_models, tone_of, uncertain
+from scaffpd.run.page.predictions import ORDER, shown_scores
+from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short, tips
+from scaffpd.run.page.verdict import meanings
+from scaffpd.run.record import EVERYONE, JoiningRow, ModelRecord, RoundRecord, RunRecord
+from scaffpd.training.metrics import NO, NOISE, YES
 
-JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
-TONES = {"yes": "gain", "no": "loss", "within noise": "quiet"}
-PART = "joining"
-CELL = 26  # pixels
-PARTS = ("gets", "brings (Shapley)", "others lose without it")
+JOINED = (*ORDER, "alone")  # in the order of their colours
+TONES = {YES: "gain", NO: "loss", NOISE: "quiet"}
+EXPLAINED = {
+    "average": "one for all, made for the mean",
+    "fair": "one for all, made for those served worst",
+    "personal": "near a shared one, each its own",
+}
+DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
+MOST_COLUMNS = 12
+MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
 
 
-def joining(run: ReportData) -> Figure | None:
-    """Show every client's held-out loss alone, with one average or fair model and with its own, the gain as a line."""
-    if (found := run.joining) is None:
+def figures(run: RunRecord) -> list[Figure]:
+    """Make all figures that the run has the numbers for."""
+    makers = (joining, clients, tradeoff, reliability, coefficients, certificate, losses)
+    found = [figure for maker in makers if (figure := maker(run)) is not None]
+    for part in {figure.part for figure in found}:
+        narrow = [i for i, figure in enumerate(found) if not figure.wide and figure.part == part]
+        if len(narrow) % 2:  # the last one has no neighbour: give it the full width
+            found[narrow[-1]] = replace(found[narrow[-1]], wide=True)
+    return found
+
+
+def joining(run: RunRecord) -> Figure | None:
+    """Show every client's held-out loss under every model, and its gain from joining as a line."""
+    found = run.joining
+    if found is None:
         return None
-    names = found.order
     models = [model for model in JOINED if model in found.models]
-    names = names if len(names) <= MANY else [*names[: MANY // 2], *names[-MANY // 2 :]]
-    points = [
-        {
-            "client": c,
-            "model": model,
-            "place": k,
-            "value": short(row["test_loss"]),
-            "score": _score(row),
-            "train_rows": row.get("train_rows"),
-            "test_rows": row.get("test_rows"),
-        }
-        for c in names
-        for k, model in enumerate(models)
-        for row in [found.rows[c][model]]
-    ]
-    y = named(names)
+    names = _ends(found.order)
+    points: Rows = []
+    lines: Rows = []
+    for client in names:
+        own = found.by_client[client]
+        gain = found.gain(client)
+        tone = TONES[gain.pays]
+        lines.append(
+            {
+                "client": client,
+                "before": short(own["alone"].test_loss),
+                "after": short(own[found.shown].test_loss),
+                "tone": tone,
+                "change": f"{percent(gain.value, signed=True)}{'' if tone == 'quiet' else '*'}",
+            }
+        )
+        for model in models:
+            row = own[model]
+            points.append(
+                {
+                    "client": client,
+                    "model": model,
+                    "value": short(row.test_loss),
+                    "score": _score(run, row),
+                    "train_rows": row.train_rows,
+                    "test_rows": row.test_rows,
+                }
+            )
+    y = vega.named(names)
     x = vega.across("value", "loss on held-out rows: less is better", LOOSE, grid=True)
     tip = tips(
         client=run.word,
@@ -63,315 +82,430 @@ def joining(run: ReportData) -> Figure | None:
         train_rows=("rows trained on", ",d"),
         test_rows=("test rows", ",d"),
     )
-    marks = vega.dots(
-        {"y": y, "x": x, **vega.looks("model", models), "tooltip": tip}, 90, table="joined"
-    )
+    marks: Spec = {"y": y, "x": x, **vega.looks("model", models), "tooltip": tip}
+    explained = "; ".join(f"{name}: {EXPLAINED[name]}" for name in models if name in EXPLAINED)
     caption = (
-        f"Loss is the error of a model on rows that no model has seen: further left is better. The line leads from "
-        f"alone to {found.shown}, and the number beside it is how much lower the loss is then: green with * where that "
-        f"is clear of noise, orange with * where joining clearly costs, grey within noise. {_explained(models)} "
-        f"Noise: {found.interval}."
+        "Loss is the error of a model on rows that no model has seen: further left is better. The "
+        f"line leads from alone to {found.shown}, and the number beside it is how much lower the "
+        "loss is then: green with * where that is clear of noise, orange with * where joining "
+        f"clearly costs, grey within noise. {explained.capitalize()}. Noise: {found.interval}."
     )
-    alt = f"For each of {len(names)} {plural(run.word)}, the loss on held-out rows of {', '.join(models)}."
-    layers = [*vega.changes("gained", y, x), marks]
-    data = {"joined": points, "gained": _gained(found, names)}
-    height = STEP * max(len(names), 2)
-    return drawn(
-        run,
+    return Figure(
         "joining",
         "Does joining pay?",
         caption,
-        alt,
-        data,
-        PART,
-        True,
-        height=height,
-        layer=layers,
+        f"For each of {len(names)} {plural(run.word)}, the held-out loss of {', '.join(models)}.",
+        "joining",
+        {"joined": points, "gained": lines},
+        [*vega.changes("gained", y, x), vega.dots(marks, "joined", 90)],
+        wide=True,
+        height=STEP * max(len(names), 2),
     )
 
 
-def _explained(models: list[str]) -> str:
-    """Say what the models are, those that are drawn."""
-    said = {
-        "average": "one for all, made for the mean",
-        "fair": "one for all, made for those served worst",
-        "personal": "near a shared one, each its own",
-    }
-    return (
-        "; ".join(f"{name}: {words}" for name, words in said.items() if name in models).capitalize()
-        + "."
-    )
+def _ends(names: Sequence[str]) -> list[str]:
+    """Return names as they are; of many, the first and the last."""
+    return [*names] if len(names) <= MANY else [*names[: MANY // 2], *names[-MANY // 2 :]]
 
 
-def _score(row: Mapping[str, Any]) -> str:
-    if row.get("test_accuracy") is not None:
-        return f"{100 * row['test_accuracy']:.1f} % right"
-    return f"error (RMSE) {row['test_rmse']:.4g}" if row.get("test_rmse") is not None else ""
+def _score(run: RunRecord, row: JoiningRow) -> str:
+    if row.test_score is None:
+        return ""
+    if run.upwards:
+        return f"{100 * row.test_score:.1f} % right"
+    return f"error (RMSE) {row.test_score:.4g}"
 
 
-def _gained(found: JoiningReport, names: list[str]) -> Rows:
-    rows = []
-    for client in names:
-        gain, pays = found.gain(client)
-        old, new = (
-            short(found.rows[client][model]["test_loss"]) for model in ("alone", found.shown)
-        )
-        tone = TONES.get(pays, "")
-        words = f"{percent(gain, signed=True)}{'' if tone == 'quiet' else '*'}"
-        rows.append({"client": client, "before": old, "after": new, "tone": tone, "change": words})
-    return rows
+def _axis(run: RunRecord) -> str:
+    """Name the measure and the rows it is computed on."""
+    rows = "test rows" if run.split == "test" else "rows trained on"
+    name = {"accuracy": "accuracy", "rmse": "error (RMSE)", "loss": "loss"}[run.measure]
+    return f"{name} on {rows}{', %' if run.upwards else ''}"
 
 
-def strengths(run: ReportData) -> Figure | None:
-    """Show held-out losses from one model for all (κ = ∞) to everybody alone (κ = 0), the chosen κ with a ring."""
-    if len(run.strengths) < 2:
+def _scaled(run: RunRecord, value: float | None) -> float | None:
+    """Convert accuracies to percent."""
+    return None if value is None else short(100 * value if run.upwards else value)
+
+
+def _format(run: RunRecord) -> str:
+    return ".1f" if run.upwards else ",.4~r"
+
+
+def clients(run: RunRecord) -> Figure | None:
+    """Show every client's score under every model, and its change from before to after."""
+    models = shown_models(run)
+    if not models:
         return None
-    points = sorted(run.strengths, key=lambda point: -point.strength)
-    labels = [point.label for point in points]
-    rows: Rows = [
+    values = {
+        model.name: {score.client: run.value(score) for score in model.clients} for model in models
+    }
+    pair = run.pair
+    if pair:
+        gains = run.gains(*pair)
+    else:  # the worst-served first
+        only = values[models[0].name]
+        gains = {c: -run.sign * value for c, value in only.items() if value is not None}
+    names = _ends(sorted(run.clients, key=lambda client: -gains.get(client, 0.0)))
+    few = [s.client for s in run.main.clients if s.client in names and uncertain(run, s)]
+    points: Rows = [
         {
-            "strength": one.label,
-            "which": which,
-            "loss": short(loss),
-            "low": short(loss - error),
-            "high": short(loss + error),
-            "chosen": one.chosen,
+            "client": score.client,
+            "model": model.name,
+            "value": _scaled(run, run.value(score)),
+            "train_rows": whole(score.train_rows),
+            "test_rows": whole(score.test_rows),
+            "weight": "–" if score.weight is None else f"{score.weight:.3f}",
+            "few": score.client in few,
         }
-        for one in points
-        for which, loss, error in (
-            ("mean", one.mean, one.mean_error),
-            ("worst fifth", one.worst, one.worst_error),
+        for model in reversed(models)  # before and after are drawn on top
+        for score in model.clients
+        if score.client in names
+    ]
+    lines: Rows = []
+    for client in names if pair else ():
+        moved = change(run.sign * gains.get(client, 0.0), run.measure)
+        clear = run.tested.get(client)
+        tone = "" if clear is False else tone_of(gains.get(client, 0.0), moved)
+        lines.append(
+            {
+                "client": client,
+                "before": _scaled(run, values[pair[0].name].get(client)) if pair else None,
+                "after": _scaled(run, values[pair[1].name].get(client)) if pair else None,
+                "tone": tone or "quiet",
+                "change": f"{moved}*" if clear else moved,
+            }
         )
-    ]
-    title = "how strongly models are held together (κ)"
-    axis = {
-        "labelAngle": 0,
-        "labelOverlap": True,
-        "grid": False,
-        "labelExpr": "split(datum.value, ' ')",
-    }
-    x: Spec = {
-        "field": "strength",
-        "type": "ordinal",
-        "sort": None,
-        "title": title,
-        "axis": axis,
-        "scale": {"domain": labels, "padding": 0.5, "type": "point"},
-    }
-    y = quantity("loss", "loss on rows left out", {"zero": False})
-    tip = tips(
-        strength="κ",
-        which=f"over {plural(run.word)}",
-        loss=("loss", ",.4~r"),
-        low=("one error less", ",.4~r"),
-        high=("one error more", ",.4~r"),
-    )
-    ends = {"x": x, "y": y}
-    one = {"detail": {"field": "which"}}
-    layers = [
-        layer(
-            "rule",
-            {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, **one},
-            style="quiet",
-        ),
-        layer(
-            "line",
-            {**ends, "strokeDash": vega.which(("mean", "worst fifth"))},
-            "datum.strength !== 'alone'",
-            style="own",
-        ),
-        layer(
-            "point", {**ends, **one, "tooltip": tip}, filled=True, size=70, opacity=1, style="own"
-        ),
-        layer("point", ends, "datum.chosen", style="knee", size=320),
-    ]
-    chosen, own = (
-        next((one for one in points if getattr(one, flag)), None) for flag in ("chosen", "personal")
-    )
-    ring = f" The ring is what was chosen: {_held_together(chosen, run.word)}." if chosen else ""
-    if own is not None and own is not chosen:
-        ring += f" The personal models of this page are {_held_together(own, run.word)}."
-    caption = (
-        f"On the left all {plural(run.word)} share one model, on the right each trains alone, regularised on its "
-        f"own. Training rows were left out in turn to see what is best; bars are one standard error.{ring}"
-    )
-    alt = f"Mean and worst fifth of the losses on rows left out, for {len(points)} strengths from one model to alone."
-    heading = "How alike should models be?"
-    return drawn(run, "strengths", heading, caption, alt, {"strengths": rows}, PART, layer=layers)
-
-
-def _held_together(point: StrengthPoint, word: str) -> str:
-    if math.isinf(point.strength) or not point.strength:
-        return (
-            f"every {word} alone"
-            if not point.strength
-            else "one model for all, the simplest of the good ones"
-        )
-    return f"models of their own, held together with κ = {point.label}"
-
-
-def coalition(run: ReportData) -> Figure | None:
-    """Show who gains from whom: by how much the loss of a row's client rises when a column's client leaves."""
-    found = run.coalition
-    if found is None or len(found.names) > MANY:
-        return None
-    rows: Rows = [
-        {
-            "client": i,
-            "other": j,
-            "effect": short(effect),
-            "words": percent(effect, signed=True),
-            "place": a,
-            "own": i == j,
-        }
-        for a, i in enumerate(found.names)
-        for j in found.names
-        for effect in [found.effect(i, j)]
-    ]
-    most = max((abs(row["effect"]) for row in rows if not row["own"]), default=0.0) or 1.0
-    N = len(found.names)
-    tone = {"domain": [-most, 0, most], "range": "diverging", "interpolate": "rgb"}
-    legend = {"title": "change of the row's loss", "format": "+.0%", "gradientLength": 160}
-    axis = {
-        "labelAngle": 40,
-        "labelAlign": "right",
-        "orient": "top",
-        "labelLimit": 130,
-        "grid": False,
-    }
-    x: Spec = {
-        "field": "other",
-        "type": "nominal",
-        "sort": None,
-        "scale": {"domain": list(found.names)},
-        "title": f"if this {run.word} left",
-        "axis": axis,
-    }
-    y = named(found.names, grid=False)
-    colour: Spec = {"field": "effect", "type": "quantitative", "scale": tone, "legend": legend}
-    tip = tips(client="stays", other="leaves", words="its loss")
-    strong = f"abs(datum.effect) > {0.8 * most}"
-    fits = {"expr": f"width / {N} > 40 ? 1 : 0"}
-    cell = {"x": x, "y": y, "tooltip": tip}
-    layers = [
-        layer("rect", {**cell, "color": colour}, "!datum.own"),
-        *(
-            layer(
-                "text",
-                {**cell, "text": {"field": "words"}},
-                f"!datum.own && {test}",
-                style=style,
-                opacity=fits,
-            )
-            for test, style in ((f"!({strong})", "ink"), (strong, "inverse"))
-        ),
-    ]
-    caption = (
-        f"Blue: the {run.word} of the row gains from the one of the column, its loss would be that much higher without "
-        f"it; orange: it would do better without it. {found.peace} None of this is tested for noise."
-    )
-    alt = f"By how much the loss of each of {N} {plural(run.word)} changes when another one leaves, as a heat map."
-    data = {"effects": rows}
-    return drawn(
-        run,
-        "coalition",
-        "Who gains from whom?",
-        caption,
-        alt,
-        data,
-        PART,
-        True,
-        height=CELL * N,
-        layer=layers,
-    )
-
-
-def shares(run: ReportData) -> Figure | None:
-    """Show what every client gets of all that is saved, its Shapley value, and what others would lose without it."""
-    found = run.coalition
-    if found is None or len(found.names) > MANY:
-        return None
-    names = sorted(found.names, key=lambda name: -found.rows[name]["shapley"])
-    rows: Rows = [
-        {
-            "client": client,
-            "kind": kind,
-            "value": short(found.share(value)),
-            "low": short(found.share(value - error)),
-            "high": short(found.share(value + error)),
-        }
-        for client in names
-        for own in [found.rows[client]]
-        for kind, value, error in zip(
-            PARTS,
-            (own["gets"], own["shapley"], found.missed(client)),
-            (0.0, own["errors"], 0.0),
-            strict=True,
-        )
-    ]
-    y = named(names)
-    percent = ".0%" if found.saved > 0 else ",.3~r"
-    x = vega.across("value", found.unit, LOOSE, grid=True, format=percent)
-    form = ".1%" if found.saved > 0 else ",.4~r"
+    title = _axis(run)
+    y = vega.named(names, labelExpr=DAGGER)
+    x = vega.across("value", title, LOOSE, grid=True)
     tip = tips(
         client=run.word,
-        kind="what",
-        value=(found.unit, form),
-        low=("from", form),
-        high=("to", form),
+        model="model",
+        value=(title, _format(run)),
+        train_rows="rows trained on",
+        test_rows="test rows",
+        weight="how much it counts (λ)",
     )
-    layers = [
-        layer("rule", {"x": {"datum": 0}}, style="quiet"),
-        layer("rule", {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}, style="knee"),
-        vega.dots({"y": y, "x": x, **vega.looks("kind", PARTS), "tooltip": tip}),
-    ]
-    some = any(own["errors"] for own in found.rows.values())
-    bars = " Bars are one standard error: not all orders were tried." if some else ""
-    caption = (
-        f"What a {run.word} gets is how much lower its own loss is than alone. What it brings is what all save when it "
-        f"comes, on average over the orders in which {plural(run.word)} could join (Shapley's value). Both add up to "
-        f"everything that is saved. The third is what the others would lose if it left now.{bars}"
-    )
-    alt = f"What each of {len(names)} {plural(run.word)} gets, brings, and what others would lose without it."
-    heading = "What each brings and gets"
-    height = STEP * len(names)
-    return drawn(
-        run,
-        "shares",
-        heading,
+    hollow: Spec = {"condition": {"test": "datum.few", "value": 0.1}, "value": 1}
+    order = [model.name for model in models]
+    encoding: Spec = {
+        "y": y,
+        "x": x,
+        **vega.looks("model", order),
+        "stroke": vega.colour("model", order),
+        "tooltip": tip,
+        "fillOpacity": hollow,
+    }
+    marks = layer("point", encoding, "", "clients", size=90, opacity=1, strokeWidth=1.8)
+    caption = f"Each row is one {run.word}; further {'right' if run.upwards else 'left'} is better."
+    if pair:
+        caption += " The line runs from before to after, and the number beside it is the change"
+        caption += (
+            ": green with * for a gain clear of noise, orange with * for such a loss, grey within."
+            if run.tested
+            else ": green for a gain, orange and dashed for a loss; noise was not tested."
+        )
+    if few:
+        caption += f" † hollow: fewer than {FEW} test rows, so uncertain."
+    return Figure(
+        "clients",
+        "Who gains, and who pays?" if pair else f"How every {run.word} is served",
         caption,
-        alt,
-        {"shares": rows},
-        PART,
-        True,
-        height=height,
-        layer=layers,
+        f"For each of {len(names)} {plural(run.word)}, the {title} of {', '.join(order)}.",
+        "models",
+        {"clients": points, "pairs": lines},
+        [*vega.changes("pairs", y, x), marks],
+        wide=True,
+        height=STEP * max(len(names), 2),
+        params={"few": few},
     )
 
 
-MAKERS = (
-    joining,
-    strengths,
-    coalition,
-    shares,
-    client_figures.clients,
-    client_figures.tradeoff,
-    predictions.reliability,
-    predictions.coefficients,
-    round_figures.weights,
-    round_figures.certificate,
-    round_figures.losses,
-    round_figures.communication,
-    client_figures.partition,
-    round_figures.absent,
-)
+def tradeoff(run: RunRecord) -> Figure | None:
+    """Show mean against worst 20 %: one point per model; a path is a line with a ring."""
+    models = [model for model in run.models if model.overall]
+    if len(models) < 3:  # two models fit into a sentence
+        return None
+    knee = run.path.knee if run.path else None
+    shown = [model.name for model in shown_models(run)]
+    names = [*shown, *(model.name for model in models if model.name not in shown)]
+    # names of close points would hide one another: the legend has the others
+    labelled = {*shown[:2], models[-1].name}
+    rows: Rows = []
+    for i, model in enumerate(models):
+        assert model.overall is not None
+        rows.append(
+            {
+                "model": model.name,
+                "order": i,
+                "mean": _scaled(run, model.overall.mean),
+                "worst_20": _scaled(run, model.overall.worst_20),
+                "worst": _scaled(run, model.overall.worst),
+                "worst_20_sd": _scaled(run, model.overall.worst_20_sd),
+                "knee": model.name == knee,
+                "label": f"{model.name} (suggested)"
+                if model.name == knee
+                else model.name * (model.name in labelled),
+            }
+        )
+    title = _axis(run)
+    form = _format(run)
+    scales = _scales(run, models)
+    ends: Spec = {
+        "x": vega.quantity("mean", f"mean {title}", scales[0], tickCount=5),
+        "y": vega.quantity("worst_20", f"worst 20 %: {title}", scales[1], tickCount=5),
+    }
+    more = {"worst_20_sd": ("± worst 20 %", ".2f")} if run.kind == "compare" else {}
+    tip = tips(
+        model="model",
+        mean=("mean", form),
+        worst_20=("worst 20 %", form),
+        worst=("worst", form),
+        **more,
+    )
+    looks = {**vega.looks("model", names)}
+    layers = [
+        vega.dots({**ends, **looks, "tooltip": tip}, "models", 130),
+        layer("text", {**ends, "text": {"field": "label"}}, "", "models", dy=-16),
+    ]
+    better = "Up and to the right" if run.upwards else "Down and to the left"
+    caption = f"{better} is better for both, and a step is as long on either axis."
+    if run.path:
+        line = layer("line", {**ends, "order": {"field": "order"}}, "", "models", style="quiet")
+        ring = layer("point", ends, "datum.knee", "models", style="knee", size=420)
+        layers = [line, ring, *layers]
+        caption += f" {meanings(run)}Suggested: {run.path.why}"
+        caption += f" The whole path took {whole(run.path.rounds)} rounds, each point from its "
+        caption += "neighbour."
+    return Figure(
+        "tradeoff",
+        "What fairness costs",
+        caption,
+        f"{len(models)} models as points: mean against worst 20 % of the {title}.",
+        "models",
+        {"models": rows},
+        layers,
+    )
 
 
-def figures(run: ReportData) -> tuple[Figure, ...]:
-    """Make all figures that the run has the numbers for."""
-    found = [figure for maker in MAKERS if (figure := maker(run)) is not None]
-    for part in {figure.part for figure in found}:
-        narrow = [i for i, figure in enumerate(found) if not figure.wide and figure.part == part]
-        if len(narrow) % 2:  # the last one has no neighbour: give it the full width
-            found[narrow[-1]] = replace(found[narrow[-1]], wide=True)
-    return tuple(found)
+def _scales(run: RunRecord, models: Sequence[ModelRecord]) -> list[Spec]:
+    """Return two axes of the same length, so that a gain on one looks as large as on the other."""
+    known = [model.overall for model in models if model.overall]
+    factor = 100 if run.upwards else 1
+    ends = []
+    for name in ("mean", "worst_20"):
+        values = [factor * float(getattr(one, name)) for one in known]
+        ends.append((min(values), max(values)))
+    least = 1.0 if run.upwards else 0.01 * max(abs(high) for _, high in ends)
+    half = 0.65 * max(least, *(high - low for low, high in ends))
+    scales: list[Spec] = []
+    for low, high in ends:
+        top = (low + high) / 2 + half
+        top = min(top, 100.0 + half / 8) if run.upwards else top
+        scales.append({"domain": [round(top - 2 * half, 6), round(top, 6)], "nice": False})
+    return scales
+
+
+def reliability(run: RunRecord) -> Figure | None:
+    """Show which share came true of rows with similar probabilities."""
+    rows = [row for row in run.bins if row.client == EVERYONE]
+    binned = {row.model for row in rows}
+    names = [name for name in shown_scores(run) if name in binned] if rows else []
+    if not names:
+        return None
+    points: Rows = [
+        {
+            "model": row.model,
+            "rows": row.rows,
+            "p": short(row.mean_probability),
+            "share": short(row.base_rate),
+            "low": short(row.low),
+            "high": short(row.high),
+        }
+        for row in rows
+        if row.model in names
+    ]
+    whole_axis: Spec = {"domain": [0, 1]}
+    two = len(run.labels) == 2
+    label = f"of “{brief(run.labels[1])}”" if two else "of the predicted label"
+    title = f"predicted probability {label}"
+    x = vega.across("p", title, whole_axis, format=".0%", grid=True)
+    y = vega.quantity("share", "came true", whole_axis, format=".0%")
+    tip = tips(
+        model="model",
+        p=("predicted", ".1%"),
+        share=("came true", ".1%"),
+        low=("from", ".1%"),
+        high=("to", ".1%"),
+        rows=("rows", ",d"),
+    )
+    line: Spec = {"x": {"datum": 0}, "y": {"datum": 0}, "x2": {"datum": 1}, "y2": {"datum": 1}}
+    looks = vega.looks("model", names)
+    bar: Spec = {
+        "x": x,
+        "y": {**y, "field": "low"},
+        "y2": {"field": "high"},
+        "stroke": vega.colour("model", names),
+    }
+    return Figure(
+        "reliability",
+        "Do probabilities hold?",
+        "Held-out rows, sorted by their predicted probability and cut into bins. On the line as "
+        "many came true as was predicted; above it more, below it fewer. Bars are 95 % intervals.",
+        f"Predicted probability against what came true, for {', '.join(names)}.",
+        "predictions",
+        {"bins": points},
+        [
+            layer("rule", line, style="quiet"),
+            layer("rule", bar, "", "bins", opacity=0.45),
+            vega.dots({"x": x, "y": y, **looks, "tooltip": tip}, "bins"),
+        ],
+    )
+
+
+def coefficients(run: RunRecord) -> Figure | None:
+    """Show what one deviation of a column adds to the output: the columns that add most."""
+    if not run.coefficients:
+        return None
+    known = run.coefficients[0].values
+    names = [name for name in dict.fromkeys([*ORDER[:2], *run.names]) if name in known][:6]
+    if not names:
+        return None
+    ranked = sorted(run.coefficients, key=lambda row: -max(abs(row.values[n]) for n in names))
+    ranked = ranked[:MOST_COLUMNS]
+    called = [f"{row.column} → {row.label}" if row.label else row.column for row in ranked]
+    points: Rows = []
+    ranges: Rows = []
+    for client, row in zip(called, ranked, strict=True):
+        points += [{"client": client, "model": n, "value": short(row.values[n])} for n in names]
+        if "personal_low" in row.values:
+            low, high = (short(row.values[f"personal_{end}"]) for end in ("low", "high"))
+            ranges.append({"client": client, "low": low, "high": high})
+    unit = "log-odds" if run.upwards else "the target"
+    y = vega.named(called, labelLimit={"expr": "clamp(width / 2, 120, 260)"})
+    x = vega.across("value", f"what one deviation adds to {unit}", LOOSE, grid=True)
+    tip = tips(client="column", model="model", value=("adds", "+.3~r"))
+    ends: Spec = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
+    of = f" of “{brief(run.labels[1])}”" if len(run.labels) == 2 else ""
+    grey = "Grey: from the least to the largest of the personal models. " if ranges else ""
+    marks: Spec = {"y": y, "x": x, **vega.looks("model", names), "tooltip": tip}
+    return Figure(
+        "coefficients",
+        "What do models look at?",
+        f"The {len(ranked)} columns that move predictions most: what one standard deviation more "
+        f"of it adds to {unit}{of}; to the left it speaks against. {grey}This is what models use, "
+        "not what causes anything.",
+        f"Standardised coefficients of {len(ranked)} columns under {', '.join(names)}.",
+        "predictions",
+        {"columns": points, "ranges": ranges},
+        [
+            layer("rule", {"x": {"datum": 0}}, style="quiet"),
+            layer("rule", ends, "", "ranges", style="rest", strokeWidth=7),
+            vega.dots(marks, "columns"),
+        ],
+        height=STEP * max(len(called), 2),
+    )
+
+
+def _rounds(run: RunRecord) -> Iterator[tuple[ModelRecord, RoundRecord]]:
+    """Choose the rounds to draw: no more per model than a line can show."""
+    for model in shown_models(run) or run.models:
+        count = len(model.history)
+        step = max((count - 1) / (MOST_ROUNDS - 1), 1.0)
+        places = {min(round(i * step), count - 1) for i in range(min(count, MOST_ROUNDS))}
+        yield from ((model, model.history[k]) for k in sorted(places))
+
+
+def certificate(run: RunRecord) -> Figure | None:
+    """Show the proven gap, where there is one."""
+    rows: Rows = []
+    gaps = []
+    for model, one in _rounds(run):
+        if one.certificate is not None and one.certificate > 0:
+            gaps.append(one.certificate)
+            gap = short(one.certificate)
+            rows.append({"model": model.name, "round": one.round, "certificate": gap})
+    if not rows:
+        return None
+    low = math.floor(math.log10(min(gaps)))
+    high = max(math.ceil(math.log10(max(gaps))), low + 1)
+    step = max(1, math.ceil((high - low) / 6))
+    powers = [float(f"1e{power}") for power in range(low, high + step, step)]
+    scale: Spec = {"type": "log", "domain": [powers[0], powers[-1]], "nice": False}
+    y = vega.quantity("certificate", "proven gap to the optimum", scale, format="~e", values=powers)
+    tip = tips(model="model", round=("round", "d"), certificate=("proven gap", ".2e"))
+    return Figure(
+        "certificate",
+        "How close to optimal, proven",
+        "What training minimises is at most this far above its smallest possible value, by proof "
+        "and with rounding counted; lower is closer.",
+        "The certificate of every model over rounds, on a logarithmic scale.",
+        "training",
+        {"certificates": rows},
+        _lines(run, rows, y, tip, "certificates"),
+    )
+
+
+def losses(run: RunRecord) -> Figure | None:
+    """Show the mean and the worst training loss."""
+    rows: Rows = []
+    found = []
+    for model, one in _rounds(run):
+        known = {
+            client: loss
+            for client, loss in zip(run.clients, one.losses, strict=False)
+            if loss is not None
+        }
+        if not known:
+            continue
+        worst = max(known, key=known.__getitem__)
+        mean = sum(known.values()) / len(known)
+        for name, value, who in (("mean", mean, ""), ("worst", known[worst], worst)):
+            if value > 0:
+                found.append(value)
+                rows.append(
+                    {
+                        "model": model.name,
+                        "round": one.round,
+                        "client": who,
+                        "which": name,
+                        "loss": short(value),
+                    }
+                )
+    if not rows:
+        return None
+    domain: list[float] = [0.97 * min(found), 1.03 * max(found)]
+    scale: Spec = {"type": "log", "domain": domain, "nice": False}
+    y = vega.quantity("loss", "training loss", scale, format=",.3~r")
+    tip = tips(
+        model="model",
+        which=f"over {plural(run.word)}",
+        client=f"worst {run.word}",
+        round=("round", "d"),
+        loss=("loss", ",.4~r"),
+    )
+    noisy = " Losses that clients have sent carry their noise." if run.privacy else ""
+    return Figure(
+        "losses",
+        "Losses while training",
+        f"The {run.word} with the largest loss (solid) and the mean over all (dashed), on training "
+        f"rows, regulariser included.{noisy}",
+        "Mean and worst training loss of every model over rounds, on a logarithmic scale.",
+        "training",
+        {"losses": rows},
+        _lines(run, rows, y, tip, "losses", strokeDash=vega.which(("mean", "worst"))),
+    )
+
+
+def _lines(
+    run: RunRecord, rows: Rows, y: Spec, tip: list[Spec], table: str, **more: Spec
+) -> list[Spec]:
+    """Draw a line per model over rounds, with its points."""
+    drawn = {row["model"] for row in rows}
+    names = [model.name for model in shown_models(run) or run.models if model.name in drawn]
+    x = vega.across("round", "round", tickMinStep=1)
+    ends: Spec = {"x": x, "y": y}
+    line: Spec = {**ends, "stroke": vega.colour("model", names), **more}
+    dots: Spec = {**ends, **vega.looks("model", names), "tooltip": tip}
+    return [layer("line", line, "", table), vega.dots(dots, table, 26)]

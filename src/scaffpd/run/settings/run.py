@@ -183,7 +183,6 @@ class TrainingSettings(SettingsTable):
     # whether to measure what every client contributes, by training without it; left out, if there are few clients
     coalition: key.Switch | None = None
     groups: key.Texts | None = None  # columns of a table whose groups are scored as well as clients
-    recalibrate: key.Switch = False  # whether to recalibrate every client's probabilities, by folds
 
 
 class PrivacyBudget(SettingsTable):

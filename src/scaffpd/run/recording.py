@@ -1,0 +1,384 @@
+"""From trained models and measurements to the record of a run, and its tables as CSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+import scaffpd
+from scaffpd.data.tabular.agree import CLASSIFICATION
+from scaffpd.federation import Vector
+from scaffpd.files import csv_text
+from scaffpd.machine import environment
+from scaffpd.numbers import between
+from scaffpd.run.prepare import Prepared, described
+from scaffpd.run.record import (
+    ClientScore,
+    CoalitionRecord,
+    GainInterval,
+    JoiningRecord,
+    JoiningRow,
+    JoiningTotal,
+    ModelRecord,
+    Overall,
+    PathRecord,
+    PrivacyRecord,
+    RoundRecord,
+    RunRecord,
+    TableReading,
+)
+from scaffpd.run.scores import HeldOutScores
+from scaffpd.run.train import AVERAGE, FAIR, SPREAD, Trained
+from scaffpd.study.coalitions import Coalition
+from scaffpd.study.gains import ALONE, Joining
+from scaffpd.training.history import History
+from scaffpd.training.metrics import Weights, every, worst_fifth
+
+MOST_LABELS = 12  # that are named among the settings
+CLIPS = {
+    "clip": "gradient C",
+    "loss_clip": "loss B",
+    "radius": "length of a row R",
+    "smoothness": "smoothness L",
+}
+NOISES = {"noise": "of gradients z", "loss_noise": "of losses z_L"}
+Cell = str | int | float | bool | None
+Row = dict[str, Cell]
+
+
+def record(
+    kind: Literal["train", "path", "demo"],
+    title: str,
+    command: str,
+    prepared: Prepared,
+    models: Sequence[Trained],
+    *,
+    config: str = "",
+    reading: TableReading | None = None,
+    path: PathRecord | None = None,
+    joining: Joining | str = "",
+    coalition: Coalition | None = None,
+    scored: HeldOutScores | None = None,
+    verdict: Sequence[str] = (),
+    answers: Mapping[str, str] | None = None,
+) -> RunRecord:
+    """Make the record of a run; `joining` is what that brings, or why it is not known."""
+    measured = joining_record(joining) if isinstance(joining, Joining) else None
+    if measured is not None and verdict:
+        said = {"sentence": verdict[0], "details": " ".join(verdict[1:])}
+        measured = measured.model_copy(update=said)
+    caution = joining.caution if isinstance(joining, Joining) else joining
+    privacy = _privacy(models)
+    return RunRecord(
+        kind=kind,
+        title=title,
+        command=command,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=scaffpd.__version__,
+        task=prepared.task,
+        measure=prepared.measure,
+        split=prepared.split,
+        labels=list(prepared.labels),
+        word=" ".join(prepared.word.split()) or "client",
+        clients=list(prepared.names),
+        models=[_model(one, prepared, measured) for one in models],
+        verdict=list(verdict),
+        answers=dict(answers or {}),
+        remarks=list(prepared.remarks),
+        cautions=[caution] if caution else [],
+        path=path,
+        privacy=privacy,
+        joining=measured,
+        coalition=None if coalition is None else _coalition(coalition),
+        scores=scored.scores if scored else [],
+        bins=scored.bins if scored else [],
+        coefficients=scored.coefficients if scored else [],
+        settings=_settings(prepared, privacy),
+        config=config,
+        environment=environment(),
+        reading=reading,
+        fills={client: dict(own) for client, own in prepared.fills.items()},
+    )
+
+
+def _model(one: Trained, prepared: Prepared, joining: JoiningRecord | None) -> ModelRecord:
+    """Describe how a model was trained, how that ended, and how it serves every client."""
+    result = one.result
+    clients = _client_scores(one, prepared, joining)
+    values = {
+        score.client: score.test_score if prepared.test else score.train_score for score in clients
+    }
+    costs = ("exchanges", "bytes_up", "bytes_down", "seconds")
+    return ModelRecord.model_validate(
+        {
+            "name": one.name,
+            "role": one.role,
+            "objective": "" if one.objective is None else repr(one.objective),
+            "algorithm": "chosen by itself" if one.algorithm == "Fair" else one.algorithm,
+            "status": str(result.status),
+            "message": result.message,
+            "certificate": float(result.certificate),
+            "rounds": result.rounds,
+            **{name: result.history[name][-1].item() for name in costs},
+            "strength": one.strength,
+            "overall": Overall.of(values, prepared.upwards),
+            "clients": clients,
+            "history": round_records(result.history, one.scores),
+        }
+    )
+
+
+def round_records(
+    history: History, scores: Mapping[int, Mapping[str, float]] | None = None
+) -> list[RoundRecord]:
+    """Make a record of every round of a history, with the scores of those that were scored."""
+    found = []
+    vectors = zip(history.losses, history.weights, strict=True) if history.every_client else None
+    for k, number in enumerate(history["round"].tolist()):
+        own = (scores or {}).get(number, {})
+        losses, weights = next(vectors) if vectors is not None else ((), ())
+        found.append(
+            RoundRecord(
+                round=number,
+                certificate=history["certificate"][k].item(),
+                accepted=history["accepted"][k].item(),
+                exchanges=history["exchanges"][k].item(),
+                bytes_up=history["bytes_up"][k].item(),
+                bytes_down=history["bytes_down"][k].item(),
+                absent=history["absent"][k].item(),
+                seconds=history["seconds"][k].item(),
+                losses=list(losses),
+                weights=list(weights),
+                **{name: own.get(name) for name in SPREAD},
+            )
+        )
+    return found
+
+
+def _client_scores(
+    one: Trained, prepared: Prepared, joining: JoiningRecord | None
+) -> list[ClientScore]:
+    spent = one.result.privacy
+    marks = _marks(one, joining)
+    found = []
+    for i, name in enumerate(one.result.names):
+        y = np.asarray((prepared.test or prepared.train)[i][1])
+        labels = prepared.task == CLASSIFICATION and len(y) > 0
+        test = one.test
+        found.append(
+            ClientScore(
+                client=name,
+                weight=float(one.result.weights[i]),
+                train_rows=int(one.train.counts[i]),
+                test_rows=0 if test is None else int(test.counts[i]),
+                train_loss=float(one.train.loss[i]),
+                test_loss=None if test is None else float(test.loss[i]),
+                train_score=float(one.train.accuracy[i]),
+                test_score=None if test is None else float(test.accuracy[i]),
+                clear=marks.get(name),
+                majority=float(np.bincount(y).max() / len(y)) if labels else None,
+                epsilon=None if spent is None else float(spent.epsilon[i]),
+            )
+        )
+    return found
+
+
+def _marks(one: Trained, joining: JoiningRecord | None) -> dict[str, bool]:
+    """Return which changes of the model after are more than chance.
+
+    Of labels that is McNemar's test; of numbers, the intervals of its gain over the average model.
+    """
+    if one.role != "after":
+        return {}
+    if one.clear is not None:
+        return dict(zip(one.result.names, one.clear, strict=True))
+    if one.name != FAIR or joining is None or joining.splits > 1 or FAIR not in joining.models:
+        return {}
+    gains = {client: own[FAIR].over_average for client, own in joining.by_client.items()}
+    return {
+        client: found.gain.low > 0 or found.gain.high < 0
+        for client, found in gains.items()
+        if found
+    }
+
+
+def joining_record(found: Joining) -> JoiningRecord:
+    """Make the record of what joining brings."""
+    totals = []
+    for k, model in enumerate(found.models):
+        losses = found.loss[k]
+        totals.append(
+            JoiningTotal(
+                model=model,
+                test_loss_mean=float(every(losses) @ losses),
+                test_loss_worst_20=float(worst_fifth(losses) @ losses),
+                clearly_lose=found.losers(model),
+                over_alone_mean=_gain(found, model, ALONE, every),
+                over_alone_worst_20=_gain(found, model, ALONE, worst_fifth),
+                over_average_mean=_gain(found, model, AVERAGE, every),
+                over_average_worst_20=_gain(found, model, AVERAGE, worst_fifth),
+            )
+        )
+    rows = []
+    for i, client in enumerate(found.names):
+        only = partial(_only, i)
+        for k, model in enumerate(found.models):
+            rows.append(
+                JoiningRow(
+                    client=client,
+                    model=model,
+                    train_rows=found.rows[i][0],
+                    test_rows=found.rows[i][1],
+                    test_loss=float(found.loss[k, i]),
+                    test_score=float(found.score[k, i]),
+                    over_alone=_gain(found, model, ALONE, only),
+                    over_average=_gain(found, model, AVERAGE, only),
+                    score_over_alone=_change(found, model, ALONE, only),
+                    score_over_average=_change(found, model, AVERAGE, only),
+                )
+            )
+    return JoiningRecord(
+        recommendation=found.recommendation,
+        sentence=found.sentence,
+        details=found.details,
+        interval=found.method,
+        splits=found.splits,
+        kappa=found.strength,
+        totals=totals,
+        rows=rows,
+    )
+
+
+def _only(i: int, losses: Vector) -> Vector:
+    """Return weights of one client alone."""
+    weights: Vector = np.eye(len(losses))[i]
+    return weights
+
+
+def _gain(found: Joining, model: str, over: str, of: Weights) -> GainInterval | None:
+    """Return by how much a loss is lower; `None` against itself."""
+    if model == over:
+        return None
+    value, low, high = found.gain(model, over, of)
+    return GainInterval(value=value, low=low, high=high)
+
+
+def _change(found: Joining, model: str, over: str, of: Weights) -> GainInterval | None:
+    """Return the gain in accuracy (a share) or error (the target's unit); likewise."""
+    if model == over:
+        return None
+    value, low, high = found.change(model, over, of).ends
+    return GainInterval(value=value, low=low, high=high)
+
+
+def _coalition(found: Coalition) -> CoalitionRecord:
+    summary = found.summary()
+    return CoalitionRecord(sentence=summary["sentence"], clients=summary["clients"])
+
+
+def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
+    """State what all models together have cost the clients' records."""
+    private = models[-1].private
+    spent = models[-1].result.privacy
+    if private is None or spent is None:
+        return None
+    clips = {name: getattr(private, name) for name in CLIPS}
+    noise = {name: getattr(private, name) for name in NOISES}
+    return PrivacyRecord(
+        epsilon=spent.worst,
+        delta=spent.delta,
+        budget=private.budget,
+        clients=dict(zip(spent.names, spent.epsilon.tolist(), strict=True)),
+        clips={name: value for name, value in clips.items() if value is not None},
+        noise={
+            name: np.atleast_1d(value).tolist()
+            for name, value in noise.items()
+            if value is not None
+        },
+        seeded=isinstance(private.secret, int),
+        models=len(models),
+    )
+
+
+def _settings(prepared: Prepared, privacy: PrivacyRecord | None) -> dict[str, str]:
+    """Describe data, model and noise for people."""
+    labels = ", ".join(prepared.labels[:MOST_LABELS])
+    more = len(prepared.labels) - MOST_LABELS
+    found = {
+        "Data": prepared.about,
+        "Model": described(prepared.model),
+        "Task": prepared.task,
+        "Labels": labels + (f" and {more} more" if more > 0 else ""),
+    }
+    if privacy is not None:
+        clips = [f"{CLIPS[name]} = {value:g}" for name, value in privacy.clips.items()]
+        noise = [f"{NOISES[name]} = {between(value)}" for name, value in privacy.noise.items()]
+        found["Privacy: clips"] = ", ".join(clips)
+        found["Privacy: noise multipliers"] = ", ".join(noise)
+    return {name: value for name, value in found.items() if value}
+
+
+def exports(run: RunRecord) -> dict[str, str]:
+    """Write the tables of a record as CSV, by file name; no command reads them back."""
+    tables: dict[str, list[Row]] = {
+        "rounds.csv": list(_round_rows(run)),
+        "clients.csv": list(_client_rows(run)),
+        "joining.csv": list(_joining_rows(run)),
+        "scores.csv": [
+            {"model": row.model, "by": row.by, "group": row.group, "rows": row.rows, **row.values}
+            for row in run.scores
+        ],
+        "coefficients.csv": [
+            {"column": row.column, "label": row.label, **row.values} for row in run.coefficients
+        ],
+    }
+    return {
+        name: csv_text(rows, list(dict.fromkeys(key for row in rows for key in row)))
+        for name, rows in tables.items()
+        if rows
+    }
+
+
+def _round_rows(run: RunRecord) -> Iterator[Row]:
+    score = f"{run.split}_{run.measure}"
+    for model in run.models:
+        for one in model.history:
+            row: Row = {"model": model.name}
+            row |= one.model_dump(exclude={"losses", "weights", *SPREAD})
+            row |= {f"{score}_{name}": getattr(one, name) for name in SPREAD}
+            row |= {
+                f"{what}[{client}]": value
+                for what, values in (("loss", one.losses), ("weight", one.weights))
+                for client, value in zip(run.clients, values, strict=False)
+            }
+            yield row
+
+
+def _client_rows(run: RunRecord) -> Iterator[Row]:
+    for model in run.models:
+        for score in model.clients:
+            own = score.model_dump(exclude={"majority", "deviation", "client"})
+            names = {f"{split}_score": f"{split}_{run.measure}" for split in ("train", "test")}
+            if run.privacy is None:
+                del own["epsilon"]
+            yield {"model": model.name, "client": score.client} | {
+                names.get(name, name): value for name, value in own.items()
+            }
+
+
+def _joining_rows(run: RunRecord) -> Iterator[Row]:
+    for row in run.joining.rows if run.joining else ():
+        found: Row = row.model_dump(include={"client", "model", "train_rows", "test_rows"})
+        found |= {"test_loss": row.test_loss, f"test_{run.measure}": row.test_score}
+        for start, loss in (("", "over"), (f"{run.measure}_", "score_over")):
+            for over in ("alone", AVERAGE):
+                gain: GainInterval | None = getattr(row, f"{loss}_{over}")
+                ends = (None,) * 3 if gain is None else (gain.value, gain.low, gain.high)
+                names = [f"{start}gain_over_{over}{end}" for end in ("", "_low", "_high")]
+                found |= dict(zip(names, ends, strict=True))
+        found["pays"] = row.over_alone.gain.pays if row.over_alone else None
+        yield found

@@ -1,0 +1,316 @@
+"""The verdict says what the numbers say: gains, losses, nothing, few rows, no proof."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cases.records import model, record, rounds
+from scaffpd.federation import ClientScores
+from scaffpd.numbers import brief, change, measured, plain, plural, small, whole
+from scaffpd.run.page.clients import client_lines
+from scaffpd.run.page.verdict import (
+    NOT_COVERED,
+    SEEDED,
+    answers,
+    cautions,
+    meanings,
+    promise,
+    verdict,
+)
+from scaffpd.run.record import (
+    ClientScore,
+    GainInterval,
+    JoiningRecord,
+    JoiningRow,
+    JoiningTotal,
+    Overall,
+    PathRecord,
+    PrivacyRecord,
+    ScoreRow,
+)
+from scaffpd.training.metrics import Summary
+
+
+def story(before, after, *, clear=None, rows=500, names=None, measure="accuracy", **about):
+    """Two models with these scores at every client."""
+    names = names or [f"site {i}" for i in range(len(before))]
+    marks = None if clear is None else dict(zip(names, clear, strict=True))
+    upwards = measure == "accuracy"
+    old = dict(zip(names, before, strict=True))
+    new = dict(zip(names, after, strict=True))
+    return record(
+        model("average", old, role="before", upwards=upwards, rows=rows),
+        model("fair", new, role="after", upwards=upwards, rows=rows, clear=marks),
+        measure=measure,
+        **about,
+    )
+
+
+TEN = [0.5, 0.6, *[0.9] * 8]
+
+
+def moved(worst, rest):
+    return [0.5 + worst, 0.6 + worst, *[0.9 + rest] * 8]
+
+
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        (moved(0.112, -0.038), "gains 11.2 points; the average loses 0.8 points."),
+        (moved(0.112, 0.0), "gains 11.2 points; the average gains 2.2 points."),
+        (moved(0.08, -0.02), "gains 8.0 points; the average stays where it was."),
+        (moved(-0.03, 0.02), "loses 3.0 points; the average gains 1.0 points."),
+        (moved(0.0, -0.02), "stays where it was; the average loses 1.6 points."),
+        (moved(0.0004, 0.0), "stays where it was; the average stays where it was."),
+        (moved(0.0006, 0.0), "gains 0.1 points; the average stays where it was."),
+    ],
+)
+def test_gains_and_losses(after, sentence):
+    assert verdict(story(TEN, after))[0] == f"The worst-served fifth of clients {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("after", "sentence"),
+    [
+        ([55.0, 40.0], "falls by 8.3 %; the average falls by 5.0 %."),
+        ([54.0, 47.0], "falls by 10.0 %; the average rises by 1.0 %."),
+        ([60.01, 40.0], "stays where it was; the average stays where it was."),
+    ],
+)
+def test_errors_fall_and_rise(after, sentence):
+    told = story([60.0, 40.0], after, measure="rmse", word="decade")
+    assert verdict(told)[0] == f"The error of the worst-served decade {sentence}"
+
+
+def test_the_headline_says_on_what_rows_at_which_point_and_whether_it_is_noise():
+    names = ["va", "swiss", "c"]
+    said = verdict(story([0.7, 0.8, 0.9], [0.85, 0.75, 0.9], names=names))
+    assert said[1] == "Served worst was va with 70.0\u00a0%; now it is swiss with 75.0\u00a0%."
+    same = verdict(story([0.7, 0.8, 0.9], [0.7, 0.8, 0.9], names=names))
+    assert same[1] == "Served worst is va with 70.0\u00a0%, before and after."
+    noise = verdict(story(TEN, moved(0.1, 0), clear=[False] * 10))
+    assert noise[0].startswith("No change is clear of noise: the worst-served fifth")
+    trained = story(TEN, TEN)
+    models = [
+        m.model_copy(
+            update={
+                "clients": [s.model_copy(update={"train_score": s.test_score}) for s in m.clients]
+            }
+        )
+        for m in trained.models
+    ]
+    trained = record(*models, split="train")
+    assert verdict(trained)[0].startswith("On the rows trained on, the worst-served fifth")
+    assert cautions(trained)[0].startswith("Nothing was held out")
+    assert verdict(story(TEN, TEN, verdict=["One.", "Two."])) == ["One.", "Two."]
+
+
+def test_one_model_is_not_compared():
+    one = record(model("fair", {"a": 0.5, "b": 0.9}))
+    assert verdict(one)[0] == (
+        "The worst-served client, a, has 50.0\u00a0%; the mean over all is 70.0\u00a0%."
+    )
+    waits = model("deployed", {}, message="It waits.", status="paused")
+    assert verdict(record(waits)) == ["There is no result yet.", "It waits."]
+
+
+def test_a_path_is_about_its_knee():
+    about = PathRecord(parameter="rho", objective="ChiSquare", knee="fair", why="why.", rounds=3)
+    told = story(TEN, moved(0.1, 0), kind="path", path=about)
+    assert verdict(told)[0].startswith("At fair, which is suggested, the worst-served fifth")
+    assert answers(told)["What to do?"] == "Use “fair”, which is suggested."
+    unclear = story(TEN, moved(0.1, 0), clear=[False] * 10, kind="path", path=about)
+    assert answers(unclear)["What to do?"].endswith("suggested; no gain is clear of noise.")
+    average = about.model_copy(update={"knee": "average"})
+    models = [told.models[0], told.models[1].model_copy(update={"role": ""})]
+    stays = record(*models, kind="path", path=average)
+    assert verdict(stays)[0] == "Suggested: why."
+    assert answers(stays)["What to do?"] == "Keep “average”, which is suggested."
+
+
+def test_a_comparison_names_both_methods():
+    told = story(TEN, moved(0.1, 0), kind="compare")
+    assert verdict(told)[0].startswith("Fair against average: the worst-served fifth of clients")
+    assert answers(told) == {}
+
+
+def test_the_table_paints_no_change_as_no_gain():
+    told = story([0.5, 0.6, 0.7, 0.8], [0.5001, 0.65, 0.6, 0.9], clear=[True, True, True, False])
+    cells = [(line.change.text, line.change.tone) for line in client_lines(told)]
+    assert cells == [("0.0*", ""), ("+5.0*", "gain"), ("−10.0*", "loss"), ("+10.0", "")]
+    errors = story([2.0, 1.0], [1.5, 1.25], measure="rmse")
+    cells = [(line.change.text, line.change.tone) for line in client_lines(errors)]
+    assert cells == [("−0.500", "gain"), ("+0.250", "loss")]
+
+
+def joined(gains, recommendation="personal", overall=(0.2, 0.1, 0.3)):
+    """What joining brings these clients: gains of personal models over alone, half an interval."""
+    rows = []
+    for client, (gain, half) in gains.items():
+        for name, value in (("alone", None), ("average", 0.0), ("personal", gain)):
+            interval = None
+            if value is not None:
+                interval = GainInterval(value=value, low=value - half, high=value + half)
+            loss = 1.0 - (value or 0.0)
+            about = {"client": client, "model": name, "train_rows": 9, "test_rows": 9}
+            rows.append(JoiningRow(**about, test_loss=loss, over_alone=interval))
+    value, low, high = overall
+    total = JoiningTotal(
+        model="personal",
+        test_loss_mean=1.0,
+        test_loss_worst_20=1.0,
+        clearly_lose=0,
+        over_alone_mean=GainInterval(value=value, low=low, high=high),
+    )
+    return JoiningRecord(
+        recommendation=recommendation, sentence="Sentence.", totals=[total], rows=rows
+    )
+
+
+def test_the_five_questions_are_answered_by_what_joining_brings():
+    gains = {"a": (0.3, 0.1), "b": (0.2, 0.1), "j": (-0.04, 0.01)}
+    gains |= dict.fromkeys("cdefghi", (0.01, 0.1))
+    said = answers(story(TEN, TEN, names=[*"abcdefghij"], word="site", joining=joined(gains)))
+    assert list(said.values()) == [
+        "a and b, clearly, against training alone; for the other 7 sites it is within noise.",
+        "With personal models the mean loss on held-out rows is 20 % lower than alone "
+        "(95 % interval 10 to 30 %): clear of noise.",
+        "Join, and let every site make the shared model its own: “personal”.",
+        "j: with personal models clearly worse off than alone, by up to 4.0\u00a0%.",
+        "Proven for “average” and “fair”: on the rows trained on, no model of this kind does "
+        "better by more than 1.0 · 10⁻⁷. How it does on new rows is measured, not proven.",
+    ]
+
+
+def test_noise_is_called_noise_in_every_answer():
+    gains = {c: (0.05 - 0.02 * i, 0.5) for i, c in enumerate("abcdefghij")}
+    found = joined(gains, "alone", (0.01, -0.1, 0.1))
+    who, much, do, cost, _ = answers(story(TEN, TEN, word="site", joining=found)).values()
+    assert (
+        who == "Nobody clearly: with personal models, every difference from alone is within noise."
+    )
+    assert much.endswith("(95 % interval 10 % higher to 10 % lower): within noise.")
+    assert do == "Let every site train alone: joining is not clearly better."
+    assert cost == "Nobody clearly. The most is 13\u00a0% at j, which is within noise."
+
+
+@pytest.mark.parametrize(
+    ("clear", "who", "do"),
+    [
+        ([True, False, False], "va, clearly", "Use “fair”: it costs nobody clearly."),
+        ([False] * 3, "Nobody clearly", "Keep “average”: no gain of “fair” is clear of noise."),
+        ([True, False, True], "va, clearly", "Weigh it: “fair” helps some and costs others."),
+        (None, "1 of 3 hospitals do better, 1 worse", "Weigh it: “fair” helps some and costs"),
+    ],
+)
+def test_without_joining_the_change_from_before_to_after_answers(clear, who, do):
+    about = {"names": ["va", "b", "c"], "word": "hospital", "clear": clear}
+    said = answers(story([0.7, 0.8, 0.9], [0.75, 0.8, 0.85], **about))
+    assert said["Who gains?"].startswith(who)
+    assert said["What to do?"].startswith(do)
+    assert "5.0 points" in said["Whom does it cost?"]
+    assert "70.0\u00a0% → 75.0\u00a0%" in said["How much, and is it clear of noise?"]
+
+
+def changed(told, **changes):
+    return record(told.models[0], told.models[1].model_copy(update=changes))
+
+
+def test_what_is_not_proven_is_said():
+    told = story(TEN, moved(0.1, 0))
+    assert cautions(told) == []
+    assert cautions(changed(told, certificate=None)) == ["The model “fair” has no certificate."]
+    limit = changed(told, status="round limit")
+    assert "but proven within 1.0 · 10⁻⁷ of" in cautions(limit)[0]
+    blind = changed(told, status="round limit", certificate=None)
+    assert "how far it is from the optimum is not known" in cautions(blind)[0]
+    assert answers(blind)["How sure is the optimum?"].startswith("Nothing is proven")
+    # a gap above the objective itself proves nothing: losses, and so the optimum, are at least zero
+    history = rounds(61.0, losses=[0.5] * 10, weights=[0.1] * 10)
+    empty = changed(told, certificate=61.0, history=history)
+    name = "the proven gap, 61.00, is larger than the objective itself, 0.500"
+    assert cautions(empty) == [f"The certificate of the model “fair” says nothing: {name}."]
+    assert answers(empty)["How sure is the optimum?"].startswith(f"Not at all: {name}")
+    proven = changed(told, certificate=0.001, history=history)
+    sure = answers(proven)["How sure is the optimum?"]
+    assert "more than 1.0 · 10⁻³, 0.2\u00a0% of what is minimised" in sure
+
+
+def test_few_rows_one_label_and_changes_in_the_noise_are_warned_of():
+    few = cautions(story(TEN, moved(0.1, 0), rows=20))
+    start = "All 10 clients have fewer than 30 test rows (marked †)"
+    assert few == [f"{start}: their numbers are uncertain."]
+    told = story([0.7, 0.8], [0.75, 0.8], clear=[True, False], names=["a", "b"])
+    assert cautions(told) == [
+        "From “average” to “fair”: of 2 clients, 1 change in accuracy is clear of noise (marked *)."
+    ]
+    scores = [
+        ClientScore(client=name, test_rows=50, test_score=0.9, majority=share)
+        for name, share in (("a", 0.6), ("b", 0.93))
+    ]
+    alike = model("fair", {"a": 0.9, "b": 0.9}).model_copy(update={"clients": scores})
+    assert cautions(record(alike))[0].startswith("At b, one label for every row would be right")
+
+
+def test_a_model_that_expects_too_much_is_called_so():
+    def row(name, gap):
+        values = {"mean_probability": 0.4 + gap, "base_rate": 0.4, "calibration_gap": gap}
+        ends = {"calibration_gap_low": gap - 0.02, "calibration_gap_high": gap + 0.02}
+        return ScoreRow(model=name, by="client", group="all rows", rows=99, values=values | ends)
+
+    def said(average, fair):
+        rows = [row("average", average), row("fair", fair)]
+        told = story(TEN, moved(0.1, 0), labels=["well", "ill"], scores=rows)
+        return [text for text in cautions(told) if "expects" in text]
+
+    assert said(0.0, 0.01) == said(0.1, 0.05) == []  # within noise, or no worse than average
+    assert said(0.0, 0.05) == [
+        "“fair” expects 45.0\u00a0% “ill” where 40.0\u00a0% is true: 5.0 points too many "
+        "(95 % interval 3.0 to 7.0)."
+    ]
+
+
+def test_the_promise_of_privacy_and_its_limits():
+    spent = {"va": 3.25, "b": 3.9996}
+    about = {"epsilon": 3.9996, "delta": 1e-5, "clients": spent, "models": 2}
+    assert promise(PrivacyRecord(**about)) == (
+        "(ε, δ) = (4.00, 1e-05) for every record, both models together; "
+        "the least of a client is 3.25."
+    )
+    assert promise(PrivacyRecord(epsilon=1, delta=1e-6)).endswith("for every record.")
+    told = story(TEN, TEN, privacy=PrivacyRecord(**about))
+    assert cautions(told) == [NOT_COVERED]
+    open_ = PrivacyRecord(**about | {"seeded": True, "delta": 0.01})
+    found = cautions(story(TEN, TEN, privacy=open_))
+    assert found[0] == SEEDED
+    assert found[1].startswith("δ = 0.01 is no less than one over the 100 rows of site 0")
+
+
+def test_symbols_are_explained_where_they_stand():
+    told = story(TEN, TEN)
+    assert meanings(told) == ""
+    assert meanings(changed(told, objective="ChiSquare(rho=0.1)")).startswith("ρ")
+
+
+def test_the_worst_fifth_is_that_of_the_metrics():
+    values = np.random.default_rng(0).random(23)
+    names = tuple(map(str, range(23)))
+    found = Overall.of(dict(zip(names, values, strict=True)), True)
+    expected = Summary.of(ClientScores(names, -values, values, np.ones(23, int))).accuracy
+    assert (found.mean, found.worst_20) == pytest.approx((expected.mean, expected.worst_20))
+    assert (found.worst, found.worst_client) == (expected.worst, expected.worst_client)
+
+
+def test_numbers_as_they_are_written():
+    assert [measured(v, "accuracy") for v in (0.12345, None)] == ["12.3\u00a0%", "–"]
+    assert [change(v, "accuracy") for v in (0.0123, -0.02, 0.0001)] == ["+1.2", "−2.0", "0.0"]
+    assert [change(v, "rmse") for v in (1.234, -0.5, 0.0)] == ["+1.23", "−0.500", "0"]
+    values = (0.0, 0.00123, 0.5, 12.345, 123.45, 12345.6, -2.5)
+    texts = ["0.000", "0.0012", "0.500", "12.35", "123.5", "12\u202f346", "−2.50"]
+    assert [plain(v) for v in values] == texts
+    assert [whole(v) for v in (8.0, 12.5, 100000)] == ["8", "12.50", "100\u202f000"]
+    assert [small(v) for v in (3.2e-7, 0.0, None)] == ["3.2 · 10⁻⁷", "0", "–"]
+    words = ("client", "country", "box", "day", "class")
+    assert [plural(w) for w in words] == ["clients", "countries", "boxes", "days", "classes"]
+    assert brief("x" * 100) == "x" * 47 + "…"
