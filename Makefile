@@ -17,7 +17,7 @@ demo: $(VENV)/.demo
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
-# real processes of FLARE and Flower with TLS; one after the other, they are many already
+# real processes of FLARE with TLS; one after the other, they are many already
 test-deploy: $(READY)
 	$(BIN)/python -m pytest -m "deploy and not long" $(DEPLOY)
 

@@ -32,7 +32,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "tests/deploy", "benchmarks")]
 
-from deploy_cases import (  # noqa: E402
+from cases.silos import (  # noqa: E402
     FakeClock,
     Faulty,
     Killed,
@@ -42,7 +42,7 @@ from deploy_cases import (  # noqa: E402
     model_of,
     opened,
 )
-from secure_silos import secured  # noqa: E402 - silos and faults are those of the tests
+from cases.silos import secured  # noqa: E402 - silos and faults are those of the tests
 
 from cases.reference import reference_optimum  # noqa: E402
 from scaffpd.deploy.coordinate import coordinate  # noqa: E402

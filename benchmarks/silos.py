@@ -27,7 +27,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "deploy")]
 
-from deploy_cases import FakeClock, encoded, federation, model_of  # noqa: E402 - silos are those of the tests
+from cases.silos import FakeClock, encoded, federation, model_of  # noqa: E402 - silos are those of the tests
 
 import scaffpd as sp  # noqa: E402
 from cases.reference import reference_optimum  # noqa: E402

@@ -92,7 +92,7 @@ def a_round_on_a_cohort() -> list[str]:
 def a_question_to_a_silo() -> list[str]:
     """Ask deployed silos, behind a transport in this process, for their losses and gradients at a point."""
     from scaffpd.deploy.coordinate import coordinate
-    from scaffpd.deploy.local import write_hospitals
+    from scaffpd.deploy.hospitals import write_hospitals
     from scaffpd.deploy.messages import InProcess
     from scaffpd.deploy.remote import Remote
     from scaffpd.deploy.silo.silo import Silo
@@ -106,7 +106,7 @@ def a_question_to_a_silo() -> list[str]:
         return answers[0]
 
     with tempfile.TemporaryDirectory() as folder:
-        file, places = write_hospitals(Path(folder), 4)
+        file, places = write_hospitals(Path(folder))
         silos = {name: Silo.open(path) for name, path in places.items()}
         Remote.gradients = watched  # type: ignore[method-assign]
         try:

@@ -10,9 +10,8 @@ from scaffpd.data.tabular.agree import PREPARED, VERSION
 from scaffpd.deploy.agreement import settle
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.remote import Remote
-from scaffpd.deploy.session import Membership, Session
+from scaffpd.deploy.session import Session
 from scaffpd.deploy.silo.silo import Silo
-from scaffpd.run.settings.federation import FaultPolicy
 from scaffpd.run.settings.model_file import Setup
 
 NAMES = ("a", "b", "c", "d")
@@ -97,11 +96,9 @@ def remote_of(model, folder, runtime, projections, algorithm):
     secure = {"projections": projections} if "masked" in runtime else {}
     schema = {"version": VERSION, "task": PREPARED, "standardise": False, "dimension": 1}
     setup = Setup("everything:Everything", {}, schema, nothing, nothing, "", secure)
-    facts = settle(session, NAMES, setup, 60.0)
-    policy = FaultPolicy(quorum=1)
-    membership = Membership(session, NAMES, policy, lambda event: None)
+    facts = settle(session, NAMES, setup)
     if "masked" not in runtime:
-        return Remote(membership, facts)
+        return Remote(session, facts)
     from scaffpd.deploy.secure import MaskedRemote  # needs cryptography
 
-    return Remote(membership, facts, MaskedRemote)
+    return Remote(session, facts, MaskedRemote)

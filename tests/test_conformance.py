@@ -10,9 +10,9 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from deploy_cases import no_locks  # noqa: F401 - a fixture
 
 import scaffpd as sp
+from cases.silos import no_locks  # noqa: F401 - a fixture
 from runtimes import MODELS, NAMES, RUNTIMES, data_of, federation_of, model_of
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
@@ -358,25 +358,6 @@ def test_the_problems_differ_between_clients():
         losses = measure(model).losses(point(measure(model)))
         assert len(set(np.round(losses, 6))) == N
     assert isinstance(measure("squared"), sp.Cohort)
-
-
-@pytest.mark.parametrize("batch", [None, 5])
-def test_a_silo_that_leaves_is_bounded_by_its_last_answer(batch, tmp_path):
-    """Its losses and gradients are made up from the answer before, over all samples or over a minibatch."""
-    remote = federation_of("remote", "squared", tmp_path)
-    x = point(remote)
-    y = point(remote, 2)
-    before = remote.gradients(x, batch, (1,))
-    mu = float(remote.constants().strong_convexity[1])
-    remote.channel.membership.absent.add(NAMES[1])
-    after = remote.gradients(y, batch, (2,))
-    way = y - x
-    c = before.each()[1]
-    np.testing.assert_allclose(after.each()[1], c + mu * way, rtol=1e-12)
-    expected = before.losses[1] + float(c @ way) + mu / 2 * float(way @ way)
-    np.testing.assert_allclose(after.losses[1], expected, rtol=1e-12)
-    assert np.isinf(after.rounding[0][1])
-    assert remote.channel.stood_in
 
 
 def test_nobody_takes_the_place_of_our_questions():

@@ -40,7 +40,7 @@ from scaffpd.objectives import QFair as QFair
 from scaffpd.objectives import Tilted as Tilted
 from scaffpd.privacy import Private as Private
 from scaffpd.privacy import Spent as Spent
-from scaffpd.secure import SecureAggregation as SecureAggregation
+from scaffpd.secure.aggregation import SecureAggregation as SecureAggregation
 from scaffpd.study.choosing import Choice as Choice
 from scaffpd.study.choosing import choose as choose
 from scaffpd.study.coalitions import Coalition as Coalition

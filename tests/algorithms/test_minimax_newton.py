@@ -194,7 +194,7 @@ def test_what_a_round_sends():
 
 def test_secure_sums_refuse_it():
     cohort = sp.Cohort(single(0, 4, 3, 10), sp.Linear("logistic", l2=0.1))
-    from scaffpd.secure import SecureAggregation
+    from scaffpd.secure.aggregation import SecureAggregation
 
     masked = SecureAggregation(cohort, projections=True)
     with pytest.raises(sp.InputError, match="Secure sums hide"):

@@ -14,7 +14,7 @@ import scaffpd as sp
 from scaffpd.algorithms import ALGORITHMS
 from scaffpd.cli import app
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.local import write_hospitals
+from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.run.settings.reading import kind_of
@@ -95,7 +95,7 @@ def test_it_is_compared(own):
 
 
 def deployed(folder, listed, kind=ALGORITHM):
-    path, places = write_hospitals(folder, 2)
+    path, places = write_hospitals(folder)
     text = path.read_text().replace("[objective]", f'[algorithm]\nkind = "{kind}"\n\n[objective]')
     path.write_text(text[: text.index("[training]")] + "[training]\nrounds = 4\ntol = 0\n")
     for place in places.values():

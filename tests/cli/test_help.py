@@ -9,8 +9,8 @@ import shutil
 import click
 import pytest
 import typer
-from deploy_cases import QUICK, federation, run
 
+from cases.silos import QUICK, federation, run
 from scaffpd import cli
 from scaffpd.cli import EXIT_CODES
 from scaffpd.run.settings.federation import FederationFile

@@ -64,7 +64,6 @@ FILES = {
     "task.toml": silo("good.csv", more='task = "classify"\n'),
     "test.toml": silo("good.csv", more="[split]\ntest = 1.5\n"),
     "nan.toml": silo("good.csv", more="[split]\ntest = nan\n"),
-    "seed.toml": silo("good.csv", more="[split]\nseed = -1\n"),
     "algorithm.toml": silo("good.csv", more='[limits]\nalgorithms = ["scaffpd"]\n'),
     "entry.toml": 'name = "a"\n[data]\nentry = "nomodule:load"\n',
     "both.toml": silo("good.csv", more='entry = "m:load"\n'),
@@ -75,7 +74,6 @@ FILES = {
     "rho.toml": federation(objective=OBJECTIVE.replace("0.1", "0")),
     "kind.toml": federation(objective=OBJECTIVE.replace("ChiSquare", "chisquare")),
     "method.toml": federation('[algorithm]\nkind = "scaffpd"\n'),
-    "quorum.toml": federation("[faults]\nquorum = 5\n"),
     "port.toml": federation("[server]\nport = 99999\n"),
     "model.safetensors": "no",
     "file": "x",
@@ -118,8 +116,6 @@ LINES = [
     ("compare --alpha 0", "compare needs --alpha > 0 and finite, got 0.0."),
     ("deploy local --seconds -1", "deploy needs --seconds > 0, got -1.0."),
     ("deploy resume here --seconds nan", "deploy needs --seconds > 0, got nan."),
-    ("deploy local --silos 0", "There are patients for 2 to 22 silos, not for 0."),
-    ("deploy local --silos 1000", "There are patients for 2 to 22 silos, not for 1000."),
     # names
     (
         "compare digts",
@@ -155,7 +151,6 @@ LINES = [
         "deploy local federation.toml --silo good.toml",
         "'federation.toml' names the silo 'b': give --silo FILE for each silo (given: a).",
     ),
-    ("deploy resume federation.toml --kit full", "A run on FLARE needs both --kit and --job."),
     # folders and files
     ("demo --out file", "Cannot write to the folder 'file': it is a file."),
     ("demo --out file/below", "Cannot write to the folder 'file/below': Not a directory."),
@@ -183,7 +178,7 @@ LINES = [
     ),
     (
         "deploy resume nowhere",
-        "There is no deployment of `scaffpd deploy local` in 'nowhere': give its --out folder",
+        "There is no deployment in 'nowhere': give the --out folder",
     ),
     ("deploy flare federation.toml --out file", "'file' is a file: name a folder with --out."),
     # settings files
@@ -223,7 +218,6 @@ LINES = [
         "'test.toml' needs a share from 0 to below 1 for split.test, got 1.5.",
     ),
     ("silo check nan.toml", "'nan.toml' needs a share from 0 to below 1 for split.test, got nan."),
-    ("silo check seed.toml", "'seed.toml' needs a whole number >= 0 for split.seed, got -1."),
     (
         "silo check algorithm.toml",
         "Unknown algorithm in 'algorithm.toml', 'scaffpd': did you mean 'ScaffPD'?",
@@ -254,7 +248,6 @@ LINES = [
         "deploy flare method.toml",
         "Unknown algorithm.kind in 'method.toml', 'scaffpd': did you mean 'ScaffPD'?",
     ),
-    ("deploy flare quorum.toml", "'quorum.toml' has a quorum of 5, but only 2 silos."),
     (
         "deploy flare port.toml",
         "'port.toml' needs a whole number from 1 to 65535 for server.port, got 99999.",

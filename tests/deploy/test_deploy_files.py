@@ -26,7 +26,7 @@ DEPLOY = ROOT / "deploy"
 PAGE = ROOT / "docs" / "deploy" / "install.md"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-PARTS = ("coordinator", "cleveland", "hungarian", "switzerland")
+PARTS = ("coordinator", "cleveland", "hungarian", "switzerland", "va")
 HARDENED = {
     "ProtectSystem=strict",
     "NoNewPrivileges=yes",
@@ -54,16 +54,13 @@ def value(lines, word):
     return next(line.removeprefix(f"{word} ") for line in lines if line.startswith(f"{word} "))
 
 
-def test_the_image_starts_a_part_without_root_and_asks_the_port_that_it_serves():
+def test_the_image_starts_a_part_without_root():
     stages = instructions()
     start = json.loads(value(stages["runtime"], "ENTRYPOINT")) + json.loads(
         value(stages["runtime"], "CMD")
     )
     understood(start)
-    volume = value(stages["runtime"], "VOLUME")
-    port = start[start.index("--serve") + 1]
-    assert volume in start
-    assert f"http://127.0.0.1:{port}/healthz" in value(stages["runtime"], "HEALTHCHECK")
+    assert value(stages["runtime"], "VOLUME") in start
     assert value(stages["online"], "USER") == "10001"
     assert value(stages["online"], "FROM") == "runtime AS online"
     assert list(stages)[-1] == "online"  # what `docker build` makes without --target
@@ -71,15 +68,6 @@ def test_the_image_starts_a_part_without_root_and_asks_the_port_that_it_serves()
     for name in ("src", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
         assert f"!{name}" in sent
         assert (ROOT / name).exists()
-
-
-def test_the_health_check_of_the_image_fails_where_nobody_answers():
-    words = json.loads(value(instructions()["runtime"], "HEALTHCHECK").partition("CMD ")[2])
-    words = [word.replace("9464", str(free_ports(1)[0])) for word in words]
-    assert (
-        subprocess.run([sys.executable, *words[1:]], capture_output=True, check=False).returncode
-        != 0
-    )
 
 
 def test_every_part_has_a_volume_of_its_own_and_no_rights():
@@ -92,7 +80,7 @@ def test_every_part_has_a_volume_of_its_own_and_no_rights():
         assert "no-new-privileges:true" in part["security_opt"]
     assert services["train"]["volumes"] == services["coordinator"]["volumes"]
     understood(["scaffpd", *services["train"]["command"]])
-    assert services["train"]["healthcheck"] == {"disable": True}  # it serves nothing
+    assert services["train"]["restart"] == "on-failure"
     given = {mount.split(":")[1] for mount in services["prepare"]["volumes"]}
     assert given == {"/prepare.sh", *(f"/parts/{name}" for name in PARTS)}
 
@@ -151,13 +139,6 @@ def test_manifests_fit_the_image():
         assert main["args"] == [
             f"{home}/part" if word == home else word for word in json.loads(value(runtime, "CMD"))
         ]
-        asked = json.loads(value(runtime, "HEALTHCHECK").partition("CMD ")[2])
-        # a log that was changed must not have the silo started again and again
-        assert main["livenessProbe"]["exec"]["command"] == [
-            word.replace("healthz", "livez") for word in asked
-        ]
-        if one["metadata"]["name"] == "scaffpd-silo":
-            assert main["readinessProbe"]["exec"]["command"] == asked
         mounted = {mount["mountPath"] for mount in main["volumeMounts"]}
         assert mounted == {value(runtime, "VOLUME"), "/tmp"}
 
@@ -209,7 +190,6 @@ def test_the_pages_commands_exist():
 def converged(run):
     outcome = json.loads((run / "outcome.json").read_text())
     assert outcome["status"] == "converged"
-    assert outcome["members"] == list(PARTS[1:])
     assert 0 <= outcome["certificate"] <= 1e-6
 
 
@@ -251,9 +231,7 @@ def proxy():
 def test_the_commands_for_plain_services_train_a_model_and_leave_no_process(tmp_path, proxy):
     """As they stand on the page, with ports that are free and this very package; and through a proxy."""
     code = blocks(PAGE, "sh")[1]
-    ports = free_ports(6)
-    for port, free in zip(("9464", "9465", "9466", "9467"), ports[2:], strict=True):
-        code = code.replace(port, str(free))
+    ports = free_ports(2)
     (tmp_path / "deploy").symlink_to(DEPLOY)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "scaffpd").write_text(
@@ -278,7 +256,7 @@ def test_the_commands_for_plain_services_train_a_model_and_leave_no_process(tmp_
     converged(tmp_path / "parts" / "coordinator" / "run")
     assert (tmp_path / "parts" / "coordinator" / "run" / "report.html").is_file()
     assert "converged, last heard of" in words
-    assert "no line was changed" in words
+    assert "are accounted for" in " ".join(words.split())
     assert proxy.asked.count(f"CONNECT localhost:{ports[0]}") >= len(PARTS) - 1
     mark = f"SCAFFPD_PLAYED={tmp_path}".encode()
     assert [p.name for p in Path("/proc").glob("[0-9]*") if mark in _environment(p)] == []

@@ -1,78 +1,60 @@
-"""The engines give the cohort's numbers, survive what they must survive, and leave nothing behind."""
+"""FLARE for real: mutual TLS, a process tree per silo on loopback, and what is killed among them."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
+import signal
+import socket
+import ssl
 import time
 
 import numpy as np
 import psutil
 import pytest
-from deploy_cases import (
+from test_runtime_agreement import OBJECTIVE, agrees
+
+import scaffpd as sp
+from cases.silos import (
     asking_for_sums,
     cohort,
     federation,
     is_right,
     model_of,
-    mostly_long,
     opened,
 )
-from hurting import kill_job, kill_server, kill_silo, restart_server
-from test_runtime_agreement import OBJECTIVE, agrees, settings
-
-import scaffpd as sp
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.deployed_run import DeployedRun, Outcome
-from scaffpd.deploy.local import LocalDeployment, engine_named
+from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.deploy.local import LocalDeployment
 from scaffpd.deploy.messages import InProcess
-from scaffpd.deploy.supervise import RetryPolicy, Supervisor, wait_for
+from scaffpd.deploy.processes import wait_for
 from scaffpd.run.settings.federation import FederationFile
 
-NAMES = ("ScaffPD", "Scaffold", "FedAvg", "DRFA")
+pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
 
+from scaffpd.deploy.flare.admin import follow
+from scaffpd.deploy.flare.local import FlareEngine
 
-def outcome_of(path):
-    return Outcome.of(DeployedRun(FederationFile.read(path).folder))
-
-
-@pytest.mark.parametrize(
-    "name", mostly_long(NAMES, "ScaffPD", "Scaffold")
-)  # the silos' answers: test_conformance
-def test_flower_in_this_process(tmp_path, name):
-    pytest.importorskip("flwr", reason="needs scaffpd[flower]")
-    from flower_simulator import simulate
-
-    path, places = settings(tmp_path, name, rounds=5)
-    simulate(path, places)
-    agrees(path, places, outcome_of(path))
-
-
-@pytest.mark.deploy
-@pytest.mark.parametrize("name", NAMES)
-def test_flares_simulator(tmp_path, name):
-    pytest.importorskip("nvflare", reason="needs scaffpd[flare]")
-    from flare_simulator import simulate
-
-    path, places = settings(tmp_path, name)
-    simulate(path, places, tmp_path / "work")
-    agrees(path, places, outcome_of(path))
+pytestmark = pytest.mark.deploy
+SLOWLY = {
+    "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n\n[objective]',
+    "1e-6": "1e-9",
+}
+FAULTS = "\n[faults]\ntimeout = 8.0\nstart_timeout = 20.0\n"
 
 
 class Deployed:
     """One engine for many runs: the federation's file is written anew for each."""
 
-    def __init__(self, kind, folder):
-        self.folder = folder
+    def __init__(self, folder):
         self.path, self.places = federation(folder)
         self.text = self.path.read_text()
         for place in self.places.values():
             place.write_text(place.read_text() + '\n[limits]\nalgorithms = "all"\n')
-        self.engine = engine_named(kind, self.path, self.places, folder / "work")
+        self.engine = FlareEngine(self.path, self.places, folder / "work")
         self.runs = 0
 
     def write(self, replacing=None, more=""):
-        """A new run's settings."""
+        """A new run's settings, and its folder."""
         self.runs += 1
         text = self.text.replace('folder = "run"', f'folder = "run-{self.runs}"')
         for old, new in (replacing or {}).items():
@@ -81,86 +63,22 @@ class Deployed:
         self.path.write_text(text + more)
         return DeployedRun(FederationFile.read(self.path).folder)
 
-    def supervise(self, folder, look=lambda: None, seconds=400):
-        quorum = FederationFile.read(self.path).faults.quorum
-        said = []
-        Supervisor(
-            self.engine,
-            folder,
-            RetryPolicy(quorum, waiting=90, seconds=seconds, settle=5),
-            said.append,
-            look,
-        ).run()
-        if self.engine.running():
-            self.engine.abort()
-        wait_for(lambda: not self.engine.running(), 60)
-        return outcome_of(self.path), said
+    def follow(self, look=lambda: None):
+        file = FederationFile.read(self.path)
+        return follow(self.engine, file, 400.0, lambda words: None, look)
 
 
-def engine(kind, factory):
-    pytest.importorskip(
-        {"flare": "nvflare", "flower": "flwr"}[kind], reason=f"needs scaffpd[{kind}]"
-    )
-    deployed = Deployed(kind, factory.mktemp(kind))
+@pytest.fixture(scope="module")
+def flare(tmp_path_factory):
+    deployed = Deployed(tmp_path_factory.mktemp("flare"))
     try:
         deployed.engine.start()
         yield deployed
     finally:
         deployed.engine.stop()
     assert deployed.engine.processes.pids() == set()
-
-
-@pytest.fixture(scope="module")
-def flare(tmp_path_factory):
-    yield from engine("flare", tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def flower(tmp_path_factory):
-    yield from engine("flower", tmp_path_factory)
-
-
-def conforms(deployed, name):
-    from test_runtime_agreement import EVERYTHING
-
-    change = {OBJECTIVE: EVERYTHING[name][0], "rounds = 500\ntol = 1e-6": "rounds = 20\ntol = 0"}
-    folder = deployed.write(change)
-    outcome, _ = deployed.supervise(folder, seconds=1200)
-    agrees(deployed.path, deployed.places, outcome)
-
-
-@pytest.mark.deploy
-@pytest.mark.parametrize("name", NAMES)
-def test_flares_processes_give_the_cohorts_numbers(flare, name):
-    conforms(flare, name)
-
-
-@pytest.mark.deploy
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n == "FedAvg" else pytest.mark.long) for n in NAMES]
-)
-def test_flowers_processes_give_the_cohorts_numbers(flower, name):
-    conforms(flower, name)
-
-
-@pytest.mark.deploy
-def test_flares_processes_with_secure_sums_known_by_their_certificates(flare):
-    """Every silo takes cards that are signed by a startup kit only; the coordinator adds masked vectors."""
-    from scaffpd.deploy.silo.silo import Silo
-
-    folder = flare.write(more="\n[secure]\n")
-    outcome, _ = flare.supervise(folder)
-    is_right(flare.path, flare.places, outcome)
-    kit = flare.engine.kit("va") / "startup"
-    card = Silo.open(flare.places["va"], kit).masking.party.identity.card
-    assert card.certificate == (kit / "client.crt").read_bytes()
-
-
-SLOWLY = {
-    "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n\n[objective]',
-    "1e-6": "1e-9",
-}
-FAULTS = "\n[faults]\nquorum = 2\ntimeout = 8.0\nprobe = 4.0\nstart_timeout = 90.0\nmax_age = 2\n"
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", deployed.engine.port), timeout=2)
 
 
 def at_round(folder, number, act):
@@ -168,78 +86,115 @@ def at_round(folder, number, act):
     done = []
 
     def look():
-        if not done and folder.seen() >= number:
+        if not done and folder.rounds() >= number:
             done.append(True)
             act()
 
     return look
 
 
-@pytest.mark.deploy
-def test_a_killed_flare_site_is_dropped_or_back(flare):
+@pytest.mark.parametrize(
+    "name", ["ScaffPD", *(pytest.param(n, marks=pytest.mark.long) for n in ("FedAvg", "DRFA"))]
+)
+def test_processes_give_the_cohorts_numbers(flare, name):
+    from test_runtime_agreement import EVERYTHING
+
+    change = {OBJECTIVE: EVERYTHING[name][0], "rounds = 500\ntol = 1e-6": "rounds = 20\ntol = 0"}
+    flare.write(change)
+    agrees(flare.path, flare.places, flare.follow())
+
+
+def test_secure_sums(flare):
+    flare.write(more="\n[secure]\n")
+    is_right(flare.path, flare.places, flare.follow())
+
+
+def test_strangers_are_refused(flare):
+    """Nobody gets to talk to the server without a certificate of this federation."""
+    root = flare.engine.kit("va") / "startup" / "rootCA.pem"
+    context = ssl.create_default_context(cafile=str(root))
+    context.set_alpn_protocols(["h2"])
+    with socket.create_connection(("127.0.0.1", flare.engine.port), timeout=5) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname="localhost") as stream:
+                stream.settimeout(5)
+                stream.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+                assert stream.recv(1) == b""
+        except (ssl.SSLError, ConnectionError):
+            pass
+
+
+def test_a_site_that_was_killed_takes_part_in_the_next_job_of_the_same_run(flare):
+    """FLARE admits nobody to a job that runs: the run pauses, and its next job has everybody."""
     folder = flare.write(SLOWLY, FAULTS)
-    outcome, _ = flare.supervise(folder, at_round(folder, 3, lambda: kill_silo(flare.engine, "va")))
+    strike = at_round(folder, 3, lambda: flare.engine.processes.kill("va"))
+    outcome = flare.follow(strike)
+    assert (outcome.status, outcome.final) == ("paused", False)
+    assert "'va'" in outcome.sentence
     flare.engine.start_silo("va")
-    is_right(flare.path, flare.places, outcome)
-    assert "va" not in outcome.members
-    wait_for(lambda: "va" in flare.engine.connected(), 60)
+    outcome = flare.follow()
+    assert_undisturbed(flare, outcome)
 
 
-@pytest.mark.deploy
-def test_a_killed_flare_job_process_is_made_good(flare):
+@pytest.mark.long
+def test_a_site_that_hangs_for_a_while_is_waited_for(flare):
+    folder = flare.write(SLOWLY, FAULTS.replace("timeout = 8.0", "timeout = 60.0"))
+
+    def hang():
+        members = flare.engine.processes.members("va")
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for process in members:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+            time.sleep(12.0 if number == signal.SIGSTOP else 0.0)
+
+    assert_undisturbed(flare, flare.follow(at_round(folder, 3, hang)))
+
+
+def test_a_killed_server_goes_on_with_the_same_numbers(flare):
     folder = flare.write(SLOWLY, FAULTS)
-    outcome, said = flare.supervise(
-        folder, at_round(folder, 3, lambda: kill_job(flare.engine, "hungarian"))
-    )
-    is_right(flare.path, flare.places, outcome)
-    assert any("started anew" in sentence for sentence in said)
-
-
-@pytest.mark.deploy
-@pytest.mark.parametrize("kind", ["flare", pytest.param("flower", marks=pytest.mark.long)])
-def test_a_killed_server_goes_on_with_the_same_numbers(kind, request):
-    deployed = request.getfixturevalue(kind)
-    folder = deployed.write(SLOWLY, FAULTS.replace("timeout = 8.0", "timeout = 60.0"))
 
     def strike():
-        kill_server(deployed.engine)
-        restart_server(deployed.engine)
+        flare.engine.processes.kill("server")
+        flare.engine.start_server()
 
-    outcome, _ = deployed.supervise(folder, at_round(folder, 4, strike))
+    outcome = None
+    while outcome is None or not outcome.final:  # as a service manager would
+        with contextlib.suppress(sp.InputError):
+            outcome = flare.follow(at_round(folder, 4, strike))
+    assert_undisturbed(flare, outcome)
+
+
+def assert_undisturbed(deployed, outcome):
+    """The run has the model of one in this process, to the last digit."""
     disturbed = model_of(deployed.path)
     deployed.write(SLOWLY, FAULTS)
-    undisturbed = coordinate(deployed.path, InProcess(opened(deployed.places)))
-    assert outcome == undisturbed
+    expected = coordinate(deployed.path, InProcess(opened(deployed.places)))
+    assert outcome == expected
     np.testing.assert_array_equal(disturbed, model_of(deployed.path))
 
 
-@pytest.mark.deploy
 def test_deploy_local_leaves_nothing_behind(tmp_path):
-    pytest.importorskip("nvflare", reason="needs scaffpd[flare]")
     before = {p.pid for p in psutil.process_iter()}
     lines = []
-    said = []
-    started = time.monotonic()
-    deployment = LocalDeployment.hospitals(tmp_path / "here", "flare", 4)
-    outcome = deployment.run(lines.append, said.append)
+    deployment = LocalDeployment.hospitals(tmp_path / "here")
+    outcome = deployment.run(lines.append, lambda words: None)
     assert outcome.certificate <= 1e-6
-    assert time.monotonic() - started < 120
-    wanted = sp.train(
-        asking_for_sums(FederationFile.read(deployment.federation).method),
-        cohort(deployment.federation, deployment.silos),
-        rounds=500,
-        tol=1e-6,
-    )
+    method = asking_for_sums(FederationFile.read(deployment.federation).method)
+    here = cohort(deployment.federation, deployment.silos)
+    wanted = sp.train(method, here, rounds=500, tol=1e-6)
     np.testing.assert_allclose(model_of(deployment.federation), wanted.x, rtol=0, atol=1e-9)
-    assert [line["round"] for line in lines if "round" in line] == list(
-        range(1, outcome.rounds + 1)
-    )
-    mine = [
-        p
-        for p in psutil.process_iter()
-        if p.pid not in before and str(tmp_path) in " ".join(_words(p))
-    ]
-    assert mine == []
+    made = [line["round"] for line in lines if "round" in line]
+    assert made == list(range(1, outcome.rounds + 1))
+
+    def mine():
+        return [
+            p
+            for p in psutil.process_iter()
+            if p.pid not in before and str(tmp_path) in " ".join(_words(p))
+        ]
+
+    assert wait_for(lambda: mine() == [], 10.0)
     assert sorted(p.name for p in (tmp_path / "here").iterdir()) == sorted(
         ["deployment.json", "federation.toml", "run", *deployment.silos]
     )
@@ -250,53 +205,3 @@ def _words(process):
         return process.cmdline()
     except psutil.Error:
         return []
-
-
-@pytest.mark.deploy
-@pytest.mark.long
-def test_soak_twenty_random_kills(tmp_path_factory):
-    """Twenty kills of silos, their job processes and the server at random: never a wrong result, never a hang."""
-    pytest.importorskip("nvflare", reason="needs scaffpd[flare]")
-    random = np.random.default_rng(int(os.environ.get("SOAK_SEED", "0")))
-    kills = []
-    deployed = Deployed("flare", tmp_path_factory.mktemp("soak"))
-    deployed.engine.start()
-    try:
-        while len(kills) < int(os.environ.get("SOAK_KILLS", "20")):
-            folder = deployed.write(SLOWLY, FAULTS)
-            when = sorted(random.integers(1, 12, size=2).tolist())
-
-            def look(when=when, folder=folder):
-                if when and folder.seen() >= when[0]:
-                    when.pop(0)
-                    kills.append(_strike(deployed.engine, random, list(deployed.places)))
-
-            started = time.monotonic()
-            outcome, _ = deployed.supervise(folder, look)
-            assert time.monotonic() - started < 400
-            is_right(deployed.path, deployed.places, outcome)
-            for name in deployed.places:
-                if name not in deployed.engine.connected():
-                    kill_silo(deployed.engine, name)
-                    deployed.engine.start_silo(name)
-            assert wait_for(lambda: deployed.engine.connected() == set(deployed.places), 90)
-    finally:
-        deployed.engine.stop()
-    assert deployed.engine.processes.pids() == set()
-    shutil.rmtree(deployed.folder)
-
-
-def _strike(engine, random, silos):
-    """Kill something, and let it come back or not."""
-    kind = random.choice(["silo", "job", "server", "silo and back"])
-    name = str(random.choice(silos))
-    if kind == "server":
-        kill_server(engine)
-        engine.start_server()
-    elif kind == "job":
-        kill_job(engine, name)
-    else:
-        kill_silo(engine, name)
-        if kind == "silo and back":
-            engine.start_silo(name)
-    return kind, name

@@ -15,21 +15,22 @@ import pytest
 
 pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
 
-import yaml
-from deploy_cases import federation
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 from nvflare.fuel.utils import fobs
 
+from cases.refusals import refuses
+from cases.silos import federation
 from forked import forked
 from scaffpd import cli
-from scaffpd.deploy import supervise
-from scaffpd.deploy.flare import client, provision, server
-from scaffpd.deploy.flare.admin import AdminSession, LostError, _adopted
-from scaffpd.deploy.flare.local import FlareEngine
-from scaffpd.deploy.flare.provision import FlareProject, write_project
+from scaffpd.deploy.deployed_run import DeployedRun, Outcome, write_outcome
+from scaffpd.deploy.flare import admin, client, provision, server
+from scaffpd.deploy.flare.admin import AdminSession, FlareJob, LostError, follow
+from scaffpd.deploy.flare.local import FlareEngine, place_store
+from scaffpd.deploy.flare.provision import FlareProject
 from scaffpd.deploy.messages import Failure
 from scaffpd.deploy.processes import Processes, free_ports
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationFile
 
 
 class Proxy:
@@ -91,39 +92,6 @@ def test_a_site_that_fails_does_not_keep_the_others_back(reply, words):
     assert words in answers["b"].reason
 
 
-class Wired(Proxy):
-    """One whose connection FLARE can tell about; `codes` are what pings return, the last one for good."""
-
-    def __init__(self, reply, *codes):
-        super().__init__(reply)
-        self.codes = list(codes)
-        cell = types.SimpleNamespace(core_cell=types.SimpleNamespace(send_request=self.ping))
-        self.backend = types.SimpleNamespace(cell=cell, target_fqcn="b.job")
-
-    def ping(self, channel, topic, target, request, timeout, optional):
-        code = self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
-        return types.SimpleNamespace(get_header=lambda name: code)
-
-
-@pytest.mark.parametrize(
-    ("codes", "gone"),
-    [
-        (["comm_error"], True),
-        (["target_unreachable"], True),
-        (["timeout"], False),
-        (["comm_error", "ok"], False),
-    ],
-)
-def test_a_closed_connection_is_not_waited_for_and_a_busy_site_is(monkeypatch, codes, gone):
-    """What FLARE returns is one thing: a ping to a closed connection comes back; a late one says nothing."""
-    monkeypatch.setattr(server, "LOOK", 0.05)
-    transport = server.CollabTransport({"a": Proxy(lambda q, t: q), "b": Wired(hangs, *codes)})
-    start = time.monotonic()
-    answers = transport.ask({"a": b"1", "b": b"2"}, 1.5)
-    assert answers["a"] == b"1"
-    assert ("No connection" in answers["b"].reason, time.monotonic() - start < 1.4) == (gone, gone)
-
-
 def test_a_site_of_no_job_is_gone():
     answer = server.CollabTransport({}).ask({"z": b"1"}, 0.2)["z"]
     assert answer == Failure("The site is not part of this job.")
@@ -176,10 +144,10 @@ def test_a_silo_is_found_only_by_what_is_local(tmp_path, monkeypatch):
 
 def test_a_silo_of_another_name_is_refused(monkeypatch, tmp_path):
     fake = types.ModuleType("scaffpd.deploy.silo.silo")
-    fake.Silo = types.SimpleNamespace(open=lambda file, kit: types.SimpleNamespace(name="south"))
+    fake.Silo = types.SimpleNamespace(open=lambda file: types.SimpleNamespace(name="south"))
     monkeypatch.setitem(sys.modules, "scaffpd.deploy.silo.silo", fake)
     with pytest.raises(InputError, match="'south', but FLARE knows this site as 'north'"):
-        client.open_silo("north", tmp_path / "silo.toml", tmp_path / "startup")
+        client.open_silo("north", tmp_path / "silo.toml")
 
 
 def test_a_refusal_tells_nothing_but_its_sentence(monkeypatch):
@@ -216,7 +184,7 @@ def test_the_federation_file_is_named_by_the_job_the_environment_or_the_folder(
 
 
 def test_the_job_carries_no_code(tmp_path):
-    folder = provision.write_job("hospitals", tmp_path, quorum=3)
+    folder = provision.write_job("hospitals", tmp_path, 3)
     assert {file.suffix for file in folder.rglob("*") if file.is_file()} == {".json"}
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["min_clients"] == 3
@@ -227,7 +195,7 @@ def test_the_job_carries_no_code(tmp_path):
 
 
 def test_the_jobs_path_of_the_federation_survives_flare(tmp_path):
-    folder = provision.write_job("hospitals", tmp_path, federation="/somewhere/federation.toml")
+    folder = provision.write_job("hospitals", tmp_path, 2, "/somewhere/federation.toml")
     assert (
         "/somewhere/federation.toml"
         in (folder / "app" / "config" / "config_fed_server.json").read_text()
@@ -240,11 +208,8 @@ def paths(node):
     return set().union(*map(paths, node)) if isinstance(node, list) else set()
 
 
-def test_a_project_names_server_silos_and_coordinator(tmp_path):
-    written = write_project(
-        FlareProject("hospitals", ("north", "south"), "fl.example.org", quorum=2), tmp_path
-    )
-    document = yaml.safe_load(written.project.read_text())
+def test_a_project_names_server_silos_and_coordinator():
+    document = FlareProject("hospitals", ("north", "south"), "fl.example.org").document()
     kinds = {person["name"]: person["type"] for person in document["participants"]}
     assert kinds == {
         "fl.example.org": "server",
@@ -252,10 +217,6 @@ def test_a_project_names_server_silos_and_coordinator(tmp_path):
         "south": "client",
         "coordinator@scaffpd.org": "admin",
     }
-    assert any("nvflare provision -p project.yml" in line for line in written.coordinator)
-    assert any(str(written.job) in line for line in written.coordinator)
-    assert any("start.sh" in line for line in written.silo)
-    assert written.job.is_absolute()
 
 
 @pytest.mark.parametrize(
@@ -263,8 +224,6 @@ def test_a_project_names_server_silos_and_coordinator(tmp_path):
     [
         ({"name": "two words"}, "two words"),
         ({"silos": ("Long Beach",)}, "Long Beach"),
-        ({"silos": ()}, "at least one silo"),
-        ({"silos": ("a", "a")}, "name of its own"),
         ({"silos": ("server",)}, "called like the server"),
         ({"host": "-nowhere"}, "-nowhere"),
     ],
@@ -294,28 +253,27 @@ def test_a_site_allows_two_classes_no_code_and_no_log_streaming(tmp_path):
     assert all(role.get("byoc", "none") == "none" for role in rights.values())
 
 
-def test_tls_cannot_be_turned_off(tmp_path):
-    with pytest.raises(InputError, match="mutual TLS"):
-        FlareEngine(tmp_path / "f.toml", {"a": tmp_path / "a.toml"}, tmp_path, tls=False)
+def test_the_server_stores_its_jobs_in_its_own_kit(tmp_path):
+    """FLARE's choice is the temporary folder, which restarts empty and two federations share."""
+    (tmp_path / "local").mkdir()
+    storage = {"args": {"root_dir": "/tmp/nvflare/snapshots"}}
+    resources = {
+        "snapshot_persistor": {"args": {"storage": storage}},
+        "components": [{"id": "job_manager", "args": {"uri_root": "/tmp/nvflare/jobs"}}],
+    }
+    (tmp_path / "local" / "resources.json").write_text(json.dumps(resources))
+    place_store(tmp_path)
+    text = (tmp_path / "local" / "resources.json").read_text()
+    assert text.count(f"{tmp_path.resolve()}/store") == 2
+    assert "/tmp/nvflare" not in text
 
 
 def test_an_engine_that_was_never_started_stops_quietly(tmp_path):
     engine = FlareEngine(tmp_path / "f.toml", {"a": tmp_path / "a.toml"}, tmp_path)
     assert not engine.running()
-    assert engine.connected() == set()
     engine.stop()
     engine.stop()
     assert engine.processes.pids() == set()
-
-
-def test_a_silo_that_does_not_come_is_named(tmp_path):
-    engine = FlareEngine(
-        tmp_path / "f.toml", {name: tmp_path / f"{name}.toml" for name in "ab"}, tmp_path
-    )
-    with pytest.raises(
-        InputError, match=r"come up within 0 seconds: 'b' is not there, and .*b\.log says"
-    ):
-        engine.wait(lambda: set(engine.silos) - {"a"}, "FLARE did not come up", 0)
 
 
 def test_ports_are_free_and_different():
@@ -372,120 +330,6 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     assert orphans.pids() == set()
 
 
-# --- the supervisor
-
-
-class Scripted:
-    """A job that goes through a list of lives; each is (rounds at its end, whether the outcome is final then)."""
-
-    def __init__(self, lives, sites=("a", "b"), outside=()):
-        self.lives, self.sites, self.away = list(lives), set(sites), set(outside)
-        self.rounds = 0
-        self.final = False
-        self.looks = 0
-        self.events = []
-
-    def submit(self):
-        self.events.append("submit")
-        self.looks = 2
-
-    def running(self):
-        if self.looks > 0:
-            self.looks -= 1
-            self.rounds += self.looks > 0
-            if self.looks == 0:
-                self.rounds, self.final = self.lives.pop(0)
-        return self.looks > 0
-
-    def abort(self):
-        self.events.append("abort")
-        self.looks, self.away = 1, set()
-
-    def connected(self):
-        return self.sites
-
-    def outside(self):
-        return self.away
-
-
-def supervised(scripted, **limits):
-    said = []
-    settings = (
-        supervise.RetryPolicy(every=0.001)
-        if not limits
-        else supervise.RetryPolicy(**({"every": 0.001} | limits))
-    )
-    folder = types.SimpleNamespace(final=lambda: scripted.final, seen=lambda: scripted.rounds)
-    run = supervise.Supervisor(scripted, folder, settings, said.append)
-    run.run()
-    return said
-
-
-def test_a_run_that_ends_well_is_submitted_once():
-    scripted = Scripted([(10, True)])
-    assert supervised(scripted) == []
-    assert scripted.events == ["submit"]
-
-
-def test_a_job_that_died_is_submitted_again():
-    scripted = Scripted([(3, False), (3, False), (9, False), (10, True)])
-    said = supervised(scripted)
-    assert scripted.events == ["submit"] * 4
-    assert said[0] == "The job ended early; it is started anew from round 3."
-
-
-def test_standstill_is_given_up_with_a_sentence():
-    scripted = Scripted([(3, False)] * 9)
-    with pytest.raises(InputError, match="ended 4 times without completing a round"):
-        supervised(scripted, attempts=4)
-    assert len(scripted.events) == 5
-
-
-def test_a_site_that_is_back_restarts_the_job_once():
-    scripted = Scripted([(50, False), (60, True)], outside={"b"})
-    scripted.submit()
-    scripted.looks = 50
-    said = supervised(scripted, settle=0.0)
-    assert scripted.events == ["submit", "abort", "submit"]
-    assert said[0].startswith("b can take part again")
-
-
-def test_a_site_that_is_outside_a_job_that_stands_still_restarts_nothing():
-    scripted = Scripted([(0, False), (0, False), (1, True)], outside={"b"})
-    supervised(scripted, settle=0.0)
-    assert "abort" not in scripted.events
-
-
-def test_too_few_sites_are_waited_for_and_then_given_up():
-    scripted = Scripted([], sites=("a",))
-    with pytest.raises(InputError, match="Only 1 of at least 2 silos"):
-        supervised(scripted, quorum=2, waiting=0.05)
-
-
-class Late(Scripted):
-    """Its second site connects after some looks."""
-
-    def connected(self):
-        self.sites |= {"b"} if len(self.events) >= 20 else set()
-        self.events.append(f"{len(self.sites)} there")
-        return self.sites
-
-
-def test_all_silos_are_waited_for_before_the_first_submission_as_nobody_can_join_later():
-    late = Late([(10, True)], sites=("a",))
-    supervised(late, quorum=1, silos=2, waiting=60.0)
-    assert late.events[late.events.index("submit") - 1] == "2 there"
-    never = Scripted([(10, True)], sites=("a",))
-    supervised(never, quorum=1, silos=2, waiting=0.05)
-    assert never.events == ["submit"]
-
-
-def test_time_is_limited():
-    scripted = Scripted([(n, False) for n in range(1, 10_000)])
-    with pytest.raises(InputError, match=r"not over after 0\.05 seconds"):
-        supervised(scripted, seconds=0.05)
-
-
 # --- a folder for every part
 
 
@@ -501,7 +345,7 @@ def in_a_fork(command, cwd, **_):
 def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(provision.subprocess, "run", in_a_fork)
     path, places = federation(tmp_path / "f", 2)
-    assert cli.run(["deploy", "flare", str(path), "--out", str(tmp_path / "o"), "--provision"]) == 0
+    assert cli.run(["deploy", "flare", str(path), "--out", str(tmp_path / "o")]) == 0
     assert f"deploy resume {tmp_path / 'o' / 'parts' / 'coordinator'}" in capsys.readouterr().out
     parts = tmp_path / "o" / "parts"
     assert {part.name for part in parts.iterdir()} == {*places, "coordinator"}
@@ -511,7 +355,7 @@ def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, m
     keys = [file.read_bytes() for file in (tmp_path / "o").rglob("*.key")]
     assert len(keys) == len(set(keys)) == len(places) + 2  # silos, server and administrator
     assert (parts / "coordinator" / "federation.toml").read_text() == path.read_text()
-    assert cli.run(["deploy", "flare", str(path), "--out", str(tmp_path / "o"), "--provision"]) == 2
+    assert cli.run(["deploy", "flare", str(path), "--out", str(tmp_path / "o")]) == 2
     assert "already" in capsys.readouterr().err
 
 
@@ -525,13 +369,14 @@ def test_keys_are_written_where_nobody_else_can_look(tmp_path, monkeypatch):
     monkeypatch.setattr(provision.subprocess, "run", fail)
     (tmp_path / "kits").mkdir(mode=0o755)
     with pytest.raises(InputError, match="could not be provisioned"):
-        provision.provision(tmp_path)
+        provision.provision(FlareProject("f", ("a",), "localhost"), tmp_path)
     assert seen == [0o700]
 
 
 def test_a_coordinators_folder_without_a_job_is_not_resumed(tmp_path, capsys):
     for name in ("admin", "job"):
         (tmp_path / name).mkdir()
+    (tmp_path / "federation.toml").write_text(federation(tmp_path / "f", 2)[0].read_text())
     assert cli.run(["deploy", "resume", str(tmp_path)]) == 2
     assert "There is no job" in capsys.readouterr().err
 
@@ -541,23 +386,143 @@ def test_a_part_without_a_kit_is_not_started(tmp_path, capsys):
     assert "no startup kit" in capsys.readouterr().err
 
 
-class SlowServer:
-    """A server that answers the third request."""
-
-    def __init__(self, answers):
-        self.left = answers
-
-    def adopt(self):
-        self.left -= 1
-        if self.left > 0:
-            raise LostError("FLARE's server did not answer.")
-        return True
+# --- a job and its run
 
 
-def test_a_run_is_handed_in_once_the_server_is_up(monkeypatch):
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+class Scripted(FlareJob):
+    """A job whose server answers from a script: statuses, or `None` where it does not answer."""
+
+    def __init__(self, statuses, sites=("cleveland", "va"), unfinished=(), end=lambda: None):
+        self.statuses = list(statuses)
+        self.sites = set(sites)
+        self.unfinished = list(unfinished)
+        self.end = end
+        self.calls = []
+        self.current = None
+        self._listed = 0.0
+        self.folder = Path("hospitals")
+        self.session = types.SimpleNamespace(call=self.call)
+
+    def call(self, command, *about):
+        self.calls.append(command)
+        if command == "unfinished":
+            return self.unfinished
+        if command == "sites":
+            return sorted(self.sites)
+        if command == "submit":
+            return "job-1"
+        said = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        if said is None:
+            raise LostError("FLARE's server did not answer 'status'.")
+        if said[0].startswith("FINISHED"):
+            self.end()
+        return said
+
+
+class Clock:
+    """`time` for whoever follows a job: nothing passes but what it sleeps."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def followed(tmp_path, monkeypatch):
+    path, _ = federation(tmp_path, 2)
+    file = FederationFile.read(path)
+    monkeypatch.setattr(admin, "time", Clock())
+    folder = DeployedRun(file.folder)
+    done = Outcome("converged", True, "Done.", 3, 1e-7)
     said = []
-    assert _adopted(SlowServer(3), float("inf"), said.append)
+
+    def run(job):
+        job.end = lambda: write_outcome(folder, done)
+        return follow(job, file, 3600.0, said.append, lambda: None)
+
+    return run, said, done
+
+
+RUNNING = ("RUNNING", True)
+FINISHED = ("FINISHED:COMPLETED", False)
+
+
+def test_a_run_is_submitted_once_and_followed_to_its_outcome(followed):
+    run, said, done = followed
+    job = Scripted([("SUBMITTED", False), RUNNING, RUNNING, FINISHED])
+    assert run(job) == done
+    assert job.calls.count("submit") == 1
+    assert run(Scripted([])) == done  # and not again
+    assert said == ["This run had ended before: nothing was trained."]
+
+
+def test_a_job_that_is_running_is_taken_over(followed):
+    run, said, done = followed
+    job = Scripted([RUNNING, RUNNING, RUNNING, FINISHED], unfinished=["job-0"])
+    assert run(job) == done
+    assert "submit" not in job.calls
+    assert said == ["The job is running already."]
+
+
+def test_a_job_that_only_the_store_remembers_is_lost_by_the_servers_list_and_no_clock(followed):
+    """FLARE lists the job of a server that died as running for ever: another is submitted."""
+    run, _, done = followed
+    lost = [("RUNNING", False)] * int(2 * admin.UNLISTED / admin.EVERY + 2)
+    job = Scripted([*lost, RUNNING, FINISHED], unfinished=["job-0"])
+    job.call = _until_submitted(job, lost)
+    assert run(job) == done
+    assert job.calls.count("submit") == 1
+
+
+def _until_submitted(job, lost):
+    plain = job.call
+
+    def call(command, *about):
+        if command == "submit":
+            job.statuses = [RUNNING, FINISHED]
+        return plain(command, *about)
+
+    job.session = types.SimpleNamespace(call=call)
+    return call
+
+
+def test_a_server_that_is_down_for_a_while_is_waited_for_and_then_given_up(followed):
+    run, said, done = followed
+    assert run(Scripted([RUNNING, None, None, RUNNING, FINISHED])) == done
     assert said == ["FLARE's server does not answer yet."]
-    with pytest.raises(InputError, match="Start the server"):
-        _adopted(SlowServer(3), 0.0, said.append)
+
+
+def test_a_server_that_stays_away_ends_the_command_in_a_sentence(followed):
+    run, _, _ = followed
+    with refuses("server-not-answering"):
+        run(Scripted([RUNNING, None]))
+
+
+def test_silos_that_do_not_come_are_named(followed):
+    run, said, _ = followed
+    with refuses("silos-not-connected") as refusal:
+        run(Scripted([RUNNING], sites=("va",)))
+    assert "cleveland" in str(refusal.value)
+    assert said == ["Waiting for cleveland."]
+
+
+def test_a_job_that_ends_without_an_outcome_says_so(followed, monkeypatch):
+    run, _, _ = followed
+    job = Scripted([RUNNING, ("FINISHED:ABORTED", False)])
+    with refuses("job-ended-early"):
+        follow_without_outcome(run, job)
+
+
+def follow_without_outcome(run, job):
+    call = job.call
+
+    def quiet(*request):
+        job.end = lambda: None
+        return call(*request)
+
+    job.session = types.SimpleNamespace(call=quiet)
+    run(job)

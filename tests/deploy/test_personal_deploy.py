@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from deploy_cases import MODEL, Faulty, cohort, encoded, federation, model_of, opened
-from secure_silos import SCAFF_PD, secured
 
 import scaffpd as sp
+from cases.silos import (
+    MODEL,
+    SCAFF_PD,
+    Faulty,
+    cohort,
+    encoded,
+    federation,
+    model_of,
+    opened,
+    secured,
+)
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, decode
 from scaffpd.deploy.silo.dataset import predict

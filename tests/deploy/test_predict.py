@@ -6,39 +6,26 @@ import csv
 
 import numpy as np
 import pytest
-from deploy_cases import MODEL, QUICK, federation, run
 
+from cases.silos import MODEL, QUICK, federation, run
 from scaffpd.cli import run as cli
+from scaffpd.run.record import RunRecord
 from scaffpd.run.settings.federation import FederationFile
 
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "squared"])
-def test_predictions_have_the_accuracy_that_the_coordinator_was_told(tmp_path, capsys, loss):
+def test_predictions_have_the_accuracy_that_the_record_has(tmp_path, capsys, loss):
     path, places = federation(
         tmp_path, replacing={MODEL: MODEL.replace("logistic", loss)}, more=QUICK
     )
     outcome, _ = run(path, places)
     assert outcome.status == "converged"
     folder = FederationFile.read(path).folder
-    clients = {
-        row["client"]: row
-        for row in csv.DictReader((folder / "clients.csv").read_text().splitlines())
-    }
+    clients = RunRecord.read(folder).main.by_client
     for name, place in places.items():
         out = tmp_path / f"{name}.csv"
-        assert (
-            cli(
-                [
-                    "silo",
-                    "predict",
-                    str(place),
-                    str(folder / "model.safetensors"),
-                    "--out",
-                    str(out),
-                ]
-            )
-            == 0
-        )
+        model = str(folder / "model.safetensors")
+        assert cli(["silo", "predict", str(place), model, "--out", str(out)]) == 0
         rows = list(csv.DictReader(out.read_text().splitlines()))
         truth = [
             line.rsplit(",", 1)[1]
@@ -48,8 +35,8 @@ def test_predictions_have_the_accuracy_that_the_coordinator_was_told(tmp_path, c
         for split, held in (("train", "False"), ("test", "True")):
             part = [row for row in rows if row["held out"] == held]
             right = np.mean([row["target"] == row["predicted"] for row in part])
-            assert len(part) == int(clients[name][f"{split}_rows"])
-            assert right == pytest.approx(float(clients[name][f"{split}_accuracy"]), abs=1e-12)
+            assert len(part) == getattr(clients[name], f"{split}_rows")
+            assert right == pytest.approx(getattr(clients[name], f"{split}_score"), abs=1e-12)
             if loss != "squared":
                 assert all(0.5 <= float(row["probability"]) <= 1 for row in part)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from deploy_cases import MODEL, asking_for_sums, cohort, federation, model_of, opened
 
 import scaffpd as sp
+from cases.silos import MODEL, asking_for_sums, cohort, federation, model_of, opened
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess
 from scaffpd.run.settings.federation import FederationFile

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from deploy_cases import QUICK, Faulty, cohort, federation, model_of, opened
-from secure_silos import REQUIRED, pinned
 
 import scaffpd as sp
+from cases.refusals import refuses
+from cases.silos import QUICK, REQUIRED, Faulty, cohort, federation, model_of, opened, pinned
 from scaffpd.deploy.agreement import negotiate, settle
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import InProcess, Message, decode
 from scaffpd.deploy.remote import Remote
 from scaffpd.deploy.secure import MaskedRemote
-from scaffpd.deploy.session import Membership, Session, SiloRequest
+from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import GradientsAt
 from scaffpd.privacy.accountant import epsilon
@@ -50,10 +50,8 @@ def met(path, places):
     session = Session(InProcess(opened(places)))
     session.greet(5.0)
     setup = negotiate(session, SILOS, file)
-    facts = settle(session, SILOS, setup, 5.0)
-    remote = Remote(
-        Membership(session, SILOS, file.faults, lambda event: None), facts, MaskedRemote
-    )
+    facts = settle(session, SILOS, setup)
+    remote = Remote(session, facts, MaskedRemote)
     return sp.SecureAggregation(remote, **file.masking), session, setup, facts
 
 
@@ -141,25 +139,6 @@ def test_the_sum_has_the_noise_of_one_silo_and_no_bias(tmp_path):
     assert abs(float(found.mean())) < 0.4
 
 
-def test_when_a_silo_leaves_the_others_share_all_of_the_noise(tmp_path):
-    """A sum among fewer has as much noise from each, for the same z: nobody pays more than was agreed."""
-    path, places = shared(
-        tmp_path,
-        rules=REQUIRED + "changing = true\n",
-        more=QUICK.replace("[faults]", '[faults]\nmissing = "drop"'),
-    )
-    transport = Faulty(places, {16: [("kill", "va")]})
-    outcome = coordinate(path, transport)
-    assert outcome.status == "round limit", outcome
-    assert "va" not in outcome.members
-    told = ledgers(places)
-    assert all(epsilon(sum(z**-2 for z in own), 1e-5) <= 4 for own in told.values())
-    sums = [
-        decode(q, 2**31).values["names"] for _, q, _ in transport.log if is_sum(decode(q, 2**31))
-    ]
-    assert {len(names) for names in sums} == {3, 4}
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -209,7 +188,7 @@ def test_units_that_would_not_cover_a_silo_s_part_are_refused(tmp_path):
             "numbers": None,
             **more,
         }
-        return session.exchange(SiloRequest("masked", values, asked.vectors), ["va"], 5.0)["va"]
+        return session.ask(SiloRequest("masked", values, asked.arrays), ["va"])["va"]
 
     true = 0.25 / facts.constants.samples[3]
     for scale, words in (
@@ -217,12 +196,11 @@ def test_units_that_would_not_cover_a_silo_s_part_are_refused(tmp_path):
         (0.0, "in which units"),
         ("x", "a number scale"),
     ):
-        reply = put(scale=scale)
-        assert reply.what == "refused"
-        assert words in reply.reason
-    assert put().what == "refused"
+        with pytest.raises(InputError, match=words):
+            put(scale=scale)
+    with refuses("silo-refuses"):
+        put()
     assert isinstance(put(scale=true), Message)
-    size = SiloRequest(
-        "sizes", {**asked.values, "about": asked.kind, "parts": ["c"]}, asked.vectors
-    )
-    assert session.exchange(size, ["va"], 5.0)["va"].what == "refused"
+    values = {**asked.values, "about": asked.kind, "parts": ["c"]}
+    with refuses("silo-refuses"):
+        session.ask(SiloRequest("sizes", values, asked.arrays), ["va"])

@@ -49,7 +49,7 @@ def test_it_shows_the_data_and_what_leaves(tmp_path, capsys):
         "classification",
         "29 to train on, 12 held out",
         "6 columns",
-        "1 row without a target is left out.",
+        "Rows without a target are left out: 1.",
         "All values are the same in 'one'.",
         "No training row has a value in 'nothing'",
         "The label 2 has one row only.",
@@ -197,28 +197,25 @@ def test_init_writes_a_template_that_can_be_read_and_is_never_overwritten(tmp_pa
 def test_it_says_what_a_dishonest_coordinator_could_learn(tmp_path, capsys):
     """Every number in it is a limit of the file; tests/security shows that silos keep to them."""
     words = " ".join(
-        checked(
-            capsys, site(tmp_path, rest="[limits]\npoints = 77\nscores = 3\nruns = 5\n")
-        ).split()
+        checked(capsys, site(tmp_path, rest="[limits]\npoints = 77\nruns = 5\n")).split()
     )
     for text in (
         "If the coordinator is dishonest",
         "at 77 points of its choice",
-        "accuracy at 3 points",
+        "accuracy at 20 points",
         "in 5 runs",
         "your gradients and updates at those points, as they are",
         "secure.pins",
     ):
         assert text in words, text
-    rest = "[secure]\nrequired = true\nquantum = 0.01\nshare = 0.5\nmembers = 4\ncolluding = 2\n"
+    rest = "[secure]\nrequired = true\nshare = 0.5\nmembers = 4\ncolluding = 2\n"
     path = site(tmp_path, rest=rest)
     words = " ".join(checked(capsys, path).split())
     for text in (
-        "your loss, in multiples of 0.01,",
         "sums over 4 silos or more",
         "yours is up to 50%",
         "2 other silos help",
-        "without secure.pins, or a secure.authority that is not the coordinator's, this silo would not take part",
+        "needs the others' keys in secure.pins",
     ):
         assert text in words, text
     Path(path).write_text(Path(path).read_text() + f'[secure.pins]\nb = "{"0" * 64}"\n')

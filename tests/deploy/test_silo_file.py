@@ -21,12 +21,9 @@ categories = ["cp"]
 task = "classification"
 [split]
 test = 0.3
-seed = 7
 [limits]
 algorithms = ["ScaffPD", "Fair"]
 dimension = 100
-local_steps = 10
-message_mb = 1
 rarest = 3
 rows = 4
 [models]
@@ -53,7 +50,7 @@ def refused(folder: Path, text: str) -> str:
 
 def test_everything_can_be_said(tmp_path):
     file = read(tmp_path, FULL)
-    assert (file.name, file.split.test, file.split.seed) == ("cleveland", 0.3, 7)
+    assert (file.name, file.split.test) == ("cleveland", 0.3)
     assert file.data.file == tmp_path / "data" / "cleveland.csv"
     assert (file.data.target, file.data.entry, file.data.task) == (
         "disease",
@@ -64,26 +61,16 @@ def test_everything_can_be_said(tmp_path):
     assert file.models == {"small": "networks:small"}
     limits = file.limits
     assert limits.algorithms == ("ScaffPD", "Fair")
-    assert (
-        limits.dimension,
-        limits.local_steps,
-        limits.message_mb,
-        limits.rarest,
-        limits.rows,
-    ) == (100, 10, 1, 3, 4)
+    assert (limits.dimension, limits.rarest, limits.rows) == (100, 3, 4)
+    assert file.audit == tmp_path / "audit.jsonl"
+    assert read(tmp_path, 'folder = "state"\n' + SHORT).audit == tmp_path / "state" / "audit.jsonl"
 
 
 def test_little_has_to_be_said(tmp_path):
     file = read(tmp_path, SHORT)
-    assert (file.split.test, file.split.seed, file.data.columns, file.data.categories) == (
-        0.2,
-        0,
-        None,
-        (),
-    )
+    assert (file.split.test, file.data.columns, file.data.categories) == (0.2, None, ())
     limits = file.limits
-    assert (limits.dimension, limits.local_steps, limits.message_mb) == (1_000_000, 10_000, 512)
-    assert (limits.rarest, limits.rows) == (5, 20)
+    assert (limits.dimension, limits.rarest, limits.rows) == (1_000_000, 5, 20)
     assert limits.algorithms is not None
     assert {"ScaffPD", "SubspaceSaddle", "Fair", "FedAvg", "Scaffold", "DRFA"} <= set(
         limits.algorithms
@@ -112,25 +99,6 @@ def test_all_algorithms_can_be_allowed(tmp_path):
     ("text", "words"),
     [
         (
-            SHORT + '[limits]\nanswered = "audit.jsonl"\n',
-            "'audit.jsonl', for limits.answered and limits.audit",
-        ),
-        (
-            SHORT + '[privacy]\nspent = "privacy.key"\n',
-            "'privacy.key', for privacy.secret and privacy.spent",
-        ),
-        (
-            SHORT + '[consent]\nfile = "./x/../answered.jsonl"\n',
-            "for limits.answered and consent.file",
-        ),
-        (SHORT + '[secure]\nidentity = "a.csv"\n', "'a.csv', for data.file and secure.identity"),
-        (SHORT + '[limits]\naudit = "silo.toml"\n', "'silo.toml', for itself and limits.audit"),
-        (SHORT + '[log]\nfile = "audit.jsonl"\n', "for limits.audit and log.file"),
-        (
-            SHORT + '[limits]\naudit = "\\u0000"\n',
-            "the name of a file for limits.audit, got '\\x00'",
-        ),
-        (
             SHORT + "[split]\ntets = 0.1\n",
             "Unknown key in [split] of 'silo.toml', 'tets': did you mean 'test'?",
         ),
@@ -158,7 +126,6 @@ def test_all_algorithms_can_be_allowed(tmp_path):
         (SHORT + 'task = "regresion"\n', "did you mean 'regression'?"),
         (SHORT + "[split]\ntest = 1\n", "a share from 0 to below 1 for split.test, got 1."),
         (SHORT + "[split]\ntest = nan\n", "a share from 0 to below 1 for split.test, got nan."),
-        (SHORT + "[split]\nseed = true\n", "a whole number >= 0 for split.seed, got True."),
         (SHORT + "[limits]\nrows = 0\n", "a whole number >= 1 for limits.rows, got 0."),
         (SHORT + "[limits]\nrarest = 2.5\n", "a whole number >= 1 for limits.rarest, got 2.5."),
         (SHORT + '[limits]\nalgorithms = ["ScafPD"]\n', "did you mean 'ScaffPD'?"),

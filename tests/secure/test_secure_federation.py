@@ -12,8 +12,6 @@ from secure_cases import L2, clients, cohort, network, off, secure
 import scaffpd as sp
 from cases.reference import reference_optimum
 from scaffpd.errors import InputError
-from scaffpd.federation.questions import Losses, Reply
-from scaffpd.secure.parties import coarse
 
 CHI = sp.ChiSquare(rho=0.05)
 OBJECTIVES = {
@@ -168,47 +166,6 @@ def test_with_projections_the_subspace_method_is_the_plain_one(loss, method):
     masked = sp.train(method, secure(cohort(loss), projections=True), rounds=50, tol=1e-9)
     assert (masked.status, masked.rounds) == ("converged", plain.rounds)
     assert off(masked.x, plain.x) <= 1e-9
-
-
-@pytest.mark.sample(2)
-@pytest.mark.cover(1)
-@pytest.mark.parametrize("quantum", [1e-3, 0.1])
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_rounded_losses_leave_as_multiples_and_the_certificate_holds(name, quantum):
-    objective = OBJECTIVES[name]
-    plain = cohort()
-    optimum = reference_optimum(clients(), "squared", L2, objective)
-    federation = secure(cohort(), quantum=quantum)
-
-    def honest(moment):
-        multiples = moment.state.losses / quantum
-        assert np.abs(multiples - np.rint(multiples)).max() <= 1e-9
-        excess = objective.support(plain.evaluate(moment.state.x).loss) - optimum.value
-        assert excess <= moment.state.certificate
-
-    result = sp.train(
-        sp.fair(objective, local_steps=10), federation, rounds=60, tol=1e-8, callbacks=[honest]
-    )
-    assert result.status in ("precision", "stalled", "round limit")  # the floor is above tol
-    assert result.certificate >= quantum
-    start = objective.support(plain.evaluate(np.zeros(4)).loss) - optimum.value
-    assert objective.support(plain.evaluate(result.x).loss) - optimum.value <= max(
-        5 * quantum, 0.05 * start
-    )
-    scores = federation.evaluate(result.x).loss / quantum
-    assert np.abs(scores - np.rint(scores)).max() <= 1e-9
-    losses = federation.losses(torch.zeros(4, dtype=torch.float64)) / quantum
-    assert np.abs(losses - np.rint(losses)).max() <= 1e-9
-
-
-def test_rounded_losses_of_a_float32_model_are_multiples_in_float64():
-    question = Losses(torch.zeros(1))
-    reply = coarse(
-        question,
-        Reply({"loss": lambda: torch.tensor([0.6931472, 0.1], dtype=torch.float32)}),
-        0.001,
-    )
-    np.testing.assert_array_equal(reply.numbers["loss"]().numpy(), np.array([693, 100]) * 0.001)
 
 
 @pytest.mark.parametrize(

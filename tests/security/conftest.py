@@ -1,3 +1,3 @@
 """As in tests/deploy: silos of the tests wait for no lock."""
 
-from deploy_cases import no_locks  # noqa: F401 - a fixture
+from cases.silos import fake_clock, no_locks  # noqa: F401 - fixtures

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from scaffpd.deploy.agreement import negotiate, settle
-from scaffpd.deploy.messages import Failure, InProcess, Message
-from scaffpd.deploy.session import Session, SiloRequest
+from scaffpd.deploy.messages import InProcess, Message
+from scaffpd.deploy.session import Session, SiloRequest, SiloTrouble
 from scaffpd.deploy.silo.silo import Silo
+from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan
 from scaffpd.federation.questions import GradientsAt, LocalSteps, Project, Scores
 from scaffpd.run.settings.federation import FederationFile
@@ -64,17 +65,14 @@ def written(
     )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "federation.toml"
-    hidden = 'losses = "hidden"\n' if kind == "Fair" else ""
-    path.write_text(
-        FEDERATION.format(silos=list(names), l2=L2, kind=kind, objective=objective) + hidden
-    )
+    path.write_text(FEDERATION.format(silos=list(names), l2=L2, kind=kind, objective=objective))
     places = {}
     pins = ""
     if required:
         for name in names:
             (folder / name).mkdir(exist_ok=True)
         prints = {
-            name: Identity.kept(name, folder / name / "identity.key").card.fingerprint
+            name: Identity.stored(name, folder / name / "identity.key").card.fingerprint
             for name in names
         }
         pins = "[secure.pins]\n" + "".join(f'{name} = "{key}"\n' for name, key in prints.items())
@@ -111,23 +109,27 @@ class Coordinator:
             self.session, names, self.file
         )
         AGREED[about] = self.setup
-        self.facts = settle(self.session, names, self.setup, 5.0)
+        self.facts = settle(self.session, names, self.setup)
         self.names = list(names)
         self.asked = 0
 
     def put(self, name: str, request: SiloRequest) -> Message:
         """One question to one silo."""
         self.asked += 1
-        reply = self.session.exchange(request, [name], 5.0)[name]
-        if isinstance(reply, Failure):
-            raise RefusedError(reply.reason)
-        return reply
+        try:
+            return self.session.ask(request, [name])[name]
+        except (InputError, SiloTrouble) as refusal:
+            raise RefusedError(str(refusal)) from None
+
+    def restart(self, name: str) -> None:
+        """Start another process of a silo."""
+        self.silos[name] = self.session.transport.silos[name] = Silo.open(self.places[name])
 
     def ask(self, name, question, **values):
         """A question of the waist; further values change its message."""
         request = SiloRequest.of(question)
         return self.put(
-            name, SiloRequest(request.kind, {**request.values, **values}, request.vectors)
+            name, SiloRequest(request.kind, {**request.values, **values}, request.arrays)
         )
 
     def truth(self, name):
@@ -244,7 +246,7 @@ def sizes_of_corrections(coordinator, name, x, scale=10.0):
     def size(correction):
         asked = SiloRequest.of(LocalSteps(point(x), None, point(correction), plan))
         about = {**asked.values, "about": asked.kind, "parts": ["d"]}
-        reply = coordinator.put(name, SiloRequest("sizes", about, asked.vectors))
+        reply = coordinator.put(name, SiloRequest("sizes", about, asked.arrays))
         return float(reply.arrays["scalars"][0])
 
     try:
@@ -271,7 +273,7 @@ def masked(coordinator, name, question, part, weights, numbers=None, names=None,
         "numbers": None if numbers is None else numbers.values(),
         **more,
     }
-    return coordinator.put(name, SiloRequest("masked", values, asked.vectors))
+    return coordinator.put(name, SiloRequest("masked", values, asked.arrays))
 
 
 def summed(coordinator, told, part="c", numbers=NUMBERS, **more):
@@ -293,9 +295,7 @@ def meet(coordinator, swap=None):
     }
     shown = cards if swap is None else swap(dict(cards))
     for name in coordinator.names:
-        reply = coordinator.put(name, SiloRequest("meet", {"cards": list(shown.values())}))
-        if "accused" in reply.values:
-            raise RefusedError(reply.values)
+        coordinator.put(name, SiloRequest("meet", {"cards": list(shown.values())}))
 
 
 def learn(attack, *given):

@@ -45,7 +45,6 @@ def silo(tmp_path_factory):
         "numbers": NUMBERS.values(),
         "setup": coordinator.setup.digest,
         "question": "1",
-        "vectors": {"x": "v", "at": "v"},
         "cards": [],
     }
     return coordinator.silos["north"], values
@@ -57,7 +56,6 @@ def lists(n):
         "names": [f"s{k}" for k in range(n // 8)],
         "weights": [1.0] * (n // 5),
         "parts": ["c"] * (n // 5),
-        "vectors": {f"k{k}": "v" for k in range(n // 14)},
         "split": "x" * n,
         "unknown": [[1]] * (n // 6),
         "cards": [{"name": f"s{k}"} for k in range(n // 20)],
@@ -73,12 +71,12 @@ def test_no_message_hangs_a_silo_or_takes_more_memory_than_it_is_worth(silo, kin
     """Before: lists within lists took 28 times their size, and names of arrays 17 times."""
     own, values = silo
     questions = [
-        Message(kind, {**values, name: value}, {"v": X}) for name, value in lists(size).items()
+        Message(kind, {**values, name: value}, {"x": X}) for name, value in lists(size).items()
     ]
     arrays = [
-        {"v": np.zeros(size // 8)},
-        {"v": np.zeros(size, dtype=np.int8)},
-        {"v": X, "V": np.zeros((4, size // 32))},
+        {"x": np.zeros(size // 8)},
+        {"x": np.zeros(size, dtype=np.int8)},
+        {"x": X, "V": np.zeros((4, size // 32))},
     ]
     for message in [*questions, *(Message(kind, values, more) for more in arrays)]:
         question = encode(message)

@@ -1,10 +1,9 @@
-"""`scaffpd deploy`: a federation's files for FLARE, and the whole of it on this machine."""
+"""`scaffpd deploy`: a federation's parts for FLARE, and the whole of it on this machine."""
 
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,22 +15,14 @@ from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.cli.screens import RoundsScreen
-    from scaffpd.deploy.deployed_run import DeployedRun, Outcome
-    from scaffpd.run.settings.federation import FederationFile, Server
+    from scaffpd.deploy.deployed_run import Outcome
+    from scaffpd.run.settings.federation import FederationFile
 
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")]
 Seconds = Annotated[float, typer.Option(help="Give up after so many seconds.")]
-FederationFileArgument = Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")]
-Serve = Annotated[
-    int | None,
-    typer.Option(help="Serve /metrics, /healthz and /livez on this port.", min=0, max=65535),
-]
-Host = Annotated[str, typer.Option(help="The address to serve on; other machines reach 0.0.0.0.")]
-REFRESH = 5  # seconds between two looks of a browser at a run
-Out = Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")]
 
 
 def local(
@@ -42,14 +33,9 @@ def local(
     silo: Annotated[
         list[Path] | None, typer.Option(help="A silo.toml of that federation; once for each silo.")
     ] = None,
-    silos: Annotated[
-        int, typer.Option(help="How many hospitals (more than four: their wards).")
-    ] = 4,
     out: Annotated[
         Path,
-        typer.Option(
-            help="Folder of the deployment, to resume it by; results go to the federation's own `folder`."
-        ),
+        typer.Option(help="Folder of the deployment; results go to the federation's own `folder`."),
     ] = Path("scaffpd-deployment"),
     write: Annotated[
         bool, typer.Option("--write", help="Write the hospitals' files, and start nothing.")
@@ -58,108 +44,89 @@ def local(
     seconds: Seconds = 3600.0,
     quiet: QuietOption = False,
 ) -> None:
-    """Bring up real processes on this machine with TLS, train, and take everything down again.
+    """Start real processes on this machine with TLS, train, and stop everything again.
 
     Examples:
-        scaffpd deploy local --silos 4
+        scaffpd deploy local
         scaffpd deploy local federation.toml --silo a.toml --silo b.toml
     """
     _positive(seconds)
-    from scaffpd.deploy.local import LocalDeployment, engine_module
+    from scaffpd.deploy.local import LocalDeployment, flare_module
 
-    engine_module("flare", "local")  # before anything is written
+    flare_module("local")  # before anything is written
     if federation is None:
         if silo:
             raise InputError(
-                "silo-files-belong", "--silo files belong to a federation.toml: name that as well."
+                "silo-without-federation",
+                "--silo files belong to a federation.toml: name that as well.",
             )
-        deployment = LocalDeployment.hospitals(out, "flare", silos)
+        deployment = LocalDeployment.hospitals(out)
     else:
-        deployment = LocalDeployment.of(out, "flare", federation, silo or [])
+        deployment = LocalDeployment.of(out, federation, silo or [])
     if not write:
-        _see_through(deployment, seconds, keep, quiet)
+        _run_here(deployment, seconds, keep, quiet)
 
 
 def resume(
     folder: Annotated[
         Path,
-        typer.Argument(
-            help="The folder of an earlier `deploy local`, of a coordinator, or a federation.toml."
-        ),
+        typer.Argument(help="The folder of an earlier `deploy local`, or the coordinator's part."),
     ],
-    kit: Annotated[
-        Path | None, typer.Option(help="FLARE in production: the administrator's startup kit.")
-    ] = None,
-    job: Annotated[
-        Path | None, typer.Option(help="FLARE in production: the job folder of `deploy flare`.")
-    ] = None,
     seconds: Seconds = 3600.0,
     keep: Keep = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Start a run, or go on with it from its last round, and see it through to its end.
+    """Start a run, or go on with it from its last round, and follow it to its end.
 
     Examples:
         scaffpd deploy resume scaffpd-deployment
     """
     _positive(seconds)
-    from scaffpd.deploy.local import LocalDeployment
+    from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun
+    from scaffpd.deploy.local import LocalDeployment, flare_module, follower
+    from scaffpd.run.settings.federation import FederationFile
 
-    if kit is None and job is None and (folder / "admin").is_dir():
-        job = next((folder / "job").glob("*/"), None)
-        if job is None:
-            raise InputError(
-                "job-deploy-flare",
-                f"There is no job in {str(folder / 'job')!r}: `deploy flare --provision` writes it.",
-            )
-        folder, kit = folder / "federation.toml", folder / "admin"
-    if kit is None and job is None:
-        _see_through(LocalDeployment.read(folder), seconds, keep, quiet)
+    if not (folder / "admin").is_dir():
+        _run_here(LocalDeployment.read(folder), seconds, keep, quiet)
         return
-    if kit is None or job is None:
-        raise InputError("run-flare-both", "A run on FLARE needs both --kit and --job.")
-    _supervise(folder, kit, job, seconds, quiet)
+    admin = flare_module("admin")
+    file = FederationFile.read(folder / "federation.toml")
+    with _screen(file, quiet) as screen:
+        follow = follower(DeployedRun(file.folder).path / PROGRESS, screen.watch)
+        outcome = admin.resume(folder, file, seconds, screen.say, follow)
+    _end(screen, outcome, file.folder)
 
 
 def start(
     folder: Annotated[
         Path, typer.Argument(help="Folder with kit and federation.toml, or kit and silo.toml.")
     ],
-    serve: Serve = None,
-    host: Host = "127.0.0.1",
 ) -> None:
-    """Run FLARE's server or a silo in the foreground, for containers and service managers, until it is ended.
+    """Run FLARE's server or a silo in the foreground, for containers and service managers.
 
     Examples:
-        scaffpd deploy start flare/parts/coordinator --serve 9464
+        scaffpd deploy start flare/parts/coordinator
     """
-    from scaffpd.deploy.deployed_run import DeployedRun
-    from scaffpd.deploy.local import engine_module
-    from scaffpd.deploy.silo.disclosure import silo_pages
+    from scaffpd.deploy.local import flare_module
     from scaffpd.run.settings.federation import FederationFile
     from scaffpd.run.settings.silo import SiloFile
-    from scaffpd.training.trackers import page_server
 
-    flare = engine_module("flare", "local")
-    pages = dict[str, Callable[[], str]]()
+    flare = flare_module("local")
     options = {}
     if not (folder / "kit" / "startup").is_dir():
         raise InputError(
-            "startup-kit-coordinator",
+            "no-startup-kit",
             f"There is no startup kit in {str(folder / 'kit')!r}: the coordinator sends it.",
         )
-    if (file := folder / "federation.toml").is_file():
+    file = folder / "federation.toml"
+    if file.is_file():
+        FederationFile.read(file)  # a mistake shows here, not in FLARE's log
         variable = flare.server.VARIABLE
-        pages = run_pages(DeployedRun(FederationFile.read(file).folder))
     else:
-        settings = SiloFile.read(file := folder / "silo.toml")
+        file = folder / "silo.toml"
         variable = flare.client.VARIABLE
-        options = {"uid": settings.name}
-        pages = silo_pages(settings)
+        options = {"uid": SiloFile.read(file).name}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    server = None if serve is None else page_server(pages, host, serve)
-    if server is not None:
-        threading.Thread(target=server.serve_forever, daemon=True, name="pages").start()
     try:
         code = flare.serve(folder / "kit", options, file, variable)
     except KeyboardInterrupt:
@@ -168,65 +135,50 @@ def start(
 
 
 def flare(
-    federation: FederationFileArgument,
-    out: Out = Path("flare"),
-    provision: Annotated[
-        bool,
-        typer.Option("--provision", help="Make keys and kits at once, a folder for every part."),
-    ] = False,
+    federation: Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")] = Path(
+        "flare"
+    ),
 ) -> None:
-    """Write FLARE's project and job files, and show the commands that bring them to life.
+    """Make keys and startup kits with FLARE, a folder for every part, and show what to do next.
 
     Examples:
-        scaffpd deploy flare federation.toml --out flare
-        scaffpd deploy flare federation.toml --out provisioned --provision
+        scaffpd deploy flare federation.toml --out provisioned
     """
-    from scaffpd.deploy.local import engine_module
+    from scaffpd.deploy.local import checked_folder, flare_module
     from scaffpd.run.settings.federation import FederationFile
 
-    project = engine_module("flare", "provision")
+    project = flare_module("provision")
     file = FederationFile.read(federation)
-    server = _server(file, out)
+    server = file.server
+    checked_folder(out)
+    if server.host == "localhost":
+        typer.secho(
+            "[server] host is localhost: only silos on this machine can reach it.",
+            fg="yellow",
+            err=True,
+        )
     described = project.FlareProject(
-        file.name, list(file.silos), server.host, server.port, server.admin_port, file.faults.quorum
+        file.name, list(file.silos), server.host, server.port, server.admin_port
     )
-    written = project.write_project(described, out, file.path)
-    if provision:
-        parts = project.write_parts(described, out, file.path)
-        own = project.COORDINATOR
-        _steps(
-            "1. Send every silo its folder over a channel that you trust: it holds a private key",
-            tuple(str(parts / name) for name in file.silos),
-        )
-        _steps(
-            "2. At every silo, NAME being its own, beside its data",
-            (
-                "cp silo.toml NAME/",
-                "scaffpd silo check NAME/silo.toml",
-                "scaffpd deploy start NAME --serve 9465",
-            ),
-        )
-        _steps(
-            "3. At the server",
-            (
-                f"scaffpd deploy start {parts / own} --serve 9464",
-                f"scaffpd deploy resume {parts / own}",
-            ),
-        )
-        return
-    *before, last = written.coordinator
-    _steps("1. At the coordinator", tuple(before))
-    _steps("2. At every silo, NAME being its own", written.silo)
-    _steps("3. At the server, to start the run or to go on with it", (last,))
+    parts = project.write_parts(described, out, file.path)
+    own = parts / project.COORDINATOR
+    _steps(
+        "1. Send every silo its folder over a channel that you trust: it holds a private key",
+        tuple(str(parts / name) for name in file.silos),
+    )
+    _steps(
+        "2. At every silo, NAME being its own, beside its data",
+        ("cp silo.toml NAME/", "scaffpd silo check NAME/silo.toml", "scaffpd deploy start NAME"),
+    )
+    _steps("3. At the server", (f"scaffpd deploy start {own}", f"scaffpd deploy resume {own}"))
 
 
 def status(
     folder: Annotated[Path, typer.Argument(help="The run's folder, or its federation.toml.")],
-    serve: Serve = None,
-    host: Host = "127.0.0.1",
     as_json: AsJson = False,
 ) -> None:
-    """Say how a run goes, from another shell while it does; or serve that, with its report at /, refreshed.
+    """Say how a run goes, from another shell while it does.
 
     Examples:
         scaffpd deploy status scaffpd-deployment/run
@@ -242,36 +194,7 @@ def status(
     if not place.is_dir():
         raise InputError("run-status", f"There is no run in {str(place)!r}.")
     run = DeployedRun(place)
-    if serve is not None:
-        serve_pages(run_pages(run), host, serve)
-    else:
-        typer_ext.tell(run.status(), _show_status, as_json)
-
-
-def run_pages(run: DeployedRun) -> dict[str, Callable[[], str]]:
-    """Return what is served of a run: its report, numbers for Prometheus, its state in a word, and that this is up."""
-    from scaffpd.deploy.deployed_record import deployed_record
-    from scaffpd.deploy.deployed_run import run_metrics
-    from scaffpd.run import page as report
-    from scaffpd.run.page.several import SideBySide
-
-    def page() -> str:
-        text = report.page(SideBySide(deployed_record(run)), report.library())
-        again = f'<head><meta http-equiv="refresh" content="{REFRESH}">'
-        return text if run.final() else text.replace("<head>", again, 1)
-
-    health = {"/healthz": lambda: run.status()["state"] + "\n", "/livez": lambda: "up\n"}
-    return {"/": page, "/metrics": lambda: run_metrics(run.status()), **health}
-
-
-def serve_pages(pages: Mapping[str, Callable[[], str]], host: str, port: int) -> None:
-    """Serve pages until somebody ends it."""
-    from scaffpd.training.trackers import page_server
-
-    with page_server(pages, host, port) as server:
-        paths = " and ".join(f"http://{host}:{server.server_port}{path}" for path in pages)
-        typer.echo(f"Serving {paths}. Ctrl-C ends it.", err=True)
-        server.serve_forever()
+    typer_ext.tell(run.status(), _show_status, as_json)
 
 
 def _show_status(now: Mapping[str, Any]) -> None:
@@ -291,7 +214,6 @@ def _show_status(now: Mapping[str, Any]) -> None:
         "round": str(now["round"]),
         "certified gap": "none" if gap is None else f"{gap:.2e}",
         "silos": ", ".join(now["members"]) or "none yet",
-        "away": ", ".join(now["absent"]) or "nobody",
         "exchanges": str(now["exchanges"]) + ("" if each is None else f", {each:.2g} s each"),
         "bytes": f"{format_bytes(now['messages_up'])} up, {format_bytes(now['messages_down'])} down",
     }
@@ -320,27 +242,13 @@ def _positive(seconds: float) -> None:
         raise InputError("deploy-seconds", f"deploy needs --seconds > 0, got {seconds!r}.")
 
 
-def _server(file: FederationFile, out: Path) -> Server:
-    """Return the server's address, and warn where only this machine can reach it."""
-    from scaffpd.deploy.local import checked_folder
-
-    checked_folder(out)
-    if file.server.host == "localhost":
-        typer.secho(
-            "[server] host is localhost: only silos on this machine can reach it.",
-            fg="yellow",
-            err=True,
-        )
-    return file.server
-
-
 def _steps(title: str, lines: tuple[str, ...]) -> None:
     typer.secho(f"\n{title}", bold=True)
     for line in lines:
         typer.echo(f"  {line}")
 
 
-def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
+def _run_here(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
     from scaffpd.deploy.deployed_run import DeployedRun
     from scaffpd.run.settings.federation import FederationFile
 
@@ -352,25 +260,11 @@ def _see_through(deployment: Any, seconds: float, keep: bool, quiet: bool) -> No
         try:
             outcome = deployment.run(screen.watch, screen.say, seconds, keep)
         except KeyboardInterrupt:
-            done = DeployedRun(file.folder).seen()
+            done = DeployedRun(file.folder).rounds()
             screen.say(
                 f"Stopped after round {done}. Go on with: scaffpd deploy resume {deployment.folder}"
             )
             raise
-    _end(screen, outcome, file.folder)
-
-
-def _supervise(federation: Path, kit: Path, job: Path, seconds: float, quiet: bool) -> None:
-    from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun
-    from scaffpd.deploy.local import engine_module, follower
-    from scaffpd.run.settings.federation import FederationFile
-
-    production = engine_module("flare", "admin")
-    file = FederationFile.read(federation)
-    with _screen(file, quiet) as screen:
-        follow = follower(DeployedRun(file.folder).path / PROGRESS, screen.watch)
-        outcome = production.resume(kit, job, file, seconds, screen.say, follow)
-        follow()
     _end(screen, outcome, file.folder)
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from scaffpd.cli.deploy import Host, Serve, serve_pages
 from scaffpd.cli.results import write_predictions
 from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
 from scaffpd.cli.typer_ext import AsJson, group, tell, write_template
@@ -49,8 +48,8 @@ def check(file: SiloToml, as_json: AsJson = False) -> None:
         scaffpd silo check silo.toml
         scaffpd silo check silo.toml --json
     """
+    from scaffpd.deploy.silo.check import site_overview
     from scaffpd.deploy.silo.dataset import Dataset
-    from scaffpd.deploy.silo.disclosure import site_overview
 
     settings = _settings(file)
     data = Dataset.read(settings)
@@ -68,7 +67,7 @@ def key(file: SiloToml) -> None:
     from scaffpd.secure.masking import Identity
 
     settings = _settings(file)
-    typer.echo(Identity.kept(settings.name, settings.secure.identity).card.fingerprint)
+    typer.echo(Identity.stored(settings.name, settings.identity).card.fingerprint)
 
 
 def audit(
@@ -84,9 +83,9 @@ def audit(
         scaffpd silo audit silo.toml
         scaffpd silo audit silo.toml --json
     """
-    from scaffpd.deploy.silo import disclosure
+    from scaffpd.deploy.silo import audit as log
 
-    found = disclosure.audit(_settings(file).limits.audit, noted)
+    found = log.audit(_settings(file).audit, noted)
     tell(found, show_audit, as_json)
     if not found["whole"]:
         raise InputError("broken-audit", found["broken"])
@@ -100,9 +99,6 @@ def consent(
     revoke: Annotated[
         str, typer.Option(help="Withdraw consent to this request, also while its run goes on.")
     ] = "",
-    until: Annotated[
-        str, typer.Option(help="The last day on which a consent holds, such as 2027-12-31.")
-    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Show what runs ask of this site and what became of each; agree to one, or withdraw, from any shell.
@@ -111,19 +107,13 @@ def consent(
         scaffpd silo consent silo.toml
         scaffpd silo consent silo.toml --json
     """
-    from datetime import date
-
-    from scaffpd.deploy.silo.disclosure import requests
-    from scaffpd.deploy.silo.guard import SHOWN
-    from scaffpd.deploy.silo.records import decide
+    from scaffpd.deploy.silo.consent import SHOWN, decide, requests
 
     settings = _settings(file)
     wanted = grant or revoke
     known = requests(settings)
     if grant and revoke:
         raise InputError("give-grant-revoke", "Give --grant or --revoke, not both.")
-    if until and not grant:
-        raise InputError("until-goes-grant", "--until goes with --grant REQUEST.")
     if wanted:
         matching = [own["request"] for own in known if own["request"].startswith(wanted.lower())]
         if len(matching) != 1:
@@ -134,11 +124,7 @@ def consent(
             raise InputError(
                 "beginning-request", f"{wanted!r} is not the beginning of one request: {names}."
             )
-        try:
-            last = date.fromisoformat(until) if until else None
-        except ValueError:
-            raise InputError("date-such", f"{until!r} is not a date such as 2027-12-31.") from None
-        decide(settings.consent.file, matching[0], bool(grant), _account(), last)
+        decide(settings.consents, matching[0], bool(grant), _account())
         known = [own for own in requests(settings) if own["request"] == matching[0]]
     tell(known, show_requests, as_json)
 
@@ -152,24 +138,6 @@ def _account() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:  # an account without a name, as containers may have
         return f"user {os.getuid()}"
-
-
-def status(
-    file: SiloToml, serve: Serve = None, host: Host = "127.0.0.1", as_json: AsJson = False
-) -> None:
-    """Say whether this silo is being asked, by which run, and what it answered last; or serve that to Prometheus.
-
-    Examples:
-        scaffpd silo status silo.toml
-        scaffpd silo status silo.toml --json
-    """
-    from scaffpd.deploy.silo.disclosure import silo_pages, silo_status
-
-    settings = _settings(file)
-    if serve is not None:
-        serve_pages(silo_pages(settings), host, serve)
-    else:
-        tell(silo_status(settings), show_status, as_json)
 
 
 def predict(
@@ -201,7 +169,7 @@ silo = group(
     Examples:
         scaffpd silo init
     """,
-    *(init, check, key, consent, status, audit, predict),
+    *(init, check, key, consent, audit, predict),
 )
 
 
@@ -240,13 +208,6 @@ def show_check(found: dict[str, Any]) -> None:
         if found[part]:
             console.print(f"\n{title}", style="bold yellow" if part == "warnings" else "bold")
             bullets(console, found[part])
-
-
-def show_status(now: dict[str, Any]) -> None:
-    """Show what a silo is doing."""
-    console = Console(highlight=False)
-    console.print(f"Silo {now['silo']}", style="bold", markup=False)
-    facts(console, now["words"])
 
 
 def show_audit(found: dict[str, Any]) -> None:
@@ -296,7 +257,7 @@ def show_audit(found: dict[str, Any]) -> None:
 
 def show_requests(known: list[dict[str, Any]]) -> None:
     """Show what every run asks for, and what became of that."""
-    from scaffpd.deploy.silo.guard import SHOWN
+    from scaffpd.deploy.silo.consent import SHOWN
 
     console = Console(highlight=False)
     if not known:

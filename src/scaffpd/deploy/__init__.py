@@ -1,1 +1,1 @@
-"""Across real organisations: the same algorithms on NVIDIA FLARE and on Flower."""
+"""Across real organisations: the same algorithms on NVIDIA FLARE."""

@@ -1,8 +1,8 @@
 """Start the processes of an engine, find them by a mark in their environment, and end them.
 
-Engines start processes that start others, in their own sessions. Orphaned processes cannot be found through their
-parent, but they keep the mark. Run as a script, this module runs one process with a watchdog, which ends it once the
-process that started it has ended.
+FLARE's processes start others in their own sessions. Orphans cannot be found through their parent,
+but they inherit the mark. Run as a script, this module runs one process with a watchdog, which
+ends it once the process that started it has ended.
 """
 
 from __future__ import annotations
@@ -17,13 +17,10 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import psutil
-
-from scaffpd.errors import InputError
 
 MARK = "SCAFFPD_ENGINE_PART"
 
@@ -47,7 +44,10 @@ class Processes:
         environment: Mapping[str, str],
         folder: Path | None = None,
     ) -> int:
-        """Run a Python module or script in its own session, with output to `log` or ours; it ends with this process."""
+        """Run a Python module in its own session, with output to `log` or ours.
+
+        It ends with this process.
+        """
         if log is not None:
             log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") if log else contextlib.nullcontext() as stream:
@@ -112,71 +112,6 @@ class Processes:
                 started.wait()
 
 
-class SupervisedJob(Protocol):
-    """A job to be supervised: an engine on this machine, or a job in production."""
-
-    def submit(self) -> None:
-        """Submit the job, also repeatedly."""
-
-    def running(self) -> bool:
-        """Return whether the last submitted job is running."""
-
-    def abort(self) -> None:
-        """End the job and keep the processes running."""
-
-    def connected(self) -> set[str]:
-        """Return the sites that the server sees now."""
-
-    def outside(self) -> set[str]:
-        """Return the connected sites outside the running job, which can join only when it is restarted."""
-
-
-class LocalEngine(SupervisedJob):
-    """A server and a process (tree) per silo on loopback, from federation.toml and every silo.toml.
-
-    Engines write into `work`. Every part (the server, the silos and others) has a log.
-    """
-
-    parts: Sequence[str]
-
-    def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path) -> None:
-        self.federation, self.work, self.processes = (
-            federation.resolve(),
-            work.resolve(),
-            Processes(),
-        )
-        self.silos = {name: path.resolve() for name, path in silos.items()}
-
-    def start(self) -> None:
-        """Start everything and wait until all silos are connected."""
-
-    def stop(self) -> None:
-        """Stop everything in any state; every round has its checkpoint, so nothing is lost."""
-        self.processes.kill()
-
-    def log(self, part: str) -> Path:
-        """Return the log file of a part."""
-        return self.work / f"{part}.log"
-
-    def logs(self) -> dict[str, Path]:
-        """Return the log file of every part."""
-        return {part: self.log(part) for part in self.parts}
-
-    def wait(self, missing: Callable[[], Collection[str]], sentence: str, seconds: float) -> None:
-        """Wait until no part is missing; after `seconds` raise an error that names a missing part and its log."""
-        end = time.monotonic() + seconds
-        while lacking := sorted(missing()):
-            if dead := [part for part in self.processes.started if not self.processes.alive(part)]:
-                raise InputError(
-                    "ended-once-see",
-                    f"{sentence}: {dead[0]} has ended at once, see {self.log(dead[0])}.",
-                )
-            if time.monotonic() > end:
-                who = f"{lacking[0]!r} is not there, and {self.log(lacking[0])} says why."
-                raise InputError("within-seconds", f"{sentence} within {seconds:g} seconds: {who}")
-            time.sleep(0.2)
-
-
 def free_ports(count: int) -> list[int]:
     """Return free ports on loopback."""
     with contextlib.ExitStack() as held:
@@ -191,11 +126,18 @@ def end_with(parent: int) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
+def wait_for(done: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
+    """Wait until `done()` is true; return whether it was in time."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(every)
+    return True
+
+
 if __name__ == "__main__":
     owner = int(sys.argv[1])
     sys.argv = sys.argv[2:]
     threading.Thread(target=end_with, args=(owner,), daemon=True, name="watchdog").start()
-    if Path(sys.argv[0]).is_file():
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    else:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

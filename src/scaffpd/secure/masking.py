@@ -1,25 +1,23 @@
-r"""Secure aggregation: a server learns Σ_i w_i v_i and no single v_i (after Bonawitz et al., 2017; Bell et al., 2020).
+r"""Secure aggregation: a server learns Σ_i w_i v_i and no single v_i.
+
+After Bonawitz et al. (2017) and Bell et al. (2020), without recovery from dropouts: no shares of
+keys, hence no second mask, no second exchange, and no round in which clients compare lists.
 
 terms     the clients of a sum, which of them share masks, and the number format
 keys      identities of clients, shared secrets of two of them, and key streams
 
-This file has a client's part in a sum: one answer, hidden under streams that cancel in the sum of all.
+This file has a client's part in a sum: one answer, hidden under streams that cancel in the sum.
 
     y_i = q_i + Σ_{j>i} stream(k_ij, h) − Σ_{j<i} stream(k_ij, h)   (mod 2⁶⁴)
 
-over its neighbours j, with k_ij the secret of the two (`keys`) and h a digest of the whole question: the run, the
-vector, the weights, the number format and the clients. So
+over its neighbours j, with k_ij the secret of the two (`keys`) and h a digest of the whole question:
+the run, the vector, the weights, the number format and the clients. So
 
     Σ_i y_i = Σ_i q_i
 
-if all were asked the same and have answered. A server that sends two clients different questions, or leaves a client
-out, gets only noise: clients reveal nothing else. A client that does not
-answer leaves the sum closed for good; it has to be started again.
-
-This is the protocol of Bonawitz et al. (2017) without recovery from dropouts: no shares
-of keys, hence no second mask, no second exchange, and no round in which clients compare lists.
-
-This package has no models or networks: bytes and arrays go in, bytes and arrays come out.
+if all were asked the same and have answered. A server that sends two clients different questions, or
+leaves a client out, gets only noise: clients reveal nothing else. A client that does not answer
+leaves the sum closed for good; it has to be started again.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from scaffpd.errors import InputError, not_installed
 if find_spec("cryptography") is None:
     raise not_installed("cryptography", "privacy")
 
-from scaffpd.secure.keys import Authority, Card, Identity, add_stream, derive_key, sign
-from scaffpd.secure.terms import Accused, FixedPoint, Forgotten, Ring, Terms
+from scaffpd.secure.keys import Card, Identity, add_stream, derive_key, sign
+from scaffpd.secure.terms import FixedPoint, Forgotten, Ring, Terms
 
 __all__ = ["Card", "FixedPoint", "Identity", "Incomplete", "Party", "Terms"]
 
@@ -49,13 +47,9 @@ class Party:
     """One client of secure sums."""
 
     identity: Identity  # its keys
-    # fingerprints of all others' keys, by their names; with any of them, every other card is refused
+    # fingerprints of all others' keys, by name; with any of them, every other card is refused
     pins: Mapping[str, str] = field(default_factory=dict)
-    authority: Authority | None = (
-        None  # checks the signatures on cards; `None` if cards are not signed
-    )
     least: int = 1  # the smallest number of colluding clients that this client accepts
-    roster: Collection[str] = ()  # the clients that may take part; empty for any client
     seed: bytes = b""  # the secret by which this client rounds; its key by default
     _cards: dict[str, Card] = field(default_factory=dict, init=False)
     _agreed: dict[str, bytes] = field(default_factory=dict, init=False)
@@ -71,20 +65,19 @@ class Party:
         return self._cards.keys()
 
     def meet(self, cards: Sequence[Card]) -> None:
-        """Accept the others' cards; a name keeps its long-term key for the lifetime of this client."""
+        """Accept the others' cards; a name has one long-term key while this client lives."""
         if len({*self._cards, *(card.name for card in cards)}) > MOST_CARDS:
-            raise InputError("secure-sums-take", f"Secure sums take {MOST_CARDS} clients at most.")
+            raise InputError("too-many-clients", f"Secure sums take {MOST_CARDS} clients at most.")
         for card in cards:
             if card.name == self.name:
                 if card.key != self.identity.card.key:
                     raise InputError(
-                        "another-client-shows",
+                        "name-taken",
                         f"Another client shows a card in the name of {self.name!r}.",
                     )
                 if card.once != self.identity.card.once:
                     raise Forgotten(
-                        "client-restarted-showed",
-                        "This client was restarted after it showed that card.",
+                        "client-restarted", "This client was restarted after it showed that card."
                     )
                 continue
             self._check(card)
@@ -95,46 +88,42 @@ class Party:
     def _check(self, card: Card) -> None:
         """Refuse a card that does not match its name."""
         if self._cards.get(card.name, card).key != card.key:
-            raise Accused(card.name, f"{card.name!r} shows another key than before.")
-        if self.roster and card.name not in self.roster:
-            raise Accused(card.name, f"{card.name!r} is not on the roster of {self.name!r}.")
+            raise InputError("key-changed", f"{card.name!r} shows another key than before.")
         if self.pins and card.name not in self.pins:
-            raise Accused(
-                card.name,
+            raise InputError(
+                "key-not-pinned",
                 f"{self.name!r} has pins, and none for {card.name!r}: pin every other key.",
             )
         if self.pins.get(card.name, card.fingerprint) != card.fingerprint:
-            raise Accused(
-                card.name, f"The key of {card.name!r} is not the one that is pinned here."
+            raise InputError(
+                "key-not-as-pinned",
+                f"The key of {card.name!r} is not the one that is pinned here.",
             )
-        if self.authority is not None:
-            try:
-                self.authority.check(card)
-            except InputError as why:
-                raise Accused(card.name, str(why)) from None
 
     def mask(
         self, terms: Terms, asked: bytes, numbers: FixedPoint, vector: Any, nearest: bool = False
     ) -> Ring:
         """Return y_i for the vector; `asked` stands for everything that this client was asked.
 
-        A vector out of range is refused first. `nearest` rounds to the nearest number, and never at random.
+        A vector out of range is refused first. `nearest` rounds to the nearest number, and never at
+        random.
         """
         if self.name not in terms.names or numbers.clients < len(terms.names):
             raise InputError(
-                "sum-client-numbers",
+                "not-in-this-sum",
                 "This sum is not for this client, or its numbers are for fewer clients.",
             )
         if terms.colluding < self.least:
             raise InputError(
-                "client-takes-part",
-                f"This client takes part in sums that tolerate {self.least} colluding clients, not {terms.colluding}.",
+                "too-few-may-collude",
+                f"This client takes part in sums that tolerate {self.least} colluding clients, not "
+                f"{terms.colluding}.",
             )
         own = np.ravel(vector)
         salt = terms.digest + repr(numbers).encode() + asked
         drawn = None
         if not nearest:  # the same question has the same answer
-            secret = self.seed or bytes.fromhex(self.identity.secret())
+            secret = self.seed or self.identity.secret()
             stream = np.zeros(len(own), dtype=np.uint64)
             add_stream(stream, derive_key(secret, salt, "rounding"), 1)
             drawn = stream * 2.0**-64
@@ -148,26 +137,13 @@ class Party:
     def _shared(self, other: str) -> bytes:
         """Return k_ij."""
         if other not in self._cards:
-            raise Forgotten("client-met", f"This client has not met {other!r}.")
+            raise Forgotten("client-not-met", f"This client has not met {other!r}.")
         if other not in self._agreed:
             try:
                 self._agreed[other] = self.identity.agreed(self._cards[other])
             except ValueError:  # of small order: the secret would be public
-                raise Accused(other, f"The key of {other!r} cannot be used.") from None
+                raise InputError("key-unusable", f"The key of {other!r} cannot be used.") from None
         return self._agreed[other]
-
-    def kept(self) -> dict[str, Any]:
-        """Return the state for another process of this client: it holds a secret, and must not leave the site."""
-        return {
-            "once": self.identity.secret(),
-            "cards": [card.values() for card in self._cards.values()],
-        }
-
-    def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from the state of `kept`."""
-        self.identity = self.identity.resumed(kept["once"])
-        self._cards = {card.name: card for card in map(Card.of, kept["cards"])}
-        self._agreed = {}
 
 
 class Incomplete(InputError):

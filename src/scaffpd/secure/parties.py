@@ -1,22 +1,25 @@
 r"""Clients that mask their vectors, and the checks of each before it answers.
 
-A client scales its vector by its own weight, encodes it and masks it; the result is a `MaskedReply`. It sends only
-scalars besides. It receives the weights of all clients: its masks depend on them.
+A client scales its vector by its own weight, encodes it and masks it; the result is a `MaskedReply`.
+It sends only scalars besides. It receives the weights of all clients: its masks depend on them.
 
-Two sums of nearly the same vectors can reveal what one hides: Σ over all and Σ over all but one give that one's vector.
-Two sums with weights λ and λ' of vectors v and v' give a client's own to within about ‖v − v'‖/‖λ − λ'‖₁. So two sums
-count as two weightings of one vector if
+Two sums of nearly the same vectors can reveal what one hides: Σ over all and Σ over all but one give
+that one's vector. Two sums with weights λ and λ' of vectors v and v' give a client's own to within
+about ‖v − v'‖/‖λ − λ'‖₁. So two sums count as two weightings of one vector if
 
     ‖v/‖v‖ ∓ v'/‖v'‖‖ < ‖λ − λ'‖₁ / SHARPNESS    (Σ|λ_j| = 1),
 
-and a client allows at most `WEIGHTINGS` sums of one vector, fewer than N − t, and over the same clients only. It
-remembers a vector as a `Sketch`, whose distances are those of the vectors to within a third.
+and a client allows at most `WEIGHTINGS` sums of one vector, fewer than N − t, and over the same
+clients only. It remembers a vector as a `Sketch`, whose distances are those of the vectors to within
+a third.
 
-Two sums are refused, too, if a combination of them would nearly be this client's vector (`alone`). Rounding reveals no
-more than these sums. A term of fewer than `FINE` digits is rounded at random with the term as its mean, so that Σ q_i
-is the sum that was allowed, plus noise, however coarse the numbers. To search a longer one's last digits takes other
-factors of w, which count as other weights (`apart`), or other formats, of which a client allows `FORMATS`. Sums over
-columns are rounded to the nearest, as remainders need that: their weights are ones, and such formats as few.
+Two sums are refused, too, if a combination of them would nearly be this client's vector
+(`max_exposure`). Rounding reveals no more than these sums. A term of fewer than `FINE` digits is
+rounded at random with the term as its mean, so that Σ q_i is the sum that was allowed, plus noise,
+however coarse the numbers. To search a longer one's last digits takes other factors of w, which
+count as other weights (`weight_distance`), or other formats, of which a client allows `FORMATS`.
+Sums over columns are rounded to the nearest, as remainders need that: their weights are ones, and
+such formats as few.
 """
 
 from __future__ import annotations
@@ -28,25 +31,26 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation.plans import Vector
-from scaffpd.federation.questions import Question, Reply
 from scaffpd.secure.masking import FixedPoint, Identity, Party, Terms
 from scaffpd.secure.sketch import Sketch
 from scaffpd.secure.terms import FINE, LARGEST, SMALLEST, Ring, exponent_of
 
-FORMATS = (
-    8  # of one vector: sums are repeated with another clip, or with the remainders of the last
-)
-PRECISE = 46  # binary digits of a weight, so that weights computed in two ways are the same, or next to it
+# formats of one vector: sums are repeated with another clip, or with the remainders of the last
+FORMATS = 8
+# binary digits of a weight, so that weights computed in two ways are the same, or next to it
+PRECISE = 46
 REMEMBERED = 256  # sums that a client in this process remembers
-SAME = 1e-12  # vectors nearer than this have the same digits, as far as they are rounded to the nearest
+# vectors nearer than this have the same digits, as far as they are rounded to the nearest
+SAME = 1e-12
 SHARPNESS = 1000.0  # two sums of one vector reveal it to a thousandth of its length at best
 STEP = 8  # step of the exponents that clients send, if the size of a vector is hidden
-WEIGHTINGS = 2  # of one vector: λ, and equal weights, which set a dual rate, or the last λ, which measures curvature
+# weightings of one vector: λ, and equal weights, which set a dual rate, or the last λ, which
+# measures curvature
+WEIGHTINGS = 2
 
 
 def weightings(terms: Terms) -> int:
@@ -82,31 +86,31 @@ class Weighting:
         weight = float(self.values[self.terms.names.index(name)])
         if not math.isfinite(self.total):
             raise InputError(
-                "vector-nan-infinite",
+                "weight-not-finite",
                 "A vector with a NaN or infinite weight cannot be added securely.",
             )
         if abs(weight) > share * self.total * (1 + 2.0 ** (1 - PRECISE)):  # weights are rounded
             raise TooLarge(
-                "client-make-up",
-                f"Client {name!r} would make up {abs(weight) / self.total:.0%} of a sum, more than the {share:.0%} "
-                "that it agrees to: the sum would show its vector. Use an objective that caps weights (CVaR, or a "
-                "cap), or allow a larger share.",
+                "share-too-large",
+                f"Client {name!r} would make up {abs(weight) / self.total:.0%} of a sum, more than "
+                f"the {share:.0%} that it agrees to: the sum would show its vector. Use an "
+                "objective that caps weights (CVaR, or a cap), or allow a larger share.",
             )
         return weight
 
 
 class SumRecord(NamedTuple):
-    """Sum with a client's vector: its length, its sketch at norm one, the members and their λ, Σ|w_j|, the format."""
+    """A sum with a client's vector."""
 
-    length: int
-    sketch: Vector
-    names: tuple[str, ...]
-    weights: Vector
-    total: float = 1.0
-    form: str = ""
+    length: int  # of the vector
+    sketch: Vector  # of the vector at norm one
+    names: tuple[str, ...]  # the clients
+    weights: Vector  # their λ
+    total: float = 1.0  # Σ|w_j|
+    form: str = ""  # the number format
 
-    def apart(self, other: SumRecord) -> float:
-        """Return ‖λ − λ'‖₁ over the clients of either, and more if w is not 2ᵏ w': it rounds otherwise."""
+    def weight_distance(self, other: SumRecord) -> float:
+        """Return ‖λ − λ'‖₁ over the clients of either; more if w is not 2ᵏ w': it rounds otherwise."""
         ratio = math.remainder(math.log2(self.total) - math.log2(other.total), 1)
         digits = min(abs(ratio), SHARPNESS * SAME)
         if self.names == other.names:
@@ -120,10 +124,11 @@ class SumRecord(NamedTuple):
         )
 
     @np.errstate(all="ignore")
-    def alone(self, other: SumRecord, own: int) -> float:
-        """Return the largest share of client i in a combination of two sums, max_α |λ_i − αλ'_i| / ‖λ − αλ'‖₁.
+    def max_exposure(self, other: SumRecord, own: int) -> float:
+        """Return client i's largest share in a combination, max_α |λ_i − αλ'_i| / ‖λ − αλ'‖₁.
 
-        Between two of the points α = λ_j/λ'_j it is monotone. With λ = (a, b, b, …) and λ' = (a', b', b', …) it is one.
+        Between two of the points α = λ_j/λ'_j it is monotone. With λ = (a, b, b, …) and
+        λ' = (a', b', b', …) it is one.
         """
         there = other.weights != 0
         at = self.weights[there] / other.weights[there]
@@ -146,7 +151,6 @@ class SumRecord(NamedTuple):
 class DisclosureGuard:
     """Memory of the sums with a client's vectors; it refuses those that would reveal one."""
 
-    changing: bool = False  # whether the same vector may be in sums of other clients; leaving clients reveal theirs
     counted: bool = True  # whether the number of different sums is limited
     sketch: Sketch = field(default_factory=Sketch)
     most: int = REMEMBERED  # how many sums are remembered
@@ -155,7 +159,10 @@ class DisclosureGuard:
     def check(
         self, vector: Vector, weighting: Weighting, own: int, share: float, total: float, form: str
     ) -> SumRecord | None:
-        """Allow client `own`'s vector in a sum, or refuse. Return what to remember; `None` if it adds nothing."""
+        """Allow client `own`'s vector in a sum, or refuse.
+
+        Return what to remember; `None` if it adds nothing.
+        """
         size = float(np.linalg.norm(vector))
         if weighting.values[own] == 0 or size == 0:
             return None
@@ -164,29 +171,29 @@ class DisclosureGuard:
             len(vector), self.sketch(vector) / size, terms.names, weighting.normalised, total, form
         )
         near = self._near(record)
-        if (
-            form
-            and len({known.form for known, apart in near if apart < SAME} - {"", form}) >= FORMATS
-        ):
+        formats = {known.form for known, distance in near if distance < SAME} - {"", form}
+        if form and len(formats) >= FORMATS:
             raise ExposedError(
-                "client-vector-been",
-                "This client's vector has been in sums of many formats: one more could show its digits.",
+                "too-many-formats",
+                "This client's vector has been in sums of many formats: one more could show its "
+                "digits.",
             )
-        same = [known for known, apart in near if record.apart(known) > SHARPNESS * apart]
-        if any(known.names != terms.names for known in same) and not self.changing:
+        same = [
+            known
+            for known, distance in near
+            if record.weight_distance(known) > SHARPNESS * distance
+        ]
+        if any(known.names != terms.names for known in same):
             raise InputError(
-                "client-vector-sum",
-                "This client's vector was in a sum: one over other clients would show a client's own.",
+                "sum-over-others",
+                "This client's vector was in a sum: one over other clients would show a client's "
+                "own.",
             )
-        others = [known for known in same if known.names == terms.names]
-        many = len({(known.weights.tobytes(), known.total) for known in others}) >= weightings(
-            terms
-        )
-        if self.counted and (
-            many or not all(record.alone(known, own) <= share for known in others)
-        ):
+        many = len({(known.weights.tobytes(), known.total) for known in same}) >= weightings(terms)
+        exposed = any(record.max_exposure(known, own) > share for known in same)
+        if self.counted and (many or exposed):
             raise ExposedError(
-                "client-vector-been",
+                "too-many-weightings",
                 "This client's vector has been in sums with other weights: one more could show it.",
             )
         return record
@@ -197,10 +204,10 @@ class DisclosureGuard:
         if not known:
             return []
         sketches = np.array([one.sketch for one in known])
-        apart = np.minimum(
+        distance = np.minimum(
             *(np.linalg.norm(sketches - sign * record.sketch, axis=1) for sign in (1, -1))
         )
-        return [(known[k], float(apart[k])) for k in np.flatnonzero(apart < 2 / SHARPNESS)]
+        return [(known[k], float(distance[k])) for k in np.flatnonzero(distance < 2 / SHARPNESS)]
 
     def remember(self, record: SumRecord | None) -> None:
         """Remember a sum with the vector."""
@@ -213,9 +220,7 @@ class MaskedReply:
     """Client's answer to a question for its masked vector."""
 
     exponent: int  # e, with |w_i v_i| ≤ 2ᵉ
-    vector: (
-        Ring | None
-    )  # y_i; `None` if the clip of the question is smaller than that, or not given
+    vector: Ring | None  # y_i; `None` if the question's clip is smaller than that, or not given
 
 
 @dataclass(frozen=True)
@@ -232,7 +237,7 @@ class TooLarge(InputError):
 
 
 class WeightedVector(NamedTuple):
-    """Vector that a client has weighted itself, and the weight; all weights sum to one, or to `mass` if less."""
+    """Vector that a client has weighted itself; all weights sum to one, or to `mass` if less."""
 
     vector: NDArray[np.float64]
     weight: float
@@ -270,9 +275,10 @@ class GuardedParty(NamedTuple):
         asked: bytes,
         bare: WeightedVector | None = None,
     ) -> MaskedReply:
-        """Return the masked vector; without a number format, or if the vector does not fit it, only its size.
+        """Return the masked vector; without a format, or if it does not fit, only its size.
 
-        `bare` is the vector without the weight that the client has given it itself, or with all of its digits.
+        `bare` is the vector without the weight that the client has given it itself, or with all of
+        its digits.
         """
         weight = sums.of(self.party.name, self.share)
         own = np.asarray(vector, dtype=np.float64).ravel()
@@ -283,13 +289,11 @@ class GuardedParty(NamedTuple):
             return MaskedReply(exponent, None)
         total = sums.total or 1.0
         place = sums.terms.names.index(self.party.name)
-        beyond, share = (
-            (None, self.share) if bare is None else (bare.beyond, 1.0)
-        )  # others' own weights are not known
+        beyond = None if bare is None else bare.beyond
+        share = self.share if bare is None else 1.0  # the others' own weights are not known
         digits = numbers.bits + round(math.log2(total)) + exponent_of(seen[0])
-        free = beyond is None and (
-            digits < FINE or not self.guard.counted
-        )  # rounded at random, or no secret
+        # rounded at random, or no secret
+        free = beyond is None and (digits < FINE or not self.guard.counted)
         record = self.guard.check(*seen, place, share, total, "" if free else f"{digits} {beyond}")
         asked += sums.values.tobytes()
         masked = self.party.mask(sums.terms, asked, numbers, weight * own, beyond is not None)
@@ -302,20 +306,6 @@ def _exponent(vector: NDArray[np.float64], weight: float) -> int:
     if weight == 0 or not np.any(vector):
         return SMALLEST
     return int(np.clip(exponent_of(vector) + math.ceil(math.log2(abs(weight))), SMALLEST, LARGEST))
-
-
-def coarse(question: Question, reply: Reply, quantum: float) -> Reply:
-    """Round losses, and changes of losses, to the quantum, in float64; the bound on their errors includes it."""
-    if quantum == 0 or not question.loss:
-        return reply
-    exact = reply.numbers
-    numbers = dict(reply.numbers)
-    numbers[question.loss] = lambda: (
-        torch.round(exact[question.loss]().double() / quantum) * quantum
-    )
-    if "loss_error" in numbers:
-        numbers["loss_error"] = lambda: exact["loss_error"]().double() + quantum / 2
-    return Reply(numbers, reply.vectors)
 
 
 class LocalParties:
@@ -333,7 +323,7 @@ class LocalParties:
             member.party.meet(cards)
 
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
-        """Return the masked vectors, or their sizes; every question here is a new one."""
+        """Return the masked vectors, or their sizes; every question here is new."""
         self._asked += 1
         asked = self._asked.to_bytes(16)
         names = wanted.weights.terms.names

@@ -1,16 +1,17 @@
 r"""The terms of a sum: its clients, which of them share masks, and the number format.
 
-Clients form a ring, in an order shuffled by their names, and every client shares masks with the k nearest (a
-Harary graph; with all others if k ≥ N − 1). With any t colluding clients, k ≥ t + 1 is enough: the
-graph stays connected without them, so that the masks of the others hide everything but the
-sum over all of them.
+Clients form a ring, in an order shuffled by their names, and every client shares masks with the k
+nearest (a Harary graph; with all others if k ≥ N − 1). With any t colluding clients, k ≥ t + 1 is
+enough: the graph stays connected without them, so that the masks of the others hide everything but
+the sum over all of them.
 
-Numbers are whole numbers modulo 2⁶⁴: q = round(2ᶠ v) for |v| ≤ C, and Σ_i q_i / 2ᶠ for the sum. Of N clients,
-|Σ q_i| ≤ N (2ᶠ C + ½) < 2⁶³ by the choice of f, so that no sum can wrap around; a larger |v| is refused before it is
-encoded. The error of the sum is at most N 2⁻ᶠ in every entry.
+Numbers are whole numbers modulo 2⁶⁴: q = round(2ᶠ v) for |v| ≤ C, and Σ_i q_i / 2ᶠ for the sum. Of N
+clients, |Σ q_i| ≤ N (2ᶠ C + ½) < 2⁶³ by the choice of f, so that no sum can wrap around; a larger |v|
+is refused before it is encoded. The error of the sum is at most N 2⁻ᶠ in every entry.
 
-The server chooses f. Rounded to the nearest, small terms would vanish from a coarse sum, and a large one would be left
-alone; so a term of fewer than `FINE` digits is rounded up or down at random, by a secret of the client, with mean 2ᶠ v.
+The server chooses f. Rounded to the nearest, small terms would vanish from a coarse sum, and a large
+one would be left alone; so a term of fewer than `FINE` digits is rounded up or down at random, by a
+secret of the client, with mean 2ᶠ v.
 """
 
 from __future__ import annotations
@@ -32,14 +33,6 @@ FEWEST = 3  # with two clients, each knows the other's vector from the sum
 MOST = 10  # colluding clients by default: 12 neighbours
 
 
-class Accused(InputError):
-    """Client `name` sent a key that is not its own or is unusable."""
-
-    def __init__(self, name: str, sentence: str) -> None:
-        super().__init__("unusable-key", sentence)
-        self.name = name
-
-
 class Forgotten(InputError):
     """A client was restarted and has lost the others' keys."""
 
@@ -56,12 +49,12 @@ class Terms:
         t = self.colluding
         if len(set(self.names)) < n or n < FEWEST:
             raise InputError(
-                "secure-sums-least",
+                "too-few-clients",
                 f"Secure sums need at least {FEWEST} clients with different names, got {n}.",
             )
         if not 1 <= t <= n - 2:
             raise InputError(
-                "secure-sums-over",
+                "colluding-out-of-range",
                 f"Secure sums over {n} clients need 1 <= colluding <= {n - 2}, got {t}.",
             )
 
@@ -71,7 +64,7 @@ class Terms:
         n = len(names)
         if colluding is not None and type(colluding) is not int:
             raise InputError(
-                "secure-sums-whole",
+                "colluding-not-whole",
                 f"Secure sums need a whole number colluding, got {colluding!r}.",
             )
         return cls(tuple(names), min(max(1, n // 3), MOST) if colluding is None else colluding)
@@ -126,14 +119,16 @@ class FixedPoint:
             or not -LARGEST <= self.bits <= 2 * LARGEST
         ):
             raise InputError(
-                "numbers-up-clients",
-                f"Numbers up to 2^{self.exponent} of {self.clients} clients cannot be added securely.",
+                "numbers-out-of-range",
+                f"Numbers up to 2^{self.exponent} of {self.clients} clients cannot be added "
+                "securely.",
             )
         if self.bits + self.exponent > self.room(self.clients):
             raise InputError(
-                "sum-numbers-up",
-                f"The sum of {self.clients} numbers up to 2^{self.exponent} with {self.bits} binary digits may not fit "
-                f"into 64 bits: {self.room(self.clients) - self.exponent} digits do.",
+                "sum-too-wide",
+                f"The sum of {self.clients} numbers up to 2^{self.exponent} with {self.bits} "
+                "binary digits may not fit into 64 bits: "
+                f"{self.room(self.clients) - self.exponent} digits do.",
             )
 
     @staticmethod
@@ -162,16 +157,20 @@ class FixedPoint:
         parts: list[Any] = [values.get(name) for name in names] if isinstance(values, dict) else []
         if not parts or not all(type(part) is int for part in parts):
             raise InputError(
-                "number-format-secure", "The number format of a secure sum cannot be read."
+                "format-unreadable", "The number format of a secure sum cannot be read."
             )
         return cls(*parts)
 
     def encode(self, vector: NDArray[Any], drawn: NDArray[Any] | None = None) -> Ring:
-        """Return q, or refuse a vector beyond the clip; with u drawn from [0, 1), short terms become ⌊2ᶠ v + u⌋."""
+        """Return q, or refuse a vector beyond the clip.
+
+        With u drawn from [0, 1), short terms become ⌊2ᶠ v + u⌋.
+        """
         v: NDArray[np.float64] = np.asarray(vector, dtype=np.float64)
-        if (needed := exponent_of(v)) > self.exponent:
+        needed = exponent_of(v)
+        if needed > self.exponent:
             raise InputError(
-                "vector-entries-up",
+                "vector-beyond-clip",
                 f"A vector has entries up to 2^{needed}, more than the clip of this sum.",
             )
         scaled = np.ldexp(v, self.bits)

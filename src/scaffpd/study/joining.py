@@ -17,14 +17,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from scaffpd.algorithms.fair import fair
 from scaffpd.errors import InputError, count
-from scaffpd.federation.questions import ClientSide, Question, Reply
 from scaffpd.models import Linear, Personal
 from scaffpd.models.losses import loss_named
-from scaffpd.models.personal import personalise
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.choosing import MEAN, Choice, GridPoint, search, short
 from scaffpd.study.folds import (
@@ -37,7 +34,7 @@ from scaffpd.study.folds import (
     fit_alone,
     with_classes,
 )
-from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, MODELS, PERSONAL, Array, Joining
+from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Array, Joining
 from scaffpd.training.cohort import Cohort, in_order
 from scaffpd.training.loop import train as run
 from scaffpd.training.metrics import HeldOutMoments
@@ -242,88 +239,3 @@ def _root(unit: float, loss: Array) -> Array:
     root = math.sqrt(loss.mean())
     found: Array = unit * (root + (loss - loss.mean()) / (2 * root)) if root > 0 else 0 * loss
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class JoiningScores(Question):
-    """Scores of a silo on its held-out rows: of a constant, of its own model, and of three models of the run.
-
-    Means of losses and of errors (wrong labels, or the root mean squared error), and their covariances over rows.
-    """
-
-    kind = "joining_scores"
-    scalars = ("train_rows", "test_rows")
-
-    average: Tensor
-    fair: Tensor
-    personal: Tensor
-    strength: float
-    seed: int
-
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes for losses, then for errors."""
-        k = len(MODELS)
-        return {"means": (2, k), "covariances": (2, k, k)}
-
-    def answer(self, clients: ClientSide) -> Reply:
-        """Refuse: only a silo answers, by `own_scores`."""
-        raise InputError(
-            "clients-process-compared", "Clients in this process are compared by sp.joining(...)."
-        )
-
-
-def own_scores(
-    name: str,
-    train: Pair,
-    test: Pair,
-    model: Linear,
-    x: Mapping[str, Array],
-    strength: float,
-    seed: int,
-) -> dict[str, Array]:
-    """Answer `JoiningScores` for one silo, from its rows and the models x of a run."""
-    own = JoiningSplit([train], [test], model, Average(), (name,), seed, 0.0, 1)
-    personal = personalise(x[PERSONAL], *train, Personal(model, strength))
-    answers = {
-        ALONE: fit_alone(own.folded[0]).models,
-        AVERAGE: [x[AVERAGE]],
-        FAIR: [x[FAIR]],
-        PERSONAL: [personal],
-    }
-    found = own.scored(answers, 1.0, 1)[:2]
-    return {
-        "means": np.stack([one.means[:, 0] for one in found]),
-        "covariances": np.stack([one.covariances[0] for one in found]),
-        "scalars": np.array([float(len(train[1])), float(len(test[1]))]),
-    }
-
-
-def of_silos(
-    reported: Mapping[str, Mapping[str, Array]], measure: str, strength: float, word: str = "silo"
-) -> Joining:
-    """Put what silos say of themselves together."""
-    parts = list(reported.values())
-    blocks = np.array([int(part["scalars"][1]) for part in parts])
-    evidence, wrong = (
-        HeldOutMoments(
-            np.stack([part["means"][k] for part in parts], axis=1),
-            np.stack([part["covariances"][k] for part in parts]),
-            blocks,
-        )
-        for k in (0, 1)
-    )
-    score = 1 - wrong.means if measure == "accuracy" else wrong.means
-    rows = tuple((int(part["scalars"][0]), int(part["scalars"][1])) for part in parts)
-    return Joining(
-        tuple(reported),
-        MODELS,
-        evidence.means,
-        score,
-        measure,
-        rows,
-        evidence,
-        wrong,
-        (),
-        strength,
-        word=word,
-    )

@@ -1,9 +1,7 @@
-"""`TensorBoard` and `MLflow` track a run, round by round; `page_server` serves pages for Prometheus."""
+"""`TensorBoard` and `MLflow` track a run, round by round."""
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 import os
 import re
@@ -11,10 +9,9 @@ import time
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -333,80 +330,3 @@ def _terminate(client: Any, run_id: str) -> None:
     """End a run whose tracker was deleted; ignore errors."""
     with suppress(Exception):
         client.set_terminated(run_id)
-
-
-# --- Prometheus
-
-
-Labels = tuple[tuple[str, str], ...]
-LOCAL = ("localhost", "127.0.0.1", "::1")
-
-
-def prometheus(prefix: str, numbers: Mapping[str, float | Mapping[Labels, float] | None]) -> str:
-    """Return numbers in Prometheus's format, NAME VALUE or NAME{LABEL="…"} VALUE; leave out `None`."""
-    lines = []
-    for name, value in numbers.items():
-        cells = value if isinstance(value, Mapping) else {(): value}
-        known = {own: number for own, number in cells.items() if number is not None}
-        if known:
-            lines.append(
-                f"# TYPE {prefix}_{name} {'counter' if name.endswith('_total') else 'gauge'}"
-            )
-        for own, number in known.items():
-            inside = ",".join(
-                f"{label}={json.dumps(text, ensure_ascii=False)}" for label, text in own
-            )
-            lines.append(
-                f"{prefix}_{name}{{{inside}}} {number:.17g}"
-                if inside
-                else f"{prefix}_{name} {number:.17g}"
-            )
-    return "\n".join(lines) + "\n"
-
-
-def page_server(
-    pages: Mapping[str, Callable[[], str]], host: str, port: int
-) -> ThreadingHTTPServer:
-    """Return a server that renders its pages on every request; a page that fails is an error 500.
-
-    The error goes to standard error. On loopback only local host names are answered: with DNS rebinding, pages of other
-    sites in a browser could otherwise read ours.
-    """
-    local = {*LOCAL, host} if host == "localhost" or host.startswith("127.") else None
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            name = re.sub(r":\d*$", "", self.headers.get("Host", "localhost")).strip("[]").lower()
-            page = pages.get(self.path.split("?")[0])
-            try:
-                if local is not None and name not in local:
-                    code = 403
-                    text = "This is not the host that you asked for.\n"
-                else:
-                    code, text = (
-                        (404, "There is no such page.\n") if page is None else (200, page())
-                    )
-            except Exception as problem:
-                logging.getLogger("scaffpd.pages").error(
-                    "%s cannot be shown: %s", self.path, problem
-                )
-                code = 500
-                text = f"This page cannot be shown ({type(problem).__name__}): standard error says why.\n"
-            body = text.encode()
-            self.send_response(code)
-            html = text[:9].lower() == "<!doctype"
-            kind = "text/html" if html else "text/plain; version=0.0.4"
-            self.send_header("Content-Type", f"{kind}; charset=utf-8")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Write nothing to the terminal."""
-
-    try:
-        return ThreadingHTTPServer((host, port), Handler)
-    except OSError as error:
-        raise InputError(
-            "serve-pages", f"Cannot serve pages at {host}:{port}: {error.strerror}."
-        ) from None

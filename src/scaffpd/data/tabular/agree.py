@@ -190,30 +190,6 @@ def deviation_of(totals: Mapping[str, Any], mean: Matrix) -> Matrix:
     return unless_constant(mean, deviation, n)
 
 
-def spread_of(totals: Mapping[str, Any], deviation: Matrix) -> dict[str, float]:
-    """Return Σ ‖a‖² over every silo's standardised rows, from its Σ(x − mean)²."""
-    return {
-        silo: float((np.asarray(own["squares"]) / deviation**2).sum())
-        for silo, own in totals.items()
-    }
-
-
-def longest_square(schema: Json) -> float:
-    """Return the largest ‖a‖² of a row whose columns all have a declared range; infinite where they have none.
-
-    A number is at most two units from the middle of its range, and one category of a column is a one.
-    """
-    if (
-        not schema.get("declared")
-        or not schema["standardise"]
-        or schema.get("expand", "") not in ("", "rff")
-    ):
-        return float("inf")
-    if schema["shape"] is not None:
-        return 4.0 * width(schema)
-    return sum(1.0 if column["kind"] == CATEGORY else 4.0 for column in schema["columns"])
-
-
 def _added(totals: Mapping[str, Any], what: str, length: int | None) -> tuple[Matrix, Matrix]:
     """Add sums over silos in the order of their names, so that whoever answers first changes nothing."""
     if not totals:

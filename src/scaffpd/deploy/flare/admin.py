@@ -1,8 +1,9 @@
-"""Open an administrator's session with FLARE, submit the job, and supervise the run.
+"""Open an administrator's session with FLARE, submit the job, and follow it to its end.
 
-FLARE's session starts threads that it never ends, writes to the console and is useless once the server was down. So it
-runs in its own process (this module as a script), which reads and writes lines of JSON and can be killed and restarted.
-docs/deploy/what-happens-when.md says what FLARE does when a site, a job or the server is lost.
+FLARE's session starts threads that it never ends, writes to the console and is useless once the
+server was down. So it runs in its own process (this module as a script), which reads and writes
+lines of JSON and can be killed and restarted. docs/deploy/what-happens-when.md says what FLARE does
+when a site, a job or the server is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from scaffpd.deploy.deployed_run import Outcome
     from scaffpd.run.settings.federation import FederationFile
 
-PATIENCE = 300.0  # seconds for the server to come up
-OVER = (
-    "FINISHED",
-    "ABANDONED",
-    "LOST",
-)  # how final statuses begin; LOST is ours, for a job that died with its server
+PATIENCE = 300.0  # seconds without an answer of the server, after which a run is given up
+# Seconds after which a job without a process at the server counts as lost. FLARE lists the job of a
+# server that died as running for ever, and neither aborts nor deletes it.
+UNLISTED = 30.0
+OVER = ("FINISHED", "ABANDONED")  # how FLARE's final statuses begin
+EVERY = 0.5  # seconds between two looks
 
 
 class LostError(Exception):
@@ -41,7 +41,8 @@ class LostError(Exception):
 class AdminSession:
     """An administrator of a federation, with FLARE's startup kit (the folder that holds `startup`).
 
-    FLARE's own messages go to `log`; `environment` extends the process's; a reply may take `patience` seconds.
+    FLARE's own messages go to `log`; `environment` extends the process's; a reply may take
+    `patience` seconds.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class AdminSession:
     ) -> None:
         if not (kit / "startup" / "fed_admin.json").is_file():
             raise InputError(
-                "administrator-startup-kit",
-                f"{str(kit)!r} is no administrator's startup kit: it holds no startup/fed_admin.json.",
+                "no-admin-kit",
+                f"{str(kit)!r} is no administrator's startup kit: it holds no "
+                "startup/fed_admin.json.",
             )
         self.kit = kit.resolve()
         self.log = log
@@ -125,91 +127,159 @@ class FlareJob:
     """The federation's job on a FLARE server; it can be submitted again."""
 
     def __init__(self, session: AdminSession, folder: Path) -> None:
-        self.session, self.folder = session, folder.resolve()
+        self.session = session
+        self.folder = folder.resolve()
         self.current: str | None = None
+        self._listed = 0.0  # when the server last had a process for the job
 
     def adopt(self) -> bool:
-        """Take over a job of the same name that the server has not finished; return whether there is one."""
-        going = self.session.call("unfinished", self.folder.name)
-        self.current = going[-1] if going else self.current
-        return bool(going)
+        """Take over a job of the same name that the server is running; return whether it is."""
+        for job in self.session.call("unfinished", self.folder.name):
+            self.current = job
+            self._listed = time.monotonic()
+            while self.running():
+                if self.session.call("status", job)[1]:
+                    return True
+                time.sleep(EVERY)
+        self.current = None
+        return False
 
     def submit(self) -> None:
         """Submit the job."""
         try:
             self.current = str(self.session.call("submit", str(self.folder)))
         except LostError as problem:
-            raise InputError(
-                "flare-accept-job", f"FLARE did not accept the job: {problem}"
-            ) from problem
+            raise InputError("job-refused", f"FLARE did not accept the job: {problem}") from problem
+        self._listed = time.monotonic()
 
     def running(self) -> bool:
-        """Return whether the last submitted job is running; true while the server does not answer."""
-        return self.current is not None and not self._ask("", "status", self.current).startswith(
-            OVER
-        )
+        """Return whether the last submitted job is waiting or running.
+
+        Whether a job is lost is decided by the server's own list of processes, never by comparing
+        clocks of two machines.
+        """
+        if self.current is None:
+            return False
+        said, listed = self.session.call("status", self.current)
+        now = time.monotonic()
+        started = said.startswith(("DISPATCHED", "RUNNING"))
+        if listed or not started:  # a submitted job has no process before it is dispatched
+            self._listed = now
+        return not said.startswith(OVER) and now - self._listed < UNLISTED
 
     def abort(self) -> None:
         """End the job."""
-        if self.current is not None and self.running():
-            self._ask(None, "abort", self.current)
+        if self.current is not None:
+            self.session.call("abort", self.current)
 
     def connected(self) -> set[str]:
-        """Return the sites that the server lists as connected; none while it does not answer."""
-        return set(self._ask([], "sites"))
-
-    def outside(self) -> set[str]:
-        """Return the connected sites outside the running job."""
-        return set(self._ask([], "outside", self.current)) if self.current else set()
-
-    def _ask(self, lost: Any, *request: str) -> Any:
-        try:
-            return self.session.call(*request)
-        except LostError:
-            return lost
+        """Return the sites that the server lists as connected."""
+        return set(self.session.call("sites"))
 
 
 def resume(
-    kit: Path,
-    job: Path,
+    folder: Path,
     file: FederationFile,
     seconds: float,
     say: Callable[[str], object],
     look: Callable[[], object],
 ) -> Outcome:
-    """Supervise a run as the startup kit's administrator, on the machine with the run's folder.
+    """Follow a run from the coordinator's folder, which holds administrator's kit and job.
 
     Take over a job that is still running; otherwise submit it.
     """
-    from scaffpd.deploy.supervise import (
-        ended_before,
-        supervise,
-    )  # loads torch: not in the session's process
+    job = next((folder / "job").glob("*/"), None)
+    if job is None:
+        raise InputError(
+            "no-job", f"There is no job in {str(folder / 'job')!r}: `deploy flare` writes it."
+        )
+    file.folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.closing(AdminSession(folder / "admin", file.folder / "admin.log")) as session:
+        return follow(FlareJob(session, job), file, seconds, say, look)
 
-    if (done := ended_before(file, say)) is not None:
+
+def follow(
+    job: FlareJob,
+    file: FederationFile,
+    seconds: float,
+    say: Callable[[str], object],
+    look: Callable[[], object],
+) -> Outcome:
+    """Submit the job unless it is running, wait for its end, and return the run's outcome.
+
+    A job that ends without an outcome is not submitted again: a service manager does that.
+    """
+    from scaffpd.deploy.coordinate import reopen  # loads torch: not in the session's process
+    from scaffpd.deploy.deployed_run import DeployedRun, Outcome
+
+    folder = DeployedRun(file.folder)
+    done = reopen(file, folder)
+    if done is not None:
+        say("This run had ended before: nothing was trained.")
         return done
-    with contextlib.closing(AdminSession(kit, file.folder / "admin.log")) as session:
-        deployed = FlareJob(session, job)
-        if _adopted(deployed, time.monotonic() + min(seconds, PATIENCE), say):
-            say("The job is running already.")
-        return supervise(deployed, file, seconds, say, look)
+    deadline = time.monotonic() + seconds
+    if _patiently(job.adopt, say):
+        say("The job is running already.")
+    else:
+        _wait_for_silos(job, file, say)
+        job.submit()
+    while _patiently(job.running, say):
+        look()
+        if time.monotonic() > deadline:
+            raise InputError(
+                "run-too-long",
+                f"The run has not ended after {seconds:g} seconds: resume it later.",
+            )
+        time.sleep(EVERY)
+    look()
+    if not folder.has_outcome():
+        raise InputError(
+            "job-ended-early",
+            f"The job ended after round {folder.rounds()} without an outcome: the server's log "
+            "says why. Then resume the run.",
+        )
+    return Outcome.of(folder)
 
 
-def _adopted(deployed: FlareJob, deadline: float, say: Callable[[str], object]) -> bool:
-    """Wait for the server and return whether the job is running already."""
+def _patiently(ask: Callable[[], bool], say: Callable[[str], object]) -> bool:
+    """Ask until the server answers, for `PATIENCE` seconds."""
+    deadline = time.monotonic() + PATIENCE
     said = False
     while True:
         try:
-            return deployed.adopt()
+            return ask()
         except LostError as problem:
             if time.monotonic() > deadline:
                 raise InputError(
-                    "start-server-resume", f"{problem} Start the server, then resume."
+                    "server-not-answering", f"{problem} Start the server, then resume."
                 ) from None
         if not said:
             say("FLARE's server does not answer yet.")
         said = True
         time.sleep(1.0)
+
+
+def _wait_for_silos(job: FlareJob, file: FederationFile, say: Callable[[str], object]) -> None:
+    """Wait until all silos are connected: FLARE admits none to a job that has started."""
+    deadline = time.monotonic() + file.faults.start_timeout
+    said = False
+    while True:
+        with contextlib.suppress(LostError):
+            missing = [name for name in file.silos if name not in job.connected()]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise InputError(
+                    "silos-not-connected",
+                    f"Not connected after {file.faults.start_timeout:g} seconds: "
+                    f"{', '.join(missing)}. Start them, then resume.",
+                )
+            if not said:
+                say(f"Waiting for {', '.join(missing)}.")
+            said = True
+        if time.monotonic() > deadline + PATIENCE:
+            raise InputError("server-not-answering", "FLARE's server does not answer.")
+        time.sleep(EVERY)
 
 
 # --- the session's own process
@@ -233,7 +303,7 @@ def serve(kit: Path) -> None:
         replies.write(json.dumps(reply) + "\n")
     with contextlib.suppress(Exception):
         session.close()
-    os._exit(0)  # FLARE's threads would keep the process for a while
+    os._exit(0)  # FLARE's threads would hold the process for a while
 
 
 def connect(kit: Path) -> Any:
@@ -244,52 +314,29 @@ def connect(kit: Path) -> Any:
     return new_secure_session(user, str(kit), timeout=5.0, auto_login_max_tries=1)
 
 
-def outside(session: Any, job: str) -> list[str]:
-    """Return the connected sites without a process for the job; FLARE admits no site to a running job."""
-    rows = session.get_client_job_status() or []
-    inside = {row["client_name"] for row in rows if row.get("job_id") == job}
-    return sorted({str(row["client_name"]) for row in rows} - inside)
-
-
 def unfinished(session: Any, name: str) -> list[str]:
-    """Return the jobs of that name that are waiting or running, oldest first."""
+    """Return the jobs of that name that FLARE lists as waiting or running, oldest first."""
     jobs = sorted(session.list_jobs(), key=lambda job: str(job.get("submit_time", "")))
-    own = [
-        job
+    return [
+        str(job["job_id"])
         for job in jobs
         if job.get("job_name") == name and not str(job.get("status", "")).startswith(OVER)
     ]
-    return [
-        str(job["job_id"])
-        for job in own
-        if not status(session, str(job["job_id"])).startswith(OVER)
-    ]
 
 
-def status(session: Any, job: str) -> str:
-    """Return FLARE's status of a job, or LOST if the server was restarted and has no process for it.
-
-    FLARE lists the job of a server that died as RUNNING for ever, and neither aborts nor deletes it.
-    """
-    said = str(session.get_job_status(job))
-    if not said.startswith(("DISPATCHED", "RUNNING")):
-        return said
-    server = session.get_system_info()
-    if job in {str(running.job_id) for running in server.job_info}:
-        return said
-    meta = session.get_job_meta(job)
-    begun = datetime.fromisoformat(meta.get("start_time") or meta["submit_time_iso"])
-    return "LOST" if begun.timestamp() < server.server_info.start_time else said
+def status(session: Any, job: str) -> tuple[str, bool]:
+    """Return FLARE's status of a job, and whether the server has a process for it."""
+    listed = {str(running.job_id) for running in session.get_system_info().job_info}
+    return str(session.get_job_status(job)), job in listed
 
 
-COMMANDS: dict[str, Any] = {
+COMMANDS: dict[str, Callable[..., object]] = {
     "submit": lambda session, job: str(session.submit_job(job)),
     "status": status,
     "abort": lambda session, job: session.abort_job(job) and None,
     "sites": lambda session: sorted(
         str(client.name) for client in session.get_connected_client_list()
     ),
-    "outside": outside,
     "unfinished": unfinished,
 }
 

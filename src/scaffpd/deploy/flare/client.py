@@ -1,7 +1,7 @@
 """Run at a site on FLARE: one published method, bytes in, bytes out.
 
-The class is part of the installed package and its job carries no code: a site runs only what its operator installed.
-The site alone says where the silo's file is, never the job.
+The class is part of the installed package and its job carries no code: a site runs only what its
+operator installed. The site alone says where the silo's file is, never the job.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from scaffpd.deploy.silo.silo import Silo
 
 VARIABLE = "SCAFFPD_SILO"
-# A reply that starts like this is the site's refusal. FLARE would send the traceback of an exception to the server; a
-# refusal holds only its sentence.
+# A reply that starts like this is the site's refusal. FLARE would send the traceback of an exception
+# to the server; a refusal holds only its sentence.
 REFUSAL = b"\x00scaffpd refuses\x00"
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class SiloClient:
                 if self._silo is None:
                     site = str(collab.site_name)
                     root = site_root(collab.workspace)
-                    self._silo = open_silo(site, silo_file(root, site), root / "startup")
+                    self._silo = open_silo(site, silo_file(root, site))
                 return self._silo.answer(question)
         except InputError as mistake:
             log.error("The silo does not answer: %s", mistake)
@@ -50,7 +50,7 @@ class SiloClient:
             log.exception("The silo does not answer.")
         return (
             REFUSAL
-            + b"The silo's own file or data cannot be used; its operator finds the reason in the site's log."
+            + b"The silo's own file or data cannot be used; the reason is in the site's log."
         )
 
 
@@ -60,7 +60,7 @@ def site_root(workspace: Any) -> Path:
 
 
 def silo_file(root: Path, site: str) -> Path:
-    """Find this site's silo.toml: the environment variable names it, or it is in the site's folder `local`.
+    """Find this site's silo.toml: an environment variable names it, or it is in `local`.
 
     The variable may also name a folder that holds NAME.toml for every site on this machine.
     """
@@ -69,23 +69,21 @@ def silo_file(root: Path, site: str) -> Path:
         file = file / f"{site}.toml"
     if not file.is_file():
         raise InputError(
-            "silo-file-put",
+            "no-silo-file",
             f"There is no silo file {str(file)!r}: put it there, or name it in {VARIABLE}.",
         )
     return file.resolve()
 
 
-def open_silo(site: str, file: Path, kit: Path) -> Silo:
-    """Open the silo of a file; refuse if its name is not that of FLARE's certificate.
-
-    The certificate of its startup kit proves its name to other silos.
-    """
+def open_silo(site: str, file: Path) -> Silo:
+    """Open the silo of a file; refuse if its name is not that of FLARE's certificate."""
     from scaffpd.deploy.silo.silo import Silo
 
-    silo = Silo.open(file, kit)
+    silo = Silo.open(file)
     if silo.name != site:
         raise InputError(
-            "silo-flare-knows",
-            f"{str(file)!r} is silo {silo.name!r}, but FLARE knows this site as {site!r}: use its file.",
+            "silo-of-another-name",
+            f"{str(file)!r} is silo {silo.name!r}, but FLARE knows this site as {site!r}: use its "
+            "file.",
         )
     return silo

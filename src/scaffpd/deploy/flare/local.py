@@ -1,20 +1,22 @@
-"""Run FLARE on this machine: a server and one process tree per silo on loopback, with FLARE's mutual TLS.
+"""Run FLARE's processes: a server or a site from its kit, or all of them on this machine.
 
 The modules are started directly, since the startup kits' scripts would restart them for ever.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
 from scaffpd.deploy.flare import client, server
-from scaffpd.deploy.flare.admin import AdminSession, FlareJob
-from scaffpd.deploy.flare.provision import FlareProject, provision, write_project
-from scaffpd.deploy.processes import LocalEngine, Processes, free_ports
+from scaffpd.deploy.flare.admin import AdminSession, FlareJob, LostError
+from scaffpd.deploy.flare.provision import FlareProject, provision
+from scaffpd.deploy.processes import Processes, free_ports
 from scaffpd.errors import InputError
 
 HOST = "localhost"
@@ -22,7 +24,7 @@ NAME = "scaffpd"
 SERVER = "server"
 ADMIN = "admin"
 BEAT = 2  # seconds between a site's heartbeats; FLARE counts them in twos
-DEAD_AFTER = 8.0  # seconds without one
+QUICK_RULES = {"dead_after": 8.0, "schedule_every": 0.5, "patience": 3.0}  # of `SiteRules`
 PATIENCE = 60.0  # seconds for server and sites to connect
 TOGETHER = {"secure_train": "true", "org": "scaffpd", "config_folder": "config"}
 # Timeouts that FLARE does not read from the kit.
@@ -37,7 +39,7 @@ QUICK = {
 
 
 def command(kit: Path, options: Mapping[str, str]) -> list[str]:
-    """Return the module and arguments that a kit's scripts start: the server's, or with `uid` a site's."""
+    """Return module and arguments of a kit's scripts: the server's, or with `uid` a site's."""
     part = "client" if "uid" in options else "server"
     settings = [f"{key}={value}" for key, value in (TOGETHER | dict(options)).items()]
     module = f"nvflare.private.fed.app.{part}.{part}_train"
@@ -46,6 +48,8 @@ def command(kit: Path, options: Mapping[str, str]) -> list[str]:
 
 def serve(kit: Path, options: Mapping[str, str], file: Path, variable: str) -> int:
     """Run a server or a site from its kit until it ends; all its processes end with this one."""
+    if "uid" not in options:
+        place_store(kit)
     processes = Processes()
     try:
         processes.start(
@@ -56,26 +60,39 @@ def serve(kit: Path, options: Mapping[str, str], file: Path, variable: str) -> i
         processes.kill()
 
 
-class FlareEngine(FlareJob, LocalEngine):
-    """FLARE's server and sites, and the administrator who submits the job."""
+def place_store(kit: Path) -> None:
+    """Let the server store its jobs in its own kit.
 
-    def __init__(
-        self, federation: Path, silos: Mapping[str, Path], work: Path, tls: bool = True
-    ) -> None:
-        if not tls:
-            raise InputError("flare-runs-mutual", "FLARE runs with mutual TLS here: leave it on.")
-        LocalEngine.__init__(self, federation, silos, work)
-        self.folder = self.work / "job" / NAME
-        self.current = None
+    FLARE's choice is the system's temporary folder, which systemd's PrivateTmp and a container's
+    tmpfs empty when the server restarts, and which two federations on one machine would share.
+    """
+    file = kit.resolve() / "local" / "resources.json"
+    store = kit.resolve() / "store"
+    resources = json.loads(file.read_text(encoding="utf-8"))
+    storage = resources["snapshot_persistor"]["args"]["storage"]
+    storage["args"]["root_dir"] = str(store / "snapshots")
+    for part in resources["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(store / "jobs")
+    file.write_text(json.dumps(resources, indent=2), encoding="utf-8")
+
+
+class FlareEngine(FlareJob):
+    """FLARE's server, a process tree per silo on loopback, and the administrator."""
+
+    def __init__(self, federation: Path, silos: Mapping[str, Path], work: Path) -> None:
+        self.federation = federation.resolve()
+        self.silos = {name: path.resolve() for name, path in silos.items()}
+        self.work = work.resolve()
+        self.processes = Processes()
         self.parts = (SERVER, ADMIN, *self.silos)
         self.port, admin_port = free_ports(2)
-        rules: dict[str, float | str] = {
-            "dead_after": DEAD_AFTER,
-            "schedule_every": 0.5,
-            "patience": 3.0,
-        }
-        rules["store"] = str(self.work / "store")
-        self._project = FlareProject(NAME, sorted(silos), HOST, self.port, admin_port, rules=rules)
+        self._project = FlareProject(
+            NAME, sorted(silos), HOST, self.port, admin_port, rules=QUICK_RULES
+        )
+        self.folder = self.work / "job" / NAME
+        self.current = None
+        self._listed = 0.0
 
     @cached_property
     def session(self) -> AdminSession:  # type: ignore[override]
@@ -84,36 +101,55 @@ class FlareEngine(FlareJob, LocalEngine):
             self.kit(self._project.admin), self.log(ADMIN), self.processes.environment(ADMIN)
         )
 
-    # --- up and down
-
     def start(self) -> None:
         """Provision, start everything, and wait until all silos are connected."""
-        self.work.mkdir(parents=True, exist_ok=True)
-        for old in ("kits", "job", "store"):  # left by an earlier start
+        for old in ("kits", "job"):  # left by an earlier start
             shutil.rmtree(self.work / old, ignore_errors=True)
-        write_project(self._project, self.work)
-        provision(self.work)
+        provision(self._project, self.work)
+        place_store(self.kit(HOST))
         try:
             self.start_server()
             for name in self.silos:
                 self.start_silo(name)
-            self.wait(lambda: set(self.silos) - self.connected(), "FLARE did not come up", PATIENCE)
+            self._wait()
         except BaseException:
             self.stop()
             raise
 
+    def _wait(self) -> None:
+        """Wait until all silos are connected; name a part that has ended or is missing."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                missing = sorted(set(self.silos) - self.connected())
+            except LostError:
+                missing = [SERVER]
+            ended = [part for part in self.processes.started if not self.processes.alive(part)]
+            if ended or (missing and time.monotonic() > end):
+                part = (ended or missing)[0]
+                raise InputError(
+                    "flare-did-not-start",
+                    f"FLARE did not start: {part!r} is missing, and {self.log(part)} says why.",
+                )
+            if not missing:
+                return
+            time.sleep(0.2)
+
     def stop(self) -> None:
-        """End the session and all processes."""
-        if (session := vars(self).pop("session", None)) is not None:
+        """End the session and all processes; every round has its checkpoint, so nothing is lost."""
+        session = vars(self).pop("session", None)
+        if session is not None:
             session.close()
         self.current = None
-        super().stop()
+        self.processes.kill()
+
+    def log(self, part: str) -> Path:
+        """Return the log file of the server, the administrator or a silo."""
+        return self.work / f"{part}.log"
 
     def kit(self, name: str) -> Path:
         """Return the startup kit of the server, a silo or the administrator."""
         return self.work / "kits" / NAME / "prod_00" / name
-
-    # --- server and silos
 
     def start_server(self) -> None:
         """Start the server's process."""
@@ -125,24 +161,8 @@ class FlareEngine(FlareJob, LocalEngine):
         self._start(name, self.kit(name), options, {client.VARIABLE: self.silos[name]})
 
     def _start(
-        self, role: str, kit: Path, options: Mapping[str, str], extra: Mapping[str, Path]
+        self, part: str, kit: Path, options: Mapping[str, str], extra: Mapping[str, Path]
     ) -> None:
-        if self.processes.pids(role):
-            raise InputError("running-already-stop", f"{role!r} is running already: stop it first.")
-        self.processes.kill(role)  # forget processes that have ended
+        self.processes.kill(part)  # forget processes that have ended
         environment = os.environ | QUICK | {key: str(path) for key, path in extra.items()}
-        self.processes.start(role, command(kit, options), self.log(role), environment, kit)
-
-    def connected(self) -> set[str]:
-        """Return the connected silos that have a process; none if the server is down."""
-        if not self.processes.alive(SERVER):
-            return set()
-        return super().connected() & {name for name in self.silos if self.processes.alive(name)}
-
-    def outside(self) -> set[str]:
-        """Return the connected silos outside the running job."""
-        return super().outside() & self.connected()
-
-    def running(self) -> bool:
-        """Return whether the last submitted job is running; false if the server is down."""
-        return self.processes.alive(SERVER) and super().running()
+        self.processes.start(part, command(kit, options), self.log(part), environment, kit)

@@ -1,7 +1,7 @@
-"""Write a deployment on FLARE: the job, the rules of every site, the project file and the commands.
+"""Provision a federation on FLARE: the job, the rules of every site, and a folder for every part.
 
-The job names installed classes and carries neither code nor data. FLARE's own provisioner makes certificates and
-startup kits; nothing here touches a key.
+The job names installed classes and carries neither code nor data. FLARE's own provisioner makes
+certificates and startup kits; nothing here touches a key.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from nvflare.collab import CollabRecipe
@@ -35,23 +35,18 @@ SITE_CLASSES = (
 )
 
 
-def recipe(name: str, quorum: int = 1, federation: str = "") -> CollabRecipe:
-    """Return FLARE's recipe of the job; `federation` is federation.toml if it is not in the server's `local`."""
+def write_job(name: str, folder: Path, silos: int, federation: str = "") -> Path:
+    """Write the job under `folder`, for that many silos, and return its own folder.
+
+    FLARE would send the source of our classes with it. Without that the job needs no right to bring
+    its own code, and every site decides by its list of allowed classes. `federation` is the path of
+    federation.toml if it is not in the server's `local`.
+    """
     built = CollabRecipe(
-        job_name=name, server=Coordinator(federation), client=SiloClient(), min_clients=quorum
+        job_name=name, server=Coordinator(federation), client=SiloClient(), min_clients=silos
     )
     built.add_server_config({"server": {"task_request_interval": 0.5}})
     built.add_client_config({"task_check_interval": 0.5, "get_task_timeout": 10.0})
-    return built
-
-
-def write_job(name: str, folder: Path, quorum: int = 1, federation: str = "") -> Path:
-    """Write the job under `folder` and return its own folder.
-
-    FLARE would send the source of our classes with it. Without that the job needs no right to bring its own code, and
-    every site decides by its list of allowed classes.
-    """
-    built = recipe(name, quorum, federation)
     built._job.set_app_packages(["scaffpd"])  # installed at every site
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -79,30 +74,27 @@ RIGHTS = {
 class SiteRules(Builder):  # type: ignore[misc]
     """Restrict what a server and a site may run; project.yml names this after StaticFileBuilder.
 
-    FLARE's default lets an administrator send any code to every site and streams the sites' error logs to the server.
-    Here a site runs only two installed classes and sends no logs.
+    FLARE's default lets an administrator send any code to every site, and streams the sites' error
+    logs to the server. Here a site runs only two installed classes and sends no logs.
 
     Args:
         dead_after: seconds without a heartbeat after which the server counts a site as dead.
         schedule_every: least seconds between two attempts to start a job.
         patience: seconds that a site waits for the server's reply to a heartbeat.
-        store: absolute path of a folder on the server for submitted jobs; FLARE's own choice if empty.
     """
 
     def __init__(
         self,
         dead_after: float = 60.0,
         schedule_every: float = 1.0,
-        store: str = "",
         patience: float = 10.0,
     ) -> None:
         self.dead_after = dead_after
         self.schedule_every = schedule_every
-        self.store = store
         self.patience = patience
 
     def build(self, project: Any, ctx: Any) -> None:
-        """Write `local/resources.json` and `local/authorization.json` for the server and every site."""
+        """Write the resources and rights of the server and of every site."""
         server = project.get_server()
         self._write(Path(ctx.get_local_dir(server)), self._server)
         for site in project.get_clients():
@@ -124,11 +116,6 @@ class SiteRules(Builder):  # type: ignore[misc]
             "check_engine_frequency": 0.5,
         }
         parts = {part["id"]: part for part in resources["components"]}
-        if self.store:
-            resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = (
-                f"{self.store}/snapshots"
-            )
-            parts["job_manager"]["args"]["uri_root"] = f"{self.store}/jobs"
         parts["job_scheduler"]["args"] |= {
             "max_jobs": 1,
             "max_schedule_count": 1000,
@@ -162,30 +149,25 @@ class FlareProject:
     host: str  # the server's name on the network, as the sites see it
     port: int = 8002  # where the sites reach the server
     admin_port: int = 8003  # where administrators reach it
-    quorum: int = 1  # the job does not start with fewer sites
     admin: str = "coordinator@scaffpd.org"  # the administrator who submits the job
-    rules: dict[str, float | str] = field(default_factory=dict)  # settings of `SiteRules`
+    rules: dict[str, float] = field(default_factory=dict)  # settings of `SiteRules`
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.silos):
             if not SITE.fullmatch(name):
                 raise InputError(
-                    "flare-use-name",
+                    "name-not-for-flare",
                     f"FLARE cannot use the name {name!r}: use letters, digits, '-' and '_'.",
                 )
         if not HOST.fullmatch(self.host):
             raise InputError(
-                "flare-use-server",
+                "host-not-for-flare",
                 f"FLARE cannot use the server name {self.host!r}: give one such as fl.example.org.",
-            )
-        if not self.silos or len(set(self.silos)) < len(self.silos):
-            raise InputError(
-                "flare-project-least",
-                "A FLARE project needs at least one silo, each with a name of its own.",
             )
         if {self.host, "server"} & set(self.silos):
             raise InputError(
-                "silo-flare-must", "A silo on FLARE must not be called like the server: rename it."
+                "silo-named-like-server",
+                "A silo on FLARE must not be called like the server: rename it.",
             )
 
     def document(self) -> dict[str, Any]:
@@ -218,8 +200,15 @@ JOB = "job"
 COORDINATOR = "coordinator"
 
 
-def provision(folder: Path) -> None:
-    """Make certificates and startup kits with FLARE from the project.yml in a folder."""
+def provision(project: FlareProject, folder: Path) -> Path:
+    """Write project.yml and the job, and let FLARE make certificates and startup kits.
+
+    Return the folder of the kits, one for every participant by name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    document = yaml.safe_dump(project.document(), sort_keys=False)
+    (folder / "project.yml").write_text(document, encoding="utf-8")
+    write_job(project.name, folder / JOB, len(project.silos))
     kits = folder / "kits"
     kits.mkdir(mode=0o700, exist_ok=True)
     kits.chmod(0o700)  # before any key, among them the root's, is written to it
@@ -229,32 +218,30 @@ def provision(folder: Path) -> None:
     )
     (folder / "provision.log").write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode or not any(kits.iterdir()):
-        raise InputError(
-            "flare-provisioned-says",
-            f"FLARE could not be provisioned: {folder / 'provision.log'} says why.",
-        )
+        log = folder / "provision.log"
+        raise InputError("provision-failed", f"FLARE could not be provisioned: {log} says why.")
+    return kits / project.name / "prod_00"
 
 
 def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
     """Provision, write one folder for the coordinator and one per silo, and return where they are.
 
-    A silo's folder holds its startup kit, to which its operator adds silo.toml. The coordinator's holds the kits of the
-    server and the administrator, the job and federation.toml.
+    A silo's folder holds its startup kit, to which its operator adds silo.toml. The coordinator's
+    holds the kits of the server and the administrator, the job and federation.toml.
     """
     parts = out / "parts"
     if parts.exists():
         raise InputError(
-            "keys-already-choose",
-            f"There are keys in {str(parts)!r} already: choose another --out, or remove it.",
+            "keys-already-exist",
+            f"Keys already exist in {str(parts)!r}: choose another --out, or remove it.",
         )
     if COORDINATOR in project.silos:
         raise InputError(
-            "silo-called-folder",
+            "silo-named-coordinator",
             f"A silo called {COORDINATOR!r} cannot have a folder of that name: rename it.",
         )
-    provision(out)
+    kits = provision(project, out)
     parts.mkdir(mode=0o700)
-    kits = out / "kits" / project.name / "prod_00"
     for name in (*project.silos, COORDINATOR):
         (parts / name).mkdir(mode=0o700)
         shutil.move(kits / (project.host if name == COORDINATOR else name), parts / name / KIT)
@@ -263,41 +250,3 @@ def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
     shutil.copytree(out / JOB / project.name, own / JOB / project.name)
     shutil.copyfile(federation, own / "federation.toml")
     return parts
-
-
-class FlareFiles(NamedTuple):
-    """FLARE's project.yml, the job's folder, and the commands in order; NAME stands for a silo's name."""
-
-    project: Path
-    job: Path
-    coordinator: tuple[str, ...]
-    silo: tuple[str, ...]
-
-
-def write_project(
-    project: FlareProject, out: Path, federation: Path | str = "federation.toml"
-) -> FlareFiles:
-    """Write project.yml and the job into `out`; the commands name the federation's file."""
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / "project.yml"
-    file.write_text(yaml.safe_dump(project.document(), sort_keys=False), encoding="utf-8")
-    job = write_job(project.name, out / "job", project.quorum)
-    kits = f"kits/{project.name}/prod_00"
-    coordinator = (
-        "pip install 'scaffpd[flare]'   # also on the server",
-        f"cd {out}",
-        "nvflare provision -p project.yml -w kits   # certificates and startup kits, made by FLARE",
-        f"# Send every silo its folder {kits}/NAME over a channel that you trust: it holds a private key.",
-        f"cp {federation} {kits}/{project.host}/local/federation.toml   # on the server",
-        f"{kits}/{project.host}/startup/start.sh   # on the server {project.host}",
-        f"# to stop it: touch {kits}/{project.host}/shutdown.fl",
-        f"scaffpd deploy resume {kits}/{project.host}/local/federation.toml --kit {kits}/{project.admin} --job {job}",
-    )
-    silo = (
-        "pip install 'scaffpd[flare]'",
-        "scaffpd silo check silo.toml",
-        "cp silo.toml NAME/local/silo.toml   # or: export SCAFFPD_SILO=/path/to/silo.toml",
-        "NAME/startup/start.sh",
-        "touch NAME/shutdown.fl   # to stop",
-    )
-    return FlareFiles(file, job, coordinator, silo)

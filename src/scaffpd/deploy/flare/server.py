@@ -1,7 +1,7 @@
 """Run the coordinator at FLARE's server, over a `Transport` of Collab calls.
 
-Every site is called in its own thread with its own timeout: FLARE's group call would send the same bytes to all, and a
-dead site would delay the others.
+Every site is called in its own thread with its own timeout: FLARE's group call would send the same
+bytes to all, and a dead site would delay the others.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ import os
 import queue
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
-from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
 from scaffpd.deploy.flare.client import REFUSAL, site_root
 from scaffpd.deploy.messages import Failure
@@ -26,13 +23,6 @@ from scaffpd.errors import InputError
 
 VARIABLE = "SCAFFPD_FEDERATION"
 GRACE = 2.0  # seconds that FLARE gets for its own timeout
-# seconds between two checks of a connection, and how many have to fail
-LOOK = 1.0
-LOOKS = 2
-# what every process of FLARE answers
-NET_CHANNEL = "_net_manager"
-PING = "echo"
-CLOSED = (ReturnCode.COMM_ERROR, ReturnCode.TARGET_UNREACHABLE)
 
 
 class CollabTransport:
@@ -62,15 +52,11 @@ class CollabTransport:
         answers: dict[str, bytes | Failure] = dict.fromkeys(questions, late)
         waiting = set(questions)
         deadline = time.monotonic() + timeout + GRACE
-        watch = threading.Thread(
-            target=self._watch, args=(waiting, deadline, arrived), name="watch", daemon=True
-        )
-        watch.start()
-        while waiting and (left := deadline - time.monotonic()) > 0:
+        while waiting and time.monotonic() < deadline:
             if self._aborted():
                 raise RunAborted("The job was aborted.")
             try:
-                site, reply = arrived.get(timeout=min(left, 0.5))
+                site, reply = arrived.get(timeout=0.5)
             except queue.Empty:
                 continue
             if isinstance(reply, RunAborted):
@@ -78,34 +64,7 @@ class CollabTransport:
             if site in waiting:
                 answers[site] = reply
                 waiting.discard(site)
-        waiting.clear()  # stop watching
         return answers
-
-    def _watch(self, waiting: set[str], deadline: float, arrived: queue.SimpleQueue[Any]) -> None:
-        """Check the connections to sites that have not answered: a lost one needs no timeout."""
-        seen = Counter[str]()
-        while waiting and time.monotonic() < deadline:
-            time.sleep(LOOK)
-            for site in sorted(waiting.copy()):
-                seen[site] = seen[site] + 1 if self._cut_off(site) else 0
-                if seen[site] == LOOKS:
-                    arrived.put((site, Failure("No connection leads to the site any more.")))
-
-    def _cut_off(self, site: str) -> bool:
-        """Return whether FLARE has lost its connection to a site.
-
-        FLARE fails a ping over a closed connection at once, while a question gets lost silently. A late ping proves
-        nothing: the site may be busy.
-        """
-        try:
-            backend = self._proxies[site].backend
-            ping = new_cell_message({}, {})
-            reply = backend.cell.core_cell.send_request(
-                NET_CHANNEL, PING, backend.target_fqcn, ping, timeout=LOOK, optional=True
-            )
-            return reply.get_header(MessageHeaderKey.RETURN_CODE) in CLOSED
-        except Exception:  # without FLARE's ping a site has its whole timeout
-            return False
 
     def _deliver(
         self, site: str, question: bytes, timeout: float, arrived: queue.SimpleQueue[Any]
@@ -136,8 +95,8 @@ class Coordinator:
     """The object that FLARE runs at the server (startup kits name its path: leave it here).
 
     Args:
-        federation: path of federation.toml on the server; if empty, it is looked for in `SCAFFPD_FEDERATION` and in the
-            server's folder `local`.
+        federation: path of federation.toml on the server; if empty, it is looked for in
+            `SCAFFPD_FEDERATION` and in the server's folder `local`.
     """
 
     def __init__(self, federation: str = "") -> None:
@@ -157,11 +116,11 @@ class Coordinator:
 
 
 def federation_file(named: str, root: Path) -> Path:
-    """Find federation.toml: named by the job or the environment, or in the server's folder `local`."""
+    """Find federation.toml: the job or the environment names it, or it is in `local`."""
     file = Path(named or os.environ.get(VARIABLE) or root / "local" / "federation.toml")
     if not file.is_file():
         raise InputError(
-            "federation-file-put",
+            "no-federation-file",
             f"There is no federation file {str(file)!r}: put it there, or name it in {VARIABLE}.",
         )
     return file

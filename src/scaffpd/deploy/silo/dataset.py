@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +13,6 @@ from scaffpd.data.tabular.columns import DATE, FeatureTable, Mask, Matrix, colum
 from scaffpd.data.tabular.encode import ClientRows, Target, held_rows, target
 from scaffpd.data.tabular.formats import open_table
 from scaffpd.data.tabular.read import date_parts, read_columns
-from scaffpd.deploy.messages import digest
 from scaffpd.errors import InputError
 from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
 from scaffpd.run.settings.reading import load
@@ -84,20 +81,6 @@ class Dataset(ClientRows):
             test = 0
         return int(self.cohort.evaluate(x, "train").counts[0]), test
 
-    @cached_property
-    def digest(self) -> str:
-        """Digest of all rows and of their split, made once: a process hands it on with every answer."""
-        if self.cohort is not None:
-            return str(self.cohort.fingerprint)
-        columns = self.table.columns
-        blocks = () if self.table.block is None else (self.table.block,)
-        arrays = [
-            digest(one)
-            for one in (*(c.values for c in columns), *blocks, self.target.values, self.held)
-        ]
-        about = [arrays, self.target.labels, *((c.name, c.categories) for c in columns)]
-        return hashlib.sha256(repr(about).encode()).hexdigest()
-
     def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: a sum over few rows reveals too much about each."""
         train = self.rows[0]
@@ -159,7 +142,7 @@ def _split(
             "silo-columns-besides", f"Silo {file.name!r} has no columns besides its target."
         )
     if held is None:
-        held = held_rows(file.name, goal, file.split.test, file.split.seed)
+        held = held_rows(file.name, goal, file.split.test, 0)
     if held.all():
         raise InputError("silo-training-rows", f"Silo {file.name!r} has no training rows.")
     return Dataset(file.name, features, goal, held, dropped, file.limits.rarest)

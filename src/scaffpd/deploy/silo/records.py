@@ -1,15 +1,14 @@
-r"""A silo's records in files that outlive runs and processes: answers, the audit log, decisions, releases.
+r"""A silo's records in files that outlive runs and processes: answers, the audit log, releases.
 
-Line n of the log (audit.jsonl) records a question and what left, with a link: the SHA-256 of the previous link and the
-line. So changing, removing or inserting a line changes every later link. A link noted down elsewhere proves that the
-end was not cut off.
+Line n of the log (audit.jsonl) records a question and what left, with a link: the SHA-256 of the
+previous link and the line. So changing, removing or inserting a line changes every later link. A
+link noted down elsewhere proves that the end was not cut off.
 
-Noise comes from a secret of this silo, and the ledger of releases is written before an answer leaves. So a restarted
-silo, or a process per message, neither forgets what was spent nor repeats an answer with other noise.
+Noise comes from a secret of this silo, and the ledger of releases is written before an answer
+leaves. So a restarted silo neither forgets what was spent nor repeats an answer with other noise.
 
 answered.jsonl          the answers so far, which limit further ones (`guard`)
 audit.jsonl             every question and what left, linked
-consents.jsonl          the site's decisions about runs
 privacy.key             the secret, readable for its owner only
 privacy-spent-NAME.npz  every release under the agreement of that name, up to the agreed ε
 privacy-spent.npz       every release under any agreement, up to the ε of the silo's own file
@@ -24,7 +23,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.deploy.messages import SCALE, Message, names_of, number
+from scaffpd.deploy.messages import SCALE, Message
+from scaffpd.deploy.written import names_of, number
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.federation.questions import Reply
@@ -42,7 +42,7 @@ from scaffpd.privacy.accountant import Account
 from scaffpd.privacy.noise import digest
 from scaffpd.privacy.oracle import SumTerms
 from scaffpd.run.settings.model_file import PRIVACY
-from scaffpd.run.settings.silo import PrivacyRules, SecureRules
+from scaffpd.run.settings.silo import SecureRules, SiloFile
 from scaffpd.training.cohort import Cohort
 
 LONGEST_TEXT = 2000  # characters of a sentence in the log
@@ -51,9 +51,9 @@ LONGEST_TEXT = 2000  # characters of a sentence in the log
 class AnswerJournal:
     """An append-only file of lines [run, what, name, more], shared by the silo's processes.
 
-    An entry is on disk before its answer leaves. So the answer to a line that a crash or a full disk has cut off has
-    not left and counts as neither given nor spent: the line is removed. Any other line that cannot be read may stand
-    for an answer that has left, and stops the silo.
+    An entry is on disk before its answer leaves. So the answer to a line that a crash or a full
+    disk has cut off has not left and counts as neither given nor spent: the line is removed. Any
+    other line that cannot be read may stand for an answer that has left, and stops the silo.
     """
 
     def __init__(self, file: Path) -> None:
@@ -81,7 +81,7 @@ class AnswerJournal:
             for run, what, name, more in self._lines.read():
                 self._known[run, what][name] = more
         except (OSError, ValueError, TypeError):
-            raise InputError("read-refresh", self._trouble.format("read")) from None
+            raise InputError("journal-unreadable", self._trouble.format("read")) from None
 
     def known(self, run: str, what: str) -> dict[str, Any]:
         """Return the entries of a kind by name, the oldest first."""
@@ -96,7 +96,7 @@ class AnswerJournal:
             try:
                 self._lines.append([run, what, name, more])
             except OSError:
-                raise InputError("written-note", self._trouble.format("written")) from None
+                raise InputError("journal-not-writable", self._trouble.format("written")) from None
             self._refresh()
 
 
@@ -119,14 +119,13 @@ class AuditLog:
     def note(
         self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]
     ) -> None:
-        """Append a line: the question, what is about to leave (`size` bytes), and further facts, `about`."""
+        """Append a line: the question, what leaves (`size` bytes), and further facts, `about`."""
         left = {name: list(array.shape) for name, array in reply.arrays.items()}
-        told = {
-            name: reply.values[name]
-            for name in ("sentence", "waits", "epsilon", "delta")
-            if name in reply.values
+        stated = {
+            name: value[:LONGEST_TEXT] if isinstance(value, str) else value
+            for name, value in reply.values.items()
+            if name in ("sentence", "waits", "epsilon", "delta")
         }
-        told |= {"sentence": told["sentence"][:LONGEST_TEXT]} if "sentence" in told else {}
         try:
             with self._lines.lock():  # shared by the silo's processes
                 before = self._lines.last({"number": 0, "link": ""})
@@ -137,17 +136,17 @@ class AuditLog:
                     "reply": reply.kind,
                     "bytes": size,
                     "left": left,
-                    **told,
+                    **stated,
                     **about,
                 }
                 self._lines.append({**line, "link": line_link(before["link"], line)})
         except OSError:
             raise InputError(
-                "silo-log-written", f"The silo's log {self._lines.file.name!r} cannot be written."
+                "log-not-writable", f"The silo's log {self._lines.file.name!r} cannot be written."
             ) from None
         except (ValueError, KeyError, TypeError):
             raise InputError(
-                "last-line-silo",
+                "log-unreadable",
                 f"The last line of the silo's log {self._lines.file.name!r} cannot be read.",
             ) from None
 
@@ -157,66 +156,33 @@ def line_link(before: str, line: Mapping[str, Any]) -> str:
     return hashlib.sha256((before + json.dumps(line, sort_keys=True)).encode()).hexdigest()
 
 
-def decisions(file: Path, whole: bool = True) -> dict[str, dict[str, Any]]:
-    """Return the last decision about every request, by its name.
-
-    A last line that was cut off may be a withdrawal: a `whole` file must have none. The next `decide` removes it.
-    """
-    lines = JsonLines(file)
-    default = {"granted": False, "until": "", "by": "", "time": ""}
-    try:
-        found = {str(line["request"]): {**default, **line} for line in lines.read()}
-        if whole and file.exists() and file.stat().st_size > lines.place:
-            raise ValueError
-        return found
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(
-            "silo-file-consents", f"The silo's file of consents, {file.name!r}, cannot be read."
-        ) from None
-
-
-def decide(file: Path, request: str, granted: bool, by: str, until: date | None = None) -> None:
-    """Append a decision."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    line = {
-        "request": request,
-        "granted": granted,
-        "until": until.isoformat() if until else "",
-        "by": by,
-        "time": now,
-    }
-    try:
-        JsonLines(file).append(line)
-    except OSError as error:
-        raise InputError(
-            "write-may-decide",
-            f"Cannot write {str(file)!r}: {error.strerror}. You may not decide here.",
-        ) from None
-
-
 def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> None:
-    """Refuse to share noise if this silo's part might be seen, or if it bears too few colluding silos."""
-    if (colluding := agreed.get("colluding")) is None:
+    """Refuse to share noise if this silo's part might be seen, or too few silos may collude."""
+    colluding = agreed.get("colluding")
+    if colluding is None:
         return
-    if not (rules.required and rules.trusted) or own:
+    if not (rules.required and rules.pins) or own:
         raise InputError(
-            "silo-shares-noise",
-            "This silo shares noise with others only if nobody sees its part: its file has to require masks "
-            "(secure.required) and to pin the others' keys (secure.pins), and the model has to be the agreement's.",
+            "shared-noise-visible",
+            "This silo shares noise with others only if nobody sees its part: its file has to "
+            "require masks (secure.required) and to pin the others' keys (secure.pins), and the "
+            "model has to be the agreement's.",
         )
     if type(colluding) is not int or colluding < rules.colluding:
         raise InputError(
-            "shared-noise-tolerate",
-            f"Shared noise has to tolerate {rules.colluding} colluding silos, as this silo's file says.",
+            "shared-noise-too-weak",
+            f"Shared noise has to tolerate {rules.colluding} colluding silos, as this silo's file "
+            "says.",
         )
 
 
 def shared_parts(
     name: str, reply: Reply, values: Mapping[str, Any]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return this silo's term of a sum with shared noise: its weighted vector, in units, plus its share of the noise.
+    """Return this silo's term of a sum with shared noise: its weighted vector plus its share.
 
-    One more entry, the same for all silos and as large as any entry may be, hides the vector's size.
+    It is in the sum's units. One more entry, the same for all silos and as large as any entry may
+    be, hides the vector's size.
     """
     found = {}
     for part, vectors in reply.vectors.items():
@@ -226,7 +192,7 @@ def shared_parts(
             scale = number(values, SCALE)
             if not 0 < scale < np.inf:
                 raise InputError(
-                    "question-say-units", "The question does not say in which units the sum is."
+                    "sum-without-units", "The question does not say in which units the sum is."
                 )
             own = torch.tensor([weights[names.index(name)]], dtype=torch.float64)
             terms = SumTerms(
@@ -239,14 +205,17 @@ def shared_parts(
 
 
 class PrivacyLedger:
-    """Ledger of one silo's releases under one agreement, with the silo's rules, the agreed budget and its digest."""
+    """Ledger of one silo's releases under one agreement, within the silo's own budget."""
 
-    def __init__(self, rules: PrivacyRules, agreed: Mapping[str, Any], digest: str) -> None:
+    def __init__(self, silo: SiloFile, agreed: Mapping[str, Any], digest: str) -> None:
         for name in agreed:
             if name not in PRIVACY:
                 raise unknown("privacy setting", name, PRIVACY)
-        self.rules, self.agreed = rules, dict(agreed)
-        self.file = rules.spent.with_stem(f"{rules.spent.stem}-{digest[:12]}")
+        self.rules = silo.privacy
+        self.agreed = dict(agreed)
+        self._secret = silo.noise_secret
+        self._all = silo.spent
+        self.file = silo.spent.with_stem(f"{silo.spent.stem}-{digest[:12]}")
         self._known: dict[Path, tuple[int, ...]] = {}  # identity of files when last read or written
         self._written: dict[Path, int] = {}  # releases in them then
 
@@ -257,7 +226,7 @@ class PrivacyLedger:
         }
         epsilon, delta = self._agreed()
         return Private(
-            model, **about, secret=load_or_create(self.rules.secret), budget=epsilon, delta=delta
+            model, **about, secret=load_or_create(self._secret), budget=epsilon, delta=delta
         )
 
     def _agreed(self) -> tuple[float, float]:
@@ -267,22 +236,24 @@ class PrivacyLedger:
         own = self.rules
         if epsilon is None or delta is None or (own.delta is not None and delta > own.delta):
             raise InputError(
-                "silo-agreement-most",
-                f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at most.",
+                "delta-too-large",
+                f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at "
+                "most.",
             )
         if own.epsilon is not None and epsilon > own.epsilon:
             raise InputError(
-                "agreement-may-cost",
-                f"The agreement may cost ε = {epsilon:g}, more than the {own.epsilon:g} of this silo's file.",
+                "epsilon-too-large",
+                f"The agreement may cost ε = {epsilon:g}, more than the {own.epsilon:g} of this "
+                "silo's file.",
             )
         return float(epsilon), float(delta)
 
     def open(self, cohort: Cohort) -> None:
-        """Bind the cohort to both budgets, even one made by the silo's own code: no answer may exceed either."""
+        """Bind the cohort, even one of the silo's own code, to both budgets."""
         account = cohort.account
         if account is None:
             raise InputError(
-                "silo-own-cohort",
+                "cohort-not-private",
                 "The silo's own Cohort is not private: make it of a Private model.",
             )
         epsilon, delta = self._agreed()
@@ -293,8 +264,11 @@ class PrivacyLedger:
 
     @contextmanager
     def while_answering(self, cohort: Cohort) -> Iterator[None]:
-        """Load earlier releases, and record all that no file has before an answer leaves; one process at a time."""
-        with lock_file(self.rules.spent.with_suffix(".lock")):
+        """Load earlier releases, and record new ones before an answer leaves.
+
+        One process at a time does so.
+        """
+        with lock_file(self._all.with_suffix(".lock")):
             accounts = self._accounts(cohort)
             for file, account in accounts.items():
                 self._read(file, account)
@@ -310,7 +284,7 @@ class PrivacyLedger:
         account = cohort.account
         if account is None:
             return {}
-        wider = {} if account.wider is None else {self.rules.spent: account.wider}
+        wider = {} if account.wider is None else {self._all: account.wider}
         return {**wider, self.file: account}
 
     @staticmethod
@@ -327,7 +301,7 @@ class PrivacyLedger:
                     self._written[file] = int(earlier["privacy.times"].sum())
             except (OSError, ValueError, KeyError, zipfile.BadZipFile):
                 raise InputError(
-                    "privacy-ledger-read", f"The privacy ledger {str(file)!r} cannot be read."
+                    "ledger-unreadable", f"The privacy ledger {str(file)!r} cannot be read."
                 ) from None
             self._known[file] = self._state(file)
 

@@ -9,13 +9,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
-from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
+from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.algorithms.base import MEMORY, VECTORS
-from scaffpd.algorithms.minimax_sums import able
 from scaffpd.data.tabular.agree import EXPANSIONS
 from scaffpd.errors import InputError
 from scaffpd.models import Linear
-from scaffpd.objectives import Objective
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.run.settings import reading as key
 from scaffpd.run.settings.reading import (
@@ -29,15 +27,6 @@ from scaffpd.run.settings.reading import (
 from scaffpd.run.settings.run import LinearSettings, Loss, PrivacyBudget, Tolerance
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
-DROP = "drop"
-PAUSE = "pause"
-STRIKES = 3  # unusable answers, failures or refusals after which a silo is not asked again
-CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
-BY = ("mean", "worst fifth")
-WORST = "worst fifth"
-FOLDS = 3
-LIST = "a list of numbers such as [0.1, 0.01]"
-Pull = Annotated[float, Field(ge=1e-12, allow_inf_nan=True, description="a number above 0")]
 Port = Annotated[int, Field(ge=1, le=65535, description="a whole number from 1 to 65535")]
 
 
@@ -91,40 +80,18 @@ class FeatureSettings(SettingsTable):
 
 
 class FederationTraining(SettingsTable):
-    """[training]: the most rounds, the certified gap to stop at, the seed, and whether to measure gains of joining."""
+    """[training]: the most rounds, the certified gap to stop at, and the seed."""
 
     rounds: key.Count = 1000  # by default fewer with [privacy]
     tol: Tolerance | None = None
     seed: key.Whole = 0
-    joining: key.Switch = (
-        False  # at the end, ask every silo for its scores alone and with the run's models
-    )
-
-
-class ChoosingSettings(SettingsTable):
-    """[choosing]: choose l2, the objective's strength and κ by folds of the silos' training rows, before the run."""
-
-    l2: (
-        Annotated[tuple[key.NonNegative, ...], Field(strict=False, min_length=1, description=LIST)]
-        | None
-    ) = None
-    # κ of personal models; inf is one model for all
-    strength: (
-        Annotated[tuple[Pull, ...], Field(strict=False, min_length=1, description=LIST)] | None
-    ) = None
-    by: Annotated[str, key.one_of(BY)] = WORST
-    folds: Annotated[int, Field(ge=2, le=20, description="a whole number from 2 to 20")] = FOLDS
-    budget: key.Count = 300  # the most rounds over all points and folds
 
 
 class MaskingSettings(SettingsTable):
-    """[secure]: how many silos may collude, and whether projections of gradients, and losses, leave in the clear."""
+    """[secure]: how many silos may collude, and whether projections of gradients leave."""
 
     colluding: key.Count | None = None
     projections: key.Switch = False
-    losses: Annotated[str, key.one_of(LOSSES)] = (
-        CLEAR  # "hidden": silos find their own weights, and no loss leaves
-    )
 
 
 class DeployedPrivacy(PrivacyBudget):
@@ -135,23 +102,10 @@ class DeployedPrivacy(PrivacyBudget):
 
 
 class FaultPolicy(SettingsTable):
-    """[faults]: how a federation treats silos that do not answer."""
+    """[faults]: how long a run waits for a silo. It never goes on without one."""
 
-    quorum: key.Count = 2  # the fewest silos of a run
     timeout: key.Positive = 60.0  # seconds that a silo has for an answer
-    max_age: key.Whole = 3  # rounds for which an absent silo's last answers replace it
-    missing: Annotated[str, key.one_of((DROP, PAUSE))] = DROP  # what follows, "drop" or "pause"
-    # seconds to wait for all silos before a run starts or continues without some
-    start_timeout: key.Positive = 120.0
-    probe: key.Positive = 10.0  # seconds that an absent silo has to answer a probe
-    # the largest ratio of a gradient or an update to the median of the others'
-    outlier: Annotated[
-        float, Field(ge=10, allow_inf_nan=False, description="a number >= 10 (honest silos differ)")
-    ] = 1e4
-    # the largest ratio of weight times gradient to the others' median; it caps a silo's weight
-    influence: (
-        Annotated[float, Field(ge=1, allow_inf_nan=False, description="a number >= 1")] | None
-    ) = None
+    start_timeout: key.Positive = 120.0  # seconds to wait for all silos before the run pauses
 
 
 class Server(SettingsTable):
@@ -184,12 +138,10 @@ class FederationFile(SettingsTable):
     algorithm: dict[str, Any] = Field(default_factory=dict)
     objective: dict[str, Any] | None = None
     training: FederationTraining = FederationTraining()
-    choosing: ChoosingSettings | None = None
     secure: MaskingSettings | None = None
     privacy: DeployedPrivacy | None = None
     faults: FaultPolicy = FaultPolicy()
     server: Server = Field(default_factory=dict, validate_default=True)
-    log: key.LogSettings | None = None
     _path: Path
     _method: Any
 
@@ -198,17 +150,13 @@ class FederationFile(SettingsTable):
         """Read and check a `federation.toml`."""
         file = Path(path).absolute()
         found = validated(cls, read_toml(file, SILO), file)
-        objective = (
-            found.objective if found.choosing is None else key.with_usual(found.objective, file)
-        )
-        method = algorithm_of(found.algorithm, objective, file)
+        method = algorithm_of(found.algorithm, found.objective, file)
         private = found.privacy
         tol = found.training.tol
         if private is not None:
             _check_private(method, file)
             if hasattr(method, "local_steps") and "local_steps" not in found.algorithm:
                 method = replace(method, local_steps=LOCAL_STEPS)
-        _check_comparing(found, method, file)
         certified = method.proves and private is None
         if tol and not certified:
             kind = type(method).__name__ if private is None else "A run with noise"
@@ -225,7 +173,7 @@ class FederationFile(SettingsTable):
         training = found.training.model_copy(
             update={"rounds": found.training.rounds if given else ROUNDS, "tol": tol}
         )
-        made = found.model_copy(update={"training": training, "faults": _policy(found, file)})
+        made = found.model_copy(update={"training": training})
         made._path = file
         made._method = method
         return made
@@ -245,15 +193,8 @@ class FederationFile(SettingsTable):
         """Settings of masked sums; empty without masks."""
         return {} if self.secure is None else self.secure.model_dump()
 
-    def with_objective(self, objective: Objective) -> FederationFile:
-        """Return the same run with another objective."""
-        made = self.model_copy()
-        made._method = replace(self._method, objective=objective)
-        return made
-
     def request(self) -> dict[str, Any]:
         """Return the run's request, for silos to consent to."""
-        trials = 0 if self.choosing is None else self.choosing.budget
         objective = getattr(self.method, "objective", None)
         private = self.privacy
         return {
@@ -262,7 +203,7 @@ class FederationFile(SettingsTable):
             "algorithm": kind_of(self.method),
             "objective": "" if objective is None else repr(objective),
             "model": self.model.values(),
-            "rounds": self.training.rounds * (3 if self.training.joining else 1) + trials,
+            "rounds": self.training.rounds,
             "secure": self.masking,
             "epsilon": private and private.epsilon,
             "delta": private and private.delta,
@@ -277,14 +218,8 @@ class FederationFile(SettingsTable):
             "seed": self.training.seed,
             "list of silos": list(self.silos),
         }
-        choosing = (
-            {}
-            if self.choosing is None
-            else self.choosing.model_dump(mode="json", exclude_none=True)
-        )
         budget = {} if self.privacy is None else self.privacy.model_dump(exclude_none=True)
         more = {"way of masking": self.masking, "budget of privacy": budget}
-        more["way of choosing"] = {name: str(value) for name, value in choosing.items()}
         return about | {name: part for name, part in more.items() if part}
 
 
@@ -302,22 +237,6 @@ def _check_shared(tables: FederationFile, algorithm: Any, file: Path) -> None:
         )
 
 
-def _check_comparing(tables: FederationFile, algorithm: Algorithm, file: Path) -> None:
-    """Refuse folds and comparisons for a run without a linear model, with noise or without an objective."""
-    asked = {"[choosing]": tables.choosing is not None, "training.joining": tables.training.joining}
-    for name in (name for name, wanted in asked.items() if wanted):
-        if tables.model.kind != "linear" or tables.privacy is not None:
-            private = "a run without [privacy], whose ε it would spend"
-            what = "a linear model" if tables.model.kind != "linear" else private
-            raise InputError("check-comparing", f"{file.name!r} has {name}, which needs {what}.")
-        if getattr(algorithm, "objective", None) is None:
-            kind = type(algorithm).__name__
-            raise InputError(
-                "method-objective",
-                f"{file.name!r} has {name}, which needs a method with an objective, not {kind}.",
-            )
-
-
 def _check_private(algorithm: Algorithm, file: Path) -> None:
     if not algorithm.asks_losses:
         able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
@@ -326,24 +245,6 @@ def _check_private(algorithm: Algorithm, file: Path) -> None:
             f"[privacy] of {file.name!r} needs a method that asks for losses itself, for nothing else may leave "
             f"silos: {able}, not {type(algorithm).__name__}.",
         )
-
-
-def _shown(tables: FederationFile, algorithm: Algorithm, twice: bool) -> str | None:
-    """Say why losses cannot be hidden; `None` if they can."""
-    if not isinstance(algorithm, Fair | MinimaxSums):
-        return f"{type(algorithm).__name__} needs losses: use Fair or MinimaxSums"
-    if not able(algorithm.objective):
-        return f"{type(algorithm.objective).__name__} has no threshold by which silos could find their own weights"
-    if isinstance(getattr(algorithm.objective, "offset", None), str):
-        return 'offset = "own" shows the optimum of every silo'
-    if getattr(algorithm, "batch_size", None) is not None or tables.model.kind != "linear":
-        return "minibatches and networks need losses"
-    if tables.privacy is not None:
-        return "[privacy] has noise on losses already"
-    if tables.choosing is not None:
-        return "[choosing] compares losses of silos"
-    few = not twice and not algorithm.objective.threshold_form(len(tables.silos)).curved
-    return f"with so few silos {type(algorithm.objective).__name__} needs them" if few else None
 
 
 def _check_masking(
@@ -358,28 +259,6 @@ def _check_masking(
             f"{file.name!r}, or use another algorithm, such as ScaffPD.",
         )
     try:
-        terms = Terms.usual([str(i) for i in range(len(tables.silos))], secure.colluding)
+        Terms.usual([str(i) for i in range(len(tables.silos))], secure.colluding)
     except InputError as error:
         raise InputError("secure-check-masking", f"[secure] of {file.name!r}: {error}") from None
-    shown = "projections show more than losses" if secure.projections else None
-    twice = (
-        len(terms.names) - terms.colluding > 2
-    )  # whether silos admit one vector to two sums, see `weightings`
-    if secure.losses == HIDDEN and (shown := shown or _shown(tables, algorithm, twice)) is not None:
-        raise InputError(
-            "secure-losses", f"[secure] of {file.name!r} cannot have losses = {HIDDEN!r}: {shown}."
-        )
-
-
-def _policy(tables: FederationFile, file: Path) -> FaultPolicy:
-    """Complete [faults]; masked sums wait for a silo that leaves, as sums without it would reveal its vector."""
-    silos = len(tables.silos)
-    given = tables.faults.model_fields_set
-    fewest = 1 if tables.secure is None else (tables.secure.colluding or 1) + 2  # as in `Terms`
-    quorum = max(tables.faults.quorum if "quorum" in given else max(1, silos - 1), fewest)
-    if quorum > silos:
-        raise InputError(
-            "quorum-silos", f"{file.name!r} has a quorum of {quorum}, but only {silos} silos."
-        )
-    missing = tables.faults.missing if "missing" in given else PAUSE if fewest > 1 else DROP
-    return tables.faults.model_copy(update={"quorum": quorum, "missing": missing})

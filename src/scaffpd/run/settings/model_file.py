@@ -97,8 +97,8 @@ class Setup:
 
     @cached_property
     def columns(self) -> str:
-        """Digest of the agreed columns, the same for all strengths and folds."""
-        return self.with_model(**dict.fromkeys(("l2", "strength", *TRIAL))).digest
+        """Digest of the agreement without l2 and κ: it names what a silo answers about."""
+        return self.with_model(l2=None, strength=None).digest
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -119,16 +119,15 @@ PRIVACY = (
     "together",
 )
 LINEAR = ("loss", "l2", "intercept", "classes", "strength")
-TRIAL = ("fold", "folds", "seed")  # settings of a trial: which rows are left out
 
 
 def linear(model: Mapping[str, Any]) -> Linear:
     """Return the linear model of an agreement."""
     for name in model:
-        if name not in (*LINEAR, *TRIAL, "kind"):
+        if name not in (*LINEAR, "kind"):
             raise unknown("model setting", name, LINEAR)
     return Linear(
-        **{name: value for name, value in model.items() if name not in ("kind", "strength", *TRIAL)}
+        **{name: value for name, value in model.items() if name not in ("kind", "strength")}
     )
 
 

@@ -47,7 +47,6 @@ class SettingsTable(BaseModel):
 
 
 T = TypeVar("T", bound=SettingsTable)
-LEVELS = ("info", "warning", "error")
 
 
 def one_of(names: Collection[str]) -> AfterValidator:
@@ -122,15 +121,6 @@ Between = Annotated[float, Field(ge=1e-300, lt=1, description="a number between 
 Range = Annotated[list[float], Field(min_length=2, max_length=2, description="[least, largest]")]
 HeldOut = Annotated[float, Field(ge=0, lt=1, description="a share from 0 to below 1")]
 Numbers = Annotated[str, one_of(("float32", "float64"))]
-
-
-class LogSettings(SettingsTable):
-    """[log] of a coordinator or a silo: a rotating file of JSON lines."""
-
-    file: FileName  # relative to the settings file
-    level: Annotated[str, one_of(LEVELS)] = "info"  # lower levels are not written
-    size_mb: Count = 10  # the largest file, in megabytes
-    keep: Count = 5  # how many full files to keep, as FILE.1, FILE.2, …
 
 
 def read_toml(path: Path, others: Mapping[str, str]) -> dict[str, Any]:

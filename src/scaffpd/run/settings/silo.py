@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import date
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -26,14 +24,6 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.run.settings import reading as key
 from scaffpd.run.settings.reading import SettingsTable, algorithm_kind, read_toml, validated
 
-WRITTEN = [
-    "limits.answered",
-    "limits.audit",
-    "secure.identity",
-    "privacy.secret",
-    "privacy.spent",
-    "consent.file",
-]
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 Fingerprint = Annotated[
     str,
@@ -105,10 +95,9 @@ class SiloData(SettingsTable):
 
 
 class SplitSettings(SettingsTable):
-    """[split]: the share of rows held out, stratified by label, and the seed."""
+    """[split]: the share of rows held out, stratified by label."""
 
     test: key.HeldOut = 0.2
-    seed: key.Whole = 0
 
 
 class SiloLimits(SettingsTable):
@@ -119,28 +108,12 @@ class SiloLimits(SettingsTable):
         name for name, kind in ALGORITHMS.items() if VECTORS not in kind.needs
     )
     dimension: key.Count = 1_000_000  # the largest d
-    local_steps: key.Count = 10_000  # the most local steps per question
-    message_mb: key.Count = 512  # the largest message accepted, in megabytes
     rarest: key.Count = 5  # names of categories with fewer training rows do not leave
     rows: key.Count = 20  # the fewest training rows to take part
-    choosing: key.Switch = (
-        True  # whether other strengths may be tried, also without some of its rows
-    )
-    joining: key.Switch = False  # whether its scores alone and with the run's models may leave
     runs: key.Count = 20  # the most agreements that the silo ever accepts
     points: key.Count = 20_000  # the most points x at which it answers in a run
-    radius: key.Positive = (
-        50.0  # the largest distance of x from the start, unless the loss is quadratic
-    )
-    path: key.Positive = 500.0  # the longest path of x in a run, likewise
-    scores: key.Whole = (
-        20  # the most points with an accuracy in a run; with hidden losses, with any score
-    )
-    # the file of its answers so far
-    answered: key.FileName = Field(default="answered.jsonl", validate_default=True)
-    audit: key.FileName = Field(
-        default="audit.jsonl", validate_default=True
-    )  # the log of all that has left
+    # the largest distance of x from the start, unless the loss is quadratic
+    radius: key.Positive = 50.0
 
     @field_validator("algorithms", mode="before")
     @classmethod
@@ -163,64 +136,14 @@ class SecureRules(SettingsTable):
     """[secure]: rules for masking the silo's vectors."""
 
     required: key.Switch = False  # whether the silo takes part only with masked vectors
-    # the file of its own long-term key; made if missing
-    identity: key.FileName = Field(default="identity.key", validate_default=True)
-    pins: dict[str, Fingerprint] = Field(default_factory=dict)  # fingerprints of other silos' keys
-    roster: key.Texts = ()  # the silos that may take part; left out, those with pins, or any
+    # fingerprints of the other silos' keys; with any, no other silo may take part
+    pins: dict[str, Fingerprint] = Field(default_factory=dict)
     members: key.Count = 3  # the fewest silos in a sum
-    # a root certificate that must have signed every card; `None` to accept any card
-    authority: key.FileName | None = None
-    certificate: key.FileName | None = None  # the silo's own certificate, to sign its card with
-    certificate_key: key.FileName | None = None  # the key of that certificate
     colluding: key.Count = 1  # the fewest colluding silos that a sum has to bear
     # the largest share of a sum that its vector may have
     share: Annotated[float, Field(ge=1e-6, le=1, description="a share above 0, up to 1")] = 0.9
-    # "hidden" takes part only if losses stay, except a few scores at the end; "clear" leaves it to the coordinator
-    losses: Annotated[str, key.one_of(("clear", "hidden"))] = "clear"
-    quantum: key.NonNegative = 0.0  # losses leave as multiples of this; 0 for no rounding
-    projections: key.Switch = (
-        False  # whether its gradient along directions chosen by the coordinator may leave
-    )
-    # whether the same vector may be summed over different silos; the difference reveals that of a silo that leaves
-    changing: key.Switch = False
-    _kit: bool = False
-
-    @model_validator(mode="after")
-    def _certificates_have_keys(self, info: ValidationInfo[Path]) -> Self:
-        if (self.certificate is None) != (self.certificate_key is None):
-            raise InputError(
-                "secure-certificate-secure",
-                f"{info.context.name!r} needs secure.certificate and secure.certificate_key, or neither.",
-            )
-        return self
-
-    def known_by(self, kit: Path) -> SecureRules:
-        """Take the certificates of an engine's startup kit, unless the silo's file names its own."""
-        files = {
-            "authority": "rootCA.pem",
-            "certificate": "client.crt",
-            "certificate_key": "client.key",
-        }
-        found = {name: kit / file for name, file in files.items()}
-        if (
-            self.authority is not None
-            or self.certificate is not None
-            or not all(f.is_file() for f in found.values())
-        ):
-            return self
-        known = self.model_copy(update=found)
-        known._kit = True
-        return known
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        """Silos that may take part; empty for any."""
-        return self.roster or tuple(self.pins)
-
-    @property
-    def trusted(self) -> bool:
-        """Return whether pins or a separate authority vouch for the others' keys; the coordinator made the kit's."""
-        return bool(self.pins) or (self.authority is not None and not self._kit)
+    # whether its gradient along directions chosen by the coordinator may leave
+    projections: key.Switch = False
 
 
 def _exact(given: Any, info: ValidationInfo[Path]) -> bool:
@@ -242,12 +165,6 @@ class PrivacyRules(SettingsTable):
     columns: Annotated[bool, BeforeValidator(_exact), Field(description='"exact" or "never"')] = (
         False
     )
-    secret: key.FileName = Field(
-        default="privacy.key", validate_default=True
-    )  # the file of the noise's secret seed
-    spent: key.FileName = Field(
-        default="privacy-spent.npz", validate_default=True
-    )  # the file of all releases so far
 
     @model_validator(mode="before")
     @classmethod
@@ -272,33 +189,18 @@ class PrivacyRules(SettingsTable):
 
 
 class ConsentRules(SettingsTable):
-    """[consent]: which runs the silo takes part in, and whether a person has to agree."""
+    """[consent]: whether a person has to agree to every run."""
 
-    # "always" takes part in all that the file allows, "once" in the first run, "ask" if a person has agreed
-    policy: Annotated[str, key.one_of(("always", "once", "ask"))] = "always"
-    expires: Annotated[date, Field(description="a date such as 2027-12-31 (no quotes)")] | None = (
-        None  # the last day
-    )
-    federations: key.Texts | None = None  # names of federations; `None` for any
-    rounds: key.Count | None = None  # the most rounds of a run, including choosing and comparing
-    epsilon: key.Positive | None = (
-        None  # the largest ε of a run; runs without noise are then refused
-    )
-    # decisions by `scaffpd silo consent`; write access to it is the right to grant
-    file: key.FileName = Field(default="consents.jsonl", validate_default=True)
-
-    @property
-    def strict(self) -> bool:
-        """Return whether any rule is set."""
-        return self.policy != "always" or any(
-            (self.expires, self.federations, self.rounds, self.epsilon)
-        )
+    # "always" takes part in all that the file allows, "ask" once a person has agreed
+    policy: Annotated[str, key.one_of(("always", "ask"))] = "always"
 
 
 class SiloFile(SettingsTable):
     """A silo's own settings."""
 
     name: key.Name  # the silo's name in the federation
+    # where its keys and its records of answers are written; one folder is for one silo
+    folder: key.FileName = Field(default=".", validate_default=True)
     data: SiloData = Field(default_factory=dict, validate_default=True)  # the source of the data
     split: SplitSettings = SplitSettings()  # which rows are held out
     limits: SiloLimits = Field(default_factory=dict, validate_default=True)  # what the silo allows
@@ -309,7 +211,6 @@ class SiloFile(SettingsTable):
     consent: ConsentRules = Field(
         default_factory=dict, validate_default=True
     )  # which runs it takes part in
-    log: key.LogSettings | None = None  # a log of JSON lines; `None` for none
     # entries "module:function" of networks, by the names that a coordinator uses
     models: dict[str, key.Entry] = Field(default_factory=dict)
     _path: Path
@@ -317,20 +218,6 @@ class SiloFile(SettingsTable):
     def model_post_init(self, context: Any) -> None:
         """Store the file's path."""
         self._path = context
-
-    @model_validator(mode="after")
-    def _one_setting_per_file(self, info: ValidationInfo[Path]) -> Self:
-        """Refuse two settings for one file: what is written for one would spoil the other."""
-        own = info.context
-        named = {info.context: "itself"}
-        for name in ("data.file", *WRITTEN, *(("log.file",) if self.log else ())):
-            file = attrgetter(name)(self)
-            if file is not None and (other := named.setdefault(file.resolve(), name)) != name:
-                raise InputError(
-                    "file-name-two",
-                    f"{own.name!r} has one file, {file.name!r}, for {other} and {name}: name two.",
-                )
-        return self
 
     @property
     def path(self) -> Path:
@@ -343,6 +230,32 @@ class SiloFile(SettingsTable):
         file = Path(path).resolve()
         return validated(cls, read_toml(file, FEDERATION), file)
 
-    def with_kit(self, kit: Path) -> SiloFile:
-        """Take the certificates of an engine's startup kit, unless the file names its own."""
-        return self.model_copy(update={"secure": self.secure.known_by(kit)})
+    @property
+    def answered(self) -> Path:
+        """The file of its answers so far, which limit further ones."""
+        return self.folder / "answered.jsonl"
+
+    @property
+    def audit(self) -> Path:
+        """The log of all that has left."""
+        return self.folder / "audit.jsonl"
+
+    @property
+    def consents(self) -> Path:
+        """The decisions of `scaffpd silo consent`; write access to it is the right to grant."""
+        return self.folder / "consents.jsonl"
+
+    @property
+    def identity(self) -> Path:
+        """The long-term key for secure sums; made if missing."""
+        return self.folder / "identity.key"
+
+    @property
+    def noise_secret(self) -> Path:
+        """The secret that noise is drawn from; made if missing."""
+        return self.folder / "privacy.key"
+
+    @property
+    def spent(self) -> Path:
+        """All releases under differential privacy so far."""
+        return self.folder / "privacy-spent.npz"

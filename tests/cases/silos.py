@@ -1,9 +1,8 @@
-"""What the tests of deployments share: hospitals as silos, faults on demand, and the cohort that must agree."""
+"""Hospitals as silos behind bytes: faults on demand, masks, and the cohort that must agree."""
 
 from __future__ import annotations
 
 import functools
-import json
 import shutil
 import tempfile
 from collections import defaultdict
@@ -13,26 +12,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 import scaffpd as sp
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.local import write_hospitals
+from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.messages import Failure, InProcess, Message, decode, encode
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.files import JsonLines
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.model_file import linear
+from scaffpd.secure.masking import Identity
 
 MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n'
 
 
 @functools.cache
 def _hospitals(silos: int) -> tuple[list[str], dict[str, bytes]]:
-    """The silos' names and all files that `write_hospitals` writes for them; va is always one of them."""
+    """The silos' names and all files that `write_hospitals` writes; va is always one of them."""
     with tempfile.TemporaryDirectory() as folder:
-        path, places = write_hospitals(Path(folder), max(silos, 4))
-        for name in [*places][silos - 1 : -1] if silos < 4 else ():
+        path, places = write_hospitals(Path(folder))
+        for name in [*places][silos - 1 : -1]:
             path.write_text(path.read_text().replace(f'"{name}", ', ""))
             shutil.rmtree(places.pop(name).parent)
         files = [file for file in Path(folder).rglob("*") if file.is_file()]
@@ -153,6 +154,14 @@ class FakeClock:
         self.now += seconds
 
 
+@pytest.fixture
+def fake_clock(monkeypatch):
+    """A coordinator that waits on a clock of its own: an hour takes no time."""
+    clock = FakeClock()
+    monkeypatch.setattr(import_module("scaffpd.deploy.coordinate"), "time", clock)
+    return clock
+
+
 class Killed(BaseException):
     """The coordinator's process is gone."""
 
@@ -212,42 +221,37 @@ def asking_for_sums(method):
     return sp.SubspaceSaddle(method.objective) if isinstance(method, sp.algorithms.Fair) else method
 
 
-def cohort(path, places, members=None):
+def cohort(path, places):
     rows, model = encoded(path, places)
-    chosen = members or list(places)
-    key = (*_same_data(path, places)[1], *chosen)
+    key = _same_data(path, places)[1]
     if key not in _COHORTS:
-        train, test = ({n: getattr(rows[n], split) for n in chosen} for split in ("train", "test"))
+        train, test = ({n: getattr(rows[n], split) for n in places} for split in ("train", "test"))
         _COHORTS[key] = sp.Cohort(train, model, test=test)
     return _COHORTS[key]
 
 
-def value(path, places, members, x):
+def value(path, places, x):
     """max_λ Σ λ_i f_i(x) − ψ(λ)."""
     objective = FederationFile.read(path).method.objective
-    return objective.support(cohort(path, places, list(members)).evaluate(x).loss)
+    return objective.support(cohort(path, places).evaluate(x).loss)
 
 
-def best_value(path, places, members):
-    """The least such value for these members, by the cohort's own means."""
+def best_value(path, places):
+    """The least such value, by the cohort's own means."""
     objective = FederationFile.read(path).method.objective
-    key = (*_same_data(path, places)[1], *members, repr(objective))
+    key = (*_same_data(path, places)[1], repr(objective))
     if key not in _BEST:
-        best = sp.train(
-            sp.SubspaceSaddle(objective), cohort(path, places, list(members)), rounds=200, tol=1e-13
-        )
-        _BEST[key] = value(path, places, members, best.x)
+        best = sp.train(sp.SubspaceSaddle(objective), cohort(path, places), rounds=200, tol=1e-13)
+        _BEST[key] = value(path, places, best.x)
     return _BEST[key]
 
 
 def is_right(path, places, outcome):
-    """The result is the optimum among its members, and its certificate is true."""
+    """The result is the optimum, and its certificate is true."""
     tol = FederationFile.read(path).training.tol
     assert outcome.final
     assert outcome.status == "converged", outcome
-    gap = value(path, places, outcome.members, model_of(path)) - best_value(
-        path, places, outcome.members
-    )
+    gap = value(path, places, model_of(path)) - best_value(path, places)
     assert -1e-10 <= gap <= outcome.certificate + 1e-12 <= tol + 1e-12
 
 
@@ -258,15 +262,8 @@ def model_of(path):
 
 
 def events(path):
-    import csv
-
-    file = FederationFile.read(path).folder / "events.csv"
-    return list(csv.DictReader(file.read_text().splitlines())) if file.exists() else []
-
-
-def progress(path):
-    lines = (FederationFile.read(path).folder / "progress.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    """What happened to silos, as (silo, what) and a sentence."""
+    return DeployedRun(FederationFile.read(path).folder).entries()[1]
 
 
 def run(path, places, script=None):
@@ -274,5 +271,93 @@ def run(path, places, script=None):
     return coordinate(path, transport), transport
 
 
-QUICK = "\n[faults]\nquorum = 2\nstart_timeout = 0.2\nprobe = 0.1\ntimeout = 5.0\n"
-nan = np.nan
+QUICK = "\n[faults]\nstart_timeout = 3.0\ntimeout = 5.0\n"
+
+
+# --- masks
+
+OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
+SCAFF_PD = {
+    "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 5\n\n[objective]',
+    "1e-6": "1e-3",
+}
+SECURE = QUICK + "\n[secure]\n"
+REQUIRED = "\n[secure]\nrequired = true\n"
+
+
+def secured(folder, silos=4, more="", rules="", replacing=SCAFF_PD):
+    """A federation with [secure]; `rules` are added to every silo's own file."""
+    path, places = federation(folder, silos, replacing=replacing, more=SECURE + more)
+    for place in places.values():
+        place.write_text(place.read_text() + rules)
+    if REQUIRED in rules:
+        pinned(places)
+    return path, places
+
+
+def pinned(places):
+    """Every silo pins everybody's key."""
+    prints = {
+        name: Identity.stored(name, place.parent / "identity.key").card.fingerprint
+        for name, place in places.items()
+    }
+    for place in places.values():
+        table = "".join(f'{name} = "{key}"\n' for name, key in prints.items())
+        place.write_text(f"{place.read_text()}\n[secure.pins]\n{table}")
+
+
+def uncertified(kind, drawn="", rounds=6):
+    """Changes to federation.toml for a method without a certificate."""
+    return {
+        OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{drawn}',
+        "rounds = 500\ntol = 1e-6": f"rounds = {rounds}",
+    }
+
+
+ALLOWED = {
+    "hello": {},
+    "describe": {},
+    "card": {},
+    "meet": {},
+    "setup": {"constants"},
+    "start": {"x"},
+    "masked": {"masked"},
+    "sizes": {"scalars"},
+    "gradients": {"scalars"},
+    "losses": {"scalars"},
+    "evaluate": {"scalars"},
+}
+
+
+def uniform(data):
+    """The p-value of Pearson's test that these bytes are uniform."""
+    counts = np.bincount(np.frombuffer(data, dtype=np.uint8), minlength=256)
+    expected = len(data) / 256
+    return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), 255))
+
+
+def leaks(log):
+    """Everything in the answers of silos that secure sums do not let out, in words."""
+    found = []
+    masked = {}
+    for site, question, answer in log:
+        asked = decode(question, 2**31).kind
+        told = decode(answer, 2**31)
+        if told.kind != "answer":
+            found += [f"{asked} has arrays in a {told.kind}"] * bool(told.arrays)
+            continue
+        if not set(told.arrays) <= set(ALLOWED.get(asked, ())):
+            found.append(f"{asked} has {set(told.arrays)}")
+        for name, array in told.arrays.items():
+            if array.dtype.kind == "f" and array.size > 4 and (asked, name) != ("start", "x"):
+                found.append(f"{asked} has {array.size} numbers {name!r}")
+            if name == "masked":
+                masked.setdefault(site, []).append(array.tobytes())
+    found += [  # the same question again has the same answer
+        f"{site}'s masked vectors are not uniform"
+        for site, data in masked.items()
+        if uniform(b"".join({*data})) < 1e-9
+    ]
+    if not masked:
+        found.append("nothing was masked")
+    return found

@@ -1,1 +1,0 @@
-"""Run on Flower (`flwr` 1.41)."""

@@ -1,0 +1,152 @@
+"""The `RunRecord` of a deployed run: what its folder and its silos say, for page and terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import numpy as np
+
+import scaffpd
+from scaffpd.deploy.deployed_run import DeployedRun, Outcome
+from scaffpd.federation import ClientScores
+from scaffpd.run.record import (
+    ClientScore,
+    ModelRecord,
+    Overall,
+    PrivacyRecord,
+    RoundRecord,
+    RunRecord,
+)
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.training.history import History
+from scaffpd.training.loop import Result
+
+MODEL = "deployed"  # the model's name
+
+
+def record_of(
+    file: FederationFile,
+    folder: DeployedRun,
+    outcome: Outcome,
+    result: Result | None = None,
+    scores: Mapping[str, ClientScores] | None = None,
+    spent: Mapping[str, Mapping[str, float]] | None = None,
+) -> RunRecord:
+    """Return the record of a run that has ended, or of one that pauses, which has no scores."""
+    history = folder.history() if result is None else result.history
+    known = scores or {}
+    split: Literal["train", "test"] = "test" if "test" in known else "train"
+    measure: Literal["accuracy", "loss"] = "loss"
+    if split in known and np.isfinite(known[split].accuracy).any():
+        measure = "accuracy"
+    clients = _clients(file, known, measure, result, spent or {})
+    values = {one.client: one.test_score if split == "test" else one.train_score for one in clients}
+    last = [] if history is None else _rounds(history)
+    setup = folder.setup()
+    method = file.method
+    objective = getattr(method, "objective", None)
+    model = ModelRecord(
+        name=MODEL,
+        role="after",
+        objective="" if objective is None else repr(objective),
+        algorithm=type(method).__name__,
+        status=outcome.status,
+        message=outcome.sentence,
+        certificate=outcome.certificate,
+        rounds=outcome.rounds,
+        exchanges=last[-1].exchanges if last else None,
+        bytes_up=last[-1].bytes_up if last else None,
+        bytes_down=last[-1].bytes_down if last else None,
+        seconds=last[-1].seconds if last else None,
+        overall=Overall.of(values, measure == "accuracy"),
+        clients=clients,
+        history=last,
+    )
+    masked = "masked: the coordinator saw sums over silos" if file.secure else "in the clear"
+    return RunRecord(
+        kind="deploy",
+        title=f"{file.name}: {len(file.silos)} silos",
+        command="" if outcome.final else "scaffpd deploy resume",
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=scaffpd.__version__,
+        task="" if setup is None else str(setup.schema.get("task", "")),
+        measure=measure,
+        split=split,
+        labels=[] if setup is None else list(map(str, setup.schema.get("labels") or ())),
+        word="silo",
+        clients=list(file.silos),
+        models=[model],
+        remarks=[outcome.sentence[:1].upper() + outcome.sentence[1:]],
+        privacy=_privacy(outcome, spent or {}),
+        events=folder.entries()[1],
+        settings={
+            "Silos": ", ".join(file.silos),
+            "Model": ", ".join(f"{key} = {value}" for key, value in file.model.values().items()),
+            "Method": repr(method),
+            "Rounds at most": str(file.training.rounds),
+            "Tolerance": str(file.training.tol),
+            "Seed": str(file.training.seed),
+            "Vectors": masked,
+        },
+        config=file.path.read_text(encoding="utf-8"),
+    )
+
+
+def _clients(
+    file: FederationFile,
+    scores: Mapping[str, ClientScores],
+    measure: str,
+    result: Result | None,
+    spent: Mapping[str, Mapping[str, float]],
+) -> list[ClientScore]:
+    """Return every silo's scores; under privacy its last noisy loss, and the ε spent."""
+    if result is None:
+        return []
+    found = []
+    for i, name in enumerate(file.silos):
+        own: dict[str, Any] = {}
+        for split, part in scores.items():
+            own[f"{split}_rows"] = int(part.counts[i])
+            own[f"{split}_loss"] = float(part.loss[i])
+            own[f"{split}_score"] = float(
+                part.accuracy[i] if measure == "accuracy" else part.loss[i]
+            )
+        if not scores:
+            own["train_loss"] = own["train_score"] = float(result.history[f"loss[{name}]"][-1])
+        epsilon = spent.get(name, {}).get("epsilon")
+        weight = float(result.weights[i])
+        found.append(ClientScore(client=name, weight=weight, epsilon=epsilon, **own))
+    return found
+
+
+def _rounds(history: History) -> list[RoundRecord]:
+    """Return the rounds; the starting point is round 0."""
+    rows = list(history.rows())
+    names = history.names
+    return [
+        RoundRecord(
+            round=int(row["round"]),
+            certificate=float(row["certificate"]),
+            accepted=bool(row["accepted"]),
+            exchanges=int(row["exchanges"]),
+            bytes_up=int(row["bytes_up"]),
+            bytes_down=int(row["bytes_down"]),
+            seconds=float(row["seconds"]),
+            losses=[float(row[f"loss[{name}]"]) for name in names],
+            weights=[float(row[f"weight[{name}]"]) for name in names],
+        )
+        for row in rows
+    ]
+
+
+def _privacy(outcome: Outcome, spent: Mapping[str, Mapping[str, float]]) -> PrivacyRecord | None:
+    if outcome.privacy is None:
+        return None
+    return PrivacyRecord(
+        epsilon=outcome.privacy["epsilon"],
+        delta=outcome.privacy["delta"],
+        clients={name: own["epsilon"] for name, own in spent.items()},
+        scored=False,
+    )
