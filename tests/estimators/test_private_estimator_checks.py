@@ -14,7 +14,7 @@ WEIGHTED = (  # class_weight is one of rows, too
         f"check_sample_weights_{kind}"
         for kind in ("pandas_series", "not_an_array", "list", "shape", "not_overwritten")
     ),
-    *("check_classifiers_one_label_sample_weights", "check_class_weight_classifiers"),
+    "check_class_weight_classifiers",
 )
 
 

@@ -105,9 +105,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             )
         loss, classes = ("logistic", None) if k == 2 else ("softmax", k)
         shares = self._class_shares(labels, weights_of_rows)
-        weights, self.intercept_ = self._train(
-            X, labels.astype(np.float64), group, loss, classes, shares
-        )
+        weights, self.intercept_ = self._train(X, labels, group, loss, classes, shares)
         self.coef_ = np.ascontiguousarray(weights.T)
         self.client_scores_ = self._scores(
             y, self._labels(X @ weights + self.intercept_), group, shares

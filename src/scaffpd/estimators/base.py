@@ -231,7 +231,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _train(
         self,
         X: Array,
-        y: Array,
+        y: Labels,
         group: Grouping,
         loss: str,
         classes: int | None,
@@ -247,15 +247,16 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         algorithm = self._algorithm(self._objective())
         intercept = bool(self.fit_intercept)
         parts = group.split(X)
-        targets = group.split(y)
+        targets: list[Labels] = group.split(y)
         shares = None if row_weights is None else group.split(row_weights)
         inputs = Scale.none(X.shape[1])
         outputs = Scale.none(1)
         if self.standardise:
             inputs = Scale.of(parts, intercept, "Column", shares)
             if loss == "squared":
-                outputs = Scale.of([part[:, None] for part in targets], intercept, "Target", shares)
-                targets = [outputs(part) for part in targets]
+                numbers = [part.astype(np.float64) for part in targets]
+                outputs = Scale.of([part[:, None] for part in numbers], intercept, "Target", shares)
+                targets = [outputs(part) for part in numbers]
         if shares is not None:
             targets = [np.column_stack([part, w]) for part, w in zip(targets, shares, strict=True)]
         model = Linear(loss, self.l2, intercept, classes, weighted=shares is not None)
