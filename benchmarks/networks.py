@@ -63,11 +63,13 @@ def everything() -> Any:
 def images(number: int, seed: int, alpha: float = 0.3) -> tuple[list[Any], list[Any]]:
     """The clients' training and test images."""
     random = np.random.default_rng(seed)
+    from experiments.images.partition import divided, like_training
+
     loaded = everything()
     X = loaded.train.x
     y = loaded.train.y
     some = np.sort(random.choice(len(y), number, replace=False))
-    parts = sp.data.dirichlet(X[some], y[some], CLIENTS, alpha, seed=seed, balanced=True)
+    parts = divided(y[some], CLIENTS, alpha, seed, 2, balanced=True)
     mean = X[some].mean((0, 1, 2)) / 255
     deviation = X[some].std((0, 1, 2)) / 255
 
@@ -76,7 +78,7 @@ def images(number: int, seed: int, alpha: float = 0.3) -> tuple[list[Any], list[
             ((pictures / 255 - mean) / deviation).transpose(0, 3, 1, 2), dtype=np.float32
         )
 
-    held = sp.data.like_training(parts, y[some], loaded.test.y, seed=seed, limit=500)
+    held = like_training(parts, y[some], loaded.test.y, seed=seed, limit=500)
     train = [(scaled(X[some][rows]), y[some][rows]) for rows in parts]
     return train, [(scaled(loaded.test.x[rows]), loaded.test.y[rows]) for rows in held]
 

@@ -19,6 +19,7 @@ from experiments.images import features, plans, study
 from experiments.images.entk import Entk
 from experiments.images.loading import Images, Pictures, cifar10
 from experiments.images.networks import Backbone, backbone, trunk
+from experiments.images.partition import divided, like_training, thinned
 from experiments.images.small_networks import ResNet8
 from experiments.synthetic import __main__ as synthetic
 
@@ -144,3 +145,18 @@ def test_packed_images_are_read(tmp_path):
 def test_synthetic_figures(tmp_path):
     assert synthetic.main(["--quick", "--out", str(tmp_path)]) == 0
     assert len(list(tmp_path.glob("*.png"))) == 4
+
+
+def test_images_are_divided_as_published():
+    """Balanced clients have at most their part and one label; test rows the training proportions."""
+    y = np.random.default_rng(0).integers(0, 12, 400)
+    parts = divided(y, 6, 0.05, 3, 1, balanced=True)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(400))
+    assert max(map(len, parts)) < 400 / 6 + np.bincount(y).max()
+    thin = thinned([np.arange(100 * i, 100 * i + 100) for i in range(20)])
+    assert sorted(map(len, thin)) == [30] * 6 + [100] * 14
+    y_test = np.repeat(np.arange(12), 20)
+    for own, drawn in zip(parts, like_training(parts, y, y_test), strict=True):
+        p = np.bincount(y[own], minlength=12) / len(own)
+        assert len(drawn) == int(20 / p.max() + 1e-9)
+        assert np.abs(np.bincount(y_test[drawn], minlength=12) - len(drawn) * p).max() < 1

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 from torch import Tensor
 
+from experiments.images.partition import like_training
 from experiments.images.plans import Plan
 from experiments.images.rows import Values
 from experiments.images.spectral import Quadratics, Spectra, decompose, federation
 from experiments.images.study import Ground
 from experiments.tables import append_csv, read_csv
-from scaffpd.data import like_training
 from scaffpd.federation import Federation
 from scaffpd.models import Linear
 from scaffpd.models.glm import LinearOracle

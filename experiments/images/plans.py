@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.images.features import Features
+from experiments.images.partition import divided, like_training, thinned
 from scaffpd.algorithms import AFL
-from scaffpd.data import Silos, dirichlet, like_training, thinned
+from scaffpd.data import Silos
 from scaffpd.errors import unknown
 from scaffpd.objectives import ChiSquare
 from scaffpd.study.comparison.grid import zoo
@@ -143,9 +144,7 @@ class Cut:
 
     def parts(self, seed: int) -> list[Labels]:
         """The training images of each client: by Dirichlet(α), then thinned."""
-        whole = dirichlet(
-            self.train, self.train, self.clients, self.alpha, seed, FEWEST, balanced=self.balanced
-        )
+        whole = divided(self.train, self.clients, self.alpha, seed, FEWEST, self.balanced)
         return thinned(whole, clients=0.3, samples=0.7, seed=seed, minimum=FEWEST // 2)
 
     def __call__(self, seed: int) -> Silos:

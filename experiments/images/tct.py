@@ -35,6 +35,7 @@ from experiments.images.convexify import gradients, representation
 from experiments.images.divisions import Division, OutOfTimeError, Piece, halves, shown, worst
 from experiments.images.features import Features, place
 from experiments.images.loading import LOADERS
+from experiments.images.partition import like_training
 from experiments.images.pieces import commit
 from experiments.images.plans import TITLES, Plan
 from experiments.images.small_networks import ResNet8
@@ -42,7 +43,6 @@ from experiments.images.spectral import Quadratics, federation, own_models
 from experiments.images.study import Ground, hardware
 from experiments.tables import append_csv, check_small, markdown_table, read_csv
 from scaffpd.algorithms import FedAvg, ScaffPD
-from scaffpd.data import like_training
 from scaffpd.models import Module
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.training.cohort import Cohort

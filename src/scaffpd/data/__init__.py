@@ -10,7 +10,7 @@ from scaffpd.data.datasets import (
     synthetic,
 )
 from scaffpd.data.heart_disease import heart_disease
-from scaffpd.data.partition import dirichlet, like_training, natural, quantity_skew, shards, thinned
+from scaffpd.data.partition import dirichlet, natural, quantity_skew, shards
 from scaffpd.data.silos import Silos
 
 __all__ = [
@@ -22,11 +22,9 @@ __all__ = [
     "digits",
     "dirichlet",
     "heart_disease",
-    "like_training",
     "natural",
     "quantity_skew",
     "school",
     "shards",
     "synthetic",
-    "thinned",
 ]

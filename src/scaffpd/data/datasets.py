@@ -1,15 +1,16 @@
 r"""Tabular data sets: synthetic ones, those of scikit-learn, and those with natural clients.
 
-`synthetic` is the paper's problem (section "Results on Synthetic Datasets"; N=5, d=10, m=100), of clients whose
-optimal x differ by δ_i, a concept shift:
+`synthetic` is the paper's problem (section "Results on Synthetic Datasets"; N=5, d=10, m=100), of
+clients whose optimal x differ by δ_i, a concept shift:
 
     a_i^j ~ N(0, I),   x̂ ~ N(0, c² I),   δ_i ~ N(0, σ² I),   y_i^j = ⟨a_i^j, x̂ + δ_i⟩
 
-Its μ is not part of the data: it is the model's `l2`. `diabetes`, `breast_cancer` and `digits` are scikit-learn's, cut
-into clients by a column or by label skew. `beijing_air` is part of the package (`files/beijing_air/README.md` names its
-source and licence: CC BY 4.0, DOI 10.24432/C5RK5G). For the others put `adult/adult.data.csv.gz` and
-`adult/adult.test.csv.gz` (the UCI files with a header row, gzipped), or `school/school.mat`, into a folder and name it
-by `folder=` or the environment variable SCAFFPD_DATA.
+Its μ is not part of the data: it is the model's `l2`. `diabetes`, `breast_cancer` and `digits` are
+scikit-learn's, cut into clients by a column or by label skew. `beijing_air` is part of the package
+(`files/beijing_air/README.md` names its source and licence: CC BY 4.0, DOI 10.24432/C5RK5G). For
+the others put `adult/adult.data.csv.gz` and `adult/adult.test.csv.gz` (the UCI files with a header
+row, gzipped), or `school/school.mat`, into a folder and name it by `folder=` or the environment
+variable SCAFFPD_DATA.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import gzip
 import io
 import lzma
 import os
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import cache
@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.folder import Files, data_folder
+from scaffpd.data.folder import data_file
 from scaffpd.data.partition import Indices, dirichlet, natural
 from scaffpd.data.silos import (
     Client,
@@ -48,13 +48,14 @@ Regression = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silos:
-    """Load 442 patients, one client per decade of age or per sex; label 1: the disease progressed more than the median.
+    """Load 442 patients, one client per decade of age or per sex.
 
-    The label is y > 140.5, the median of all patients a year later. Columns are standardised by the training rows.
+    Label 1: the disease progressed more than the median of all patients, 140.5, a year later.
+    Columns are standardised by the training rows.
 
     Args:
-        by: "age" (clients "to 29", "30 to 39", …, "60 and more") or "sex" (clients "1" and "2", as the file codes it);
-            that column is not a feature then.
+        by: "age" (clients "to 29", "30 to 39", …, "60 and more") or "sex" (clients "1" and "2", as
+            the file codes it); that column is not a feature then.
         test_fraction: share of each client's rows held out, stratified by label.
         seed: the same seed, the same split.
     """
@@ -80,14 +81,14 @@ def breast_cancer(
     test_fraction: float = 0.0,
     minimum: int = 2,
 ) -> Silos:
-    """Load Wisconsin breast cancer: 569 biopsies, 30 measurements, label 1 = benign; columns standardised.
+    """Load Wisconsin breast cancer: 569 biopsies, 30 measurements, label 1 = benign; standardised.
 
-    `clients`, `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
+    `clients`, `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to
+    `dirichlet`.
     """
     data = _bundled("load_breast_cancer")
-    return _skewed(
-        data, tuple(map(str, data.feature_names)), clients, alpha, seed, test_fraction, minimum
-    )
+    names = tuple(map(str, data.feature_names))
+    return _skewed(data, names, clients, alpha, seed, test_fraction, minimum)
 
 
 def digits(
@@ -97,22 +98,15 @@ def digits(
     test_fraction: float = 0.0,
     minimum: int = 2,
 ) -> Silos:
-    """Load handwritten digits: 1,797 pictures of 8×8 pixels, ten labels; standardised, then times 2/√64.
+    """Load handwritten digits: 1,797 pictures of 8×8 pixels, ten labels; standardised, times 2/√64.
 
-    The factor makes ‖a‖ ≈ 2 for every picture a, so that the smoothness of a softmax loss is of order one. `clients`,
-    `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to `dirichlet`.
+    The factor makes ‖a‖ ≈ 2 for every picture a, so that the smoothness of a softmax loss is of
+    order one. `clients`, `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows
+    included) go to `dirichlet`.
     """
     names = tuple(f"pixel {row},{column}" for row in range(8) for column in range(8))
-    return _skewed(
-        _bundled("load_digits"),
-        names,
-        clients,
-        alpha,
-        seed,
-        test_fraction,
-        minimum,
-        factor=2 / np.sqrt(64),
-    )
+    data = _bundled("load_digits")
+    return _skewed(data, names, clients, alpha, seed, test_fraction, minimum, 2 / np.sqrt(64))
 
 
 def _bundled(loader: str, **options: Any) -> Any:
@@ -138,16 +132,8 @@ def _skewed(
     labels: Labels = data.target.astype(np.int64)
     parts = dirichlet(data.data, labels, clients, alpha, seed, minimum)
     names = tuple(f"client {i}" for i in range(clients))
-    return _silos(
-        data.data,
-        labels,
-        features,
-        names,
-        parts,
-        np.random.default_rng([seed, 1]),
-        fraction,
-        factor,
-    )
+    random = np.random.default_rng([seed, 1])
+    return _silos(data.data, labels, features, names, parts, random, fraction, factor)
 
 
 def _silos(
@@ -164,12 +150,9 @@ def _silos(
     out = [held_out(y[rows], fraction, random) for rows in parts]
     train = [rows[~gone] for rows, gone in zip(parts, out, strict=True)]
     test = [rows[gone] for rows, gone in zip(parts, out, strict=True)]
-    return standardised(
-        names,
-        [[(X[r], y[r]) for r in rows] for rows in ([train, test] if fraction else [train])],
-        features,
-        factor,
-    )
+    chosen = [train, test] if fraction else [train]
+    pairs = [[(X[r], y[r]) for r in rows] for rows in chosen]
+    return standardised(names, pairs, features, factor)
 
 
 def synthetic(
@@ -187,20 +170,25 @@ def synthetic(
     Args:
         N: number of clients.
         d: number of features.
-        m: samples per client; less than d makes every client rank-deficient, and all Hessians different.
+        m: samples per client; less than d makes every client rank-deficient.
         c: standard deviation of the common truth x̂.
         sigma: standard deviation of each client's own shift δ_i.
         seed: the same seed, the same data.
-        scaling: after y is computed, column k is multiplied by 10^u_k with u_k uniform on (−scaling, scaling);
-            the Hessians' condition number grows to about 10^(4·scaling), and one gradient step gains little.
+        scaling: after y is computed, column k is multiplied by 10^u_k with u_k uniform on
+            (−scaling, scaling); the Hessians' condition number grows to about 10^(4·scaling).
         sizes: m_i per client, in place of `m`.
     """
-    rows = _sizes(count("synthetic", "N", N), m, sizes)
+    count("synthetic", "N", N)
     count("synthetic", "d", d)
+    rows = [m] * N if sizes is None else list(sizes)
+    if len(rows) != N:
+        raise InputError("sizes-per-client", f"synthetic needs {N} sizes, got {len(rows)}.")
+    for size in rows:
+        count("synthetic", "m", size)
     for name, value in (("c", c), ("sigma", sigma), ("scaling", scaling)):
         if not 0 <= real("synthetic", name, value) < float("inf"):
             raise InputError(
-                "synthetic-finite", f"synthetic needs {name} >= 0 and finite, got {value!r}."
+                "synthetic-not-finite", f"synthetic needs {name} >= 0 and finite, got {value!r}."
             )
     random = generator("synthetic", seed)
     truth = c * random.standard_normal(d)
@@ -210,17 +198,6 @@ def synthetic(
         X = random.standard_normal((size, d))
         clients.append((X * scale, X @ (truth + sigma * random.standard_normal(d))))
     return clients
-
-
-def _sizes(N: int, m: int, sizes: Sequence[int] | None) -> list[int]:
-    if sizes is None:
-        return [count("synthetic", "m", m)] * N
-    if len(sizes) != N:
-        raise InputError(
-            "synthetic-entry-sizes",
-            f"synthetic needs one entry of sizes per client, got {len(sizes)} for N={N}.",
-        )
-    return [count("synthetic", f"sizes[{i}]", size) for i, size in enumerate(sizes)]
 
 
 WEATHER = (
@@ -234,15 +211,16 @@ TEST_YEAR = "2016-03-01"
 
 
 def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
-    r"""Load 12 air-quality stations in Beijing, a row per day: predict fine dust (PM2.5) from the weather of the day.
+    r"""Load 12 air-quality stations in Beijing: predict a day's fine dust (PM2.5) from its weather.
 
-    The target is log(1 + PM2.5 in µg/m³) less its mean over the training rows. Train on 2013-03-01 to 2016-02-29
-    (about 1,090 days a station), test on the following year. 15 columns, standardised by the training rows: nine of the
-    day's weather, sine and cosine of the season, weekend, log(1 + rain), calm (wind below 1 m/s) and dryness (dew point
-    less temperature). Days without PM2.5 are left out.
+    The target is log(1 + PM2.5 in µg/m³) less its mean over the training rows. Train on 2013-03-01
+    to 2016-02-29 (about 1,090 days a station), test on the following year. 15 columns, standardised
+    by the training rows: nine of the day's weather, sine and cosine of the season, weekend,
+    log(1 + rain), calm (wind below 1 m/s) and dryness (dew point less temperature). Days without
+    PM2.5 are left out.
 
-    Daily means of S. Chen (2017), Beijing Multi-Site Air Quality, UCI Machine Learning Repository, DOI
-    10.24432/C5RK5G, CC BY 4.0.
+    Daily means of S. Chen (2017), Beijing Multi-Site Air Quality, UCI Machine Learning Repository,
+    DOI 10.24432/C5RK5G, CC BY 4.0.
 
     Args:
         new: number of new stations with few days to train on; `seed` draws which ones.
@@ -251,10 +229,9 @@ def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
     """
     random = generator("beijing_air", seed)
     few = count("beijing_air", "days", days)
-    if isinstance(new, bool) or not hasattr(new, "__index__") or not 0 <= int(new) <= STATIONS:
+    if new not in range(STATIONS + 1):
         raise InputError(
-            "beijing-air-whole",
-            f"beijing_air needs a whole number new from 0 to {STATIONS}, got {new!r}.",
+            "no-such-stations", f"beijing_air has {STATIONS} stations, got new={new!r}."
         )
     stations, dates, X, y = _daily()
     names = tuple(np.unique(stations).tolist())
@@ -295,11 +272,11 @@ def _daily() -> tuple[Any, Any, Matrix, Matrix]:
 def school(
     test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[str] | None = None
 ) -> Silos:
-    """Load 139 schools in London, 15,362 students: predict an exam score from 27 columns about student and school.
+    """Load 139 schools in London, 15,362 students: predict an exam score from 27 columns.
 
-    Score and columns are standardised by the training rows. The file is that of the Inner London Education Authority
-    as papers on multi-task learning use it (MALSAR): `X` and `Y`, a cell of (n_i, 28) and (n_i, 1) per school; its
-    constant column is left out.
+    Score and columns are standardised by the training rows. The file is that of the Inner London
+    Education Authority as papers on multi-task learning use it (MALSAR): `X` and `Y`, a cell of
+    (n_i, 28) and (n_i, 1) per school; its constant column is left out.
 
     Args:
         test_fraction: share of each school's students held out.
@@ -310,31 +287,29 @@ def school(
     random = generator("school", seed)
     from scipy.io import loadmat  # half a second
 
-    file = data_folder(folder, "school") / "school.mat"
-    content = Files.between(file.parents[1], file.parent).read(file)
+    file = data_file(folder, "school/school.mat")
     try:
-        cells = [loadmat(io.BytesIO(content))[name].ravel() for name in ("X", "Y")]
+        cells = loadmat(file)
         pairs = [
-            (np.asarray(X, float), np.ravel(y).astype(float)) for X, y in zip(*cells, strict=True)
+            (np.asarray(X, float), np.ravel(y).astype(float))
+            for X, y in zip(cells["X"].ravel(), cells["Y"].ravel(), strict=True)
         ]
     except (KeyError, ValueError, TypeError, NotImplementedError):
         raise InputError(
-            "damaged-school-mat",
-            f"{str(file)!r} is damaged or no school.mat with a cell of X and Y per school.",
+            "damaged-data-file", f"{str(file)!r} has no cell of X and Y per school."
         ) from None
     varies = np.ptp(np.concatenate([X for X, _ in pairs]), axis=0) > 0
     parts: list[list[Client]] = [[], []]
     for X, y in pairs:
         rows = random.permutation(len(y))
-        kept = max(1, len(y) - round(fraction * len(y)))
-        for part, chosen in zip(parts, (rows[:kept], rows[kept:]), strict=True):
+        cut = max(1, len(y) - round(fraction * len(y)))
+        for part, chosen in zip(parts, (rows[:cut], rows[cut:]), strict=True):
             part.append((X[chosen][:, varies], y[chosen]))
     scale = float(np.concatenate([y for _, y in parts[0]]).std())
     parts = [[(X, y / scale) for X, y in part] for part in (parts if fraction else parts[:1])]
     names = tuple(f"school {k}" for k in range(1, len(pairs) + 1))
-    return standardised(
-        names, parts, tuple(f"column {k}" for k in np.flatnonzero(varies) + 1), centred=True
-    )
+    columns = tuple(f"column {k}" for k in np.flatnonzero(varies) + 1)
+    return standardised(names, parts, columns, centred=True)
 
 
 NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
@@ -345,57 +320,36 @@ FEWEST = 100  # rows of a client: the armed forces have nine
 
 
 def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) -> Silos:
-    """Load Adult: 32,561 people to train on and 16,281 to test on; label 1: over 50,000 dollars; columns standardised.
+    """Load Adult: 32,561 people to train on and 16,281 to test on; label 1: over 50,000 dollars.
+
+    Columns are standardised by the training rows.
 
     Args:
-        by: the column whose values are the clients; it is not a feature then. Unknown values and those with fewer than
-            100 people to train on are left out: by "native-country", eight countries remain.
+        by: the column whose values are the clients; it is not a feature then. Unknown values and
+            those with fewer than 100 people to train on are left out: by "native-country", eight
+            countries remain.
         folder: where the data is; by default SCAFFPD_DATA.
     """
     if by not in GROUPS:
         raise unknown("column", by, GROUPS)
-    place = data_folder(folder, "adult")
-    train, test = (read(place / f"adult.{part}.csv.gz") for part in ("data", "test"))
-    groups = [row[by] for row in train]
-    names = clients(groups)
+    train, test = (_people(data_file(folder, f"adult/adult.{p}.csv.gz")) for p in ("data", "test"))
+    sizes = Counter(row[by] for row in train)
+    names = tuple(sorted(g for g, number in sizes.items() if g != "?" and number >= FEWEST))
     levels = {c: sorted({row[c] for row in train}) for c in CATEGORIES if c != by}
     features = (*NUMBERS, *(f"{c}={level}" for c, values in levels.items() for level in values))
     parts = [[_client(rows, by, name, levels) for name in names] for rows in (train, test)]
     return standardised(names, parts, features)
 
 
-def clients(groups: Sequence[str]) -> tuple[str, ...]:
-    """Return the values that become clients: known ones, with enough people to train on."""
-    return tuple(
-        sorted(g for g, number in Counter(groups).items() if g != "?" and number >= FEWEST)
-    )
-
-
-def read(file: Path) -> list[dict[str, str]]:
+def _people(file: Path) -> list[dict[str, str]]:
     """Read the rows of one file by column, or refuse it with one sentence."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as text:
             rows = list(csv.DictReader(text, skipinitialspace=True))
-    except gzip.BadGzipFile:
-        raise InputError(
-            "gzipped-compress-gzip", f"{str(file)!r} is not gzipped: compress it by gzip."
-        ) from None
-    except OSError as error:
-        raise InputError(
-            "read-read", f"{str(file)!r} cannot be read: {error.strerror or error}."
-        ) from None
-    except (EOFError, UnicodeDecodeError, zlib.error):
-        raise InputError(
-            "cut-off-damaged", f"{str(file)!r} is cut off or damaged; copy it once more."
-        ) from None
-    for number, row in enumerate(rows or [{}], 2):  # the header is line 1
-        missing = [name for name in (*NUMBERS, *GROUPS, TARGET) if row.get(name) is None]
-        if missing:
-            where = f"line {number}" if missing[0] in row else "its header row"
-            raise InputError(
-                "uci-file-header",
-                f"{str(file)!r} has no {missing[0]!r} in {where}: it is not UCI's file with a header.",
-            )
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise InputError("damaged-data-file", f"{str(file)!r} cannot be read: {error}.") from None
+    if not rows or not {*NUMBERS, *GROUPS, TARGET} <= rows[0].keys():
+        raise InputError("damaged-data-file", f"{str(file)!r} is not UCI's file with a header row.")
     return rows
 
 

@@ -1,7 +1,7 @@
-"""The return type of every tabular data set, and shared code: seeds, splitting rows and scaling columns.
+"""What every tabular data set returns, and shared code: seeds, splits, scales.
 
-Columns are scaled as a federation could scale them: each client sends its n, Σ x and Σ (x − mean)² per
-column, the sums are added, and no client sees another's rows.
+Columns are scaled as a federation could scale them: each client sends its n, Σ x and Σ (x − mean)²
+per column, the sums are added, and no client sees another's rows.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def standardised(
     factor: float = 1.0,
     centred: bool = False,
 ) -> Silos:
-    """Scale columns by the training rows of all silos; if `centred`, subtract the target's mean over them.
+    """Scale columns by the training rows of all silos; `centred` subtracts the target's mean.
 
     `parts` are training and held-out rows, or training rows alone.
     """
@@ -82,7 +82,7 @@ def standardised(
 
 
 def held_out(y: Labels, fraction: float, random: np.random.Generator) -> NDArray[np.bool_]:
-    """Choose the rows of one client to hold out: round(fraction · count) of every label, and at least one row."""
+    """Choose a client's rows to hold out: round(fraction · count) of every label, at least one."""
     chosen = np.zeros(len(y), dtype=bool)
     if fraction == 0:
         return chosen
@@ -113,10 +113,10 @@ def checked_fraction(owner: str, fraction: float, name: str = "test_fraction") -
 def standardiser(
     parts: Sequence[Matrix], weights: Sequence[Matrix] | None = None
 ) -> tuple[Matrix, Matrix]:
-    """Return mean and standard deviation of every column over all clients, from the clients' sums only.
+    """Return mean and standard deviation of every column, from the clients' sums only.
 
-    mean = Σ_i Σx / Σ_i n_i,  variance = Σ_i Σ(x − mean)² / Σ_i n_i (two exchanges, so that nothing cancels).
-    Rows count by their weights, if they have any. Constant columns get deviation one.
+    mean = Σ_i Σx / Σ_i n_i,  variance = Σ_i Σ(x − mean)² / Σ_i n_i: two exchanges, so that nothing
+    cancels. Rows count by their weights, if they have any. Constant columns get deviation one.
     """
     if weights is not None:
         n = sum(float(w.sum()) for w in weights)
@@ -131,7 +131,7 @@ def standardiser(
 
 
 def unless_constant(mean: Matrix, deviation: Matrix, n: Any) -> Matrix:
-    """Return the deviation, one where the numbers differ by no more than the rounding of a sum of n of them."""
+    """Return the deviation, or one where it is within the rounding of a sum of n numbers."""
     return np.where(
         deviation <= np.maximum(1e-12, n * np.finfo(np.float64).eps) * np.abs(mean), 1.0, deviation
     )
