@@ -192,18 +192,6 @@ def test_what_a_round_sends():
     assert cohort.traffic.bytes_down - before.bytes_down == 5 * 8 * 8
 
 
-def test_secure_sums_refuse_it():
-    cohort = sp.Cohort(single(0, 4, 3, 10), sp.Linear("logistic", l2=0.1))
-    from scaffpd.secure.aggregation import SecureAggregation
-
-    masked = SecureAggregation(cohort, projections=True)
-    with pytest.raises(sp.InputError, match="Secure sums hide"):
-        sp.train(sp.MinimaxNewton(sp.Agnostic()), masked, rounds=2)
-    result = sp.train(sp.fair(sp.CVaR(alpha=0.5)), masked, rounds=25, tol=1e-6)
-    assert result.status is sp.Status.CONVERGED
-    assert "subspace saddle" in result.message
-
-
 @pytest.mark.parametrize(
     "objective", [sp.ChiSquare(rho=0.1), sp.Agnostic(), sp.QFair(q=1.0)], ids=str
 )

@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 import scaffpd as sp
-from scaffpd.algorithms import ALGORITHMS
 from scaffpd.cli import app
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.hospitals import write_hospitals
@@ -169,11 +168,3 @@ def test_what_is_no_algorithm_is_refused(own):
     assert "is complete" in refused(
         "train", "hospitals", "--algorithm", "own_algorithm:READY", "--objective", "CVaR"
     )
-
-
-def test_our_algorithms_say_what_they_are():
-    names = [kind.published for kind in ALGORITHMS.values() if kind.published]
-    assert len(set(names)) == len(names)
-    for name, kind in ALGORITHMS.items():
-        assert kind.questions, name
-        assert kind.__name__ == name

@@ -100,37 +100,6 @@ def test_other_local_models_are_approached_by_accelerated_steps(loss):
         assert np.linalg.norm(gradient(u)) < 0.5 * np.linalg.norm(c)
 
 
-def test_several_outputs_are_solved_exactly_too():
-    data = unequal_clients("squared", 3)
-    cohort = sp.Cohort(data, sp.Linear("squared", l2=0.05))
-    x = point(cohort)
-    c = point(cohort, 2)
-    D = cohort.gradients(x).diagonal(np.full(8, 1 / 8))
-    updates = cohort.proximal_steps(cohort.gradients(x), c, ProximalPlan(0.3, D))
-    for i, (X, y) in enumerate(data.values()):
-        H = Client(X, y, "squared", 0.05, 3).hessian(x.numpy()) + 0.3 * np.diag(D)
-        assert relative(updates.sum(np.eye(8)[i]), np.linalg.solve(H, c.numpy())) < 1e-10
-
-
-def test_traffic_of_a_round():
-    cohort, _ = problem("logistic")
-    n = 8
-    d = cohort.dimension
-    size = 8
-    for memory, k, work in ((3, 2, 1), (None, d, 0)):  # d and c; or all of R^d, without local work
-        method = sp.SubspaceSaddle(sp.ChiSquare(rho=0.05), memory)
-        state = method.init(cohort)
-        before = cohort.traffic.snapshot()
-        state = method.round(cohort, state)
-        sent = cohort.traffic
-        assert state.rounds == 1
-        assert sent.exchanges - before.exchanges == 2 + work
-        assert sent.bytes_down - before.bytes_down == n * size * (work * (d + 1) + d + (k + n))
-        assert sent.bytes_up - before.bytes_up == n * size * (
-            work * d + (k + 1 + k * (k + 1) // 2) + (d + 3)
-        )
-
-
 # ------------------------------------------------------------------ what it finds
 
 
@@ -151,18 +120,6 @@ def test_it_reaches_the_optimum_of_another_solver(loss, objective):
     losses = result.history.losses
     for row in range(len(certificates)):  # no certificate is below the true excess
         assert objective.support(losses[row]) - best.value <= certificates[row] + 1e-8
-
-
-def test_it_needs_fewer_rounds_than_scaff_pd():
-    silos = sp.data.digits(clients=10, alpha=0.1)
-    cohort = sp.Cohort(silos.train, sp.Linear("softmax", l2=1e-2, intercept=True, classes=10))
-    objective = sp.ChiSquare(rho=0.05)
-    ours = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=60, tol=1e-6)
-    theirs = sp.train(
-        sp.ScaffPD(objective, local_steps=20), cohort, rounds=2 * ours.rounds, tol=1e-6
-    )
-    assert ours.status is sp.Status.CONVERGED
-    assert theirs.status is sp.Status.ROUND_LIMIT
 
 
 def test_a_resumed_run_is_the_run(tmp_path):
@@ -250,27 +207,6 @@ def test_columns_of_zeros_and_flat_losses():
         sp.train(sp.SubspaceSaddle(sp.Average()), nothing, rounds=2)
 
 
-def test_the_round_limit_is_kept():
-    """A rejected trial is a round of its own."""
-    cohort = problem("logistic")[0]
-    result = sp.train(
-        sp.SubspaceSaddle(sp.Agnostic()), cohort, rounds=13, x0=np.full(cohort.dimension, 30.0)
-    )
-    assert result.rounds == 13
-    assert len(result.history["certificate"]) == 14
-
-
-def test_float32():
-    cohort = sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1), dtype=torch.float32)
-    result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), cohort, rounds=20)
-    exact = sp.train(
-        sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)),
-        sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1)),
-        rounds=20,
-    )
-    np.testing.assert_allclose(result.x, exact.x, atol=1e-3)
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 def test_twelve_digits(objective):
     """As far as float64 goes: proven, or stopped by the rounding that a proof must count."""
@@ -284,54 +220,7 @@ def test_twelve_digits(objective):
     assert result.certificate < 1e-10
 
 
-@pytest.mark.long
-def test_five_million_parameters():
-    random = np.random.default_rng(0)
-    clients = [
-        (random.standard_normal((4, 5_000_000)), random.standard_normal(4)) for _ in range(3)
-    ]
-    cohort = sp.Cohort(clients, sp.Linear(l2=1e3))
-    result = sp.train(
-        sp.SubspaceSaddle(sp.ChiSquare(rho=0.1), memory=20), cohort, rounds=8, tol=1e-6
-    )
-    assert result.status is sp.Status.CONVERGED
-
-
 def test_a_thousand_clients():
     cohort = sp.Cohort(sp.data.synthetic(N=1000, d=5, m=6, sigma=0.3), sp.Linear(l2=0.1))
     result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.5)), cohort, rounds=40, tol=1e-6)
     assert result.status is sp.Status.CONVERGED
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: sp.SubspaceSaddle(0.1), "SubspaceSaddle needs an objective"),
-        (lambda: sp.SubspaceSaddle(sp.Agnostic(), memory=2), "memory >= 3"),
-        (lambda: sp.SubspaceSaddle(sp.Agnostic(), memory=2.5), "memory >= 1"),
-    ],
-)
-def test_mistakes_get_a_sentence(make, words):
-    with pytest.raises(InputError, match=words):
-        make()
-
-
-# ------------------------------------------------------------------ the choice
-
-
-def test_fair_chooses_and_says_so(tmp_path):
-    cohort = sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1))
-    noisy = sp.fair(sp.ChiSquare(rho=0.1), local_steps=5, batch_size=10)
-    result = sp.train(noisy, cohort, rounds=4)
-    assert "Solved by Scaff-PD" in result.message
-    sp.train(noisy, cohort, rounds=2, checkpoint=tmp_path / "run")
-    assert np.array_equal(
-        sp.train(noisy, cohort, rounds=4, checkpoint=tmp_path / "run").x, result.x
-    )
-    network = sp.Cohort(
-        sp.data.synthetic(), sp.Module(torch.nn.Linear(10, 1).double(), loss="squared")
-    )
-    assert (
-        "Solved by Scaff-PD"
-        in sp.train(sp.fair(sp.Agnostic(), local_steps=2), network, rounds=2).message
-    )

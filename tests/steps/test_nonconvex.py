@@ -11,7 +11,7 @@ from torch import nn
 
 import scaffpd as sp
 from scaffpd.algorithms.steps.base import StepProblem, Trial
-from scaffpd.algorithms.steps.nonconvex import KAPPA, PATIENCE, Nonconvex, NonconvexState, dual_rate
+from scaffpd.algorithms.steps.nonconvex import KAPPA, PATIENCE, Nonconvex, dual_rate
 
 
 def cohort(seed=0, **model):
@@ -76,15 +76,6 @@ def test_a_round_of_naive_loops():
         weights = sp.ChiSquare(0.1).prox(losses, weights, dual_rate(losses))
     np.testing.assert_allclose(result.x, x, rtol=1e-9, atol=1e-11)
     np.testing.assert_allclose(result.weights, weights, rtol=1e-9)
-
-
-def test_a_run_that_is_resumed_is_the_same_run(tmp_path):
-    method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=5, batch_size=8)
-    whole = sp.train(method, cohort(), rounds=6)
-    sp.train(method, cohort(), rounds=3, checkpoint=tmp_path / "run")
-    again = sp.train(method, cohort(), rounds=6, checkpoint=tmp_path / "run")
-    assert np.array_equal(again.x, whole.x)
-    assert np.array_equal(again.history["bytes_up"], whole.history["bytes_up"])
 
 
 def trial(after, before=(1.0, 1.0), objective=None):
@@ -159,14 +150,3 @@ def test_losses_that_have_not_moved_are_no_success():
     assert result.status is sp.Status.STALLED
     assert "No client's loss has moved" in result.message
     assert sp.train(sp.FedAvg(local_rate=0.1), cohort(), rounds=5).status is sp.Status.ROUND_LIMIT
-
-
-def test_fair_takes_an_epoch_of_minibatches():
-    federation = cohort()
-    chosen = sp.fair(sp.ChiSquare(0.1)).choice(federation)
-    assert (chosen.local_steps, chosen.batch_size) == (2, 32)  # 47.5 samples on average
-    assert sp.fair(sp.ChiSquare(0.1), batch_size=5).choice(federation).local_steps == 10
-    assert sp.fair(sp.ChiSquare(0.1), local_steps=7).choice(federation).local_steps == 7
-    state = sp.ScaffPD(sp.ChiSquare(0.1), batch_size=8).init(federation)
-    assert isinstance(state.rule, NonconvexState)
-    assert state.at is None
