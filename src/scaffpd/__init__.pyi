@@ -18,8 +18,6 @@ from scaffpd.algorithms import SubspaceSaddle as SubspaceSaddle
 from scaffpd.algorithms.fair import fair as fair
 from scaffpd.algorithms.steps import Auto as Auto
 from scaffpd.algorithms.steps import Fixed as Fixed
-from scaffpd.algorithms.steps import Nonconvex as Nonconvex
-from scaffpd.algorithms.steps import Schedule as Schedule
 from scaffpd.algorithms.steps import Theory as Theory
 from scaffpd.errors import InputError as InputError
 from scaffpd.estimators import FairFederatedClassifier as FairFederatedClassifier

@@ -441,7 +441,6 @@ class Mine(sp.FedProx):
         (lambda: sp.FedAvg(local_rate=-1), "finite-positive"),
         (lambda: sp.FedAvg(server_rate=None), "number-real"),
         (lambda: sp.AFL(dual_rate=0), "finite-positive"),
-        (lambda: sp.FedAvg(schedule=0.1), "not-a-schedule"),
         (lambda: sp.FedAvg(weights="sample"), "unknown-unknown"),
         (lambda: sp.Scaffold(option="III"), "unknown-unknown"),
         (lambda: sp.FedProx(mu=-0.1), "setting-out-of-range"),

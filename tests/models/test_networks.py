@@ -349,32 +349,11 @@ def path(method, cohort, rounds):
     return states
 
 
-def test_a_schedule_is_a_factor_on_the_rate_of_every_round():
-    cosine = sp.Schedule(rounds=12, warmup=2, last=0.1)
-    assert [cosine(r) for r in (1, 2, 3)] == pytest.approx([1 / 3, 2 / 3, 1.0])
-    assert [cosine(r) for r in (8, 13, 40)] == pytest.approx([0.55, 0.1, 0.1])
-    factor = sp.Schedule(at=(2, 4), drop=0.5)
-    assert [factor(r) for r in range(1, 7)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
-    cohort = sp.Cohort(pictures(), sp.Module(network()))
-    method = sp.FedAvg(local_steps=2, batch_size=4, local_rate=0.1, schedule=factor)
-    whole = sp.train(method, cohort, rounds=5).x
-    x = cohort.start()
-    for r in range(1, 6):
-        plan = LocalPlan(2, 0.1 * factor(r), batch_size=4, key=(0, r, 1))
-        updates = cohort._oracle.local_updates(x, None, None, plan).each()
-        x = x - torch.tensor(SIZES, dtype=x.dtype) @ updates / sum(SIZES)
-    np.testing.assert_allclose(whole, x, rtol=1e-10, atol=1e-12)
-    halved = sp.ScaffPD(sp.Average(), 3, 4, sp.Nonconvex(sp.Schedule(rounds=5)))
-    moves = np.linalg.norm(np.diff([state.x for state in path(halved, cohort, 6)], axis=0), axis=1)
-    assert moves[-1] < 0.1 * moves[0]  # the last rate is a hundredth
-
-
 @pytest.mark.parametrize("method", [sp.Scaffold, sp.ProxSkip])
-def test_control_variates_stay_gradients_under_a_schedule(method):
+def test_control_variates_of_one_full_step_are_gradients(method):
     """One full step a round: c_i is the gradient at x, whatever the rate."""
     cohort = sp.Cohort(pictures(), sp.Module(network()))
-    schedule = sp.Schedule(rounds=3, last=0.2)
-    states = path(method(local_steps=1, local_rate=0.1, schedule=schedule), cohort, 3)
+    states = path(method(local_steps=1, local_rate=0.1), cohort, 3)
     stored = states[-1].variates if method is sp.Scaffold else states[-1].shifts
     c = cohort._oracle.evaluate(states[-2].x).each()
     if method is sp.ProxSkip:  # h_i are c_i less their mean

@@ -77,15 +77,6 @@ def test_the_local_rate_keeps_the_drift_below_what_the_proof_allows(objective):
         state, _ = rule.judge(state, None)
 
 
-def test_given_constants_replace_those_of_the_data():
-    given = sp.Theory(smoothness=6.0, coupling=2.0, strong_convexity=0.2).start(
-        problem(sp.ChiSquare(0.1))
-    )
-    same = sp.Theory().start(problem(sp.ChiSquare(0.1), L=6.0, mu=0.2, norms=4 / 5))
-    assert np.isclose(given.tau, same.tau)
-    assert np.isclose(given.sigma, same.sigma)
-
-
 def test_the_proved_linear_rate_is_kept():
     clients = synthetic()
     objective = sp.ChiSquare(0.1)

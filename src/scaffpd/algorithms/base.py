@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from scaffpd.algorithms.steps.base import Schedule
 from scaffpd.errors import InputError, count, positive, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.federation.questions import (
@@ -233,7 +232,6 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
         batch_size: samples per local gradient; `None` uses all of them.
         local_rate: η_ℓ; left out, it is 1/max_i L_i, with the expected smoothness of minibatches in
             place of L_i.
-        schedule: `Schedule(...)`, a factor on η_ℓ in every round.
     """
 
     questions: ClassVar[frozenset[str]] = frozenset({UPDATES})
@@ -242,7 +240,6 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
     local_steps: int = 10
     batch_size: int | None = None
     local_rate: float | None = None
-    schedule: Schedule | None = None
 
     def automatic(self, federation: Federation) -> dict[str, float]:
         """Return the rate that is used where none is given."""
@@ -255,12 +252,7 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
 
     def _plan(self, state: Local) -> LocalPlan:
         key = (state.seed, state.rounds + 1, STEPS)
-        return LocalPlan(self.local_steps, self._eta(state), batch_size=self.batch_size, key=key)
-
-    def _eta(self, state: Local) -> float:
-        """Return η_ℓ of the next round."""
-        factor = 1.0 if self.schedule is None else self.schedule(state.rounds + 1)
-        return state.local_rate * factor
+        return LocalPlan(self.local_steps, state.local_rate, batch_size=self.batch_size, key=key)
 
     def _rate(self, federation: Federation) -> float:
         if self.local_rate is not None:
@@ -361,10 +353,6 @@ def check_settings(method: Algorithm) -> None:
             positive(owner, name, value)
         if name in COUNTS:
             count(owner, name, value)
-        if name == "schedule" and not isinstance(value, Schedule):
-            raise InputError(
-                "not-a-schedule", f"{owner} needs schedule=Schedule(...), got {value!r}."
-            )
         if name == "weights" and value not in WEIGHTS:
             raise unknown("weights", value, WEIGHTS)
         if name == "objective" and not isinstance(value, Objective):

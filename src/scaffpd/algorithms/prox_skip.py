@@ -90,7 +90,7 @@ class ProxSkip(LocalMethod[ProxSkipState]):
         plan = replace(self._plan(state), steps=int(random.geometric(1 / state.expected_steps)))
         updates = federation.local_updates(state.x, state.shifts, None, plan)
         d = updates.sum(state.weights)
-        scale = 1 / (state.expected_steps * self._eta(state))  # p/γ, on x − x̂_i = d_i − d
+        scale = 1 / (state.expected_steps * state.local_rate)  # p/γ, on x − x̂_i = d_i − d
         state = replace(state, shifts=state.shifts.plus(scale, updates).plus(-scale, d))
         return moved(federation, state, state.x - d, state.weights)
 

@@ -64,7 +64,7 @@ class QFFL(FedAvg):
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:
         """Let some clients make local steps, weighted by F^q; h gives the step length."""
         clients, p = self._participants(state)
-        L = 1 / self._eta(state)
+        L = 1 / state.local_rate
         F = federation.losses(state.x, clients=clients, alone=False)
         updates = federation.local_updates(state.x, None, None, self._plan(state), clients)
         # Clients that are not asked have p_i = 0, and NaN in place of numbers.

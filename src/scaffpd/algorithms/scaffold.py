@@ -101,7 +101,7 @@ class Scaffold(AveragingMethod[ScaffoldState]):
             renewed = variates.replaced(at)
             change = at.sum(p) - variates.sum(p)
         else:
-            scale = 1 / (self.local_steps * self._eta(state))
+            scale = 1 / (self.local_steps * state.local_rate)
             renewed = variates.plus(-1.0, c, clients).plus(scale, updates)
             change = float(p.sum()) * (scale * d - c)
         state = replace(state, variate=c + change, variates=renewed)

@@ -1,8 +1,8 @@
 """Step rules for primal-dual methods: fixed, from the paper's theory, or adaptive."""
 
 from scaffpd.algorithms.steps.auto import Auto
-from scaffpd.algorithms.steps.base import Fixed, Schedule, StepRule
+from scaffpd.algorithms.steps.base import Fixed, StepRule
 from scaffpd.algorithms.steps.nonconvex import Nonconvex
 from scaffpd.algorithms.steps.theory import Theory
 
-__all__ = ["Auto", "Fixed", "Nonconvex", "Schedule", "StepRule", "Theory"]
+__all__ = ["Auto", "Fixed", "Nonconvex", "StepRule", "Theory"]

@@ -10,63 +10,15 @@ paper's x⁺ = x − τ Σ λ⁺_i Δu_i.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from scaffpd.errors import InputError, count, positive, real
+from scaffpd.errors import InputError, positive, real
 from scaffpd.federation import Constants, Vector
 from scaffpd.objectives.base import LARGEST, Objective
-
-
-@dataclass(frozen=True)
-class Schedule:
-    r"""Factor on η_ℓ in round r = 1, 2, …: optional warm-up, half a cosine and steps down.
-
-        warm-up    r/(warmup + 1) up to round `warmup`
-        cosine     last + (1 − last)(1 + cos πt)/2,  t = (r − 1 − warmup)/(rounds − warmup)
-        steps      drop^k with k rounds of `at` before r
-
-    Args:
-        rounds: last round of the cosine; `None` for none.
-        warmup: rounds of growing rates.
-        last: the cosine's last factor, in (0, 1].
-        at: rounds after which the rate drops.
-        drop: the factor there, in (0, 1].
-    """
-
-    rounds: int | None = None
-    warmup: int = 0
-    last: float = 0.01
-    at: tuple[int, ...] = ()
-    drop: float = 0.1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "at", tuple(count("Schedule", "at", r) for r in self.at))
-        if self.warmup != 0:
-            count("Schedule", "warmup", self.warmup)
-        if self.rounds is not None and count("Schedule", "rounds", self.rounds) <= self.warmup:
-            raise InputError(
-                "schedule-shorter-than-warmup",
-                f"Schedule needs rounds > warmup, got {self.rounds} and {self.warmup}.",
-            )
-        for name in ("last", "drop"):
-            if not 0 < real("Schedule", name, getattr(self, name)) <= 1:
-                raise InputError(
-                    "setting-out-of-range",
-                    f"Schedule needs 0 < {name} <= 1, got {getattr(self, name)!r}.",
-                )
-
-    def __call__(self, r: int) -> float:
-        """Return the factor in round r."""
-        factor = min(1.0, r / (self.warmup + 1)) * self.drop ** sum(r > past for past in self.at)
-        if self.rounds is None:
-            return factor
-        t = min(1.0, max(0.0, (r - 1 - self.warmup) / (self.rounds - self.warmup)))
-        return factor * (self.last + (1 - self.last) * (1 + math.cos(math.pi * t)) / 2)
 
 
 @dataclass(frozen=True)

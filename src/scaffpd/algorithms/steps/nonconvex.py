@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scaffpd.algorithms.steps.base import Rates, Schedule, StepProblem, Trial
+from scaffpd.algorithms.steps.base import Rates, StepProblem, Trial
 from scaffpd.federation import Vector
 
 KAPPA = 0.3
@@ -51,7 +51,6 @@ class NonconvexState:
         correction: correction of local steps, see `Rates`.
         best: the best value of the objective so far.
         since: rounds since then, or since the last change.
-        rounds: rounds so far, for a schedule.
     """
 
     rate: float
@@ -62,7 +61,6 @@ class NonconvexState:
     correction: str = "none"
     best: float = np.inf
     since: int = 0
-    rounds: int = 0
 
     @property
     def stalled(self) -> bool:
@@ -72,13 +70,7 @@ class NonconvexState:
 
 @dataclass(frozen=True)
 class Nonconvex:
-    """Steps for Scaff-PD on networks; `Auto` uses them if losses are not known to be convex.
-
-    Args:
-        schedule: a further factor on η in every round.
-    """
-
-    schedule: Schedule | None = None
+    """Steps for Scaff-PD on networks; `Auto` uses them if losses are not known to be convex."""
 
     def start(self, problem: StepProblem) -> NonconvexState:
         """Start with FedAvg's rate, and λ as it is; a single local step has no drift."""
@@ -92,13 +84,11 @@ class Nonconvex:
 
     def rates(self, state: NonconvexState) -> Rates:
         """Return one rate for all; the server averages by λ."""
-        factor = 1.0 if self.schedule is None else self.schedule(state.rounds + 1)
-        local_rate = state.rate * state.scale * state.cooling * factor
+        local_rate = state.rate * state.scale * state.cooling
         return Rates(state.sigma, 0.0, step=1.0, local_rate=local_rate, correction=state.correction)
 
     def judge(self, state: NonconvexState, trial: Trial) -> tuple[NonconvexState, bool]:
         """Take every step that does not leap, or, without noise, every one that descends."""
-        state = replace(state, rounds=state.rounds + 1)
         value = trial.value()
         size = max(abs(state.best), 1e-12)
         if not np.isfinite(value):

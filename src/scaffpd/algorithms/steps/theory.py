@@ -49,26 +49,19 @@ class TheoryState:
 class Theory:
     """Step sizes from the constants of the problem, as proved in the paper (safe and slow).
 
+    L_xx is max_i L_i and μ_x min_i μ_i, from the data, and L_λx is (Σ ‖∇f_i(x⁰)‖²)^½, at the start.
+
     Args:
         condition: "sc-sc", "sc-c", or "auto": SC-SC if ψ is strongly convex, else SC-C.
-        smoothness: L_xx; by default max_i L_i, from the data.
-        coupling: L_λx; by default (Σ ‖∇f_i(x⁰)‖²)^½, its value at the start.
-        strong_convexity: μ_x; by default min_i μ_i, from the data.
         factor: C_ω ≥ 1.
     """
 
     condition: str = "auto"
-    smoothness: float | None = None
-    coupling: float | None = None
-    strong_convexity: float | None = None
     factor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.condition not in CONDITIONS:
             raise unknown("condition", self.condition, CONDITIONS)
-        for name in ("smoothness", "coupling", "strong_convexity"):
-            if getattr(self, name) is not None:
-                positive("Theory", name, getattr(self, name))
         if positive("Theory", "factor", self.factor) < 1:
             raise InputError(
                 "setting-out-of-range", f"Theory needs factor >= 1, got {self.factor!r}."
@@ -84,7 +77,7 @@ class Theory:
                 f"Theory needs weights on the simplex, which {objective!r} does not have: use "
                 "Auto().",
             )
-        mu_x = self.strong_convexity or float(constants.strong_convexity.min())
+        mu_x = float(constants.strong_convexity.min())
         if mu_x <= 0:
             raise InputError(
                 "not-strongly-convex",
@@ -97,8 +90,8 @@ class Theory:
                 f"Theory's condition 'sc-sc' needs a strongly convex ψ: that of {objective!r} is "
                 "not.",
             )
-        L_xx = self.smoothness or float(constants.smoothness.max())
-        L_dual = self.coupling or float(np.sqrt(problem.gradient_norms().sum())) or 1.0
+        L_xx = float(constants.smoothness.max())
+        L_dual = float(np.sqrt(problem.gradient_norms().sum())) or 1.0
         if mu_dual > 0 and self.condition != "sc-c":
             half = 0.5 + 24 * L_xx / mu_x
             omega = self.factor * (half + np.sqrt(half**2 + 16 * L_dual**2 / (mu_x * mu_dual)))
