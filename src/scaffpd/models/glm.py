@@ -142,15 +142,18 @@ class LinearOracle:
             here, c = self._first(x, at, correction)
             z = here.z
             r = here.residual
+            rest: Tensor | None = c
         else:
             z = self.rows.A @ x.view(-1, self.outputs)
             r = None
-            c = self._own(shift(at, correction) + self.l2 * x)
+            moved = shift(at, correction)
+            rest = self._own(moved) if isinstance(moved, Tensor) else None
+            c = self._own(moved + self.l2 * x)
         rates = self.rates(plan)
         if plan.batch_size is None and plan.steps == 1:
             return SpanDisplacements(self.rows, c, rates.flatten(), None)
         seeds = Draws(plan.key, self._streams).seeds
-        problem = LocalProblem(self.rows, self.loss, z, r, c, rates, self.l2, plan, seeds)
+        problem = LocalProblem(self.rows, self.loss, z, r, c, rest, rates, self.l2, plan, seeds)
         path = cheapest_path(self.rows, self.loss, self.outputs, plan)
         steps = self._in_samples if path is Path.SAMPLES else self._over_features
         return steps.run(problem)

@@ -15,6 +15,7 @@ inner products K_i = A_i A_iᵀ:
 
     ρ = w ∘ (r(A_i x − p A_i c − K_i R) − r₀),    R ← keep·R + ρ,    p ← keep·p + η.
 
+Of c on a minibatch the part l2 x needs no product of its own: A_i x − p A_i (l2 x) = (1 − l2 p)A_i x.
 That is m² multiplications per output in place of 2·b·features, minibatches are not collected, and
 Σ λ_i d_i is one matrix product on the stack of all clients; no d_i is ever formed.
 
@@ -145,6 +146,7 @@ class LocalProblem:
         z: the predictions at x, (M, k).
         r: r₀ = ∂ℓ/∂z there; `None` for minibatches.
         c: pushed by every step, one for all, (features, k), or each client's own.
+        rest: c without `l2` x, in the same shapes; `None` for zero. Full gradients: c.
         rates: η_i, (N, 1, 1).
         l2: the regulariser.
         plan: J, or every J_i.
@@ -156,6 +158,7 @@ class LocalProblem:
     z: Tensor
     r: Tensor | None
     c: Tensor
+    rest: Tensor | None
     rates: Tensor
     l2: float
     plan: LocalPlan
@@ -211,7 +214,7 @@ class SampleSteps:
             A, y = self.rows.of(block)
             A = widened(A, self.outputs)
             y = widened(self.loss.dense(y, self.outputs, A.dtype), self.outputs).mT
-            K = in_layout(torch.bmm(A, A.mT), block)
+            K = in_layout(-torch.bmm(A, A.mT), block)
             loop = GraphReplay(partial(_sample_loop, self.loss, K, in_layout(y, block)))
             if stores_inner_products(self.rows):
                 self.loops[number] = loop
@@ -220,7 +223,10 @@ class SampleSteps:
     def run(self, problem: LocalProblem) -> SpanDisplacements:
         """Take the steps; one matrix product gives A c, and none with features is in the steps."""
         rows = self.rows
-        along = rows.A @ problem.c if problem.c.ndim == 2 else None
+        rest = problem.rest
+        common = rest is not None and rest.ndim == 2
+        along = rows.A @ rest if rest is not None and common else None
+        faded = 0.0 if problem.plan.batch_size is None else problem.l2
         out = torch.zeros_like(problem.z)
         rates = problem.rates
         keep = problem.keep
@@ -228,8 +234,9 @@ class SampleSteps:
         def work(item: tuple[int, PaddedBlock]) -> None:
             number, block = item
             who = block.clients
-            own = along is None
-            push = product(rows.of(block)[0], problem.c[who]) if own else along
+            push = along
+            if rest is not None and not common:
+                push = product(rows.of(block)[0], rest[who])
             Z, P, r = (self._across(block, t) for t in (problem.z, push, problem.r))
             R = torch.zeros_like(Z)
             m = Z.shape[2]
@@ -242,7 +249,8 @@ class SampleSteps:
                     weight = counted(places, rates[who, 0] * drawn.weight, m)
                 p = rates[who] * totals(keep[who], first, last)
                 active = problem.active(who, first, last)
-                R = self._loop(number, block)(R, Z, P, r, weight, p, keep[who], active)
+                fade = 1 - faded * p
+                R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who], active)
             block.put(out, R.mT)
 
         parallel_map(work, list(enumerate(rows.squares)), out.device)
@@ -278,6 +286,7 @@ def _sample_loop(
     r: Tensor,
     weight: Tensor,
     p: Tensor,
+    fade: Tensor,
     keep: Tensor,
     active: Tensor,
 ) -> Tensor:
@@ -285,25 +294,26 @@ def _sample_loop(
 
     Args:
         loss: ℓ.
-        K: the inner products, (n, m, m).
+        K: the inner products with a minus sign, (n, m, m).
         y: the targets, (n, ·, m).
         R: R before.
         Z: A x, (n, k, m).
-        P: A c, (n, k, m).
+        P: A times the rest of c, (n, k, m), or a zero.
         r: r₀, (n, k, m), or a zero.
         weight: w of every step, (steps, n, 1, m), or of all, (1, n, 1, m).
         p: p before every step, (steps, n, 1, 1).
+        fade: 1 − l2 p, or ones.
         keep: 1 − η(l2 + μ), (n, 1, 1).
         active: which clients take each step, (steps, n or 1, 1, 1).
     """
     R = R.clone()
-    out = torch.empty_like(Z)
     products = Products(K, R.shape[1])
     everyone = active.shape[1] == 1
     weights = weight.unbind() if len(weight) > 1 else [weight[0]] * len(p)
-    for t, (own, w) in enumerate(zip(p.unbind(), weights, strict=True)):
-        torch.addcmul(Z, own, P, value=-1, out=out)
-        products.back(R, out, sign=-1)
+    for t, (own, f, w) in enumerate(zip(p.unbind(), fade.unbind(), weights, strict=True)):
+        out = products.times(R).addcmul_(f, Z)
+        if P.ndim:
+            out.addcmul_(own, P, value=-1)
         if products.few:  # seen as they are stored, outputs × (samples and clients)
             flat = (values.movedim(0, -1).flatten(1) for values in (out, y))
             rho = loss.across(*flat).view(*Z.shape[1:], -1).movedim(-1, 0)
@@ -451,6 +461,7 @@ class Products:
         most = ALONE if k > 1 else ALONE_VECTOR
         self.few = not A.is_cuda and m == features <= FEW
         self.small = not A.is_cuda and not self.few and k * m * features <= most
+        self._last: Tensor | None = None
         if self.small:
             self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
 
@@ -464,16 +475,24 @@ class Products:
         # Several rows are transposed, because torch.bmm is slow at Aᵀ.
         return self.out.copy_(torch.bmm(self.A, D.mT.contiguous()).mT)
 
-    def back(self, R: Tensor, D: Tensor, sign: int = 1) -> Tensor:
-        """Compute D ± R A_i in place, for R (n, k, m)."""
+    def times(self, R: Tensor) -> Tensor:
+        """Return R A_i, (n, k, features), for R (n, k, m)."""
         if self.few:
+            out = torch.zeros_like(R)
             for one, row in zip(R.unbind(2), self.A.unbind(1), strict=True):
-                D.addcmul_(one[..., None], row[:, None], value=sign)
-            return D
+                out.addcmul_(one[..., None], row[:, None])
+            return out
         if not self.small:
-            return D.baddbmm_(R, self.A, alpha=sign)
-        np.matmul(R.numpy(), self.arrays[0], out=self.arrays[2])
-        return D.add_(self.own, alpha=sign)
+            return torch.bmm(R, self.A, out=self.own)
+        if self._last is not R:
+            self._last = R
+            self._array = R.numpy()
+        np.matmul(self._array, self.arrays[0], out=self.arrays[2])
+        return self.own
+
+    def back(self, R: Tensor, D: Tensor) -> Tensor:
+        """Compute D + R A_i in place, for R (n, k, m)."""
+        return D.add_(self.times(R)) if self.small else D.baddbmm_(R, self.A)
 
 
 class NearbyGradients:
