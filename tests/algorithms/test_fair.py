@@ -12,7 +12,7 @@ import scaffpd as sp
 from cases.cohorts import cohort, network
 from cases.refusals import refuses
 from scaffpd.algorithms import Fair
-from scaffpd.secure import SecureAggregation
+from scaffpd.secure.aggregation import SecureAggregation
 
 FAIR = sys.modules[Fair.__module__]
 CHI = sp.ChiSquare(rho=0.1)

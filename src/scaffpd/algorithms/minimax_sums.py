@@ -112,7 +112,7 @@ class MinimaxSumsState(MinimaxState):
         """Losses are looked up at the end, where clients show them."""
         return False
 
-    def weighing(self, objective: Objective, *levels: float, name: int = 0) -> Weighing:
+    def rule(self, objective: Objective, *levels: float, name: int = 0) -> Weighing:
         """Return the rule by which clients find their weights, for these thresholds."""
         return Weighing(objective, levels, self.delta, self.centre, self.scale, name)
 
@@ -248,10 +248,10 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
     def _way(self, federation: Federation, state: MinimaxSumsState) -> Tensor:
         """Return d, by the two loops of L-BFGS around the clients' local work."""
         plan = LocalPlan(self.local_steps, key=(state.seed, state.rounds, 1))
-        weighing = state.weighing(self.objective, state.nu)
+        rule = state.rule(self.objective, state.nu)
 
         def local_work(q: Tensor) -> Tensor:
-            made = federation.ask(WeighedSteps(state.at, weighing, q, plan))
+            made = federation.ask(WeighedSteps(state.at, rule, q, plan))
             return made.added("weighted_d", np.ones(len(federation.names))) / state.mass
 
         return two_loops(state.moves, state.changes, state.direction, local_work)
@@ -289,7 +289,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         curved = state.delta == 0
         for _ in range(ASKED):
             levels = search.next()
-            found = _masses(federation, at, state.weighing(self.objective, *levels))
+            found = _masses(federation, at, state.rule(self.objective, *levels))
             error = _error(federation)
             if not np.all(np.isfinite(found)) or (curved and found[0] > state.value + 4 * error):
                 break
@@ -307,8 +307,8 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             )
         d = len(state.x)
         name = _name(state) if state.delta > 0 else 0
-        weighing = state.weighing(self.objective, state.nu, name=name)
-        asked = federation.ask(Response(state.at, weighing))
+        rule = state.rule(self.objective, state.nu, name=name)
+        asked = federation.ask(Response(state.at, rule))
         found = asked.added("weighted", np.ones(len(federation.names)))
         error = _error(federation)
         numbers = found[d:].double().cpu().numpy()
@@ -393,9 +393,9 @@ def _name(state: MinimaxSumsState) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:6]) + 1
 
 
-def _masses(federation: Federation, at: GradientsAt, weighing: Weighing) -> Vector:
+def _masses(federation: Federation, at: GradientsAt, rule: Weighing) -> Vector:
     """Ask for the sums of `Thresholds`."""
-    asked = federation.ask(Thresholds(at, weighing))
+    asked = federation.ask(Thresholds(at, rule))
     return asked.added("masses", np.ones(len(federation.names))).double().cpu().numpy()
 
 
