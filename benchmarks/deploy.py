@@ -1,6 +1,6 @@
 """What an engine costs: seconds per round and bytes on the wire against silos in this process.
 
-    python benchmarks/deploy.py [--engines flare flower] [--dimensions 10 10000 1000000 5000000]
+    python benchmarks/deploy.py [--dimensions 10 10000 1000000 5000000]
 
 Three silos with two rows each, so that computing costs next to nothing; Scaff-PD with one local step, six rounds. A
 round is two exchanges. The seconds are medians of the last five rounds; every round's checkpoint is in them. Bytes are
@@ -10,7 +10,6 @@ what the kernel counts on the silos' connections to the server, TLS and all, aga
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import re
 import runpy
@@ -28,11 +27,11 @@ import psutil
 
 import scaffpd as sp
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.local import engine_named
+from scaffpd.deploy.flare.local import FlareEngine
 from scaffpd.deploy.messages import InProcess
-from scaffpd.deploy.processes import MARK
+from scaffpd.deploy.processes import MARK, wait_for
 from scaffpd.deploy.silo.silo import Silo
-from scaffpd.deploy.supervise import wait_for
+from scaffpd.run.record import RunRecord
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -94,15 +93,13 @@ def write(folder: Path, d: int) -> tuple[Path, dict[str, Path]]:
 
 def seconds(folder: Path) -> float:
     """Per round, the median of all but the first."""
-    with (folder / "rounds.csv").open() as file:
-        marks = [float(row["seconds"]) for row in csv.DictReader(file)]
+    marks = [row.seconds for row in RunRecord.read(folder).main.history]
     return statistics.median(b - a for a, b in pairwise(marks[1:]))
 
 
 def payload(folder: Path) -> int:
-    with (folder / "rounds.csv").open() as file:
-        last = list(csv.DictReader(file))[-1]
-    return int(last["bytes_up"]) + int(last["bytes_down"])
+    last = RunRecord.read(folder).main.history[-1]
+    return last.bytes_up + last.bytes_down
 
 
 def cohort_seconds(places: dict[str, Path]) -> float:
@@ -148,7 +145,7 @@ class Wire:
                 mark = psutil.Process(pid).environ().get(MARK, "")
             except psutil.Error:
                 return False
-            self.silos[pid] = not mark.endswith((":server", ":superlink", ":admin"))
+            self.silos[pid] = not mark.endswith((":server", ":admin"))
         return self.silos[pid]
 
     def __enter__(self) -> Wire:
@@ -167,9 +164,9 @@ class Wire:
         return sum(self.seen.values()) - self.before
 
 
-def deployed(kind: str, path: Path, places: dict[str, Path], work: Path) -> tuple[float, int]:
+def deployed(path: Path, places: dict[str, Path], work: Path) -> tuple[float, int]:
     """Seconds per round, and bytes on the wire."""
-    engine = engine_named(kind, path, places, work)
+    engine = FlareEngine(path, places, work)
     run = path.parent / "run"
     try:
         engine.start()
@@ -178,16 +175,16 @@ def deployed(kind: str, path: Path, places: dict[str, Path], work: Path) -> tupl
             done = wait_for(lambda: (run / "outcome.json").exists(), 1500)
             time.sleep(0.5)
         if not done:
-            raise SystemExit(f"{kind} did not finish: {engine.logs()}")
+            raise SystemExit(f"FLARE did not finish: {engine.log('server')}")
         outcome = json.loads((run / "outcome.json").read_text())
         if outcome["status"] != "round limit":
-            raise SystemExit(f"{kind}: {outcome}")
+            raise SystemExit(f"FLARE: {outcome}")
     finally:
         engine.stop()
     return seconds(run), wire.bytes
 
 
-def measure(d: int, engines: list[str]) -> dict[str, object]:
+def measure(d: int) -> dict[str, object]:
     row: dict[str, object] = {"d": f"{d:,}"}
     with tempfile.TemporaryDirectory(prefix="scaffpd-bench-") as name:
         folder = Path(name)
@@ -195,11 +192,10 @@ def measure(d: int, engines: list[str]) -> dict[str, object]:
         row["cohort"] = cohort_seconds(places)
         coordinate(path, InProcess({n: Silo.open(p) for n, p in places.items()}))
         row["bytes, one process"] = seconds(folder / "bytes" / "run")
-        for kind in engines:
-            path, places = write(folder / kind, d)
-            row[kind], carried = deployed(kind, path, places, folder / f"work-{kind}")
-            row[f"{kind} wire/payload"] = carried / payload(folder / kind / "run")
-            shutil.rmtree(folder / f"work-{kind}", ignore_errors=True)
+        path, places = write(folder / "flare", d)
+        row["flare"], carried = deployed(path, places, folder / "work")
+        row["flare wire/payload"] = carried / payload(folder / "flare" / "run")
+        shutil.rmtree(folder / "work", ignore_errors=True)
     print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     return row
 
@@ -208,13 +204,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engines", nargs="*", default=["flare", "flower"])
     parser.add_argument(
         "--dimensions", nargs="*", type=int, default=[10, 10_000, 1_000_000, 5_000_000]
     )
     parser.add_argument("--out", type=Path, default=HERE / "DEPLOY.md")
     given = parser.parse_args()
-    rows = [measure(d, given.engines) for d in given.dimensions]
+    rows = [measure(d) for d in given.dimensions]
     heads = list(rows[0])
     cells = [
         [f"{row[h]:.3f}" if isinstance(row[h], float) else str(row[h]) for h in heads]

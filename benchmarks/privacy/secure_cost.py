@@ -49,7 +49,7 @@ SUMS = 2  # in a round of Scaff-PD: Σ λ_i d_i and Σ λ_i c_i
 BYTES_GOAL = 2.2
 SECONDS_GOAL = 1.0
 GOAL_LENGTH = 5 * 10**6
-NAMES = {"question": "0" * 16, "setup": "0" * 32, "vectors": {"x": f"{'0' * 16}-1"}}
+NAMES = {"question": "0" * 16, "setup": "0" * 32}
 
 
 @dataclass(frozen=True)
@@ -82,11 +82,17 @@ def parties(n: int) -> dict[str, Party]:
     return found
 
 
-def asked(about: Any, *given: Any) -> SiloRequest:
-    """The question that the coordinator would put."""
-    seen: list[SiloRequest] = []
-    about(SiloParties(lambda question, names, check: seen.append(question) or {}), *given)
-    return seen[0]
+class Overheard(SiloParties):
+    """Silos that answer nothing; the question is remembered."""
+
+    def __init__(self) -> None:
+        self.session = self
+        self.seen: list[SiloRequest] = []
+
+    def ask(self, question: SiloRequest, names: Any, check: Any) -> dict[str, Message]:
+        """Remember the question."""
+        self.seen.append(question)
+        return {}
 
 
 def size(question: SiloRequest) -> int:
@@ -109,7 +115,9 @@ def secure_sum(n: int, length: int, colluding: int | None) -> dict[str, Any]:
     numbers = FixedPoint.finest(n, 3)
     vector = np.random.default_rng(0).standard_normal(length)
     about = SiloRequest("gradients", {"batch_size": None, "key": [0, 1, 0], "parts": ["c"]})
-    question = asked(SiloParties.mask, SumRequest(about, weights, numbers), length)
+    silos = Overheard()
+    silos.mask(SumRequest(about, weights, numbers), length)
+    question = silos.seen[0]
     up = 0
     seconds = []
     sketch = Sketch()

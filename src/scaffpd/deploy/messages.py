@@ -149,7 +149,7 @@ REFUSED = "refused"
 
 
 def asked_digest(message: Message) -> bytes:
-    """Return a digest of a whole question but its number: equal for silos that are asked the same."""
+    """Return a digest of a question but its number, equal for silos that are asked the same."""
     values = {name: value for name, value in message.values.items() if name != "question"}
     arrays = {name: digest(array) for name, array in message.arrays.items()}
     parts = message.kind, values, arrays

@@ -16,11 +16,10 @@ from scaffpd.run.record import (
     ModelRecord,
     Overall,
     PrivacyRecord,
-    RoundRecord,
     RunRecord,
 )
+from scaffpd.run.recording import round_records
 from scaffpd.run.settings.federation import FederationFile
-from scaffpd.training.history import History
 from scaffpd.training.loop import Result
 
 MODEL = "deployed"  # the model's name
@@ -43,7 +42,7 @@ def record_of(
         measure = "accuracy"
     clients = _clients(file, known, measure, result, spent or {})
     values = {one.client: one.test_score if split == "test" else one.train_score for one in clients}
-    last = [] if history is None else _rounds(history)
+    last = [] if history is None else round_records(history)
     setup = folder.setup()
     method = file.method
     objective = getattr(method, "objective", None)
@@ -119,26 +118,6 @@ def _clients(
         weight = float(result.weights[i])
         found.append(ClientScore(client=name, weight=weight, epsilon=epsilon, **own))
     return found
-
-
-def _rounds(history: History) -> list[RoundRecord]:
-    """Return the rounds; the starting point is round 0."""
-    rows = list(history.rows())
-    names = history.names
-    return [
-        RoundRecord(
-            round=int(row["round"]),
-            certificate=float(row["certificate"]),
-            accepted=bool(row["accepted"]),
-            exchanges=int(row["exchanges"]),
-            bytes_up=int(row["bytes_up"]),
-            bytes_down=int(row["bytes_down"]),
-            seconds=float(row["seconds"]),
-            losses=[float(row[f"loss[{name}]"]) for name in names],
-            weights=[float(row[f"weight[{name}]"]) for name in names],
-        )
-        for row in rows
-    ]
 
 
 def _privacy(outcome: Outcome, spent: Mapping[str, Mapping[str, float]]) -> PrivacyRecord | None:

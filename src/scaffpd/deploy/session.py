@@ -144,7 +144,7 @@ class Session:
     def _ask(
         self, request: SiloRequest, sites: Mapping[str, str], timeout: float, anyone: bool = False
     ) -> Replies:
-        """Encode, send, decode, and check that the answer is for this question and from this silo."""
+        """Encode, send, decode, and check that an answer is to this question, from this silo."""
         if not sites:
             return {}
         number = secrets.token_hex(8)

@@ -1,7 +1,8 @@
 """Questions written as messages and read back, strictly: every value has a declared type.
 
 An algorithm declares the questions it asks, and a silo answers no others: one that has agreed to
-federated averaging sends no gradient. `Scores` (a loss, an accuracy, a count) are part of every run.
+federated averaging sends no gradient. `Scores` (a loss, an accuracy, a count) are part of every
+run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 r"""`SecureAggregation`: a federation whose server learns sums of vectors, and no single one.
 
-A round of Scaff-PD needs Σ λ_i c_i and Σ λ_i d_i; λ_i goes to client i, which scales its own vector.
-The server sees losses L_i, weights λ_i and a few scalars. docs/secure-aggregation.md describes the
-threat model, and what it does not hide.
+A round of Scaff-PD needs Σ λ_i c_i and Σ λ_i d_i; λ_i goes to client i, which scales its own
+vector. The server sees losses L_i, weights λ_i and a few scalars. docs/secure-aggregation.md
+describes the threat model, and what it does not hide.
 
 `parties` has clients with their own keys, and the checks of each before it answers. This file has
 one secure sum Σ_i w_i v_i, which is one exchange. The clip 2ᵉ follows the vectors: with its y_i a
@@ -188,7 +188,7 @@ class MaskedSums:
     ) -> Tensor:
         """Add up vectors that clients have weighted and noised themselves.
 
-        One more entry, the same for all clients and as large as possible, hides the size of a vector.
+        One more entry, the same for all clients and as large as possible, hides a vector's size.
         """
         assert vectors.addends is not None
         shared = vectors.addends(torch.from_numpy(np.array(weights[asked.index])))

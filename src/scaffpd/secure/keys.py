@@ -106,7 +106,7 @@ def derive_key(secret: bytes, salt: bytes, purpose: str) -> bytes:
 def add_stream(total: Ring, key: bytes, sign: int) -> None:
     """Add a key's stream of uniform numbers modulo 2⁶⁴ to `total`, or subtract it.
 
-    A key is for one stream: it starts at zero. Streams are read as little-endian numbers on every machine.
+    A key is for one stream, which starts at zero. Numbers are little-endian on every machine.
     """
     stream: Any = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
     held = bytearray(8 * BLOCK)

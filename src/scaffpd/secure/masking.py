@@ -10,13 +10,13 @@ This file has a client's part in a sum: one answer, hidden under streams that ca
 
     y_i = q_i + Σ_{j>i} stream(k_ij, h) − Σ_{j<i} stream(k_ij, h)   (mod 2⁶⁴)
 
-over its neighbours j, with k_ij the secret of the two (`keys`) and h a digest of the whole question:
-the run, the vector, the weights, the number format and the clients. So
+over its neighbours j, with k_ij the secret of the two (`keys`) and h a digest of the whole
+question: the run, the vector, the weights, the number format and the clients. So
 
     Σ_i y_i = Σ_i q_i
 
-if all were asked the same and have answered. A server that sends two clients different questions, or
-leaves a client out, gets only noise: clients reveal nothing else. A client that does not answer
+if all were asked the same and have answered. A server that sends two clients different questions,
+or leaves a client out, gets only noise: clients reveal nothing else. A client that does not answer
 leaves the sum closed for good; it has to be started again.
 """
 

@@ -1,17 +1,18 @@
 r"""Clients that mask their vectors, and the checks of each before it answers.
 
-A client scales its vector by its own weight, encodes it and masks it; the result is a `MaskedReply`.
-It sends only scalars besides. It receives the weights of all clients: its masks depend on them.
+A client scales its vector by its own weight, encodes it and masks it; the result is a
+`MaskedReply`. It sends only scalars besides. It receives the weights of all clients: its masks
+depend on them.
 
-Two sums of nearly the same vectors can reveal what one hides: Σ over all and Σ over all but one give
-that one's vector. Two sums with weights λ and λ' of vectors v and v' give a client's own to within
-about ‖v − v'‖/‖λ − λ'‖₁. So two sums count as two weightings of one vector if
+Two sums of nearly the same vectors can reveal what one hides: Σ over all and Σ over all but one
+give that one's vector. Two sums with weights λ and λ' of vectors v and v' give a client's own to
+within about ‖v − v'‖/‖λ − λ'‖₁. So two sums count as two weightings of one vector if
 
     ‖v/‖v‖ ∓ v'/‖v'‖‖ < ‖λ − λ'‖₁ / SHARPNESS    (Σ|λ_j| = 1),
 
 and a client allows at most `WEIGHTINGS` sums of one vector, fewer than N − t, and over the same
-clients only. It remembers a vector as a `Sketch`, whose distances are those of the vectors to within
-a third.
+clients only. It remembers a vector as a `Sketch`, whose distances are those of the vectors to
+within a third.
 
 Two sums are refused, too, if a combination of them would nearly be this client's vector
 (`max_exposure`). Rounding reveals no more than these sums. A term of fewer than `FINE` digits is
@@ -82,7 +83,7 @@ class Weighting:
         return self.values / (self.total or 1.0)
 
     def of(self, name: str, share: float) -> float:
-        """Return the client's own weight; refuse a sum that would nearly be this client's own vector."""
+        """Return the client's own weight; refuse a sum that would nearly be its own vector."""
         weight = float(self.values[self.terms.names.index(name)])
         if not math.isfinite(self.total):
             raise InputError(
@@ -110,7 +111,7 @@ class SumRecord(NamedTuple):
     form: str = ""  # the number format
 
     def weight_distance(self, other: SumRecord) -> float:
-        """Return ‖λ − λ'‖₁ over the clients of either; more if w is not 2ᵏ w': it rounds otherwise."""
+        """Return ‖λ − λ'‖₁ over all clients; more if w is not 2ᵏ w', which rounds otherwise."""
         ratio = math.remainder(math.log2(self.total) - math.log2(other.total), 1)
         digits = min(abs(ratio), SHARPNESS * SAME)
         if self.names == other.names:

@@ -13,7 +13,7 @@ BUCKETS = 32  # buckets of a sketch
 
 
 class Sketch:
-    """Random sums of a vector's entries: distances of sketches are nearly those of vectors; `seed` is secret."""
+    """Random sums of a vector's entries; distances are nearly kept, and `seed` is secret."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = secrets.randbits(64) if seed is None else seed

@@ -5,13 +5,13 @@ nearest (a Harary graph; with all others if k ≥ N − 1). With any t colluding
 enough: the graph stays connected without them, so that the masks of the others hide everything but
 the sum over all of them.
 
-Numbers are whole numbers modulo 2⁶⁴: q = round(2ᶠ v) for |v| ≤ C, and Σ_i q_i / 2ᶠ for the sum. Of N
-clients, |Σ q_i| ≤ N (2ᶠ C + ½) < 2⁶³ by the choice of f, so that no sum can wrap around; a larger |v|
-is refused before it is encoded. The error of the sum is at most N 2⁻ᶠ in every entry.
+Numbers are whole numbers modulo 2⁶⁴: q = round(2ᶠ v) for |v| ≤ C, and Σ_i q_i / 2ᶠ for the sum. Of
+N clients, |Σ q_i| ≤ N (2ᶠ C + ½) < 2⁶³ by the choice of f, so that no sum can wrap around; a
+larger |v| is refused before it is encoded. The error of the sum is at most N 2⁻ᶠ in every entry.
 
-The server chooses f. Rounded to the nearest, small terms would vanish from a coarse sum, and a large
-one would be left alone; so a term of fewer than `FINE` digits is rounded up or down at random, by a
-secret of the client, with mean 2ᶠ v.
+The server chooses f. Rounded to the nearest, small terms would vanish from a coarse sum, and a
+large one would be left alone; so a term of fewer than `FINE` digits is rounded up or down at
+random, by a secret of the client, with mean 2ᶠ v.
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from scaffpd.deploy.silo.silo import Silo
 
 VARIABLE = "SCAFFPD_SILO"
-# A reply that starts like this is the site's refusal. FLARE would send the traceback of an exception
-# to the server; a refusal holds only its sentence.
+# A reply that starts like this is the site's refusal. FLARE would send an exception's traceback to
+# the server; a refusal holds only its sentence.
 REFUSAL = b"\x00scaffpd refuses\x00"
 
 log = logging.getLogger(__name__)
 
 
 class SiloClient:
-    """The object that FLARE runs at a site during a job (startup kits name its path: leave it here)."""
+    """The object that FLARE runs at a site during a job; startup kits name its path."""
 
     def __init__(self) -> None:
         self._silo: Silo | None = None

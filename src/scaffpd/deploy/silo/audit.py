@@ -37,7 +37,7 @@ LEFT = {  # the answers to questions, in words
 
 
 def audit(file: Path, noted: str = "") -> dict[str, Any]:
-    """Check every link of a silo's log and add up what has left; `noted` must be among the links."""
+    """Check every link of a log and add up what has left; `noted` must be among the links."""
     lines = list[dict[str, Any]]()
     links = set[str]()
     link = ""

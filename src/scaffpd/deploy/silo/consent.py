@@ -1,8 +1,8 @@
 r"""A site's consent to a run.
 
 A coordinator describes its run with the first question and with the agreement (`asks`: model,
-method, objective, rounds, ε, masks). The SHA-256 of that names the request, so another objective, or
-more rounds, is another request. Decisions are lines of a file that only `scaffpd silo consent`
+method, objective, rounds, ε, masks). The SHA-256 of that names the request, so another objective,
+or more rounds, is another request. Decisions are lines of a file that only `scaffpd silo consent`
 writes; write access to it is the right to grant. The silo reads it before every answer, so a
 withdrawal takes effect with the next question.
 """

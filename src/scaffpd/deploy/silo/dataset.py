@@ -1,4 +1,4 @@
-"""A silo's own table: read it, split it into training and held-out rows, sum its columns, and predict its rows."""
+"""A silo's own table: read it, split it, sum its columns, and predict its rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Dataset(ClientRows):
                 return _prepared(file, given)
             if not isinstance(given, tuple | list) or len(given) not in (2, 4):
                 raise InputError(
-                    "entry-must-return",
+                    "entry-of-other-type",
                     f"The entry {source.entry!r} must return {WANTED}, got {type(given).__name__}.",
                 )
             return _from_parts(file, list(given[0::2]), list(given[1::2]))
@@ -62,9 +62,9 @@ class Dataset(ClientRows):
         for one in columns:
             if one.kind == DATE:
                 raise InputError(
-                    "column-silo-list",
-                    f"Column {one.name!r} of silo {file.name!r} {one.note}: list in data.columns the columns to use, "
-                    f"without it, or with {date_parts(one)[-1]!r} in its place.",
+                    "date-column",
+                    f"Column {one.name!r} of silo {file.name!r} {one.note}: list in data.columns "
+                    f"the columns to use, without it or with {date_parts(one)[-1]!r} instead.",
                 )
         features = FeatureTable(len(goal.values), tuple(columns))
         return _split(file, features, target(owner, goal, source.task), dropped[wanted])
@@ -82,20 +82,20 @@ class Dataset(ClientRows):
         return int(self.cohort.evaluate(x, "train").counts[0]), test
 
     def check(self, limits: SiloLimits) -> None:
-        """Refuse to take part with too few rows: a sum over few rows reveals too much about each."""
+        """Refuse to take part with too few rows: sums over few rows reveal much about each."""
         train = self.rows[0]
         labels = len(self.target.labels)
         if train < limits.rows:
             rows = f"{train} training row{'s' * (train != 1)}"
             raise InputError(
-                "silo-limits-rows",
+                "too-few-rows",
                 f"Silo {self.name!r} has {rows}, and its limits.rows asks for {limits.rows}.",
             )
         if labels > max(2, train // 2):
             raise InputError(
-                "silo-labels-training",
-                f"Silo {self.name!r} has {labels} labels for {train} training rows: that is a name for every row, not "
-                'a class; choose another target, or task = "regression".',
+                "label-per-row",
+                f"Silo {self.name!r} has {labels} labels for {train} training rows: that is a name "
+                'for every row, not a class; choose another target, or task = "regression".',
             )
 
     def describe(self) -> dict[str, Any]:
@@ -121,12 +121,12 @@ def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
     sizes = [len(part) for part in y]
     if sizes != [len(part) for part in X]:
         raise InputError(
-            "rows-features-targets",
+            "rows-do-not-match",
             f"{owner} has {[len(part) for part in X]} rows of features, but {sizes} targets.",
         )
     there = ~goal.missing
     if not there.any():
-        raise InputError("row-target", f"{owner} has no row with a target.")
+        raise InputError("no-targets", f"{owner} has no row with a target.")
     if not there.all():
         features = features.take(there)
         goal = goal.take(there)
@@ -138,22 +138,20 @@ def _split(
     file: SiloFile, features: FeatureTable, goal: Target, dropped: int, held: Mask | None = None
 ) -> Dataset:
     if features.width == 0:
-        raise InputError(
-            "silo-columns-besides", f"Silo {file.name!r} has no columns besides its target."
-        )
+        raise InputError("no-columns", f"Silo {file.name!r} has no columns besides its target.")
     if held is None:
         held = held_rows(file.name, goal, file.split.test, 0)
     if held.all():
-        raise InputError("silo-training-rows", f"Silo {file.name!r} has no training rows.")
+        raise InputError("no-training-rows", f"Silo {file.name!r} has no training rows.")
     return Dataset(file.name, features, goal, held, dropped, file.limits.rarest)
 
 
 def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:
     if tuple(cohort.names) != (file.name,):
         raise InputError(
-            "entry-must-return",
-            f"The entry {file.data.entry!r} must return a Cohort of one client named {file.name!r}, got one of "
-            f"{', '.join(map(repr, cohort.names))}.",
+            "entry-of-other-type",
+            f"The entry {file.data.entry!r} must return a Cohort of one client named "
+            f"{file.name!r}, got one of {', '.join(map(repr, cohort.names))}.",
         )
     nothing: Matrix = np.empty(0)
     return Dataset(
@@ -166,7 +164,7 @@ def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:
 
 
 class SitePredictions(NamedTuple):
-    """Targets and predictions of all rows that have a target, in the file's order, and which rows were held out."""
+    """Targets and predictions of all rows that have a target, in the file's order."""
 
     targets: list[Any]
     predicted: list[Any]
@@ -178,7 +176,7 @@ def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
     """Predict all rows of a silo with the linear model x, or with its personal model near x."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
         raise InputError(
-            "linear-models-predict",
+            "not-a-linear-model",
             "Only linear models predict from tables; predict with a network's own code.",
         )
     ready = data.encoded(dict(setup.schema), setup.mean, setup.deviation, apart=bool(setup.privacy))

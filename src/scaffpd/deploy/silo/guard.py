@@ -3,8 +3,8 @@ r"""Decide which questions a silo answers, by its earlier answers and its operat
 A coordinator chooses the points x, and answers at chosen points can reveal rows. So a silo allows
 
 - `limits.runs` agreements, on algorithms that its file allows, and only their questions;
-- `limits.points` points with ‖x − x⁰‖ ≤ `limits.radius`, on a path no longer than `PATH`: far out a
-  loss reveals which rows lie on which side of a plane (quadratic losses do not; they have no limit);
+- `limits.points` points with ‖x − x⁰‖ ≤ `limits.radius`, on a path no longer than `PATH`: far out
+  a loss reveals which rows lie on which side of a plane (not a quadratic one, without a limit);
 - accuracies at `SCORES` points, as they reveal as much near as far out;
 - gradients and local work only at points where the loss was asked for;
 - if vectors are masked: ‖c_i‖² only where a run begins, ‖d_i‖² only if the algorithm needs it and
@@ -192,7 +192,7 @@ class SiloGuard:
     def drawn_here(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Draw minibatches from the silo's own secret as well if it requires masks.
 
-        A coordinator that knew their rows could solve for single rows' losses from many minibatches.
+        A coordinator that knew their rows could solve for the losses of single rows.
         """
         if not self.file.secure.required:
             return values

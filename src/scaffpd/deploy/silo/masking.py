@@ -1,8 +1,8 @@
 r"""A silo's part in secure sums: its keys, its rules, and the one function by which answers leave.
 
 If vectors are masked, only what `RELEASED` or its question lists leaves in the clear; other
-questions are refused. The masks of a vector depend on the whole question, so a coordinator that asks
-silos different things gets no sum.
+questions are refused. The masks of a vector depend on the whole question, so a coordinator that
+asks silos different things gets no sum.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ class PrivacyLedger:
         )
 
     def _agreed(self) -> tuple[float, float]:
-        """Return the agreed ε and δ, or refuse an agreement that this silo's file does not allow."""
+        """Return the agreed ε and δ, or refuse what this silo's file does not allow."""
         epsilon = self.agreed.get("epsilon")
         delta = self.agreed.get("delta")
         own = self.rules
