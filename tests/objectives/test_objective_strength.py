@@ -15,7 +15,6 @@ from scaffpd.objectives import (
     OBJECTIVES,
     Agnostic,
     Average,
-    ChiSquare,
     CVaR,
     Excess,
     Objective,
@@ -79,22 +78,6 @@ def test_what_has_no_strength_says_so(objective: Objective) -> None:
     assert objective.strength is None
     with pytest.raises(InputError, match=f"{type(objective).__name__} has no strength"):
         objective.with_strength(1.0)
-
-
-def test_shares_of_a_cap_survive() -> None:
-    limited = ChiSquare(0.1, cap=0.5).limited([1.0, 0.5, 0.7, 1.0])
-    assert_array_equal(limited.with_strength(3.0).caps(4), limited.caps(4))
-    assert_array_equal(ChiSquare(0.1, cap=0.5).caps(4), np.full(4, 0.5))
-
-
-def test_what_is_derived_from_a_strength_follows_it() -> None:
-    class Doubled(ChiSquare):
-        def __init__(self, rho: float, cap: float | None = None) -> None:
-            super().__init__(rho, cap=cap)
-            self.twice = 2 * self.rho
-
-    assert Doubled(0.1, 0.4).with_strength(0.3).twice == 0.6
-    assert Doubled(0.1, 0.4).with_strength(0.3).cap == 0.4
 
 
 @pytest.mark.parametrize("name", STRONG)

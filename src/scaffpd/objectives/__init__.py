@@ -13,11 +13,7 @@
 | `Nash(b)` | λ > 0 | Σ λ_i b_i − p_i − p_i log(λ_i/p_i) | −Σ p_i log(b_i − f_i) |
 """
 
-from typing import Any
-
-import numpy as np
-
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import unknown
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.chi_square import Agnostic, Average, ChiSquare
 from scaffpd.objectives.chi_square_ball import ChiSquareBall
@@ -40,36 +36,6 @@ def named(name: str) -> Objective:
     if kind is None:
         raise unknown("objective", name, [known.__name__ for known in kinds.values()])
     return kind(**{kind.parameter: kind.usual}) if kind.parameter else kind()
-
-
-WEIGHED = (Average, Agnostic, ChiSquare, CVaR, Tilted)  # clients can find their own weights
-
-
-def to_values(objective: Objective) -> dict[str, Any]:
-    """Write an objective that has separable weights as JSON values."""
-    inner = getattr(objective, "objective", objective)
-    values = {name: value for name, value in vars(inner).items() if value is not None}
-    if inner is not objective:
-        values["offset"] = np.asarray(objective.offset)  # type: ignore[attr-defined]
-    plain = {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in values.items()}
-    return {"kind": type(inner).__name__, **plain}
-
-
-def from_values(values: dict[str, Any]) -> Objective:
-    """Read the values of `to_values`; refuse anything else."""
-    given = dict(values)
-    kinds = {kind.__name__: kind for kind in WEIGHED}
-    offset = given.pop("offset", None)
-    kind = kinds.get(str(given.pop("kind", "")))
-    try:
-        if kind is None:
-            raise InputError("kind-from-values", "It has no kind.")
-        made = kind(**given)
-        return made if offset is None else Excess(made, offset)
-    except (TypeError, ValueError, InputError):
-        raise InputError(
-            "objective-weights-read", "The objective for the weights cannot be read."
-        ) from None
 
 
 __all__ = [

@@ -237,23 +237,6 @@ class Objective(ABC):
         """Return λ⁰ for a run whose first losses are `losses`: the prior, unless Λ is not the simplex."""
         return self.weights(len(np.asarray(losses))).copy()
 
-    def limited(self, shares: ArrayLike) -> Objective:
-        """Multiply the largest weight of client i by s_i ≤ 1, if weights have a bound.
-
-        With s_i one over the size of ∇f_i this bounds the influence λ_i‖∇f_i‖ and not λ_i alone. The problem is still
-        convex, with a certificate; clipped vectors λ_i∇f_i would not be the gradient of any function.
-        """
-        raise InputError(
-            "bound-weights-limit",
-            f"{type(self).__name__} has no bound on weights that could limit a client's influence: use Average, CVaR, "
-            "or ChiSquare with a cap.",
-        )
-
-    def _reweighed(self, shares: ArrayLike) -> Objective:
-        """Return the objective with the prior p_i s_i, normalised."""
-        s = finite_vector(type(self).__name__, "shares", shares)
-        return self.with_arguments(prior=self.weights(len(s)) * s)
-
     def check(self, losses: ArrayLike, names: Sequence[str]) -> None:  # noqa: B027 - most objectives take any loss
         """Refuse losses that the objective is not defined for (see `Nash`)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import Objective, ProxStep, Scale, finite_vector, read_scale
+from scaffpd.objectives.base import Objective, ProxStep, Scale, read_scale
 from scaffpd.objectives.rounding import EPSILON, Vector, above, roundings
 from scaffpd.objectives.separable import Separable
 
@@ -41,7 +40,6 @@ class ChiSquare(Objective):
     symbol = "ρ"
     usual = 0.1
     meaning = "ρ says how fair: small looks at those served worst, large at the average"
-    shares: Vector | None = None  # of the cap, see `limited`
 
     def __init__(
         self, rho: float, prior: Sequence[float] | ArrayLike | None = None, cap: float | None = None
@@ -60,25 +58,9 @@ class ChiSquare(Objective):
         )
         return np.geomspace(WIDEST * scale, NARROWEST * scale, points)
 
-    def limited(self, shares: ArrayLike) -> Objective:
-        """Return the objective with the caps κ s_i."""
-        if self.cap is None:
-            return super().limited(shares)
-        other = copy.copy(self)
-        other.shares = finite_vector("ChiSquare", "shares", shares)
-        return other
-
     def caps(self, n: int) -> Vector | None:
-        """Return κ_i of every client; scale them up if they sum to less than one."""
-        if self.cap is None or self.shares is None:
-            return None if self.cap is None else np.full(n, self.cap)
-        if len(self.shares) != n:
-            raise InputError(
-                "chisquare-shares-clients",
-                f"ChiSquare has shares of {len(self.shares)} clients, but there are {n}.",
-            )
-        caps = self.cap * self.shares
-        return np.minimum(caps / min(1.0, float(caps.sum()) * (1 - 1e-12)), 1.0)
+        """Return κ of every client."""
+        return None if self.cap is None else np.full(n, self.cap)
 
     def weights(self, n: int) -> Vector:
         """Return the prior p for `n` clients; refuse fewer than 1/κ of them."""
@@ -243,10 +225,6 @@ class Average(Objective):
     The objective of federated averaging (McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017).
     Its optimum guarantees the smallest prior-weighted mean loss, and nothing for any single client.
     """
-
-    def limited(self, shares: ArrayLike) -> Objective:
-        """Return the objective with the prior p_i s_i."""
-        return self._reweighed(shares)
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ = p up to `tolerance`."""

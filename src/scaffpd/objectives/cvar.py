@@ -43,10 +43,6 @@ class CVaR(Objective):
             raise InputError("cvar-alpha", f"CVaR needs 0 < alpha <= 1, got {alpha!r}.")
         super().__init__(prior)
 
-    def limited(self, shares: ArrayLike) -> Objective:
-        """Return the objective with the prior p_i s_i: client i has at most s_i p_i/α of the weight, over Σ p_i s_i."""
-        return self._reweighed(shares)
-
     def caps(self, n: int) -> Vector:
         """Return the largest weight of every client: p_i/α, and at most one."""
         return np.minimum(self.weights(n) / self.alpha, 1.0)
