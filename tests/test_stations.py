@@ -28,7 +28,7 @@ from scaffpd.study.gains import ALONE, AVERAGE, FAIR, PERSONAL
 def study():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gains, "PATH", gains.PATH[::3])  # fewer strengths of personal models
-        return demo.stations(draws=2, orders=2)
+        return demo.stations(draws=2)
 
 
 def test_the_average_model_is_numpys(study):
@@ -86,8 +86,6 @@ def test_the_folder_and_the_words(study, tmp_path):
     assert study.gain(PERSONAL, ALONE, True).range in study.answers["much"]
     assert len(said) == 5
     assert {figure.name for figure in figures(run)} > {"joining", "clients", "certificate"}
-    assert [one.client for one in run.coalition.clients] == list(study.problem.names)
-    assert "that were tried" in run.coalition.sentence
     assert "2 draws" in study.verdict[1]
     with (tmp_path / "draws.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -139,7 +137,6 @@ def test_progress_threads_and_interruptions(monkeypatch):
     )
     found = types.SimpleNamespace(strength=1.0, models=("alone",), loss=np.ones((1, 12)))
     monkeypatch.setattr(demo, "joining", lambda *_, **__: found)
-    monkeypatch.setattr(demo, "coalition", lambda *_, **__: None)
     demo.stations(draws=2, progress=done.append)
     assert done == [1, 2]
     assert seen == [1, threads]

@@ -5,7 +5,6 @@ losses of four real hospitals (UCI heart disease) at its optimum, certified to 1
 
 report.png, the README's picture, is the page of `scaffpd demo`: chromium --headless --hide-scrollbars
 --virtual-time-budget=5000 --window-size=1100,1180 --screenshot=docs/figures/report.png scaffpd-demo/report.html
-strengths.svg and coalition.svg, of docs/personal.md, are its: scaffpd report scaffpd-demo --format svg
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def test_two_options_are_enough(here, capsys, monkeypatch):
     ):
         monkeypatch.setattr(choosing, name, few)
     monkeypatch.setattr(gains, "PATH", gains.PATH[::3])
-    found = ran(f"{TABLE} --splits 1 --no-coalition", capsys)
+    found = ran(f"{TABLE} --splits 1", capsys)
     for words in (
         "patients: 3 clients by hospital",
         "North",

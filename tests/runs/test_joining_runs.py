@@ -10,7 +10,6 @@ import json
 import numpy as np
 import pytest
 
-import scaffpd as sp
 from cases.runs import Nobody
 from scaffpd import cli
 from scaffpd.run import page as report
@@ -87,42 +86,13 @@ def test_the_record_has_every_client_and_model(run):
     assert "lower than alone (95 % interval" in whole.joining.sentence
 
 
-def test_the_record_has_what_each_brings(run):
-    """Against a game of the same rows, trained once more with the run's own model."""
-    folder, *_ = run
-    whole = RunRecord.read(folder)
-    game = whole.coalition
-    names = [one.client for one in game.clients]
-    config = RunConfig.read(folder / "config.toml")
-    prepared = prepare(config)
-    shown = whole.joining.shown
-    model = prepared.model
-    if shown == "personal":
-        model = sp.Personal(prepared.model, whole.joining.kappa)
-    losses = {name: whole.joining.by_client[name] for name in names}
-    alone = [losses[name]["alone"].test_loss for name in names]
-    together = [losses[name][shown].test_loss for name in names]
-    assert [one.alone for one in game.clients] == pytest.approx(alone, rel=1e-12)
-    assert [one.together for one in game.clients] == pytest.approx(together, rel=1e-4)
-    goal = sp.Average() if shown == "average" else config.goal
-    again = sp.coalition(
-        prepared.train, prepared.test, model, goal, names=names, word="site", alone=alone
-    )
-    np.testing.assert_allclose([one.shapley for one in game.clients], again.shapley)
-    assert game.sentence == str(again)
-
-
 def test_terminal_json_and_page_say_the_same(run, capsys):
     folder, command, shown = run
     sentence = RunRecord.read(folder).joining.sentence
     shown = " ".join(shown.split())
     assert sentence in shown
     assert "does it" in shown
-    assert (
-        "Who gains from whom (one split, no intervals): Together, the mean held-out loss of 5"
-        in shown
-    )
-    assert cli.run([*command, "--json", "--no-coalition", "--no-report"]) == 0
+    assert cli.run([*command, "--json", "--no-report"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["joining"]["sentence"] == sentence
     assert len(values["joining"]["rows"]) == 25
@@ -142,7 +112,6 @@ def test_splits_give_intervals_over_splits(run, tmp_path, capsys):
                 str(tmp_path / "k"),
                 "--splits",
                 "2",
-                "--no-coalition",
                 "--no-report",
                 "--json",
             ]
@@ -157,12 +126,12 @@ def test_splits_give_intervals_over_splits(run, tmp_path, capsys):
 def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):
     _, command, _ = run
     folder = tmp_path / "old"
-    assert cli.run([*command[:-1], str(folder), "--splits", "0", "--coalition"]) == 2
-    assert "--coalition compares models on held-out rows" in capsys.readouterr().err
+    assert cli.run([*command[:-1], str(folder), "--splits", "0", "--kappa", "3"]) == 2
+    assert "--kappa compares models on held-out rows" in capsys.readouterr().err
     assert cli.run([*command[:-1], str(folder), "--splits", "0"]) == 0
     assert not (folder / "joining.csv").exists()
     assert "does it" not in capsys.readouterr().out
-    assert RunRecord.read(folder).joining is RunRecord.read(folder).coalition is None
+    assert RunRecord.read(folder).joining is None
     assert "figure-joining" not in report.write(folder).read_text(encoding="utf-8")
 
 
@@ -222,7 +191,6 @@ def test_one_client_with_too_few_rows_takes_nothing_from_the_others(table, tmp_p
     assert "Chosen by 3 folds of the 5 clients with rows enough:" in said
     page = (folder / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     assert page.count(f'<li class="caution">{sentence}') == 1
-    assert len(RunRecord.read(folder).coalition.clients) == 5
     assert (
         cli.run(
             [

@@ -235,7 +235,6 @@ def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
                 "--no-choose",
                 "--splits",
                 "1",
-                "--coalition",
                 "--out",
                 "run",
             ]
@@ -450,7 +449,7 @@ def test_a_run_with_other_settings_leaves_nothing_of_the_one_before(tmp_path, mo
         "--quiet",
     ]
     folder = tmp_path / "run"
-    assert cli.run([*words, "--splits", "1", "--coalition", "--out", "run"]) == 0
+    assert cli.run([*words, "--splits", "1", "--out", "run"]) == 0
     (folder / "notes.csv").write_text("mine")
     before = {file.name for file in folder.iterdir()}
     assert cli.run([*words, "--splits", "0", "--out", "run"]) == 0

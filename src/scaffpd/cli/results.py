@@ -59,13 +59,11 @@ def show(*folders: Path) -> None:
         return
     if run.joining is not None:
         console.print(_joining(run.joining, run.word, console.width))
-        why = run.coalition.sentence if run.coalition else ""
         say(
             console,
             run.joining.sentence,
             run.joining.details,
             f"Intervals: {run.joining.interval}.",
-            f"Who gains from whom (one split, no intervals): {why}" if why else "",
         )
         console.print()
     console.print(_clients(run, console.width))

@@ -137,7 +137,6 @@ OF_TRAINING = (
     "device",
     "baseline",
     "splits",
-    "coalition",
     "groups",
 )
 TABLES: dict[str, dict[str, str]] = {  # of a settings file: the options that stand for its keys
@@ -198,15 +197,6 @@ def train(
             (),
             "5 of small tables, else 1",
             min=0,
-        ),
-    ] = None,
-    coalition: Annotated[
-        bool | None,
-        option(
-            "Train groups of clients to tell what each brings; up to 12, all groups.",
-            (),
-            "of tables with up to 6 clients",
-            "--coalition/--no-coalition",
         ),
     ] = None,
     groups: Annotated[
@@ -376,7 +366,6 @@ def _one_run(
         screen.say(noise_of(noise, config.training.rounds))
     with folder.opened(kind, config, fresh):
         found: Joining | str = ""
-        game = None
         points = None
         if kind == "path":
             models = path.walk(config, prepared, cohort, screen)
@@ -385,7 +374,6 @@ def _one_run(
             models = train.carry_out(config, prepared, cohort, folder.path, screen)
             screen.say("Training every client alone, to see what joining brings")
             found = joint.joining_of(config, prepared, models, choice)
-            game = joint.coalition_of(config, prepared, found)
         scored = scores.held_out_scores(prepared, models, found)
         run = record(
             kind,
@@ -397,7 +385,6 @@ def _one_run(
             reading=reading(config),
             path=points,
             joining=found,
-            coalition=game,
             scored=scored,
         )
         folder.write(run, prepared, models, found, scored)

@@ -20,14 +20,13 @@ from scaffpd.data import beijing_air
 from scaffpd.errors import InputError
 from scaffpd.federation import Vector
 from scaffpd.files import csv_text
-from scaffpd.models import Linear, Personal
+from scaffpd.models import Linear
 from scaffpd.numbers import capital
 from scaffpd.objectives import Average, CVaR
 from scaffpd.run.folder import write_files
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.recording import exports, record
 from scaffpd.run.train import Trained, train_model
-from scaffpd.study.coalitions import Coalition, coalition
 from scaffpd.study.comparison.runs import one_thread
 from scaffpd.study.gains import ALONE, AVERAGE, FAIR, PERSONAL, Joining
 from scaffpd.study.joining import joining
@@ -42,7 +41,6 @@ NEW = 4
 DAYS = 40
 DRAWS = 8
 WEEK = 7
-ORDERS = 8  # orders of joining, for Shapley values
 FAIRLY = CVaR(alpha=0.2)  # the worst fifth of the stations
 
 
@@ -54,7 +52,6 @@ class StationStudy:
     seeds: tuple[int, ...]  # one per draw
     found: tuple[Joining, ...] = field(repr=False)  # draw by draw
     models: tuple[Trained, ...] = field(repr=False)  # average and fair on the first draw
-    game: Coalition = field(repr=False)  # mutual gains on the first draw
 
     def gain(self, model: str, over: str, new: bool) -> RelativeGain:
         """Return how much lower a model's loss is for the new stations, or the others.
@@ -134,12 +131,8 @@ def stations(
     seed: int = 0,
     draws: int = DRAWS,
     progress: Callable[[int], None] | None = None,
-    orders: int = ORDERS,
 ) -> StationStudy:
-    """Train alone, average, fair and personal models on `draws` draws of new stations.
-
-    On the first one, groups of stations too.
-    """
+    """Train alone, average, fair and personal models on `draws` draws of new stations."""
     if draws < 2:
         raise InputError("too-few-draws", f"stations needs at least two draws, got {draws}.")
     seeds = tuple(range(seed * draws, (seed + 1) * draws))
@@ -170,19 +163,7 @@ def stations(
             )
             if progress is not None:
                 progress(len(found))
-        game = coalition(
-            first.train,
-            first.test,
-            Personal(first.linear, found[0].strength),
-            FAIRLY,
-            names=first.names,
-            most=1,
-            permutations=orders,
-            seed=seed,
-            word="station",
-            alone=found[0].loss[found[0].models.index(ALONE)],
-        )
-    return StationStudy(first, seeds, tuple(found), tuple(models), game)
+    return StationStudy(first, seeds, tuple(found), tuple(models))
 
 
 def _stations(seed: int) -> Prepared:
@@ -209,7 +190,6 @@ def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path
         verdict=study.verdict,
         answers=study.answers,
         joining=study.found[0],
-        coalition=study.game,
     )
     assert run.joining is not None
     told = run.joining.model_copy(update={"recommendation": study.recommendation})

@@ -43,7 +43,7 @@ TABLES = ("rounds.csv", "clients.csv", "joining.csv", "scores.csv", "coefficient
 RESULTS = (record.NAME, "held_out.npz", *MODELS, *TABLES)
 FILES = ("config.toml", "report.html", SECRET, *RESULTS)
 # settings that may change when a run goes on
-PASSING = ("rounds", "tol", "baseline", "splits", "coalition", "groups")
+PASSING = ("rounds", "tol", "baseline", "splits", "groups")
 MARK = re.compile(r"# scaffpd (\w+) ")
 
 

@@ -1,4 +1,4 @@
-"""What joining brings every client of a run, and who gains from whom, on held-out rows."""
+"""What joining brings every client of a run, on held-out rows."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError
-from scaffpd.models import Linear, Personal
-from scaffpd.objectives import Average
+from scaffpd.models import Linear
 from scaffpd.run.prepare import Prepared, prepare
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import AVERAGE, FAIR, TOL, Trained
 from scaffpd.study.choosing import Choice
-from scaffpd.study.coalitions import Coalition, coalition
-from scaffpd.study.folds import among
-from scaffpd.study.gains import ALONE, PERSONAL, Joining
+from scaffpd.study.gains import Joining
 from scaffpd.study.joining import joining
 from scaffpd.training.loop import Status
 
 MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
-# clients, and rows × columns, up to which all groups of clients train as well
-FEW = 6
-FEW_NUMBERS = 200_000
 # rows × columns up to which a table is small, and its splits
 SMALL = 50_000
 SPLITS = 5
@@ -32,15 +26,13 @@ SPLITS = 5
 
 def check_asked(config: RunConfig, prepared: Prepared) -> None:
     """Refuse, before any work, what takes held-out rows and linear models without noise."""
-    asked = {"--kappa": config.model.strength is not None, "--coalition": config.training.coalition}
     able = prepared.test and isinstance(prepared.model, Linear) and config.privacy is None
-    for name in (name for name, wanted in asked.items() if wanted):
-        if not able or config.training.splits == 0:
-            raise InputError(
-                "nothing-to-compare-on",
-                f"{name} compares models on held-out rows: it needs a linear model without noise, "
-                "--test above 0 and --splits above 0.",
-            )
+    if config.model.strength is not None and (not able or config.training.splits == 0):
+        raise InputError(
+            "nothing-to-compare-on",
+            "--kappa compares models on held-out rows: it needs a linear model without noise, "
+            "--test above 0 and --splits above 0.",
+        )
 
 
 def splits_of(config: RunConfig, prepared: Prepared) -> int:
@@ -125,29 +117,3 @@ def reseeded(config: RunConfig, seed: int) -> RunConfig:
     again._method = config.method
     again._left_out = config.left_out
     return again
-
-
-def coalition_of(config: RunConfig, prepared: Prepared, found: Joining | str) -> Coalition | None:
-    """Measure what every client brings and gets: where it is asked for, or cheap."""
-    asked = config.training.coalition
-    if not isinstance(found, Joining) or len(found.names) < 2:
-        return None
-    cheap = len(found.names) <= FEW and prepared.numbers <= FEW_NUMBERS
-    if asked is False or (asked is None and not cheap):
-        return None
-    who = tuple(prepared.names.index(name) for name in found.names)
-    goal = config.goal
-    if goal is None or found.shown == AVERAGE:
-        goal = Average(prior=None if goal is None else goal.prior)
-    own = Personal(prepared.model, found.strength) if found.shown == PERSONAL else prepared.model
-    alone = getattr(found.evidence, "tables", [found.loss])[0][found.models.index(ALONE)]
-    return coalition(
-        [prepared.train[i] for i in who],
-        [prepared.test[i] for i in who],
-        own,
-        among(goal, who),
-        names=found.names,
-        seed=config.training.seed,
-        word=prepared.word,
-        alone=alone,
-    )

@@ -12,10 +12,9 @@ from scaffpd.objectives import Average, Objective
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import PathRecord
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import AVERAGE, Scorer, Trained, Watcher, judged, main_model, trained
+from scaffpd.run.train import AVERAGE, Trained, Watcher, judged, main_model, trained
 from scaffpd.study.path import WALKABLE, WarmStart, grid
 from scaffpd.training.cohort import Cohort
-from scaffpd.training.loop import Callback
 from scaffpd.training.metrics import Spread, spread
 
 # of a share (0.2 points of accuracy) or of an error: less is no reason to leave the average
@@ -65,15 +64,13 @@ def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher
     while len(models) < len(points):
         name, objective = list(points.items())[len(models)]
         algorithm = config.method_for(objective)
-        scorer = Scorer(prepared, cohort)
         watcher.begin(name, cohort.names, settings.rounds, tol)
-        callbacks: list[Callback] = [scorer, watcher.show]
         result = start.train(
-            algorithm, cohort, settings.rounds, tol, settings.seed, False, callbacks
+            algorithm, cohort, settings.rounds, tol, settings.seed, False, [watcher.show]
         ).uninterrupted()
         strength = objective.strength if type(objective) is type(config.goal) else None
         role = "" if models else "before"
-        models.append(trained(name, role, algorithm, result, prepared, cohort, scorer, strength))
+        models.append(trained(name, role, algorithm, result, prepared, cohort, strength))
         if name == AVERAGE:  # its losses set the scale of all others
             points = grid(config.goal, result.history.last_losses, config.path.points)
     return suggested(models, prepared)

@@ -1,4 +1,4 @@
-"""Data and model of a run: from a table, from a data set known by name, or from a function of the user's own."""
+"""Data and model of a run: from a table, a data set known by name, or a function."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Prepared:
         return "test" if self.test else "train"
 
     def cohort(self, config: RunConfig, model: Any = None) -> Cohort:
-        """Return the clients in this process; `model` replaces the run's own, as a private one does."""
+        """Return the clients in this process; `model` replaces the run's own."""
         numbers = FORMATS.get(config.training.numbers or "")
         device = config.training.device
         test = self.test or None
@@ -111,7 +111,7 @@ class Prepared:
         return Cohort(self.train, chosen, self.names, device=device, dtype=numbers, test=test)
 
     def scores(self, cohort: Cohort, x: Tensor | NDArray[np.float64], split: str) -> ClientScores:
-        """Score x: losses without the regulariser; for regression, root mean squared errors in the data's units."""
+        """Score x: losses without the regulariser; of numbers, RMSE in the data's units."""
         found = cohort.evaluate(x, split)
         l2 = float(self.model.l2)
         point = torch.as_tensor(x).double()
@@ -293,7 +293,8 @@ def _from_entry(config: RunConfig) -> Prepared:
         if others and others[0] != names:
             raise InputError(
                 "entry-returns-no-clients",
-                f"The entry {entry!r} must return held-out rows of the same clients, in the same order.",
+                f"The entry {entry!r} must return held-out rows of the same clients, "
+                "in the same order.",
             )
         train, test = (list(part.values()) for part in (*parts, {})[:2])
         silos = Silos(names, train, test, ())
@@ -301,7 +302,7 @@ def _from_entry(config: RunConfig) -> Prepared:
 
 
 def _of_silos(config: RunConfig, silos: Silos, about: str = "", word: str = "client") -> Prepared:
-    """Tell labels from numbers by their type; an entry's own are numbers, too, where the loss is for numbers."""
+    """Distinguish labels from numbers by their type, or by a loss that is for numbers."""
     try:
         train, test = (
             [t for _, y in part if (t := np.asarray(y).ravel()).size]

@@ -95,9 +95,6 @@ class RoundRecord(RecordPart):
     bytes_down: int = 0
     absent: int = 0
     seconds: float = 0.0
-    mean: Number = None  # of the run's measure, in rounds that were scored
-    worst_20: Number = None
-    worst: Number = None
     losses: list[Number] = []  # f_i; null where a client was not a member or hides its loss
     weights: list[Number] = []  # λ_i
 
@@ -259,25 +256,6 @@ class JoiningRecord(RecordPart):
         return found
 
 
-class CoalitionRow(RecordPart):
-    """One client in the game of joining (see `study.coalitions`)."""
-
-    client: str
-    alone: float
-    together: float
-    gets: float
-    brings: float
-    shapley: float
-    errors: float = 0.0
-
-
-class CoalitionRecord(RecordPart):
-    """Who gains from whom."""
-
-    sentence: str
-    clients: list[CoalitionRow] = []
-
-
 class PrivacyRecord(RecordPart):
     """(ε, δ) for every training row, over all models together."""
 
@@ -373,7 +351,6 @@ class RunRecord(RecordPart):
     path: PathRecord | None = None
     privacy: PrivacyRecord | None = None
     joining: JoiningRecord | None = None
-    coalition: CoalitionRecord | None = None
     scores: list[ScoreRow] = []
     bins: list[BinRow] = []
     coefficients: list[CoefficientRow] = []

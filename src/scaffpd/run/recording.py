@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Literal
@@ -18,7 +18,6 @@ from scaffpd.numbers import between
 from scaffpd.run.prepare import Prepared, described
 from scaffpd.run.record import (
     ClientScore,
-    CoalitionRecord,
     GainInterval,
     JoiningRecord,
     JoiningRow,
@@ -27,15 +26,15 @@ from scaffpd.run.record import (
     Overall,
     PathRecord,
     PrivacyRecord,
+    RecordPart,
     RoundRecord,
     RunRecord,
     TableReading,
 )
 from scaffpd.run.scores import HeldOutScores
-from scaffpd.run.train import AVERAGE, FAIR, SPREAD, Trained
-from scaffpd.study.coalitions import Coalition
+from scaffpd.run.train import AVERAGE, FAIR, Trained
 from scaffpd.study.gains import ALONE, Joining
-from scaffpd.training.history import History
+from scaffpd.training.history import SCALARS, History
 from scaffpd.training.metrics import Weights, every, worst_fifth
 
 MOST_LABELS = 12  # that are named among the settings
@@ -61,7 +60,6 @@ def record(
     reading: TableReading | None = None,
     path: PathRecord | None = None,
     joining: Joining | str = "",
-    coalition: Coalition | None = None,
     scored: HeldOutScores | None = None,
     verdict: Sequence[str] = (),
     answers: Mapping[str, str] | None = None,
@@ -93,7 +91,6 @@ def record(
         path=path,
         privacy=privacy,
         joining=measured,
-        coalition=None if coalition is None else _coalition(coalition),
         scores=scored.scores if scored else [],
         bins=scored.bins if scored else [],
         coefficients=scored.coefficients if scored else [],
@@ -127,36 +124,21 @@ def _model(one: Trained, prepared: Prepared, joining: JoiningRecord | None) -> M
             "strength": one.strength,
             "overall": Overall.of(values, prepared.upwards),
             "clients": clients,
-            "history": round_records(result.history, one.scores),
+            "history": round_records(result.history),
         }
     )
 
 
-def round_records(
-    history: History, scores: Mapping[int, Mapping[str, float]] | None = None
-) -> list[RoundRecord]:
-    """Make a record of every round of a history, with the scores of those that were scored."""
-    found = []
-    vectors = zip(history.losses, history.weights, strict=True) if history.every_client else None
-    for k, number in enumerate(history["round"].tolist()):
-        own = (scores or {}).get(number, {})
-        losses, weights = next(vectors) if vectors is not None else ((), ())
-        found.append(
-            RoundRecord(
-                round=number,
-                certificate=history["certificate"][k].item(),
-                accepted=history["accepted"][k].item(),
-                exchanges=history["exchanges"][k].item(),
-                bytes_up=history["bytes_up"][k].item(),
-                bytes_down=history["bytes_down"][k].item(),
-                absent=history["absent"][k].item(),
-                seconds=history["seconds"][k].item(),
-                losses=list(losses),
-                weights=list(weights),
-                **{name: own.get(name) for name in SPREAD},
-            )
-        )
-    return found
+def round_records(history: History) -> list[RoundRecord]:
+    """Make a record of every round of a history; of very many clients it has no losses."""
+    names = tuple(SCALARS)
+    scalars = zip(*(history[name].tolist() for name in names), strict=True)
+    rounds = [dict(zip(names, row, strict=True)) for row in scalars]
+    if history.every_client:
+        vectors = zip(history.losses.tolist(), history.weights.tolist(), strict=True)
+        for row, (losses, weights) in zip(rounds, vectors, strict=True):
+            row |= {"losses": losses, "weights": weights}
+    return [RoundRecord.model_validate(row) for row in rounds]
 
 
 def _client_scores(
@@ -275,11 +257,6 @@ def _change(found: Joining, model: str, over: str, of: Weights) -> GainInterval 
     return GainInterval(value=value, low=low, high=high)
 
 
-def _coalition(found: Coalition) -> CoalitionRecord:
-    summary = found.summary()
-    return CoalitionRecord(sentence=summary["sentence"], clients=summary["clients"])
-
-
 def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
     """State what all models together have cost the clients' records."""
     private = models[-1].private
@@ -324,17 +301,19 @@ def _settings(prepared: Prepared, privacy: PrivacyRecord | None) -> dict[str, st
 
 def exports(run: RunRecord) -> dict[str, str]:
     """Write the tables of a record as CSV, by file name; no command reads them back."""
+    models = [(model, {"model": model.name}) for model in run.models]
     tables: dict[str, list[Row]] = {
-        "rounds.csv": list(_round_rows(run)),
-        "clients.csv": list(_client_rows(run)),
-        "joining.csv": list(_joining_rows(run)),
-        "scores.csv": [
-            {"model": row.model, "by": row.by, "group": row.group, "rows": row.rows, **row.values}
-            for row in run.scores
+        "rounds.csv": [
+            {**name, **_cells(run, one), **_vectors(run, one)}
+            for model, name in models
+            for one in model.history
         ],
-        "coefficients.csv": [
-            {"column": row.column, "label": row.label, **row.values} for row in run.coefficients
+        "clients.csv": [
+            {**name, **_cells(run, score)} for model, name in models for score in model.clients
         ],
+        "joining.csv": [_cells(run, row) for row in run.joining.rows] if run.joining else [],
+        "scores.csv": [_cells(run, row) for row in run.scores],
+        "coefficients.csv": [_cells(run, row) for row in run.coefficients],
     }
     return {
         name: csv_text(rows, list(dict.fromkeys(key for row in rows for key in row)))
@@ -343,42 +322,26 @@ def exports(run: RunRecord) -> dict[str, str]:
     }
 
 
-def _round_rows(run: RunRecord) -> Iterator[Row]:
-    score = f"{run.split}_{run.measure}"
-    for model in run.models:
-        for one in model.history:
-            row: Row = {"model": model.name}
-            row |= one.model_dump(exclude={"losses", "weights", *SPREAD})
-            row |= {f"{score}_{name}": getattr(one, name) for name in SPREAD}
-            row |= {
-                f"{what}[{client}]": value
-                for what, values in (("loss", one.losses), ("weight", one.weights))
-                for client, value in zip(run.clients, values, strict=False)
-            }
-            yield row
+def _cells(run: RunRecord, part: RecordPart) -> Row:
+    """Return the fields of a part as cells: an interval has three, a score the measure's name."""
+    cells: Row = {}
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        column = name.replace("score", run.measure)
+        if isinstance(value, GainInterval):
+            ends = {"": value.value, "_low": value.low, "_high": value.high}
+            cells |= {f"gain_{column}{end}": cell for end, cell in ends.items()}
+        elif isinstance(value, dict):
+            cells |= value
+        elif not isinstance(value, list):
+            cells[column] = value
+    return cells
 
 
-def _client_rows(run: RunRecord) -> Iterator[Row]:
-    for model in run.models:
-        for score in model.clients:
-            own = score.model_dump(exclude={"majority", "deviation", "client"})
-            names = {f"{split}_score": f"{split}_{run.measure}" for split in ("train", "test")}
-            if run.privacy is None:
-                del own["epsilon"]
-            yield {"model": model.name, "client": score.client} | {
-                names.get(name, name): value for name, value in own.items()
-            }
-
-
-def _joining_rows(run: RunRecord) -> Iterator[Row]:
-    for row in run.joining.rows if run.joining else ():
-        found: Row = row.model_dump(include={"client", "model", "train_rows", "test_rows"})
-        found |= {"test_loss": row.test_loss, f"test_{run.measure}": row.test_score}
-        for start, loss in (("", "over"), (f"{run.measure}_", "score_over")):
-            for over in ("alone", AVERAGE):
-                gain: GainInterval | None = getattr(row, f"{loss}_{over}")
-                ends = (None,) * 3 if gain is None else (gain.value, gain.low, gain.high)
-                names = [f"{start}gain_over_{over}{end}" for end in ("", "_low", "_high")]
-                found |= dict(zip(names, ends, strict=True))
-        found["pays"] = row.over_alone.gain.pays if row.over_alone else None
-        yield found
+def _vectors(run: RunRecord, one: RoundRecord) -> Row:
+    """Return every client's loss and weight in a round, as loss[NAME] and weight[NAME]."""
+    return {
+        f"{what}[{client}]": value
+        for what, values in (("loss", one.losses), ("weight", one.weights))
+        for client, value in zip(run.clients, values, strict=False)
+    }

@@ -308,15 +308,12 @@ def coefficient_rows(
 
 
 def _single_rows(prepared: Prepared, outputs: Outputs) -> bytes:
-    """Write losses of single rows (and 1 for a wrong label) by model, and a digest of the rows."""
+    """Write losses of single rows by model, and a digest of the rows."""
     losses: dict[str, Any] = {}
     for name, own in outputs.items():
         pairs = zip(own, prepared.test, strict=True)
-        parts = [answered(prepared.linear, z, np.asarray(y)) for z, (_, y) in pairs]
-        losses[f"loss {name}"] = np.concatenate([loss for loss, _ in parts])
-        if parts[0][1] is not None:
-            wrong = [1 - hit for _, hit in parts if hit is not None]
-            losses[f"wrong {name}"] = np.concatenate(wrong)
+        parts = [answered(prepared.linear, z, np.asarray(y))[0] for z, (_, y) in pairs]
+        losses[f"loss {name}"] = np.concatenate(parts)
     made = io.BytesIO()
     np.savez_compressed(
         made,

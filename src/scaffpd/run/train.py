@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from scaffpd.algorithms.base import Algorithm
 from scaffpd.data.tabular.agree import CLASSIFICATION
@@ -22,7 +20,6 @@ from scaffpd.models import Linear
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
 from scaffpd.run.prepare import Prepared
-from scaffpd.run.record import RunRecord, is_run
 from scaffpd.run.settings.model_file import answers
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.training.cohort import Cohort
@@ -32,11 +29,6 @@ from scaffpd.training.metrics import Spread, disagree, spread
 
 SECRET = "noise.secret"
 OTHERS = 0o077  # permissions that nobody but the owner should have
-SPREAD = ("mean", "worst_20", "worst")
-Scored = dict[str, float]  # what SPREAD names, after a round
-# Scoring asks every client, so after so many rounds it is done when their number has grown by 5 %.
-ALL = 50
-PACE = 1.05
 AVERAGE = "average"
 FAIR = "fair"
 TOL = 1e-6
@@ -51,7 +43,6 @@ class Trained:
     algorithm: str  # its name
     objective: Objective | None  # what was minimised; `None` where the algorithm has one of its own
     result: Result = field(repr=False)
-    scores: dict[int, Scored] = field(repr=False)  # by round, of the rounds that were scored
     train: ClientScores = field(repr=False)
     test: ClientScores | None = field(repr=False)
     strength: float | None = None  # of the objective, on a fairness path
@@ -63,30 +54,6 @@ class Trained:
         """Summarise the clients' scores, on held-out rows where there are some."""
         shown = self.train if self.test is None else self.test
         return spread(shown, shown.accuracy, upwards=prepared.upwards)
-
-
-class Scorer:
-    """A callback that scores the model after every one of the first rounds, then ever more rarely."""
-
-    def __init__(
-        self, prepared: Prepared, cohort: Cohort, known: Mapping[int, Scored] | None = None
-    ) -> None:
-        self.prepared = prepared
-        self.cohort = cohort
-        self.found = dict(known or {})
-        self.next = 0
-
-    def __call__(self, info: RoundInfo) -> None:
-        """Score the model after this round, if it is due."""
-        if info.rounds >= self.next:
-            self.score(info.rounds, info.state.x)
-            self.next = info.rounds + 1 if info.rounds < ALL else math.ceil(info.rounds * PACE)
-
-    def score(self, rounds: int, x: Tensor | NDArray[np.float64]) -> None:
-        """Score x, the model after so many rounds."""
-        scores = self.prepared.scores(self.cohort, x, self.prepared.split)
-        found = spread(scores, scores.accuracy, upwards=self.prepared.upwards)
-        self.found[rounds] = {name: getattr(found, name) for name in SPREAD}
 
 
 class Watcher(Protocol):
@@ -145,7 +112,6 @@ def train_model(
     callbacks: Sequence[Callback] = (),
 ) -> Trained:
     """Train and score one model, going on from a checkpoint where the folder has one."""
-    scorer = Scorer(prepared, cohort, earlier_scores(folder, name) if folder else None)
     file = "".join(c if c.isalnum() else "-" for c in name)
     result = train(
         algorithm,
@@ -155,9 +121,9 @@ def train_model(
         seed,
         progress=False,
         checkpoint=Checkpoint(folder / "checkpoint" / f"{file}.npz") if folder else None,
-        callbacks=[scorer, *callbacks],
+        callbacks=callbacks,
     )
-    return trained(name, role, algorithm, result, prepared, cohort, scorer)
+    return trained(name, role, algorithm, result, prepared, cohort)
 
 
 def trained(
@@ -167,37 +133,20 @@ def trained(
     result: Result,
     prepared: Prepared,
     cohort: Cohort,
-    scorer: Scorer,
     strength: float | None = None,
 ) -> Trained:
     """Score the model that a run has found."""
-    scorer.score(result.rounds, result.x)
     return Trained(
         name,
         role,
         type(algorithm).__name__,
         getattr(algorithm, "objective", None),
         result,
-        dict(scorer.found),
         prepared.scores(cohort, result.x, "train"),
         prepared.scores(cohort, result.x, "test") if prepared.test else None,
         strength,
         cohort.model if isinstance(cohort.model, Private) else None,
     )
-
-
-def earlier_scores(folder: Path, model: str) -> dict[int, Scored]:
-    """Return the scores of an earlier part of the run, by round."""
-    try:
-        record = RunRecord.read(folder) if is_run(folder) else None
-    except InputError:  # of a run that was cut off: score again
-        return {}
-    history = [one for m in record.models if m.name == model for one in m.history] if record else []
-    return {
-        one.round: {name: float(getattr(one, name)) for name in SPREAD}
-        for one in history
-        if one.mean is not None
-    }
 
 
 def judged(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:

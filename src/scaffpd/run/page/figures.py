@@ -10,9 +10,9 @@ from scaffpd.numbers import brief, change, percent, plural, whole
 from scaffpd.run.page import vega
 from scaffpd.run.page.clients import FEW, shown_models, tone_of, uncertain
 from scaffpd.run.page.predictions import ORDER, shown_scores
-from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short, tips
+from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
 from scaffpd.run.page.verdict import meanings
-from scaffpd.run.record import EVERYONE, JoiningRow, ModelRecord, RoundRecord, RunRecord
+from scaffpd.run.record import EVERYONE, ModelRecord, RoundRecord, RunRecord
 from scaffpd.training.metrics import NO, NOISE, YES
 
 JOINED = (*ORDER, "alone")  # in the order of their colours
@@ -61,28 +61,11 @@ def joining(run: RunRecord) -> Figure | None:
             }
         )
         for model in models:
-            row = own[model]
-            points.append(
-                {
-                    "client": client,
-                    "model": model,
-                    "value": short(row.test_loss),
-                    "score": _score(run, row),
-                    "train_rows": row.train_rows,
-                    "test_rows": row.test_rows,
-                }
-            )
+            loss = short(own[model].test_loss)
+            points.append({"client": client, "model": model, "value": loss})
     y = vega.named(names)
     x = vega.across("value", "loss on held-out rows: less is better", LOOSE, grid=True)
-    tip = tips(
-        client=run.word,
-        model="model",
-        value=("loss", ",.4~r"),
-        score="score",
-        train_rows=("rows trained on", ",d"),
-        test_rows=("test rows", ",d"),
-    )
-    marks: Spec = {"y": y, "x": x, **vega.looks("model", models), "tooltip": tip}
+    marks: Spec = {"y": y, "x": x, **vega.looks("model", models)}
     explained = "; ".join(f"{name}: {EXPLAINED[name]}" for name in models if name in EXPLAINED)
     caption = (
         "Loss is the error of a model on rows that no model has seen: further left is better. The "
@@ -108,14 +91,6 @@ def _ends(names: Sequence[str]) -> list[str]:
     return [*names] if len(names) <= MANY else [*names[: MANY // 2], *names[-MANY // 2 :]]
 
 
-def _score(run: RunRecord, row: JoiningRow) -> str:
-    if row.test_score is None:
-        return ""
-    if run.upwards:
-        return f"{100 * row.test_score:.1f} % right"
-    return f"error (RMSE) {row.test_score:.4g}"
-
-
 def _axis(run: RunRecord) -> str:
     """Name the measure and the rows it is computed on."""
     rows = "test rows" if run.split == "test" else "rows trained on"
@@ -126,10 +101,6 @@ def _axis(run: RunRecord) -> str:
 def _scaled(run: RunRecord, value: float | None) -> float | None:
     """Convert accuracies to percent."""
     return None if value is None else short(100 * value if run.upwards else value)
-
-
-def _format(run: RunRecord) -> str:
-    return ".1f" if run.upwards else ",.4~r"
 
 
 def clients(run: RunRecord) -> Figure | None:
@@ -153,9 +124,6 @@ def clients(run: RunRecord) -> Figure | None:
             "client": score.client,
             "model": model.name,
             "value": _scaled(run, run.value(score)),
-            "train_rows": whole(score.train_rows),
-            "test_rows": whole(score.test_rows),
-            "weight": "–" if score.weight is None else f"{score.weight:.3f}",
             "few": score.client in few,
         }
         for model in reversed(models)  # before and after are drawn on top
@@ -179,14 +147,6 @@ def clients(run: RunRecord) -> Figure | None:
     title = _axis(run)
     y = vega.named(names, labelExpr=DAGGER)
     x = vega.across("value", title, LOOSE, grid=True)
-    tip = tips(
-        client=run.word,
-        model="model",
-        value=(title, _format(run)),
-        train_rows="rows trained on",
-        test_rows="test rows",
-        weight="how much it counts (λ)",
-    )
     hollow: Spec = {"condition": {"test": "datum.few", "value": 0.1}, "value": 1}
     order = [model.name for model in models]
     encoding: Spec = {
@@ -194,10 +154,11 @@ def clients(run: RunRecord) -> Figure | None:
         "x": x,
         **vega.looks("model", order),
         "stroke": vega.colour("model", order),
-        "tooltip": tip,
         "fillOpacity": hollow,
     }
-    marks = layer("point", encoding, "", "clients", size=90, opacity=1, strokeWidth=1.8)
+    marks = layer(
+        "point", encoding, "", "clients", size=90, opacity=1, strokeWidth=1.8, tooltip=True
+    )
     caption = f"Each row is one {run.word}; further {'right' if run.upwards else 'left'} is better."
     if pair:
         caption += " The line runs from before to after, and the number beside it is the change"
@@ -241,8 +202,6 @@ def tradeoff(run: RunRecord) -> Figure | None:
                 "order": i,
                 "mean": _scaled(run, model.overall.mean),
                 "worst_20": _scaled(run, model.overall.worst_20),
-                "worst": _scaled(run, model.overall.worst),
-                "worst_20_sd": _scaled(run, model.overall.worst_20_sd),
                 "knee": model.name == knee,
                 "label": f"{model.name} (suggested)"
                 if model.name == knee
@@ -250,23 +209,14 @@ def tradeoff(run: RunRecord) -> Figure | None:
             }
         )
     title = _axis(run)
-    form = _format(run)
     scales = _scales(run, models)
     ends: Spec = {
         "x": vega.quantity("mean", f"mean {title}", scales[0], tickCount=5),
         "y": vega.quantity("worst_20", f"worst 20 %: {title}", scales[1], tickCount=5),
     }
-    more = {"worst_20_sd": ("± worst 20 %", ".2f")} if run.kind == "compare" else {}
-    tip = tips(
-        model="model",
-        mean=("mean", form),
-        worst_20=("worst 20 %", form),
-        worst=("worst", form),
-        **more,
-    )
     looks = {**vega.looks("model", names)}
     layers = [
-        vega.dots({**ends, **looks, "tooltip": tip}, "models", 130),
+        vega.dots({**ends, **looks}, "models", 130),
         layer("text", {**ends, "text": {"field": "label"}}, "", "models", dy=-16),
     ]
     better = "Up and to the right" if run.upwards else "Down and to the left"
@@ -317,7 +267,6 @@ def reliability(run: RunRecord) -> Figure | None:
     points: Rows = [
         {
             "model": row.model,
-            "rows": row.rows,
             "p": short(row.mean_probability),
             "share": short(row.base_rate),
             "low": short(row.low),
@@ -332,14 +281,6 @@ def reliability(run: RunRecord) -> Figure | None:
     title = f"predicted probability {label}"
     x = vega.across("p", title, whole_axis, format=".0%", grid=True)
     y = vega.quantity("share", "came true", whole_axis, format=".0%")
-    tip = tips(
-        model="model",
-        p=("predicted", ".1%"),
-        share=("came true", ".1%"),
-        low=("from", ".1%"),
-        high=("to", ".1%"),
-        rows=("rows", ",d"),
-    )
     line: Spec = {"x": {"datum": 0}, "y": {"datum": 0}, "x2": {"datum": 1}, "y2": {"datum": 1}}
     looks = vega.looks("model", names)
     bar: Spec = {
@@ -359,7 +300,7 @@ def reliability(run: RunRecord) -> Figure | None:
         [
             layer("rule", line, style="quiet"),
             layer("rule", bar, "", "bins", opacity=0.45),
-            vega.dots({"x": x, "y": y, **looks, "tooltip": tip}, "bins"),
+            vega.dots({"x": x, "y": y, **looks}, "bins"),
         ],
     )
 
@@ -385,11 +326,10 @@ def coefficients(run: RunRecord) -> Figure | None:
     unit = "log-odds" if run.upwards else "the target"
     y = vega.named(called, labelLimit={"expr": "clamp(width / 2, 120, 260)"})
     x = vega.across("value", f"what one deviation adds to {unit}", LOOSE, grid=True)
-    tip = tips(client="column", model="model", value=("adds", "+.3~r"))
     ends: Spec = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
     of = f" of “{brief(run.labels[1])}”" if len(run.labels) == 2 else ""
     grey = "Grey: from the least to the largest of the personal models. " if ranges else ""
-    marks: Spec = {"y": y, "x": x, **vega.looks("model", names), "tooltip": tip}
+    marks: Spec = {"y": y, "x": x, **vega.looks("model", names)}
     return Figure(
         "coefficients",
         "What do models look at?",
@@ -434,7 +374,6 @@ def certificate(run: RunRecord) -> Figure | None:
     powers = [float(f"1e{power}") for power in range(low, high + step, step)]
     scale: Spec = {"type": "log", "domain": [powers[0], powers[-1]], "nice": False}
     y = vega.quantity("certificate", "proven gap to the optimum", scale, format="~e", values=powers)
-    tip = tips(model="model", round=("round", "d"), certificate=("proven gap", ".2e"))
     return Figure(
         "certificate",
         "How close to optimal, proven",
@@ -443,7 +382,7 @@ def certificate(run: RunRecord) -> Figure | None:
         "The certificate of every model over rounds, on a logarithmic scale.",
         "training",
         {"certificates": rows},
-        _lines(run, rows, y, tip, "certificates"),
+        _lines(run, rows, y, "certificates"),
     )
 
 
@@ -478,13 +417,6 @@ def losses(run: RunRecord) -> Figure | None:
     domain: list[float] = [0.97 * min(found), 1.03 * max(found)]
     scale: Spec = {"type": "log", "domain": domain, "nice": False}
     y = vega.quantity("loss", "training loss", scale, format=",.3~r")
-    tip = tips(
-        model="model",
-        which=f"over {plural(run.word)}",
-        client=f"worst {run.word}",
-        round=("round", "d"),
-        loss=("loss", ",.4~r"),
-    )
     noisy = " Losses that clients have sent carry their noise." if run.privacy else ""
     return Figure(
         "losses",
@@ -494,18 +426,16 @@ def losses(run: RunRecord) -> Figure | None:
         "Mean and worst training loss of every model over rounds, on a logarithmic scale.",
         "training",
         {"losses": rows},
-        _lines(run, rows, y, tip, "losses", strokeDash=vega.which(("mean", "worst"))),
+        _lines(run, rows, y, "losses", strokeDash=vega.which(("mean", "worst"))),
     )
 
 
-def _lines(
-    run: RunRecord, rows: Rows, y: Spec, tip: list[Spec], table: str, **more: Spec
-) -> list[Spec]:
+def _lines(run: RunRecord, rows: Rows, y: Spec, table: str, **more: Spec) -> list[Spec]:
     """Draw a line per model over rounds, with its points."""
     drawn = {row["model"] for row in rows}
     names = [model.name for model in shown_models(run) or run.models if model.name in drawn]
     x = vega.across("round", "round", tickMinStep=1)
     ends: Spec = {"x": x, "y": y}
     line: Spec = {**ends, "stroke": vega.colour("model", names), **more}
-    dots: Spec = {**ends, **vega.looks("model", names), "tooltip": tip}
+    dots: Spec = {**ends, **vega.looks("model", names)}
     return [layer("line", line, "", table), vega.dots(dots, table, 26)]

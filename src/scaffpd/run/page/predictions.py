@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from scaffpd.numbers import NOTHING, brief, plain, several, whole
-from scaffpd.run.page.clients import FEW, Cell
+from scaffpd.run.page.clients import Cell
 from scaffpd.run.record import EVERYONE, RunRecord, ScoreRow
 
 COLUMNS = {  # scores, in the order and the words in which they are shown
@@ -29,12 +28,6 @@ DECIMALS = ("auc", "brier", "r2", "calibration_error")
 UNITS = ("rmse", "mae")
 IN_SHORT = ("auc", "recall", "precision", "brier", "r2", "mae")
 ORDER = ("average", "fair", "personal")
-PICKS = {
-    "selection_rate": "picks",
-    "false_positive_rate": "raises false alarms at",
-    "false_negative_rate": "misses",
-    "rmse": "is off by",
-}
 LEAST = 0.01  # a gap between expected and true that is worth a caution
 
 
@@ -130,17 +123,12 @@ def in_short(run: RunRecord) -> str:
 
 
 def sentences(run: RunRecord) -> list[str]:
-    """Say whether probabilities hold, for whom they do not, and whom the model picks."""
-    if not run.scores:
+    """Say whether probabilities hold, and for whom they do not."""
+    name = main_model(run) if run.scores else ""
+    if not name or _gap(run.score_rows(name)[EVERYONE]) is None:
         return []
-    name = main_model(run)
-    found = []
-    if _gap(run.score_rows(name)[EVERYONE]) is not None:
-        known = [one for one in dict.fromkeys(("average", name)) if one in run.scored_models]
-        found.append(" ".join(_expected(run, one) for one in known))
-        found.append(_off(run, name))
-    groups = [by for by in dict.fromkeys(row.by for row in run.scores) if by != "client"]
-    return [text for text in [*found, *(_picked(run, name, by) for by in groups)] if text]
+    known = [one for one in dict.fromkeys(("average", name)) if one in run.scored_models]
+    return [" ".join(_expected(run, one) for one in known), _off(run, name)]
 
 
 def drift(run: RunRecord) -> str:
@@ -195,23 +183,3 @@ def _off(run: RunRecord, name: str) -> str:
     points = f"{100 * off[most]:+.1f} points".replace("-", "−")
     count = f"{len(off)} of {several(len(gaps), run.word)}"
     return f"“{brief(name)}” is clearly off at {count}, most at {brief(most)} ({points})."
-
-
-def _picked(run: RunRecord, name: str, by: str) -> str:
-    """Name the groups that a model picks, misses or gets wrong least and most."""
-    rows = {
-        group: row.values
-        for group, row in run.score_rows(name, by).items()
-        if row.rows >= FEW and group != EVERYONE
-    }
-    parts = []
-    for key, verb in PICKS.items():
-        known = {group: value for group, own in rows.items() if (value := own.get(key)) is not None}
-        if len(known) > 1 and len(known) == len(rows):
-            ends: Sequence[str] = (
-                min(known, key=known.__getitem__),
-                max(known, key=known.__getitem__),
-            )
-            shown = [f"{written(key, known[group])} ({brief(group)})" for group in ends]
-            parts.append(f"{verb} {' to '.join(shown)}")
-    return f"By {by}, “{brief(name)}” {', '.join(parts)}." if parts else ""

@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaffpd.errors import InputError
 from scaffpd.numbers import NOTHING, brief, several
@@ -23,7 +22,6 @@ from scaffpd.training.metrics import (
     YES,
     HeldOutMoments,
     RelativeGain,
-    disagree,
     every,
     worst_fifth,
 )
@@ -43,28 +41,9 @@ class SideBySide:
     against: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class PairedRows:
-    """Losses and errors of all runs on the same rows."""
-
-    losses: HeldOutMoments
-    wrong: list[NDArray[np.float64]] | None  # of labels: (runs × rows) per client
-
-    def gains(self, a: int, b: int) -> list[RelativeGain]:
-        """Return how much lower the loss of run b is than that of run a: mean and worst fifth."""
-        differences = [self.losses.difference(a, b, of) for of in (every, worst_fifth)]
-        return [RelativeGain.of(found) for found in differences]
-
-    def client(self, a: int, b: int, i: int) -> RelativeGain:
-        """Return the same for one client."""
-        found = self.losses.difference(a, b, lambda losses: np.eye(len(losses))[i])
-        return RelativeGain.of(found)
-
-    def clear(self, a: int, b: int, i: int) -> bool:
-        """Return whether a client's change is clear of noise, by McNemar's test of labels."""
-        if self.wrong is None:
-            return self.client(a, b, i).pays != NOISE
-        return disagree(self.wrong[i][a] == 0, self.wrong[i][b] == 0)
+def _client(rows: HeldOutMoments, a: int, b: int, i: int) -> RelativeGain:
+    """Return how much lower the loss of run b is than that of run a at one client."""
+    return RelativeGain.of(rows.difference(a, b, lambda losses: np.eye(len(losses))[i]))
 
 
 def side_by_side(runs: Sequence[tuple[Path, RunRecord]]) -> SideBySide:
@@ -83,7 +62,10 @@ def side_by_side(runs: Sequence[tuple[Path, RunRecord]]) -> SideBySide:
     a = next((k for k, m in enumerate(mains) if m.objective.startswith("Average")), 0)
     rows = _paired(runs)
     others = [k for k in range(len(runs)) if k != a]
-    gains = {k: rows.gains(a, k) for k in others} if rows else {}
+    gains: dict[int, list[RelativeGain]] = {}
+    for k in others if rows else ():
+        assert rows is not None
+        gains[k] = [RelativeGain.of(rows.difference(a, k, of)) for of in (every, worst_fifth)]
     b = max(others, key=lambda k: _merit(gains.get(k), first.sign * _worst(mains[k])))
     models = []
     for k, (label, main) in enumerate(zip(labels, mains, strict=True)):
@@ -92,7 +74,7 @@ def side_by_side(runs: Sequence[tuple[Path, RunRecord]]) -> SideBySide:
         known = main.by_client
         changes["clients"] = [
             known[client].model_copy(
-                update={"clear": rows.clear(a, k, i) if rows and k != a else None}
+                update={"clear": _client(rows, a, k, i).pays != NOISE if rows and k != a else None}
             )
             for i, client in enumerate(first.clients)
         ]
@@ -150,10 +132,9 @@ def _comparable(first: tuple[Path, RunRecord], other: tuple[Path, RunRecord]) ->
         )
 
 
-def _paired(runs: Sequence[tuple[Path, RunRecord]]) -> PairedRows | None:
+def _paired(runs: Sequence[tuple[Path, RunRecord]]) -> HeldOutMoments | None:
     """Read losses of single rows, where all runs have held out the same; `None` elsewhere."""
     losses = []
-    wrong = []
     counts = np.empty(0)
     rows = set()
     for folder, run in runs:
@@ -161,18 +142,14 @@ def _paired(runs: Sequence[tuple[Path, RunRecord]]) -> PairedRows | None:
             with np.load(folder / HELD_OUT, allow_pickle=False) as file:
                 # losses are in units of the target's variance, which another split may change
                 losses.append(file[f"loss {run.main.name}"] * float(file["unit"]) ** 2)
-                name = f"wrong {run.main.name}"
-                wrong += [file[name]] if name in file else []
                 counts = file["counts"]
                 rows.add((str(file["rows"]), *run.clients))
         except (OSError, KeyError, ValueError):
             return None
     if len(rows) > 1:
         return None
-    parts = list(pairwise(np.cumsum([0, *counts]).tolist()))
-    cut = [np.stack([own[start:end] for own in losses]) for start, end in parts]
-    hits = [np.stack([own[start:end] for own in wrong]) for start, end in parts] if wrong else None
-    return PairedRows(HeldOutMoments.of(cut), hits)
+    parts = pairwise(np.cumsum([0, *counts]).tolist())
+    return HeldOutMoments.of([np.stack([own[start:end] for own in losses]) for start, end in parts])
 
 
 def _worst(model: ModelRecord) -> float:
@@ -188,7 +165,7 @@ def _merit(gains: Sequence[RelativeGain] | None, worst: float) -> tuple[bool, fl
 
 def _advice(
     run: RunRecord,
-    rows: PairedRows,
+    rows: HeldOutMoments,
     places: tuple[int, int],
     names: tuple[str, str],
     gains: Sequence[RelativeGain],
@@ -201,7 +178,9 @@ def _advice(
     if _merit(gains, 0.0)[0]:
         do = f"Use {new}: its {of} on held-out rows is {gain.words} ({gain.range})."
     lose = [
-        brief(client) for i, client in enumerate(run.clients) if rows.client(*places, i).pays == NO
+        brief(client)
+        for i, client in enumerate(run.clients)
+        if _client(rows, *places, i).pays == NO
     ]
     cost = f"Nobody: no {run.word} has a clearly higher loss with {new}."
     if lose:
@@ -228,7 +207,7 @@ def _flat(values: Mapping[str, object], start: str = "") -> list[tuple[str, str]
     return found
 
 
-def _remarks(runs: Sequence[tuple[Path, RunRecord]], rows: PairedRows | None) -> list[str]:
+def _remarks(runs: Sequence[tuple[Path, RunRecord]], rows: HeldOutMoments | None) -> list[str]:
     data = list(dict.fromkeys(run.settings.get("Data", "") for _, run in runs))
     found = [f"The runs read different tables: {'; '.join(data)}."] if len(data) > 1 else []
     if rows is None and runs[0][1].split == "test":

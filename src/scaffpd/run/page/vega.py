@@ -237,18 +237,6 @@ def short(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.7g}")
 
 
-def tips(**lines: str | tuple[str, str]) -> list[Spec]:
-    """Make a tooltip: by field a title, or a title and the format of its numbers."""
-    found: list[Spec] = []
-    for name, text in lines.items():
-        title, form = (text, "") if isinstance(text, str) else text
-        # "title" and "image" mean more to Vega's tooltip, and a client may be called so
-        title = title.capitalize() if title in ("title", "image") else title
-        kind: Spec = {"type": "quantitative", "format": form} if form else {"type": "nominal"}
-        found.append({"field": name, "title": title, **kind})
-    return found
-
-
 def layer(mark: str, encoding: Spec, where: str = "", table: str = "", **look: Value) -> Spec:
     """Draw marks of one kind: of a `table`, of the rows `where` an expression holds.
 
@@ -261,7 +249,7 @@ def layer(mark: str, encoding: Spec, where: str = "", table: str = "", **look: V
 
 def dots(encoding: Spec, table: str, size: int = 80) -> Spec:
     """Draw points with the colours and shapes of `looks`."""
-    return layer("point", encoding, "", table, size=size, opacity=1, strokeWidth=0)
+    return layer("point", encoding, "", table, size=size, opacity=1, strokeWidth=0, tooltip=True)
 
 
 def changes(table: str, y: Spec, x: Spec) -> list[Spec]:

@@ -74,7 +74,8 @@ def one_for_all(run: RunRecord) -> list[str]:
         return ["There is no result yet.", run.models[0].message or "The run has not ended."]
     sentence = (
         f"The worst-served {run.word}, {brief(one.worst_client)}, has "
-        f"{measured(one.worst, run.measure)}; the mean over all is {measured(one.mean, run.measure)}."
+        f"{measured(one.worst, run.measure)}; "
+        f"the mean over all is {measured(one.mean, run.measure)}."
     )
     if run.path:
         return [f"Suggested: {run.path.why}", sentence]
@@ -217,39 +218,34 @@ def _size(run: RunRecord, gain: float) -> str:
     return f"{100 * abs(gain):.1f} points" if run.upwards else plain(abs(gain))
 
 
-def _main(run: RunRecord) -> list[ModelRecord]:
-    """Return the models that a run is about."""
-    return [model for model in run.models if model.role] or run.models[-1:]
-
-
 def _sure(run: RunRecord) -> str:
     """Say what is proven of the run's models."""
-    models = _main(run)
+    models = [model for model in run.models if model.role] or run.models[-1:]
     if any(model.status in UNFINISHED for model in models):
         return ""
     if run.privacy is not None:
         return "Nothing is proven: noise hides how close the model is to the optimum."
-    if any(model.certificate is None for model in models):
-        return "Nothing is proven: the method has no certificate here."
+    bare = [model for model in models if model.certificate is None]
+    if bare:
+        return f"Nothing is proven of “{brief(bare[0].name)}”: it has no certificate."
     worst = max(models, key=lambda m: (m.certificate or 0.0) / (m.value or 1.0))
     if worst.vacuous:
-        return f"Not at all: {vacuous(worst)}, so the certificate says nothing."
+        gap = plain(worst.certificate)
+        return (
+            f"Not at all: the proven gap, {gap}, is larger than the objective itself, "
+            f"{plain(worst.value)}, so the certificate says nothing."
+        )
     share = ""
     if worst.value:
         share = f", {percent((worst.certificate or 0.0) / worst.value)} of what is minimised"
-    which = "the model"
-    if len(run.models) > 1:
-        which = " and ".join(f"“{brief(model.name)}”" for model in models)
+    which = " and ".join(f"“{brief(model.name)}”" for model in models)
+    early = [model.status for model in models if model.status != "converged"]
+    ended = f" (training ended early: {early[0]})" if early else ""
     return (
         f"Proven for {which}: on the rows trained on, no model of this kind does better by more "
-        f"than {small(worst.certificate)}{share}. How it does on new rows is measured, not proven."
+        f"than {small(worst.certificate)}{share}{ended}. How it does on new rows is measured, "
+        "not proven."
     )
-
-
-def vacuous(model: ModelRecord) -> str:
-    """Say that a proven gap proves nothing."""
-    gap = plain(model.certificate)
-    return f"the proven gap, {gap}, is larger than the objective itself, {plain(model.value)}"
 
 
 def cautions(run: RunRecord) -> list[str]:
@@ -262,8 +258,6 @@ def cautions(run: RunRecord) -> list[str]:
         )
     found += run.cautions
     found += [_few_rows(run), _one_label(run), _noise(run), drift(run)]
-    if run.kind not in ("compare", "runs"):
-        found += [_proof(run, model) for model in _main(run)]
     if run.privacy is not None:
         found += _privacy_cautions(run, run.privacy)
     return [text for text in found if text]
@@ -311,23 +305,6 @@ def _noise(run: RunRecord) -> str:
     mark = " (marked *)" if clear else ""
     count = f"{len(tested)} {plural(run.word)}, {clear or 'no'} {change}"
     return f"{pair}: of {count} clear of noise{mark}."
-
-
-def _proof(run: RunRecord, model: ModelRecord) -> str:
-    name = f"The model “{model.name}”" if len(run.models) > 1 else "The model"
-    if model.status in (*UNFINISHED, ""):
-        return ""  # the run's own sentence is among the remarks
-    if model.vacuous:
-        return f"The certificate of {name.lower()[:3]}{name[3:]} says nothing: {vacuous(model)}."
-    if model.status == "converged":
-        return "" if model.certificate is not None else f"{name} has no certificate."
-    if run.privacy is not None and model.status == "round limit":
-        whose = f"{name[0].lower()}{name[1:]}"
-        return f"How far {whose} is from the optimum is not known: noise hides it."
-    start = f"{name} is not converged ({model.status})"
-    if model.certificate is None:
-        return f"{start}, and how far it is from the optimum is not known."
-    return f"{start}, but proven within {small(model.certificate)} of the optimum."
 
 
 def meanings(run: RunRecord) -> str:

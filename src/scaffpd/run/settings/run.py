@@ -180,8 +180,6 @@ class TrainingSettings(SettingsTable):
     baseline: key.Switch = True
     # random splits for measuring each client's gain from joining; 0 for none; left out, 5 for small tables, else 1
     splits: key.Whole | None = None
-    # whether to measure what every client contributes, by training without it; left out, if there are few clients
-    coalition: key.Switch | None = None
     groups: key.Texts | None = None  # columns of a table whose groups are scored as well as clients
 
 
