@@ -1,7 +1,9 @@
-"""What the parts of the subspace saddle method are worth: rounds to a certified gap of 1e-8 without each of them.
+"""What the parts of the subspace saddle method are worth: rounds to a certified gap of 1e-8 without
+each of them.
 
-python benchmarks/ablations.py            prints a Markdown table (it stands in docs/subspace-saddle.md)
-python benchmarks/ablations.py --centre   prints what the waiting centre is worth on regression in the maximum norm
+python benchmarks/ablations.py            prints a Markdown table (it stands in
+docs/subspace-saddle.md) python benchmarks/ablations.py --centre   prints what the waiting centre is
+worth on regression in the maximum norm
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
     python benchmarks/deploy.py [--dimensions 10 10000 1000000 5000000]
 
-Three silos with two rows each, so that computing costs next to nothing; Scaff-PD with one local step, six rounds. A
-round is two exchanges. The seconds are medians of the last five rounds; every round's checkpoint is in them. Bytes are
-what the kernel counts on the silos' connections to the server, TLS and all, against what the algorithm sends.
+Three silos with two rows each, so that computing costs next to nothing; Scaff-PD with one local
+step, six rounds. A round is two exchanges. The seconds are medians of the last five rounds; every
+round's checkpoint is in them. Bytes are what the kernel counts on the silos' connections to the
+server, TLS and all, against what the algorithm sends.
 """
 
 from __future__ import annotations
@@ -218,7 +219,8 @@ def main() -> None:
     text = __doc__.split("\n\n", 2)
     given.out.write_text(
         "# What an engine costs\n\n"
-        "`python benchmarks/deploy.py` on two cores, all processes on one machine; seconds per round of Scaff-PD with "
+        "`python benchmarks/deploy.py` on two cores, all processes on one machine; seconds per "
+        "round of Scaff-PD with "
         "three silos.\n\n"
         + "\n".join(markdown_table(heads, cells))
         + "\n\n"

@@ -1,14 +1,16 @@
 """Fair methods on a small network, with nothing tuned: who is served, and after how many rounds.
 
-5,000 images of CIFAR-10, ten label-skewed clients (Dirichlet(0.3), some 500 images each), two convolutions, batches
-of 32, 62 local steps a round. FedAvg makes 8 rounds with its automatic rate; the others make 12 with theirs, and the
-table says after how many rounds each has had FedAvg's last mean loss. Losses are over all training images of a client,
-accuracies over test images with its mixture of labels; mean and worst are over clients, then averaged over seeds.
+5,000 images of CIFAR-10, ten label-skewed clients (Dirichlet(0.3), some 500 images each), two
+convolutions, batches of 32, 62 local steps a round. FedAvg makes 8 rounds with its automatic rate;
+the others make 12 with theirs, and the table says after how many rounds each has had FedAvg's last
+mean loss. Losses are over all training images of a client, accuracies over test images with its
+mixture of labels; mean and worst are over clients, then averaged over seeds.
 
-`--full` takes all 50,000 images, Dirichlet(0.1) and as many rounds for everyone, and compares the worst fifth of the
-clients on test images, method by method in pairs over seeds; a network that has just visited other clients swings from
-round to round, so the mean over the last five rounds stands beside the last one. Every run is a file in the folder
-`--out`: what is there is not run again, so that a call that was stopped goes on, and two calls may split the seeds.
+`--full` takes all 50,000 images, Dirichlet(0.1) and as many rounds for everyone, and compares the
+worst fifth of the clients on test images, method by method in pairs over seeds; a network that has
+just visited other clients swings from round to round, so the mean over the last five rounds stands
+beside the last one. Every run is a file in the folder `--out`: what is there is not run again, so
+that a call that was stopped goes on, and two calls may split the seeds.
 
     python benchmarks/networks.py [--device cuda] [--seeds 0 1 2 3 4] [--images 5000] [--full --out results/networks]
 """
@@ -183,7 +185,9 @@ def in_full(seeds: list[int], device: str, rounds: int, number: int, out: Path) 
 
 
 def in_pairs(runs: list[dict[str, Any]], names: list[str]) -> str:
-    """Make the table: seed by seed, means, and differences of the worst fifth over the seeds that all methods have."""
+    """Make the table: seed by seed, means, and differences of the worst fifth over the seeds that
+    all methods have.
+    """
     if len({(run["rounds"], run["images"]) for run in runs}) != 1:
         raise SystemExit(
             "The folder has runs of different lengths or numbers of images; take another --out."
@@ -227,14 +231,16 @@ def in_pairs(runs: list[dict[str, Any]], names: list[str]) -> str:
 def report(found: list[dict[str, dict[str, float]]], rounds: int) -> str:
     """The table over seeds, and whether what must hold does."""
     lines = [
-        f"| method | mean loss after {rounds} rounds | worst | rounds to FedAvg's mean | worst then "
+        f"| method | mean loss after {rounds} rounds | worst | rounds to FedAvg's mean | worst "
+        "then "
         "| test accuracy, mean | worst |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in METHODS:
         mean = {k: float(np.mean([seed[name][k] for seed in found])) for k in found[0][name]}
         lines.append(
-            f"| {name} | {mean['mean']:.2f} | {mean['worst']:.2f} | {mean['reached']:.1f} | {mean['worst then']:.2f} | "
+            f"| {name} | {mean['mean']:.2f} | {mean['worst']:.2f} | {mean['reached']:.1f} | "
+            f"{mean['worst then']:.2f} | "
             f"{mean['accuracy']:.1%} | {mean['worst accuracy']:.1%} |"
         )
     for name in list(METHODS)[3:]:
@@ -242,7 +248,8 @@ def report(found: list[dict[str, dict[str, float]]], rounds: int) -> str:
         fairer = [seed[name]["worst then"] < seed["FedAvg"]["worst"] for seed in found]
         verdict = "HOLDS" if all(quick) and all(fairer) else "DOES NOT HOLD"
         lines.append(
-            f"\n{name}: FedAvg's mean loss within {LONGER:g} × its rounds in {sum(quick)} of {len(found)} seeds, "
+            f"\n{name}: FedAvg's mean loss within {LONGER:g} × its rounds in {sum(quick)} of "
+            f"{len(found)} seeds, "
             f"a better worst client by then in {sum(fairer)}: {verdict}"
         )
     return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""The problem families and objectives on which methods are measured, shared by benchmarks and tests."""
+"""The problem families and objectives on which methods are measured, shared by benchmarks and
+tests.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Family:
 def single(
     seed: int, N: int, d: int, m: int = 1, noise: float | None = None
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """N clients with m samples of one linear rule each: labels that it separates, or targets with noise."""
+    """N clients with m samples of one linear rule each: labels that it separates, or targets with
+    noise.
+    """
     random = np.random.default_rng(seed)
     rule = random.standard_normal(d)
     clients = []
@@ -115,22 +119,28 @@ def families(seed: int = 0) -> dict[str, Callable[[], Family]]:
 
 
 def chosen(parts: list[str] | None) -> list[str]:
-    """The families whose names have one of the parts in them, all by default; without data that is not there."""
+    """The families whose names have one of the parts in them, all by default; without data that is
+    not there.
+    """
     names = [name for name in families() if not parts or any(part in name for part in parts)]
     if not names:
         sys.exit(
-            f"No family has {' or '.join(map(repr, parts or []))} in its name: choose among {', '.join(families())}."
+            f"No family has {' or '.join(map(repr, parts or []))} in its name: choose among "
+            f"{', '.join(families())}."
         )
     if ADULT in names and not os.environ.get("SCAFFPD_DATA"):
         print(
-            f"{ADULT} is left out: set SCAFFPD_DATA to a folder that has it (see `help(scaffpd.data.adult)`)."
+            f"{ADULT} is left out: set SCAFFPD_DATA to a folder that has it (see "
+            "`help(scaffpd.data.adult)`)."
         )
         names.remove(ADULT)
     return names
 
 
 def objectives(family: Family) -> dict[str, Any]:
-    """Every objective by name, with parameters that make it bite; b of Nash lies above the first losses."""
+    """Every objective by name, with parameters that make it bite; b of Nash lies above the first
+    losses.
+    """
     return {
         "Average": sp.Average(),
         "Agnostic": sp.Agnostic(),
@@ -144,7 +154,9 @@ def objectives(family: Family) -> dict[str, Any]:
 
 
 def bargain(family: Family) -> Any:
-    """Return b of Nash: twice the largest first loss; in its own family, at most 1e-6 above every client's."""
+    """Return b of Nash: twice the largest first loss; in its own family, at most 1e-6 above every
+    client's.
+    """
     first = family.first_losses()
     if family.name != "Nash near the start":
         return 2 * float(first.max())

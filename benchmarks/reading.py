@@ -1,7 +1,9 @@
-"""Time the reading of one large table: scaffpd's reader beside pyarrow's own. Prints seconds and their ratio.
+"""Time the reading of one large table: scaffpd's reader beside pyarrow's own. Prints seconds and
+their ratio.
 
-Run with `SCAFFPD_DATA=folder python benchmarks/reading.py [file] [target]`; the file is `beijing_air/hourly.csv.gz` in
-the data folder and its target "PM2.5" unless others are named. The first reading pays for imports; the rest are warm.
+Run with `SCAFFPD_DATA=folder python benchmarks/reading.py [file] [target]`; the file is
+`beijing_air/hourly.csv.gz` in the data folder and its target "PM2.5" unless others are named. The
+first reading pays for imports; the rest are warm.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def main() -> None:
     rows = rows_of(path, target)
     print(f"{path.name}: {rows:,} rows with a target")
     print(
-        f"scaffpd {first:.2f} s the first time, {ours:.2f} s warm; pyarrow {theirs:.2f} s; ratio {ours / theirs:.1f}"
+        f"scaffpd {first:.2f} s the first time, {ours:.2f} s warm; pyarrow {theirs:.2f} s; ratio "
+        f"{ours / theirs:.1f}"
     )
 
 

@@ -1,13 +1,15 @@
-"""Rounds, exchanges and megabytes to a certified gap of 1e-8, for every objective on every family of problems.
+"""Rounds, exchanges and megabytes to a certified gap of 1e-8, for every objective on every family
+of problems.
 
     python benchmarks/rounds.py                      all of it; can be interrupted: the same command goes on
     python benchmarks/rounds.py --families synthetic digits --no-write
     python benchmarks/rounds.py --check              our methods anew, held against rounds.csv; fails on two rounds more
 
-Writes benchmarks/ROUNDS.md, benchmarks/rounds.csv and benchmarks/rounds.png. Methods: `fair`, which is minimax Newton
-up to d = 300 and the subspace saddle method beyond; that method by itself; Scaff-PD with `Auto()` steps, with the best of a grid of `Fixed`
-steps, chosen with hindsight for each single problem, and with the steps of the paper's `Theory()`; and without local
-steps, the accelerated primal-dual method, extragradient and descent-ascent.
+Writes benchmarks/ROUNDS.md, benchmarks/rounds.csv and benchmarks/rounds.png. Methods: `fair`, which
+is minimax Newton up to d = 300 and the subspace saddle method beyond; that method by itself;
+Scaff-PD with `Auto()` steps, with the best of a grid of `Fixed` steps, chosen with hindsight for
+each single problem, and with the steps of the paper's `Theory()`; and without local steps, the
+accelerated primal-dual method, extragradient and descent-ascent.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ def cost(method: Any, cohort: sp.Cohort, cap: int, tol: float = 1e-8) -> Cost | 
 def best_fixed(
     objective: sp.Average, cohort: sp.Cohort, cap: int, slow: bool, tol: float
 ) -> Cost | None:
-    """A coarse grid over (η_g, σ, θ) with η_ℓ = 1/max L_i, smaller η_ℓ with the best of it, then a finer grid."""
+    """A coarse grid over (η_g, σ, θ) with η_ℓ = 1/max L_i, smaller η_ℓ with the best of it, then a
+    finer grid.
+    """
     safe = 1 / cohort.constants().smoothness.max()
     total = objective.start(cohort.gradients(cohort.start()).losses).sum()
     best: tuple[Cost | None, tuple[float, ...]] = (None, (1.0, 1.0, 0.0, 1.0))
@@ -192,7 +196,8 @@ def summary(rows: list[Row]) -> list[str]:
     ratio = auto[both] / fixed[both]
     return [
         *(
-            f"- {name} reaches the gap on {np.isfinite(column).sum()} of {len(rows)} problems; rounds: median "
+            f"- {name} reaches the gap on {np.isfinite(column).sum()} of {len(rows)} problems; "
+            "rounds: median "
             f"{np.median(column):.3g}, most {column[np.isfinite(column)].max():.3g}."
             for name, column in (
                 ("`fair`", ours),
@@ -201,7 +206,8 @@ def summary(rows: list[Row]) -> list[str]:
         ),
         f"- `fair` needs more rounds than the best constants of Scaff-PD on {len(worse)} problems"
         + (f": {'; '.join(worse)}." if worse else "."),
-        f"- Scaff-PD with `Auto` against its best constants: median ratio of rounds {np.median(ratio):.2f}, largest "
+        "- Scaff-PD with `Auto` against its best constants: median ratio of rounds "
+        f"{np.median(ratio):.2f}, largest "
         f"{ratio.max():.2f}, over {both.sum()} problems where both reach the gap.",
         *(accelerated(rows, method) for method in (AUTO, "APD")),
     ]
@@ -215,8 +221,10 @@ def accelerated(rows: list[Row], method: str) -> str:
     ratio = (with_it / without)[np.isfinite(without) & np.isfinite(with_it)]
     return (
         f"- {method} with the paper's extrapolation (θ = 1 in place of 0): fewer rounds on "
-        f"{(with_it < without)[solved].sum()} of {solved.sum()} problems that either solves, by a tenth or more on "
-        f"{(with_it <= 0.9 * without)[solved].sum()}; more on {(with_it > without)[solved].sum()}; median ratio "
+        f"{(with_it < without)[solved].sum()} of {solved.sum()} problems that either solves, by a "
+        "tenth or more on "
+        f"{(with_it <= 0.9 * without)[solved].sum()}; more on "
+        f"{(with_it > without)[solved].sum()}; median ratio "
         f"{np.median(ratio):.2f}, smallest {ratio.min():.2f}."
     )
 
@@ -229,13 +237,20 @@ def report(rows: list[Row], seed: int) -> str:
         f"Written by `python benchmarks/rounds.py --seed {seed}` "
         f"(scaffpd {sp.__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}).",
         "",
-        f"Scaff-PD makes J = {J} local steps. `best Fixed`: the best of a grid of constant (η_g, σ, θ, η_ℓ), found "
-        "with hindsight for each row (up to 94 runs; up to 39 on the real data). `Theory`: the steps with the paper's "
-        "proof, for objectives on the simplex. Everything else runs as it is, with nothing set. ∞: not within the "
-        f"limit of {CAP['few']} (the first two), {CAP['fixed']} (`best Fixed`), {CAP['theory']} (`Theory`) or "
-        f"{CAP['many']} rounds; on real data {SLOW['few']}, {SLOW['fixed']}, {SLOW['theory']} and {SLOW['many']}. A "
-        "trial point that was rejected counts as a round. Runs that end because the bound on rounding is above the "
-        "gap (N = 30, d = 60) count as ∞ too. On the last five families, on which methods stall, the gap "
+        f"Scaff-PD makes J = {J} local steps. `best Fixed`: the best of a grid of constant (η_g, "
+        "σ, θ, η_ℓ), found "
+        "with hindsight for each row (up to 94 runs; up to 39 on the real data). `Theory`: the "
+        "steps with the paper's "
+        "proof, for objectives on the simplex. Everything else runs as it is, with nothing set. "
+        "∞: not within the "
+        f"limit of {CAP['few']} (the first two), {CAP['fixed']} (`best Fixed`), {CAP['theory']} "
+        "(`Theory`) or "
+        f"{CAP['many']} rounds; on real data {SLOW['few']}, {SLOW['fixed']}, {SLOW['theory']} and "
+        f"{SLOW['many']}. A "
+        "trial point that was rejected counts as a round. Runs that end because the bound on "
+        "rounding is above the "
+        "gap (N = 30, d = 60) count as ∞ too. On the last five families, on which methods stall, "
+        "the gap "
         "is 1e-8 of the first value, and the limits are those of real data.",
         "",
         *summary(rows),
@@ -258,7 +273,9 @@ def write_csv(rows: list[Row], path: Path) -> None:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """One strip per method: a dot per problem, the median as a bar; problems that were not solved at the right edge."""
+    """One strip per method: a dot per problem, the median as a bar; problems that were not solved
+    at the right edge.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -304,7 +321,8 @@ def draw(rows: list[Row], path: Path) -> None:
         range(len(METHODS), 0, -1), [f"{m} †" if m in SEES_ALL else m for m in METHODS]
     )
     figure.suptitle(
-        f"{len(rows)} problems, one dot each; bars are medians, crosses were not solved within the limit; "
+        f"{len(rows)} problems, one dot each; bars are medians, crosses were not solved within "
+        "the limit; "
         "† the server sees every client's gradient",
         fontsize=10,
     )

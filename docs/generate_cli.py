@@ -91,7 +91,9 @@ def paragraphs(command: click.Command) -> list[str]:
 
 
 def code_words(text: str) -> str:
-    """Options and file names as code; what a table would take for the end of a cell is kept from it."""
+    """Options and file names as code; what a table would take for the end of a cell is kept from
+    it.
+    """
     text = re.sub(r"(?<![\w`-])(--[a-z][\w-]*)", r"`\1`", text)
     return text.replace("|", "\\|").replace("<", "&lt;")
 

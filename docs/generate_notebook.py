@@ -1,7 +1,8 @@
 """Runs the cells of examples/quickstart.ipynb and stores what they print and draw.
 
 python docs/generate_notebook.py            runs the cells and writes the notebook
-python docs/generate_notebook.py --check    says whether it prints what is stored, and changes nothing
+python docs/generate_notebook.py --check    says whether it prints what is stored, and changes
+nothing
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Brings the repository's own pages (results, benchmarks, changes) into the site, where they lie, without a copy.
+"""Brings the repository's own pages (results, benchmarks, changes) into the site, where they lie,
+without a copy.
 
-Links are written as they work in the repository. Here they are turned into links between the site's pages; a link to
-a file that is not part of the site, such as a source file, becomes plain text. A link to nothing fails the build.
+Links are written as they work in the repository. Here they are turned into links between the site's
+pages; a link to a file that is not part of the site, such as a source file, becomes plain text. A
+link to nothing fails the build.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """The page with links that work in the site; code is left alone, also where it stands in a link's text."""
+    """The page with links that work in the site; code is left alone, also where it stands in a
+    link's text.
+    """
     uri = page.file.src_uri
     inside = (Path(config.docs_dir) / uri).exists()
     home = f"docs/{uri}" if inside else uri
@@ -86,7 +90,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def raised(markdown: str) -> str:
-    """Indices and exponents of the prose as such: f_i and x^{r+1}; blocks of code and headings stay as they are."""
+    """Indices and exponents of the prose as such: f_i and x^{r+1}; blocks of code and headings stay
+    as they are.
+    """
 
     def tags(found: re.Match[str]) -> str:
         letter, below, above = found.groups()

@@ -1,4 +1,5 @@
-"""Count the files of the package that three everyday walks pass, as docs/architecture.md draws them.
+"""Count the files of the package that three everyday walks pass, as docs/architecture.md draws
+them.
 
     python docs/walks.py
 
@@ -47,7 +48,9 @@ def passed(walk: Callable[[], Any]) -> list[str]:
 
 
 def a_row_of_a_csv_file(*options: str) -> list[str]:
-    """Take the rows of a CSV file through `scaffpd train`, from the command line to the model on disk."""
+    """Take the rows of a CSV file through `scaffpd train`, from the command line to the model on
+    disk.
+    """
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "table.csv")
         lines = [f"{'ab'[i % 2]},{i % 7},{i % 3},{'yes' if i % 5 > 1 else 'no'}" for i in range(60)]
@@ -77,7 +80,9 @@ def a_row_of_a_csv_file(*options: str) -> list[str]:
 
 
 def a_row_that_is_trained_on_and_no_more() -> list[str]:
-    """Take the same rows through `scaffpd train` without choosing strengths, comparing, and the page."""
+    """Take the same rows through `scaffpd train` without choosing strengths, comparing, and the
+    page.
+    """
     return a_row_of_a_csv_file("--no-choose", "--splits", "0", "--no-coalition", "--no-report")
 
 
@@ -90,7 +95,9 @@ def a_round_on_a_cohort() -> list[str]:
 
 
 def a_question_to_a_silo() -> list[str]:
-    """Ask deployed silos, behind a transport in this process, for their losses and gradients at a point."""
+    """Ask deployed silos, behind a transport in this process, for their losses and gradients at a
+    point.
+    """
     from scaffpd.deploy.coordinate import coordinate
     from scaffpd.deploy.hospitals import write_hospitals
     from scaffpd.deploy.messages import InProcess

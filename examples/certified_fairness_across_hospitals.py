@@ -1,17 +1,21 @@
-"""Four hospitals, one model, and a proof: an engineer's day with scaffpd, from four CSV files to predictions.
+"""Four hospitals, one model, and a proof: an engineer's day with scaffpd, from four CSV files to
+predictions.
 
-Run it whole (`python examples/certified_fairness_across_hospitals.py`, a few seconds), or cell by cell in an editor
-that knows `# %%`. Everything that it writes goes to the folder hospitals/, which must not be there yet.
+Run it whole (`python examples/certified_fairness_across_hospitals.py`, a few seconds), or cell by
+cell in an editor that knows `# %%`. Everything that it writes goes to the folder hospitals/, which
+must not be there yet.
 
-The silos are objects in this process, but all that passes between them and the coordinator are the bytes of a real
-deployment; `scaffpd deploy local --engine flare` does the same with a process and a certificate for everyone.
+The silos are objects in this process, but all that passes between them and the coordinator are the
+bytes of a real deployment; `scaffpd deploy local --engine flare` does the same with a process and a
+certificate for everyone.
 """
 
 # %%
 # What there is
 # -------------
-# Four hospitals with patients of their own (UCI heart disease). Each has a table and a file, silo.toml, that says what
-# the table is and what may be asked of it. The coordinator has federation.toml and no table at all.
+# Four hospitals with patients of their own (UCI heart disease). Each has a table and a file,
+# silo.toml, that says what the table is and what may be asked of it. The coordinator has
+# federation.toml and no table at all.
 
 import csv
 from pathlib import Path
@@ -37,8 +41,9 @@ assert scaffpd(["silo", "check", str(silos["va"])]) == 0
 # %%
 # Which objective?
 # ----------------
-# The one choice that no software can make. We try three, each a line in federation.toml, and look at every hospital.
-# Silos agree on columns, categories, labels and scale by themselves, by names and sums.
+# The one choice that no software can make. We try three, each a line in federation.toml, and look
+# at every hospital. Silos agree on columns, categories, labels and scale by themselves, by names
+# and sums.
 
 
 def written(name, **changes):
@@ -74,8 +79,9 @@ for name, text in objectives.items():
     print(f"{name:10} {outcome.rounds:3} rounds, certified gap {outcome.certificate:.1e}")
 
 # %%
-# What the certificate says: no model at all has a smaller value of that objective by more than this gap, on these
-# training rows. It does not say that held-out patients gain. Those are measured, so look at both.
+# What the certificate says: no model at all has a smaller value of that objective by more than this
+# gap, on these training rows. It does not say that held-out patients gain. Those are measured, so
+# look at both.
 
 print(f"\n{'training loss':14}" + "".join(f"{name:>12}" for name in objectives))
 for hospital in silos:
@@ -89,8 +95,9 @@ for hospital in silos:
 # %%
 # The coordinator's machine goes down
 # -----------------------------------
-# Every round is on disk before the next one begins. Here a run stops after three rounds; asked again for more, it
-# goes on from there, and ends with the very numbers of a run that was never interrupted.
+# Every round is on disk before the next one begins. Here a run stops after three rounds; asked
+# again for more, it goes on from there, and ends with the very numbers of a run that was never
+# interrupted.
 
 short = written("resumed", rounds=("rounds = 500", "rounds = 3"))
 print("\nstopped:", coordinate(short, InProcess(opened())).status)
@@ -105,8 +112,9 @@ assert same
 # %%
 # A hospital goes away
 # --------------------
-# Hungary stops answering in the middle. The run waits for it, and then pauses: going on without it from the same point
-# would show its gradient, as the difference of two sums. Once it is back, the run goes on with the same numbers.
+# Hungary stops answering in the middle. The run waits for it, and then pauses: going on without it
+# from the same point would show its gradient, as the difference of two sums. Once it is back, the
+# run goes on with the same numbers.
 
 
 class WithoutHungary(InProcess):

@@ -1,14 +1,15 @@
-"""Six methods, ten clients with different digits: who is served, and who has solved what it set out to solve?
+"""Six methods, ten clients with different digits: who is served, and who has solved what it set out
+to solve?
 
-Run it whole (`python examples/compare_fair_methods.py`, well under a minute), or cell by cell in an editor that knows
-`# %%`. Everything that it writes goes to the folder fair-methods/.
+Run it whole (`python examples/compare_fair_methods.py`, well under a minute), or cell by cell in an
+editor that knows `# %%`. Everything that it writes goes to the folder fair-methods/.
 """
 
 # %%
 # The setting
 # -----------
-# Handwritten digits, cut into ten clients by Dirichlet(0.1): most clients have seen only a few of the ten digits, and
-# never the same ones. All of them are to share one linear model.
+# Handwritten digits, cut into ten clients by Dirichlet(0.1): most clients have seen only a few of
+# the ten digits, and never the same ones. All of them are to share one linear model.
 
 from functools import partial
 from pathlib import Path
@@ -32,9 +33,10 @@ print("digits per client:", [len(np.unique(y)) for _, y in silos.train])
 # %%
 # The methods
 # -----------
-# Each minimises something else, as published. FedAvg: the average *row*. SCAFFOLD: the average *client*. AFL and DRFA:
-# the worst client. q-FFL: the mean of the squared losses. Scaff-PD: whatever it is given, here a χ² penalty. To ask
-# whether a method has solved its problem, we need that problem by name.
+# Each minimises something else, as published. FedAvg: the average *row*. SCAFFOLD: the average
+# *client*. AFL and DRFA: the worst client. q-FFL: the mean of the squared losses. Scaff-PD:
+# whatever it is given, here a χ² penalty. To ask whether a method has solved its problem, we need
+# that problem by name.
 
 sizes = [len(y) for _, y in silos.train]
 fair = sp.ChiSquare(rho=0.1)
@@ -54,9 +56,10 @@ methods = {
 # %%
 # Who is served
 # -------------
-# `sp.compare` gives all methods the same rows, start, rounds and budget: two configurations each, chosen on validation
-# rows that are cut from the training rows. Test rows are looked at once, at the end. Two partitions, so that a
-# difference can be held against the difference between partitions.
+# `sp.compare` gives all methods the same rows, start, rounds and budget: two configurations each,
+# chosen on validation rows that are cut from the training rows. Test rows are looked at once, at
+# the end. Two partitions, so that a difference can be held against the difference between
+# partitions.
 
 problem = sp.Problem(digits, model, "digits, ten clients")
 comparison = sp.compare(
@@ -75,10 +78,10 @@ comparison.to_csv(OUT)
 # %%
 # Who has solved its problem
 # --------------------------
-# A table of accuracies cannot tell a method that minimises the wrong thing from one that minimises the right thing
-# badly. So each objective is solved to a proof, from where the method ended (which saves rounds), and the method's
-# value is held against that optimum. The certificate bounds what is still missing there: the differences are exact up
-# to 1e-4.
+# A table of accuracies cannot tell a method that minimises the wrong thing from one that minimises
+# the right thing badly. So each objective is solved to a proof, from where the method ended (which
+# saves rounds), and the method's value is held against that optimum. The certificate bounds what is
+# still missing there: the differences are exact up to 1e-4.
 
 cohort = problem.cohort(0)
 runs = {name: sp.train(method, cohort, rounds=ROUNDS) for name, (method, _, _) in methods.items()}
@@ -96,8 +99,9 @@ for name, run in runs.items():
 # %%
 # The same over rounds
 # --------------------
-# Left, how far the *fair* objective is from its optimum, for everybody: methods that minimise something else level
-# off. Right, what the clients get on test rows: one dot each, a bar for the mean.
+# Left, how far the *fair* objective is from its optimum, for everybody: methods that minimise
+# something else level off. Right, what the clients get on test rows: one dot each, a bar for the
+# mean.
 
 best = sp.train(sp.fair(fair), cohort, tol=1e-6)
 optimum = fair.support(cohort.evaluate(best.x).loss)
@@ -114,15 +118,16 @@ right.set(ylabel="test accuracy of a client", xticks=range(len(runs)), xticklabe
 for axis in (left, right):
     axis.spines[["top", "right"]].set_visible(False)
 figure.savefig(OUT / "fair_methods.png", dpi=150)
-print(f"\nwritten: {OUT / 'fair_methods.png'}, table.csv, runs.csv, clients.csv")
+print(f"\nwritten: {OUT / 'fair_methods.png'}, runs.csv, clients.csv")
 
 # %%
 # What to take home
 # -----------------
 # 1. Two partitions are few: look at the ± before you believe an order of test accuracies.
-# 2. The optimisation differs, and that is no matter of luck. Uncorrected local steps drift (FedAvg, DRFA, q-FFL) and
-#    single steps are slow (AFL): after all rounds they are still away from what they set out to minimise. Corrected
-#    ones (SCAFFOLD, Scaff-PD) are there, each at its own optimum.
-# 3. If the objective is what you care about, do not choose among these at all: `sp.fair` solves it to a proof.
+# 2. The optimisation differs, and that is no matter of luck. Uncorrected local steps drift (FedAvg,
+# DRFA, q-FFL) and    single steps are slow (AFL): after all rounds they are still away from what
+# they set out to minimise. Corrected    ones (SCAFFOLD, Scaff-PD) are there, each at its own
+# optimum. 3. If the objective is what you care about, do not choose among these at all: `sp.fair`
+# solves it to a proof.
 
 print(best)

@@ -3,10 +3,12 @@
 # %% [markdown]
 # # A fair model with scikit-learn
 #
-# Four hospitals, one model of heart disease. `sp.FairFederatedClassifier` is an estimator like any other: it goes into
-# a `Pipeline` and a `GridSearchCV`, and beside X and y it takes `clients`, who owns each row.
+# Four hospitals, one model of heart disease. `sp.FairFederatedClassifier` is an estimator like any
+# other: it goes into a `Pipeline` and a `GridSearchCV`, and beside X and y it takes `clients`, who
+# owns each row.
 #
-# Run it as a script, `python examples/fair_model_with_scikit_learn.py`, or cell by cell in an editor that knows `# %%`.
+# Run it as a script, `python examples/fair_model_with_scikit_learn.py`, or cell by cell in an
+# editor that knows `# %%`.
 
 # %%
 import matplotlib.pyplot as plt
@@ -36,15 +38,16 @@ X = pd.DataFrame(np.concatenate([rows for rows, _ in parts]), columns=list(COLUM
 ill = np.concatenate([labels for _, labels in parts])
 hospital = np.repeat(HOSPITALS, [len(rows) for rows, _ in parts])
 print(
-    f"{len(X)} patients of {len(HOSPITALS)} hospitals; {X.isna().mean().mean():.0%} of the cells are empty"
+    f"{len(X)} patients of {len(HOSPITALS)} hospitals; {X.isna().mean().mean():.0%} of the cells "
+    "are empty"
 )
 
 # %% [markdown]
 # ## The pipeline
 #
-# Gaps are filled and categories encoded by scikit-learn, on all training rows together: this is one computer that may
-# see them all. (Where hospitals keep their rows, `scaffpd deploy` prepares them from sums.) The estimator standardises
-# the columns by itself.
+# Gaps are filled and categories encoded by scikit-learn, on all training rows together: this is one
+# computer that may see them all. (Where hospitals keep their rows, `scaffpd deploy` prepares them
+# from sums.) The estimator standardises the columns by itself.
 
 # %%
 categories = ["cp", "restecg", "slope", "thal"]
@@ -70,10 +73,12 @@ def pipeline(objective):
 for objective in (sp.Average(), sp.ChiSquare(rho=0.1)):
     model = pipeline(objective).fit(X, ill, clients=hospital)["model"]
     print(
-        f"{objective}: training loss at the worst-served hospital {max(model.client_losses_.values()):.3f}"
+        f"{objective}: training loss at the worst-served hospital "
+        f"{max(model.client_losses_.values()):.3f}"
     )
 print(
-    f"{model.status_} after {model.n_rounds_} rounds: at most {model.certificate_:.0e} from the optimum, proven"
+    f"{model.status_} after {model.n_rounds_} rounds: at most {model.certificate_:.0e} from the "
+    "optimum, proven"
 )
 print(
     "weights in the worst mixture:",
@@ -83,9 +88,10 @@ print(
 # %% [markdown]
 # ## How fair should it be?
 #
-# ρ runs from the average (large) to the worst case (small). The search scores every ρ by the log-loss at the hospital
-# that is served worst: any measure that takes `clients` will do. (For accuracy none has to be written: the estimator's
-# own `score`, told to by `set_score_request(clients=True)`, is that of the fifth of the clients that is served worst.)
+# ρ runs from the average (large) to the worst case (small). The search scores every ρ by the
+# log-loss at the hospital that is served worst: any measure that takes `clients` will do. (For
+# accuracy none has to be written: the estimator's own `score`, told to by
+# `set_score_request(clients=True)`, is that of the fifth of the clients that is served worst.)
 
 
 # %%
@@ -121,7 +127,8 @@ print("chosen:", search.best_params_["model__objective"])
 # %% [markdown]
 # ## Before and after
 #
-# Every patient is diagnosed by a model that has not seen them: three outer folds, and the search inside each of them.
+# Every patient is diagnosed by a model that has not seen them: three outer folds, and the search
+# inside each of them.
 
 # %%
 outer = StratifiedKFold(3, shuffle=True, random_state=1)
@@ -143,7 +150,8 @@ for measure, extreme in (("accuracy", "min"), ("log-loss", "max")):
         f"mean of the hospitals {before.mean():.3f} → {after.mean():.3f}"
     )
 print(
-    "Accuracy among 200 patients has a standard error of some 3 points: read small differences as none."
+    "Accuracy among 200 patients has a standard error of some 3 points: read small differences as "
+    "none."
 )
 
 # %% [markdown]

@@ -1,4 +1,4 @@
-"""Weights that answer losses on held-out rows: an equilibrium of two players with different losses."""
+"""Weights that answer losses on held-out rows: an equilibrium of two players."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ def equilibrium(
     solve: Callable[[Excess], tuple[Model, Vector, Vector, Vector]],
     tol: float,
 ) -> tuple[Model | None, float, int]:
-    r"""Let λ maximise over losses h_i(x) on held-out rows, while x minimises Σ λ_i f_i over training rows.
+    r"""Let λ maximise over losses h_i(x) on held-out rows, while x minimises Σ λ_i f_i over
+    training rows.
 
-    The two players have different losses, so there is no saddle point, but an equilibrium, at which the levels are
-    b = f(x) − h(x), for then λ maximises ⟨f(x) − b, λ⟩ − ψ(λ) = ⟨h(x), λ⟩ − ψ(λ). For given levels x and λ are those
-    of a convex problem, with its certificate, which bounds how much another x could lower Σ λ_i f_i; the levels follow,
+    The two players have different losses, so there is no saddle point, but an equilibrium, at which
+    the levels are b = f(x) − h(x), for then λ maximises ⟨f(x) − b, λ⟩ − ψ(λ) = ⟨h(x), λ⟩ − ψ(λ).
+    For given levels x and λ are those of a convex problem, with its certificate, which bounds how
+    much another x could lower Σ λ_i f_i; the levels follow,
 
         b ← b + s (f(x) − h(x) − b),      s = 1, or less if the last step was too long,
 
-    until no other λ would gain more than `tol`: support(h) − ⟨h, λ⟩ + ψ(λ), or twelve steps gain nothing. If h = f
-    nothing changes: b = 0.
+    until no other λ would gain more than `tol`: support(h) − ⟨h, λ⟩ + ψ(λ), or twelve steps gain
+    nothing. If h = f nothing changes: b = 0.
 
     Args:
         objective: (Λ, ψ).

@@ -1,9 +1,11 @@
-"""Alone, one model, or a model of one's own: stations and schools, judged on rows that nothing was chosen by.
+"""Alone, one model, or a model of one's own: stations and schools, judged on rows that nothing was
+chosen by.
 
 python -m experiments.personal stations|schools [--seeds 8] [--data FOLDER] [--out FOLDER]
 
-Every seed draws new rows: at the stations which four are new and their forty days (tested on the following year), at
-the schools which 30 % of the students are held out. l2 and κ are chosen by three folds of the training rows.
+Every seed draws new rows: at the stations which four are new and their forty days (tested on the
+following year), at the schools which 30 % of the students are held out. l2 and κ are chosen by
+three folds of the training rows.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ BEFORE = "one model, average"
 
 
 def alone(silos: Any, seed: int) -> tuple[Array, Array]:
-    """Loss of every client by itself on its test rows, and its κ, which folds of its own rows choose."""
+    """Loss of every client by itself on its test rows, and its κ, which folds of its own rows
+    choose.
+    """
     models, kappas, _ = fit_alone(Folds.of(silos.train, MODEL, silos.names, FOLDS, seed))
     outputs = [MODEL.outputs(u, X)[:, 0] for u, (X, _) in zip(models, silos.test, strict=True)]
     losses = [np.mean((z - y) ** 2) for z, (_, y) in zip(outputs, silos.test, strict=True)]
@@ -58,7 +62,7 @@ def alone(silos: Any, seed: int) -> tuple[Array, Array]:
 
 
 def arm(silos: Any, choice: GridPoint) -> Array:
-    """Train with what was chosen, on all training rows; the loss of every client on its test rows."""
+    """Train with what was chosen, on all training rows; every client's loss on its test rows."""
     model = with_strengths(MODEL, choice.l2, choice.strength)
     cohort = sp.Cohort(silos.train, model, silos.names, test=silos.test)
     result = sp.train(sp.fair(choice.objective), cohort, rounds=500, tol=1e-5, progress=False)
@@ -108,7 +112,9 @@ def study(load: Callable[[int], Any], seeds: int) -> list[dict[str, Any]]:
 
 
 def measures(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Array]]:
-    """By model: the mean over clients, the worst fifth, and the most that joining costs a client; one per seed."""
+    """By model: the mean over clients, the worst fifth, and the most that joining costs a client;
+    one per seed.
+    """
     table: dict[str, list[Array]] = {}
     for name in (FIRST, *ARMS):
         own = [row for row in rows if row["model"] == name]
@@ -179,7 +185,7 @@ def words(share: tuple[float, float, float]) -> str:
 
 
 def verdict(models: dict[str, dict[str, Array]], model: str) -> str:
-    """In words, what a personal model brings against one average model and against staying alone."""
+    """In words, what a personal model brings against one average model and alone."""
     parts = []
     for other in (BEFORE, FIRST):
         shares = {m: interval(models[model][m], models[other][m]) for m in ("mean", "worst fifth")}
@@ -192,7 +198,8 @@ def verdict(models: dict[str, dict[str, Array]], model: str) -> str:
         words(interval(models[model][m], models[BEFORE][m])) for m in ("rounded", "worst")
     )
     parts.append(
-        f"worst client against {BEFORE}: {worst}; a fifth rounded to the nearest number of clients: {rounded}"
+        f"worst client against {BEFORE}: {worst}; a fifth rounded to the nearest number of "
+        f"clients: {rounded}"
     )
     cost, before = (float(models[m]["cost"].mean()) for m in (model, BEFORE))
     share = f"{100 * cost / before:.0f} % of one average model's {before:.4f}"
@@ -201,16 +208,17 @@ def verdict(models: dict[str, dict[str, Array]], model: str) -> str:
 
 
 TITLES = {
-    "stations": "Twelve stations in Beijing, four of them new with forty days, tested on the following year",
+    "stations": "Twelve stations in Beijing, four of them new, tested on the following year",
     "schools": "139 schools in London, 30 % of the students held out",
 }
 ABOUT = """# A model of one's own, on new rows
 
-Mean squared error of log(1 + PM2.5) and of the standardised exam score, on test rows that nothing was chosen by.
-Written by `python -m experiments.personal stations` and `schools` (the schools need `--data` or SCAFFPD_DATA). l2 and κ
-were chosen by three folds of the training rows (`sp.choose`, by the mean, one standard error rule), and alone by every
-client for itself; fair is CVaR(0.2). The worst fifth is the mean over the ⌈N/5⌉ clients with the largest losses (3
-stations, 28 schools). "Lower" is in per cent with its 95 % interval over seeds, paired. The last column is the largest
+Mean squared error of log(1 + PM2.5) and of the standardised exam score, on test rows that nothing
+was chosen by. Written by `python -m experiments.personal stations` and `schools` (the schools need
+`--data` or SCAFFPD_DATA). l2 and κ were chosen by three folds of the training rows (`sp.choose`, by
+the mean, one standard error rule), and alone by every client for itself; fair is CVaR(0.2). The
+worst fifth is the mean over the ⌈N/5⌉ clients with the largest losses (3 stations, 28 schools).
+"Lower" is in per cent with its 95 % interval over seeds, paired. The last column is the largest
 (loss − loss alone) of any client, mean over seeds. Every client's losses are in the CSV files.
 [Images](../decisive/cifar100/README.md) are `python -m experiments.images decisive`."""
 

@@ -13,7 +13,9 @@ from scaffpd.machine import environment
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Path:
-    """Write a header and rows; floats read back exactly, and what is missing or not a number is an empty cell."""
+    """Write a header and rows; floats read back exactly, and what is missing or not a number is an
+    empty cell.
+    """
     write_file(path, csv_text([dict(zip(columns, row, strict=True)) for row in rows], columns))
     return path
 
@@ -36,7 +38,9 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def markdown_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1
 ) -> list[str]:
-    """Return the lines of a table whose first `words` columns are flush left, the others flush right."""
+    """Return the lines of a table whose first `words` columns are flush left, the others flush
+    right.
+    """
     rule = "|" + "---|" * words + "---:|" * (len(header) - words)
     header, *others = (f"| {' | '.join(cells)} |" for cells in (header, *rows))
     return [header, rule, *others]

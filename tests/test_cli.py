@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -15,7 +14,7 @@ import pytest
 
 import scaffpd
 from scaffpd import cli
-from scaffpd.algorithms import MinimaxNewton, ScaffPD
+from scaffpd.algorithms import MinimaxNewton
 from scaffpd.cli.compare import OURS
 from scaffpd.errors import InputError
 from scaffpd.run import demo as studies
@@ -312,13 +311,7 @@ def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, ca
     ):
         assert word in words
     assert "worst-20 % test loss" in words
-    assert files_in(folder) == [
-        "about.json",
-        "clients.csv",
-        "run.json",
-        "runs.csv",
-        "table.csv",
-    ]
+    assert files_in(folder) == ["clients.csv", "run.json", "runs.csv"]
     command = RunRecord.read(folder).command
     assert command == (
         "scaffpd compare synthetic --methods fedavg,scaff-pd --rounds 4 --local-steps 10 --seeds 2 --tune 2 "
@@ -326,8 +319,6 @@ def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, ca
     )
     runs = (folder / "runs.csv").read_text().splitlines()
     assert len(runs) == 1 + 2 * (2 + 2) + 2 * 2
-    assert cli.run([*SMALL, "--seeds", "3", "--tune", "2", "--out", str(folder)]) == 2
-    assert "other seeds and data" in capsys.readouterr().err
 
 
 def test_our_methods_get_a_verdict_each(capsys):
@@ -339,9 +330,7 @@ def test_our_methods_get_a_verdict_each(capsys):
         sum(line.startswith(label) for line in out.splitlines()) >= 1
         for label in ("Minimax Newton", "FedAvg")
     )
-    assert all(
-        re.search(rf"\b{label}('s| has the best) worst-20 % test loss", words) for label in OURS
-    )
+    assert all(f"{label} has worst-20 % test loss" in words for label in OURS)
     assert words.count("worst-20 % test loss") == 2
 
 
@@ -349,24 +338,4 @@ def test_compare_can_be_quiet(tmp_path, capsys):
     assert cli.run([*SMALL, "--tune", "1", "--quiet", "--out", str(tmp_path)]) == 0
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
-    assert "table.csv" in files_in(tmp_path)
-
-
-def test_control_c_in_a_comparison_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    calls = []
-    real = ScaffPD.round
-
-    def interrupted(self, federation, state):
-        calls.append(state.rounds)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return real(self, federation, state)
-
-    monkeypatch.setattr(ScaffPD, "round", interrupted)
-    assert cli.run([*SMALL, "--out", str(tmp_path)]) == 130
-    assert "the same command goes on there" in capsys.readouterr().err
-    assert (
-        len((tmp_path / "runs.jsonl").read_text().splitlines()) == 5
-    )  # all rates of FedAvg; half a run is none
-    assert cli.run([*SMALL, "--out", str(tmp_path)]) == 0
-    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 1 + 5 + 5 + 2
+    assert "run.json" in files_in(tmp_path)

@@ -1,4 +1,6 @@
-"""Comparisons of methods: equal budgets, choices without test rows, the same numbers in any process."""
+"""Comparisons of methods: equal budgets, choices without test rows, the same numbers in any
+process.
+"""
 
 from __future__ import annotations
 

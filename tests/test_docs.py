@@ -1,4 +1,6 @@
-"""Every snippet of every page runs, every command is one that exists, and examples run as they stand."""
+"""Every snippet of every page runs, every command is one that exists, and examples run as they
+stand.
+"""
 
 from __future__ import annotations
 

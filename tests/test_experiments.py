@@ -1,4 +1,6 @@
-"""One smoke test each: images from pixels to tables, synthetic figures, and gradients of single images."""
+"""One smoke test each: images from pixels to tables, synthetic figures, and gradients of single
+images.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,7 @@ def test_synthetic_figures(tmp_path):
 
 
 def test_images_are_divided_as_published():
-    """Balanced clients have at most their part and one label; test rows the training proportions."""
+    """Balanced clients have at most their part and one label."""
     y = np.random.default_rng(0).integers(0, 12, 400)
     parts = divided(y, 6, 0.05, 3, 1, balanced=True)
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(400))

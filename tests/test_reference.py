@@ -63,7 +63,7 @@ def losses_and_gradients(clients, loss, l2, x, intercept=False):
 
 
 def assert_optimal(result, clients, loss, l2, objective, intercept=False, tolerance=1e-12):
-    """λ ∈ Λ, λ maximises ⟨f(x), l⟩ − ψ(l), and Σ λ_i ∇f_i(x) = 0: together they prove optimality."""
+    """λ ∈ Λ, λ maximises ⟨f(x), l⟩ − ψ(l), and Σ λ_i ∇f_i(x) = 0: a proof."""
     f, G = losses_and_gradients(clients, loss, l2, result.x, intercept)
     weights = result.weights
     assert objective.contains(weights)

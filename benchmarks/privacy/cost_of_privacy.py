@@ -1,11 +1,13 @@
-"""What differential privacy costs in accuracy: writes DIFFERENTIAL.md, differential.csv and differential.png.
+"""What differential privacy costs in accuracy: writes DIFFERENTIAL.md, differential.csv and
+differential.png.
 
     OMP_NUM_THREADS=1 python benchmarks/privacy/cost_of_privacy.py
 
-Scaff-PD with a χ² objective and FedAvg, at ε = 1, 4, 8 (δ = 1e-5, every record of every client) and without privacy, on
-handwritten digits of 20 clients with label skew and on four hospitals; each with noise of every client's own, and with
-noise that clients share under secure sums, of whom a third may add none. Settings are chosen per ε, on splits that are
-not reported; that choice is not accounted for. `compare` tunes rates alone: rounds and clips set the noise as well.
+Scaff-PD with a χ² objective and FedAvg, at ε = 1, 4, 8 (δ = 1e-5, every record of every client) and
+without privacy, on handwritten digits of 20 clients with label skew and on four hospitals; each
+with noise of every client's own, and with noise that clients share under secure sums, of whom a
+third may add none. Settings are chosen per ε, on splits that are not reported; that choice is not
+accounted for. `compare` tunes rates alone: rounds and clips set the noise as well.
 """
 
 from __future__ import annotations
@@ -99,7 +101,9 @@ def _silos(name: str, seed: int) -> Silos:
 
 
 def grid(method: str, epsilon: float) -> list[Setting]:
-    """All settings; without privacy there is nothing to clip, and shared noise is for single local steps."""
+    """All settings; without privacy there is nothing to clip, and shared noise is for single local
+    steps.
+    """
     rhos = RHOS if method.startswith(SCAFF_PD) else (None,)
     clips = CLIPS if np.isfinite(epsilon) else (np.inf,)
     lengths = [length for length in LENGTHS if length[1] == 1 or not method.endswith(SHARED)]
@@ -162,7 +166,9 @@ def cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def chosen(case: Case, epsilon: float, method: str) -> Setting:
-    """The setting with the highest mean of both accuracies on the splits for tuning; each leaves the better half."""
+    """The setting with the highest mean of both accuracies on the splits for tuning; each leaves
+    the better half.
+    """
     left = grid(method, epsilon)
     scores = {}
     shared = method.endswith(SHARED)
@@ -296,8 +302,10 @@ def reading(rows: Sequence[tuple[Any, ...]]) -> list[str]:
             for e, (mean, worst) in ((e, means[np.inf] - means[e]) for e in EPSILONS[:-1])
         ]
         said.append(
-            f"- {case.name}, {method}: privacy takes {', '.join(lost)} off the two accuracies (less than nothing is "
-            f"luck of the splits); at ε = 1 two models that differ in noise alone have a cosine of {alike:.2f}."
+            f"- {case.name}, {method}: privacy takes {', '.join(lost)} off the two accuracies "
+            "(less than nothing is "
+            "luck of the splits); at ε = 1 two models that differ in noise alone have a cosine "
+            f"of {alike:.2f}."
         )
     return said
 
@@ -317,28 +325,42 @@ def report(rows: Sequence[tuple[Any, ...]], lines: list[str], command: str, seco
             "",
             "![Accuracy over ε](differential.png)",
             "",
-            f"Test accuracy over {len(REPORTED)} random splits (and, for digits, partitions), mean ± standard deviation: "
-            "the mean over clients and the mean of the worst fifth of them, which is one hospital of four. (ε, 1e-5) "
-            f"protects every record of every client; {counts}. Digits: 20 clients, label skew Dirichlet(0.3), softmax "
-            "loss. Heart disease: four hospitals, logistic loss. Both methods count clients alike and take all records in "
+            f"Test accuracy over {len(REPORTED)} random splits (and, for digits, partitions), "
+            "mean ± standard deviation: "
+            "the mean over clients and the mean of the worst fifth of them, which is one hospital "
+            "of four. (ε, 1e-5) "
+            f"protects every record of every client; {counts}. Digits: 20 clients, label skew "
+            "Dirichlet(0.3), softmax "
+            "loss. Heart disease: four hospitals, logistic loss. Both methods count clients alike "
+            "and take all records in "
             f"every step. Where losses are asked for they get {LOSS_SHARE:.0%} of the budget.",
             "",
-            "Without another word every client hides its own vectors from everybody. With shared noise (`colluding=`, a "
-            "third of the clients) gradients leave in secure sums alone, of which every client adds a part of the noise; "
-            "the same (ε, 1e-5) then holds against whoever sees sums, and losses, with the help of up to a third of the "
-            "clients. Losses carry noise of every client's own in both cases. Shared noise is for single local steps, "
+            "Without another word every client hides its own vectors from everybody. With shared "
+            "noise (`colluding=`, a "
+            "third of the clients) gradients leave in secure sums alone, of which every client "
+            "adds a part of the noise; "
+            "the same (ε, 1e-5) then holds against whoever sees sums, and losses, with the help "
+            "of up to a third of the "
+            "clients. Losses carry noise of every client's own in both cases. Shared noise is for "
+            "single local steps, "
             "J = 1.",
             "",
-            "R rounds, J local steps, clip C, local rate η_ℓ (over the public 1/L) and ρ of χ² were chosen for every row "
-            f"from (R, J) among {shown(LENGTHS)}, C among {shown(CLIPS)}, η_ℓ L among {shown(RATES)} and ρ among "
-            f"{shown(RHOS)}, by both accuracies on {len(TUNING)} other splits, the better half of the first one's on the "
+            "R rounds, J local steps, clip C, local rate η_ℓ (over the public 1/L) and ρ of χ² "
+            "were chosen for every row "
+            f"from (R, J) among {shown(LENGTHS)}, C among {shown(CLIPS)}, η_ℓ L among "
+            f"{shown(RATES)} and ρ among "
+            f"{shown(RHOS)}, by both accuracies on {len(TUNING)} other splits, the better half of "
+            "the first one's on the "
             "second. Choosing is not accounted for: these are "
-            "costs of privacy for somebody who knows good settings. Scaling of the columns is not private here either.",
+            "costs of privacy for somebody who knows good settings. Scaling of the columns is not "
+            "private here either.",
             "",
             *lines,
             "",
-            "Loss: of test records, the mean over clients, regulariser included. Cosine: between two models that were "
-            "trained alike but for the noise; 1 without privacy. R rounds, J local steps, and so on: as chosen.",
+            "Loss: of test records, the mean over clients, regulariser included. Cosine: between "
+            "two models that were "
+            "trained alike but for the noise; 1 without privacy. R rounds, J local steps, and so "
+            "on: as chosen.",
             "",
             "## In words",
             "",
@@ -376,7 +398,8 @@ def main() -> None:
             )
             rows.append((*about, *setting))
         print(
-            f"[{time.process_time() - started:4.0f} s] {case.name}, ε = {epsilon:g}, {method}: {setting}",
+            f"[{time.process_time() - started:4.0f} s] {case.name}, ε = {epsilon:g}, {method}: "
+            f"{setting}",
             flush=True,
         )
     write_file(

@@ -66,7 +66,9 @@ def data(name: str, seed: int) -> sp.data.Silos:
 
 
 def scores(name: str, seed: int, setting: Setting | None) -> tuple[float, float]:
-    """Test accuracy, the mean over clients and that of the worst fifth; without privacy where there is no setting."""
+    """Test accuracy, the mean over clients and that of the worst fifth; without privacy where there
+    is no setting.
+    """
     silos = data(name, seed)
     bare = sp.Linear("logistic", l2=1e-3, intercept=True)
     if setting is None:
@@ -123,13 +125,16 @@ def main() -> None:
         "",
         f"Written by `{COMMAND}` in {time.process_time() - started:.0f} seconds of one core.",
         "",
-        f"Test accuracy at ε = {EPSILON:g}, δ = 1e-5, over {len(SEEDS)} splits, mean ± standard deviation. The first "
-        "private row has the defaults of `scaffpd train --epsilon`; the others change one of them. R rounds, J local "
+        f"Test accuracy at ε = {EPSILON:g}, δ = 1e-5, over {len(SEEDS)} splits, mean ± standard "
+        "deviation. The first "
+        "private row has the defaults of `scaffpd train --epsilon`; the others change one of "
+        "them. R rounds, J local "
         "steps, clips C and B. This choice has seen these data, and not yours.",
         "",
         *markdown_table(head, rows, words=1),
         "",
-        f"Noise is drawn at {speed(2**40) / 1e6:.1f} million numbers a second on one core where σ is a power of two, "
+        f"Noise is drawn at {speed(2**40) / 1e6:.1f} million numbers a second on one core where σ "
+        "is a power of two, "
         f"the slowest case, and at {speed(13 * 2**36) / 1e6:.1f} million where it is 0.81 of one.",
         "",
     ]

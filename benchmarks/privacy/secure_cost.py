@@ -1,12 +1,13 @@
-"""What secure sums cost: bytes and CPU seconds of a client in a round of Scaff-PD, against plain sums.
+"""What secure sums cost: bytes and CPU seconds of a client in a round of Scaff-PD, against plain
+sums.
 
     python benchmarks/privacy/secure_cost.py
     python benchmarks/privacy/secure_cost.py --quick --no-write
     python benchmarks/privacy/secure_cost.py --losses    # the last table alone
 
-Writes SECURE.md, secure.csv and secure.png beside it. Bytes are those of real messages, encoded as they travel. Of N
-clients a few mask vectors of length d and are timed; the server adds N vectors. Seconds are of this process' CPU, on
-one thread.
+Writes SECURE.md, secure.csv and secure.png beside it. Bytes are those of real messages, encoded as
+they travel. Of N clients a few mask vectors of length d and are timed; the server adds N vectors.
+Seconds are of this process' CPU, on one thread.
 """
 
 from __future__ import annotations
@@ -225,7 +226,9 @@ RELATIVE = 1e-6  # certified gap, as a share of the mean loss at the start
 
 
 def hidden() -> list[str]:
-    """Whole trainings where losses are clear (Scaff-PD) and hidden (minimax from sums): the table in Markdown."""
+    """Whole trainings where losses are clear (Scaff-PD) and hidden (minimax from sums): the table
+    in Markdown.
+    """
     stations = beijing_air().train
     spread = synthetic()
     problems: dict[str, Any] = {
@@ -238,10 +241,14 @@ def hidden() -> list[str]:
     lines = [
         HEADING,
         "",
-        f"Printed by `python benchmarks/privacy/secure_cost.py --losses`: to a certified gap of {RELATIVE:g} of the "
-        "mean loss at the start, 20 local steps, all clients together. Clear is Scaff-PD, whose server sees every "
-        "loss; hidden is `MinimaxSums`. A round of it is three exchanges: local work, thresholds, the gradient. More "
-        "are needed where a threshold is looked for twice, where a step is too long (it counts as a round), and where "
+        "Printed by `python benchmarks/privacy/secure_cost.py --losses`: to a certified gap of "
+        f"{RELATIVE:g} of the "
+        "mean loss at the start, 20 local steps, all clients together. Clear is Scaff-PD, whose "
+        "server sees every "
+        "loss; hidden is `MinimaxSums`. A round of it is three exchanges: local work, thresholds, "
+        "the gradient. More "
+        "are needed where a threshold is looked for twice, where a step is too long (it counts as "
+        "a round), and where "
         "the centre of CVaR's weights moves.",
         "",
         "| problem | objective | losses | rounds | exchanges | up, kB | down, kB | certified gap |",
@@ -279,9 +286,11 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
     missed = [str(r.clients) for r in long if r.client_seconds > SECONDS_GOAL]
     held = f"holds for N = {', '.join(fine)}" if fine else "holds nowhere"
     return [
-        f"- Bytes, both ways: at most {BYTES_GOAL} times those of plain sums in {len(usual) - len(broken)} of "
+        f"- Bytes, both ways: at most {BYTES_GOAL} times those of plain sums in "
+        f"{len(usual) - len(broken)} of "
         f"{len(usual)} cases.{beyond}",
-        f"- CPU of a client for one sum of {GOAL_LENGTH:,} numbers ({slow}): the goal of {SECONDS_GOAL:g} s {held}"
+        f"- CPU of a client for one sum of {GOAL_LENGTH:,} numbers ({slow}): the goal of "
+        f"{SECONDS_GOAL:g} s {held}"
         + (f", and is missed for N = {', '.join(missed)}." if missed else "."),
     ]
 
@@ -306,12 +315,16 @@ def report(rows: Sequence[Row], runs: Sequence[tuple[Any, ...]], command: str) -
     lines = [
         "# What secure sums cost",
         "",
-        f"Written by `{command}` ({versions}, Python {sys.version.split()[0]}); the numbers are in `secure.csv` too.",
+        f"Written by `{command}` ({versions}, Python {sys.version.split()[0]}); the numbers are "
+        "in `secure.csv` too.",
         "",
-        f"Bytes are of one client in one round of Scaff-PD (two sums), in real messages. Seconds are CPU "
-        f"time of one thread for one sum. Of N clients {TIMED} are timed, and the fastest is shown: other work on the "
+        "Bytes are of one client in one round of Scaff-PD (two sums), in real messages. Seconds "
+        "are CPU "
+        f"time of one thread for one sum. Of N clients {TIMED} are timed, and the fastest is "
+        "shown: other work on the "
         "machine only adds. t is the usual one, a "
-        "third of the clients and 10 at most; with 99 neighbours, t = 98, everybody shares masks with everybody.",
+        "third of the clients and 10 at most; with 99 neighbours, t = 98, everybody shares masks "
+        "with everybody.",
         "",
         *verdicts(rows),
         "",
@@ -321,8 +334,10 @@ def report(rows: Sequence[Row], runs: Sequence[tuple[Any, ...]], command: str) -
         "",
         "## Whole trainings",
         "",
-        "Scaff-PD, χ² with ρ = 0.1, 20 local steps, to a certified gap of 1e-6; all clients together, as `traffic` "
-        "counts. A secure sum is one exchange; the first of its kind is two, and so is one whose vectors have "
+        "Scaff-PD, χ² with ρ = 0.1, 20 local steps, to a certified gap of 1e-6; all clients "
+        "together, as `traffic` "
+        "counts. A secure sum is one exchange; the first of its kind is two, and so is one whose "
+        "vectors have "
         "outgrown, or shrunk far below, the last one's number format.",
         "",
         "| problem | sums | rounds | exchanges | up, MB | down, MB | certified gap |",

@@ -1,10 +1,11 @@
-"""Seconds to a certified gap of 1e-8 on one χ²-robust problem with squared loss, from raw arrays to x.
+"""Seconds to a certified gap of 1e-8 on one χ²-robust problem with squared loss, from raw arrays to
+x.
 
-Every candidate solves the same problem in a process of its own, on as many threads as it likes, after a tiny problem
-that loads its libraries; all that it does with the data counts. A dense Newton solver that shares nothing with the
-candidates (see `tests/cases/reference.py`) gives a lower bound on the optimum, and F(x), from the raw rows, less that bound is
-the gap that is shown. A candidate that is slow runs once, all others in every turn, and a ratio is one of seconds
-within a turn.
+Every candidate solves the same problem in a process of its own, on as many threads as it likes,
+after a tiny problem that loads its libraries; all that it does with the data counts. A dense Newton
+solver that shares nothing with the candidates (see `tests/cases/reference.py`) gives a lower bound
+on the optimum, and F(x), from the raw rows, less that bound is the gap that is shown. A candidate
+that is slow runs once, all others in every turn, and a ratio is one of seconds within a turn.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ def _row(
     ratios: list[float],
     failed: str | None,
 ) -> Row:
-    """A line; where a candidate was stopped its ratio is a lower bound, where it failed there is none."""
+    """A line; where a candidate was stopped its ratio is a lower bound, where it failed there is
+    none.
+    """
     row: Row = dict(zip(("N", "m", "d"), size, strict=True)) | {
         "candidate": name,
         "runs": len(seconds),
@@ -150,7 +153,8 @@ def sentences(rows: list[Row]) -> list[str]:
         others = [_words(row) for row in here if row["candidate"] != OURS]
         own = next(row for row in here if row["candidate"] == OURS)
         found.append(
-            f"N, m, d = {size[0]}, {size[1]}, {size[2]}: {OURS} proves a gap of {TOL:g} in {own['seconds']:.2f} s; "
+            f"N, m, d = {size[0]}, {size[1]}, {size[2]}: {OURS} proves a gap of {TOL:g} in "
+            f"{own['seconds']:.2f} s; "
             f"in multiples of that, {'; '.join(others)}."
         )
         solved = [row for row in here if isinstance(row["seconds"], float) and row["gap"] <= TOL]
@@ -167,7 +171,9 @@ def _words(row: Row) -> str:
 
 
 def least_cpu(size: Size, turns: int = 40) -> dict[str, float]:
-    """Milliseconds of CPU of the candidates on one thread, in turn and in one process: what a busy machine can tell."""
+    """Milliseconds of CPU of the candidates on one thread, in turn and in one process: what a busy
+    machine can tell.
+    """
     clients = problem(*size)
     names = (OURS, "SciPy L-BFGS-B", "SciPy L-BFGS-B, QR")
     seconds = defaultdict(list)

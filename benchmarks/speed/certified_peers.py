@@ -2,9 +2,9 @@ r"""The candidates of `certified.py`: each takes raw arrays and returns x of the
 
     min_x max_{λ∈simplex} Σ λ_i f_i(x) − (ρ/2) Σ (λ_i − p)²/p,   f_i = (1/m)‖A_i x − y_i‖² + (l2/2)‖x‖²,   p = 1/N.
 
-The maximum over λ is, by duality, the smallest ν + ρ/2 + Σ p [f_i − ν]₊²/(2ρ) over ν: what conic solvers are given.
-Run as a script, this file solves one problem once in a process of its own and prints seconds and x:
-`python certified_peers.py CANDIDATE N m d`.
+The maximum over λ is, by duality, the smallest ν + ρ/2 + Σ p [f_i − ν]₊²/(2ρ) over ν: what conic
+solvers are given. Run as a script, this file solves one problem once in a process of its own and
+prints seconds and x: `python certified_peers.py CANDIDATE N m d`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _trained(method: Any, clients: Clients) -> Array:
     )
     if not result.certificate <= TOL:
         raise RuntimeError(
-            f"{type(method).__name__} proved no more than {result.certificate:.1e}: {result.status}."
+            f"{type(method).__name__} proved no more than {result.certificate:.1e}: "
+            f"{result.status}."
         )
     return np.asarray(result.x)
 
@@ -82,7 +83,8 @@ def _trained(method: Any, clients: Clients) -> Array:
 def plain_cvxpy(clients: Clients) -> Array:
     """CVXPY as one would write the problem down.
 
-    A common term of all f_i leaves λ alone, so the regulariser is taken out of the sum: inside, Clarabel fails.
+    A common term of all f_i leaves λ alone, so the regulariser is taken out of the sum: inside,
+    Clarabel fails.
     """
     import cvxpy as cp
 

@@ -1,9 +1,10 @@
-"""Milliseconds of the server's dual step: prox and support of every objective, for 10³ to 10⁶ clients.
+"""Milliseconds of the server's dual step: prox and support of every objective, for 10³ to 10⁶
+clients.
 
-Uniform and random priors; losses of all sizes; the step σ = 0.01 moves weights without freeing them. Every answer is
-checked first: λ = prox(s, l, σ) exactly where λ is a maximiser for the losses v = s − (λ − l)/σ, that is, where
-support(v) = ⟨v, λ⟩ − ψ(λ). The exponent p of milliseconds ∝ N^p is fitted from 10⁴ clients on: below, calls themselves
-take the time.
+Uniform and random priors; losses of all sizes; the step σ = 0.01 moves weights without freeing
+them. Every answer is checked first: λ = prox(s, l, σ) exactly where λ is a maximiser for the losses
+v = s − (λ − l)/σ, that is, where support(v) = ⟨v, λ⟩ − ψ(λ). The exponent p of milliseconds ∝ N^p
+is fitted from 10⁴ clients on: below, calls themselves take the time.
 """
 
 from __future__ import annotations
@@ -111,8 +112,10 @@ def sentences(rows: list[Row]) -> list[str]:
         slowest = max(here, key=lambda row: row[largest])
         steepest = max(here, key=lambda row: row["exponent"])
         found.append(
-            f"{operation.capitalize()} at {largest.removesuffix(', ms')} takes at most {slowest[largest]:.0f} ms "
-            f"({slowest['objective']}, {slowest['prior']} prior) and grows like N^{steepest['exponent']:.2f} at most "
+            f"{operation.capitalize()} at {largest.removesuffix(', ms')} takes at most "
+            f"{slowest[largest]:.0f} ms "
+            f"({slowest['objective']}, {slowest['prior']} prior) and grows like "
+            f"N^{steepest['exponent']:.2f} at most "
             f"({steepest['objective']}, {steepest['prior']} prior)."
         )
     return found

@@ -1,8 +1,10 @@
-"""(f) A GPU: how near to what the device can do a round of training and the extraction of features come.
+"""(f) A GPU: how near to what the device can do a round of training and the extraction of features
+come.
 
-Limits are measured, not read from a data sheet: bytes per second of a large copy (read and written), floating-point
-operations per second of large square products. A round of Scaff-PD with squared loss on stored features reads all of
-them four times (A x, Aᵀr, A c, AᵀB), and what that takes at the speed of the copy is its limit.
+Limits are measured, not read from a data sheet: bytes per second of a large copy (read and
+written), floating-point operations per second of large square products. A round of Scaff-PD with
+squared loss on stored features reads all of them four times (A x, Aᵀr, A c, AᵀB), and what that
+takes at the speed of the copy is its limit.
 
     PYTHONPATH=src python benchmarks/speed/gpu.py --out gpu.json [--quick] [--device cpu]
 """
@@ -67,7 +69,9 @@ def digits(clients: int, device: str) -> sp.Cohort:
 
 
 def simulators(device: str, quick: bool) -> list[Row]:
-    """Local steps of clients per second, with and without recorded graphs, and host synchronisations in a round."""
+    """Local steps of clients per second, with and without recorded graphs, and host
+    synchronisations in a round.
+    """
     rows = []
     rounds = 3 if quick else 20
     for N in (20,) if quick else (20, 1000, 10_000):
@@ -154,7 +158,8 @@ def sentences(rows: list[Row]) -> list[str]:
     images = next(row for what, row in by.items() if what.startswith("eNTK"))
     rate = 100 * images["fraction"]
     return [
-        f"eNTK features come at {rate:.0f} % of the rate of a forward and backward pass (aim: 30 %).",
+        f"eNTK features come at {rate:.0f} % of the rate of a forward and backward pass (aim: 30 "
+        "%).",
     ]
 
 

@@ -1,7 +1,9 @@
-"""How everything here is measured: candidates take turns, so that a busy minute hits all of them alike.
+"""How everything here is measured: candidates take turns, so that a busy minute hits all of them
+alike.
 
-A measurement is a list of rows (dictionaries, one per line of a table). `Timing` keeps the seconds of every turn, and
-a ratio is the median over turns of ratios *within* a turn, with the range of the middle half beside it.
+A measurement is a list of rows (dictionaries, one per line of a table). `Timing` keeps the seconds
+of every turn, and a ratio is the median over turns of ratios *within* a turn, with the range of the
+middle half beside it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class Timing:
         return statistics.median(self.seconds[name])
 
     def ratio(self, name: str, to: str) -> tuple[float, float, float]:
-        """(median, lower quartile, upper quartile) of name's seconds over those of `to` in the same turn."""
+        """(median, lower quartile, upper quartile) of name's seconds over those of `to` in the same
+        turn.
+        """
         ratios = [a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True)]
         return statistics.median(ratios), *quartiles(ratios)
 
@@ -46,7 +50,8 @@ def quartiles(values: list[float]) -> tuple[float, float]:
 def interleaved(
     calls: Mapping[str, Call], turns: int = 7, least: float = 0.02, sync: Call = lambda: None
 ) -> Timing:
-    """Every candidate in every turn, in changing order; short calls are repeated until `least` seconds are full.
+    """Every candidate in every turn, in changing order; short calls are repeated until `least`
+    seconds are full.
 
     Args:
         calls: what to time, by name.

@@ -1,10 +1,11 @@
 """Peak memory of a cohort and three rounds of Scaff-PD, beside the size of its data.
 
-Every case runs in a process of its own. Its peak less that of the same case on almost no data is what the data costs,
-and less the data itself is what this package adds. Data is float64: a list of arrays, or a table mapped
-from disk, whose pages count as far as they are read although the system may take them back. Clients are equal, or one
-of them has a hundred times the rows of each other. The allocator is not the same twice: at the largest size
-the median of several processes is shown, and the largest ratio.
+Every case runs in a process of its own. Its peak less that of the same case on almost no data is
+what the data costs, and less the data itself is what this package adds. Data is float64: a list of
+arrays, or a table mapped from disk, whose pages count as far as they are read although the system
+may take them back. Clients are equal, or one of them has a hundred times the rows of each other.
+The allocator is not the same twice: at the largest size the median of several processes is shown,
+and the largest ratio.
 """
 
 from __future__ import annotations
@@ -102,7 +103,9 @@ def case(loss: str, kind: str, shape: str, megabytes: float, file: str) -> int:
 
 
 def _most() -> int:
-    """The largest resident size of this process, in bytes; on Linux getrusage would remember that of its parent."""
+    """The largest resident size of this process, in bytes; on Linux getrusage would remember that
+    of its parent.
+    """
     status = Path("/proc/self/status")
     if status.exists():
         line = next(
@@ -132,7 +135,8 @@ def sentences(rows: list[Row]) -> list[str]:
         ]
         parts = [f"{row['ratio']:.2f} times the data ({row['clients']})" for row in here]
         found.append(
-            f"{loss.capitalize()} loss, {kind}: the peak is above the data by {' and '.join(parts)}."
+            f"{loss.capitalize()} loss, {kind}: the peak is above the data by "
+            f"{' and '.join(parts)}."
         )
     return found
 

@@ -1,13 +1,16 @@
-"""Seconds of a round of FedAvg on networks: scaffpd, a plain PyTorch loop, FedJAX, Flower's simulation and pfl.
+"""Seconds of a round of FedAvg on networks: scaffpd, a plain PyTorch loop, FedJAX, Flower's
+simulation and pfl.
 
-CIFAR-10 (SCAFFPD_DATA names its folder), 100 clients with 100 images each, ten a round, 20 steps of 32 images at rate
-0.05, float32: two convolutions, and a ResNet-8 with group norm. All start from the same parameters and use the same
-clients and minibatches (`peers/images.py`), so that all have to reach the plain loop's test accuracy, and its model up
-to rounding. Each is a process of its own, in the environment that `simulators.py --prepare` has made; nobody's number
-of threads is set from outside. The first round compiles and warms up: it is told beside the median of the others.
+CIFAR-10 (SCAFFPD_DATA names its folder), 100 clients with 100 images each, ten a round, 20 steps of
+32 images at rate 0.05, float32: two convolutions, and a ResNet-8 with group norm. All start from
+the same parameters and use the same clients and minibatches (`peers/images.py`), so that all have
+to reach the plain loop's test accuracy, and its model up to rounding. Each is a process of its own,
+in the environment that `simulators.py --prepare` has made; nobody's number of threads is set from
+outside. The first round compiles and warms up: it is told beside the median of the others.
 
     python benchmarks/speed/network_simulators.py [--only cnn] [--rounds 3] [--quick]
-    python benchmarks/speed/run.py --only network_simulators  # the same, into RESULTS.md and docs/networks.md
+    # the same, into RESULTS.md and docs/networks.md
+    python benchmarks/speed/run.py --only network_simulators
 """
 
 from __future__ import annotations

@@ -1,15 +1,19 @@
-"""Rounds of local training of a network: clients side by side, a plain PyTorch loop, and one large batch.
+"""Rounds of local training of a network: clients side by side, a plain PyTorch loop, and one large
+batch.
 
-On two cores: 20 clients × 20 steps of 32 images through a small convolutional network. On a GPU: 100 clients × 20 steps
-through the network of `benchmarks/networks.py`. The loop trains one client after the other with `torch.optim.SGD`; the
-large batch makes as many steps with all clients' images of a step at once and a single model, which is what the
-device achieves without clients. Ratios are of times in one run, turn by turn; loop and side by side reach the same
-models. On a CPU a last column says which share of the speed of a plain matrix product ours has, by the multiplications
-and additions that the network needs. `--processor` counts processor seconds, for machines that others use too.
+On two cores: 20 clients × 20 steps of 32 images through a small convolutional network. On a GPU:
+100 clients × 20 steps through the network of `benchmarks/networks.py`. The loop trains one client
+after the other with `torch.optim.SGD`; the large batch makes as many steps with all clients' images
+of a step at once and a single model, which is what the device achieves without clients. Ratios are
+of times in one run, turn by turn; loop and side by side reach the same models. On a CPU a last
+column says which share of the speed of a plain matrix product ours has, by the multiplications and
+additions that the network needs. `--processor` counts processor seconds, for machines that others
+use too.
 
-`--rounds` measures whole rounds of FedAvg instead: 100 clients with 100 images of CIFAR-10 each, ten clients a round
-and 20 steps of 32 images, two convolutions and a ResNet-8 with group norm, against a plain loop over the same clients
-and minibatches; test accuracies after the last round stand beside each other.
+`--rounds` measures whole rounds of FedAvg instead: 100 clients with 100 images of CIFAR-10 each,
+ten clients a round and 20 steps of 32 images, two convolutions and a ResNet-8 with group norm,
+against a plain loop over the same clients and minibatches; test accuracies after the last round
+stand beside each other.
 
     PYTHONPATH=src python benchmarks/speed/networks.py [--device cuda] [--clients 100] [--turns 5] [--rounds 20]
 """
@@ -201,7 +205,9 @@ class Rounds:
         )
 
     def ours(self, rounds: int) -> Tensor:
-        """The package's own rounds; losses, which a loop would not compute either, are not looked up."""
+        """The package's own rounds; losses, which a loop would not compute either, are not looked
+        up.
+        """
         state = dataclasses.replace(self.method.init(self.cohort), every=10**9)
         return self._timed(lambda: self._ours(state, rounds))
 
@@ -284,7 +290,8 @@ def measure_rounds(device: str, rounds: int, turns: int, quick: bool) -> None:
     from experiments.images.small_networks import NETWORKS, TITLES
 
     print(
-        f"| a round of FedAvg on {device}, {rounds} rounds | ours | loop | ratio | accuracy, ours | loop |"
+        f"| a round of FedAvg on {device}, {rounds} rounds | ours | loop | ratio | accuracy, ours "
+        "| loop |"
     )
     print("|---|---|---|---|---|---|")
     for key, make in NETWORKS.items():

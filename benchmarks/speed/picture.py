@@ -45,7 +45,9 @@ def draw(rows: dict[str, list[Row]], file: Path) -> None:
 
 
 def bars(axes: Any, names: list[str], values: list[float], texts: list[str], left: float) -> None:
-    """Horizontal bars on a logarithmic axis, the first on top, with their numbers beside them; ours in blue."""
+    """Horizontal bars on a logarithmic axis, the first on top, with their numbers beside them; ours
+    in blue.
+    """
     axes.barh(
         names,
         values,

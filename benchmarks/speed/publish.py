@@ -1,7 +1,8 @@
-"""RESULTS.md, results.csv and results.png from stored measurements, the same files for the same measurements.
+"""RESULTS.md, results.csv and results.png from stored measurements, the same files for the same
+measurements.
 
-The page of all benchmarks, docs/benchmarks.md, has one sentence about them between marks, and docs/networks.md a table
-of simulators that train networks; both are written as well.
+The page of all benchmarks, docs/benchmarks.md, has one sentence about them between marks, and
+docs/networks.md a table of simulators that train networks; both are written as well.
 """
 
 from __future__ import annotations
@@ -105,8 +106,10 @@ def headline(found: dict[str, Found]) -> str:
     )
     return (
         f"{fedjax[TIMES]:.1f} times the local steps a second of FedJAX ({fedjax['from']:.1f} to "
-        f"{fedjax['to']:.1f}) and {flower[TIMES]:.0f} times those of Flower's simulation; a certified 1e-8 "
-        f"in {ours['seconds']:.2f} s where CVXPY with Clarabel takes {cones['times ours']:.0f} times as long in the "
+        f"{fedjax['to']:.1f}) and {flower[TIMES]:.0f} times those of Flower's simulation; a "
+        "certified 1e-8 "
+        f"in {ours['seconds']:.2f} s where CVXPY with Clarabel takes {cones['times ours']:.0f} "
+        "times as long in the "
         "best form we found"
     )
 
@@ -148,7 +151,9 @@ def section(name: str, part: Found) -> str:
 
 
 def machines(found: dict[str, Found]) -> str:
-    """Which module was measured where, and how long that took; a GPU's results name their machine themselves."""
+    """Which module was measured where, and how long that took; a GPU's results name their machine
+    themselves.
+    """
     lines = ["## Machine", ""]
     by_machine: dict[str, list[str]] = {}
     for name, part in found.items():

@@ -1,10 +1,10 @@
 """(b) Seconds of a whole Scaff-PD round against one gradient of all data, for growing J and N.
 
-The data is the same whatever N is: 100,000 samples × 100 features (fewer where J steps would take minutes), cut into N
-clients of equal size. The gradient is
-that of the average loss by two matrix products on the stacked samples, written by hand and as fast as we can write it.
-A round is everything between two states: losses, gradients, local steps, dual step, step-size control and certificate.
-One thread, in double precision.
+The data is the same whatever N is: 100,000 samples × 100 features (fewer where J steps would take
+minutes), cut into N clients of equal size. The gradient is that of the average loss by two matrix
+products on the stacked samples, written by hand and as fast as we can write it. A round is
+everything between two states: losses, gradients, local steps, dual step, step-size control and
+certificate. One thread, in double precision.
 """
 
 from __future__ import annotations

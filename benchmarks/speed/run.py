@@ -2,11 +2,12 @@
 
     python benchmarks/speed/run.py [--only NAME,NAME] [--quick] [--from-stored] [--into FOLDER]
 
-Every module runs in a process of its own and leaves `results/NAME.json`; RESULTS.md, results.csv and results.png are
-made of all that is stored, so that one module can be measured again on its own. A rehearsal (`--quick`) goes into a
-temporary folder unless one is named. All of it takes some thirty-five minutes on two idle cores, a rehearsal some four;
-make the peers' environments before (`python benchmarks/speed/simulators.py --prepare`). What README.md and docs/ say of
-these measurements stands between marks there, and is written anew with them.
+Every module runs in a process of its own and leaves `results/NAME.json`; RESULTS.md, results.csv
+and results.png are made of all that is stored, so that one module can be measured again on its own.
+A rehearsal (`--quick`) goes into a temporary folder unless one is named. All of it takes some
+thirty-five minutes on two idle cores, a rehearsal some four; make the peers' environments before
+(`python benchmarks/speed/simulators.py --prepare`). What README.md and docs/ say of these
+measurements stands between marks there, and is written anew with them.
 """
 
 from __future__ import annotations

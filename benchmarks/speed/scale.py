@@ -1,14 +1,16 @@
-"""How far one process goes: very many clients, very many rows, and how a round's time and memory grow.
+"""How far one process goes: very many clients, very many rows, and how a round's time and memory
+grow.
 
-Many clients: up to 100,000 of them with 50 samples each, of whom 1,000 take part in a round (10 minibatch steps of 10).
-Many rows: 10 million samples × 100 features of 1,000 clients, a float32 table mapped from disk, bound in float64;
-until a certified gap of 1e-6. Growth: full-batch Scaff-PD, one of N, m, d
-and J varied at a time.
+Many clients: up to 100,000 of them with 50 samples each, of whom 1,000 take part in a round (10
+minibatch steps of 10). Many rows: 10 million samples × 100 features of 1,000 clients, a float32
+table mapped from disk, bound in float64; until a certified gap of 1e-6. Growth: full-batch
+Scaff-PD, one of N, m, d and J varied at a time.
 
-Each case is a process of its own on one thread. Its peak counts everything: Python and PyTorch (the row "nothing"), the
-generated data, and of a mapped table the pages that were read although the system may take them back. "Round, s" is the
-mean over rounds, everything that the history asks for included (losses of *all* clients, after every round or, beyond
-10,000 clients, after every twentieth).
+Each case is a process of its own on one thread. Its peak counts everything: Python and PyTorch (the
+row "nothing"), the generated data, and of a mapped table the pages that were read although the
+system may take them back. "Round, s" is the mean over rounds, everything that the history asks for
+included (losses of *all* clients, after every round or, beyond 10,000 clients, after every
+twentieth).
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ def _grown(loss: str, factor: str, size: int) -> Row:
 
 
 def _apart(case: Row, folder: Path) -> Row:
-    """A case in a process of its own; a table is written by another process before, once for both losses."""
+    """A case in a process of its own; a table is written by another process before, once for both
+    losses.
+    """
     if case["part"] == WIDE:
         _write(folder, case)
     command = [sys.executable, __file__, "--case", json.dumps(case), str(folder)]
@@ -214,7 +218,8 @@ def sentences(rows: list[Row]) -> list[str]:
     for row in rows:
         if row["part"] == MANY and row["N"] == most:
             found.append(
-                f"{row['method']} with {row['N']:,} clients, {min(PART, row['N']):,} a round: {row['round, s']:.2g} s "
+                f"{row['method']} with {row['N']:,} clients, {min(PART, row['N']):,} a round: "
+                f"{row['round, s']:.2g} s "
                 f"a round; the Cohort took {row['Cohort, s']:.1f} s, peak {row['peak, GB']:.2g} GB "
                 f"({row['data, GB']:.2g} GB of data included)."
             )
@@ -225,8 +230,10 @@ def sentences(rows: list[Row]) -> list[str]:
                 else ""
             )
             found.append(
-                f"{row['N'] * row['m']:,} rows × {row['d']} features, {row['loss']} loss: {row['rounds']} rounds in "
-                f"{row['train, s']:.0f} s after {row['Cohort, s']:.0f} s for the Cohort{proof}; peak "
+                f"{row['N'] * row['m']:,} rows × {row['d']} features, {row['loss']} loss: "
+                f"{row['rounds']} rounds in "
+                f"{row['train, s']:.0f} s after {row['Cohort, s']:.0f} s for the Cohort{proof}; "
+                "peak "
                 f"{row['peak, GB']:.3g} GB ({row['data, GB']:.3g} GB of mapped table included)."
             )
     return found + [
@@ -235,7 +242,9 @@ def sentences(rows: list[Row]) -> list[str]:
 
 
 def _exponents(rows: list[Row], loss: str, bare: float) -> list[str]:
-    """Powers of the growth of time and of memory above an empty process, fitted to the three largest sizes."""
+    """Powers of the growth of time and of memory above an empty process, fitted to the three
+    largest sizes.
+    """
     time_like = []
     memory_like = []
     for factor in SHAPE:
@@ -250,7 +259,8 @@ def _exponents(rows: list[Row], loss: str, bare: float) -> list[str]:
     if not time_like:
         return []
     return [
-        f"A Scaff-PD round, {loss} loss: time grows like {', '.join(time_like)}, and the peak above an empty process "
+        f"A Scaff-PD round, {loss} loss: time grows like {', '.join(time_like)}, and the peak "
+        "above an empty process "
         f"like {', '.join(memory_like)} (fitted to the three largest sizes of each)."
     ]
 

@@ -1,9 +1,11 @@
-"""How many local steps of clients a simulator makes in a second: FedAvg of softmax regression, the same for everyone.
+"""How many local steps of clients a simulator makes in a second: FedAvg of softmax regression, the
+same for everyone.
 
-The problem is in `peers/workload.py`, a candidate in `peers/run_NAME.py`. Each is a process of its own and takes its
-turn with the others; a ratio is one of seconds within a turn. Nobody's number of threads is set from outside.
-A candidate that is not installed is a row that says so, and one that learns worse than the plain loop is a row without
-a speed. `--prepare` makes their environments beforehand, so that measuring installs nothing (`peers/README.md`).
+The problem is in `peers/workload.py`, a candidate in `peers/run_NAME.py`. Each is a process of its
+own and takes its turn with the others; a ratio is one of seconds within a turn. Nobody's number of
+threads is set from outside. A candidate that is not installed is a row that says so, and one that
+learns worse than the plain loop is a row without a speed. `--prepare` makes their environments
+beforehand, so that measuring installs nothing (`peers/README.md`).
 """
 
 from __future__ import annotations
@@ -101,7 +103,8 @@ def turns(
 ) -> dict[str, list[Answer]]:
     """Every candidate in every turn, in changing order; one that is not there is asked once.
 
-    One that takes long makes fewer rounds in later turns: it has shown what it learns in the first (see `problem`).
+    One that takes long makes fewer rounds in later turns: it has shown what it learns in the first
+    (see `problem`).
     """
     found: dict[str, list[Answer]] = {name: [] for name in names}
     wanted = dict.fromkeys(names, rounds)
@@ -145,7 +148,9 @@ def said(name: str, python: str, *arguments: str, folder: Path = PEERS) -> Answe
 
 
 def judged(found: Mapping[str, list[Answer]]) -> list[Row]:
-    """Answers as rows: with speeds and ratios where there is an answer in every turn, and it is good enough."""
+    """Answers as rows: with speeds and ratios where there is an answer in every turn, and it is
+    good enough.
+    """
     problems = {name: problem(answers, found["loop"]) for name, answers in found.items()}
     for name in ("scaffpd", "loop"):
         if problems[name]:
@@ -163,8 +168,8 @@ def judged(found: Mapping[str, list[Answer]]) -> list[Row]:
 def problem(answers: list[Answer], loop: list[Answer]) -> str:
     """Why a candidate's answers do not count; empty if they do.
 
-    Every turn has to learn as well as the loop does; of one with another number of rounds than the loop's, all that can
-    be said is whether it has an accuracy at all.
+    Every turn has to learn as well as the loop does; of one with another number of rounds than the
+    loop's, all that can be said is whether it has an accuracy at all.
     """
     for answer, other in zip(answers, loop, strict=False):
         if isinstance(answer, str):
@@ -204,7 +209,8 @@ def sentences(rows: list[Row]) -> list[str]:
     """Who is how much faster than whom."""
     ours = next(row for row in rows if row["candidate"] == "scaffpd")
     said = [
-        f"scaffpd makes {ours['steps/s']:,.0f} local steps of clients a second (accuracy {ours['accuracy']:.3f})."
+        f"scaffpd makes {ours['steps/s']:,.0f} local steps of clients a second (accuracy "
+        f"{ours['accuracy']:.3f})."
     ]
     for row in rows:
         name = f"{row['candidate']} {row['version'] or ''}".strip()

@@ -1,10 +1,12 @@
-"""Draws the pictures of docs/objectives.md and prints its table: python docs/figures/make.py [FOLDER].
+"""Draws the pictures of docs/objectives.md and prints its table: python docs/figures/make.py
+[FOLDER].
 
-Two examples, the same for every objective: the weights that it gives to ten clients with the given losses, and the
-losses of four real hospitals (UCI heart disease) at its optimum, certified to 1e-8.
+Two examples, the same for every objective: the weights that it gives to ten clients with the given
+losses, and the losses of four real hospitals (UCI heart disease) at its optimum, certified to 1e-8.
 
-report.png, the README's picture, is the page of `scaffpd demo`: chromium --headless --hide-scrollbars
---virtual-time-budget=5000 --window-size=1100,1180 --screenshot=docs/figures/report.png scaffpd-demo/report.html
+report.png, the README's picture, is the page of `scaffpd demo`: chromium --headless
+--hide-scrollbars --virtual-time-budget=5000 --window-size=1100,1180
+--screenshot=docs/figures/report.png scaffpd-demo/report.html
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""`python -m experiments.images`: the paper's tables and figures on images, and ours; each command has --help.
+"""`python -m experiments.images`: the paper's tables and figures on images, and ours; each command
+has --help.
 
-    cifar100, cifar10, tinyimagenet, cifar100-50clients    average and worst-20 % accuracy of eight methods
-    rho, tradeoff, causes, regulariser                     figures beside them, and what differences are due to
-    all                                                    all of these, each in a folder of its own
-    decisive                                               tables that decide between methods: every row at its best
-    tct                                                    train, convexify, train, from random weights
+    cifar100, cifar10, tinyimagenet, cifar100-50clients    accuracies of eight methods
+    rho, tradeoff, causes, regulariser    figures beside them, and what differences are due to
+    all                                   all of these, each in a folder of its own
+    decisive                              tables that decide between methods
+    tct                                   train, convexify, train, from random weights
 
 Nothing is written into results/ unless --out says so, and with --small never.
 """

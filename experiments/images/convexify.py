@@ -1,9 +1,10 @@
 r"""Convexify (Yu, Wei, Karimireddy, Ma, Jordan, 2022): the middle stage of train, convexify, train.
 
-Stay at a network's parameters θ and represent every sample by the gradient of a random output of its last features h
-there, a_j = ∂⟨w, h(x_j)⟩/∂(θ, w), at random coordinates: the network made linear in its parameters. Columns are
-standardised by sums that clients add up; nobody sees anybody else's rows. A linear model on these rows, with squared
-loss on one-hot labels, is a convex problem: any method applies, and the result comes with a certificate.
+Stay at a network's parameters θ and represent every sample by the gradient of a random output of
+its last features h there, a_j = ∂⟨w, h(x_j)⟩/∂(θ, w), at random coordinates: the network made
+linear in its parameters. Columns are standardised by sums that clients add up; nobody sees anybody
+else's rows. A linear model on these rows, with squared loss on one-hot labels, is a convex problem:
+any method applies, and the result comes with a certificate.
 """
 
 from __future__ import annotations

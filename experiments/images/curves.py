@@ -1,9 +1,11 @@
-r"""Test accuracy round by round: Scaff-PD for several ρ, SCAFFOLD, and what differences between methods are due to.
+r"""Test accuracy round by round: Scaff-PD for several ρ, SCAFFOLD, and what differences between
+methods are due to.
 
-FedAvg as published counts clients by their samples, SCAFFOLD counts them alike, Scaff-PD weighs them by λ, and all are
-stopped after the same number of rounds, which regularises slow methods more than fast ones. So each is run with both
-ways of counting, Scaff-PD from ρ = 0.1 to the plain average (ρ = ∞), all with their automatic rates, for several l2,
-and scored on test images after several numbers of rounds. Nothing is chosen by these numbers.
+FedAvg as published counts clients by their samples, SCAFFOLD counts them alike, Scaff-PD weighs
+them by λ, and all are stopped after the same number of rounds, which regularises slow methods more
+than fast ones. So each is run with both ways of counting, Scaff-PD from ρ = 0.1 to the plain
+average (ρ = ∞), all with their automatic rates, for several l2, and scored on test images after
+several numbers of rounds. Nothing is chosen by these numbers.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ def contestants(local_steps: int) -> dict[str, Any]:
 
 
 def curves(here: Ground, alpha: float, place: Place, out: Path) -> list[Curve]:
-    """Run Scaff-PD for every ρ, and SCAFFOLD with the rate that its validation images choose, on every partition."""
+    """Run Scaff-PD for every ρ, and SCAFFOLD with the rate that its validation images choose, on
+    every partition.
+    """
     plan = here.plan
     problem = here.problem(alpha, place.device)
     chosen = compare(
@@ -114,7 +118,9 @@ def causes(here: Ground, alpha: float, place: Place) -> list[Curve]:
 
 
 def follow(method: Any, cohort: Any, rounds: int, seed: int) -> NDArray[np.float64]:
-    """Test accuracy at the start and after every round: NaN once it diverged, the last one once no step is taken."""
+    """Test accuracy at the start and after every round: NaN once it diverged, the last one once no
+    step is taken.
+    """
     scores = [_scores(cohort, cohort.start())]
 
     def look(moment: RoundInfo) -> None:
@@ -144,7 +150,9 @@ def lines(found: Sequence[Curve], with_l2: bool = False) -> Iterator[tuple[Any, 
 
 
 def verdict(found: Sequence[Curve]) -> Iterator[str]:
-    """Where every curve ends, and how soon each of Scaff-PD's is where SCAFFOLD ends; all of means over partitions."""
+    """Where every curve ends, and how soon each of Scaff-PD's is where SCAFFOLD ends; all of means
+    over partitions.
+    """
     labels = dict.fromkeys(curve.label for curve in found)
     means = {
         name: np.mean([curve.scores for curve in found if curve.label == name], axis=0)
@@ -154,7 +162,8 @@ def verdict(found: Sequence[Curve]) -> Iterator[str]:
     goal = means[BASELINE][-1, 1]
     for name, scores in means.items():
         average, worst = 100 * scores[-1, :2]
-        said = f"{name}: after {rounds} rounds {average:.1f} % on average and {worst:.1f} % for the worst 20 %"
+        said = f"{name}: after {rounds} rounds {average:.1f} % on average"
+        said += f" and {worst:.1f} % for the worst 20 %"
         best = int(scores[:, 1].argmax())
         said += f" (at most {100 * scores[best, 1]:.1f} %, after {best} rounds)"
         reached = np.flatnonzero(scores[:, 1] >= goal)
@@ -166,7 +175,9 @@ def verdict(found: Sequence[Curve]) -> Iterator[str]:
 
 
 def cause_table(found: Sequence[Curve]) -> tuple[list[str], list[list[str]]]:
-    """Worst-20 % (and average) test accuracy for every l2 after every number of rounds, mean over partitions."""
+    """Worst-20 % (and average) test accuracy for every l2 after every number of rounds, mean over
+    partitions.
+    """
     last = len(found[0].scores) - 1
     columns = [
         (l2, r)
@@ -192,7 +203,8 @@ def curves_page(found: Sequence[Curve], title: str, command: str, hardware: str)
         [
             f"# {title}",
             "",
-            f"Written by `{command}` on {hardware}. Features as in the tables; ρ is not tuned, {BASELINE}'s rate is, on "
+            f"Written by `{command}` on {hardware}. Features as in the tables; ρ is not tuned, "
+            f"{BASELINE}'s rate is, on "
             "validation images of the first partition.",
             "",
             "![accuracy over rounds](rho.png)",
@@ -212,7 +224,8 @@ def causes_page(found: Sequence[Curve], title: str, command: str, hardware: str)
         [
             f"# {title}",
             "",
-            f"Written by `{command}` on {hardware}. Test accuracy in per cent, worst 20 % of the clients and, in brackets, "
+            f"Written by `{command}` on {hardware}. Test accuracy in per cent, worst 20 % of the "
+            "clients and, in brackets, "
             f"the average over clients; mean over {seeds} partitions; automatic rates.",
             "",
             *markdown_table(*cause_table(found)),

@@ -1,9 +1,11 @@
-r"""The decisive tables of a data set: which pieces there are, and how they are carried out side by side.
+r"""The decisive tables of a data set: which pieces there are, and how they are carried out side by
+side.
 
-    python -m experiments.images decisive cifar100 --data D --device cuda --workers 16 [--seconds 470] [--small]
+    python -m experiments.images decisive cifar100 --device cuda --workers 16 --seconds 470
 
-A call that is stopped, by `--seconds` or otherwise, is continued by the same command; `--tables` only writes the page
-and the figures again. `--backbone`, `--kind`, `--loss`, `--alpha` and `--balanced` pick single pieces.
+A call that is stopped, by `--seconds` or otherwise, is continued by the same command; `--tables`
+only writes the page and the figures again. `--backbone`, `--kind`, `--loss`, `--alpha` and
+`--balanced` pick single pieces.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ SMALL = (*FEW[:2], "Scaff-PD, average", "Scaff-PD, Auto", TUNED)
 
 
 def of(dataset: str, small: bool = False, backbone: str | None = None) -> list[Piece]:
-    """The pieces: both networks, the paper's smallest and largest α, whole; eNTK, other losses and sizes in part.
+    """The pieces: both networks, the paper's smallest and largest α, whole; eNTK, other losses and
+    sizes in part.
 
     A small study is one piece, of the narrower network unless another one is asked for.
     """
@@ -92,7 +95,7 @@ def chosen(pieces: Sequence[Piece], **wanted: str | float | bool | None) -> list
 def decide(
     pieces: Sequence[Piece], place: Place, out: Path, workers: int = 1, seconds: float | None = None
 ) -> bool:
-    """Carry out what is left of all pieces in so many processes and seconds; whether all is done."""
+    """Carry out what is left of all pieces in so many processes and seconds; whether all is."""
     deadline = time.time() + (seconds or float("inf"))
     sources = dict[Plan, Ground]()
     for source in dict.fromkeys(replace(piece.plan, balanced=False) for piece in pieces):

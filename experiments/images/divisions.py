@@ -1,8 +1,9 @@
-r"""One partition of images as the decisive tables see it: clients' rows, their losses, the accuracy of models on them.
+r"""One partition of images as the decisive tables see it: clients' rows, their losses, the accuracy
+of models on them.
 
-A client's training rows are all, or fit and held (a quarter), and fit is inner and aside. Choices are made on held
-rows. Weights that answer held-out losses look at held rows where the model is for all of them, at aside ones while
-choosing.
+A client's training rows are all, or fit and held (a quarter), and fit is inner and aside. Choices
+are made on held rows. Weights that answer held-out losses look at held rows where the model is for
+all of them, at aside ones while choosing.
 """
 
 from __future__ import annotations
@@ -225,7 +226,8 @@ class Division:
 class Work:
     """A piece under way: divisions, files, the deadline.
 
-    Its files are not `compare`'s journal: several processes write them, and they are the tables that are published.
+    Its files are not `compare`'s journal: several processes write them, and they are the tables
+    that are published.
     """
 
     piece: Piece
@@ -294,7 +296,9 @@ def line(
 
 
 def rank(losses: Any, accuracy: Accuracy) -> float:
-    """Spearman's correlation of training loss and test accuracy over clients; −1 where losses know who is badly off."""
+    """Spearman's correlation of training loss and test accuracy over clients; −1 where losses know
+    who is badly off.
+    """
     if losses is None or not np.ptp(losses) > 0 or not np.ptp(accuracy) > 0:
         return float("nan")
     return float(spearmanr(losses, accuracy).statistic)

@@ -1,20 +1,23 @@
-r"""The gradient of a network with respect to some of its parameters, for every image of a batch at once.
+r"""The gradient of a network with respect to some of its parameters, for every image of a batch at
+once.
 
 The network's head is replaced by one random number
 
     s(x) = ⟨w, h(x)⟩,    w ~ N(0, 1/dim),    h: the features of the last layer but one,
 
-and an image's representation is ∂s/∂(θ, w) at a random subset of coordinates that is drawn once: rows of the empirical
-neural tangent kernel's feature map. In evaluation mode images do not mix, so one backward pass of Σ_b s(x_b) gives
-every layer's δ (the derivative by its output) for all images. With the layer's input x, image b's derivative is
+and an image's representation is ∂s/∂(θ, w) at a random subset of coordinates that is drawn once:
+rows of the empirical neural tangent kernel's feature map. In evaluation mode images do not mix, so
+one backward pass of Σ_b s(x_b) gives every layer's δ (the derivative by its output) for all images.
+With the layer's input x, image b's derivative is
 
-    convolution   ∂/∂W[o, i, k] = Σ_p δ[b, o, p] x̃[b, i, p · stride + k · dilation]   (x̃: padded; i within o's group)
-    batch norm    ∂/∂γ[c]       = Σ_p δ[b, c, p] x̂[b, c, p]                          (x̂: before γ and β)
+    convolution   ∂/∂W[o, i, k] = Σ_p δ[b, o, p] x̃[b, i, p · stride + k · dilation]
+    batch norm    ∂/∂γ[c]       = Σ_p δ[b, c, p] x̂[b, c, p]
     any bias      ∂/∂β[c]       = Σ_p δ[b, c, p],
 
-and only the coordinates that were drawn are computed. That costs less than the gradient of all weights, which a plain
-backward pass computes; `torch.func.vmap(grad(…))`, which computes every image's whole gradient, takes twenty times as
-long. It serves networks with other layers, which here are small.
+(x̃: padded, i within o's group; x̂: before γ and β), and only the coordinates that were drawn are
+computed. That costs less than the gradient of all weights, which a plain backward pass computes;
+`torch.func.vmap(grad(…))`, which computes every image's whole gradient, takes twenty times as long.
+It serves networks with other layers, which here are small.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ WHOLE = 2**28  # bytes of whole gradients at a time
 
 @contextmanager
 def tensor_cores(allowed: bool) -> Iterator[None]:
-    """Allow or forbid single-precision products on a GPU's matrix units (TF32: ten bits of each factor)."""
+    """Allow or forbid single-precision products on a GPU's matrix units (TF32: ten bits of each
+    factor).
+    """
     places = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [place.allow_tf32 for place in places]
     try:
@@ -53,7 +58,8 @@ def tensor_cores(allowed: bool) -> Iterator[None]:
 
 
 class Entk:
-    """Map x (B, 3, H, W) to ∂⟨w, h(x_b)⟩/∂(θ, w) at chosen coordinates, (B, coordinates), in float32.
+    """Map x (B, 3, H, W) to ∂⟨w, h(x_b)⟩/∂(θ, w) at chosen coordinates, (B, coordinates), in
+    float32.
 
     Args:
         trunk: the network in evaluation mode, images ↦ features (B, dim).
@@ -115,7 +121,9 @@ class Entk:
     # ---------------------------------------------------------------- layer by layer
 
     def _plan(self) -> dict[str, dict[str, tuple[Rule, int, slice]]] | None:
-        """Return a rule for every parameter, by layer, and the numbers it stores; None where one has none."""
+        """Return a rule for every parameter, by layer, and the numbers it stores; None where one
+        has none.
+        """
         shapes: dict[str, tuple[Tensor, Tensor]] = {}
         calls = 0
 
@@ -166,7 +174,9 @@ class Entk:
     def _attach(
         self, layer: str, rules: dict[str, tuple[Rule, int, slice]], rows: Tensor
     ) -> RemovableHandle:
-        """When δ arrives, write the derivatives into their columns; the input is freed with the graph."""
+        """When δ arrives, write the derivatives into their columns; the input is freed with the
+        graph.
+        """
 
         def forward(module: nn.Module, given: tuple[Tensor, ...], y: Tensor) -> None:
             x = given[0].detach()
@@ -207,7 +217,9 @@ class Entk:
 def rule_for(
     layer: nn.Module, attribute: str, numbers: Tensor, x: Tensor, y: Tensor
 ) -> tuple[Rule, int] | None:
-    """Return the rule for some coordinates of a layer's parameter, and the numbers that it stores a sample."""
+    """Return the rule for some coordinates of a layer's parameter, and the numbers that it stores a
+    sample.
+    """
     if not isinstance(layer, nn.Conv2d | nn.BatchNorm2d):
         return None
     positions = math.prod(y.shape[2:])
@@ -234,7 +246,9 @@ def rule_for(
 
 
 def _conv(layer: nn.Conv2d, numbers: Tensor, x: Tensor, y: Tensor) -> tuple[Rule, int]:
-    """Pick channels, place by place in the kernel; or multiply all channels where so many are wanted."""
+    """Pick channels, place by place in the kernel; or multiply all channels where so many are
+    wanted.
+    """
     kernel = math.prod(layer.kernel_size)
     each = layer.in_channels // layer.groups
     o = numbers // (each * kernel)

@@ -1,7 +1,9 @@
-r"""Rows of the decisive tables without rounds: optima, clients alone, and models of one's own, in closed form.
+r"""Rows of the decisive tables without rounds: optima, clients alone, and models of one's own, in
+closed form.
 
-A row maps a partition, a part of its rows and values to models, their losses, a duality gap, and whether every client
-has a model of its own. `by_other_means` solves the personal, fair row without any decomposition, as a check.
+A row maps a partition, a part of its rows and values to models, their losses, a duality gap, and
+whether every client has a model of its own. `by_other_means` solves the personal, fair row without
+any decomposition, as a check.
 """
 
 from __future__ import annotations
@@ -182,7 +184,9 @@ def exact_rows(work: Work) -> None:
 
 
 def by_other_means(division: Division, part: str, v: Values) -> tuple[Any, Any, float, bool]:
-    """The personal, fair row without any decomposition: normal equations, Cholesky, and L-BFGS on max_λ."""
+    """The personal, fair row without any decomposition: normal equations, Cholesky, and L-BFGS on
+    max_λ.
+    """
     objective = ChiSquare(v["rho"])
     pull = division.pull(v["kappa"], part)
     scale, shift = (0.5, 1 / division.classes) if division.loss == "tct" else (1.0, 0.0)

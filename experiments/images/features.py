@@ -1,24 +1,28 @@
 r"""Features of many images as rows of one file, computed once.
 
-    a_j = z_j / √d,    z_j: gradients (kind "entk") or last features (kind "penultimate") of image j, standardised by
-                       mean and deviation of the training rows, so that ‖a_j‖ is about one
+    a_j = z_j / √d,    z_j: gradients ("entk") or last features ("penultimate") of image j,
+                       standardised by mean and deviation of the training rows: ‖a_j‖ ≈ 1
 
-Gradients of different layers differ by orders of magnitude, more than half precision can hold. So a few training
-images fix a provisional mean m⁰ and deviation s⁰ of every coordinate, and (g − m⁰) / s⁰ is stored. The sums of these
-and of their squares over *all* training rows, in double precision, give the exact correction
+Gradients of different layers differ by orders of magnitude, more than half precision can hold. So a
+few training images fix a provisional mean m⁰ and deviation s⁰ of every coordinate, and (g − m⁰) /
+s⁰ is stored. The sums of these and of their squares over *all* training rows, in double precision,
+give the exact correction
 
     z ← (z − m¹) / s¹,    m¹ = mean z,    s¹² = mean z² − m¹²,
 
-which is applied when rows are read. Two kinds of coordinates would be blown up by their own deviation s⁰ s¹: those that
-are constant on the training rows, and those that hardly ever vary (a unit that one training image activates barely, and
-a test image fully, lies millions of deviations out). So a deviation is at least a hundredth of the median of its
-parameter's coordinates, and that median is the deviation of a constant one. The same floor applies to s⁰, which keeps z
-within half precision.
+which is applied when rows are read. Two kinds of coordinates would be blown up by their own
+deviation s⁰ s¹: those that are constant on the training rows, and those that hardly ever vary (a
+unit that one training image activates barely, and a test image fully, lies millions of deviations
+out). So a deviation is at least a hundredth of the median of its parameter's coordinates, and that
+median is the deviation of a constant one. The same floor applies to s⁰, which keeps z within half
+precision.
 
-Rows are the training images, then the test images. The folder's name is a hash of everything on which the values
-depend; neither device nor chunk size is part of it (they change values by rounding only):
+Rows are the training images, then the test images. The folder's name is a hash of everything on
+which the values depend; neither device nor chunk size is part of it (they change values by rounding
+only):
 
-    values.npy   z, by a memory map      state.npz   rows done and the sums; the same call goes on from there
+    values.npy   z, by a memory map
+    state.npz    rows done and the sums; the same call goes on from there
 """
 
 from __future__ import annotations
@@ -106,7 +110,9 @@ def scales(sums: ColumnMoments, groups: Tensor) -> tuple[Tensor, Tensor]:
 def correction(
     sums: ColumnMoments, mean: Tensor, deviation: Tensor, groups: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute m¹ and s¹ from the sums of all z; g = m⁰ + s⁰ z is constant if it varies by rounding only."""
+    """Compute m¹ and s¹ from the sums of all z; g = m⁰ + s⁰ z is constant if it varies by rounding
+    only.
+    """
     m, s = sums.moments()
     size = mean.abs() + deviation * sums.largest
     exact = torch.where(s * deviation > 10 * STILL * size, s * deviation, 0)
@@ -114,7 +120,8 @@ def correction(
 
 
 def floored(deviation: Tensor, groups: Tensor) -> Tensor:
-    """Raise deviations to FLOOR times the median positive one of their group, those of constants to it.
+    """Raise deviations to FLOOR times the median positive one of their group, those of constants to
+    it.
 
     A group without any positive deviation takes the median of all; one, if there is none at all.
     """
@@ -273,7 +280,9 @@ class _Extraction:
         return scales(few, self.map.groups)
 
     def _fill(self, values: NDArray[Any], progress: bool) -> None:
-        """Write z = (g − m⁰) / s⁰ of every image that is still missing; disk and network work side by side."""
+        """Write z = (g − m⁰) / s⁰ of every image that is still missing; disk and network work side
+        by side.
+        """
         begin = self.done
         started = saved = time.monotonic()
 
@@ -289,7 +298,8 @@ class _Extraction:
                 if not torch.isfinite(stored).all():
                     raise InputError(
                         "features-out-of-range",
-                        f"Features of images {numbers[0]} to {numbers[-1]} are not finite in {self.dtype}.",
+                        f"Features of images {numbers[0]} to {numbers[-1]} are not finite in "
+                        f"{self.dtype}.",
                     )
                 self.sums.add(stored[: max(self.train - self.done, 0)])
                 written.result()

@@ -1,4 +1,6 @@
-"""The pictures: who is where between average and worst, accuracy over rounds, and what a partition looks like."""
+"""The pictures: who is where between average and worst, accuracy over rounds, and what a partition
+looks like.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ def _cloud(panel: Any, comparison: Comparison, method: str, measure: str) -> Non
 
 
 def over_rounds(found: Sequence[Curve], path: Path, title: str) -> Path:
-    """Average and worst-20 % accuracy after each round, mean and range over seeds; SCAFFOLD dashed."""
+    """Average and worst-20 % accuracy after each round, mean and range; SCAFFOLD dashed."""
     import matplotlib.pyplot as plt
 
     labels = list(dict.fromkeys(curve.label for curve in found))
@@ -152,7 +154,8 @@ def partition_picture(
 ) -> Any:
     """Draw a map of clients × classes, darker for more samples, with the clients' sizes beside it.
 
-    Colour grows with the square root of the number, so that few samples are visible next to many; white is none.
+    Colour grows with the square root of the number, so that few samples are visible next to many;
+    white is none.
 
     Args:
         parts: the row numbers of each client.

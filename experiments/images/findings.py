@@ -1,12 +1,14 @@
-r"""The pages and figures of the decisive tables, from the CSV files of their pieces and nothing else.
+r"""The pages and figures of the decisive tables, from the CSV files of their pieces and nothing
+else.
 
-    README.md        what was compared, differences that matter with their 95 % intervals, one table a piece
+    README.md        what was compared, differences with their 95 % intervals, one table a piece
     contrasts.csv    those differences, partition by partition
     rows.png         who is served: the worst fifth under every row
-    fit.png          what fairness gains, against how well clients are fitted, and what training losses know
+    fit.png          what fairness gains, against how well clients are fitted
     rounds.png       the same after 5 to 100 rounds, by ρ
 
-A difference is paired: the same partitions under both rows. Its interval is Student's over partitions.
+A difference is paired: the same partitions under both rows. Its interval is Student's over
+partitions.
 """
 
 from __future__ import annotations
@@ -123,7 +125,8 @@ class Made:
         loss = {"squared": "", "tct": ", TCT's targets", "softmax": ", softmax"}[
             self.about["piece"]["loss"]
         ]
-        return f"{self.kind}{loss}{', balanced sizes' if self.plan['balanced'] else ''}, α = {self.alpha:g}"
+        sizes = ", balanced sizes" if self.plan["balanced"] else ""
+        return f"{self.kind}{loss}{sizes}, α = {self.alpha:g}"
 
     @property
     def main(self) -> bool:
@@ -221,7 +224,9 @@ CONTRAST_COLUMNS = (
 
 
 def piece_table(made: Made, dataset: str) -> tuple[list[str], list[list[str]]]:
-    """All rows of a piece: accuracies, the distance to Scaff-PD, fit, correlation, choices, the paper's numbers."""
+    """All rows of a piece: accuracies, the distance to Scaff-PD, fit, correlation, choices, the
+    paper's numbers.
+    """
     paper = NUMBERS.get((dataset, made.alpha), {})
     header = [
         *(
@@ -290,14 +295,17 @@ def certificates(made: Made) -> str:
         said += f" With held-out losses, λ could gain at most {gap:.0e} by another answer."
     if OURS in made.runs:
         ours = made.values(OURS, "certificate")
-        said += f" {OURS} ends at most {np.median(ours):.1g} (median; {ours.max():.1g}) above the optimum, by its own λ."
+        said += f" {OURS} ends at most {np.median(ours):.1g} (median; {ours.max():.1g})"
+        said += " above the optimum, by its own λ."
     if CHECK in made.runs:
         low, mean = (made.difference(table.OWN_FAIR, CHECK, c) for c in ("worst_20", "average"))
         assert low is not None
         assert mean is not None
         said += (
-            f" “{table.OWN_FAIR}” by other means (normal equations and L-BFGS, {len(low)} partitions) differs"
-            f" by at most {np.abs(low).max():.2f} points in the worst fifth and {np.abs(mean).max():.2f} on average."
+            f" “{table.OWN_FAIR}” by other means (normal equations and L-BFGS, {len(low)} "
+            "partitions) differs"
+            f" by at most {np.abs(low).max():.2f} points in the worst fifth and "
+            f"{np.abs(mean).max():.2f} on average."
         )
     return said
 
@@ -322,12 +330,17 @@ def page(pieces: Sequence[Made], dataset: str, command: str) -> str:
         "",
         f"`{command}`",
         "",
-        f"Test accuracy in per cent over {plan['seeds']} partitions (Dirichlet(α), then 30 % of the clients lose 70 % "
+        f"Test accuracy in per cent over {plan['seeds']} partitions (Dirichlet(α), then 30 % of "
+        "the clients lose 70 % "
         "of their images), mean ± half of the 95 % interval. l2, rates, strengths and rounds "
-        f"({', '.join(map(str, plan['stops']))}) were chosen for every row by itself, on a quarter of every client's "
-        f"training images, on the first {pieces[0].about['piece']['choosing']} partitions; no choice lies at the edge "
-        "of what was tried (one that does says `open`), but for rounds, of which nobody has more or fewer. "
-        "“By samples” and “by clients” say what a client counts for. Rows without rounds are exact optima.",
+        f"({', '.join(map(str, plan['stops']))}) were chosen for every row by itself, on a "
+        "quarter of every client's "
+        f"training images, on the first {pieces[0].about['piece']['choosing']} partitions; no "
+        "choice lies at the edge "
+        "of what was tried (one that does says `open`), but for rounds, of which nobody has more "
+        "or fewer. "
+        "“By samples” and “by clients” say what a client counts for. Rows without rounds are "
+        "exact optima.",
         "",
         "![Who is served](rows.png)",
         "",
@@ -344,7 +357,8 @@ def page(pieces: Sequence[Made], dataset: str, command: str) -> str:
         lines += [
             "## What explains it",
             "",
-            "Scaff-PD after 5 to 100 rounds, and the optimum, for five l2: what χ² gains over the average.",
+            "Scaff-PD after 5 to 100 rounds, and the optimum, for five l2: what χ² gains over the "
+            "average.",
             "",
             "![Gain against fit](fit.png)",
             "",
@@ -362,7 +376,8 @@ def page(pieces: Sequence[Made], dataset: str, command: str) -> str:
             lines += ["", f"Not run yet: {', '.join(gone)}."]
         lines += [
             "",
-            f"`{made.folder.name}/`, {about['seconds']:.0f} s of processes on {about['hardware']}, commit "
+            f"`{made.folder.name}/`, {about['seconds']:.0f} s of processes on "
+            f"{about['hardware']}, commit "
             f"{about['commit']}; {about['images']}",
             "",
         ]
@@ -403,7 +418,9 @@ MARKS = ("o", "s", "^")  # networks
 
 
 def rows_figure(pieces: Sequence[Made], dataset: str, path: Path) -> Path:
-    """Worst fifth of every row with its interval, the paper's number beside it; a panel for every α."""
+    """Worst fifth of every row with its interval, the paper's number beside it; a panel for every
+    α.
+    """
     import matplotlib.pyplot as plt
 
     chosen = [made for made in pieces if made.main] or list(pieces)[:1]
@@ -461,7 +478,9 @@ def rows_figure(pieces: Sequence[Made], dataset: str, path: Path) -> Path:
 
 
 def gains(made: Made, rho: str) -> list[dict[str, Any]]:
-    """For every l2 and number of rounds: what χ² gains over the average, and how the average model stands."""
+    """For every l2 and number of rounds: what χ² gains over the average, and how the average model
+    stands.
+    """
     by: dict[tuple[str, str, str], dict[str, dict[str, str]]] = {}
     for line in made.fit:
         by.setdefault((line["objective"], line["l2"], line["rounds"]), {})[line["partition"]] = line
@@ -488,7 +507,9 @@ SHADES = (RED, ORANGE, GREEN, SKY, PINK)
 
 
 def fit_figure(pieces: Sequence[Made], path: Path) -> Path:
-    """What χ² gains in the worst fifth, and how training loss and test accuracy agree, against training accuracy."""
+    """What χ² gains in the worst fifth, and how training loss and test accuracy agree, against
+    training accuracy.
+    """
     import matplotlib.pyplot as plt
 
     alphas = sorted({made.alpha for made in pieces})
@@ -537,7 +558,10 @@ def fit_figure(pieces: Sequence[Made], path: Path) -> Path:
             frameon=False,
             fontsize=8,
         )
-        words = "What fairness gains, over l2 and 5 to 100 rounds, and what training losses know of who is badly off"
+        words = (
+            "What fairness gains, over l2 and 5 to 100 rounds, "
+            "and what training losses know of who is badly off"
+        )
         figure.suptitle(
             words, fontsize=10 if len(alphas) > 1 else 8, color=QUIET, x=0.01, ha="left"
         )
@@ -553,7 +577,7 @@ CURVES: Mapping[str, tuple[str, str]] = {
 
 
 def rounds_figure(pieces: Sequence[Made], path: Path) -> Path:
-    """Worst fifth after 5 to 100 rounds of Scaff-PD and at the optimum, by ρ, for the smallest l2."""
+    """Worst fifth after 5 to 100 rounds of Scaff-PD and at the optimum, by ρ, smallest l2."""
     import matplotlib.pyplot as plt
 
     with plt.rc_context(STYLE):

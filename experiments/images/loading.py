@@ -1,15 +1,15 @@
 """CIFAR-10, CIFAR-100 and Tiny-ImageNet from files on disk; nothing is downloaded.
 
-The data set lies in a folder with its usual name ("cifar10", "cifar-10-batches-py", "tiny-imagenet-200", …) in the data
-root, or one level deeper. Layouts, the first one found is read:
+The data set lies in a folder with its usual name ("cifar10", "cifar-10-batches-py",
+"tiny-imagenet-200", …) in the data root, or one level deeper. Layouts, the first one found is read:
 
     python batches     CIFAR as its authors publish it
     class folders      train/<class>/*.png and test/<class>/*.png (or jpg)
-    published          Tiny-ImageNet: wnids.txt, train/<wnid>/images, val/val_annotations.txt; val serves as test images
-    packed             train*.npz, and test.npz or val.npz: JPEG images whose common beginnings are stored once. Image i is
-                       header[header_offsets[h] : header_offsets[h+1]], h = header_id[i], followed by
-                       data[offsets[i] : offsets[i+1]]; `labels`, and `names` or `wnids` with `words`
-    mosaic             train_mosaic.jpg, test_mosaic.jpg, labels.npz: tiles row by row, sorted by class
+    published          Tiny-ImageNet: wnids.txt, train/<wnid>/images, val/val_annotations.txt
+    packed             train*.npz, and test.npz or val.npz: JPEG images whose common beginnings are
+                       stored once. Image i is header[header_offsets[h] : header_offsets[h+1]],
+                       h = header_id[i], then data[offsets[i] : offsets[i+1]]
+    mosaic             train_mosaic.jpg, test_mosaic.jpg, labels.npz: tiles, sorted by class
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Pictures:
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A data set: images to train on, images to test on, the names of its classes, where it came from."""
+    """A data set: images to train on, images to test on, the names of its classes, where it came
+    from.
+    """
 
     name: str
     train: Pictures
@@ -113,7 +115,7 @@ def cifar100(folder: Folder = None) -> Images:
 
 
 def tiny_imagenet(folder: Folder = None) -> Images:
-    """Load Tiny-ImageNet: 64 × 64 pixels, 200 classes sorted by WordNet number; val serves as test."""
+    """Load Tiny-ImageNet: 64 × 64 pixels, 200 classes by WordNet number; val serves as test."""
     return _load("Tiny-ImageNet", 200, folder, [_published(64), _packed(64)])
 
 
@@ -276,7 +278,7 @@ def _packed(side: int) -> Layout:
 
 
 def _jpegs(arrays: dict[str, NDArray[Any]], side: int) -> Pixels:
-    """Decode all images: Pillow reads a beginning once, then its decoder takes each image directly."""
+    """Decode all images: Pillow reads a beginning once, then decodes each image directly."""
 
     def pieces(values: NDArray[Any], offsets: NDArray[Any]) -> list[bytes]:
         content = values.tobytes()

@@ -21,7 +21,8 @@ from experiments.images.loading import Folder
 from scaffpd.data.folder import data_root
 from scaffpd.errors import unknown
 
-# EfficientNet-Lite0: (blocks, kernel, stride of the first block, expansion, channels out) of every stage.
+# EfficientNet-Lite0: (blocks, kernel, stride of the first block, expansion, channels out) of every
+# stage.
 STAGES = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
@@ -37,7 +38,9 @@ CLASSES = 1000
 
 
 class EfficientNetLite0(nn.Module):
-    """EfficientNet-Lite0: inverted bottlenecks with ReLU6, no squeeze-and-excitation, TensorFlow's "same" padding."""
+    """EfficientNet-Lite0: inverted bottlenecks with ReLU6, no squeeze-and-excitation, TensorFlow's
+    "same" padding.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +73,9 @@ class EfficientNetLite0(nn.Module):
 
 
 class InvertedBottleneck(nn.Module):
-    """Expand by 1 × 1, convolve every channel by itself, project by 1 × 1; add the input if shapes agree."""
+    """Expand by 1 × 1, convolve every channel by itself, project by 1 × 1; add the input if shapes
+    agree.
+    """
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -105,7 +110,9 @@ def _norm(channels: int) -> nn.BatchNorm2d:
 
 
 def _same(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    """Convolve to ⌈n / stride⌉ positions a side; an odd zero is padded at the end, as in TensorFlow."""
+    """Convolve to ⌈n / stride⌉ positions a side; an odd zero is padded at the end, as in
+    TensorFlow.
+    """
     if conv.stride != (1, 1):
         sides = zip(x.shape[2:], conv.kernel_size, conv.stride, strict=True)
         total = [max((-(-n // s) - 1) * s + k - n, 0) for n, k, s in sides]
@@ -116,7 +123,7 @@ def _same(conv: nn.Conv2d, x: Tensor) -> Tensor:
 
 
 class ResNet18Trunk(nn.Module):
-    """ResNet-18 up to its third stage; every batch norm is folded into the convolution before it."""
+    """ResNet-18 up to its third stage; batch norms are folded into the convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,7 +235,8 @@ class Backbone:
     def preprocess(self, images: Tensor) -> Tensor:
         """Turn uint8 (B, h, w, 3) into normalised float (B, 3, size, size), on the same device.
 
-        Resizing is bilinear, corners not aligned; smoothed first (antialias) only if an image shrinks.
+        Resizing is bilinear, corners not aligned; smoothed first (antialias) only if an image
+        shrinks.
         """
         x = images.permute(0, 3, 1, 2).float().contiguous()
         if tuple(x.shape[2:]) != (self.size, self.size):
@@ -254,7 +262,9 @@ def backbone(
     size: int = 224,
     random: bool = False,
 ) -> Backbone:
-    """Load a network with ImageNet weights from `folder` (or SCAFFPD_DATA); `random` leaves them as drawn."""
+    """Load a network with ImageNet weights from `folder` (or SCAFFPD_DATA); `random` leaves them as
+    drawn.
+    """
     if name not in BACKBONES:
         raise unknown("backbone", name, BACKBONES)
     lite = name == BACKBONES[0]

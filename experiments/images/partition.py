@@ -1,4 +1,6 @@
-"""How the paper and Li et al. (2022) divide images among clients, and which test images a client is scored on."""
+"""How the paper and Li et al. (2022) divide images among clients, and which test images a client is
+scored on.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,18 @@ DRAWS = 10_000
 def divided(
     y: Indices, clients: int, alpha: float, seed: int, minimum: int, balanced: bool
 ) -> list[Indices]:
-    r"""Skew labels as `scaffpd.data.dirichlet` does; `balanced` as in the published code of Li et al.
+    r"""Skew labels as `scaffpd.data.dirichlet` does; `balanced` as in the published code of Li et
+    al.
 
-    There labels are dealt one after the other, and a client that is full gets no more. With m_{k,i} the samples of
-    labels 1, …, k - 1 that client i got, of n samples and N clients in all, the shares of label k are
+    There labels are dealt one after the other, and a client that is full gets no more. With m_{k,i}
+    the samples of labels 1, …, k - 1 that client i got, of n samples and N clients in all, the
+    shares of label k are
 
         p_{k,i} = q_{k,i} · [m_{k,i} < n/N] / Σ_j q_{k,j} · [m_{k,j} < n/N].
 
-    So no client has more than n/N samples plus those of one label. If all q_{k,j} of clients that are not full
-    have been rounded to zero, p_k ~ Dirichlet(α, …, α) among these clients, which is its distribution in any case.
+    So no client has more than n/N samples plus those of one label. If all q_{k,j} of clients that
+    are not full have been rounded to zero, p_k ~ Dirichlet(α, …, α) among these clients, which is
+    its distribution in any case.
     """
     if not balanced:
         return dirichlet(y, y, clients, alpha, seed, minimum)
@@ -49,7 +54,9 @@ def _cuts(
     alpha: float,
     random: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """Return where to cut the samples of each label, with shares only for clients that are not full."""
+    """Return where to cut the samples of each label, with shares only for clients that are not
+    full.
+    """
     labels, clients = shares.shape
     cuts = np.empty((labels, clients - 1), dtype=np.int64)
     owned = np.zeros(clients, dtype=np.int64)
@@ -70,11 +77,12 @@ def thinned(
     seed: int = 0,
     minimum: int = 1,
 ) -> list[Indices]:
-    """Take a share of their samples from a random share of clients: imbalance on top of any partition.
+    """Take a share of their samples from a random share of clients: imbalance on top of any
+    partition.
 
-    Of N clients, round(clients · N) are drawn, and each of them loses round(samples · m_i) of its m_i samples at
-    random, or as many as leave it `minimum`; one that has at most `minimum` loses none. Halves round to the even
-    number.
+    Of N clients, round(clients · N) are drawn, and each of them loses round(samples · m_i) of its
+    m_i samples at random, or as many as leave it `minimum`; one that has at most `minimum` loses
+    none. Halves round to the even number.
 
     Args:
         parts: the row numbers of each client.
@@ -103,13 +111,14 @@ def like_training(
     seed: int = 0,
     limit: int | None = None,
 ) -> list[Indices]:
-    r"""Draw test rows of each client in the class proportions of its training rows, as many as possible.
+    r"""Draw test rows of each client in the class proportions of its training rows, as many as
+    possible.
 
-    With p_ik the share of class k among client i's training rows and t_k the number of test rows of that class,
-    client i gets n_i = ⌊min_k t_k / p_ik⌋ rows, at most `limit`; the n_i · p_ik are rounded down, and the rows still
-    missing go to the classes with the largest remainders. n_i is at least one. Rows are drawn without replacement
-    within a client; clients may share them. A class that has training rows but no test rows at all is left out of the
-    proportions.
+    With p_ik the share of class k among client i's training rows and t_k the number of test rows of
+    that class, client i gets n_i = ⌊min_k t_k / p_ik⌋ rows, at most `limit`; the n_i · p_ik are
+    rounded down, and the rows still missing go to the classes with the largest remainders. n_i is
+    at least one. Rows are drawn without replacement within a client; clients may share them. A
+    class that has training rows but no test rows at all is left out of the proportions.
 
     Args:
         parts: the training row numbers of each client.

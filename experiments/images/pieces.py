@@ -1,16 +1,18 @@
-r"""Carry out one piece of the decisive tables: one data set, network, kind of features, α and loss; all rows.
+r"""Carry out one piece of the decisive tables: one data set, network, kind of features, α and loss;
+all rows.
 
-Ten partitions, as the paper cuts them. What a row chooses (l2, rates, strengths, rounds) is chosen on a quarter of
-every client's training images, by the mean of the worst fifth over the first three partitions; then it is trained on
-all training images of all ten, and scored on test images. Clients alone choose their own l2. A piece is a folder:
+Ten partitions, as the paper cuts them. What a row chooses (l2, rates, strengths, rounds) is chosen
+on a quarter of every client's training images, by the mean of the worst fifth over the first three
+partitions; then it is trained on all training images of all ten, and scored on test images. Clients
+alone choose their own l2. A piece is a folder:
 
-    runs.csv      every row on every partition: accuracies, training accuracy, correlation, certificate, what was chosen
+    runs.csv      every row on every partition: accuracies, certificate, what was chosen
     tuning.csv    every point that was tried
-    fit.csv       Scaff-PD by l2, rounds and ρ, and the optimum (rounds 0): who gains from fairness, and when
-    held.csv      exact fair models whose λ answers training losses or losses on held-out rows, by l2 and ρ
+    fit.csv       Scaff-PD by l2, rounds and ρ, and the optimum (rounds 0)
+    held.csv      exact fair models whose λ answers training or held-out losses, by l2 and ρ
 
-Files grow row by row, and the same command goes on where the last one stopped. Rows that do not wait for one another
-are lanes: several processes may work on one piece.
+Files grow row by row, and the same command goes on where the last one stopped. Rows that do not
+wait for one another are lanes: several processes may work on one piece.
 """
 
 from __future__ import annotations
@@ -172,7 +174,9 @@ def with_rounds(work: Work, row: Row) -> table.Found:
 
 
 def proven(method: Any, division: Division, l2: float, losses: Any, result: Any) -> float:
-    """Bound how far x is from the optimum: by the dual value of the run's own λ, exactly, where losses are squared."""
+    """Bound how far x is from the optimum: by the dual value of the run's own λ, exactly, where
+    losses are squared.
+    """
     if (
         not isinstance(method, ScaffPD)
         or division.loss == "softmax"
@@ -223,7 +227,7 @@ def fit_lines(work: Work) -> None:
 
 
 def held_lines(work: Work) -> None:
-    """Exact fair models whose λ answers training losses, or losses on held-out rows, for held.csv."""
+    """Exact fair models whose λ answers training or held-out losses, for held.csv."""
     done = work.there("held.csv", "l2", "rho")
     for l2 in (l2 for l2 in work.piece.l2s if l2 <= WEAK):
         for rho in ASIDE_RHO:
@@ -317,7 +321,9 @@ def steps(work: Work, lanes: Sequence[str] = LANES) -> Iterator[Callable[[], Any
 
 
 def fine_tuning(work: Work, row: Row, found: table.Found) -> None:
-    """FedAvg as it was chosen, then gradient steps of every client's own; their number is chosen on validation."""
+    """FedAvg as it was chosen, then gradient steps of every client's own; their number is chosen on
+    validation.
+    """
     starts: dict[tuple[int, str], Tensor] = {}
 
     def fit(division: Division, part: str, v: Values) -> tuple[Any, Any, float, bool]:
@@ -383,7 +389,7 @@ def divided(piece: Piece, here: Ground, device: str) -> list[Division]:
 
 
 def commit() -> str:
-    """The commit that runs: by git, or where the repository did not travel along by SCAFFPD_COMMIT."""
+    """The commit that runs: by git, or without a repository by SCAFFPD_COMMIT."""
     done = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
     )
@@ -391,7 +397,9 @@ def commit() -> str:
 
 
 def about(work: Work, here: Ground, device: str, complete: bool, seconds: float) -> None:
-    """Write how the numbers came about; commits and seconds add up over the processes and calls that it took."""
+    """Write how the numbers came about; commits and seconds add up over the processes and calls
+    that it took.
+    """
     path = work.folder / "about.json"
     piece = work.piece
     with work.locked():
@@ -409,6 +417,6 @@ def about(work: Work, here: Ground, device: str, complete: bool, seconds: float)
             "commit": ", ".join(dict.fromkeys(commits)),
             "images": here.source,
             "features": list(here.table.values.shape),
-            "precision": "features in TF32 on a GPU, softmax in single precision, all else in double precision",
+            "precision": "features in TF32 on a GPU, softmax in float32, all else in float64",
         }
         path.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

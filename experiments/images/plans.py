@@ -1,14 +1,15 @@
 r"""What is run for each of the paper's tables on images, and in which size.
 
-As in the paper: Dirichlet(α) over classes, then 30 % of the clients lose 70 % of their samples; eNTK features of an
-ImageNet network at random coordinates (50,000 in full size); a linear classifier with squared loss on one-hot labels;
-accuracy of each client on test images in its own class proportions, then the mean over clients and over the worst
-fifth of them.
-Where the paper is silent: full-gradient local steps, the same (l2/2)‖x‖² for all methods, FedAvg, FedProx, q-FFL and
-Δ-FL count clients by their samples and SCAFFOLD counts them alike, as published. Every method may try the same number
-of configurations (rates, and ρ, q, θ or μ), judged by the worst 20 % on a quarter of the training images of the first
-partition. Class shares are those of Li et al.'s text; their code also keeps clients from growing beyond the mean
-(`--balanced`), which ours does not by default, so that clients differ more in size.
+As in the paper: Dirichlet(α) over classes, then 30 % of the clients lose 70 % of their samples;
+eNTK features of an ImageNet network at random coordinates (50,000 in full size); a linear
+classifier with squared loss on one-hot labels; accuracy of each client on test images in its own
+class proportions, then the mean over clients and over the worst fifth of them. Where the paper is
+silent: full-gradient local steps, the same (l2/2)‖x‖² for all methods, FedAvg, FedProx, q-FFL and
+Δ-FL count clients by their samples and SCAFFOLD counts them alike, as published. Every method may
+try the same number of configurations (rates, and ρ, q, θ or μ), judged by the worst 20 % on a
+quarter of the training images of the first partition. Class shares are those of Li et al.'s text;
+their code also keeps clients from growing beyond the mean (`--balanced`), which ours does not by
+default, so that clients differ more in size.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Plan:
         test_per_class: test images; `None` takes all.
         stored: the number format of the features.
         l2: of the regulariser.
-        balanced: whether classes are dealt as in the code of Li et al. (2022), which lets no client grow far beyond
-            the mean; their text does not say so.
+        balanced: whether classes are dealt as in the code of Li et al. (2022), which lets no client
+            grow far beyond the mean; their text does not say so.
         backbone: the network, "efficientnet-lite0" or "resnet18-layer3".
         kind: of features, "entk" or "penultimate".
         stops: numbers of rounds that a run may be scored at, in the decisive tables.
@@ -156,8 +157,9 @@ class Cut:
         return Silos(tuple(f"client {i}" for i in range(self.clients)), train, test, ())
 
 
-# What the paper reports (its tables 1 to 4): average and worst-20 % accuracy in per cent, a single number each, without
-# seeds or deviations, on features of a ResNet-18. DRFA has the same numbers on Tiny-ImageNet for α = 0.05 and 0.1.
+# What the paper reports (its tables 1 to 4): average and worst-20 % accuracy in per cent, a single
+# number each, without seeds or deviations, on features of a ResNet-18. DRFA has the same numbers on
+# Tiny-ImageNet for α = 0.05 and 0.1.
 NUMBERS: dict[tuple[str, float], dict[str, tuple[float, float]]] = {
     ("cifar100", 0.01): {
         "FedAvg": (38.77, 15.93),

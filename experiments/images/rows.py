@@ -1,10 +1,12 @@
-r"""The rows of the decisive tables: every method with what it may choose, and the climb that chooses it.
+r"""The rows of the decisive tables: every method with what it may choose, and the climb that
+chooses it.
 
-A row's choices lie on a lattice: value = start · step^k along every axis, k a whole number, between natural ends (a
-tail is at most 1). The climb starts at k = 0, tries the neighbours of the best point along every axis and goes on from
-the best of them, until no neighbour is better: what is chosen has a tried value on either side, or is a natural end.
-Rounds are chosen with it, for nothing: a run is scored at every stop. 100 rounds are everybody's budget, and the
-tables say who would use more.
+A row's choices lie on a lattice: value = start · step^k along every axis, k a whole number, between
+natural ends (a tail is at most 1). The climb starts at k = 0, tries the neighbours of the best
+point along every axis and goes on from the best of them, until no neighbour is better: what is
+chosen has a tried value on either side, or is a natural end. Rounds are chosen with it, for
+nothing: a run is scored at every stop. 100 rounds are everybody's budget, and the tables say who
+would use more.
 """
 
 from __future__ import annotations
@@ -41,9 +43,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Found:
-    """What a climb found: the values, their score with what came with it, and all points that were tried.
+    """What a climb found: the values, their score with what came with it, and all points that were
+    tried.
 
-    `open` names the axes along which a neighbour was not tried, because the climb ran out of points.
+    `open` names the axes along which a neighbour was not tried, because the climb ran out of
+    points.
     """
 
     values: Values
@@ -56,7 +60,9 @@ class Found:
 def climbed(
     axes: Mapping[str, Axis], score: Callable[[Values], tuple[float, Any]], most: int = MOST
 ) -> Found:
-    """Climb a row's lattice from its middle until no neighbour scores more, or `most` points were tried."""
+    """Climb a row's lattice from its middle until no neighbour scores more, or `most` points were
+    tried.
+    """
     tried: dict[Point, tuple[float, Any]] = {}
 
     def values(point: Point) -> Values:
@@ -132,7 +138,8 @@ def safe_rate(clients: Federation) -> float:
 
 
 def rows(local_steps: int, loss: str = "squared") -> dict[str, Row]:
-    """All rows with rounds: the averaging methods under both weightings, the fair ones, Scaff-PD with both steps.
+    """All rows with rounds: the averaging methods under both weightings, the fair ones, Scaff-PD
+    with both steps.
 
     The smoothness of softmax is bounded, not known, and its rates are sought from further up.
     """

@@ -1,4 +1,6 @@
-"""Networks for images of 32 × 32 pixels that train in minutes: two convolutions, and the smallest ResNet."""
+"""Networks for images of 32 × 32 pixels that train in minutes: two convolutions, and the smallest
+ResNet.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Block(nn.Module):
 
 
 class ResNet8(nn.Module):
-    """The smallest residual network of He et al. (2016) for 32 × 32 pixels, with group norm; takes bytes."""
+    """The smallest residual network of He et al. (2016) for 32 × 32 pixels, with group norm; takes
+    bytes.
+    """
 
     def __init__(
         self, classes: int, width: int = 16, mean: Sequence[float] = (0,) * 3, std: Any = (255,) * 3

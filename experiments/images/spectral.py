@@ -1,17 +1,19 @@
-r"""Squared losses in their clients' own eigenvectors: one decomposition for every l2, personal or not; exact optima.
+r"""Squared losses in their clients' own eigenvectors: one decomposition for every l2, personal or
+not; exact optima.
 
-Client i's loss (s/m)‖A x − Y‖² has the Hessian Σ_r h_r v_r v_rᵀ. With the rows v_r of all clients stacked in W, z = W x
-and b = W (2s/m) AᵀY, everything that this study needs is of one form, a number w per row and w⁰ off the client's rows:
+Client i's loss (s/m)‖A x − Y‖² has the Hessian Σ_r h_r v_r v_rᵀ. With the rows v_r of all clients
+stacked in W, z = W x and b = W (2s/m) AᵀY, everything that this study needs is of one form, a
+number w per row and w⁰ off the client's rows:
 
     f_i(x) = k_i + (w⁰_i/2)‖x‖² + Σ_{r of i} ½ (w_r − w⁰_i) z_r² − b_r z_r
 
     one model:   w = h + l2,            b as it is,          w⁰ = l2
     a model of one's own, F_i(x) = min_u f_i(u) + (γ_i/2)‖u − x‖²,  H = h + l2:
-                 w = Hγ/(H + γ),        b γ/(H + γ),         w⁰ = l2 γ/(l2 + γ),      k − Σ ½ b²/(H + γ)
+                 w = Hγ/(H + γ),    b γ/(H + γ),    w⁰ = l2 γ/(l2 + γ),    k − Σ ½ b²/(H + γ)
 
-J local steps are ϕ(w) on every row (`local_gain`), so that the package's algorithms run on these clients by two matrix
-products a question whatever J is. The weighted problem is one Cholesky factorisation, and Newton's method on λ ↦ min_x
-finds the saddle point, with its duality gap.
+J local steps are ϕ(w) on every row (`local_gain`), so that the package's algorithms run on these
+clients by two matrix products a question whatever J is. The weighted problem is one Cholesky
+factorisation, and Newton's method on λ ↦ min_x finds the saddle point, with its duality gap.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ TARGETS = (
     "one-hot",
     "tct",
 )  # e_y with factor 1, as in `Linear`; e_y − 1/C with factor 1/2, as in TCT
-LEAST = 1e-9  # of the largest eigenvalue: rows below are left out, they are not orthogonal to the others
+# of the largest eigenvalue: rows below are left out, they are not orthogonal to the others
+LEAST = 1e-9
 NEWTON = 40
 HALVINGS = 12
 
@@ -100,7 +103,9 @@ class Spectra:
 def decompose(
     clients: Sequence[tuple[Tensor, Tensor]], classes: int, targets: str = "one-hot"
 ) -> Spectra:
-    """Decompose every client's loss on its rows (features, labels): by features or by samples, whichever are fewer."""
+    """Decompose every client's loss on its rows (features, labels): by features or by samples,
+    whichever are fewer.
+    """
     scale, shift = (1.0, 0.0) if targets == "one-hot" else (0.5, 1 / classes)
     parts = []
     k = []
@@ -134,7 +139,9 @@ _together: dict[
 
 
 def eigenvectors(grams: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Eigenvalues, ascending, and eigenvectors; on a GPU those of equal size in one batch, where that was faster."""
+    """Eigenvalues, ascending, and eigenvectors; on a GPU those of equal size in one batch, where
+    that was faster.
+    """
     out: list[Any] = [None] * len(grams)
     for size in {len(G) for G in grams}:
         which = [i for i, G in enumerate(grams) if len(G) == size]
@@ -167,7 +174,9 @@ def _seconds(work: Callable[[], Any]) -> float:
 
 @dataclass(frozen=True)
 class Quadratics:
-    """Losses of the form at the top of this file: `spectra` with w, b, w⁰ and k for one l2, personal or not."""
+    """Losses of the form at the top of this file: `spectra` with w, b, w⁰ and k for one l2,
+    personal or not.
+    """
 
     spectra: Spectra
     w: Tensor
@@ -219,7 +228,9 @@ class Quadratics:
 
 
 class SpectralOracle:
-    """These losses behind the questions of first order that the methods of the study ask; an `Oracle`."""
+    """These losses behind the questions of first order that the methods of the study ask; an
+    `Oracle`.
+    """
 
     most_rows = None
 
@@ -351,8 +362,8 @@ class SpectralPoint:
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound the arithmetic, for the losses as they were decomposed.
 
-        z is off by at most γ_d |W||x|, of norm √R_i γ_d ‖x‖; that moves L_i by the slope and c_i by the curvature.
-        Sums over rows and outputs err by γ_n of their absolute terms.
+        z is off by at most γ_d |W||x|, of norm √R_i γ_d ‖x‖; that moves L_i by the slope and c_i by
+        the curvature. Sums over rows and outputs err by γ_n of their absolute terms.
         """
         q = self.q
         s = self.q.spectra
@@ -405,7 +416,9 @@ def federation(losses: Quadratics) -> Federation:
 
 @dataclass(frozen=True)
 class Optimum:
-    """A model with its weights, and what is proven: the duality gap, or of an equilibrium its two parts together."""
+    """A model with its weights, and what is proven: the duality gap, or of an equilibrium its two
+    parts together.
+    """
 
     X: Tensor
     weights: Vector
@@ -424,7 +437,9 @@ def _dual(
 
 
 def dual_value(q: Quadratics, objective: Objective, weights: Vector) -> float:
-    """min_x Σ λ_i f_i(x) − ψ(λ): no model has a smaller value, so what a model is above it bounds its distance."""
+    """min_x Σ λ_i f_i(x) − ψ(λ): no model has a smaller value, so what a model is above it bounds
+    its distance.
+    """
     return _dual(q, objective, weights)[0]
 
 
@@ -433,7 +448,8 @@ def saddle(
 ) -> Optimum:
     """min_x max_{λ∈Λ} Σ λ_i f_i(x) − ψ(λ) by Newton's method on λ, to a duality gap of `tol`.
 
-    The dual function has the gradient f_i(x(λ)) and the Hessian −⟨c_i, H(λ)⁻¹ c_j⟩ at x(λ) = argmin Σ λ_i f_i.
+    The dual function has the gradient f_i(x(λ)) and the Hessian −⟨c_i, H(λ)⁻¹ c_j⟩ at x(λ) = argmin
+    Σ λ_i f_i.
     """
     weights = objective.weights(len(q.k)) if start is None else start
     value, gap, X, L, losses = _dual(q, objective, weights)
@@ -468,7 +484,9 @@ def _root(K: Any) -> Any:
 def equilibrium(
     q: Quadratics, objective: Objective, held_out: Callable[[Tensor], Vector], tol: float = 1e-5
 ) -> Optimum:
-    """λ answers losses on rows kept aside (`scaffpd.objectives.excess`); `gap` is what another answer would gain."""
+    """λ answers losses on rows kept aside (`scaffpd.objectives.excess`); `gap` is what another
+    answer would gain.
+    """
     start: Vector | None = None
 
     def solve(goal: Objective) -> tuple[Optimum, Vector, Vector, Vector]:

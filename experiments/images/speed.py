@@ -1,4 +1,5 @@
-"""Images per second: gradients of single images at sampled coordinates against the network's own passes.
+"""Images per second: gradients of single images at sampled coordinates against the network's own
+passes.
 
     python -m experiments.images.speed --device cuda --size 224 --chunk 256
 

@@ -27,7 +27,9 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class Place:
-    """Where images and weights are (`None` for SCAFFPD_DATA), where features go, and where to compute."""
+    """Where images and weights are (`None` for SCAFFPD_DATA), where features go, and where to
+    compute.
+    """
 
     data: Path | None
     cache: Path
@@ -78,7 +80,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Study:
-    """The comparisons of a plan by α, the seconds from images to tables, and the hardware in words."""
+    """The comparisons of a plan by α, the seconds from images to tables, the hardware in words."""
 
     plan: Plan
     ground: Ground
@@ -123,7 +125,9 @@ def _try_out(plan: Plan, labels: Any) -> None:
 
 
 def _fewer(images: Images, plan: Plan) -> Images:
-    """As many images of every class as the plan says; of the part that it leaves open, all that every class has."""
+    """As many images of every class as the plan says; of the part that it leaves open, all that
+    every class has.
+    """
     wanted = ((images.train, plan.train_per_class), (images.test, plan.test_per_class))
     if all(number is None for _, number in wanted):
         return images
@@ -166,7 +170,9 @@ def hardware(device: str) -> str:
 
 
 def regularisers(here: Ground, device: str, seed: int = 0) -> dict[float, float]:
-    """By l2, the accuracy of ridge regression on a held-out fifth of the training images; no client, no test image."""
+    """By l2, the accuracy of ridge regression on a held-out fifth of the training images; no
+    client, no test image.
+    """
     order = np.random.default_rng([seed, 4]).permutation(len(here.train))
     cut = round(HELD_OUT * len(order))
     place = torch.device(device)

@@ -1,4 +1,6 @@
-"""The tables of a study on images, ours beside the paper's, what they say about Scaff-PD, and its files."""
+"""The tables of a study on images, ours beside the paper's, what they say about Scaff-PD, and its
+files.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def percent(row: MethodSummary, name: str) -> str:
 
 
 def verdict(study: Study) -> Iterator[str]:
-    """For every α: is Scaff-PD's worst 20 % the best, by how much, and what does the average pay."""
+    """For every α: is Scaff-PD's worst 20 % the best, by how much, and at what price."""
     for alpha, comparison in study.comparisons.items():
         ours = comparison.line(OURS)
         others = [row for row in comparison.table if row.method != OURS and not row.failures]
@@ -107,7 +109,9 @@ def _runs(comparison: Comparison, method: str) -> list[MethodRun]:
 
 
 def _standing(ours: MethodSummary, others: list[MethodSummary], comparison: Comparison) -> str:
-    """The difference to the best other method, partition by partition: all methods see the same ones."""
+    """The difference to the best other method, partition by partition: all methods see the same
+    ones.
+    """
     rival = max(others, key=lambda row: row.mean[WORST])
     lead = 100 * (ours.mean[WORST] - rival.mean[WORST])
     place = 1 + sum(row.mean[WORST] > ours.mean[WORST] for row in others)
@@ -118,7 +122,8 @@ def _standing(ours: MethodSummary, others: list[MethodSummary], comparison: Comp
         if lead >= 0
         else f"number {place}, {-lead:.1f} points below"
     )
-    return f"Scaff-PD's worst 20 % ({percent(ours, WORST)}) is {where} {rival.method} ({percent(rival, WORST)}{range_})."
+    own = f"Scaff-PD's worst 20 % ({percent(ours, WORST)}) is {where}"
+    return f"{own} {rival.method} ({percent(rival, WORST)}{range_})."
 
 
 def _by_seed(comparison: Comparison, method: str) -> Vector:
@@ -132,7 +137,8 @@ def _price(ours: MethodSummary, comparison: Comparison) -> str:
         return "FedAvg failed."
     average, worst = (100 * (ours.mean[name] - plain.mean[name]) for name in (AVERAGE, WORST))
     return (
-        f"Against FedAvg, which counts clients by their samples, it is {worst:+.1f} points for the worst 20 % and "
+        f"Against FedAvg, which counts clients by their samples, it is {worst:+.1f} points for "
+        "the worst 20 % and "
         f"{average:+.1f} on average."
     )
 
@@ -150,8 +156,10 @@ def _overlap(runs: Sequence[MethodRun], comparison: Comparison) -> str:
         both += len(np.intersect1d(largest, lowest))
     fitted = min(float(run.scores["train"].accuracy.min()) for run in runs)
     return (
-        f"Of its {fifth * len(runs)} worst clients on test images (all partitions), {both} are among the "
-        f"{fifth * len(runs)} with the largest training loss, which is what it weighs clients by; the lowest training "
+        f"Of its {fifth * len(runs)} worst clients on test images (all partitions), {both} are "
+        "among the "
+        f"{fifth * len(runs)} with the largest training loss, which is what it weighs clients by; "
+        "the lowest training "
         f"accuracy of a client is {100 * fitted:.0f} %."
     )
 
@@ -165,7 +173,9 @@ def _gap(runs: Sequence[MethodRun]) -> str:
 
 
 def tuning(study: Study) -> Iterator[list[str]]:
-    """A row per method and α: what was chosen, whether at the edge of what was tried, how many diverged, the cost."""
+    """A row per method and α: what was chosen, whether at the edge of what was tried, how many
+    diverged, the cost.
+    """
     for alpha, comparison in study.comparisons.items():
         for method in METHODS:
             tried = [run for run in comparison.runs if run.method == method and run.phase != FINAL]
@@ -257,7 +267,7 @@ def facts(study: Study, command: str) -> dict[str, Any]:
         "plan": asdict(study.plan),
         "rho": plans.RHO,
         "images": ground.source,
-        "precision": "float32 products on stored values; features in TF32 on a GPU, in float32 elsewhere",
+        "precision": "float32; features in TF32 on a GPU",
         "features": {
             "backbone": BACKBONE,
             "shape": list(ground.table.values.shape),
@@ -272,8 +282,10 @@ def differences(plan: Plan) -> str:
     few = ", of Tiny-ImageNet's training images 150 of 500 a class" if tiny else ""
     part = ", of which Tiny-ImageNet is a part" if tiny else ""
     return (
-        f"**{BACKBONE}**. Other differences from the paper's setting: images may be JPEG copies{few} (see below), "
-        f"partitions and tuning are our own, and the network has been trained on ImageNet{part}. So levels cannot be "
+        f"**{BACKBONE}**. Other differences from the paper's setting: images may be JPEG "
+        f"copies{few} (see below), "
+        f"partitions and tuning are our own, and the network has been trained on ImageNet{part}. "
+        "So levels cannot be "
         "compared with the paper's, and orders only with care."
     )
 
@@ -289,13 +301,18 @@ def markdown(study: Study, command: str) -> str:
         [
             f"# {ground.title}, {plan.clients} clients",
             "",
-            f"Written by `{command}` on {study.hardware} in {about['seconds']['all']:.0f} s, of which "
+            f"Written by `{command}` on {study.hardware} in {about['seconds']['all']:.0f} s, of "
+            "which "
             f"{about['seconds']['features']:.0f} s went into images and features ({listed}).",
             "",
-            f"Accuracy in per cent on test images, mean ± standard deviation over {plan.seeds} partitions, after "
-            f"{plan.rounds} rounds of J = {plan.local_steps} local steps; every method had at most {plan.tune} "
-            "configurations, chosen on validation images of the first partition. In the columns marked (paper), the "
-            "paper's own numbers. So few partitions support no statement about significance; differences between methods "
+            f"Accuracy in per cent on test images, mean ± standard deviation over {plan.seeds} "
+            "partitions, after "
+            f"{plan.rounds} rounds of J = {plan.local_steps} local steps; every method had at "
+            f"most {plan.tune} "
+            "configurations, chosen on validation images of the first partition. In the columns "
+            "marked (paper), the "
+            "paper's own numbers. So few partitions support no statement about significance; "
+            "differences between methods "
             "are given partition by partition below.",
             "",
             differences(plan),
@@ -306,13 +323,16 @@ def markdown(study: Study, command: str) -> str:
             "",
             "## What was chosen, and what it cost",
             "",
-            f"Exchanges are request-reply turns; GB are sent by and to all clients, in {plan.rounds} rounds. "
+            "Exchanges are request-reply turns; GB are sent by and to all clients, in "
+            f"{plan.rounds} rounds. "
             "An arrow: the next value in that direction was not among those tried.",
             "",
             *markdown_table(TUNING, tuning(study), words=4),
             "",
-            f"Images: {ground.source} {len(ground.train):,} for training, {len(ground.test):,} for testing; "
-            f"{values.shape[1]:,} coordinates of the eNTK at {plan.size} pixels, stored in {plan.stored} "
+            f"Images: {ground.source} {len(ground.train):,} for training, {len(ground.test):,} "
+            "for testing; "
+            f"{values.shape[1]:,} coordinates of the eNTK at {plan.size} pixels, stored in "
+            f"{plan.stored} "
             f"({format_bytes(values.nbytes)}).",
             "",
             f"![partition](partition-alpha-{plan.alphas[0]:g}.png)",
@@ -322,8 +342,10 @@ def markdown(study: Study, command: str) -> str:
             *(plans.__doc__ or "").strip().splitlines()[2:],
             f"Here l2 = {plan.l2:g}.",
             "",
-            "`table.csv` has these numbers, the best 20 %, costs and the chosen rates of the first seed; the folders "
-            "`alpha-…` have every run, tuning included, and every client; `about.json` has the versions and the settings.",
+            "`table.csv` has these numbers, the best 20 %, costs and the chosen rates of the "
+            "first seed; the folders "
+            "`alpha-…` have every run, tuning included, and every client; `about.json` has the "
+            "versions and the settings.",
             "",
         ]
     )

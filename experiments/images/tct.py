@@ -1,17 +1,23 @@
-r"""Train, convexify, train, end to end: a ResNet by FedAvg, its eNTK where it stands, and fair training of that.
+r"""Train, convexify, train, end to end: a ResNet by FedAvg, its eNTK where it stands, and fair
+training of that.
 
-    python -m experiments.images tct cifar10 --alpha 0.1 --data D [--device cuda] [--seconds 500] [--small]
+    python -m experiments.images tct cifar10 --alpha 0.1 [--device cuda] [--seconds 500] [--small]
 
-1. FedAvg trains a ResNet-8 with group norm, from random weights, for `rounds` rounds. Its rate is that of `RATES` with
-   which half as many rounds on three quarters of every client's training images name most of the others right.
+1. FedAvg trains a ResNet-8 with group norm, from random weights, for `rounds` rounds. Its rate is
+that of `RATES` with
+   which half as many rounds on three quarters of every client's training images name most of the
+   others right.
 2. Every image becomes the gradient of the network at `coordinates` random parameters.
-3. Scaff-PD trains a linear model on them for `final` rounds: average, χ², and personal models under χ². l2, ρ and κ are
-   chosen by the worst fifth of the clients on that quarter of the training images, which stage 1 has seen by then.
+3. Scaff-PD trains a linear model on them for `final` rounds: average, χ², and personal models under
+χ². l2, ρ and κ are
+   chosen by the worst fifth of the clients on that quarter of the training images, which stage 1
+   has seen by then.
 
-Beside it: FedAvg that goes on for `final` rounds more, one network trained on everybody's images, and naming every
-client's commonest class, which with small α is right for most of its images. Classes are
-divided by Dirichlet(α) and 30 % of the clients lose 70 % of their images, as in the other tables on images. The folder
-`--out` has a file per stage: a call that is stopped, by `--seconds` or otherwise, is continued by the same command.
+Beside it: FedAvg that goes on for `final` rounds more, one network trained on everybody's images,
+and naming every client's commonest class, which with small α is right for most of its images.
+Classes are divided by Dirichlet(α) and 30 % of the clients lose 70 % of their images, as in the
+other tables on images. The folder `--out` has a file per stage: a call that is stopped, by
+`--seconds` or otherwise, is continued by the same command.
 """
 
 from __future__ import annotations
@@ -189,7 +195,9 @@ class Study:
         return train, test
 
     def cohort(self, together: bool = False) -> Cohort:
-        """The clients with their images, or all images as one client's; test images always by client."""
+        """The clients with their images, or all images as one client's; test images always by
+        client.
+        """
         (rows, held), (_, V), here = self.parts, self.pixels, self.ground
         if together:
             return self._cohort([np.sort(np.concatenate(rows))], None)
@@ -224,7 +232,9 @@ class Study:
         )
 
     def fed_avg(self, rounds: int) -> Any:
-        """Train up to this many rounds in all, from the last checkpoint; Σ n_i u_i/n, every client in every round."""
+        """Train up to this many rounds in all, from the last checkpoint; Σ n_i u_i/n, every client
+        in every round.
+        """
         return self._trained(self._method(self.rate), self._clients, rounds, "fed_avg.npz")
 
     def _method(self, rate: float) -> FedAvg:
@@ -234,7 +244,9 @@ class Study:
 
     @cached_property
     def rate(self) -> float:
-        """η of stage 1, chosen once: the best mean accuracy over clients on images that were held out."""
+        """η of stage 1, chosen once: the best mean accuracy over clients on images that were held
+        out.
+        """
         path = self.folder / "rates.json"
         s = self.setting
         scores = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -284,7 +296,7 @@ class Study:
         return np.load(path)
 
     def central(self) -> Any:
-        """One network on all clients' images, as many passes over them as `epochs`, batches of 256."""
+        """One network on all clients' images, `epochs` passes over them, batches of 256."""
         s = self.setting
         batch = 256
         cohort = self.cohort(together=True)
@@ -296,7 +308,9 @@ class Study:
 
     @cached_property
     def division(self) -> Division:
-        """The same clients with rows of gradients, standardised by sums over all clients' training images."""
+        """The same clients with rows of gradients, standardised by sums over all clients' training
+        images.
+        """
         s = self.setting
         device = torch.device(self.device)
         network, (rows, _), (X, V) = self.model.network(self.stage_1()), self.parts, self.pixels
@@ -317,7 +331,9 @@ class Study:
         )
 
     def linear(self, part: str, values: dict[str, float]) -> tuple[Any, bool]:
-        """Stage 3: one model, or every client's own, (N, d, C), where there is a κ; and whether it is their own."""
+        """Stage 3: one model, or every client's own, (N, d, C), where there is a κ; and whether it
+        is their own.
+        """
         if time.time() > self.deadline:
             raise OutOfTimeError
         s = self.setting
@@ -348,7 +364,8 @@ class Study:
     def chosen(self, **grid: Sequence[float]) -> dict[str, float]:
         """The values of which the worst fifth does best on held-out training images.
 
-        `compare` has no part in it: it tunes rates, and l2, ρ and κ are tried here on losses decomposed once for all.
+        `compare` has no part in it: it tunes rates, and l2, ρ and κ are tried here on losses
+        decomposed once for all.
         """
         points = (
             dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
@@ -388,7 +405,7 @@ class Study:
         yield COMMON, lambda: (self.commonest(), 0, "")
 
     def commonest(self) -> Any:
-        """By client, the accuracy of always naming the class that it has most training images of."""
+        """By client, the accuracy of always naming its commonest class."""
         pairs = zip(*self.parts, strict=True)
         named = [
             (np.bincount(self.ground.train[rows]).argmax(), self.ground.test[held])
@@ -433,7 +450,9 @@ class Study:
 
 
 def page(out: Path) -> str:
-    """Make one table of all settings: average and worst fifth of the clients' test accuracies, in per cent."""
+    """Make one table of all settings: average and worst fifth of the clients' test accuracies, in
+    per cent.
+    """
     found: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
     for path in sorted(out.glob("*/runs.csv")):
         for row in read_csv(path):
@@ -465,8 +484,10 @@ def write(out: Path, command: str) -> str:
     text = [
         "# Train, convexify, train, end to end\n",
         f"`{command}`; {', '.join(said) if facts else 'not complete'}.\n",
-        "Per cent of test images in every client's own mixture of classes: the mean over clients, and over the worst "
-        "fifth of them; means over seeds. `runs.csv` in each folder has every client, `rates.json` what FedAvg's rates "
+        "Per cent of test images in every client's own mixture of classes: the mean over clients, "
+        "and over the worst "
+        "fifth of them; means over seeds. `runs.csv` in each folder has every client, "
+        "`rates.json` what FedAvg's rates "
         "gave, `about.json` the setting.\n",
         table,
         "",

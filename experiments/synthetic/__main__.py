@@ -1,4 +1,6 @@
-"""`python -m experiments.synthetic`: distance to the optimum against rounds, on the paper's synthetic problem."""
+"""`python -m experiments.synthetic`: distance to the optimum against rounds, on the paper's
+synthetic problem.
+"""
 
 from __future__ import annotations
 

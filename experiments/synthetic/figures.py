@@ -1,4 +1,6 @@
-"""The four synthetic figures: ‖x − x*‖² against communication rounds, on an axis whose second part is squeezed."""
+"""The four synthetic figures: ‖x − x*‖² against communication rounds, on an axis whose second part
+is squeezed.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,7 @@ def cell(curve: Curve, level: float = TARGET) -> str:
 
 
 PROBLEM = f"Regression, χ² penalty, N = {N}, d = {D}, m = {M}, l2 = {L2:g}"
-ENDS = f"Numbers: rounds to {text(TARGET)}. Runs end at rounding error; the shaded part of the axis is squeezed."
+ENDS = f"Numbers: rounds to {text(TARGET)}. Runs end at rounding error; shaded: squeezed axis."
 
 
 class Panel(NamedTuple):
@@ -90,7 +92,7 @@ class FigureSpec(NamedTuple):
 def _panels(
     study: Study, settings: Iterable[Setting], title: str, without: Sequence[str]
 ) -> list[Panel]:
-    """Methods by the order of `LOOKS` on several problems; `title` is formatted with the problem."""
+    """Methods by the order of `LOOKS` on several problems; `title` takes the problem."""
     labels = [label for label in LOOKS if label not in without]
     return [
         Panel(title.format(s), tuple(study.find(s, label) for label in labels), study.plan.limit(s))
@@ -141,7 +143,8 @@ def _steps_title(study: Study) -> str:
 
 def _scaled_title(study: Study) -> str:
     ours = cell(study.find(study.plan.hard, SCAFF_PD))
-    return f"Badly scaled features: Scaff-PD is at ‖x − x*‖² ≤ {text(TARGET)} after {ours} rounds, without tuning"
+    goal = f"‖x − x*‖² ≤ {text(TARGET)}"
+    return f"Badly scaled features: Scaff-PD is at {goal} after {ours} rounds, without tuning"
 
 
 def _size(study: Study) -> int:
@@ -157,8 +160,10 @@ FIGURES = {
         ),
         lambda study: _versus(study, study.plan.rho_settings),
         lambda study: (
-            f"{PROBLEM}, σ = {SIGMA:g}, J = {J} local steps. DRFA, tuned: the best of {_size(study)} pairs of rates, "
-            "all clients in every round, full gradients; with longer local steps it is faster at first and stops "
+            f"{PROBLEM}, σ = {SIGMA:g}, J = {J} local steps. DRFA, tuned: the best of "
+            f"{_size(study)} pairs of rates, "
+            "all clients in every round, full gradients; with longer local steps it is faster at "
+            "first and stops "
             "farther from x*."
         ),
     ),
@@ -168,15 +173,18 @@ FIGURES = {
         ),
         lambda study: _versus(study, study.plan.sigma_settings),
         lambda study: (
-            f"{PROBLEM}, ρ = {RHO:g}, J = {J} local steps. DRFA and AFL (with local steps): the best of {_size(study)} "
-            "pairs of rates for each σ, all clients in every round, full gradients. σ is how much clients differ."
+            f"{PROBLEM}, ρ = {RHO:g}, J = {J} local steps. DRFA and AFL (with local steps): the "
+            f"best of {_size(study)} "
+            "pairs of rates for each σ, all clients in every round, full gradients. σ is how much "
+            "clients differ."
         ),
     ),
     "local_steps": FigureSpec(
         _steps_panels,
         _steps_title,
         lambda study: (
-            f"Scaff-PD. {PROBLEM}, σ = {SIGMA:g}, ρ = {RHO:g}. Left: one η_ℓ = {SHORT:g}/max L_i and η_g = 1 for all J "
+            f"Scaff-PD. {PROBLEM}, σ = {SIGMA:g}, ρ = {RHO:g}. Left: one η_ℓ = {SHORT:g}/max L_i "
+            "and η_g = 1 for all J "
             "(dual step tuned). Middle, right: nothing tuned."
         ),
     ),
@@ -184,8 +192,10 @@ FIGURES = {
         lambda study: _panels(study, [study.plan.hard], "", DRAWS),
         _scaled_title,
         lambda study: (
-            f"{PROBLEM}, columns times 10^U(−1, 1), σ = {SIGMA:g}, ρ = {RHO:g}; J = {J} for Scaff-PD, DRFA and AFL, no "
-            f"local steps for others. Tuned, or best constants: of {_size(study)} configurations. FedAvg, SCAFFOLD, "
+            f"{PROBLEM}, columns times 10^U(−1, 1), σ = {SIGMA:g}, ρ = {RHO:g}; J = {J} for "
+            "Scaff-PD, DRFA and AFL, no "
+            f"local steps for others. Tuned, or best constants: of {_size(study)} configurations. "
+            "FedAvg, SCAFFOLD, "
             "q-FFL and others solve another problem, whose optimum is not x*: left out."
         ),
     ),

@@ -1,12 +1,15 @@
 r"""What is solved: the paper's robust regression, and how long everybody may work on it.
 
-    min_x max_{λ∈simplex}  Σ λ_i f_i(x) − (ρ/2N) Σ (N λ_i − 1)²,    f_i(x) = (1/m)‖A_i x − y_i‖² + (l2/2)‖x‖²
+    min_x max_{λ∈simplex}  Σ λ_i f_i(x) − (ρ/2N) Σ (N λ_i − 1)²,
+    f_i(x) = (1/m)‖A_i x − y_i‖² + (l2/2)‖x‖²
 
-with N = 5, d = 10, m = 100 and J = 100 local steps, as the paper has them. It does not say what l2 and c are, nor σ
-where it varies ρ, nor ρ where it varies σ; here l2 = 0.1, c = 1 and both of the others 0.1.
+with N = 5, d = 10, m = 100 and J = 100 local steps, as the paper has them. It does not say what l2
+and c are, nor σ where it varies ρ, nor ρ where it varies σ; here l2 = 0.1, c = 1 and both of the
+others 0.1.
 
-Methods are measured by ‖x − x*‖², with x* from `reference_optimum`, a second-order solver that shares nothing with
-them; a test holds it against 50 digits: ‖x* − exact‖² < 1e-29 on every problem here.
+Methods are measured by ‖x − x*‖², with x* from `reference_optimum`, a second-order solver that
+shares nothing with them; a test holds it against 50 digits: ‖x* − exact‖² < 1e-29 on every problem
+here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""All runs of the four synthetic figures: which there are, how one is carried out, and what came of them."""
+"""All runs of the four synthetic figures: which there are, how one is carried out, and what came of
+them.
+"""
 
 from __future__ import annotations
 

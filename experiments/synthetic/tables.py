@@ -1,4 +1,6 @@
-"""Rounds to 1e-6 as a table, in words what holds and what does not, and the files that a study leaves in its folder."""
+"""Rounds to 1e-6 as a table, in words what holds and what does not, and the files that a study
+leaves in its folder.
+"""
 
 from __future__ import annotations
 
@@ -47,14 +49,18 @@ def heading(setting: Setting) -> tuple[str, str]:
 
 
 def rows(study: Study) -> Iterator[tuple[str, list[str]]]:
-    """A method and its rounds on every problem; last, how many times as many as Scaff-PD tuned DRFA needs."""
+    """A method and its rounds on every problem; last, how many times as many as Scaff-PD tuned DRFA
+    needs.
+    """
     for name in METHODS:
         yield name, [cell(study.find(setting, name)) for setting in study.plan.settings]
     yield "DRFA : Scaff-PD", [ratio_text(study, setting) for setting in study.plan.settings]
 
 
 def ratio(study: Study, setting: Setting) -> float:
-    """Rounds of tuned DRFA per round of Scaff-PD; where DRFA does not get there, those that it made."""
+    """Rounds of tuned DRFA per round of Scaff-PD; where DRFA does not get there, those that it
+    made.
+    """
     ours = study.find(setting, SCAFF_PD).trace.rounds_to(TARGET)
     trace = study.find(setting, DRFA_).trace
     theirs = trace.rounds_to(TARGET)
@@ -73,7 +79,9 @@ def ratio_text(study: Study, setting: Setting) -> str:
 
 
 def is_flat(curve: Curve) -> bool:
-    """Whether the run ends at a floor: its best error has improved by less than 1 % in the last 50 rounds."""
+    """Whether the run ends at a floor: its best error has improved by less than 1 % in the last 50
+    rounds.
+    """
     errors = curve.trace.errors
     return len(errors) > LAST and float(errors.min()) > LEAST * float(errors[:-LAST].min())
 
@@ -95,7 +103,8 @@ def _tenth(study: Study) -> str:
     good = [s for s in settings if ratio(study, s) >= FEWER]
     others = ", ".join(f"{s.name}: {ratio_text(study, s)} times" for s in settings if s not in good)
     return (
-        f"{_holds(good, settings)}: Scaff-PD, untuned, gets to {text(TARGET)} in at most a tenth of the rounds of "
+        f"{_holds(good, settings)}: Scaff-PD, untuned, gets to {text(TARGET)} in at most a tenth "
+        "of the rounds of "
         f"tuned DRFA ({len(good)} of {len(settings)} problems{'; ' + others if others else ''})."
     )
 
@@ -108,10 +117,12 @@ def _linear(study: Study) -> str:
     curves = [study.find(setting, SCAFF_PD) for setting in study.plan.settings]
     reached = [rounds for curve in curves if (rounds := curve.trace.rounds_to(DEEP)) is not None]
     if len(reached) < len(curves):
-        return f"Does not hold: Scaff-PD is below {text(DEEP)} on {len(reached)} of {len(curves)} problems only."
+        share = f"{len(reached)} of {len(curves)} problems"
+        return f"Does not hold: Scaff-PD is below {text(DEEP)} on {share} only."
     lowest = max(float(curve.trace.errors.min()) for curve in curves)
     return (
-        f"Holds: Scaff-PD converges linearly to below {text(DEEP)}, in {min(reached)} to {max(reached)} rounds, "
+        f"Holds: Scaff-PD converges linearly to below {text(DEEP)}, in {min(reached)} to "
+        f"{max(reached)} rounds, "
         f"and down to rounding ({text(lowest)} or less)."
     )
 
@@ -122,7 +133,8 @@ def _floors(study: Study) -> str:
     lowest = min(float(curve.trace.errors.min()) for curve in curves)
     return (
         f"{_holds(flat, curves)}: DRFA and AFL end at a floor of drift "
-        f"({len(flat)} of {len(curves)} tuned runs are flat at the end); none gets below {text(lowest)}."
+        f"({len(flat)} of {len(curves)} tuned runs are flat at the end); none gets below "
+        f"{text(lowest)}."
     )
 
 
@@ -131,9 +143,12 @@ def _given_up(study: Study) -> str:
     reach = [J * study.find(setting, DRFA_).knobs["local_rate"] for setting in easy]
     free = [cell(study.find(setting, FREE)) for setting in study.plan.settings]
     return (
-        f"Tuning makes DRFA give up its local work: all {J} local steps together are {min(reach):.2g} to "
-        f"{max(reach):.2g} of one step 1/max L_i (isotropic problems). With its server rate tuned too, which is not "
-        f"DRFA as published but nearly GDA, it needs {', '.join(free)} rounds on the problems of the table."
+        f"Tuning makes DRFA give up its local work: all {J} local steps together are "
+        f"{min(reach):.2g} to "
+        f"{max(reach):.2g} of one step 1/max L_i (isotropic problems). With its server rate tuned "
+        "too, which is not "
+        f"DRFA as published but nearly GDA, it needs {', '.join(free)} rounds on the problems of "
+        "the table."
     )
 
 
@@ -155,7 +170,8 @@ def _local_steps(study: Study) -> Iterator[str]:
 def _easy(study: Study) -> str:
     cells = [f"{name} {cell(study.find(study.plan.paper, name))}" for name in (GDA, APD)]
     return (
-        "The paper's problem is easy: its features are isotropic, and methods without any local steps are fast too "
+        "The paper's problem is easy: its features are isotropic, and methods without any local "
+        "steps are fast too "
         f"({', '.join(cells)} rounds at {study.plan.paper.name})."
     )
 
@@ -257,7 +273,8 @@ def markdown(study: Study, command: str) -> str:
             "",
             f"Rounds until ‖x − x*‖² ≤ {text(TARGET)}, J = {J} local steps where a method has any. "
             "Scaff-PD and APD run as they are; everybody else has the best of "
-            f"{about['configurations']} configurations, chosen for each problem with x* known. `> n`: not within n rounds.",
+            f"{about['configurations']} configurations, chosen for each problem with x* known. `> "
+            "n`: not within n rounds.",
             "",
             *markdown_table(["method", *columns], ([name, *cells] for name, cells in rows(study))),
             "",
@@ -280,8 +297,10 @@ def markdown(study: Study, command: str) -> str:
             + "; ".join(list(edges(study)) or ["nowhere"])
             + ".",
             "",
-            "`rho.csv`, `heterogeneity.csv`, `local_steps.csv` and `badly_scaled.csv` have every point of every curve, "
-            "`rounds.csv` one line per curve with the chosen rates, `tuning.csv` every configuration tried, and "
+            "`rho.csv`, `heterogeneity.csv`, `local_steps.csv` and `badly_scaled.csv` have every "
+            "point of every curve, "
+            "`rounds.csv` one line per curve with the chosen rates, `tuning.csv` every "
+            "configuration tried, and "
             "`about.json` the command, the seed and the versions.",
             "",
         ]

@@ -1,21 +1,25 @@
-r"""Who competes, and the same number of configurations for everybody that has something to tune: `SIZE`.
+r"""Who competes, and the same number of configurations for everybody that has something to tune:
+`SIZE`.
 
-- DRFA and AFL: η_ℓ = 2^−k / max_i L_i for k = 0 and for k = 4, 4.5 … 13; dual rate 0.01, 0.1 or 1 times the automatic
-  one for that η_ℓ. As published, the server averages the clients' models (server rate 1), every client takes part in
-  every round, and gradients are full: nothing but drift stands in their way.
-- DRFA, server rate free: η_ℓ = 2^−k / max_i L_i, k = 4, 5 … 13; server rate η_g such that η_g J η_ℓ is 0.5, 1 or 2
-  times 1/max_i L_i; dual rate 1 or 10 times the automatic one. Not DRFA as published: with small η_ℓ it becomes GDA.
-- GDA, extragradient: τ = 2^k / (2 max_i L_i), k = −2, −1.5 … 2.5; σ = 10^k times the automatic one for that τ,
-  k = −2, −1 … 3 (with χ² penalty, a large σ is the best response).
-- Scaff-PD and APD with constants: η_ℓ = 1/max_i L_i; τ = η_g J η_ℓ with η_g = 0.5, 0.7, 1, 1.4, 2 or 2.8 (J = 1 for
-  APD); σ = 10^k times the automatic one of GDA, k = −2, −1 … 2; θ = 0 or 1.
+- DRFA and AFL: η_ℓ = 2^−k / max_i L_i for k = 0 and for k = 4, 4.5 … 13; dual rate 0.01, 0.1 or 1
+  times the automatic one for that η_ℓ. As published, the server averages the clients' models
+  (server rate 1), every client takes part in every round, and gradients are full: nothing but drift
+  stands in their way.
+- DRFA, server rate free: η_ℓ = 2^−k / max_i L_i, k = 4, 5 … 13; server rate η_g such that η_g J η_ℓ
+  is 0.5, 1 or 2 times 1/max_i L_i; dual rate 1 or 10 times the automatic one. Not DRFA as
+  published: with small η_ℓ it becomes GDA.
+- GDA, extragradient: τ = 2^k / (2 max_i L_i), k = −2, −1.5 … 2.5; σ = 10^k times the automatic one
+  for that τ, k = −2, −1 … 3 (with χ² penalty, a large σ is the best response).
+- Scaff-PD and APD with constants: η_ℓ = 1/max_i L_i; τ = η_g J η_ℓ with η_g = 0.5, 0.7, 1, 1.4, 2
+  or 2.8 (J = 1 for APD); σ = 10^k times the automatic one of GDA, k = −2, −1 … 2; θ = 0 or 1.
 
 Scaff-PD and APD (accelerated primal-dual: Scaff-PD without local steps) have nothing to tune.
 
-A configuration is better than another if it reaches ‖x − x*‖² ≤ `TARGET` in fewer rounds, or, where neither does, if
-it ends nearer. While tuning, a run ends where more of it decides nothing: at the target; at the rounds of the best so
-far; where it blows up; at a floor (its least error has fallen by less than 1 % in 30 rounds); and where even at twice
-the pace of its last 30 rounds it would not beat the best so far.
+A configuration is better than another if it reaches ‖x − x*‖² ≤ `TARGET` in fewer rounds, or, where
+neither does, if it ends nearer. While tuning, a run ends where more of it decides nothing: at the
+target; at the rounds of the best so far; where it blows up; at a floor (its least error has fallen
+by less than 1 % in 30 rounds); and where even at twice the pace of its last 30 rounds it would not
+beat the best so far.
 """
 
 from __future__ import annotations
@@ -86,7 +90,9 @@ def candidates(name: str, bench: Bench, local_steps: int) -> list[Candidate]:
 
 
 def drifting(base: DRFA | AFL, own: dict[str, float], halvings: float, dual: float) -> Candidate:
-    """DRFA or AFL at one point of their grid; `own` are the automatic rates of `base`, the dual one ∝ 1/η_ℓ."""
+    """DRFA or AFL at one point of their grid; `own` are the automatic rates of `base`, the dual one
+    ∝ 1/η_ℓ.
+    """
     factor = 2.0**-halvings
     rates = {
         "local_rate": factor * own["local_rate"],
@@ -159,7 +165,9 @@ METHODS: dict[str, Callable[[Bench, int], Iterator[Candidate]]] = {
 
 @dataclass(frozen=True)
 class Trace:
-    """One run: ‖x − x*‖² at the start and after every round, and the messages to and from clients until then."""
+    """One run: ‖x − x*‖² at the start and after every round, and the messages to and from clients
+    until then.
+    """
 
     errors: Vector
     exchanges: Vector
@@ -216,8 +224,8 @@ def best_in_hindsight(
 ) -> tuple[Attempt, list[Attempt]]:
     """The best of a grid, and all attempts; of equals the first.
 
-    This is not `compare`'s tuner, which chooses by validation rows after a fixed number of rounds: here x* is known,
-    fewest rounds to it win, and a run that cannot win any more is given up.
+    This is not `compare`'s tuner, which chooses by validation rows after a fixed number of rounds:
+    here x* is known, fewest rounds to it win, and a run that cannot win any more is given up.
     """
     attempts: list[Attempt] = []
     limit = rounds
@@ -234,7 +242,7 @@ def best_in_hindsight(
 
 
 def decided(errors: list[float], limit: int, goal: float) -> bool:
-    """Whether more rounds would decide nothing; `goal` is the error to beat within `limit` rounds."""
+    """Whether more rounds would decide nothing; `goal` is to be beaten within `limit` rounds."""
     last = errors[-1]
     if last <= TARGET or not last <= EXPLODED * errors[0]:
         return True
@@ -256,7 +264,9 @@ def settled(errors: list[float]) -> bool:
 
 
 def at_edge(best: Candidate, grid: Sequence[Candidate]) -> tuple[str, ...]:
-    """The knobs whose best value is the smallest or largest of the grid (θ, which has no beyond, left out)."""
+    """The knobs whose best value is the smallest or largest of the grid (θ, which has no beyond,
+    left out).
+    """
     values = {
         name: {candidate.knobs[name] for candidate in grid}
         for name in best.knobs

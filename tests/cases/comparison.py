@@ -1,4 +1,6 @@
-"""Small problems and awkward methods for the tests of `compare`; here because other processes must find them."""
+"""Small problems and awkward methods for the tests of `compare`; here because other processes must
+find them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pages' own code: Python blocks run from top to bottom, commands are read by the real command line."""
+"""The pages' own code: Python blocks run from top to bottom, commands are read by the real command
+line.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def run_python(page, scope=None):
 
 
 def commands(page):
-    """Every line of a page's consoles and indented blocks that calls us, as words, without comments."""
+    """Every line of a page's consoles and indented blocks that calls us, as words, without
+    comments.
+    """
     text = page.read_text(encoding="utf-8")
     consoles = [
         line

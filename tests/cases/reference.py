@@ -1,12 +1,13 @@
 r"""A slow, dense and independent solver of the minimax problem, the reference for all fast methods.
 
-It finds the saddle point of  Σ λ_i f_i(x) − ψ(λ)  over x ∈ R^d and λ ∈ Λ by second-order steps on all the
-data at once, in NumPy float64, and shares no code with the clients' models. With g = Σ λ_i ∇f_i(x),
-G the N×d matrix of client gradients and P = ∂prox_σ/∂s:
+It finds the saddle point of  Σ λ_i f_i(x) − ψ(λ)  over x ∈ R^d and λ ∈ Λ by second-order steps on
+all the data at once, in NumPy float64, and shares no code with the clients' models. With g = Σ λ_i
+∇f_i(x), G the N×d matrix of client gradients and P = ∂prox_σ/∂s:
 
 1. proximal point in λ (Rockafellar, 1976): each step minimises the smooth function
    max_l ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) of x by a semismooth Newton method, with σ growing;
-2. Newton on the optimality conditions  g = 0  and  λ = prox_σ(f(x), λ), which for polyhedral Λ is an
+2. Newton on the optimality conditions  g = 0  and  λ = prox_σ(f(x), λ), which for polyhedral Λ is
+an
    active-set method and which reaches rounding level.
 
 Both solve the same linear system, of size N once x is eliminated.
@@ -70,7 +71,9 @@ def reference_optimum(
 
 
 def solve(problem: ReferenceProblem, objective: Objective) -> Reference:
-    """Take proximal steps with growing σ, each followed by an attempt to finish with Newton's method."""
+    """Take proximal steps with growing σ, each followed by an attempt to finish with Newton's
+    method.
+    """
     point = _start(problem, objective)
     if not point.G.any():  # zero is optimal for all clients
         return Reference(point.x, point.weights, point.support, _EPS * abs(point.support))
@@ -96,7 +99,9 @@ def _squared(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
 
 
 def _logistic(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
-    """Return log(1 + e^{−sz}) per row, s = 2y − 1, its slope −s·p and curvature p(1 − p), p = 1/(1 + e^{sz})."""
+    """Return log(1 + e^{−sz}) per row, s = 2y − 1, its slope −s·p and curvature p(1 − p), p = 1/(1
+    + e^{sz}).
+    """
     sign = 2 * Y - 1
     value = np.logaddexp(0.0, -sign * Z)
     wrong = np.exp(-np.logaddexp(0.0, sign * Z))
@@ -105,7 +110,9 @@ def _logistic(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
 
 
 def _softmax(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
-    """Return per row log Σ e^{z_k} − z_y, its slope p − e_y and its curvature diag(p) − ppᵀ; Y is one-hot."""
+    """Return per row log Σ e^{z_k} − z_y, its slope p − e_y and its curvature diag(p) − ppᵀ; Y is
+    one-hot.
+    """
     shifted = Z - np.sum(Z * Y, axis=1, keepdims=True)
     value = np.logaddexp.reduce(shifted, axis=1)
     p = np.exp(shifted - value[:, None])
@@ -116,7 +123,9 @@ _LINKS: dict[str, Link] = {"squared": _squared, "logistic": _logistic, "softmax"
 
 
 class ReferenceProblem:
-    """Losses f_i(x) = (1/m_i) Σ_j link(Wᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape (d, k)."""
+    """Losses f_i(x) = (1/m_i) Σ_j link(Wᵀa_ij, y_ij) + (μ/2)‖x‖² with x = W row by row, W of shape
+    (d, k).
+    """
 
     def __init__(
         self, clients: Sequence[tuple[Any, Any]], loss: str, l2: float, intercept: bool
@@ -202,7 +211,9 @@ class _Point:
 
     @property
     def gap(self) -> float:
-        """Return support(f) − (⟨f, λ⟩ − ψ(λ)) + ‖g‖² / (2μ Σ λ_i), the difference at least its rounding error."""
+        """Return support(f) − (⟨f, λ⟩ − ψ(λ)) + ‖g‖² / (2μ Σ λ_i), the difference at least its
+        rounding error.
+        """
         if not np.isfinite(self.support):
             return float("inf")
         shift = float(self.weights @ self.losses) if self.objective.simplex else 0.0
@@ -226,7 +237,7 @@ class _Point:
 
 
 def _start(problem: ReferenceProblem, objective: Objective) -> _Point:
-    """Start from x = 0 with the prior, or off the simplex with the best weights if there are any."""
+    """Start from x = 0 with the prior, or off the simplex with the best weights, if any."""
     x = np.zeros(problem.dimension)
     losses = problem.losses(x)
     if objective.simplex or not np.isfinite(objective.support(losses)):
@@ -235,7 +246,9 @@ def _start(problem: ReferenceProblem, objective: Objective) -> _Point:
 
 
 def _proximal_step(start: _Point, factor: float) -> _Point:
-    """Solve min_x max_{l∈Λ} ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) by damped semismooth Newton; λ⁺ is the maximiser l."""
+    """Solve min_x max_{l∈Λ} ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) by damped semismooth Newton; λ⁺ is the
+    maximiser l.
+    """
     problem = start.problem
     objective = start.objective
     anchor = start.weights
@@ -270,7 +283,9 @@ def _proximal_step(start: _Point, factor: float) -> _Point:
 
 
 def _polish(point: _Point) -> _Point:
-    """Make Newton steps on g = 0 and λ = prox_σ(f(x), λ) while they help; return the best pair met, with λ ∈ Λ."""
+    """Make Newton steps on g = 0 and λ = prox_σ(f(x), λ) while they help; return the best pair met,
+    with λ ∈ Λ.
+    """
     best = point
     objective = point.objective
     identity = np.eye(len(point.weights))

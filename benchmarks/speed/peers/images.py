@@ -1,8 +1,10 @@
-"""FedAvg of a network on images: what a candidate reads, how its rounds are timed, what it hands back. NumPy only.
+"""FedAvg of a network on images: what a candidate reads, how its rounds are timed, what it hands
+back. NumPy only.
 
-`../network_simulators.py` writes the problem into a file: the clients' images, who takes part in which round, the rows
-of every minibatch, and the parameters to start from, under PyTorch's names and in its layout. A candidate makes all
-rounds, says when each is over, and leaves its last model in another file, which is judged by the same code for all.
+`../network_simulators.py` writes the problem into a file: the clients' images, who takes part in
+which round, the rows of every minibatch, and the parameters to start from, under PyTorch's names
+and in its layout. A candidate makes all rounds, says when each is over, and leaves its last model
+in another file, which is judged by the same code for all.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ def load(file: str) -> Images:
 
 
 def measure(name: str, version: str, ways: Mapping[str, Train]) -> None:
-    """Time the fastest of several ways (by name; one will do), write its model, and print a line of JSON."""
+    """Time the fastest of several ways (by name; one will do), write its model, and print a line of
+    JSON.
+    """
     given = w.arguments()
     problem = load(given.images)
     best = (

@@ -1,7 +1,8 @@
-"""The networks of `experiments/images/small_networks.py` in JAX: the same parameters under the same names, channels last.
+"""The networks of `experiments/images/small_networks.py` in JAX: the same parameters under the same
+names, channels last.
 
-XLA's convolutions on a CPU want channels last, and the maximum over a window is taken by reshaping, whose derivative is
-faster there than that of `reduce_window`.
+XLA's convolutions on a CPU want channels last, and the maximum over a window is taken by reshaping,
+whose derivative is faster there than that of `reduce_window`.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ def to_jax(start: Mapping[str, Any]) -> dict[str, jax.Array]:
 
 
 def turned(name: str, value: Any) -> Any:
-    """Convolutions from (out, in, height, width) to (height, width, in, out), linear layers transposed."""
+    """Convolutions from (out, in, height, width) to (height, width, in, out), linear layers
+    transposed.
+    """
     if name == "7.weight":  # its inputs are channels × 8 × 8
         return value.reshape(len(value), -1, 8, 8).transpose(2, 3, 1, 0).reshape(-1, len(value))
     return value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T

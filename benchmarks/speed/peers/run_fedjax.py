@@ -1,11 +1,12 @@
 """FedJAX: its FedAvg (`fedjax.algorithms.fed_avg`) on its own in-memory data sets.
 
-On digits with the `jit` back end (its default). Networks are written in JAX (`jax_networks.py`); of the back ends
-`jit`, whose convolutions use all cores, and `pmap`, with a client per core, the faster one counts.
-Differs: on digits, `shuffle_repeat_batch` deals minibatches from shuffled passes over the rows instead of drawing with
-replacement; on images every client that takes part is a data set of the rows of its minibatches, which are not
-shuffled. Clients count by their number of rows, which is the plain average here. Its diagnostics (the norm of each
-client's update) cannot be turned off.
+On digits with the `jit` back end (its default). Networks are written in JAX (`jax_networks.py`); of
+the back ends `jit`, whose convolutions use all cores, and `pmap`, with a client per core, the
+faster one counts. Differs: on digits, `shuffle_repeat_batch` deals minibatches from shuffled passes
+over the rows instead of drawing with replacement; on images every client that takes part is a data
+set of the rows of its minibatches, which are not shuffled. Clients count by their number of rows,
+which is the plain average here. Its diagnostics (the norm of each client's update) cannot be turned
+off.
 """
 
 from __future__ import annotations

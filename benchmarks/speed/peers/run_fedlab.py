@@ -1,8 +1,9 @@
 """FedLab: its FedAvg server and serial client trainer in its stand-alone pipeline.
 
-FedLab leaves data loading to the user: a client's minibatches are drawn by one call per round and cut from its
-tensors, which is faster than a `DataLoader`. The optimiser is set up anew with a weight decay, which FedLab's own has
-no argument for. PyTorch's default number of threads and one thread are both tried; the faster counts. Differs: nothing.
+FedLab leaves data loading to the user: a client's minibatches are drawn by one call per round and
+cut from its tensors, which is faster than a `DataLoader`. The optimiser is set up anew with a
+weight decay, which FedLab's own has no argument for. PyTorch's default number of threads and one
+thread are both tried; the faster counts. Differs: nothing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Flower: its FedAvg strategy and its simulation engine (Ray), one core per client and so as many clients at a time
-as there are cores.
+"""Flower: its FedAvg strategy and its simulation engine (Ray), one core per client and so as many
+clients at a time as there are cores.
 
-A client is the plain loop in PyTorch, as in Flower's first tutorial, with one thread (its share of the cores). Rounds
-are timed inside one long-lived simulation, on digits after two rounds to warm up: starting Ray and its workers is
-start-up. Flower draws clients itself; here they are those of the problem, so that nodes are asked once who they are.
-Differs: clients count by their number of rows, which is the plain average here.
+A client is the plain loop in PyTorch, as in Flower's first tutorial, with one thread (its share of
+the cores). Rounds are timed inside one long-lived simulation, on digits after two rounds to warm
+up: starting Ray and its workers is start-up. Flower draws clients itself; here they are those of
+the problem, so that nodes are asked once who they are. Differs: clients count by their number of
+rows, which is the plain average here.
 """
 
 from __future__ import annotations

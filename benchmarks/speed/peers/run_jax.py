@@ -1,4 +1,5 @@
-"""JAX, written by hand: `scan` over local steps and `vmap` over clients, a round compiled as one function.
+"""JAX, written by hand: `scan` over local steps and `vmap` over clients, a round compiled as one
+function.
 
 Drawing is part of the compiled round. Differs: nothing.
 """

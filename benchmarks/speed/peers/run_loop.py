@@ -1,4 +1,5 @@
-"""A plain PyTorch loop over clients, as papers' code has it: an `nn.Module`, autograd and `torch.optim.SGD`.
+"""A plain PyTorch loop over clients, as papers' code has it: an `nn.Module`, autograd and
+`torch.optim.SGD`.
 
 All of a client's minibatches of a round are drawn by one call.
 """

@@ -1,6 +1,8 @@
-"""FedAvg of all clients at once in NumPy, as one would write it: batched products, a softmax that cannot overflow.
+"""FedAvg of all clients at once in NumPy, as one would write it: batched products, a softmax that
+cannot overflow.
 
-The BLAS's default number of threads and one thread are both tried; the faster counts. Differs: nothing.
+The BLAS's default number of threads and one thread are both tried; the faster counts. Differs:
+nothing.
 """
 
 from __future__ import annotations

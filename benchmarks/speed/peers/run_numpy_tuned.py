@@ -1,9 +1,10 @@
 """FedAvg of all clients at once in NumPy, tuned by hand for this one problem.
 
-Minibatches of all clients are gathered by one `take`, the two products are batched matrix products, and everything is
-written in place; classes come before rows, so that the softmax runs along contiguous rows. The BLAS's default number
-of threads and one thread are both tried; the faster counts. Differs: no maximum is taken off before `exp` (the
-outputs stay small here), which a library could not afford.
+Minibatches of all clients are gathered by one `take`, the two products are batched matrix products,
+and everything is written in place; classes come before rows, so that the softmax runs along
+contiguous rows. The BLAS's default number of threads and one thread are both tried; the faster
+counts. Differs: no maximum is taken off before `exp` (the outputs stay small here), which a library
+could not afford.
 """
 
 from __future__ import annotations

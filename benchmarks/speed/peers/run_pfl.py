@@ -1,9 +1,9 @@
 """pfl (pfl-research): its `FederatedAveraging` on its `SimulatedBackend`, PyTorch models.
 
-pfl passes over a user's rows in order, so every time that a user is sampled it is given the rows of its minibatches one
-after the other: one pass is the same steps. No evaluation between rounds but the first, which pfl always makes. Digits
-in one process; networks in one process per core with a thread each, as pfl's guide to fast simulations has it
-(PFL_WORKER_ADDRESSES). Differs: nothing.
+pfl passes over a user's rows in order, so every time that a user is sampled it is given the rows of
+its minibatches one after the other: one pass is the same steps. No evaluation between rounds but
+the first, which pfl always makes. Digits in one process; networks in one process per core with a
+thread each, as pfl's guide to fast simulations has it (PFL_WORKER_ADDRESSES). Differs: nothing.
 """
 
 # ruff: noqa: E402 (pfl connects its processes where it is imported)

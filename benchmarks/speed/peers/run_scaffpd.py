@@ -1,8 +1,8 @@
 """scaffpd, by its public interface and as a user would write it.
 
-The default number of threads. On digits every round's record in the history is counted. `train` would look up the
-losses of all 100 clients after every round on images too; nobody else does, so that rounds are made by the method
-itself. Differs: nothing.
+The default number of threads. On digits every round's record in the history is counted. `train`
+would look up the losses of all 100 clients after every round on images too; nobody else does, so
+that rounds are made by the method itself. Differs: nothing.
 """
 
 from __future__ import annotations

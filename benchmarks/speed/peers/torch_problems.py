@@ -1,7 +1,8 @@
-"""The two problems for candidates that train with PyTorch: digits (`workload.py`) and images (`images.py`).
+"""The two problems for candidates that train with PyTorch: digits (`workload.py`) and images
+(`images.py`).
 
-Both have `rate`, `l2`, X and y by client, `model()`, `clients(r)` and `rows(r, i)`: the minibatches (steps, batch) of
-client i in round r = 0, 1, …
+Both have `rate`, `l2`, X and y by client, `model()`, `clients(r)` and `rows(r, i)`: the minibatches
+(steps, batch) of client i in round r = 0, 1, …
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def local(model: nn.Module, problem: Problem, r: int, i: int) -> None:
 
 
 def measure(name: str, version: str, train: Train) -> None:
-    """Time `train` on the problem of the command line; of one thread and PyTorch's default the faster counts."""
+    """Time `train` on the problem of the command line; of one thread and PyTorch's default the
+    faster counts.
+    """
     choices = {f"threads: {threads}": threads for threads in {1, torch.get_num_threads()}}
     if w.arguments().images:
         images.measure(

@@ -1,9 +1,11 @@
-"""The problem that every peer solves, and how each of them is timed. Needs NumPy and scikit-learn only.
+"""The problem that every peer solves, and how each of them is timed. Needs NumPy and scikit-learn
+only.
 
-Softmax regression with an intercept on scikit-learn's digits (pixels in [0, 1]): N = 20 clients with 72 rows each, cut
-from the rows sorted by label, so that a client knows one digit or two; 357 rows are held out. A round of FedAvg is
-J = 50 local steps of every client, on minibatches of 32 rows drawn with replacement, at rate 0.1 and with l2 = 1e-4
-(on the intercept too, where a library's weight decay knows no difference); the server takes the plain average. float32.
+Softmax regression with an intercept on scikit-learn's digits (pixels in [0, 1]): N = 20 clients
+with 72 rows each, cut from the rows sorted by label, so that a client knows one digit or two; 357
+rows are held out. A round of FedAvg is J = 50 local steps of every client, on minibatches of 32
+rows drawn with replacement, at rate 0.1 and with l2 = 1e-4 (on the intercept too, where a library's
+weight decay knows no difference); the server takes the plain average. float32.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def accuracy(model: Model, X: Floats, y: Labels) -> float:
 
 
 def measure(name: str, version: str, ways: Mapping[str, Train]) -> None:
-    """Time the fastest of several ways to do the same (by name; one will do), and print a line of JSON about it."""
+    """Time the fastest of several ways to do the same (by name; one will do), and print a line of
+    JSON about it.
+    """
     rounds = arguments().rounds
     startup = since_start()
     best = fastest(ways) if len(ways) > 1 else next(iter(ways))
@@ -83,7 +87,9 @@ def arguments() -> argparse.Namespace:
 
 
 def seconds(train: Train, rounds: int) -> tuple[float, Model]:
-    """Seconds of `train(rounds)` after a warm-up (the median, repeated until LEAST is full), and the model."""
+    """Seconds of `train(rounds)` after a warm-up (the median, repeated until LEAST is full), and
+    the model.
+    """
     train(2)
     times: list[float] = []
     while sum(times) < LEAST:
@@ -94,7 +100,9 @@ def seconds(train: Train, rounds: int) -> tuple[float, Model]:
 
 
 def fastest(ways: Mapping[str, Train]) -> str:
-    """The name of the fastest of several ways to do the same, by two rounds of each after a warm-up."""
+    """The name of the fastest of several ways to do the same, by two rounds of each after a
+    warm-up.
+    """
 
     def probe(train: Train) -> float:
         train(1)

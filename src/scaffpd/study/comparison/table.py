@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import os
 import shutil
@@ -18,7 +17,6 @@ import numpy as np
 from scaffpd.algorithms import Algorithm
 from scaffpd.errors import unknown
 from scaffpd.files import csv_text, make_folder, write_file
-from scaffpd.machine import environment
 from scaffpd.numbers import several
 from scaffpd.study.comparison.runs import FINAL, MethodRun
 from scaffpd.training.loop import Status
@@ -167,24 +165,10 @@ class Comparison:
         return f"{own}; the best, {best.method}, has {self._shown(best, name)}{judged}."
 
     def to_csv(self, folder: str | os.PathLike[str]) -> None:
-        """Write runs.csv, clients.csv, table.csv and the setting (about.json) into a folder."""
+        """Export `rows` and `client_rows` as runs.csv and clients.csv into a folder."""
         place = make_folder(Path(folder))
-        means: list[Row] = []
-        for line in self.table:
-            row: Row = {"model": line.method, "seeds": line.seeds, "failures": line.failures}
-            row |= {"local_steps": line.local_steps, "batch_size": line.batch_size}
-            for name in self.table[0].mean:
-                row |= {f"{name}_mean": line.mean.get(name), f"{name}_sd": line.deviation.get(name)}
-            means.append(row)
-        for file, rows in (("runs", self.rows), ("clients", self.client_rows), ("table", means)):
+        for file, rows in (("runs", self.rows), ("clients", self.client_rows)):
             write_file(place / f"{file}.csv", csv_text(rows, list(rows[0]) if rows else ["model"]))
-        about = {name: getattr(self, name) for name in ("problem", "model", "rounds", "tune")}
-        about |= {"seeds": self.seeds, "strengths": self.strengths}
-        about |= {"methods": {label: repr(method) for label, method in self.methods.items()}}
-        found = environment()
-        versions = {name: found[name] for name in ("scaffpd", "python", "torch", "numpy")}
-        text = json.dumps({"setting": about, "versions": versions}, indent=2, ensure_ascii=False)
-        write_file(place / "about.json", f"{text}\n")
 
     def __str__(self) -> str:
         from rich.console import Console
