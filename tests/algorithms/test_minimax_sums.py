@@ -42,7 +42,8 @@ def excess(objective, clients, x, best):
     return value[0] - value[1]
 
 
-# A fifth more rounds than it takes, with logistic and with squared loss; a wrong direction takes half as many more.
+# A fifth more rounds than it takes, with logistic and with squared loss; a wrong direction takes
+# half as many more.
 MOST = {
     "chi": (7, 23),
     "capped": (14, 32),
@@ -125,7 +126,9 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, name):
 
 
 def test_a_centre_is_weights_over_their_sum():
-    """Weights of a threshold that is off sum to S ≠ 1: the next Φ is that of a proximal step from λ/S."""
+    """Weights of a threshold that is off sum to S ≠ 1: the next Φ is that of a proximal step from
+    λ/S.
+    """
     objective = OBJECTIVES["cvar"]
     federation = cohort()
     method = sp.MinimaxSums(objective)
@@ -145,7 +148,9 @@ def test_a_centre_is_weights_over_their_sum():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_remembered_pair_has_a_curvature_of_another_sign(dtype):
-    """The loops of L-BFGS divide by ρ, summed in another order than `s @ y`: rounding must not choose its sign."""
+    """The loops of L-BFGS divide by ρ, summed in another order than `s @ y`: rounding must not
+    choose its sign.
+    """
     method = sp.MinimaxSums(sp.ChiSquare(0.3))
     seen = []
     sp.train(

@@ -1,4 +1,6 @@
-"""The subspace saddle method: its questions against dense matrices, its answers against an interior-point solver."""
+"""The subspace saddle method: its questions against dense matrices, its answers against an
+interior-point solver.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_local_models_of_squared_losses_are_solved_exactly():
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 def test_other_local_models_are_approached_by_accelerated_steps(loss):
-    """The same as a naive loop, and closer to the minimiser of f_i(u) + ⟨c − c_i, u⟩ + (β/2)‖u − x‖²_D than x is."""
+    """The same as a naive loop, and closer to the minimiser of f_i(u) + ⟨c − c_i, u⟩ + (β/2)‖u −
+    x‖²_D than x is.
+    """
     cohort, clients = problem(loss)
     x = 0.1 * point(cohort)
     c = 0.01 * point(cohort, 2)
@@ -192,7 +196,9 @@ def test_without_strong_convexity_it_says_how_far_the_model_still_sees():
 
 
 def test_columns_of_zeros_and_flat_losses():
-    """Without a regulariser: a feature that nobody has does no harm; where nobody has any, a sentence says so."""
+    """Without a regulariser: a feature that nobody has does no harm; where nobody has any, a
+    sentence says so.
+    """
     clients = [(X * (np.arange(10) != 3), y) for X, y in sp.data.synthetic()]
     result = sp.train(
         sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(clients, sp.Linear(l2=0.0)), rounds=10
