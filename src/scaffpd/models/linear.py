@@ -106,7 +106,8 @@ class Linear:
         check_range(names, sizes, A, "feature")
         layout = Ragged(sizes, device, dtype)
         rows = StackedSamples(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype))
-        kind = QuadraticOracle if isinstance(loss, Squared) else LinearOracle
+        # A subclass of Squared may be any function: only this one has a closed form.
+        kind = QuadraticOracle if type(loss) is Squared else LinearOracle
         return kind(rows, loss, float(self.l2), targets.outputs, names)
 
     def reshape(self, x: NDArray[np.float64] | Tensor, features: int) -> Coefficients:
