@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.models import glm, local_steps, quadratic, threads
+from scaffpd.models import feature_steps, glm, local_steps, quadratic, sample_steps, threads
 from scaffpd.models.draws import Draws
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.graphs import GraphReplay
@@ -204,7 +204,7 @@ def test_the_path_is_the_one_with_fewer_multiplications(loss, sizes, features, p
 def test_cores_change_nothing(loss, batch_size, monkeypatch):
     """Pieces of the work on two threads: what one makes, but for rounding in BLAS; PyTorch's setting is as before."""
     monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
-    monkeypatch.setattr(local_steps, "CACHE", 60)
+    monkeypatch.setattr(feature_steps, "CACHE", 60)
     before = torch.get_num_threads()
     answers = []
     for number in (1, 2):
@@ -280,7 +280,7 @@ def test_a_sample_drawn_often_counts_often(m, b, n, steps, seed):
     random = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, m, (n, steps, b), generator=random)
     share = torch.rand(n, b, dtype=torch.float64, generator=random)
-    weights = local_steps.counted(positions, share, m + seed % 3)
+    weights = sample_steps.counted(positions, share, m + seed % 3)
     assert weights.shape[:3] == (steps, n, 1)
     naive = np.zeros((steps, n, weights.shape[3]))
     step = np.arange(steps)[None, :, None]
