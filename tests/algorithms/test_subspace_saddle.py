@@ -230,3 +230,17 @@ def test_a_thousand_clients():
     cohort = sp.Cohort(sp.data.synthetic(N=1000, d=5, m=6, sigma=0.3), sp.Linear(l2=0.1))
     result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.5)), cohort, rounds=40, tol=1e-6)
     assert result.status is sp.Status.CONVERGED
+
+
+def test_weights_are_held_by_what_the_subspace_does_not_see():
+    """w_i² = s (⟨c, d⟩/‖c‖²) (‖c_i‖² − ‖Vᵀc_i‖²), with d from the clients' local models."""
+    cohort, _ = problem("logistic")
+    method = sp.SubspaceSaddle(sp.ChiSquare(rho=0.05), memory=3)
+    state = method.init(cohort, x0=point(cohort))
+    around = method._look(cohort, state)
+    d, c = (vector.numpy() for vector in around.fresh)
+    V = around.V.numpy()
+    C = state.at.each().numpy()
+    outside = (C**2).sum(1) - ((C @ V) ** 2).sum(1)
+    np.testing.assert_allclose(around.w**2, (c @ d) / (c @ c) * outside, rtol=1e-9, atol=1e-12)
+    assert np.ptp(around.w) > 0
