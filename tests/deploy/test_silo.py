@@ -105,7 +105,7 @@ def test_algorithms_ask_what_they_say_they_ask(exchanged):
     for name in ("ScaffPD", "Fair"):
         asked[name] |= {"losses"}  # on networks
     for name in ("MinimaxSums", "Fair"):  # where losses are hidden, in one process
-        asked[name] |= {"thresholds", "response", "weighed_steps"}
+        asked[name] |= {"thresholds", "response", "weighted_steps"}
     assert declared == asked
 
 

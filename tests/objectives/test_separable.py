@@ -1,4 +1,6 @@
-"""Weights that clients find by themselves, from one threshold, are those of the objective's own prox and maximizer."""
+"""Weights that clients find by themselves, from one threshold, are those of the objective's own
+prox and maximizer.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ from scaffpd.algorithms.thresholds import ThresholdSearch
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.federation.questions import GradientsAt
-from scaffpd.federation.weighed import SUMMARY, Response, Thresholds, WeighedSteps, Weighing
+from scaffpd.federation.weighted import SUMMARY, Response, Thresholds, WeightedSteps, WeightRule
 from scaffpd.objectives.base import Objective
 from scaffpd.objectives.rounding import EPSILON, LEAST
 
@@ -112,9 +112,9 @@ class MinimaxSumsState(MinimaxState):
         """Losses are looked up at the end, where clients show them."""
         return False
 
-    def rule(self, objective: Objective, *levels: float, name: int = 0) -> Weighing:
+    def rule(self, objective: Objective, *levels: float, name: int = 0) -> WeightRule:
         """Return the rule by which clients find their weights, for these thresholds."""
-        return Weighing(objective, levels, self.delta, self.centre, self.scale, name)
+        return WeightRule(objective, levels, self.delta, self.centre, self.scale, name)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
 
     published: ClassVar[str] = ""
     questions: ClassVar[frozenset[str]] = frozenset(
-        {Thresholds.kind, Response.kind, WeighedSteps.kind}
+        {Thresholds.kind, Response.kind, WeightedSteps.kind}
     )
     needs: ClassVar[frozenset[str]] = frozenset()
     asks_losses: ClassVar[bool] = True
@@ -160,7 +160,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         n = len(federation.names)
         at = GradientsAt(x)
         form = self.objective.threshold_form(n)
-        mean, square = _masses(federation, at, Weighing(self.objective, ()))[:2]
+        mean, square = _masses(federation, at, WeightRule(self.objective, ()))[:2]
         if not math.isfinite(square):
             raise InputError("start-not-finite", "The loss of a client is not finite at the start.")
         size = abs(mean) + float(np.abs(form.offset).max()) + LEAST
@@ -251,7 +251,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         rule = state.rule(self.objective, state.nu)
 
         def local_work(q: Tensor) -> Tensor:
-            made = federation.ask(WeighedSteps(state.at, rule, q, plan))
+            made = federation.ask(WeightedSteps(state.at, rule, q, plan))
             return made.added("weighted_d", np.ones(len(federation.names))) / state.mass
 
         return two_loops(state.moves, state.changes, state.direction, local_work)
@@ -393,7 +393,7 @@ def _name(state: MinimaxSumsState) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:6]) + 1
 
 
-def _masses(federation: Federation, at: GradientsAt, rule: Weighing) -> Vector:
+def _masses(federation: Federation, at: GradientsAt, rule: WeightRule) -> Vector:
     """Ask for the sums of `Thresholds`."""
     asked = federation.ask(Thresholds(at, rule))
     return asked.added("masses", np.ones(len(federation.names))).double().cpu().numpy()

@@ -14,16 +14,19 @@ from scaffpd.objectives.rounding import EPSILON, LEAST, Vector
 
 @dataclass(frozen=True)
 class Separable:
-    r"""Objective whose clients can find their own weights: ψ(λ) = Σ ψ_i(λ_i) on Σ λ_i = 1, low_i ≤ λ_i ≤ high_i.
+    r"""Objective whose clients can find their own weights: ψ(λ) = Σ ψ_i(λ_i) on Σ λ_i = 1, low_i ≤
+    λ_i ≤ high_i.
 
-        ψ_i(l) = (q_i/2)(l − p_i)² + b_i l,    or, with a tilt ρ > 0,    ρ (l log(l/p_i) − l + p_i) + b_i l.
+        ψ_i(l) = (q_i/2)(l − p_i)² + b_i l,    or, with a tilt ρ > 0,    ρ (l log(l/p_i) − l + p_i)
+        + b_i l.
 
     Given one threshold ν for all, and the penalty δ on leaving a centre m, client i knows
 
         λ_i(ν) = argmax_{low_i ≤ l ≤ high_i} (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)²
 
-    from its own loss alone. Σ λ_i(ν) falls with ν; where it is one, λ(ν) is prox_{1/δ}(L, m), the maximizer for δ = 0.
-    Every ν bounds the support: support(L) ≤ ν + Σ ψ_i*(L_i − ν) with ψ_i*(t) = max_l t l − ψ_i(l).
+    from its own loss alone. Σ λ_i(ν) falls with ν; where it is one, λ(ν) is prox_{1/δ}(L, m), the
+    maximizer for δ = 0. Every ν bounds the support: support(L) ≤ ν + Σ ψ_i*(L_i − ν) with ψ_i*(t) =
+    max_l t l − ψ_i(l).
 
     Attributes:
         price: q_i.
@@ -52,7 +55,9 @@ class Separable:
         high: float | Vector = 1.0,
         tilt: float = 0.0,
     ) -> Separable:
-        """Construct one; numbers are the same for all clients. No weight on the simplex exceeds one."""
+        """Construct one; numbers are the same for all clients. No weight on the simplex exceeds
+        one.
+        """
         capped = bool(np.any(np.asarray(high) < 1.0))
         price, low, high, offset = (
             np.broadcast_to(v, prior.shape) for v in (price, low, np.minimum(high, 1.0), 0.0)
@@ -61,7 +66,9 @@ class Separable:
 
     @property
     def curved(self) -> bool:
-        """Return whether ψ itself makes λ a smooth function of the losses, so that no centre is needed."""
+        """Return whether ψ itself makes λ a smooth function of the losses, so that no centre is
+        needed.
+        """
         return self.tilt > 0 or bool(np.all((self.price > 0) | (self.low == self.high)))
 
     def only(self, chosen: Sequence[int] | slice) -> Separable:
@@ -114,7 +121,9 @@ class Separable:
         return moment
 
     def cost(self, moment: float, mass: float) -> float:
-        """Bound ψ(λ/S) from above, for S = Σ λ_i, from Σ of the moments; the offset is subtracted from the losses."""
+        """Bound ψ(λ/S) from above, for S = Σ λ_i, from Σ of the moments; the offset is subtracted
+        from the losses.
+        """
         if self.tilt > 0:
             terms = [moment / mass, -math.log(mass)]
             return self.tilt * (sum(terms) + 16 * EPSILON * sum(map(abs, terms)))

@@ -1,4 +1,6 @@
-r"""Questions whose clients compute their own weights, for `MinimaxSums`: even losses leave a client only in sums."""
+r"""Questions whose clients compute their own weights, for `MinimaxSums`: even losses leave a client
+only in sums.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from scaffpd.objectives.separable import Separable
 
 
 @dataclass(frozen=True, eq=False)
-class Weighing:
-    """Rule by which clients compute their own weights from their own losses, with thresholds common to all.
+class WeightRule:
+    """Rule by which clients compute their own weights from their own losses, with thresholds common
+    to all.
 
     Attributes:
         objective: the objective, which has a `separable` form.
@@ -41,18 +44,19 @@ SUMMARY = 6  # numbers that go with λ_i c_i: see `Response`
 
 
 @dataclass(frozen=True, eq=False)
-class WeighedQuestion(Question):
-    """Question whose clients compute their own weights: nothing of a single client leaves, not even its loss.
+class WeightedQuestion(Question):
+    """Question whose clients compute their own weights: nothing of a single client leaves, not even
+    its loss.
 
     Attributes:
         at: the point x.
-        weighing: the rule for the weights.
+        rule: the rule for the weights.
     """
 
-    kind = "weighed"
+    kind = "weighted"
 
     at: GradientsAt
-    weighing: Weighing
+    rule: WeightRule
 
     @property
     def sent(self) -> Tensor | None:
@@ -61,51 +65,52 @@ class WeighedQuestion(Question):
 
     def down(self, d: int) -> int:
         """Count thresholds, δ and the centre's mass."""
-        return len(self.weighing.levels) + 2
+        return len(self.rule.levels) + 2
 
     def losses(self, clients: ClientSide) -> tuple[EvaluatedPoint, Separable, Vector, Vector]:
         """Return the point, the objective's form, L_i, and the centre."""
         point = clients.point(self.at)
-        form = clients.form(self.weighing.objective)
-        about = self.weighing
+        form = clients.form(self.rule.objective)
+        about = self.rule
         centre = clients.centre(about.centre) / about.mass if about.centre else form.prior
         return point, form, point.losses.double().cpu().numpy(), centre
 
     def weights(self, clients: ClientSide) -> Vector:
         """Return λ_i at the first threshold."""
         _, form, losses, centre = self.losses(clients)
-        return form.weights(losses, self.weighing.levels[0], self.weighing.delta, centre)
+        return form.weights(losses, self.rule.levels[0], self.rule.delta, centre)
 
 
 @dataclass(frozen=True, eq=False)
-class Thresholds(WeighedQuestion):
-    """For sums: p_i L_i, p_i L_i², and for every ν λ_i(ν) and max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l − m_i)²."""
+class Thresholds(WeightedQuestion):
+    """For sums: p_i L_i, p_i L_i², and for every ν λ_i(ν) and max_l (L_i − ν) l − ψ_i(l) − (δ/2)(l
+    − m_i)².
+    """
 
     kind = "thresholds"
     vectors = ("masses",)
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
         """Return the shape: two numbers, and two for every threshold."""
-        return {"masses": (2 + 2 * len(self.weighing.levels),)}
+        return {"masses": (2 + 2 * len(self.rule.levels),)}
 
     def answer(self, clients: ClientSide) -> Reply:
         """Compute all numbers from L_i."""
         _, form, losses, centre = self.losses(clients)
         rows = [form.prior * losses, form.prior * losses**2]
-        for nu in self.weighing.levels:
+        for nu in self.rule.levels:
             rows += [
-                made(losses, nu, self.weighing.delta, centre)
-                for made in (form.weights, form.conjugate)
+                made(losses, nu, self.rule.delta, centre) for made in (form.weights, form.conjugate)
             ]
         return Reply({}, {"masses": _stacked(np.stack(rows, 1))})
 
 
 @dataclass(frozen=True, eq=False)
-class Response(WeighedQuestion):
+class Response(WeightedQuestion):
     """For sums: λ_i c_i and the terms of a certificate.
 
-    The numbers are λ_i; λ_i (L_i − b_i), from below; the moment of ψ (`Separable.moment`); ψ_i*(L_i − ν), from above;
-    λ_i μ_i; and λ_i times the bound on the rounding error of c_i.
+    The numbers are λ_i; λ_i (L_i − b_i), from below; the moment of ψ (`Separable.moment`); ψ_i*(L_i
+    − ν), from above; λ_i μ_i; and λ_i times the bound on the rounding error of c_i.
     """
 
     kind = "response"
@@ -118,8 +123,8 @@ class Response(WeighedQuestion):
     def answer(self, clients: ClientSide) -> Reply:
         """Answer, and store λ_i if it has a name."""
         point, form, losses, centre = self.losses(clients)
-        about = self.weighing
-        nu = self.weighing.levels[0]
+        about = self.rule
+        nu = self.rule.levels[0]
         weights = form.weights(losses, nu, about.delta, centre)
         if about.name:
             clients.keep(about.name, weights)
@@ -156,10 +161,10 @@ class Response(WeighedQuestion):
 
 
 @dataclass(frozen=True, eq=False)
-class WeighedSteps(WeighedQuestion):
+class WeightedSteps(WeightedQuestion):
     """For sums: λ_i d_i with d_i = x − u_{i,J} after J local steps from x."""
 
-    kind = "weighed_steps"
+    kind = "weighted_steps"
     vectors = ("weighted_d",)
 
     correction: Tensor
