@@ -5,6 +5,7 @@ solver agrees.
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -112,8 +113,15 @@ def test_a_bad_start(scale):
     clients, loss, l2, *_ = SMALL["separable"]
     cohort = sp.Cohort(clients, sp.Linear(loss, l2=l2))
     start = scale * np.random.default_rng(0).standard_normal(8)
-    result = sp.train(sp.MinimaxNewton(sp.Agnostic()), cohort, rounds=60, tol=1e-8, x0=start)
+    states = []
+    note = lambda now: bool(states.append(now.state))
+    method = sp.MinimaxNewton(sp.Agnostic())
+    result = sp.train(method, cohort, rounds=60, tol=1e-8, x0=start, callbacks=[note])
     check(clients, loss, l2, sp.Agnostic(), result, 1e-8)
+    for one, other in pairwise(states):  # δ grows after a trial that was not taken
+        if not other.accepted:
+            assert other.damping >= 4 * one.damping
+    assert any(not a.accepted and not b.accepted for a, b in pairwise(states)) or scale < 1000
     assert not np.all(result.history["accepted"])
     assert np.all(np.diff(result.history.losses.max(1)) <= 1e-12)
 
