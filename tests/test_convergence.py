@@ -1,6 +1,4 @@
-"""`ScaffPD` with nothing set solves every objective on every family: certified, and at the
-reference optimum.
-"""
+"""`ScaffPD` with nothing set solves every objective on every family: certified, and at the reference optimum."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import itertools
 import shlex
 import sys
 import time
@@ -28,7 +27,7 @@ import torch
 from secure_picture import draw
 
 import scaffpd as sp
-from scaffpd.data import beijing_air, digits, heart_disease, synthetic
+from scaffpd.data import digits, heart_disease
 from scaffpd.deploy.messages import Message, encode
 from scaffpd.deploy.secure import SiloParties
 from scaffpd.deploy.session import SiloRequest
@@ -221,57 +220,6 @@ def trainings() -> list[tuple[str, str, int, int, float, float, str]]:
     return found
 
 
-HEADING = "## Losses hidden or clear"
-RELATIVE = 1e-6  # certified gap, as a share of the mean loss at the start
-
-
-def hidden() -> list[str]:
-    """Whole trainings where losses are clear (Scaff-PD) and hidden (minimax from sums): the table
-    in Markdown.
-    """
-    stations = beijing_air().train
-    spread = synthetic()
-    problems: dict[str, Any] = {
-        "hospitals": lambda: sp.Cohort(
-            heart_disease().train, sp.Linear("logistic", l2=0.03, intercept=True)
-        ),
-        "stations": lambda: sp.Cohort(stations, sp.Linear("squared", l2=0.01, intercept=True)),
-        "synthetic": lambda: sp.Cohort(spread, sp.Linear("squared", l2=0.01)),
-    }
-    lines = [
-        HEADING,
-        "",
-        "Printed by `python benchmarks/privacy/secure_cost.py --losses`: to a certified gap of "
-        f"{RELATIVE:g} of the "
-        "mean loss at the start, 20 local steps, all clients together. Clear is Scaff-PD, whose "
-        "server sees every "
-        "loss; hidden is `MinimaxSums`. A round of it is three exchanges: local work, thresholds, "
-        "the gradient. More "
-        "are needed where a threshold is looked for twice, where a step is too long (it counts as "
-        "a round), and where "
-        "the centre of CVaR's weights moves.",
-        "",
-        "| problem | objective | losses | rounds | exchanges | up, kB | down, kB | certified gap |",
-        "|---|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for (name, make), goal in itertools.product(
-        problems.items(), (sp.ChiSquare(0.1), sp.Tilted(0.1), sp.CVaR(0.5))
-    ):
-        tol = RELATIVE * float(make().losses(make().start()).mean())
-        for losses, method in (
-            ("clear", sp.ScaffPD(goal, 20)),
-            ("hidden", sp.MinimaxSums(goal, 20)),
-        ):
-            federation = sp.SecureAggregation(make(), share=1.0, losses=losses)
-            result = sp.train(method, federation, rounds=400, tol=tol, progress=False)
-            sent = federation.traffic
-            about = f"{name}, N = {len(federation.names)}, d = {federation.dimension} | {goal!r} | {losses}"
-            count = f"{result.rounds} | {sent.exchanges} | {sent.bytes_up / 1e3:.3g} | {sent.bytes_down / 1e3:.3g}"
-            lines.append(f"| {about} | {count} | {result.certificate:.1e} |")
-            print(lines[-1], flush=True)
-    return [*lines, ""]
-
-
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """Which goals hold, plainly."""
     usual = [row for row in rows if row.neighbours < 99]
@@ -357,16 +305,9 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="small sizes only")
     parser.add_argument("--no-write", action="store_true", help="print only")
-    parser.add_argument(
-        "--losses", action="store_true", help="only what hidden losses cost, into SECURE.md"
-    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     here = Path(__file__).parent
-    if options.losses:
-        before = (here / "SECURE.md").read_text(encoding="utf-8").split(HEADING)[0].rstrip()
-        (here / "SECURE.md").write_text("\n".join([before, "", *hidden()]), encoding="utf-8")
-        return
     rows = measure(
         CLIENTS[:2] if options.quick else CLIENTS, LENGTHS[:2] if options.quick else LENGTHS
     )
@@ -375,9 +316,7 @@ def main() -> None:
     if options.no_write:
         return
     command = shlex.join(["python", "benchmarks/privacy/secure_cost.py", *sys.argv[1:]])
-    (here / "SECURE.md").write_text(
-        "\n".join([report(rows, runs, command), *hidden()]), encoding="utf-8"
-    )
+    (here / "SECURE.md").write_text(report(rows, runs, command), encoding="utf-8")
     with (here / "secure.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(asdict(rows[0])), lineterminator="\n")
         writer.writeheader()

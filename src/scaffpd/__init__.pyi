@@ -10,7 +10,6 @@ from scaffpd.algorithms import FedAvg as FedAvg
 from scaffpd.algorithms import FedProx as FedProx
 from scaffpd.algorithms import GradientDescentAscent as GradientDescentAscent
 from scaffpd.algorithms import MinimaxNewton as MinimaxNewton
-from scaffpd.algorithms import MinimaxSums as MinimaxSums
 from scaffpd.algorithms import ProxSkip as ProxSkip
 from scaffpd.algorithms import Scaffold as Scaffold
 from scaffpd.algorithms import ScaffPD as ScaffPD

@@ -1,6 +1,4 @@
-"""An algorithm in one file of its own, outside the package: trained, compared, deployed and run by
-commands.
-"""
+"""An algorithm in one file of its own, outside the package: trained, compared, deployed and run by commands."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ def test_it_is_deployed_where_the_silos_name_it(own, tmp_path):
     outcome = deployed(tmp_path / "named", [ALGORITHM])
     assert outcome.rounds == 4
     for listed, sentence in (
-        (None, "SubspaceSaddle, MinimaxSums, Fair, not in own_algorithm:Alternating."),
+        (None, "SubspaceSaddle, Fair, not in own_algorithm:Alternating."),
         (
             "all",
             "This silo does not know own_algorithm:Alternating: limits.algorithms has to name it.",

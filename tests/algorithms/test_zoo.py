@@ -437,7 +437,6 @@ class Mine(sp.FedProx):
         (lambda: sp.FedAvg(local_steps=0), "whole-number"),
         (lambda: sp.FedAvg(local_steps=None), "whole-number"),
         (lambda: sp.FedAvg(batch_size=2.5), "whole-number"),
-        (lambda: sp.MinimaxSums(CHI, pairs=0), "whole-number"),
         (lambda: sp.FedAvg(local_rate=-1), "finite-positive"),
         (lambda: sp.FedAvg(server_rate=None), "number-real"),
         (lambda: sp.AFL(dual_rate=0), "finite-positive"),

@@ -1,4 +1,4 @@
-"""Problems for the tests of the methods, and a proxy that notes what a method asks."""
+"""Problems for the tests of the methods, and a proxy that notes what a method asks of its clients."""
 
 from __future__ import annotations
 

@@ -104,8 +104,6 @@ def test_algorithms_ask_what_they_say_they_ask(exchanged):
     asked["Fair"] |= {"local_updates"}  # where it chooses Scaff-PD
     for name in ("ScaffPD", "Fair"):
         asked[name] |= {"losses"}  # on networks
-    for name in ("MinimaxSums", "Fair"):  # where losses are hidden, in one process
-        asked[name] |= {"thresholds", "response", "weighted_steps"}
     assert declared == asked
 
 

@@ -1,6 +1,4 @@
-"""Another strength changes the strength and nothing else: the prior, the cap and the clients'
-shares of it stay.
-"""
+"""Another strength changes the strength and nothing else: the prior, the cap and the clients' shares of it stay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Steps for networks: Scaff-PD is SCAFFOLD where clients count alike, fair elsewhere, and says
-when it is stuck.
-"""
+"""Steps for networks: Scaff-PD is SCAFFOLD where clients count alike, fair elsewhere, and says when it is stuck."""
 
 from __future__ import annotations
 

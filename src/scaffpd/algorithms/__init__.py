@@ -13,7 +13,6 @@ from scaffpd.algorithms.fair import Fair, fair
 from scaffpd.algorithms.fed_avg import FedAvg
 from scaffpd.algorithms.fed_prox import FedProx
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
-from scaffpd.algorithms.minimax_sums import MinimaxSums
 from scaffpd.algorithms.prox_skip import ProxSkip
 from scaffpd.algorithms.q_ffl import QFFL
 from scaffpd.algorithms.scaff_pd import ScaffPD
@@ -35,7 +34,6 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "MinimaxNewton": MinimaxNewton,
     "ScaffPD": ScaffPD,
     "SubspaceSaddle": SubspaceSaddle,
-    "MinimaxSums": MinimaxSums,
     "Fair": Fair,
 }
 
@@ -52,7 +50,6 @@ __all__ = [
     "FedProx",
     "GradientDescentAscent",
     "MinimaxNewton",
-    "MinimaxSums",
     "ProxSkip",
     "ScaffPD",
     "Scaffold",

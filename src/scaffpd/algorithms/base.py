@@ -47,7 +47,6 @@ SIZES = "sizes"  # ‖d_i‖², where vectors are masked
 CONVEX = "losses that are known to be convex"
 EXACT = "losses and gradients of all rows, without noise"
 SLOPES = "every client's gradient along directions that the server chooses"
-SHOWN = "every client's loss"
 VECTORS = "every client's own vectors, at the server"
 HESSIANS = "d² numbers of every client"
 MEMORY = "vectors that clients store from round to round"

@@ -22,17 +22,14 @@ from scaffpd.algorithms.base import (
     CONVEX,
     EXACT,
     HESSIANS,
-    SHOWN,
     SLOPES,
     VECTORS,
     Algorithm,
 )
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
-from scaffpd.algorithms.minimax_sums import MinimaxSums
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.steps import Auto, Fixed
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
-from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation
 from scaffpd.federation.releases import ReleaseCounts
 from scaffpd.objectives.base import Objective
@@ -42,7 +39,6 @@ WIDEST = 300
 LARGEST = 10**7
 STEPS = 100  # local steps of a round
 BATCH = 32  # samples of a minibatch for networks
-HIDDEN_STEPS = 20  # local steps where losses are hidden
 
 
 @dataclass(frozen=True)
@@ -56,9 +52,7 @@ class Fair(Algorithm):
         batch_size: samples per local gradient; left out, all of them, and 32 for networks.
     """
 
-    questions: ClassVar[frozenset[str]] = (
-        SubspaceSaddle.questions | ScaffPD.questions | MinimaxSums.questions
-    )
+    questions: ClassVar[frozenset[str]] = SubspaceSaddle.questions | ScaffPD.questions
     asks_losses: ClassVar[bool] = True
     proves: ClassVar[bool] = True
 
@@ -73,7 +67,7 @@ class Fair(Algorithm):
         for method in (MinimaxNewton, SubspaceSaddle):
             if method.needs <= offered:
                 return method(self.objective)
-        return self._scaff_pd(known) if ScaffPD.needs <= offered else self._sums()
+        return self._scaff_pd(known)
 
     def reason(self, federation: Federation) -> str:
         """Say which method it is, and why."""
@@ -85,9 +79,6 @@ class Fair(Algorithm):
         elif SubspaceSaddle.needs <= offered:
             named = "the subspace saddle method"
             why = "the losses are convex and gradients are full"
-        elif not ScaffPD.needs <= offered:
-            named = "the minimax method from sums"
-            why = "losses are hidden"
         else:
             named = "Scaff-PD"
             why = "clients answer no questions about curvature"
@@ -114,19 +105,10 @@ class Fair(Algorithm):
             CONVEX: known.convex,
             EXACT: not known.noisy and self.batch_size is None,
             SLOPES: not known.first_order,
-            SHOWN: not federation.sums.hides_losses,
             VECTORS: federation.channel.here and not federation.sums.hides_vectors,
             HESSIANS: d <= WIDEST and len(federation.names) * d**2 <= LARGEST,
         }
         return frozenset(need for need, met in facts.items() if met)
-
-    def _sums(self) -> MinimaxSums:
-        if self.batch_size is not None:
-            raise InputError(
-                "minibatches-of-hidden-losses",
-                "Losses that are hidden are those of all rows: leave batch_size out.",
-            )
-        return MinimaxSums(self.objective, min(self.local_steps or HIDDEN_STEPS, HIDDEN_STEPS))
 
     def _scaff_pd(self, known: Constants) -> ScaffPD:
         number = self.local_steps or STEPS

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from scaffpd.algorithms.base import GRADIENTS, SHOWN, Algorithm, RunState, check_finite
+from scaffpd.algorithms.base import GRADIENTS, Algorithm, RunState, check_finite
 from scaffpd.algorithms.certificate import certify, length, no_certificate
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import LARGEST, Objective
@@ -52,7 +52,6 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
     """
 
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
-    needs: ClassVar[frozenset[str]] = frozenset({SHOWN})
     proves: ClassVar[bool] = True
 
     objective: Objective

@@ -43,7 +43,6 @@ from scaffpd.algorithms.base import (
     EXACT,
     GRADIENTS,
     HESSIANS,
-    SHOWN,
     SLOPES,
     VECTORS,
     RunState,
@@ -101,7 +100,7 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
 
     published: ClassVar[str] = "Minimax Newton"
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, CURVATURE})
-    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES, SHOWN, VECTORS, HESSIANS})
+    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES, VECTORS, HESSIANS})
 
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None

@@ -37,7 +37,6 @@ from scaffpd.algorithms.base import (
     EXACT,
     GRADIENTS,
     PROXIMAL,
-    SHOWN,
     SLOPES,
     RunState,
     steepest,
@@ -148,7 +147,7 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
 
     published: ClassVar[str] = "Subspace saddle"
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL})
-    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES, SHOWN})
+    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES})
 
     memory: int | None = None
 

@@ -4,12 +4,13 @@ from scaffpd.data.datasets import (
     adult,
     beijing_air,
     breast_cancer,
+    diabetes,
     digits,
     school,
     synthetic,
 )
 from scaffpd.data.heart_disease import heart_disease
-from scaffpd.data.partition import dirichlet, natural, shards
+from scaffpd.data.partition import dirichlet, natural, quantity_skew, shards
 from scaffpd.data.silos import Silos
 
 __all__ = [
@@ -17,10 +18,12 @@ __all__ = [
     "adult",
     "beijing_air",
     "breast_cancer",
+    "diabetes",
     "digits",
     "dirichlet",
     "heart_disease",
     "natural",
+    "quantity_skew",
     "school",
     "shards",
     "synthetic",

@@ -74,15 +74,11 @@ class Channel(Protocol):
 
     @property
     def account(self) -> PrivacyAccount | None:
-        """Account of private clients' releases; `None` if they are not private, or keep their own
-        privacy ledger.
-        """
+        """Account of private clients' releases; `None` if they are not private, or keep their own privacy ledger."""
 
     @property
     def fingerprint(self) -> str:
-        """Identify model, clients and data, so that a checkpoint is never resumed on another
-        problem.
-        """
+        """Identify model, clients and data, so that a checkpoint is never resumed on another problem."""
 
     def constants(self) -> Constants:
         """Return smoothness and convexity of the clients' losses."""
@@ -91,9 +87,7 @@ class Channel(Protocol):
         """Return the default x⁰ (zero for linear models, the module's own parameters otherwise)."""
 
     def own(self, x: Tensor) -> Tensor | None:
-        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the
-        clients are here.
-        """
+        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the clients are here."""
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """Return the answers of the chosen clients, in that order."""
@@ -104,14 +98,12 @@ class Summer(Protocol):
 
     Attributes:
         hides_vectors: whether no single vector leaves its client.
-        hides_losses: whether losses stay with their clients too.
         allows_projections: whether clients reveal their gradients along directions that the
             server chooses.
         allows_reweighting: whether clients allow sums of the same vectors with two weightings.
     """
 
     hides_vectors: bool
-    hides_losses: bool
     allows_projections: bool
     allows_reweighting: bool
 
@@ -129,7 +121,6 @@ class PlainSums:
     """Plain sums: clients send their vectors unmasked."""
 
     hides_vectors = False
-    hides_losses = False
     allows_projections = True
     allows_reweighting = True
 

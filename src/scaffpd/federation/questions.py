@@ -1,5 +1,4 @@
-r"""Questions of a server to its clients: a class each, with its arithmetic, its cost and what it
-reveals.
+r"""Questions of a server to its clients: a class each, with its arithmetic, its cost and what it reveals.
 
 A question is a value: vectors, plain numbers and plans. It defines how clients answer (`answer`,
 for all clients of an oracle at once), which parts of the answer are numbers that every client
@@ -25,8 +24,6 @@ from torch import Tensor
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation.clients import Displacements, EvaluatedPoint
 from scaffpd.federation.plans import Key, LocalPlan, ProximalPlan, Restriction, Vector, same_point
-from scaffpd.objectives.base import Objective
-from scaffpd.objectives.separable import Separable
 
 
 @dataclass(frozen=True)
@@ -104,10 +101,6 @@ class Vectors:
         shape: shape of a v_i, if it is not that of x.
         addends: w → each client's noisy addend of the sum, if clients share the noise.
         double_weights: whether `sum` takes weights in double precision, for any format of x.
-        unweighted: each client's vector without its weight, and that weight, if clients have
-            weighted their vectors themselves: a client uses it to decide whether a sum would
-            reveal too much.
-        hides_size: whether to hide the size of a vector up to a factor of 256.
     """
 
     sum: Callable[[Tensor], Tensor]
@@ -116,8 +109,6 @@ class Vectors:
     shape: tuple[int, ...] = ()
     addends: Callable[..., SharedSum] | None = None
     double_weights: bool = False
-    unweighted: Callable[[], tuple[Tensor, Vector]] | None = None
-    hides_size: bool = False
 
     @classmethod
     def of(cls, made: Displacements, squares: Callable[[], Tensor] | None = None) -> Vectors:
@@ -180,18 +171,6 @@ class ClientSide(Protocol):
     def own(self, x: Tensor) -> Tensor | None:
         """Return u_i(x) of these clients, if the model is `Personal`."""
 
-    def form(self, objective: Objective) -> Separable:
-        """Return the form of an objective by which these clients find their own weights."""
-
-    def moduli(self) -> Vector:
-        """Return μ_i of these clients."""
-
-    def centre(self, name: int) -> Vector:
-        """Return the weights that these clients store under a name."""
-
-    def keep(self, name: int, weights: Vector) -> None:
-        """Store weights under a name."""
-
 
 SPLITS = ("train", "test")
 QUESTIONS: dict[str, type[Question]] = {}
@@ -242,9 +221,7 @@ class Question:
         return 0
 
     def up(self, d: int, masked: bool = False) -> int:
-        """Return how many numbers come up from a client; masked vectors are counted with their
-        sums.
-        """
+        """Return how many numbers come up from a client; masked vectors are counted with their sums."""
         hidden = self.vectors if masked else ()
         parts = [math.prod(shape) for part, shape in self.shapes(d).items() if part not in hidden]
         return len(self.scalars) + sum(parts)
@@ -292,8 +269,7 @@ class LocalSteps(Question):
     """Local steps: d_i = x − u_{i,J} after J of them from x, and the same at the plan's snapshot.
 
     Attributes:
-        at: the point at which c_i was answered, or the clients' stored c_i, (n, d); `None` leaves
-            c_i out.
+        at: the point at which c_i was answered, or the clients' stored c_i, (n, d); `None` leaves c_i out.
         correction: c; `None` leaves it out.
     """
 
@@ -335,9 +311,7 @@ class LocalSteps(Question):
 
 @dataclass(frozen=True, eq=False)
 class ProximalSteps(Question):
-    """Proximal steps: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩ with H_i = ∇²f_i at the answered
-    point.
-    """
+    """Proximal steps: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩ with H_i = ∇²f_i at the answered point."""
 
     kind = "proximal_steps"
     vectors = ("d",)
@@ -358,9 +332,7 @@ class ProximalSteps(Question):
 
 @dataclass(frozen=True, eq=False)
 class Curvature(Question):
-    """Losses to second order in the span of V = [v_1 … v_k]: Vᵀc_i, ‖c_i‖² in the metric D⁻¹, and
-    VᵀH_iV.
-    """
+    """Losses to second order in the span of V = [v_1 … v_k]: Vᵀc_i, ‖c_i‖² in the metric D⁻¹, and VᵀH_iV."""
 
     kind = "curvature"
     scalars = ("size",)
@@ -452,8 +424,7 @@ class Optima(Question):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Question):
-    """Loss, accuracy and number of samples of x on the "train" or "test" rows, for the logs: not
-    counted.
+    """Loss, accuracy and number of samples of x on the "train" or "test" rows, for the logs: not counted.
 
     Attributes:
         accuracy: whether to compute the accuracy; else it is NaN. Silos reveal few of them.

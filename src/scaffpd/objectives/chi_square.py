@@ -11,11 +11,10 @@ from scaffpd.errors import InputError
 from scaffpd.objectives import simplex
 from scaffpd.objectives.base import Objective, ProxStep, Scale, read_scale
 from scaffpd.objectives.rounding import EPSILON, Vector, above, roundings
-from scaffpd.objectives.separable import Separable
 
 TRIED = 16
 ROUNDING = 1e-9
-# ρ of a path, in units of how far the losses of the average model differ
+# ρ of a path, in units of how far the losses of the average model are apart
 WIDEST = 10.0
 NARROWEST = 1 / 30
 
@@ -23,13 +22,12 @@ NARROWEST = 1 / 30
 class ChiSquare(Objective):
     r"""Λ = {λ in the simplex, λ_i ≤ κ}, ψ(λ) = (ρ/2) Σ_i (λ_i − p_i)²/p_i.
 
-    The penalised χ² divergence of distributionally robust optimisation (Levy, Carmon, Duchi and
-    Sidford 2020, "Large-scale methods for distributionally robust optimization"; Duchi and Namkoong
-    2021, "Learning models with uniform performance via distributionally robust optimization"). Its
-    optimum guarantees the best trade-off between mean and spread: while no weight reaches zero, x
-    minimises exactly Σ p_i f_i + Var_p(f)/(2ρ). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`; with a
-    cap κ, ρ → 0 is the mean of the 1/κ largest losses, and no client can move the model by more
-    than its share κ of the gradient.
+    The penalised χ² divergence of distributionally robust optimisation (Levy, Carmon, Duchi and Sidford
+    2020, "Large-scale methods for distributionally robust optimization"; Duchi and Namkoong 2021,
+    "Learning models with uniform performance via distributionally robust optimization"). Its optimum
+    guarantees the best trade-off between mean and spread: while no weight reaches zero, x minimises exactly
+    Σ p_i f_i + Var_p(f)/(2ρ). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`; with a cap κ, ρ → 0 is the mean of
+    the 1/κ largest losses, and no client can move the model by more than its share κ of the gradient.
 
     Args:
         rho: the penalty ρ > 0 on leaving the prior, in units of the loss.
@@ -53,7 +51,7 @@ class ChiSquare(Objective):
 
     @staticmethod
     def strengths(losses: Vector, points: int) -> Vector:
-        """Return ρ in units of how far the losses differ."""
+        """Return ρ in units of how far the losses are apart."""
         scale = max(
             float(np.abs(losses - losses.mean()).max()), 1e-9 * (1 + float(np.abs(losses).max()))
         )
@@ -95,9 +93,7 @@ class ChiSquare(Objective):
         )
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such
-        that Σ λ_i = 1.
-        """
+        """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
         return self._projected(s, old / sigma, self._rate(len(s), sigma))
 
     def _maximizer(self, losses: Vector) -> Vector:
@@ -134,11 +130,6 @@ class ChiSquare(Objective):
         free = weights > 0.0 if caps is None else (weights > 0.0) & (weights < caps)
         return simplex.simplex_step(weights, rate * free)
 
-    def separable(self, n: int) -> Separable:
-        """Return the form with q_i = ρ/p_i, and the cap."""
-        p = self.weights(n)
-        return Separable.of(p, price=self.rho / p, high=1.0 if self.cap is None else self.cap)
-
     def strong_convexity(self, n: int) -> float:
         """Return ρ / max_i p_i."""
         return float(self.rho / self.weights(n).max())
@@ -152,9 +143,9 @@ class ChiSquare(Objective):
     def _projected(self, s: Vector, pull: Vector | float, w: Vector) -> Vector:
         """Return λ_i = min(w_i [s_i + pull_i − ν]₊, κ) with Σ λ_i = 1.
 
-        With a cap ν may lie far below the largest s_i. So it is computed twice, the second time
-        relative to the s_i nearest to it: then s_i − ν keeps its digits if λ_i is neither zero nor
-        κ. If that was not the right one, the next nearest are tried.
+        With a cap ν may lie far below the largest s_i. So it is computed twice, the second time relative to the s_i
+        nearest to it: then s_i − ν keeps its digits if λ_i is neither zero nor κ. If that was not the right one,
+        the next nearest are tried.
         """
         if (caps := self.caps(len(s))) is None:
             return simplex.project_weighted(s - s.max() + pull, w)
@@ -175,8 +166,7 @@ class ChiSquare(Objective):
     def _measured(
         s: Vector, pull: Vector | float, w: Vector, caps: Vector, origin: float
     ) -> tuple[Vector, float]:
-        """Compute λ with s relative to one of its entries, and the error of the sum of the weights
-        at that ν.
+        """Compute λ with s relative to one of its entries, and the error of the sum of the weights at that ν.
 
         Entries far from the origin are at zero, or at κ, for any ν near it.
         """
@@ -192,9 +182,9 @@ class ChiSquare(Objective):
 class Agnostic(Objective):
     r"""Λ = the simplex, ψ = 0:  min_x max_i f_i(x).
 
-    "Agnostic federated learning" (Mohri, Sivek and Suresh 2019). Its optimum guarantees the
-    smallest possible worst loss, and with it the best bound on the loss under every mixture of the
-    clients that may turn up later. The prior does not enter Λ: it is the start λ⁰, and breaks ties.
+    "Agnostic federated learning" (Mohri, Sivek and Suresh 2019). Its optimum guarantees the smallest
+    possible worst loss, and with it the best bound on the loss under every mixture of the clients that
+    may turn up later. The prior does not enter Λ: it is the start λ⁰, and breaks ties.
     """
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
@@ -202,9 +192,7 @@ class Agnostic(Objective):
         return simplex.in_simplex(weights, tolerance)
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """Return λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the
-        projection of l + σs.
-        """
+        """Return λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the projection of l + σs."""
         return simplex.project_weighted(s - s.max() + old / sigma, sigma * np.ones(len(s)))
 
     def _maximizer(self, losses: Vector) -> Vector:
@@ -219,10 +207,6 @@ class Agnostic(Objective):
         """Return the step: d_i = σ_i on the clients with weight, zero elsewhere."""
         weights = self._prox(s, old, sigma)
         return simplex.simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))
-
-    def separable(self, n: int) -> Separable:
-        """Return the form with ψ_i = 0."""
-        return Separable.of(self.weights(n))
 
 
 class Average(Objective):
@@ -249,8 +233,3 @@ class Average(Objective):
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Return the prior p, which never moves."""
         return ProxStep(self.weights(len(s)).copy(), np.zeros(len(s)), np.empty((0, len(s))))
-
-    def separable(self, n: int) -> Separable:
-        """Return the form without a choice: low_i = high_i = p_i."""
-        p = self.weights(n)
-        return Separable.of(p, low=p, high=p)

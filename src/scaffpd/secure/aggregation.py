@@ -24,13 +24,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError, real, unknown
+from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
-from scaffpd.federation.questions import ClientSelection, Question, Reply, Scores, Vectors
+from scaffpd.federation.questions import ClientSelection, Question, Reply, Vectors
 from scaffpd.secure.masking import FixedPoint, Incomplete, Terms
 from scaffpd.secure.parties import (
     PRECISE,
-    STEP,
     LocalParties,
     MaskedReply,
     SumRequest,
@@ -39,7 +38,6 @@ from scaffpd.secure.parties import (
 )
 from scaffpd.secure.terms import LARGEST, SMALLEST
 
-CLEAR, HIDDEN = LOSSES = ("clear", "hidden")
 HEADROOM = 3
 WASTE = 10
 ATTEMPTS = 4
@@ -70,12 +68,11 @@ class SecureSums:
     _weightings: list[Weighting] = field(default_factory=list, init=False)  # the last ones
 
     def sum(
-        self, kind: str, held: Any, weights: dict[str, float], length: int, first: int | None = None
+        self, kind: str, held: Any, weights: dict[str, float], length: int
     ) -> NDArray[np.float64]:
         """Return Σ w_i v_i over the clients with a weight.
 
-        `kind` names the vectors, for their number format. `first` is the expected size of the first
-        of them; if it is not given, clients are asked.
+        `kind` names the vectors, for their number format; clients are asked for the first one.
         """
         key = (kind, len(weights))
         n = len(weights)
@@ -83,7 +80,7 @@ class SecureSums:
             Terms.usual(tuple(weights), self.colluding), np.array([*weights.values()])
         )
         for _ in range(ATTEMPTS):
-            exponent = self._exponents.get(key, first)
+            exponent = self._exponents.get(key)
             numbers = None if exponent is None else FixedPoint.finest(n, exponent)
             request = SumRequest(held, weighting, numbers)
             replies = self.parties.mask(request, length)
@@ -159,16 +156,10 @@ class MaskedSums:
     sums: SecureSums  # the protocol
     allows_projections: bool  # of gradients, along directions that the server chooses
     allows_reweighting: bool  # whether the same vectors may be summed with two weightings
-    hides_losses: bool = False
     hides_vectors: bool = field(default=True, init=False)
 
     def shown(self, question: Question, reply: Reply) -> Reply:
-        """Return the numbers; none but scores if losses are hidden."""
-        if self.hides_losses and question.scalars and not isinstance(question, Scores):
-            raise InputError(
-                "losses-are-hidden",
-                'Losses are hidden: use fair(...), MinimaxSums, or losses="clear".',
-            )
+        """Return the reply: numbers leave their clients as they are."""
         return reply
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
@@ -178,10 +169,8 @@ class MaskedSums:
         own = {asked.names[i]: float(weights[i]) for i in asked.chosen}
         shape = vectors.shape or asked.like.shape
         length = int(np.prod(shape))
-        first = STEP + HEADROOM if vectors.hides_size else None
-        total = self.sums.sum(part, vectors, own, length + vectors.hides_size, first)[:length]
-        found = torch.from_numpy(total.reshape(shape))
-        return found if vectors.hides_size and vectors.double_weights else found.to(asked.like)
+        total = self.sums.sum(part, vectors, own, length)
+        return torch.from_numpy(total.reshape(shape)).to(asked.like)
 
     def _shared(
         self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector
@@ -227,9 +216,6 @@ class SecureAggregation(Federation):
             it the client refuses, for the sum would nearly be its vector.
         projections: whether clients may reveal their gradients along directions that the server
             chooses: the subspace saddle method needs that.
-        losses: "clear", or "hidden": then clients find their own weights, and reveal nothing of a
-            single client before the end of a run. `fair` uses `MinimaxSums` then; other methods
-            need the losses.
         record: called with everything that the server receives of a vector, as (kind, client,
             array), for tests.
     """
@@ -240,15 +226,12 @@ class SecureAggregation(Federation):
         colluding: int | None = None,
         share: float = 0.9,
         projections: bool = False,
-        losses: str = "clear",
         record: Record | None = None,
     ) -> None:
         if not 0 < real("SecureAggregation", "share", share) <= 1:
             raise InputError(
                 "share-out-of-range", f"SecureAggregation needs 0 < share <= 1, got {share!r}."
             )
-        if losses not in LOSSES:
-            raise unknown("losses", losses, LOSSES)
         channel: Any = getattr(federation, "channel", None)
         masks = isinstance(federation, Federation) and (channel.here or hasattr(channel, "mask"))
         if not masks or federation.sums.hides_vectors:
@@ -264,9 +247,7 @@ class SecureAggregation(Federation):
         if channel.here:  # clients have no keys yet
             parties = LocalParties(federation.names, float(share), counted=not projections)
         sums = SecureSums(parties, colluding, self._counted, record)
-        super().__init__(
-            channel, MaskedSums(sums, projections, weightings(terms) > 1, losses == HIDDEN)
-        )
+        super().__init__(channel, MaskedSums(sums, projections, weightings(terms) > 1))
         self.inner = federation
 
     def _counted(self, exchanges: int, up: int, down: int) -> None:

@@ -48,7 +48,6 @@ REMEMBERED = 256  # sums that a client in this process remembers
 # vectors nearer than this have the same digits, as far as they are rounded to the nearest
 SAME = 1e-12
 SHARPNESS = 1000.0  # two sums of one vector reveal it to a thousandth of its length at best
-STEP = 8  # step of the exponents that clients send, if the size of a vector is hidden
 # weightings of one vector: λ, and equal weights, which set a dual rate, or the last λ, which
 # measures curvature
 WEIGHTINGS = 2
@@ -252,15 +251,6 @@ class WeightedVector(NamedTuple):
         return np.asarray(self.vector, dtype=np.float64).ravel(), Weighting(terms, values)
 
 
-def padded(vector: Any) -> NDArray[np.float64]:
-    """Append an entry that reveals the norm only up to a factor of 256.
-
-    So a client without weight looks like all others.
-    """
-    own = np.asarray(vector, dtype=np.float64).ravel()
-    return np.append(own, math.ldexp(1.0, STEP * max(1, math.ceil(exponent_of(own) / STEP))))
-
-
 class GuardedParty(NamedTuple):
     """Client in secure sums."""
 
@@ -329,16 +319,7 @@ class LocalParties:
         asked = self._asked.to_bytes(16)
         names = wanted.weights.terms.names
         rows = [vector.detach().cpu().numpy() for vector in wanted.held.each()]
-        bare: list[WeightedVector | None] = [None] * len(rows)
-        if wanted.held.unweighted is not None:
-            vectors, own = wanted.held.unweighted()
-            bare = [
-                WeightedVector(row.detach().cpu().numpy(), float(w))
-                for row, w in zip(vectors, own, strict=True)
-            ]
-        if wanted.held.hides_size:
-            rows = [padded(row) for row in rows]
         return {
-            name: self.members[name].answer(wanted.weights, wanted.numbers, row, asked, known)
-            for name, row, known in zip(names, rows, bare, strict=True)
+            name: self.members[name].answer(wanted.weights, wanted.numbers, row, asked)
+            for name, row in zip(names, rows, strict=True)
         }

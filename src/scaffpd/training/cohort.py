@@ -1,6 +1,4 @@
-"""`Cohort`: clients in this process. A simulation is a cohort of N, a real silo answers with a
-cohort of one.
-"""
+"""`Cohort`: clients in this process. A simulation is a cohort of N, a real silo answers with a cohort of one."""
 
 from __future__ import annotations
 
@@ -23,11 +21,9 @@ from scaffpd.federation.questions import GradientsAt, Question, Reply
 from scaffpd.models.arrays import read_features, read_labels
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.personal import lowest
-from scaffpd.objectives.base import Objective
-from scaffpd.objectives.separable import Separable
 from scaffpd.privacy.accountant import Account, Spent
 
-STORED = 4  # sets of weights that clients store
+KEPT = 4  # sets of weights that clients store
 
 
 def named_pairs(
@@ -129,9 +125,7 @@ class ModelSpec(Protocol):
     """Description that can be bound to clients' data."""
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
-        """Bind to data; held-out data is bound `like` the training data, with an x of the same
-        length.
-        """
+        """Bind to data; held-out data is bound `like` the training data, with an x of the same length."""
 
 
 class Split(NamedTuple):
@@ -168,16 +162,10 @@ class LocalChannel:
         )
         self._constants: Constants | None = None
         self._fingerprint: str | None = None
-        self.place: tuple[int, int] | None = (
-            None  # number of this process' one client, and the number of clients
-        )
-        self.weights: dict[int, Vector] = {}  # stored by the clients
 
     @property
     def work(self) -> float:
-        """Number of numbers that a pass over the training features reads; infinite if the work is
-        elsewhere.
-        """
+        """Number of numbers that a pass over the training features reads; infinite if the work is elsewhere."""
         most = self.train.oracle.most_rows
         if most is None:
             return math.inf
@@ -280,42 +268,12 @@ class AnsweringClients(NamedTuple):
         found = self.channel.own(x)
         return found[list(self.chosen)] if found is not None and self.chosen else found
 
-    def form(self, objective: Objective) -> Separable:
-        """Return the `Separable` form of an objective, for these clients."""
-        place = self.channel.place
-        chosen = list(self.chosen) or slice(None)
-        everyone = len(self.channel.names) if place is None else place[1]
-        found = objective.threshold_form(everyone)
-        return found.only(chosen if place is None else [place[0]])
-
-    def moduli(self) -> Vector:
-        """Return μ_i of these clients."""
-        return self.channel.constants().strong_convexity[list(self.chosen) or slice(None)]
-
-    def centre(self, name: int) -> Vector:
-        """Return the weights that these clients store under a name."""
-        if name not in self.channel.weights:
-            raise InputError(
-                "these-clients-forgotten",
-                "These clients have forgotten the weights that the question is about.",
-            )
-        stored = self.channel.weights[name] = self.channel.weights.pop(name)
-        return stored[list(self.chosen) or slice(None)]
-
-    def keep(self, name: int, weights: Vector) -> None:
-        """Store weights under a name; drop all but the most recently used."""
-        stored = self.channel.weights
-        stored[name] = weights
-        while len(stored) > STORED:
-            stored.pop(next(iter(stored)))
-
 
 class Cohort(Federation):
     """N clients in this process, vectorised.
 
     Args:
-        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to
-            pairs.
+        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs.
         model: `Linear(...)` or `Module(...)`, or one of them `Private(...)` or `Personal(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: device of the data and x, such as "cpu" or "cuda".
@@ -366,9 +324,7 @@ class Cohort(Federation):
         return self.channel.train.oracle
 
     def personal(self, x: Tensor | NDArray[np.float64]) -> dict[str, Tensor]:
-        """Return every client's own model u_i(x) by name, if the model is `Personal`. Nothing is
-        sent.
-        """
+        """Return every client's own model u_i(x) by name, if the model is `Personal`. Nothing is sent."""
         own = self.own_models(x)
         if own is None:
             raise InputError(
@@ -395,9 +351,7 @@ def bound(
     dtype: torch.dtype | None,
     like: Split | None = None,
 ) -> Split:
-    """Check the clients' arrays and bind the model to them; held-out rows are bound `like` the
-    training rows.
-    """
+    """Check the clients' arrays and bind the model to them; held-out rows are bound `like` the training rows."""
     X = [read_features(name, x) for name, (x, _) in zip(names, pairs, strict=True)]
     y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(names, X, pairs, strict=True)]
     columns = agreed_columns(names, [x for x, _ in pairs], None if like is None else like.columns)
