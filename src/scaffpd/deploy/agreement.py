@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
 from scaffpd.data.tabular.agree import PREPARED, agree, declared_scale, deviation_of, mean_of
 from scaffpd.data.tabular.encode import expanded_names, with_expansion
-from scaffpd.deploy.messages import GARBAGE, Array, Failure, Message, digest, plain
+from scaffpd.deploy.messages import (
+    GARBAGE,
+    Array,
+    Failure,
+    Json,
+    JsonMapping,
+    Message,
+    digest,
+    plain,
+)
 from scaffpd.deploy.remote import Facts
 from scaffpd.deploy.session import LARGEST_REPLY, Session, SiloRequest, SiloTrouble
 from scaffpd.deploy.written import read_values
@@ -46,13 +55,11 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
     """
     algorithm = kind_of(file.method)
     answers = session.ask(SiloRequest("describe"), members)
-    described: dict[str, Any] = {
-        name: reply.values.get("description") for name, reply in answers.items()
-    }
+    described: Json = {name: reply.values.get("description") for name, reply in answers.items()}
     schema = agree(described, file.features.standardise, file.features.ranges)
     schema = with_expansion(schema, file.features.expand)
     prepared = schema["task"] == PREPARED
-    noise: dict[str, Any] = {}
+    noise: Json = {}
     if file.privacy:
         noise = propose_noise(file, 1 if prepared else len(expanded_names(schema)))
         if "colluding" in noise:  # so that the units leave room for the sum
@@ -88,7 +95,7 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
     )
 
 
-def propose_noise(file: FederationFile, columns: int) -> dict[str, Any]:
+def propose_noise(file: FederationFile, columns: int) -> Json:
     """Find the noise for the run's method and rounds.
 
     A silo has its own ledger and stops at its own ε; this only makes the run end there. By default
@@ -132,7 +139,7 @@ def _totals(
     return secure_totals(session, members, file.secure.colluding)
 
 
-def _completed(model: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+def _completed(model: JsonMapping, schema: JsonMapping) -> Json:
     """Return the model with the number of classes over all silos."""
     labels = schema.get("labels")
     classes = len(labels) if isinstance(labels, list) else 0
@@ -187,7 +194,7 @@ def settle(session: Session, members: Sequence[str], setup: Setup) -> Facts:
     return Facts(tuple(members), known, start, probes, column["tested"])
 
 
-def _facts(name: str, reply: Message) -> dict[str, Any]:
+def _facts(name: str, reply: Message) -> Json:
     """Read one silo's answer to the agreement."""
     constants = reply.arrays.get("constants", np.zeros(0))
     useless = SiloTrouble(name, Failure("its answer to the agreement cannot be used", GARBAGE))

@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from scaffpd.deploy.deployed_run import (
     Outcome,
     write_outcome,
 )
-from scaffpd.deploy.messages import GARBAGE, SPENT, Failure, Message, Transport
+from scaffpd.deploy.messages import GARBAGE, SPENT, Failure, Json, Message, Transport
 from scaffpd.deploy.recording import record_of
 from scaffpd.deploy.remote import Facts, Remote, RemoteChannel
 from scaffpd.deploy.session import CHANGED, Session, SiloRequest, SiloTrouble
@@ -78,13 +77,13 @@ def reopen(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     is for one federation and one version of the package: another may compute something else.
     """
     about = file.identity() | {"version of scaffpd": __version__}
-    settings: dict[str, Any] = {
+    settings: Json = {
         "about": about,
         "rounds": file.training.rounds,
         "tol": file.training.tol,
     }
-    before = folder.read("settings.json", dict[str, Any]) or settings
-    known: dict[str, Any] = before["about"] if isinstance(before.get("about"), dict) else {}
+    before = folder.read("settings.json", Json) or settings
+    known: Json = before["about"] if isinstance(before.get("about"), dict) else {}
     if known != about:
         names = (name for name in {**known, **about} if known.get(name) != about.get(name))
         raise InputError(

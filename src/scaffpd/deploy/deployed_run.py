@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
 import scaffpd.training.history as disk
+from scaffpd.deploy.messages import Json, JsonMapping
 from scaffpd.errors import InputError
 from scaffpd.files import JsonLines, clear_drafts, lock_folder, make_folder, write_file
 from scaffpd.run.record import EventRecord
@@ -97,7 +98,7 @@ class DeployedRun:
                 "anew.",
             ) from None
 
-    def write(self, name: str, value: Mapping[str, Any]) -> None:
+    def write(self, name: str, value: JsonMapping) -> None:
         """Write one of the JSON files."""
         write_file(self.path / name, json.dumps(value, indent=1) + "\n")
 
@@ -112,7 +113,7 @@ class DeployedRun:
 
     def setup(self) -> Setup | None:
         """Return the agreement of this run, or `None` before it was made."""
-        values = self.read("setup.json", dict[str, Any])
+        values = self.read("setup.json", Json)
         return None if values is None else Setup.of(values)
 
     def history(self) -> History | None:
@@ -126,11 +127,11 @@ class DeployedRun:
         """Append an event to progress.jsonl."""
         self.progress({"event": event.model_dump()})
 
-    def progress(self, line: Mapping[str, Any]) -> None:
+    def progress(self, line: JsonMapping) -> None:
         """Append a line to progress.jsonl."""
         JsonLines(self.path / PROGRESS, 0o666).append(line)
 
-    def entries(self) -> tuple[list[dict[str, Any]], list[EventRecord]]:
+    def entries(self) -> tuple[list[Json], list[EventRecord]]:
         """Return the rounds and the events of progress.jsonl."""
         path = self.path / PROGRESS
         try:
@@ -143,7 +144,7 @@ class DeployedRun:
                 f"The file {str(path)!r} cannot be read; mend it, or use another folder.",
             ) from None
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Json:
         """Return the status of a run: its state, the last round and the last events."""
         ended = self.read(OUTCOME, Outcome)
         rounds, events = self.entries()

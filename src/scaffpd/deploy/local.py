@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from scaffpd.deploy.deployed_run import FAILED, PROGRESS, DeployedRun, Outcome
 from scaffpd.deploy.hospitals import write_hospitals
+from scaffpd.deploy.messages import JsonMapping
 from scaffpd.errors import InputError, not_installed
 from scaffpd.files import JsonLines
 from scaffpd.run.settings.federation import FederationFile
@@ -26,7 +26,7 @@ from scaffpd.run.settings.silo import SiloFile
 
 NOTE = "deployment.json"
 WORK = "engine"
-Watch = Callable[[Mapping[str, Any]], None]
+Watch = Callable[[JsonMapping], None]
 
 
 def flare_module(name: str) -> ModuleType:

@@ -46,6 +46,8 @@ BYTES_EACH = 20
 NUMBERS = ("float32", "float64", "int64")
 
 Array = NDArray[Any]
+Json = dict[str, Any]  # an object of JSON: values of a message or of a file
+JsonMapping = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Message:
     """One question or one answer: its kind, its JSON values, and its vectors and matrices."""
 
     kind: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: JsonMapping = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
 

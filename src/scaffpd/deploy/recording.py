@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 import scaffpd
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
+from scaffpd.deploy.messages import Json
 from scaffpd.federation import ClientScores
 from scaffpd.run.record import (
     ClientScore,
@@ -105,7 +106,7 @@ def _clients(
         return []
     found = []
     for i, name in enumerate(file.silos):
-        own: dict[str, Any] = {}
+        own: Json = {}
         for split, part in scores.items():
             own[f"{split}_rows"] = int(part.counts[i])
             own[f"{split}_loss"] = float(part.loss[i])

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from scaffpd.data.tabular.agree import width
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import SCALE, Array, Message, plain
+from scaffpd.deploy.messages import SCALE, Array, Json, JsonMapping, Message, plain
 from scaffpd.deploy.remote import Facts, RemoteChannel, itself
 from scaffpd.deploy.session import Session, Shapes, SiloRequest, troubles
 from scaffpd.errors import ExposedError, InputError
@@ -84,7 +84,7 @@ class SiloParties:
         return found
 
 
-def _payload(about: SiloRequest, wanted: SumRequest) -> dict[str, Any]:
+def _payload(about: SiloRequest, wanted: SumRequest) -> Json:
     """Return the values of a question for masked vectors."""
     terms = wanted.weights.terms
     numbers = wanted.numbers
@@ -215,7 +215,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         return SiloVectors(_not_available, _not_available, norms, shape, about=about)
 
     @property
-    def _noise(self) -> Mapping[str, Any]:
+    def _noise(self) -> JsonMapping:
         setup = self.session.setup
         return {} if setup is None else setup.privacy
 

@@ -24,6 +24,7 @@ from scaffpd.deploy.messages import (
     REFUSED,
     Array,
     Failure,
+    JsonMapping,
     Message,
     Transport,
     plain,
@@ -57,7 +58,7 @@ class SiloRequest:
     """A question to several silos at once."""
 
     kind: str  # see `Question` and `messages`
-    values: Mapping[str, Any] = field(default_factory=dict)  # the same for all silos
+    values: JsonMapping = field(default_factory=dict)  # the same for all silos
     arrays: Mapping[str, Array] = field(default_factory=dict)  # vectors by their role, matrices
     own: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)  # arrays of one silo each
 
@@ -83,7 +84,7 @@ class Session:
     wire: Traffic = field(default_factory=Traffic)  # bytes of all messages so far
     largest: int = LARGEST_REPLY  # the most bytes of a reply
     sites: dict[str, str] = field(default_factory=dict)
-    asks: Mapping[str, Any] = field(default_factory=dict)  # the run's request, to consent to
+    asks: JsonMapping = field(default_factory=dict)  # the run's request, to consent to
     setup: Setup | None = None  # the agreement
     constants: dict[str, Array] = field(default_factory=dict)  # every silo's report about its rows
 

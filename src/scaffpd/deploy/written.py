@@ -18,7 +18,7 @@ import torch
 from pydantic import FiniteFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 from torch import Tensor
 
-from scaffpd.deploy.messages import Array
+from scaffpd.deploy.messages import Array, Json, JsonMapping
 from scaffpd.errors import InputError
 from scaffpd.federation import Key, LocalPlan, ProximalPlan
 from scaffpd.federation.questions import GradientsAt, Question, Reply
@@ -26,7 +26,7 @@ from scaffpd.federation.questions import GradientsAt, Question, Reply
 reader_of = cache(TypeAdapter)
 
 
-def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[str, Any]:
+def read_values(kinds: JsonMapping, values: Any, sentence: str) -> Json:
     """Read values of these types strictly; refuse anything else, naming the value."""
     read = {}
     for name, kind in kinds.items():
@@ -37,7 +37,7 @@ def read_values(kinds: Mapping[str, Any], values: Any, sentence: str) -> dict[st
     return read
 
 
-def names_of(values: Mapping[str, Any], key: str) -> list[str]:
+def names_of(values: JsonMapping, key: str) -> list[str]:
     """Read a list of names."""
     names: list[str] = read_values(
         {key: list[str]}, values, "The question does not name what it is about."
@@ -45,15 +45,15 @@ def names_of(values: Mapping[str, Any], key: str) -> list[str]:
     return names
 
 
-def number(values: Mapping[str, Any], name: str) -> float:
+def number(values: JsonMapping, name: str) -> float:
     """Read a finite number."""
     return float(
         read_values({name: FiniteFloat}, values, f"The question needs a number {name}.")[name]
     )
 
 
-BATCH: dict[str, Any] = {"batch_size": PositiveInt | None, "key": list[NonNegativeInt]}
-PLAN: dict[str, Any] = {
+BATCH: Json = {"batch_size": PositiveInt | None, "key": list[NonNegativeInt]}
+PLAN: Json = {
     "steps": PositiveInt,
     "rate": FiniteFloat | None,
     "scale": FiniteFloat,
@@ -64,9 +64,9 @@ types_of = cache(get_type_hints)  # the types of a question's fields
 DIRECTIONS = 256  # most columns of a matrix: d of them would reveal the whole Hessian
 
 
-def question_parts(question: Question | ProximalPlan) -> tuple[dict[str, Any], dict[str, Array]]:
+def question_parts(question: Question | ProximalPlan) -> tuple[Json, dict[str, Array]]:
     """Split a question into JSON values, and vectors and matrices by their roles."""
-    values: dict[str, Any] = {}
+    values: Json = {}
     arrays: dict[str, Array] = {}
     for item in fields(question):
         part = getattr(question, item.name)
@@ -87,7 +87,7 @@ def question_parts(question: Question | ProximalPlan) -> tuple[dict[str, Any], d
     return values, arrays
 
 
-def own_steps(values: Mapping[str, Any], silo: str) -> Mapping[str, Any]:
+def own_steps(values: JsonMapping, silo: str) -> JsonMapping:
     """Return a question's values for one silo, with its own number of local steps in the plan."""
     plan = values.get("plan")
     if not isinstance(plan, dict) or "each" not in plan:
@@ -104,7 +104,7 @@ def own_steps(values: Mapping[str, Any], silo: str) -> Mapping[str, Any]:
 class WrittenQuestion(NamedTuple):
     """A question as written in a message: values, vectors by their roles, and matrices."""
 
-    values: Mapping[str, Any]
+    values: JsonMapping
     vectors: Mapping[str, Tensor]
     arrays: Mapping[str, Array]
 

@@ -23,6 +23,7 @@ from nvflare.lighter.spec import Builder
 
 from scaffpd.deploy.flare.client import SiloClient
 from scaffpd.deploy.flare.server import Coordinator
+from scaffpd.deploy.messages import Json
 from scaffpd.errors import InputError
 
 SERVER_CLASSES = (
@@ -109,7 +110,7 @@ class SiteRules(Builder):  # type: ignore[misc]
         log["loggers"]["root"]["handlers"] = ["logFileHandler"]
         (local / "log_config.json").write_text(json.dumps(log, indent=2))
 
-    def _server(self, resources: dict[str, Any]) -> None:
+    def _server(self, resources: Json) -> None:
         resources["class_allow_list"] = list(SERVER_CLASSES)
         resources["servers"][0] |= {
             "heart_beat_timeout": self.dead_after,
@@ -124,7 +125,7 @@ class SiteRules(Builder):  # type: ignore[misc]
         }
         resources["components"] = [part for name, part in parts.items() if name != "log_receiver"]
 
-    def _site(self, resources: dict[str, Any]) -> None:
+    def _site(self, resources: Json) -> None:
         resources["class_allow_list"] = list(SITE_CLASSES)
         resources["allow_log_streaming"] = False
         # A heartbeat that a dead server never answers delays the next one, and so the reconnection.
@@ -170,7 +171,7 @@ class FlareProject:
                 "A silo on FLARE must not be called like the server: rename it.",
             )
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Json:
         """Return the content of FLARE's project.yml."""
         impl = "nvflare.lighter.impl"
         layout = {"config_folder": "config", "scheme": "grpc"}

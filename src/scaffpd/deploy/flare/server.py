@@ -18,7 +18,7 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from scaffpd.deploy.flare.client import REFUSAL, site_root
-from scaffpd.deploy.messages import Failure
+from scaffpd.deploy.messages import Failure, JsonMapping
 from scaffpd.errors import InputError
 
 VARIABLE = "SCAFFPD_FEDERATION"
@@ -30,9 +30,7 @@ class CollabTransport:
 
     named = True  # a site's name is in its certificate
 
-    def __init__(
-        self, proxies: Mapping[str, Any], aborted: Callable[[], bool] = lambda: False
-    ) -> None:
+    def __init__(self, proxies: JsonMapping, aborted: Callable[[], bool] = lambda: False) -> None:
         self._proxies = dict(proxies)
         self._aborted = aborted
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from scaffpd.deploy.messages import Json, JsonMapping
 from scaffpd.deploy.silo.records import line_link
 from scaffpd.errors import InputError
 from scaffpd.files import JsonLines
@@ -36,9 +36,9 @@ LEFT = {  # the answers to questions, in words
 }
 
 
-def audit(file: Path, noted: str = "") -> dict[str, Any]:
+def audit(file: Path, noted: str = "") -> Json:
     """Check every link of a log and add up what has left; `noted` must be among the links."""
-    lines = list[dict[str, Any]]()
+    lines = list[Json]()
     links = set[str]()
     link = ""
     broken = ""
@@ -75,7 +75,7 @@ def audit(file: Path, noted: str = "") -> dict[str, Any]:
     }
 
 
-def _left(run: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _left(run: str, lines: Sequence[JsonMapping]) -> Json:
     """Add up one run's lines, question by question."""
     own = [line for line in lines if line["run"] == run]
     rows = []

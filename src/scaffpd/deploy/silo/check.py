@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaffpd.data.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
 from scaffpd.data.tabular.columns import CATEGORY, DataColumn, telling_columns
 from scaffpd.data.tabular.encode import named_categories
+from scaffpd.deploy.messages import Array, Json
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.guard import PATH, SCORES
 from scaffpd.run.settings.silo import SiloFile
@@ -19,7 +18,7 @@ SHOWN = 30  # names in a list before it is cut off
 NAMED = 5  # columns that a warning names; more are counted
 
 
-def site_overview(file: SiloFile, data: Dataset) -> dict[str, Any]:
+def site_overview(file: SiloFile, data: Dataset) -> Json:
     """Return all that `scaffpd silo check` shows, as JSON values."""
     train, test = data.rows
     width = encoded_width(data)
@@ -69,7 +68,7 @@ def _withheld(file: SiloFile, data: Dataset, column: DataColumn) -> int:
     return len(column.categories) - len(named_categories(column, ~data.held, file.limits.rarest))
 
 
-def _labels(data: Dataset) -> list[dict[str, Any]]:
+def _labels(data: Dataset) -> list[Json]:
     labels = data.target.labels
     if data.target.task != CLASSIFICATION:
         return []
@@ -154,7 +153,7 @@ def _about_columns(file: SiloFile, data: Dataset) -> Iterator[str]:
             )
 
 
-def _present(data: Dataset) -> Iterator[tuple[str, NDArray[Any]]]:
+def _present(data: Dataset) -> Iterator[tuple[str, Array]]:
     """Yield every column's name and training values: numbers, or codes of categories."""
     train = ~data.held
     if data.table.block is not None:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from scaffpd.deploy.messages import ASKING, MissingAgreement
+from scaffpd.deploy.messages import ASKING, Json, JsonMapping, MissingAgreement
 from scaffpd.deploy.written import read_values
 from scaffpd.errors import InputError
 from scaffpd.files import JsonLines
@@ -28,9 +26,9 @@ ASKS = {
     "silos": list[str],
     "algorithm": str,
     "objective": str,
-    "model": dict[str, Any],
+    "model": Json,
     "rounds": int,
-    "secure": dict[str, Any],
+    "secure": Json,
     "epsilon": float | int | None,
     "delta": float | None,
 }
@@ -43,7 +41,7 @@ class AwaitsConsent(InputError):
     """The run still awaits consent at this site."""
 
 
-def request_name(asks: Mapping[str, Any]) -> str:
+def request_name(asks: JsonMapping) -> str:
     """Return the name of a request, the 64 digits of its SHA-256."""
     return hashlib.sha256(json.dumps(asks, sort_keys=True).encode()).hexdigest()
 
@@ -54,7 +52,7 @@ class SiloConsent:
     def __init__(self, file: SiloFile) -> None:
         self._file = file.consents
         self._ask = file.consent.policy == "ask"
-        self.asks: dict[str, Any] | None = None
+        self.asks: Json | None = None
 
     def check(self, kind: str, given: object) -> None:
         """Refuse a question unless the site has consented to its run; `given` is its request."""
@@ -120,12 +118,12 @@ class SiloConsent:
         return 2 * int(self.asks["rounds"]) + SLACK
 
 
-def _fixed(model: Mapping[str, Any]) -> dict[str, Any]:
+def _fixed(model: JsonMapping) -> Json:
     """Return the settings of a model that the request fixes; silos find out the classes."""
     return {"kind": "linear", **{name: v for name, v in model.items() if name != "classes"}}
 
 
-def decisions(file: Path, whole: bool = True) -> dict[str, dict[str, Any]]:
+def decisions(file: Path, whole: bool = True) -> dict[str, Json]:
     """Return the last decision about every request, by its name.
 
     A last line that was cut off may be a withdrawal: a `whole` file must have none. The next
@@ -156,9 +154,9 @@ def decide(file: Path, request: str, granted: bool, by: str) -> None:
         ) from None
 
 
-def requests(file: SiloFile) -> list[dict[str, Any]]:
+def requests(file: SiloFile) -> list[Json]:
     """Return every request in the silo's log, with its state."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Json] = {}
     decided = decisions(file.consents, whole=False)
     try:
         lines = list(JsonLines(file.audit).read())

@@ -13,6 +13,7 @@ from scaffpd.data.tabular.columns import DATE, FeatureTable, Mask, Matrix, colum
 from scaffpd.data.tabular.encode import ClientRows, Target, held_rows, target
 from scaffpd.data.tabular.formats import open_table
 from scaffpd.data.tabular.read import date_parts, read_columns
+from scaffpd.deploy.messages import Array, Json
 from scaffpd.errors import InputError
 from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
 from scaffpd.run.settings.reading import load
@@ -98,7 +99,7 @@ class Dataset(ClientRows):
                 'for every row, not a class; choose another target, or task = "regression".',
             )
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Return the description of columns and labels that the others need, and nothing else."""
         if self.cohort is None:
             return super().describe()
@@ -172,7 +173,7 @@ class SitePredictions(NamedTuple):
     held: NDArray[np.bool_]
 
 
-def predict(data: Dataset, x: NDArray[Any], setup: Setup) -> SitePredictions:
+def predict(data: Dataset, x: Array, setup: Setup) -> SitePredictions:
     """Predict all rows of a silo with the linear model x, or with its personal model near x."""
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
         raise InputError(

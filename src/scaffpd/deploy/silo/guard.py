@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +25,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.base import SIZES as MEASURED
-from scaffpd.deploy.messages import SIZES, digest
+from scaffpd.deploy.messages import SIZES, JsonMapping, digest
 from scaffpd.deploy.silo.records import AnswerJournal, as_numbers, as_text
 from scaffpd.errors import InputError
 from scaffpd.federation import Key
@@ -169,7 +168,7 @@ class SiloGuard:
                 f"{setup.algorithm} needs no question {kind!r}: it is not answered.",
             )
 
-    def check_work(self, values: Mapping[str, Any]) -> None:
+    def check_work(self, values: JsonMapping) -> None:
         """Refuse more local steps, or smaller minibatches, than the silo's file allows."""
         plan = values.get("plan")
         plan = plan if isinstance(plan, dict) else {}
@@ -189,7 +188,7 @@ class SiloGuard:
                     f"{self.limits.rows} or more.",
                 )
 
-    def drawn_here(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    def drawn_here(self, values: JsonMapping) -> JsonMapping:
         """Draw minibatches from the silo's own secret as well if it requires masks.
 
         A coordinator that knew their rows could solve for the losses of single rows.

@@ -8,7 +8,7 @@ asks silos different things gets no sum.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import FiniteFloat
 
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import Array, Message, MissingAgreement, asked_digest
+from scaffpd.deploy.messages import Array, JsonMapping, Message, MissingAgreement, asked_digest
 from scaffpd.deploy.silo.guard import SiloGuard
 from scaffpd.deploy.silo.records import as_numbers, as_text
 from scaffpd.deploy.written import names_of, number, read_values
@@ -105,7 +105,7 @@ class SiloMasking:
         except Forgotten:  # secrets end with a process: silos have to meet again
             raise MissingAgreement from None
 
-    def _keys(self, kind: str, values: Mapping[str, Any]) -> Message:
+    def _keys(self, kind: str, values: JsonMapping) -> Message:
         """Return this silo's card, or store the others'."""
         if kind == messages.CARD:
             return Message("answer", {"card": self.party.identity.card.values()})
@@ -148,7 +148,7 @@ class SiloMasking:
         digest = asked_digest(asked)
         return self._masked(asked, sums, vector, digest, bare)
 
-    def _weighting(self, values: Mapping[str, Any], about: str) -> Weighting:
+    def _weighting(self, values: JsonMapping, about: str) -> Weighting:
         """Read the members of a sum and their weights."""
         names = names_of(values, "names")
         kinds = {"weights": list[FiniteFloat], "colluding": int}

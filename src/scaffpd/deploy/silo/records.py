@@ -21,7 +21,7 @@ import hashlib
 import json
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.deploy.messages import SCALE, Message
+from scaffpd.deploy.messages import SCALE, Json, JsonMapping, Message
 from scaffpd.deploy.written import names_of, number
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
@@ -60,7 +60,7 @@ class AnswerJournal:
         self._lines = JsonLines(file)
         self._held = False
         self._trouble = f"The silo's file of earlier answers, {file.name!r}, cannot be {{}}."
-        self._known: defaultdict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+        self._known: defaultdict[tuple[str, str], Json] = defaultdict(dict)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -83,7 +83,7 @@ class AnswerJournal:
         except (OSError, ValueError, TypeError):
             raise InputError("journal-unreadable", self._trouble.format("read")) from None
 
-    def known(self, run: str, what: str) -> dict[str, Any]:
+    def known(self, run: str, what: str) -> Json:
         """Return the entries of a kind by name, the oldest first."""
         with self.turn():
             return self._known[run, what]
@@ -116,9 +116,7 @@ class AuditLog:
     def __init__(self, file: Path) -> None:
         self._lines = JsonLines(file)
 
-    def note(
-        self, asked: Message | None, reply: Message, size: int, about: Mapping[str, Any]
-    ) -> None:
+    def note(self, asked: Message | None, reply: Message, size: int, about: JsonMapping) -> None:
         """Append a line: the question, what leaves (`size` bytes), and further facts, `about`."""
         left = {name: list(array.shape) for name, array in reply.arrays.items()}
         stated = {
@@ -151,12 +149,12 @@ class AuditLog:
             ) from None
 
 
-def line_link(before: str, line: Mapping[str, Any]) -> str:
+def line_link(before: str, line: JsonMapping) -> str:
     """Return the link of a line."""
     return hashlib.sha256((before + json.dumps(line, sort_keys=True)).encode()).hexdigest()
 
 
-def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> None:
+def check_shared(rules: SecureRules, agreed: JsonMapping, own: bool) -> None:
     """Refuse to share noise if this silo's part might be seen, or too few silos may collude."""
     colluding = agreed.get("colluding")
     if colluding is None:
@@ -176,9 +174,7 @@ def check_shared(rules: SecureRules, agreed: Mapping[str, Any], own: bool) -> No
         )
 
 
-def shared_parts(
-    name: str, reply: Reply, values: Mapping[str, Any]
-) -> dict[str, NDArray[np.float64]]:
+def shared_parts(name: str, reply: Reply, values: JsonMapping) -> dict[str, NDArray[np.float64]]:
     """Return this silo's term of a sum with shared noise: its weighted vector plus its share.
 
     It is in the sum's units. One more entry, the same for all silos and as large as any entry may
@@ -207,7 +203,7 @@ def shared_parts(
 class PrivacyLedger:
     """Ledger of one silo's releases under one agreement, within the silo's own budget."""
 
-    def __init__(self, silo: SiloFile, agreed: Mapping[str, Any], digest: str) -> None:
+    def __init__(self, silo: SiloFile, agreed: JsonMapping, digest: str) -> None:
         for name in agreed:
             if name not in PRIVACY:
                 raise unknown("privacy setting", name, PRIVACY)
@@ -306,7 +302,7 @@ class PrivacyLedger:
             self._known[file] = self._state(file)
 
     def _write(self, file: Path, account: Account) -> None:
-        packed: dict[str, Any] = account.pack()
+        packed: Json = account.pack()
         with atomic_write(file) as written:
             np.savez(written, **packed)
         self._known[file] = self._state(file)

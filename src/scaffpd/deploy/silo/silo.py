@@ -27,7 +27,16 @@ import scaffpd
 from scaffpd.data.tabular.agree import checked_schema
 from scaffpd.data.tabular.encode import expanded_names
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import Array, Message, MissingAgreement, decode, digest, encode
+from scaffpd.deploy.messages import (
+    Array,
+    Json,
+    JsonMapping,
+    Message,
+    MissingAgreement,
+    decode,
+    digest,
+    encode,
+)
 from scaffpd.deploy.silo.consent import AwaitsConsent, SiloConsent
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.guard import SiloGuard
@@ -168,13 +177,11 @@ class Silo:
             reply = Message("failed", {"sentence": sentence})
         return self._written_down(asked, reply, {"question": number, "silo": self.name})
 
-    def _written_down(
-        self, asked: Message | None, reply: Message, names: Mapping[str, Any]
-    ) -> bytes:
+    def _written_down(self, asked: Message | None, reply: Message, names: JsonMapping) -> bytes:
         """Log the reply and return it as bytes; if the log fails, return a refusal."""
         sent = encode(Message(reply.kind, {**reply.values, **names}, reply.arrays))
         setup = self._setup
-        about: dict[str, Any] = {
+        about: Json = {
             "run": "" if setup is None else setup.columns,
             "algorithm": "" if setup is None else setup.algorithm,
             "masked": self._masks,
@@ -323,7 +330,7 @@ class Silo:
             shared = shared_parts(self.name, reply, values) if use == messages.MASKED else {}
             return Message("answer", {"shared": True} if shared else {}, arrays | shared)
 
-    def _read(self, kind: str, values: Mapping[str, Any], arrays: Mapping[str, Array]) -> Question:
+    def _read(self, kind: str, values: JsonMapping, arrays: Mapping[str, Array]) -> Question:
         """Read a question; reuse cached points, so that their answers are computed once."""
         vectors = {role: self._vector(one) for role, one in arrays.items() if one.ndim == 1}
         written = WrittenQuestion(values, vectors, arrays)
