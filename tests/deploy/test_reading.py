@@ -102,7 +102,6 @@ def test_a_column_without_a_value_has_no_kind(tmp_path):
         ("x,y\n", "", "has column names but no rows"),
         ("x,x,y\n1,2,3\n", "", "two columns named 'x' in line 1"),
         ("x,z\n1,2\n", "", "column of 'a.csv', 'y'"),
-        ("x,,y\n1,2,3\n", "", "Column 2 of 'a.csv' has no name"),
         (
             "x;y\n1;2\n3\n",
             "",
@@ -113,12 +112,10 @@ def test_a_column_without_a_value_has_no_kind(tmp_path):
             "",
             "has 1 values in line 3, but 2 columns: the last value belongs to 'x'.",
         ),
-        ("x,y\n1,2,3\n", "", "has 3 values in line 2, but 2 columns."),
         ("x,y\n1,2\ninf,2\n", "", "an infinite value in column 'x', line 3"),
         ("x,y\n1,\n2,?\n", "", "no row with a value in its target column 'y'"),
         ('x,y\n"1,2\n', "", "is broken in line"),
         ("x,y\n1,2\n", 'columns = ["z"]', "column of 'a.csv', 'z'"),
-        ("x,y\n1,2\n", 'categories = ["z"]', "column of 'a.csv', 'z'"),
         (b"x,y\n\x00,1\n", "", "is no text"),
         ("y\n1\n2\n", "", "no columns besides its target"),
         ("x,y\n1,a\n2,b\n", 'task = "regression"', "texts such as 'a' in its target 'y'"),
@@ -136,12 +133,6 @@ def test_a_missing_file_and_a_missing_file_of_each_kind(tmp_path):
     for name in ("b.csv", "b.npz", "b.parquet"):
         with pytest.raises(InputError, match=f"Cannot read the data file .*{name}.*No such file"):
             silo(tmp_path, f'file = "{name}"\ntarget = "y"')
-
-
-def test_csv_needs_no_pandas(tmp_path, monkeypatch):
-    for name in ("pandas", "rich", "typer"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert from_csv(tmp_path, "x,y\n1,0\n2,1\n").rows == (2, 0)
 
 
 # ------------------------------------------------------------------ the target and the split
@@ -286,30 +277,6 @@ def test_frames(tmp_path):
         from_entry(tmp_path, dates)
     with pytest.raises(InputError, match="did you mean 'age'"):
         from_entry(tmp_path, code, 'columns = ["agee"]')
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_without_pyarrow_there_is_one_sentence(tmp_path, monkeypatch, name):
-    (tmp_path / name).write_bytes(b"x,y\n1,2\n")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=f"Reading '{name}' needs pyarrow"):
-        silo(tmp_path, f'file = "{name}"\ntarget = "y"')
-
-
-def test_parquet_is_read_like_a_frame(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame(
-        {"x": [1.0, 2.0, 3.0], "y": [0, 1, None], "c": ["a", "b", "a"]}, index=[3, 1, 2]
-    )
-    frame.to_parquet(tmp_path / "a.parquet")
-    data = silo(tmp_path, 'file = "a.parquet"\ntarget = "y"', "[split]\ntest = 0\n")
-    assert ([c.name for c in data.table.columns], data.dropped, data.target.labels) == (
-        ["x", "c"],
-        1,
-        (0, 1),
-    )
-    with pytest.raises(InputError, match=r"column of 'a\.parquet', 'z'"):
-        silo(tmp_path, 'file = "a.parquet"\ntarget = "z"')
 
 
 @pytest.mark.parametrize(

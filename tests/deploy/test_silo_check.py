@@ -77,15 +77,6 @@ def test_it_fits_the_screen_and_is_plain_in_a_pipe(tmp_path, capsys, monkeypatch
     assert max(map(len, out.splitlines())) <= min(max(width, 50), 100)
 
 
-def test_a_terminal_gets_bold_headings(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    out = checked(capsys, site(tmp_path))
-    assert "\x1b[1mWhat leaves this site" in out.replace("\n", "") or re.search(
-        r"\x1b\[1m\s*What leaves", out
-    )
-
-
 def test_the_same_as_json(tmp_path, capsys):
     found = json.loads(checked(capsys, site(tmp_path, rest="[split]\ntest = 0\n"), "--json"))
     assert found["rows"] == {"train": 41, "test": 0, "without_target": 1}
