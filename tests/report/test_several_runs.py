@@ -1,4 +1,4 @@
-"""Several runs side by side: paired where they hold out the same rows, refused where they are about something else."""
+"""Several runs side by side: paired on the same held-out rows, refused on other clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRAIN = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Three clients, one with a rule of its own; runs by two objectives, and one with other held-out rows."""
+    """Three clients; runs by two objectives, and one with other held-out rows."""
     folder = tmp_path_factory.mktemp("several")
     random = np.random.default_rng(0)
     with (folder / "p.csv").open("w", newline="") as file:

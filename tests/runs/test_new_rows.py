@@ -69,7 +69,7 @@ def test_neither_target_nor_client_need_be_there_and_order_is_kept(trained):
 
 
 def test_held_out_rows_get_what_the_run_has_scored(tmp_path):
-    """Also those with a category that their own client never had in training, and those with gaps."""
+    """Also those with gaps, or with a category that their client never had in training."""
     random = np.random.default_rng(5)
     lines = ["hospital,ward,age,outcome"]
     for k in range(400):

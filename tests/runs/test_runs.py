@@ -1,4 +1,4 @@
-"""A run as a folder: complete, repeatable, resumable, and the same numbers as the library by hand."""
+"""A run as a folder: complete, repeatable, resumable, with the numbers of the library."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ def test_networks_and_data_from_functions(tmp_path):
         "    return {'a': pair(40), 'b': pair(30)}, {'a': pair(10), 'b': pair(10)}\n"
         "def network():\n"
         "    torch.manual_seed(0)\n"
-        "    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))\n"
+        "    layers = torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)\n"
+        "    return torch.nn.Sequential(*layers)\n"
     )
     (tmp_path / "c.toml").write_text(
         '[data]\nentry = "mine:clients"\n[model]\nnetwork = "mine:network"\nloss = "softmax"\n'

@@ -1,4 +1,4 @@
-"""What people ask of a model: scores as scikit-learn computes them, probabilities that hold, groups, coefficients."""
+"""Scores as scikit-learn computes them, probabilities that hold, groups, coefficients."""
 
 from __future__ import annotations
 

@@ -192,8 +192,8 @@ def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path
         joining=study.found[0],
     )
     assert run.joining is not None
-    told = run.joining.model_copy(update={"recommendation": study.recommendation})
-    run = run.model_copy(update={"joining": told})
+    advised = run.joining.model_copy(update={"recommendation": study.recommendation})
+    run = run.model_copy(update={"joining": advised})
     rows = [
         {"seed": seed, **row}
         for seed, one in zip(study.seeds, study.found, strict=True)
