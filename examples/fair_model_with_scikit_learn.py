@@ -23,7 +23,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder
 
 import scaffpd as sp
-from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
+from scaffpd.data.hospitals import COLUMNS, HOSPITALS, read
 
 sklearn.set_config(enable_metadata_routing=True)
 

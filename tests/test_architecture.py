@@ -36,7 +36,7 @@ BUDGETS = {
 
 # From the bottom up. A room may import from lower floors, and from rooms before it on its own.
 FLOORS = [
-    ["errors", "numbers", "machine", "files"],
+    ["errors", "fields", "numbers", "machine", "files"],
     ["objectives", "federation", "data"],
     ["models", "privacy", "secure", "algorithms"],
     ["training"],

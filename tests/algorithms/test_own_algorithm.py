@@ -16,7 +16,7 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.silo.silo import Silo
-from scaffpd.run.settings.reading import kind_of
+from scaffpd.run.settings.methods import kind_of
 
 OWN = '''
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from scaffpd.data.heart_disease import heart_disease
+from scaffpd.data.hospitals import heart_disease
 from scaffpd.models import Linear, Module
 from scaffpd.training.cohort import Cohort
 

@@ -49,9 +49,10 @@ def patients(path, n=240, number=False):
     return path
 
 
-def asked(file, data_test=0.2, **tables):
+def asked(file, data_test=0.2, data_groups=(), **tables):
     """Settings of a run on such a table."""
     data = {"file": str(file), "client": "hospital", "target": "outcome", "test": data_test}
+    data |= {"groups": list(data_groups)} if data_groups else {}
     return RunConfig.of({"data": data, **tables}, file.name)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from forked import command
 from scaffpd import algorithms, cli, objectives
-from scaffpd.cli import typer_ext
+from scaffpd.cli import names as known
 from scaffpd.cli.compare import _methods
 from scaffpd.study.comparison import problem
 from scaffpd.study.comparison.grid import zoo
@@ -96,9 +96,9 @@ def test_nothing_heavy_is_loaded():
 
 
 def test_the_names_are_those_of_their_homes():
-    assert typer_ext.PROBLEMS == problem.NAMES
+    assert known.PROBLEMS == problem.NAMES
     assert (
-        set(typer_ext.OBJECTIVES)
+        set(known.OBJECTIVES)
         == set(objectives.OBJECTIVES)
         == {*objectives.__all__} - {"Objective", "Excess"}
     )
@@ -108,12 +108,12 @@ def test_the_names_are_those_of_their_homes():
     for kind in (kind for kind in objectives.OBJECTIVES.values() if kind.parameter):
         assert (kind.symbol or kind.parameter) in said.help
         assert kind.usual is None or f"{kind.symbol} {kind.usual:g}" in said.show_default
-    assert set(typer_ext.ALGORITHMS) == set(algorithms.ALGORITHMS)
+    assert set(known.ALGORITHMS) == set(algorithms.ALGORITHMS)
 
 
 def test_every_method_is_completed_and_understood():
     methods = zoo(objectives.Average())
-    names = ("all", *typer_ext.ALGORITHMS)
+    names = ("all", *known.ALGORITHMS)
     for name in names:
         label = getattr(algorithms.ALGORITHMS.get(name), "published", "") or name
         found = _methods(name, 0.1, 10, None)

@@ -1,53 +1,26 @@
-"""`scaffpd train` and `scaffpd path` as a user meets them; wrong inputs get one sentence."""
+"""`scaffpd train` and `scaffpd path` as a user meets them."""
 
 from __future__ import annotations
 
 import json
-import shlex
-from pathlib import Path
 
-import numpy as np
 import pytest
 
-from scaffpd import cli, objectives
-from scaffpd.cli.train import requested
-from scaffpd.errors import InputError
+from cases.commands import QUICK, TABLE, patients, ran
+from scaffpd.cli.requests import requested
+from scaffpd.cli.train import TABLES
+from scaffpd.run.record import RunRecord
+from scaffpd.run.settings.model_file import read_model
 from scaffpd.study import choosing
 from scaffpd.study import joining as gains
 
 
-@pytest.fixture(scope="module")
-def rows():
-    random = np.random.default_rng(1)
-    lines = ["hospital,age,sex,note,ill"]
-    for k in range(150):
-        site = ["North", "South", "West"][k % 3]
-        age = random.normal(60, 10)
-        sex = random.choice(["f", "m", ""])
-        ill = int(
-            age + 12 * (sex == "m") * (1 if site != "West" else -1) + random.normal(0, 9) > 63
-        )
-        lines.append(f"{site},{age:.1f},{sex},note {k},{ill}")
-    return "\n".join(lines) + "\n"
-
-
 @pytest.fixture
-def here(tmp_path, monkeypatch, rows):
+def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    (tmp_path / "patients.csv").write_text(rows)
+    (tmp_path / "patients.csv").write_text(patients())
     return tmp_path
-
-
-def ran(command, capsys, code=0):
-    assert cli.run(shlex.split(command)) == code
-    found = capsys.readouterr()
-    assert "Traceback" not in found.err
-    return found
-
-
-TABLE = "train patients.csv --client hospital --target ill"
-QUICK = f"{TABLE} --no-choose --splits 0"  # without what joining brings
 
 
 def test_two_options_are_enough(here, capsys, monkeypatch):
@@ -114,24 +87,10 @@ def test_a_known_name_means_the_data_set_and_a_path_the_folder_of_that_name(here
     (here / folder).mkdir()
     for name in ("north", "south"):
         (here / folder / f"{name}.csv").write_text("age,ill\n1,0\n2,1\n3,0\n")
-    asked = {"client": "file", "target": "ill"}
-    plain = folder.strip("./")
-    assert (
-        requested(plain, {}).data.source
-        == requested("heart_disease", {}).data.source
-        == "hospitals"
-    )
-    read = requested(folder, asked).data
-    assert read.source is None
-    assert Path(read.file) == here / plain
-    for options, sentence in (
-        (asked, "leave --client out"),
-        ({"more_files": ["a.csv"]}, "name it alone"),
-    ):
-        with pytest.raises(InputError, match=f"{sentence}, or write ./{plain} for the folder here"):
-            requested(plain, options)
-    with pytest.raises(InputError, match=r"'digits' is a data set of its own: name it alone[.]"):
-        requested("digits", {"more_files": ["a.csv"]})
+    for name in (folder.strip("./"), "heart_disease"):
+        assert requested([name], TABLES, {}).data.source == "hospitals"
+    read = requested([folder], TABLES, {"client": "file", "target": "ill"}).data
+    assert read.file == (here / folder.strip("./"),)
 
 
 def test_a_path_does_not_take_the_folder_of_a_run(here, capsys):
@@ -184,115 +143,50 @@ def test_regression(here, capsys):
     assert "rmse" in (here / "runs" / "prices" / "clients.csv").read_text()
 
 
-OBJECTIVES = ", ".join(map(repr, objectives.OBJECTIVES))
-WRONG = [
-    ("train", "WHAT"),
-    ("train nothing.csv", "Cannot read the data file 'nothing.csv': No such file or directory."),
-    ("train federation.toml", "looks like a federation.toml"),
-    (
-        f"{QUICK} --columns age,ill",
-        "Column 'ill' is the target, so it cannot be one to learn from.",
-    ),
-    (
-        f"{QUICK} --columns age,hospital",
-        "Column 'hospital' is the client, so it cannot be one to learn from.",
-    ),
-    (
-        "train patients.csv",
-        "train needs --client: which column of 'patients.csv' has every row's client? There are",
-    ),
-    (
-        "train patients.csv --client hospital",
-        "train needs --target: which column of 'patients.csv' is to be predicted?",
-    ),
-    ("train nothing.csv --client a --target b", "Cannot read the data file"),
-    (
-        "train patients.csv --client hospitl --target ill",
-        "Unknown column of 'patients.csv', 'hospitl': did you mean",
-    ),
-    (
-        "train patients.csv --client hospital --target il",
-        "Unknown column of 'patients.csv', 'il': did you mean 'ill'?",
-    ),
-    (
-        "train patients.csv --client ill --target ill",
-        "Column 'ill' cannot be both the client and the target.",
-    ),
-    ("train patients.csv --clinet hospital", "No such option '--clinet'. Did you mean '--client'?"),
-    (f"{QUICK} --columns aeg", "Unknown column of 'patients.csv', 'aeg': did you mean 'age'?"),
-    (f"{QUICK} --objective ChiSqare", "Unknown objective 'ChiSqare': did you mean 'ChiSquare'?"),
-    (f"{QUICK} --objective xyz", f"Unknown objective 'xyz': choose one of {OBJECTIVES}."),
-    (f"{QUICK} --objective CVaR --strength 2", "CVaR needs 0 < alpha <= 1, got 2.0."),
-    (f"{QUICK} --objective ChiSquare --strength=-1", "ChiSquare needs rho > 0"),
-    (
-        f"{QUICK} --objective Agnostic --strength 1",
-        "Agnostic has no strength: leave --strength out.",
-    ),
-    (f"{QUICK} --objective Nash", "Nash needs --strength"),
-    ("train key.toml --strength 1", "--strength needs --objective"),
-    (f"{QUICK} --task classify", "Unknown --task 'classify': did you mean 'classification'?"),
-    (f"{QUICK} --test 1", "--test needs a number from 0 to below 1, got 1."),
-    (f"{QUICK} --test nan", "--test needs a number from 0 to below 1, got nan."),
-    (f"{QUICK} --l2 -1", "--l2 needs a number >= 0 and finite, got -1."),
-    (f"{QUICK} --rounds 0", "--rounds"),
-    (f"{QUICK} --tol -1", "--tol needs a number >= 0 and finite, got -1."),
-    (f"{QUICK} --l2 0 --tol 1e-3", "tol needs a certificate, and there is none"),
-    (f"{QUICK} --seed -1", "--seed"),
-    (f"{QUICK} --device gpu", "Device 'gpu' cannot be used here: there is no such kind of device."),
-    (f"{QUICK} --out patients.csv", "Cannot write to the folder 'patients.csv': it is a file."),
-    (f"{QUICK} --task regression --objective Nash --strength 0.1", "Nash needs"),
-    (
-        "train hospitls",
-        "'hospitls' is no file, and no data set of that name is known; did you mean hospitals?",
-    ),
-    (
-        "train hospitals --client age",
-        "'hospitals' brings its own clients and columns: leave --client out.",
-    ),
-    ("train nothing.toml", "Cannot read"),
-    ("train wrong.toml", "The file 'wrong.toml' is not TOML"),
-    ("train empty.toml", "'empty.toml' needs exactly one of file, source and entry in [data]."),
-    ("train key.toml", "Unknown key in [data] of 'key.toml', 'sorce': did you mean 'source'?"),
-    ("train .", "'broken.csv.gz' is no gzip file, or is cut off."),
-    (
-        "train notes.doc",
-        "'notes.doc' is neither a settings file (.toml) nor a table (.csv, .tsv, .json, .xlsx or",
-    ),
-    (
-        "train broken.csv.gz --client a --target b",
-        "'broken.csv.gz' is no gzip file, or is cut off.",
-    ),
-    ("train spoilt.parquet --client a --target b", "'spoilt.parquet' cannot be read as Parquet"),
-    ("train logistic.toml", "Logistic loss tells two labels apart, and there are 10: use softmax."),
-    (
-        "path patients.csv --client hospital --target ill --objective Nash",
-        "A fairness path goes along",
-    ),
-    ("path hospitals --points 0", "--points"),
-    ("path fedavg.toml", "A fairness path"),
-    ("report nowhere", "There is no folder 'nowhere'."),
-    ("report .", "it has no run.json"),
-    ("report patients.csv", "is a file; name the folder of a run"),
-]
+# ------------------------------------------------------------------ differential privacy
 
 
-@pytest.mark.parametrize(("command", "sentence"), WRONG, ids=[command for command, _ in WRONG])
-def test_wrong_inputs_get_one_sentence(here, capsys, command, sentence):
-    files = {
-        "wrong.toml": "name = \n",
-        "empty.toml": "",
-        "key.toml": '[data]\nsorce = "digits"\n',
-        "notes.doc": "",
-        "logistic.toml": '[data]\nsource = "digits"\n[model]\nloss = "logistic"\n',
-        "fedavg.toml": '[data]\nsource = "hospitals"\n[algorithm]\nkind = "FedAvg"\n',
-        "federation.toml": 'silos = ["a", "b"]\n',
-        "broken.csv.gz": "no",
-        "spoilt.parquet": "no",
-    }
-    for name, text in files.items():
-        (here / name).write_text(text)
-    found = ran(command, capsys, code=2)
-    last = found.err.strip().splitlines()[-1]
-    assert sentence in last
-    assert found.out == ""
-    assert not (here / "runs").exists()
+def test_one_option_is_enough(here, capsys):
+    found = ran(f"{TABLE} --epsilon 4", capsys)
+    assert "(ε, δ) = (4.00, 1e-05) for every record." in found.out
+    assert "are exact and not covered" in " ".join(found.out.split())
+    assert "Noise for ε = 4 in 30 rounds: z = " in found.err
+    assert "round limit after 30 rounds" in found.out
+    page = (
+        (here / "runs" / "patients" / "report.html")
+        .read_text(encoding="utf-8")
+        .replace("\u00a0", " ")
+    )
+    assert "Differential privacy: (ε, δ) = (4.00, 1e-05)" in page
+    again = ran(f"{TABLE} --epsilon 4", capsys)
+    assert "runs/patients\n" in again.out
+    assert "(ε, δ) = (4.00, 1e-05)" in again.out
+    assert (
+        "runs/patients-2\n" in ran(f"{TABLE} --epsilon 4 --rounds 5", capsys).out
+    )  # its noise is another one's
+
+
+def test_with_declared_ranges_the_folder_has_no_exact_statistics(here, capsys):
+    """The model's scale is the settings' own, and no medians lie beside it."""
+    ran(f"{TABLE} --epsilon 3 --rounds 4 --no-report", capsys)
+    settings = (here / "runs" / "patients" / "config.toml").read_text()
+    assert RunRecord.read(here / "runs" / "patients").fills
+    (here / "runs" / "patients" / "ranges.toml").write_text(
+        settings.replace("[data]", "[data]\nranges.age = [20, 100]")
+    )
+    ran("train runs/patients/ranges.toml --out ranged --no-report", capsys)
+    x, setup = read_model(here / "ranged" / "model.safetensors")
+    assert setup.mean.tolist() == [60.0, 0.0, 0.0]  # age, and two categories
+    assert setup.deviation.tolist() == [20.0, 1.0, 1.0]
+    assert len(x) == 4
+    assert RunRecord.read(here / "ranged").fills == {}
+    ran("predict ranged patients.csv", capsys)
+    assert "ranges" in (here / "ranged" / "config.toml").read_text()
+
+
+def test_predictions_say_how_private_the_model_is(here, capsys):
+    ran(f"{TABLE} --epsilon 3 --rounds 4 --no-report", capsys)
+    found = ran("predict runs/patients patients.csv", capsys)
+    said = found.out.splitlines()
+    assert said[0] == "150 rows written to predictions.csv."
+    assert said[-1] == "The model was trained with (ε, δ) = (3.00, 1e-05) for every record."

@@ -16,7 +16,7 @@ from scipy.io import savemat
 import scaffpd as sp
 from cases.refusals import refuses
 from scaffpd.data import beijing_air, breast_cancer, diabetes, digits, heart_disease, synthetic
-from scaffpd.data.heart_disease import (
+from scaffpd.data.hospitals import (
     COLUMNS,
     HOSPITALS,
     NAMES,

@@ -100,7 +100,7 @@ def test_a_column_without_a_value_has_no_kind(tmp_path):
     [
         ("", "", "'a.csv' is empty"),
         ("x,y\n", "", "has column names but no rows"),
-        ("x,x,y\n1,2,3\n", "", "two columns named 'x' in line 1"),
+        ("x,x,y\n1,2,3\n", "", "two columns named 'x'"),
         ("x,z\n1,2\n", "", "column of 'a.csv', 'y'"),
         (
             "x;y\n1;2\n3\n",
@@ -204,10 +204,7 @@ def test_npz_mistakes(tmp_path):
     )
     for data, words in (
         ('target = "yy"', "array of 'a.npz', 'yy'"),
-        ('features = "o"', "Python objects"),
-        ('features = "s"', "not numbers"),
         ('columns = ["a"]', "without names"),
-        ('features = "y"', "rows × features"),
         ('target = "X"', "one value per row"),
     ):
         with pytest.raises(InputError, match=words):

@@ -241,7 +241,7 @@ def test_methods_that_look_at_single_silos_are_refused_by_the_file(tmp_path, kin
     objective = f"\n{OBJECTIVE}" if "Minimax" in kind else ""
     change = {OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{objective}', "tol = 1e-6": "tol = 0"}
     path, _ = secured(tmp_path, replacing=change)
-    with refuses("looks-silo-own"):
+    with refuses("method-sees-vectors"):
         FederationFile.read(path)
 
 

@@ -10,7 +10,7 @@ from objective_cases import ALL, build
 import scaffpd as sp
 from cases.reference import reference_optimum
 from cases.refusals import refuses
-from scaffpd.run.settings.reading import objective_of
+from scaffpd.run.settings.methods import objective_of
 
 LOSSES = np.array([0.9, 0.4, 1.3, 0.7])
 B = np.array([0.5, 0.1, 1.1, 0.2])

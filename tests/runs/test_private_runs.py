@@ -114,31 +114,6 @@ def test_an_interrupted_run_goes_on_with_the_same_noise_and_the_same_account(tmp
     assert spent(tmp_path / "b").epsilon == late
 
 
-def test_a_baseline_shares_the_budget(tmp_path):
-    alone, _ = run(config(tmp_path, privacy=SEEDED), tmp_path / "one")
-    both, _ = run(config(tmp_path, privacy=SEEDED, training={"baseline": True}), tmp_path / "two")
-    assert [m.name for m in both] == ["average", "fair"]
-    one, two = (spent(tmp_path / name) for name in ("one", "two"))
-    assert two.epsilon <= 4
-    assert two.noise["noise"][0] / one.noise["noise"][0] == pytest.approx(np.sqrt(2))
-    assert two.models == 2
-    assert both[0].result.privacy.worst < both[1].result.privacy.worst == two.epsilon
-    assert not np.array_equal(alone[0].result.x, both[1].result.x)
-
-
-def test_the_average_beside_another_method_makes_one_local_step(tmp_path):
-    tables = {
-        "algorithm": {"kind": "FedAvg", "local_rate": 0.1, "local_steps": 2},
-        "training": {"baseline": True},
-    }
-    models, _ = run(config(tmp_path, **tables), tmp_path / "run")
-    found = spent(tmp_path / "run")
-    assert [m.name for m in models] == ["average", "FedAvg"]
-    releases = [(31 + 2 * 30, found.noise["noise"][0]), (31, found.noise["loss_noise"][0])]
-    assert delta_of(4, releases) == pytest.approx(1e-5, rel=1e-3)
-    assert found.epsilon <= 4
-
-
 @pytest.mark.long
 def test_minibatches_are_accounted_for_client_by_client(tmp_path):
     tables = {"algorithm": {"batch_size": 10, "local_steps": 2}, "training": {"rounds": 3}}
@@ -226,4 +201,4 @@ def test_no_path_and_no_network_without_a_word_on_smoothness(tmp_path):
     network = config(tmp_path, model={"network": "networks:small"})
     assert network.privacy.radius is None
     with pytest.raises(InputError, match="public smoothness"):
-        network.privacy.model(sp.Linear("logistic"), [network.method], 3, [9])
+        network.private_model(sp.Linear("logistic"), [network.method])

@@ -8,10 +8,9 @@ import pytest
 from sklearn import metrics
 
 from cases.runs import Nobody, asked, patients, trained
-from scaffpd.data.tabular.clients import TableFile, read_clients
+from cases.tables import read as read_table
 from scaffpd.errors import InputError
 from scaffpd.run import scores
-from scaffpd.run.joint import reseeded
 from scaffpd.run.predict import predict
 from scaffpd.run.prepare import prepare
 from scaffpd.run.record import RunRecord
@@ -126,13 +125,13 @@ def test_the_interval_of_the_gap_covers_the_truth_19_times_of_20():
 def test_the_folder_scores_what_predict_predicts(tmp_path):
     """Clients and groups of all three models, by way of the file that `predict` reads."""
     file = patients(tmp_path / "p.csv", 400)
-    config = asked(file, data_test=0.4, training={"splits": 1, "groups": ["sex"]})
+    config = asked(file, data_test=0.4, data_groups=["sex"], training={"splits": 1})
     trained(config, tmp_path / "run", join=True)
     found = RunRecord.read(tmp_path / "run")
     known = {(row.model, row.by, row.group): row for row in found.scores}
     frame = pd.read_csv(file)
     frame["held"] = False
-    for own in read_clients(TableFile(file, "hospital", "outcome", test=0.4)).rows:
+    for own in read_table(file, client="hospital", target="outcome", test=0.4).rows:
         mine = frame.index[frame.hospital == own.name]
         frame.loc[mine[own.held], "held"] = True
     held = tmp_path / "held.csv"
@@ -154,7 +153,7 @@ def test_coefficients_are_standardised_and_groups_need_not_be_learnt_from(tmp_pa
         "target": "outcome",
         "columns": ["age", "pressure"],
     }
-    config = RunConfig.of({"data": data, "training": {"groups": ["sex"]}}, file.name)
+    config = RunConfig.of({"data": data | {"groups": ["sex"]}}, file.name)
     prepared = prepare(config)
     cohort = prepared.cohort(config)
     (tmp_path / "run" / "checkpoint").mkdir(parents=True)
@@ -168,12 +167,12 @@ def test_coefficients_are_standardised_and_groups_need_not_be_learnt_from(tmp_pa
         models[-1].result.x[0] * X[:, 0].std() * prepared.unit
     )
     again = prepare(config)
-    other = prepare(reseeded(config, 1))
+    other = prepare(config, 1)
     assert again.held == prepared.held != other.held
     with pytest.raises(InputError, match="did you mean 'sex'"):
-        prepare(asked(file, training={"groups": ["sx"]}))
+        prepare(asked(file, data_groups=["sx"]))
     with pytest.raises(InputError, match="--groups takes up to 50"):
-        prepare(asked(file, training={"groups": ["age"]}))
+        prepare(asked(file, data_groups=["age"]))
 
 
 def test_groups_of_long_numbers_and_of_dates_are_told_apart(tmp_path):
@@ -181,8 +180,8 @@ def test_groups_of_long_numbers_and_of_dates_are_told_apart(tmp_path):
     frame["code"] = [1000001.0, 1000002.5, None] * 80
     frame["day"] = ["2024-01-01", "2024-01-02 12:30:01", ""] * 80
     frame.to_csv(tmp_path / "p.csv", index=False)
-    found = read_clients(
-        TableFile(tmp_path / "p.csv", "hospital", "outcome", groups=("code", "day"))
+    found = read_table(
+        tmp_path / "p.csv", client="hospital", target="outcome", groups=("code", "day")
     ).groups
     assert {cell for own in found["code"] for cell in own} == {"1000001", "1000002.5", "(missing)"}
     assert {cell for own in found["day"] for cell in own} == {

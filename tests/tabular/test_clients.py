@@ -9,15 +9,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scaffpd.data.tabular.clients import TableFile, read_clients
+from cases.refusals import refuses
+from cases.tables import read, text
 from scaffpd.errors import InputError
 
 
 def table(path, rows, columns=("site", "age", "smoker", "ill")):
-    path.write_text(
-        "\n".join(",".join(map(str, row)) for row in [columns, *rows]) + "\n", encoding="utf-8"
-    )
+    path.write_text(text(rows, columns), encoding="utf-8")
     return path
+
+
+def unscaled(found):
+    """Every client's rows before they were scaled: (training, held out)."""
+    return [
+        [part[0] * found.deviation + found.mean for part in (own.train, own.test)]
+        for own in found.encoded
+    ]
 
 
 @pytest.fixture
@@ -35,39 +42,26 @@ def rows():
     return made
 
 
-def read(path, **more):
-    return read_clients(TableFile(path, "site", "ill", **more))
-
-
 def test_missing_values_come_from_the_client_s_own_training_rows(tmp_path, rows):
-    found = read(table(tmp_path / "a.csv", rows), test=0.3, standardise=False)
+    found = read(table(tmp_path / "a.csv", rows), test=0.3)
     assert [own.name for own in found.rows] == ["north", "south", "west"]
-    for own, ready in zip(found.rows, found.encoded, strict=True):
-        mine = np.array(
-            [np.nan if row[1] == "" else row[1] for row in rows if row[0] == own.name], dtype=float
-        )
+    for own, (train, test) in zip(found.rows, unscaled(found), strict=True):
+        ages = [row[1] for row in rows if row[0] == own.name]
+        mine = np.array([np.nan if age == "" else age for age in ages], dtype=float)
         filled = np.where(np.isnan(mine), np.nanmedian(mine[~own.held]), mine)
-        assert ready.train[0][:, 0] == pytest.approx(filled[~own.held])
-        assert ready.test[0][:, 0] == pytest.approx(filled[own.held])
-        smokes = [row[2] for row in rows if row[0] == own.name]
-        often = max(
-            ("no", "yes"), key=[s for s, out in zip(smokes, own.held, strict=True) if not out].count
-        )
-        expected = [
-            (often if s == "?" else s) == "no"
-            for s, out in zip(smokes, own.held, strict=True)
-            if not out
-        ]
-        assert ready.train[0][:, 1].tolist() == expected
+        assert train[:, 0] == pytest.approx(filled[~own.held])
+        assert test[:, 0] == pytest.approx(filled[own.held])
+        smokes = np.array([row[2] for row in rows if row[0] == own.name])[~own.held]
+        often = max(("no", "yes"), key=smokes.tolist().count)
+        no = np.where(smokes == "?", often, smokes) == "no"
+        assert train[:, 1] == pytest.approx(no.astype(float))
 
 
 def test_columns_are_scaled_by_sums_over_training_rows(tmp_path, rows):
-    plain = read(table(tmp_path / "a.csv", rows), standardise=False)
-    scaled = read(tmp_path / "a.csv")
-    pooled = np.concatenate([e.train[0] for e in plain.encoded])
-    for a, b in zip(plain.encoded, scaled.encoded, strict=True):
-        assert b.train[0] == pytest.approx((a.train[0] - pooled.mean(0)) / pooled.std(0))
-        assert b.test[0] == pytest.approx((a.test[0] - pooled.mean(0)) / pooled.std(0))
+    found = read(table(tmp_path / "a.csv", rows))
+    pooled = np.concatenate([train for train, _ in unscaled(found)])
+    assert found.mean == pytest.approx(pooled.mean(0))
+    assert found.deviation == pytest.approx(pooled.std(0))
 
 
 def test_held_out_rows_change_nothing_that_is_trained_on(tmp_path, rows):
@@ -109,33 +103,6 @@ def test_what_is_left_out_is_said(tmp_path, rows):
     assert "east" in [own.name for own in read(tmp_path / "a.csv", test=0.0).rows]
 
 
-def test_names_of_rows_are_no_categories_unless_asked_for(tmp_path):
-    rows = [("ab"[k % 2], k % 60, f"patient {k}", k % 3 % 2) for k in range(120)]
-    path = table(tmp_path / "a.csv", rows, ("site", "age", "name", "ill"))
-    found = read(path)
-    assert found.remarks == ("Column 'name' left out: 120 different texts in 120 rows.",)
-    assert found.encoded[0].features == ("age",)
-    assert len(read(path, columns=("age", "name"), test=0.0).encoded[0].features) == 121
-
-
-def test_columns_that_teach_nothing_are_left_out_and_named(tmp_path):
-    rows = [
-        ("ab"[k % 2], k + 1000, f"2024-0{1 + k % 9}-1{k % 8}", "x", "", k % 7, k % 3 % 2)
-        for k in range(90)
-    ]
-    path = table(
-        tmp_path / "a.csv", rows, ("site", "id", "admitted", "country", "empty", "age", "ill")
-    )
-    found = read(path)
-    assert found.encoded[0].features == ("age",)
-    assert found.remarks == (
-        "Column 'id' left out: a name for every row, not a quantity.",
-        "Column 'admitted' left out: it holds dates such as '2024-01-10'; --dates learns from weekday and season.",
-        "Column 'country' left out: the same value everywhere.",
-        "Column 'empty' left out: no values.",
-    )
-
-
 def test_labels_of_rows_that_are_left_out_are_no_labels(tmp_path, rows):
     named = [(site, age, smoker, "yes" if ill else "no") for site, age, smoker, ill in rows]
     found = read(table(tmp_path / "a.csv", [*named, ("", 1, "no", "perhaps")]))
@@ -150,52 +117,8 @@ def test_a_client_may_be_called_infinity(tmp_path):
 
 def test_what_does_not_fit_into_memory_is_refused(tmp_path, rows, monkeypatch):
     monkeypatch.setattr("scaffpd.data.tabular.clients.free_memory", lambda device: 1000)
-    with pytest.raises(
-        InputError, match="which is more than there is room for: choose fewer --columns"
-    ):
+    with refuses("table-too-large"):
         read(table(tmp_path / "a.csv", rows))
-
-
-@pytest.mark.parametrize(
-    ("text", "more", "sentence"),
-    [
-        ("site,ill\na,1\nb,0\na,0\nb,1\n", {}, "no columns besides 'site' and 'ill'"),
-        (
-            "site,x,ill\na,1,1\na,2,0\n",
-            {},
-            "Column 'site' has 1 client with at least 2 rows; at least two are needed.",
-        ),
-        ("site,x,ill\n,1,1\n,2,0\n", {}, "no row with a value in its client column 'site'"),
-        ("site,x,ill\na,1,\nb,2,\n", {}, "no row with a value in its target column 'ill'"),
-        ("size,x,ill\na,1,1\n", {}, "Unknown column of 'a.csv', 'site': did you mean 'size'?"),
-        (
-            "site,x,ill\na,1,1\na,2,1\nb,3,1\nb,4,1\n",
-            {},
-            "All rows of all clients have the label 1",
-        ),
-        (
-            "site,x,ill\na,1,u\na,2,v\nb,3,u\nb,4,v\n",
-            {"task": "regression"},
-            "regression needs numbers",
-        ),
-        (
-            "site,x,ill\na,1,1\na,2,0\nb,3,1\nb,4,0\n",
-            {"columns": ("z",)},
-            "Unknown column of 'a.csv', 'z'",
-        ),
-    ],
-)
-def test_what_cannot_be_cut_is_refused_in_one_sentence(tmp_path, text, more, sentence):
-    (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(InputError) as caught:
-        read(tmp_path / "a.csv", **more)
-    assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_client_and_target_differ(tmp_path, rows):
-    with pytest.raises(InputError, match="cannot be both the client and the target"):
-        read_clients(TableFile(table(tmp_path / "a.csv", rows), "ill", "ill"))
 
 
 @settings(

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cases.tables import opened
+from cases.tables import read as read_table
 from scaffpd import cli
-from scaffpd.data.tabular.clients import TableFile, read_clients
 from scaffpd.data.tabular.columns import suspected_codes
-from scaffpd.data.tabular.formats import open_table
-from scaffpd.errors import InputError
 from scaffpd.run.predict import Predictions
 
 SAID = ("far from all others", "alone tells", "alike", "decimal commas")
@@ -34,8 +33,7 @@ def label(k, r):
 
 
 def read(folder, text, target="y", name="a.csv", **more):
-    (folder / name).write_text(text, encoding="utf-8")
-    return read_clients(TableFile(folder / name, "h", target, **more))
+    return opened(folder, text, name, client="h", target=target, **more)
 
 
 def said(found):
@@ -68,26 +66,21 @@ def test_a_code_is_no_target_and_a_client_may_be_called_like_one(tmp_path):
     assert [own.name for own in found.rows] == ["97", "98", "99"]
 
 
-@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
-def test_codes_of_typed_columns(tmp_path, ending):
+def test_codes_of_typed_columns(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    cells = {
-        "h": ["a", "b"] * 20,
-        "x": [-999, *range(39)],
-        "z": [-999.0, *np.linspace(0, 1, 39).tolist()],
-    }
-    cells |= {"t": ["unknown", *"uv" * 19, "u"], "y": [0, 0, 1, 1] * 10}
-    path = tmp_path / f"a.{ending}"
-    if ending == "parquet":
-        table = pyarrow.table(cells)
-        table = table.set_column(3, "t", table.column("t").dictionary_encode())
-        parquet.write_table(table, path)
-    else:
-        lines = [{name: own[k] for name, own in cells.items()} for k in range(40)]
-        path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
-    found = read_clients(TableFile(path, "h", "y", missing=(-999, "unknown")))
+    table = pyarrow.table(
+        {
+            "h": ["a", "b"] * 20,
+            "x": [-999, *range(39)],
+            "z": [-999.0, *np.linspace(0, 1, 39).tolist()],
+            "t": pyarrow.array(["unknown", *"uv" * 19, "u"]).dictionary_encode(),
+            "y": [0, 0, 1, 1] * 10,
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    found = read_table(tmp_path / "a.parquet", client="h", target="y", missing=(-999, "unknown"))
     gaps = {
         c.name: sum(int(own.table.columns[j].missing.sum()) for own in found.rows)
         for j, c in enumerate(found.rows[0].table.columns)
@@ -194,15 +187,13 @@ def test_real_tables_have_one_code_and_no_leak(tmp_path):
     data = os.environ.get("SCAFFPD_DATA")
     if not data:
         pytest.skip("needs SCAFFPD_DATA")
-    adult = read_clients(
-        TableFile(Path(data) / "adult" / "adult.data.csv.gz", "occupation", "classification")
-    )
+    file = Path(data) / "adult" / "adult.data.csv.gz"
+    adult = read_table(file, client="occupation", target="classification")
     assert [remark[:51] for remark in said(adult)] == [
         "Column 'capital-gain' has 99999 in 155 rows, far fr"
     ]
-    assert not said(
-        read_clients(TableFile(Path(data) / "beijing_air" / "daily.csv", "station", "pm25"))
-    )
+    air = Path(data) / "beijing_air" / "daily.csv"
+    assert not said(read_table(air, client="station", target="pm25"))
 
 
 def test_a_silos_own_check_says_both(tmp_path, capsys):
@@ -227,21 +218,7 @@ def test_a_silos_own_check_says_both(tmp_path, capsys):
     assert "data.missing, which only tables have" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------ dates, names, files and folders
-
-
-def test_dates_without_an_order_are_refused(tmp_path):
-    day = {"tag": lambda k, r: f"{1 + int(11.9 * r)}/{1 + k % 12}/2023"}
-    with pytest.raises(
-        InputError, match=r"/2023' in column 'tag' is no clear date .*write 2023-07-09"
-    ):
-        read(tmp_path, rows(**day, y=label), split_by="tag")
-    assert read(tmp_path, rows(**day, y=label), split_by="tag", categories=("tag",))
-    bad = rows(tag=lambda k, r: "31.02.2024" if k == 7 else f"{1 + k % 28}.01.2024", y=label)
-    with pytest.raises(InputError, match=r"'31.02.2024' in column 'tag' is no clear date"):
-        read(tmp_path, bad, split_by="tag")
-    groups = rows(tag=lambda k, r: f"ward {k % 7}", y=label)
-    assert read(tmp_path, groups, split_by="tag")
+# ------------------------------------------------------------------ names and decimal marks
 
 
 def test_clients_and_labels_that_differ_in_capitals_are_named(tmp_path):
@@ -263,86 +240,9 @@ def test_decimal_commas_are_said_once(tmp_path):
     assert not said(read(tmp_path, text, decimal=","))
 
 
-def test_files_of_one_name_are_called_by_their_folders(tmp_path):
-    files = [tmp_path / name for name in ("koeln/rows.csv", "genf/rows.csv", "genf/more.csv")]
-    for file in files:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(rows(6, y=label), encoding="utf-8")
-    labels = [
-        sorted(set(open_table(files[0], None, more).cells(["file"])[0].to_pylist()))
-        for more in (files[1:2], files[1:])
-    ]
-    assert labels == [["genf", "koeln"], ["genf/more.csv", "genf/rows.csv", "koeln/rows.csv"]]
-    with pytest.raises(InputError, match=r"'rows.csv' is named twice\."):
-        open_table(files[0], None, files[:1])
-
-
-def test_the_folder_of_a_run_is_no_table(tmp_path, capsys):
-    for name in ("config.toml", "run.json", "clients.csv"):
-        (tmp_path / name).write_text("{}", encoding="utf-8")
-    for more in ([], ["--client", "h", "--target", "y"]):
-        assert cli.run(["train", str(tmp_path), *more]) == 2
-        err = " ".join(capsys.readouterr().err.split())
-        assert "is the folder of a run: name its settings, " in err
-        assert "config.toml'." in err
-
-
 def test_rows_without_a_group_are_missing():
     kept = {"sex": ["f", None, " ", "NA", "m "]}
     found = Predictions(
         ["a"] * 5, [0, 1, 0, 1, 0], np.full((5, 2), 0.5), kept, (0, 1), [0, 1, 0, 1, 0], ()
     )
     assert [own.group for own in found.scores("sex")][:3] == ["(missing)", "f", "m"]
-
-
-def test_init_names_what_train_would_use_and_the_code(tmp_path):
-    cells = {
-        "Patient": lambda k, r: f"P{k:04}",
-        "chol": lambda k, r: -999 if k % 10 == 0 else 3 + r,
-    }
-    long = {f"a column with a long name {j}": lambda k, r: r for j in range(6)}
-    (tmp_path / "a.csv").write_text(
-        rows(**cells, **long, sex=lambda k, r: "mf"[k % 2], y=label), encoding="utf-8"
-    )
-    out = tmp_path / "config.toml"
-    assert (
-        cli.run(
-            ["init", str(tmp_path / "a.csv"), "--client", "h", "--target", "y", "--out", str(out)]
-        )
-        == 0
-    )
-    text = out.read_text("utf-8")
-    (line,) = [line for line in text.splitlines() if line.startswith("# columns = ")]
-    assert json.loads(line.removeprefix("# columns = ").partition("  #")[0]) == [
-        "age",
-        "chol",
-        *long,
-        "sex",
-    ]
-    assert "has -999 in 12 rows" in text
-    out.write_text(text.replace("# missing", "missing"), encoding="utf-8")
-    run = [
-        "train",
-        str(out),
-        "--no-choose",
-        "--splits",
-        "0",
-        "--no-report",
-        "--quiet",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    assert cli.run(run) == 0
-    assert 3 < json.loads((tmp_path / "run" / "run.json").read_text())["fills"]["h0"]["chol"] < 4
-    assert (
-        cli.run(
-            [
-                "predict",
-                str(tmp_path / "run"),
-                str(tmp_path / "a.csv"),
-                "--out",
-                str(tmp_path / "p.csv"),
-            ]
-        )
-        == 0
-    )

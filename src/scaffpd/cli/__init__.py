@@ -25,7 +25,7 @@ from scaffpd.cli.doctor import doctor
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
-from scaffpd.cli.typer_ext import DONE, FAILED, INTERRUPTED, SETTINGS, WRONG, Group, add, show_help
+from scaffpd.cli.typer_ext import CONTEXT, DONE, FAILED, INTERRUPTED, WRONG, Group, add, show_help
 from scaffpd.errors import InputError
 from scaffpd.files import FULL
 
@@ -47,7 +47,7 @@ app = typer.Typer(
     invoke_without_command=True,
     epilog=EPILOG,
     pretty_exceptions_enable=False,
-    context_settings=SETTINGS,
+    context_settings=CONTEXT,
     suggest_commands=False,
 )
 for _command in (demo, train, path, predict, report, compare, doctor):

@@ -3,50 +3,54 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.cli import typer_ext
-from scaffpd.cli.train import DataOptions, known_name, refuse_columns, requested, with_test
+from scaffpd.cli.names import ALGORITHMS, PROBLEMS
+from scaffpd.cli.requests import known_name, requested
 from scaffpd.cli.typer_ext import (
     AsJson,
     Quiet,
-    argument,
+    Tables,
+    completing,
+    given_settings,
     listed,
-    option,
     print_json,
     takes,
 )
+from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError, positive
+from scaffpd.run.settings.tables import ModelSettings
 
 if TYPE_CHECKING:
     from scaffpd.study.comparison import Comparison
     from scaffpd.study.comparison.problem import Problem
     from scaffpd.training.loop import Algorithm
 
+TABLES: Tables = {"data": TableSettings, "model": ModelSettings}
 OURS = ("Scaff-PD", "Subspace saddle")
 WIDEST = 120  # columns: beyond, lines are hard to follow
 
 
-@takes(..., DataOptions)
+@takes(TABLES, but=("kappa", "groups"))
 def compare(
     problem: Annotated[
         str,
-        argument(
-            "digits, hospitals, breast-cancer, synthetic, a table or a CONFIG.toml.",
-            typer_ext.PROBLEMS,
+        typer.Argument(
+            help="digits, hospitals, breast-cancer, synthetic, a table or a CONFIG.toml.",
+            autocompletion=completing(*PROBLEMS),
         ),
     ] = "digits",
     *,
     methods: Annotated[
         str,
-        option(
-            "All, or names such as FedAvg,AFL,module:Class.",
-            ("all", *typer_ext.ALGORITHMS),
-            several=True,
+        typer.Option(
+            help="All, or names such as FedAvg,AFL,module:Class.",
+            autocompletion=completing("all", *ALGORITHMS, several=True),
         ),
     ] = "all",
     rounds: Annotated[int, typer.Option(min=1, help="Communication rounds of every run.")] = 100,
@@ -78,17 +82,14 @@ def compare(
     processes: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")
     ] = None,
-    l2: Annotated[
-        float | None, typer.Option("--l2", help="The regulariser of a table's model.")
-    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     **given: Any,
 ) -> None:
     """Many methods on one problem: who serves whom, in one table.
 
-    All have the same partitions, starts, rounds and tuning budget, and are scored on test rows. A table is read as by
-    `scaffpd train`; with --seeds, every seed holds out other rows of it.
+    All have the same partitions, starts, rounds and tuning budget, and are scored on test rows. A
+    table is read as by `scaffpd train`; with --seeds, every seed holds out other rows of it.
 
     Examples:
         scaffpd compare hospitals --methods FedAvg,Scaff-PD --rounds 20 --tune 1
@@ -103,7 +104,7 @@ def compare(
         positive("compare", "--alpha", alpha)
     from scaffpd.study.comparison import compare as compete  # seconds, so not for --help
 
-    chosen = _problem(problem, clients, alpha, seeds, given | {"l2": l2})
+    chosen = _problem(problem, clients, alpha, seeds, given)
     contestants = _methods(methods, rho, local_steps, batch_size)
     comparison = compete(
         contestants,
@@ -142,57 +143,61 @@ def compare(
 
 
 def _problem(
-    what: str, clients: int | None, alpha: float | None, seeds: int, options: dict[str, Any]
+    what: str, clients: int | None, alpha: float | None, seeds: int, given: Mapping[str, Any]
 ) -> Problem:
     """Return the problem of that name, or that of a table."""
     name = known_name(what)
-    options = {key: value for key, value in options.items() if value is not None}
-    if name in typer_ext.PROBLEMS:
+    if name in PROBLEMS:
         from scaffpd.study.comparison.problem import TEST_FRACTION, problem
 
-        refuse_columns(what, options)
-        if "l2" in options:
-            raise InputError("brings-own-model", f"{name!r} brings its own model: leave --l2 out.")
-        return problem(name, clients, alpha, with_test(options).get("test", TEST_FRACTION))
+        values, options = given_settings(TABLES, given)
+        test = values.get("data", {}).get("test", TEST_FRACTION)
+        for key, option in options.items():
+            if key != "data.test":
+                raise InputError(
+                    "option-not-applicable",
+                    f"{name!r} brings its own clients and model: leave {option} out.",
+                )
+        if not isinstance(test, float):
+            raise InputError(
+                "test-not-a-share", f"--test needs a share for {name!r}, got {test!r}."
+            )
+        return problem(name, clients, alpha, test)
     for key, value in (("clients", clients), ("alpha", alpha)):
         if value is not None:
             raise InputError(
-                "cuts-data-set",
+                "option-not-applicable",
                 f"--{key} cuts a data set that is known by name; a table has its own clients.",
             )
     from scaffpd.run.compared import problem_of
 
-    return problem_of(requested(what, options, "compare"), range(seeds))
+    return problem_of(requested([what], TABLES, given), range(seeds))
 
 
 def _methods(
     names: str, rho: float, local_steps: int, batch_size: int | None
 ) -> dict[str, Algorithm]:
-    from scaffpd.algorithms import ALGORITHMS
+    from scaffpd.algorithms import ALGORITHMS, Algorithm
     from scaffpd.objectives import ChiSquare
-    from scaffpd.run.settings.reading import algorithm_kind
+    from scaffpd.run.settings.methods import algorithm_kind
     from scaffpd.study.comparison.grid import choose_methods, zoo
 
     settings = (ChiSquare(rho), local_steps, batch_size)
-    methods = zoo(*settings)
+    published = zoo(*settings)
     own: dict[str, Algorithm] = {}
-    wanted = listed(names)
-    if not wanted:
+    ours = []
+    for name in listed(names):
+        if ":" in name or (name in ALGORITHMS and not ALGORITHMS[name].published):
+            found = algorithm_kind(name, Path.cwd())
+            own |= {name: found} if isinstance(found, Algorithm) else found.usual(*settings)
+        else:
+            ours.append(name)
+    if not ours and not own:
         raise InputError(
-            "compare-methods-such", "compare needs --methods such as FedAvg,Scaff-PD, or all."
+            "methods-missing", "compare needs --methods such as FedAvg,Scaff-PD, or all."
         )
-    apart = [
-        name
-        for name in wanted
-        if ":" in name or (name in ALGORITHMS and not ALGORITHMS[name].published)
-    ]
-    for name in apart:
-        found = algorithm_kind(name, Path.cwd())
-        own |= found.usual(*settings) if isinstance(found, type) else {name: found}
-    ours = [name for name in wanted if name not in apart]
-    return (
-        methods if [name.lower() for name in ours] == ["all"] else choose_methods(methods, ours)
-    ) | own
+    everyone = [name.lower() for name in ours] == ["all"]
+    return (published if everyone else choose_methods(published, ours)) | own
 
 
 def _show(comparison: Comparison, verdicts: list[str], out: Path | None) -> None:

@@ -26,18 +26,17 @@ NUMBERS = 52  # columns that losses of five models and the gain take
 FORMATS = ("html", "png", "svg")
 
 
-def end(folder: Path, report: bool, quiet: bool, as_json: bool, runs: Sequence[Path] = ()) -> None:
-    """Write the report, and show the result to whoever wants to see it; of several runs in a folder, one for all."""
+def end(runs: Sequence[Path], base: Path | None, report: bool, quiet: bool, as_json: bool) -> None:
+    """Write the page, one for several runs in a folder `base`, and show the result."""
     from scaffpd.run.page import available, write
 
+    folder = base if base is not None and len(runs) > 1 else runs[0]
     sorry = available() if report else None
     page = write(folder) if report and sorry is None else None
     if as_json:
-        print_json(
-            as_values(*(runs or [folder])) | {"folder": str(folder), "report": page and str(page)}
-        )
+        print_json(as_values(*runs) | {"folder": str(folder), "report": page and str(page)})
     elif not quiet:
-        show(*(runs or [folder]))
+        show(*runs)
         typer.echo(f"\nRun:    {folder}")
         if page is not None or sorry is not None:
             typer.echo(f"Report: {page}" if page is not None else f"No report: {sorry}")

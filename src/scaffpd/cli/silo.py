@@ -38,7 +38,7 @@ def init(
     Examples:
         scaffpd silo init --out silo.toml
     """
-    write_template("silo.toml", out, "Fill it in, then run: scaffpd silo check", file=out.name)
+    write_template("silo.toml", out, "Fill it in, then run: scaffpd silo check")
 
 
 def check(file: SiloToml, as_json: AsJson = False) -> None:

@@ -1,4 +1,4 @@
-"""Shared code of all commands: help with examples, completion, JSON output, the output folder."""
+"""What Typer lacks: options made of settings, help with examples, JSON output."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import click
 import typer
+from pydantic.fields import FieldInfo
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-import scaffpd
 from scaffpd.errors import InputError, unknown
+from scaffpd.fields import SettingsTable, parts
 from scaffpd.files import make_folder, write_file
 
 if TYPE_CHECKING:
@@ -33,8 +33,11 @@ FAILED = 1
 WRONG = 2
 INTERRUPTED = 130
 NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
-SETTINGS = {"help_option_names": ["-h", "--help"]}
+CONTEXT = {"help_option_names": ["-h", "--help"]}
 _EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
+Tables = Mapping[str, type[SettingsTable]]  # by their names in a settings file
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
 
 
 class WithExamples(_AnyCommand):
@@ -47,7 +50,7 @@ class WithExamples(_AnyCommand):
         self.help, self.examples = without_examples(self.help or "")
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write Typer's help, then the examples, each on a line of its own however narrow the terminal is."""
+        """Write Typer's help, then the examples, each on one line however narrow the terminal."""
         from rich.console import Console
 
         super().format_help(ctx, formatter)
@@ -70,28 +73,17 @@ class Command(WithExamples, TyperCommand):
             if isinstance(part, ArgumentInfo)
         }
         for parameter in self.params:
-            if isinstance(
-                parameter, TyperArgument
-            ):  # typer below 0.21 loses it to click from 8.4 on
+            if isinstance(parameter, TyperArgument):
+                # typer below 0.21 loses it to click from 8.4 on
                 parameter.help = parameter.help or helps.get(parameter.name or "")
-            elif (
-                isinstance(parameter, click.Option)
-                and not parameter.is_flag
-                and parameter.metavar is None
-            ):
+            elif isinstance(parameter, click.Option) and not parameter.is_flag:
                 # "INTEGER RANGE" would leave little of a line of 80 columns
                 whole, real = (isinstance(parameter.type, kind) for kind in NUMBERS)
-                parameter.metavar = "N" if whole else "X" if real else None
+                parameter.metavar = parameter.metavar or ("N" if whole else "X" if real else None)
 
 
 class Group(WithExamples, TyperGroup):
     """Commands under one name."""
-
-
-def nearest(word: str, names: list[str]) -> str:
-    """End a sentence with a guess at what was meant; with nothing where no name is near."""
-    near = get_close_matches(word, names, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def group(about: str, *commands: Callable[..., None]) -> typer.Typer:
@@ -101,7 +93,7 @@ def group(about: str, *commands: Callable[..., None]) -> typer.Typer:
         help=about,
         invoke_without_command=True,
         add_completion=False,
-        context_settings=SETTINGS,
+        context_settings=CONTEXT,
         suggest_commands=False,
     )
     made.callback(help=about)(show_help)
@@ -122,34 +114,113 @@ def add(
     name: str | None = None,
     panel: str | None = None,
 ) -> None:
-    """Make a function a command; `panel` is the heading under which the help of the group lists it."""
-    to.command(name, cls=Command, rich_help_panel=panel, context_settings=SETTINGS)(function)
+    """Make a function a command, listed under the heading `panel` of its group's help."""
+    to.command(name, cls=Command, rich_help_panel=panel, context_settings=CONTEXT)(function)
 
 
 def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
-    """Split a docstring into prose, each paragraph on one line for any width of screen, and examples."""
+    """Split a docstring into prose, each paragraph on one line, and examples."""
     found = _EXAMPLES.search(text)
     prose = text if found is None else text[: found.start()]
-    lines = (
-        () if found is None else tuple(line.strip() for line in found["lines"].strip().splitlines())
+    lines = [] if found is None else found["lines"].strip().splitlines()
+    paragraphs = (" ".join(part.split()) for part in prose.split("\n\n"))
+    return "\n\n".join(paragraphs).strip(), tuple(line.strip() for line in lines)
+
+
+# ------------------------------------------------------------------ options made of settings
+
+
+def takes(
+    tables: Tables, but: Sequence[str] = ()
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for every setting of the tables that has a help text.
+
+    Typer reads signatures, so the command gets one with all of them; it receives the values as
+    `**given`, `None` where an option is not given. Settings in `but` are left out.
+    """
+
+    def add_to(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        all_of_them = [
+            parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        for title, table in tables.items():
+            for name, setting in _settings(table):
+                if name not in but:
+                    option = _option(title, name, setting)
+                    kind = inspect.Parameter.KEYWORD_ONLY
+                    all_of_them.append(
+                        inspect.Parameter(name, kind, default=None, annotation=option)
+                    )
+        command.__signature__ = inspect.Signature(all_of_them)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in all_of_them}
+        return command
+
+    return add_to
+
+
+def _settings(table: type[SettingsTable]) -> list[tuple[str, FieldInfo]]:
+    """Return the settings that are options."""
+    return [(name, one) for name, one in table.model_fields.items() if one.description]
+
+
+def _option(title: str, name: str, setting: FieldInfo) -> object:
+    kind = _type(setting)
+    flags = [f"--{name.replace('_', '-')}"]
+    if kind is bool and setting.default is None:
+        flags = [f"{flags[0]}/--no-{flags[0][2:]}"]
+    plain = isinstance(setting.default, int | float | str) and setting.default is not False
+    made = typer.Option(
+        *flags,
+        help=setting.description,
+        show_default=str(setting.default) if plain else False,
+        rich_help_panel=f"Options: {title}",
     )
-    return "\n\n".join(" ".join(part.split()) for part in prose.split("\n\n")).strip(), lines
+    return Annotated[kind | None, made]
 
 
-PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
-ALGORITHMS = (
-    "Fair",
-    *(name for name, home in scaffpd._HOME.items() if home == "scaffpd.algorithms"),
-)  # without PyTorch
-OBJECTIVES = tuple(
-    name
-    for name, home in scaffpd._HOME.items()
-    if home == "scaffpd.objectives" and name != "Excess"
-)
+def _type(setting: FieldInfo) -> type:
+    """Return the type of an option; names with commas, and a number or a file, are texts."""
+    inside = list(parts(setting.annotation))
+    if str in inside or Path in inside or _is_list(setting):
+        return str
+    return next(kind for kind in (bool, float, int) if kind in inside)
 
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Write the files and print nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+def _is_list(setting: FieldInfo) -> bool:
+    return any(get_origin(part) is tuple for part in parts(setting.annotation))
+
+
+def given_settings(
+    tables: Tables, given: Mapping[str, object]
+) -> tuple[dict[str, dict[str, object]], dict[str, str]]:
+    """Return the values of options by table, and by key, such as "data.test", its option."""
+    values: dict[str, dict[str, object]] = {}
+    options: dict[str, str] = {}
+    for title, table in tables.items():
+        for name, setting in _settings(table):
+            value = given.get(name)
+            if value is None:
+                continue
+            if isinstance(value, str) and _is_list(setting):
+                value = listed(value)
+            elif isinstance(value, str) and Path in parts(setting.annotation):
+                value = _number_or_file(value)
+            values.setdefault(title, {})[name] = value
+            options[f"{title}.{name}"] = f"--{name.replace('_', '-')}"
+    return values, options
+
+
+def _number_or_file(value: str) -> object:
+    try:
+        return float(value)
+    except ValueError:
+        return str(Path(value).absolute())
+
+
+def listed(given: str | None) -> list[str]:
+    """Return names that are joined by commas."""
+    return [name.strip() for name in (given or "").split(",") if name.strip()]
 
 
 def checked(what: str, given: str, names: Iterable[str]) -> None:
@@ -158,61 +229,8 @@ def checked(what: str, given: str, names: Iterable[str]) -> None:
         raise unknown(what, given, names)
 
 
-def listed(given: str | None) -> list[str]:
-    """Return names that are joined by commas."""
-    return [name.strip() for name in (given or "").split(",") if name.strip()]
-
-
-def option(
-    about: str,
-    names: Iterable[str] = (),
-    default: str | bool = True,
-    *flags: str,
-    several: bool = False,
-    min: int | None = None,
-) -> Any:
-    """Make an option; a shell completes its `names`, `several` of them joined by commas, none offered twice."""
-    complete = completing(*names, several=several) if names else None
-    return typer.Option(*flags, help=about, show_default=default, autocompletion=complete, min=min)
-
-
-def argument(about: str, names: Iterable[str]) -> Any:
-    """Make an argument whose values a shell completes."""
-    return typer.Argument(help=about, autocompletion=completing(*names))
-
-
-def takes(*shared: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options that classes declare, `None` without a default; its own take the place of `...`.
-
-    Typer reads signatures, so the command gets one that has all of them; it receives those of the classes as `**given`.
-    """
-
-    def add_to(command: Callable[..., None]) -> Callable[..., None]:
-        own = [
-            p
-            for p in inspect.signature(command, eval_str=True).parameters.values()
-            if p.kind is not p.VAR_KEYWORD
-        ]
-        places, named = (
-            [p for p in own if (p.kind is p.KEYWORD_ONLY) is late] for late in (False, True)
-        )
-        kind = inspect.Parameter.KEYWORD_ONLY
-        for one in shared:
-            hints = {} if one is ... else get_type_hints(one, include_extras=True)
-            places += [
-                inspect.Parameter(n, kind, default=getattr(one, n, None), annotation=h)
-                for n, h in hints.items()
-            ]
-            places += named if one is ... else []
-        command.__signature__ = inspect.Signature(places)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in places}
-        return command
-
-    return add_to
-
-
 def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]:
-    """Return what `autocompletion=` wants: the names that begin as the word does."""
+    """Return what `autocompletion=` wants: names, `several` of them joined by commas."""
 
     def complete(incomplete: str) -> list[str]:
         *before, last = incomplete.split(",") if several else [incomplete]
@@ -225,6 +243,9 @@ def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]
     return complete
 
 
+# ------------------------------------------------------------------ files and JSON
+
+
 def prepare(folder: Path) -> None:
     """Make a folder; refuse one that cannot be written before the work, not after it."""
     probe = make_folder(folder) / ".writable"
@@ -232,22 +253,13 @@ def prepare(folder: Path) -> None:
     probe.unlink()
 
 
-def check_new(file: Path) -> None:
-    """Refuse to write over a file."""
-    if file.exists():
+def write_template(name: str, out: Path, then: str) -> None:
+    """Write a settings file from its template in `scaffpd.run.settings`; say what comes next."""
+    if out.exists():
         raise InputError(
-            "file-already-choose",
-            f"The file {str(file)!r} is there already; choose another one with --out.",
+            "file-exists", f"The file {str(out)!r} already exists; choose another one with --out."
         )
-
-
-def write_template(name: str, out: Path, then: str, /, **values: object) -> None:
-    """Write a commented settings file from its template in `scaffpd.run.settings`, and say what to do with it."""
-    check_new(out)
-    write_file(
-        out,
-        files("scaffpd.run.settings").joinpath(name).read_text(encoding="utf-8").format(**values),
-    )
+    write_file(out, files("scaffpd.run.settings").joinpath(name).read_text(encoding="utf-8"))
     typer.echo(f"Written to {out}. {then} {out}")
 
 
@@ -256,13 +268,13 @@ def tell(value: Any, show: Callable[[Any], None], as_json: bool) -> None:
     print_json(value) if as_json else show(value)
 
 
-def print_json(value: Any) -> None:
-    """Print one value; infinite numbers and NaN become null, letters that the output cannot write are escaped."""
+def print_json(value: object) -> None:
+    """Print one value; infinite numbers and NaN become null, letters are escaped if need be."""
     plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") != "utf8"
     typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=plain, allow_nan=False))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Path):

@@ -1,30 +1,43 @@
-"""Data sets whose rows belong to clients, and ways to cut one data set into clients."""
+"""Datasets whose rows belong to clients, and ways to cut one dataset into clients.
 
-from scaffpd.data.datasets import (
-    adult,
-    beijing_air,
-    breast_cancer,
-    diabetes,
-    digits,
-    school,
-    synthetic,
-)
-from scaffpd.data.heart_disease import heart_disease
-from scaffpd.data.partition import dirichlet, natural, quantity_skew, shards
-from scaffpd.data.silos import Silos
+Names are imported when they are first used: `scaffpd --help` reads the settings of tables, and
+needs neither NumPy nor SciPy for that.
+"""
 
-__all__ = [
-    "Silos",
-    "adult",
-    "beijing_air",
-    "breast_cancer",
-    "diabetes",
-    "digits",
-    "dirichlet",
-    "heart_disease",
-    "natural",
-    "quantity_skew",
-    "school",
-    "shards",
-    "synthetic",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scaffpd.data.datasets import adult as adult
+    from scaffpd.data.datasets import beijing_air as beijing_air
+    from scaffpd.data.datasets import breast_cancer as breast_cancer
+    from scaffpd.data.datasets import diabetes as diabetes
+    from scaffpd.data.datasets import digits as digits
+    from scaffpd.data.datasets import school as school
+    from scaffpd.data.datasets import synthetic as synthetic
+    from scaffpd.data.hospitals import heart_disease as heart_disease
+    from scaffpd.data.partition import dirichlet as dirichlet
+    from scaffpd.data.partition import natural as natural
+    from scaffpd.data.partition import quantity_skew as quantity_skew
+    from scaffpd.data.partition import shards as shards
+    from scaffpd.data.silos import Silos as Silos
+
+_NAMES = {
+    "datasets": "adult beijing_air breast_cancer diabetes digits school synthetic",
+    "hospitals": "heart_disease",
+    "partition": "dirichlet natural quantity_skew shards",
+    "silos": "Silos",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOME)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return globals()[name]

@@ -13,8 +13,14 @@ from typing import Literal
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
 
-from scaffpd.data.tabular.agree import PREPARED, agree, declared_scale, deviation_of, mean_of
-from scaffpd.data.tabular.encode import expanded_names, with_expansion
+from scaffpd.data.tabular.agree import (
+    PREPARED,
+    agree,
+    declared_scale,
+    deviation_of,
+    mean_of,
+    width,
+)
 from scaffpd.deploy.messages import (
     GARBAGE,
     Array,
@@ -33,8 +39,8 @@ from scaffpd.federation import Constants
 from scaffpd.models import Linear
 from scaffpd.privacy import Private
 from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.methods import kind_of
 from scaffpd.run.settings.model_file import Setup
-from scaffpd.run.settings.reading import kind_of
 
 SPARE = 2  # further rounds that the noise allows for: a round that is repeated after a restart
 FACTS = {
@@ -57,11 +63,10 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
     answers = session.ask(SiloRequest("describe"), members)
     described: Json = {name: reply.values.get("description") for name, reply in answers.items()}
     schema = agree(described, file.features.standardise, file.features.ranges)
-    schema = with_expansion(schema, file.features.expand)
     prepared = schema["task"] == PREPARED
     noise: Json = {}
     if file.privacy:
-        noise = propose_noise(file, 1 if prepared else len(expanded_names(schema)))
+        noise = propose_noise(file, 1 if prepared else width(schema))
         if "colluding" in noise:  # so that the units leave room for the sum
             rows = [int(silo["train"]) for silo in described.values()]
             noise["together"] = max(rows) * len(file.silos)
@@ -104,7 +109,6 @@ def propose_noise(file: FederationFile, columns: int) -> Json:
     assert file.privacy is not None
     about = file.privacy.model_dump(exclude_none=True)
     linear = file.model.kind == "linear"
-    share = about.pop("loss_share")
     if not linear and "smoothness" not in about:
         raise InputError(
             "network-without-smoothness",
@@ -119,7 +123,6 @@ def propose_noise(file: FederationFile, columns: int) -> Json:
         file.method,
         file.training.rounds + SPARE,
         about["delta"],
-        share,
     )
     return {**about, "noise": solved.noise, "loss_noise": solved.loss_noise}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from scaffpd.data.heart_disease import COLUMNS, HOSPITALS, read
+from scaffpd.data.hospitals import COLUMNS, HOSPITALS, read
 
 SILO = """\
 name = "{name}"

@@ -13,7 +13,6 @@ from scaffpd.data import Silos
 from scaffpd.errors import InputError
 from scaffpd.machine import environment
 from scaffpd.numbers import several
-from scaffpd.run.joint import reseeded
 from scaffpd.run.prepare import prepare
 from scaffpd.run.record import ClientScore, ModelRecord, Overall, RunRecord
 from scaffpd.run.settings.run import RunConfig
@@ -50,7 +49,7 @@ def problem_of(config: RunConfig, seeds: Sequence[int]) -> Problem:
     _, first, _ = strengthened(config, first)
     silos = {}
     for seed in seeds:
-        own = first if seed == config.data.seed else prepare(reseeded(config, seed))
+        own = first if seed == config.training.seed else prepare(config, seed)
         silos[seed] = Silos(own.names, own.train, own.test, own.columns)
     name = f"{config.name}, {several(len(first.names), 'client')}"
     return Problem(silos.__getitem__, first.model, name, config.training.device)

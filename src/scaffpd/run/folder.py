@@ -43,7 +43,7 @@ TABLES = ("rounds.csv", "clients.csv", "joining.csv", "scores.csv", "coefficient
 RESULTS = (record.NAME, "held_out.npz", *MODELS, *TABLES)
 FILES = ("config.toml", "report.html", SECRET, *RESULTS)
 # settings that may change when a run goes on
-PASSING = ("rounds", "tol", "baseline", "splits", "groups")
+PASSING = ("rounds", "tol", "splits")
 MARK = re.compile(r"# scaffpd (\w+) ")
 
 
@@ -170,6 +170,8 @@ def _lasting(text: str) -> dict[str, object] | None:
     }
     # noise is made for so many rounds and models
     passing = ("tol",) if "privacy" in values else PASSING
+    data = values.get("data", {})
+    lasting["data"] = {key: value for key, value in data.items() if key != "groups"}
     training = values.get("training", {})
     lasting["training"] = {key: value for key, value in training.items() if key not in passing}
     return lasting
@@ -177,18 +179,18 @@ def _lasting(text: str) -> dict[str, object] | None:
 
 def title(config: RunConfig, prepared: Prepared) -> str:
     """Name the run in a few words."""
-    by = f" by {prepared.word}" if config.data.file else ""
+    by = f" by {prepared.word}" if config.table else ""
     return f"{config.name}: {len(prepared.names)} {'client' if by else prepared.word}s{by}"
 
 
 def reading(config: RunConfig) -> TableReading | None:
     """Return how the run reads its table; `None` where it has none."""
-    data = config.data
-    if data.file is None or data.client is None or data.target is None:
+    table = config.table
+    if table is None:
         return None
     return TableReading(
-        client=data.client,
-        target=data.target,
-        decimal=data.decimal,
-        missing=list(data.missing or ()),
+        client=table.client,
+        target=table.target,
+        decimal=table.decimal,
+        missing=list(table.missing),
     )

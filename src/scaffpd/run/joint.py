@@ -27,7 +27,7 @@ SPLITS = 5
 def check_asked(config: RunConfig, prepared: Prepared) -> None:
     """Refuse, before any work, what takes held-out rows and linear models without noise."""
     able = prepared.test and isinstance(prepared.model, Linear) and config.privacy is None
-    if config.model.strength is not None and (not able or config.training.splits == 0):
+    if config.model.kappa is not None and (not able or config.training.splits == 0):
         raise InputError(
             "nothing-to-compare-on",
             "--kappa compares models on held-out rows: it needs a linear model without noise, "
@@ -39,8 +39,8 @@ def splits_of(config: RunConfig, prepared: Prepared) -> int:
     """Return the number of random splits: as asked, else 5 of a small table and 1 of others."""
     if config.training.splits is not None:
         return config.training.splits
-    data = config.data
-    drawn = data.file and data.split_by is None and data.test_file is None
+    table = config.table
+    drawn = table and table.split_by is None and isinstance(table.test, float)
     numbers = prepared.numbers + sum(X.shape[0] * X.shape[1] for X, _ in prepared.test)
     return SPLITS if drawn and numbers <= SMALL else 1
 
@@ -68,7 +68,7 @@ def joining_of(
     try:
         found = [_joining(config, prepared, known, choice)]
         for k in range(1, splits):
-            other = replace(prepare(reseeded(config, config.data.seed + k)), model=model)
+            other = replace(prepare(config, config.training.seed + k), model=model)
             pairs = zip(prepared.test, other.test, strict=True)
             if all(np.array_equal(old[0], new[0]) for old, new in pairs):
                 raise InputError(
@@ -106,14 +106,5 @@ def _joining(
         word=prepared.word,
         known=known,
         choice=choice if path else None,
-        strength=None if path else strength or config.model.strength,
+        strength=None if path else strength or config.model.kappa,
     )
-
-
-def reseeded(config: RunConfig, seed: int) -> RunConfig:
-    """Return the same run with another choice of held-out rows."""
-    again = config.model_copy(update={"data": config.data.model_copy(update={"seed": seed})})
-    again._place = config.place
-    again._method = config.method
-    again._left_out = config.left_out
-    return again

@@ -12,6 +12,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.tabular.agree import width
 from scaffpd.data.tabular.columns import (
     CATEGORY,
     NUMBER,
@@ -21,9 +22,9 @@ from scaffpd.data.tabular.columns import (
     Matrix,
     is_missing,
 )
-from scaffpd.data.tabular.encode import ClientRows, Target, expanded, expanded_names, filled, scaled
+from scaffpd.data.tabular.encode import ClientRows, Target, filled, scaled
 from scaffpd.data.tabular.formats import FILE, OpenTable, open_table, stacked
-from scaffpd.data.tabular.read import number, read_columns, source_of
+from scaffpd.data.tabular.read import number, read_columns
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
 from scaffpd.run.record import RunRecord, ScoreRow, is_run
@@ -149,7 +150,7 @@ def predict(
     if owner is not None:
         names = [NOBODY if k < 0 else owner.categories[k] for k in owner.values]
     whose = np.array(names, dtype=object)
-    X: Matrix = np.empty((rows, len(expanded_names(dict(setup.schema)))))
+    X: Matrix = np.empty((rows, width(dict(setup.schema))))
     for one in set(names):  # what is still missing is filled from the client's rows at hand
         mine: Mask = whose == one
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
@@ -165,7 +166,7 @@ def predict(
         rows_of = f"{several(strangers, 'row')} of no client that was trained on"
         unsure.append(f"{rows_of}: predicted by the shared model.")
     predicted, shares = _answers(X, x, setup, whose, owners)
-    cells = table.cells(copy, raw=True) if copy else []
+    cells = table.cells(copy, True) if copy else []
     copied = {name: own.to_pylist() for name, own in zip(copy, cells, strict=True)}
     return Predictions(names, predicted, shares, copied, labels, truth, (*remarks, *unsure))
 
@@ -319,7 +320,7 @@ def _columns(
     categories = [column["name"] for column in schema if column["kind"] == CATEGORY]
     file = repr(table.path.name)
     for name in names:
-        if source_of(table, name) is None:
+        if name not in table.names:
             near = get_close_matches(name, table.names, n=1)
             hint = f"; is it {near[0]!r}?" if near else "."
             raise InputError(
@@ -341,6 +342,6 @@ def _encoded(file: Path, own: FeatureTable, setup: Setup) -> Matrix:
     nobody: Mask = np.zeros(own.rows, dtype=bool)
     rows = ClientRows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
     schema = dict(setup.schema)
-    raw = filled(rows, schema, ~nobody, apart=bool(setup.privacy or schema.get("declared")))
+    raw = filled(rows, schema, ~nobody, separate=bool(setup.privacy or schema.get("declared")))
     deviation = setup.deviation if schema["standardise"] else None
-    return expanded(scaled(raw, setup.mean, deviation), schema)
+    return scaled(raw, setup.mean, deviation)

@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,17 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.data import Silos
-from scaffpd.data.tabular.agree import CLASSIFICATION, REGRESSION
-from scaffpd.data.tabular.clients import Clients, TableFile, read_clients
+from scaffpd.data.tabular.agree import features
+from scaffpd.data.tabular.clients import Clients, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
-from scaffpd.data.tabular.encode import expanded_names, fills
+from scaffpd.data.tabular.encode import fills
+from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module
 from scaffpd.numbers import several
-from scaffpd.run.settings.model_file import FORMATS, Setup
-from scaffpd.run.settings.reading import load
-from scaffpd.run.settings.run import OF_TABLE, RunConfig
+from scaffpd.run.settings.methods import load
+from scaffpd.run.settings.model_file import Setup
+from scaffpd.run.settings.run import RunConfig
+from scaffpd.run.settings.tables import EntrySettings, SourceSettings
 from scaffpd.training.cohort import Cohort
 
 Pair = tuple[Any, Any]
@@ -94,7 +95,7 @@ class Prepared:
     def columns(self) -> tuple[str, ...]:
         """The names of the encoded columns; numbers where the data has none."""
         if self.schema is not None:
-            return tuple(expanded_names(dict(self.schema)))
+            return features(dict(self.schema))
         return self.features or tuple(map(str, range(self.train[0][0].shape[1])))
 
     @property
@@ -104,11 +105,10 @@ class Prepared:
 
     def cohort(self, config: RunConfig, model: Any = None) -> Cohort:
         """Return the clients in this process; `model` replaces the run's own."""
-        numbers = FORMATS.get(config.training.numbers or "")
         device = config.training.device
         test = self.test or None
         chosen = self.model if model is None else model
-        return Cohort(self.train, chosen, self.names, device=device, dtype=numbers, test=test)
+        return Cohort(self.train, chosen, self.names, device=device, test=test)
 
     def scores(self, cohort: Cohort, x: Tensor | NDArray[np.float64], split: str) -> ClientScores:
         """Score x: losses without the regulariser; of numbers, RMSE in the data's units."""
@@ -178,40 +178,37 @@ def described(model: Any) -> str:
     return repr(model)
 
 
-def prepare(config: RunConfig) -> Prepared:
-    """Read the data and make the model."""
-    if config.data.file is not None:
-        return _from_file(config, config.data.file)
-    return _from_source(config) if config.data.source is not None else _from_entry(config)
+def prepare(config: RunConfig, seed: int | None = None) -> Prepared:
+    """Read the data and make the model; `seed` chooses held-out rows in the run's stead."""
+    seed = config.training.seed if seed is None else seed
+    match config.data:
+        case TableSettings() as source:
+            return _from_file(config, source, seed)
+        case SourceSettings() as source:
+            return _from_source(config, source, seed)
+        case EntrySettings() as source:
+            return _from_entry(config, source)
 
 
-def _from_file(config: RunConfig, name: str) -> Prepared:
-    file = config.place / Path(name).expanduser()
-    asked = config.data.model_dump(include={*OF_TABLE, "test", "seed"}, exclude_none=True)
-    asked["more_files"] = tuple(
-        config.place / Path(more).expanduser() for more in config.data.more_files or ()
-    )
-    if config.data.test_file is not None:
-        asked["test_file"] = config.place / Path(config.data.test_file).expanduser()
-    source = TableFile(file, **asked, groups=tuple(config.training.groups or ()))
-    found = read_clients(source)
+def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
+    found = read_clients(source, seed)
     task = found.schema["task"]
     labels = tuple(map(str, found.schema["labels"]))
     train = [e.train for e in found.encoded]
     test = [e.test for e in found.encoded if e.test is not None]
-    counts = config.model.loss == "poisson"
+    counts = source.task == COUNTS
     unit, centre = _target_scale(train, config) if task == REGRESSION and not counts else (1.0, 0.0)
     if task == REGRESSION and not counts:
         train, test = ([(X, (y - centre) / unit) for X, y in part] for part in (train, test))
     rows = sum(sum(own.rows) for own in found.rows)
     width = found.encoded[0].train[0].shape[1]
     columns = several(len(found.schema["columns"]), "column")
-    about = f"{file.name}: {several(rows, 'row')}, {columns}, {width} once encoded"
+    about = f"{source.file[0].name}: {several(rows, 'row')}, {columns}, {width} once encoded"
     return Prepared(
         tuple(own.name for own in found.rows),
         train,
         test,
-        _model(config, task, len(labels)),
+        _model(config, source.task or task, len(labels)),
         task,
         labels,
         about,
@@ -243,11 +240,7 @@ def _digest(arrays: Iterable[Any]) -> str:
 def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, float]:
     """Return deviation and mean of the target; without an intercept, the mean is taken as zero."""
     n = sum(len(y) for _, y in train)
-    centre = (
-        sum(float(y.sum()) for _, y in train) / n
-        if config.model.intercept and not config.model.network
-        else 0.0
-    )
+    centre = sum(float(y.sum()) for _, y in train) / n if not config.model.network else 0.0
     squares = sum(float(((y - centre) ** 2).sum()) for _, y in train) / n
     return (squares**0.5 if squares > 0 else 1.0), centre
 
@@ -264,23 +257,23 @@ def _kinds(found: Clients) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _from_source(config: RunConfig) -> Prepared:
+def _from_source(config: RunConfig, data: SourceSettings, seed: int) -> Prepared:
     from scaffpd.study.comparison.problem import NAMES, problem  # a table needs none of them
 
-    data = config.data
-    name = config.data.source or ""
+    name = data.source
     if name not in NAMES:
         raise unknown("data set", name, NAMES)
-    made = problem(name, data.clients, data.alpha, data.test)
-    silos = made.silos(data.seed)
+    made = problem(name, test=data.test)
+    silos = made.silos(seed)
     rows = sum(len(y) for _, y in [*silos.train, *silos.test])
     about = f"{made.name}: {rows} rows, {len(silos.features)} columns"
-    return _of_silos(config, silos, about, "hospital" if name == "hospitals" else "client")
+    word = "hospital" if name == "hospitals" else "client"
+    return _of_silos(config, silos, about, None, word)
 
 
-def _from_entry(config: RunConfig) -> Prepared:
-    entry = config.data.entry or ""
-    silos = load(config.code, entry)
+def _from_entry(config: RunConfig, data: EntrySettings) -> Prepared:
+    entry = data.entry
+    silos = load(config.code_folder, entry)
     if not isinstance(silos, Silos):
         parts = silos if isinstance(silos, tuple) else (silos,)
         if not 1 <= len(parts) <= 2 or not all(
@@ -298,37 +291,34 @@ def _from_entry(config: RunConfig) -> Prepared:
             )
         train, test = (list(part.values()) for part in (*parts, {})[:2])
         silos = Silos(names, train, test, ())
-    return _of_silos(config, silos)
+    return _of_silos(config, silos, entry, data.task)
 
 
-def _of_silos(config: RunConfig, silos: Silos, about: str = "", word: str = "client") -> Prepared:
-    """Distinguish labels from numbers by their type, or by a loss that is for numbers."""
+def _of_silos(
+    config: RunConfig, silos: Silos, about: str, asked: str | None, word: str = "client"
+) -> Prepared:
+    """Distinguish labels from numbers by their type, unless a task is asked for."""
     try:
         train, test = (
             [t for _, y in part if (t := np.asarray(y).ravel()).size]
             for part in (silos.train, silos.test)
         )
         kind = np.concatenate(train).dtype.kind
-        about = (
-            about or f"{config.data.entry}: {sum(len(y) for _, y in silos.train)} rows to train on"
-        )
     except (TypeError, ValueError):
-        raise InputError(
-            "entry-returns-no-clients", f"The entry {config.data.entry!r} must return {WANTED}."
-        ) from None
-    numbers = config.data.entry is not None and config.model.loss in ("squared", "poisson")
-    task = CLASSIFICATION if kind in "iub" and not numbers else REGRESSION
-    if task == CLASSIFICATION and any(y.dtype.kind not in "iub" for y in test):
+        raise InputError("entry-returns-no-clients", f"{about!r} must return {WANTED}.") from None
+    labelled = kind in "iub" and asked not in (REGRESSION, COUNTS)
+    if labelled and any(y.dtype.kind not in "iub" for y in test):
         raise InputError(
             "held-out-labels-not-whole",
             "Held-out labels must be whole numbers, as those to train on are.",
         )
-    classes = int(max(y.max() for y in [*train, *test])) + 1 if task == CLASSIFICATION else 0
+    classes = int(max(y.max() for y in [*train, *test])) + 1 if labelled else 0
+    task = CLASSIFICATION if labelled else REGRESSION
     return Prepared(
         silos.names,
         silos.train,
         silos.test,
-        _model(config, task, classes),
+        _model(config, asked or task, classes),
         task,
         tuple(map(str, range(classes))),
         about,
@@ -338,27 +328,13 @@ def _of_silos(config: RunConfig, silos: Silos, about: str = "", word: str = "cli
     )
 
 
-def _model(config: RunConfig, task: str, classes: int) -> Any:
-    given = config.model
-    loss = given.loss or (
-        "squared" if task == REGRESSION else "logistic" if classes == 2 else "softmax"
-    )
-    if task == REGRESSION and loss not in ("squared", "poisson"):
-        raise InputError(
-            "loss-not-for-numbers",
-            f"The target is a number, so the loss is squared (or poisson, of counts), not {loss}.",
-        )
-    if task == CLASSIFICATION and loss == "poisson":
-        raise InputError(
-            "poisson-for-labels",
-            'Poisson loss counts, and the target is read as labels: say data.task = "regression".',
-        )
-    if loss == "logistic" and classes != 2:
-        raise InputError(
-            "logistic-needs-two-labels",
-            f"Logistic loss tells two labels apart, and there are {classes}: use softmax.",
-        )
-    if given.network is not None:
-        return Module(load(config.code, given.network), loss, given.l2)
-    many = classes if loss == "softmax" or (loss == "squared" and classes) else None
-    return Linear(loss, given.l2, given.intercept, many)
+def _model(config: RunConfig, task: str, classes: int) -> Linear | Module:
+    """Make the model whose loss goes by the task; a network has an output for every class."""
+    if classes:
+        loss = "logistic" if classes == 2 and config.model.network is None else "softmax"
+    else:
+        loss = "poisson" if task == COUNTS else "squared"
+    if config.model.network is not None:
+        network = load(config.code_folder, config.model.network)
+        return Module(network, loss, config.model.l2)
+    return Linear(loss, config.model.l2, True, classes if loss == "softmax" else None)

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 import scaffpd
-from scaffpd.data.tabular.agree import CLASSIFICATION
+from scaffpd.data.tabular.settings import CLASSIFICATION
 from scaffpd.federation import Vector
 from scaffpd.files import csv_text
 from scaffpd.machine import environment

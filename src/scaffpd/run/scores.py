@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from scaffpd.data.tabular.agree import CLASSIFICATION
+from scaffpd.data.tabular.settings import CLASSIFICATION
 from scaffpd.models import Linear
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import EVERYONE, BinRow, CoefficientRow, ScoreRow

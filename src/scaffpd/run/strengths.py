@@ -42,7 +42,7 @@ class Choosing:
         l2 = None if "l2" in config.left_out else config.model.l2
         kappas = [short(rows.scale() * value) for value in PATH]
         if "kappa" not in config.left_out:
-            kappas = [math.inf, float(config.model.strength or math.inf)]
+            kappas = [math.inf, float(config.model.kappa or math.inf)]
         return search(rows, goal, l2, kappas, self.by, seed, self.budget, free)
 
 
@@ -51,7 +51,7 @@ def choosable(config: RunConfig, prepared: Prepared) -> bool:
     enough = sum(len(y) >= FOLDS for _, y in prepared.train) >= min(2, len(prepared.train))
     return (
         _able(config, prepared)
-        and bool(config.data.file)
+        and bool(config.table)
         and bool(config.left_out - {"kappa"})
         and prepared.numbers <= FOLDED
         and enough
@@ -78,7 +78,7 @@ def strengthened(
             "nothing-to-choose",
             "--choose finds nothing to choose: leave --l2, --strength or --kappa out.",
         )
-    if not able or not config.left_out or (choosing is None and not config.data.file):
+    if not able or not config.left_out or (choosing is None and not config.table):
         return config, prepared, None
     if choosing is None:
         choice = None

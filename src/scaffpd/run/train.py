@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.algorithms.base import Algorithm
-from scaffpd.data.tabular.agree import CLASSIFICATION
+from scaffpd.data.tabular.settings import CLASSIFICATION
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.files import load_or_create
@@ -193,7 +193,7 @@ def contestants(config: RunConfig) -> list[tuple[str, str, Algorithm]]:
     if isinstance(objective, Average):
         return [(AVERAGE, "", asked)]
     name = FAIR if objective is not None else type(asked).__name__
-    if not config.training.baseline:
+    if config.privacy is not None:
         return [(name, "", asked)]
     prior = None if objective is None else objective.prior
     return [(AVERAGE, "before", config.method_for(Average(prior=prior))), (name, "after", asked)]
@@ -220,7 +220,7 @@ def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) 
     """Add noise to the run's model, such that ε covers all models that will be trained."""
     assert config.privacy is not None
     methods = [method for _, _, method in contestants(config)]
-    return config.privacy.model(prepared.model, methods, config.training.rounds, secret)
+    return config.private_model(prepared.model, methods, secret)
 
 
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:

@@ -19,7 +19,8 @@ from scaffpd.errors import InputError, unknown
 Matrix = NDArray[np.float64]
 Codes = NDArray[np.int32]
 Mask = NDArray[np.bool_]
-Parts = Sequence[Any]  # the same thing of training and of held-out rows, or of all rows
+Values = NDArray[np.float64] | NDArray[np.int32]
+Parts = Sequence[Any]  # frames or arrays: of training and of held-out rows, or of all rows
 
 NUMBER = "number"
 CATEGORY = "category"
@@ -27,7 +28,7 @@ DATE = "date"
 UNKNOWN = "unknown"
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "?", "null"})
 WHOLE = re.compile(r"([+-]?\d+)\.0*")
-# numbers that mean "missing" in many files: -1, -9, and two nines or more with either sign, also 99.9
+# numbers that mean "missing" in many files: -1, -9, two nines or more of either sign, also 99.9
 CODES = np.array(
     [-1.0, -9.0, *(s * (10.0**k - 1) / d for k in range(2, 10) for d in (1, 10) for s in (-1, 1))]
 )
@@ -40,9 +41,9 @@ class DataColumn:
     """One column."""
 
     name: str  # its name
-    kind: str  # "number", "category", "date", or "unknown" where there is not a single value to tell by
-    # numbers, or days since 1970, with NaN where missing; for categories places in `categories`, -1 where missing
-    values: Matrix | Codes = field(repr=False)
+    kind: str  # "number", "category", "date", or "unknown" where there is no value to tell by
+    # numbers, or days since 1970, NaN where missing; of categories their places, -1 where missing
+    values: Values = field(repr=False)
     categories: tuple[str, ...] = ()  # the values of a column of categories, sorted
     note: str = ""  # what the operator should know about it; it stays here
 
@@ -85,24 +86,22 @@ class FeatureTable:
     def take(self, rows: Mask) -> FeatureTable:
         """Return some of the rows."""
         columns = tuple(c.take(rows) for c in self.columns)
-        return FeatureTable(
-            int(rows.sum()), columns, None if self.block is None else self.block[rows], self.shape
-        )
+        block = None if self.block is None else self.block[rows]
+        return FeatureTable(int(rows.sum()), columns, block, self.shape)
 
 
 def spelt(value: object) -> str:
-    """Name a category: 1, 1.0 and "1.0" are all "1", so that silos that store them differently agree."""
+    """Name a category: 1, 1.0 and "1.0" are all "1", for silos store them differently."""
     if isinstance(value, bool | np.bool_):
         return str(bool(value))
     if isinstance(value, int | np.integer):
         return str(int(value))
     if isinstance(value, float | np.floating):
-        return (
-            str(int(value)) if math.isfinite(value) and value == int(value) else repr(float(value))
-        )
+        whole = math.isfinite(value) and value == int(value)
+        return str(int(value)) if whole else repr(float(value))
     text = str(value).strip()
-    whole = WHOLE.fullmatch(text)
-    return whole[1] if whole else text
+    number = WHOLE.fullmatch(text)
+    return number[1] if number else text
 
 
 def is_missing(cell: str, codes: Collection[object] = ()) -> bool:
@@ -130,50 +129,54 @@ def numeric(
         row = int(np.isinf(values).argmax())
         where = place(row) if place else f"row {row + 1}"
         raise InputError(
-            "infinite-value-column", f"{owner} has an infinite value in column {name!r}, {where}."
+            "infinite-value", f"{owner} has an infinite value in column {name!r}, {where}."
         )
     there = values[~np.isnan(values)]
-    note = ", ".join(
-        f"{code:.10g} in {int((there == code).sum())} rows" for code in suspected_codes(there)
-    )
+    odd = ", ".join(f"{c:.10g} in {int((there == c).sum())} rows" for c in suspected_codes(there))
     advice = "far from all others: if that means missing, say so by --missing (data.missing)"
-    return DataColumn(
-        name,
-        NUMBER if len(there) else UNKNOWN,
-        values,
-        note=f"has {note}, {advice}" if note else "",
-    )
+    kind = NUMBER if len(there) else UNKNOWN
+    return DataColumn(name, kind, values, note=f"has {odd}, {advice}" if odd else "")
 
 
 def suspected_codes(there: Matrix) -> list[float]:
-    """Return codes that repeat and are alone below zero, or beyond the range and 10 quartile ranges of all others."""
-    rest = (
-        there[~np.isin(there, CODES)]
-        if len(there) and np.isin([there.min(), there.max()], CODES).any()
-        else there
-    )
-    if len(rest) == len(there) or not len(rest) or (least := rest.min()) == (largest := rest.max()):
+    """Return numbers that look like codes for missing values.
+
+    They repeat, and are alone below zero, or lie beyond the range, and ten quartile ranges, of all
+    other numbers.
+    """
+    if not len(there) or not np.isin([there.min(), there.max()], CODES).any():
         return []
+    rest = there[~np.isin(there, CODES)]
+    if not len(rest) or rest.min() == rest.max():
+        return []
+    least = rest.min()
+    largest = rest.max()
     far = max(largest - least, 10 * np.subtract(*np.quantile(rest, (0.75, 0.25))))
     odd = [c for c in CODES if max(least - c, c - largest) > far or c <= -9 < 0 <= least]
     return [float(c) for c in odd if (there == c).sum() >= max(3, REPEATED * len(there))]
 
 
-def telling_columns(
-    columns: Sequence[DataColumn], goal: NDArray[Any], labelled: bool, owner: Any = 0
+def leaking_columns(
+    columns: Sequence[DataColumn], goal: NDArray[Any], labelled: bool, owner: Values | int = 0
 ) -> list[str]:
-    """Say which columns alone tell the target: numbers on a line, or labels that thresholds part at every owner."""
-    whose = np.zeros(len(goal), dtype=np.int64) + owner
-    told = [column for column in columns if _tells(column, goal, labelled, whose)]
+    """Say which columns alone give the target away.
+
+    Numbers do so on a line, labels where thresholds separate them at every owner.
+    """
+    whose = np.broadcast_to(np.asarray(owner, dtype=np.int64), len(goal))
     return [
-        f"Column {column.name!r} alone tells the target: is it known beforehand?" for column in told
+        f"Column {column.name!r} alone tells the target: is it known beforehand?"
+        for column in columns
+        if _leaks(column, goal, labelled, whose)
     ]
 
 
-def _tells(column: DataColumn, goal: NDArray[Any], labelled: bool, owner: NDArray[Any]) -> bool:
+def _leaks(
+    column: DataColumn, goal: NDArray[Any], labelled: bool, owner: NDArray[np.int64]
+) -> bool:
     rows = ~column.missing
-    x = column.values
-    if column.categories:  # they count by the mean of its rows, where these are more than a few
+    x: NDArray[Any] = column.values
+    if column.categories:  # a category counts by the mean of its rows, if these are not too few
         counts = column.counts(rows)
         rows[rows] = counts[x[rows]] >= 5
         x = (np.bincount(x[rows], goal[rows], len(counts)) / np.maximum(counts, 1))[x]
@@ -182,21 +185,24 @@ def _tells(column: DataColumn, goal: NDArray[Any], labelled: bool, owner: NDArra
     x = x[rows]
     y = goal[rows]
     whose = owner[rows]
-    if labelled:  # first some rows, for speed: thresholds that part all labels part theirs
+    if labelled:  # some rows first, for speed: thresholds that separate all separate these
         steps = ((len(y) // 2000 + 1, -math.inf), (1, BEYOND_CHANCE))
-        return all(_parted(x[::k], y[::k], whose[::k]) > least for k, least in steps)
+        return all(_separated(x[::k], y[::k], whose[::k]) > least for k, least in steps)
     a = x - x.mean()
     b = y - y.mean()
     if not a.any() or abs(a @ b) <= 0.9999 * math.sqrt((a @ a) * (b @ b)):
         return False
-    error, spread = (
-        np.subtract(*np.quantile(v, (0.75, 0.25))) for v in (b - a * (a @ b) / (a @ a), b)
-    )
+    residual = b - a * (a @ b) / (a @ a)
+    error, spread = (np.subtract(*np.quantile(v, (0.75, 0.25))) for v in (residual, b))
     return bool(error <= 0.02 * spread + 1e-9 * b.std())  # a few far points alone make no line
 
 
-def _parted(x: NDArray[Any], y: NDArray[Any], owner: NDArray[Any]) -> float:
-    """Return -log of the chance that thresholds on x part all labels at every owner, if they do, else -∞."""
+def _separated(x: NDArray[Any], y: NDArray[Any], owner: NDArray[np.int64]) -> float:
+    """Return −log of the chance that thresholds on x separate all labels, −∞ if they do not.
+
+    With n rows of an owner, n_k of label k and K labels, that is K! Π n_k! / n! for labels at
+    random, multiplied over owners.
+    """
     order = np.lexsort((y, x, owner))
     most = int(y.max()) + 1
     x = x[order]
@@ -211,7 +217,7 @@ def _parted(x: NDArray[Any], y: NDArray[Any], owner: NDArray[Any]) -> float:
 
 
 def dated(name: str, days: Matrix, example: str) -> DataColumn:
-    """Make a column of dates, as days since 1970: nothing to learn from; what can be made of it has other names."""
+    """Make a column of dates, as days since 1970: nothing to learn from by itself."""
     return DataColumn(name, DATE, days, note=f"holds dates such as {example!r}")
 
 
@@ -222,7 +228,7 @@ def read_npz(path: Path, features: str, target: str) -> tuple[NDArray[Any], NDAr
             arrays = np.load(file, allow_pickle=False)
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise InputError(
-                    "npz-file-several",
+                    "not-npz",
                     f"{path.name!r} is not an NPZ file of several arrays; write one with numpy.savez.",
                 )
             for name in (features, target):
@@ -231,19 +237,20 @@ def read_npz(path: Path, features: str, target: str) -> tuple[NDArray[Any], NDAr
             return arrays[features], arrays[target]
     except OSError as error:
         raise InputError(
-            "read-data-file",
+            "unreadable-data",
             f"Cannot read the data file {str(path)!r}: {error.strerror or 'it is cut off'}.",
         ) from None
     except (zipfile.BadZipFile, EOFError):
         raise InputError(
-            "npz-file-cut", f"{path.name!r} is not an NPZ file, or is cut off."
+            "file-cut-off", f"{path.name!r} is not an NPZ file, or is cut off."
         ) from None
     except InputError:
         raise
     except ValueError:
         raise InputError(
-            "npz-file-plain",
-            f"{path.name!r} is no NPZ file of plain arrays: save numbers or texts by numpy.savez, no Python objects.",
+            "not-npz",
+            f"{path.name!r} is no NPZ file of plain arrays: save numbers or texts by numpy.savez, "
+            "no Python objects.",
         ) from None
 
 
@@ -252,28 +259,29 @@ def _is_frame(X: Any) -> bool:
 
 
 def table(
-    owner: str, parts: Parts, columns: Sequence[str] | None, categories: Sequence[str]
+    owner: str, parts: Parts, columns: Sequence[str], categories: Sequence[str]
 ) -> FeatureTable:
     """Make a table of one or several frames or arrays, one below the other."""
     if not _is_frame(parts[0]):
-        if columns is not None or categories:
+        if columns or categories:
             raise InputError(
                 "features-without-names",
-                f"{owner} has features without names, so data.columns and data.categories cannot be used.",
+                f"{owner} has features without names, so data.columns and data.categories cannot "
+                "be used.",
             )
         return _block(owner, parts)
     headers = [[str(name) for name in part.columns] if _is_frame(part) else [] for part in parts]
     header = headers[0]
     if any(sorted(other) != sorted(header) for other in headers):
         raise InputError(
-            "other-columns-held",
+            "other-held-out-columns",
             f"{owner} has other columns in its held-out rows than in its training rows.",
         )
-    names = header if columns is None else list(columns)
+    names = list(columns) or header
     for name in names:
         if header.count(name) > 1:
             raise InputError(
-                "two-columns-named", f"{owner} has two columns named {name!r}; names must differ."
+                "column-named-twice", f"{owner} has two columns named {name!r}; names must differ."
             )
     for name in (*names, *categories):
         if name not in header:
@@ -304,16 +312,14 @@ def column(owner: str, name: str, parts: Parts, categories: Sequence[str] = ()) 
 def _values(owner: str, what: str, given: Any) -> NDArray[Any]:
     """Return one column as float64 with NaN, or as an array of texts and `None`."""
     objects: NDArray[Any]
-    if hasattr(given, "isna") and hasattr(
-        given, "to_numpy"
-    ):  # a pandas series, whatever it keeps its values in
+    if hasattr(given, "isna") and hasattr(given, "to_numpy"):  # a pandas series of any kind
         objects = np.array(given.astype(object), dtype=object)
         objects[np.asarray(given.isna())] = None
     else:
         objects = _array(owner, what, given)
     if objects.ndim != 1:
         raise InputError(
-            "shape-value-per",
+            "column-shape",
             f"{owner} has a {what} of shape {objects.shape}; one value per row is expected.",
         )
     if objects.dtype.kind in "fiub":
@@ -322,7 +328,7 @@ def _values(owner: str, what: str, given: Any) -> NDArray[Any]:
         type(cell).__name__ in ("Timestamp", "datetime", "date") for cell in objects
     ):
         raise InputError(
-            "dates-neither-numbers",
+            "column-of-dates",
             f"{owner} has dates in {what}, which are neither numbers nor categories; leave it out.",
         )
     present = [cell for cell in objects.tolist() if cell is not None]
@@ -339,7 +345,7 @@ def _array(owner: str, what: str, given: Any) -> NDArray[Any]:
         return np.asarray(given)
     except (TypeError, ValueError):
         raise InputError(
-            "form-array", f"{owner} has a {what} that does not form an array."
+            "not-an-array", f"{owner} has a {what} that does not form an array."
         ) from None
 
 
@@ -348,18 +354,19 @@ def _block(owner: str, parts: Parts) -> FeatureTable:
     for array in arrays:
         if array.dtype.kind not in "fiub":
             raise InputError(
-                "features-numbers-encode",
-                f"{owner} has features that are not numbers ({array.dtype}): encode them, or use CSV.",
+                "features-not-numbers",
+                f"{owner} has features that are not numbers ({array.dtype}): encode them, or use "
+                "CSV.",
             )
         if array.ndim < 2 or array.shape[1:] != arrays[0].shape[1:] or 0 in array.shape[1:]:
             raise InputError(
-                "features-shape-rows",
+                "features-shape",
                 f"{owner} has features of shape {array.shape}; rows × features are expected.",
             )
     block: Matrix = np.concatenate(arrays).astype(np.float64, copy=False)
     if np.isinf(block).any():
         place = np.unravel_index(int(np.isinf(block).argmax()), block.shape)
         raise InputError(
-            "infinite-feature-row", f"{owner} has an infinite feature in row {int(place[0]) + 1}."
+            "infinite-value", f"{owner} has an infinite feature in row {int(place[0]) + 1}."
         )
     return FeatureTable(len(block), block=block.reshape(len(block), -1), shape=block.shape[1:])

@@ -1,8 +1,7 @@
-"""Make columns of a table's cells: numbers, categories or dates, however they are written.
+"""Make columns of a table's cells: numbers, categories or dates.
 
-A column of texts holds numbers where every cell is a number or missing: "3.5", "1,234.56", "€12.30", "45 %", "true" or
-"07:30". It holds dates where every cell is one, else categories. What cannot be read is named by line and column in one
-sentence. A date column `day` also offers "day (day of year)", "day (weekday)" and "day (hour)".
+A column of texts holds numbers where every cell is a number or missing, dates where every cell is
+one, else categories. What cannot be read is named by line and column in one sentence.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.data.tabular.columns import (
-    CATEGORY,
-    DATE,
     DataColumn,
     Mask,
     Matrix,
@@ -29,31 +26,14 @@ from scaffpd.data.tabular.columns import (
     numeric,
 )
 from scaffpd.data.tabular.formats import OpenTable
+from scaffpd.data.tabular.settings import DECIMALS
 from scaffpd.errors import InputError, shortened, unknown
 
-DECIMALS = (".", ",")
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # could be a decimal comma, too
-UNIT = r"[€$£¥₹%]|EUR|USD|GBP|CHF|JPY"
-AMOUNT = {
-    ".": re.compile(
-        rf"({UNIT})?\s*([+-]?(?:\d{{1,3}}(?:[, ']\d{{3}})+|\d+)(?:\.\d+)?)\s*({UNIT})?"
-    ),
-    ",": re.compile(rf"({UNIT})?\s*([+-]?(?:\d{{1,3}}(?:[. ']\d{{3}})+|\d+)(?:,\d+)?)\s*({UNIT})?"),
-}
-CLOCK = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?")
 DAY = re.compile(r"(\d{1,2})([./])(\d{1,2})[./](\d{4})(.*)")
-MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
-NAMED_MONTH = re.compile(rf"^(\d{{1,2}})[- ]({'|'.join(MONTHS)})[a-z]*[- ](\d{{4}})", re.IGNORECASE)
+CLOCK = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?")
 MIDNIGHT = re.compile(r"( 00:00:00)?(\.0+)?$")
-SAID = {"true": 1.0, "false": 0.0}
-PARTS: dict[str, Callable[[datetime], float]] = {
-    "day of year": lambda day: float(day.timetuple().tm_yday),
-    "weekday": lambda day: float(day.weekday()),
-    "hour": lambda day: day.hour + day.minute / 60,
-}
-WEEK = ("1 Monday", "2 Tuesday", "3 Wednesday", "4 Thursday", "5 Friday", "6 Saturday", "7 Sunday")
-OF_DATE = re.compile(rf"(.+) \(({'|'.join(PARTS)})\)", re.DOTALL)
 
 
 def read_columns(
@@ -64,112 +44,67 @@ def read_columns(
     decimal: str | None = None,
     missing: Collection[object] = (),
 ) -> tuple[list[DataColumn], dict[str, int]]:
-    """Return columns by name, of rows with a value in all columns that are `needed`, and how many rows lack which.
+    """Return columns by name, without rows that lack a needed value, and how many lack which.
 
     Args:
         table: what `open_table` returns.
-        names: the columns to return, in this order; "day (weekday)" is made of the dates in "day".
+        names: the columns to return, in this order.
         categories: columns of numbers that are names of categories.
-        needed: columns without which a row is left out, and what they are, as in {"ill": "target"}; the texts of a
-            "label" stay texts.
+        needed: columns without which a row is left out, and what they are, as in
+            {"ill": "target"}; the texts of a "label" stay texts.
         decimal: the decimal mark in texts: point or comma; `None` finds it out.
         missing: values that stand for none, except of the client.
     """
-    sources, _ = ([_checked_source(table, name) for name in given] for given in (names, categories))
-    if decimal not in (None, *DECIMALS):
-        raise InputError("decimal-mark", f"The decimal mark is '.' or ',', got {decimal!r}.")
+    for name in (*names, *categories):
+        if not name:
+            raise InputError(
+                "nameless-column",
+                f"Column {table.names.index('') + 1} of {table.path.name!r} has no name; name it "
+                "in line 1, or choose --columns (data.columns).",
+            )
+        if name not in table.names:
+            raise unknown(f"column of {table.path.name!r},", name, filter(None, table.names))
     needed = needed or {}
-    codes = [() if needed.get(name) == "client" else missing for name in names]
     cells = [
-        _decoded(table, *own) for own in zip(sources, table.cells(sources), codes, strict=True)
+        _decoded(table, name, own, () if needed.get(name) == "client" else missing)
+        for name, own in zip(names, table.cells(names, False), strict=True)
     ]
     if not len(cells[0]):
-        raise InputError("column-names-rows", f"{table.path.name!r} has column names but no rows.")
-    kept = np.ones(len(cells[0]), dtype=bool)
+        raise InputError("no-rows", f"{table.path.name!r} has column names but no rows.")
+    used = np.ones(len(cells[0]), dtype=bool)
     dropped = {}
     for name, what in needed.items():
         there = _present(cells[list(names).index(name)])
-        dropped[name] = int((kept & ~there).sum())
-        kept = kept & there
-        if not kept.any():
+        dropped[name] = int((used & ~there).sum())
+        used = used & there
+        if not used.any():
             raise InputError(
-                "row-value-column",
+                "column-without-values",
                 f"{table.path.name!r} has no row with a value in its {what} column {name!r}.",
             )
-    if not kept.all():
-        cells = [_filtered(column, kept) for column in cells]
-    make = _Columns(table, decimal, kept)
-    pairs = zip(sources, cells, strict=True)
-    made = [make.column(name, own, name in categories, needed.get(name, "")) for name, own in pairs]
-    return [
-        date_part(column, name, table) for column, name in zip(made, names, strict=True)
-    ], dropped
-
-
-def date_parts(column: DataColumn) -> list[str]:
-    """Name what a column of dates offers to learn from; hours only where there are any."""
-    hours = np.nanmax(column.values % 1.0) > 0
-    return [f"{column.name} ({part})" for part in PARTS if part != "hour" or hours]
-
-
-def source_of(table: OpenTable, name: str) -> str | None:
-    """Return the column of the file that a name stands for, "day" for "day (weekday)"; `None` where there is none."""
-    part = OF_DATE.fullmatch(name)
-    return next(
-        (known for known in (name, part[1] if part else "") if known and known in table.names), None
-    )
-
-
-def _checked_source(table: OpenTable, name: str) -> str:
-    header = table.names
-    found = source_of(table, name)
-    if not name:
-        raise InputError(
-            "column-name-name",
-            f"Column {header.index('') + 1} of {table.path.name!r} has no name; name it in line 1, or choose "
-            "--columns (data.columns).",
-        )
-    if found is None:
-        raise unknown(
-            f"column of {table.path.name!r},", name, [column for column in header if column]
-        )
-    return found
-
-
-def date_part(column: DataColumn, name: str, table: OpenTable) -> DataColumn:
-    """Return what a name such as "day (weekday)" asks of the column "day"; the column itself under its own name."""
-    if column.name == name:
-        return column
-    if column.kind != DATE:
-        raise InputError(
-            "column-holds-dates",
-            f"Column {column.name!r} of {table.path.name!r} holds no dates, so {name!r} cannot be made.",
-        )
-    part = name[len(column.name) + 2 : -1]
-    distinct, codes = np.unique(column.values, return_inverse=True)
-    days = [
-        None if math.isnan(day) else datetime.fromtimestamp(86400 * day, UTC) for day in distinct
+    if not used.all():
+        cells = [_filtered(column, used) for column in cells]
+    make = _Columns(table, decimal, used)
+    found = [
+        make.column(name, own, name in categories, needed.get(name, ""))
+        for name, own in zip(names, cells, strict=True)
     ]
-    found = np.array([math.nan if day is None else PARTS[part](day) for day in days])[codes]
-    if part != "weekday":
-        return numeric(name, found, repr(table.path.name))
-    weekdays = np.where(np.isnan(found), -1, found).astype(np.int32)
-    return DataColumn(name, CATEGORY, weekdays, WEEK)
+    return found, dropped
 
 
 class _Columns:
     """Makes numbers, categories or dates of the cells of one table."""
 
-    def __init__(self, table: OpenTable, decimal: str | None, kept: Mask) -> None:
+    def __init__(self, table: OpenTable, decimal: str | None, used: Mask) -> None:
         self.table = table
-        self.kept = kept
+        self.used = used  # rows of the file
         # between commas, "3,5" may as well be two values
         commas = table.separator == ","
         self.decimals = (decimal,) if decimal else (".",) if commas else DECIMALS
         self.marks: dict[str, str] = {}  # the decimal mark, and a column that shows it
 
     def column(self, name: str, cells: Any, chosen: bool, what: str) -> DataColumn:
-        """Make one column: categories where they are `chosen`, numbers, amounts or texts where it is the target."""
+        """Make one column: categories where they are `chosen`; no dates where it is the target."""
         from pyarrow import ArrowInvalid, compute
 
         if not self.table.texts:
@@ -197,29 +132,14 @@ class _Columns:
                 if decimal == "," or any("." in cell for cell in distinct):
                     self._mark(decimal, name)
                 return self._numeric(name, np.array(numbers, dtype=np.float64)[codes])
-        found = None if what == "label" else self._written(name, distinct, codes, what == "target")
+        found = None if what in ("label", "target") else self._dates(name, distinct, codes)
         return found or self._texts(name, distinct, codes)
 
-    def _written(
-        self, name: str, distinct: list[str], codes: NDArray[Any], plain: bool
-    ) -> DataColumn | None:
-        """Read amounts and, unless `plain`, hours, truth values or dates; `None` where some cell is none of these."""
+    def _dates(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn | None:
+        """Read dates; `None` where some cell is none."""
         cells = ["" if is_missing(cell) else cell.strip() for cell in distinct]
         example = next((cell for cell in cells if cell), "")
-        if not example:
-            return None
-
-        def said(cell: str) -> float | None:
-            return SAID.get(cell.lower())
-
-        amounts = [(_amounts(mark), "numbers") for mark in self.decimals]
-        if len(self.decimals) == 2 and any(DECIMAL_COMMA.fullmatch(cell) for cell in cells):
-            amounts = []  # 1,500 could be one and a half as well
-        for read, what in amounts if plain else [(said, "one number"), (_hours, "hours"), *amounts]:
-            if (found := _all(read, cells)) is not None:
-                note = f"is read as {what}: {example!r} is {found[cells.index(example)]:g}"
-                return self._numeric(name, np.array(found)[codes], note)
-        days = None if plain else _all(_days(cells), cells)
+        days = _all(_days(cells), cells) if example else None
         return None if days is None else dated(name, np.array(days)[codes], example)
 
     def _texts(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn:
@@ -228,9 +148,10 @@ class _Columns:
         cell = distinct[codes[row]].strip()
         if DECIMAL_COMMA.fullmatch(cell):
             raise InputError(
-                "column-write-numbers",
-                f"{self.table.path.name!r} has {cell!r} in column {name!r}, {self._place(row)}: write numbers with a "
-                "decimal point, or say --decimal , or --decimal . (data.decimal).",
+                "decimal-mark-unclear",
+                f"{self.table.path.name!r} has {cell!r} in column {name!r}, {self._place(row)}: "
+                "write numbers with a decimal point, or say --decimal , or --decimal . "
+                "(data.decimal).",
             )
         there = numbers & np.array([not is_missing(cell) for cell in distinct])
         odd = there[codes].sum() > len(codes) / 2
@@ -271,14 +192,14 @@ class _Columns:
         self.marks.setdefault(decimal, name)
         if len(self.marks) == 2:
             raise InputError(
-                "decimal-commas-column",
-                f"{self.table.path.name!r} has decimal commas in column {self.marks[',']!r} and decimal points in "
-                f"column {self.marks['.']!r}: write all numbers alike.",
+                "two-decimal-marks",
+                f"{self.table.path.name!r} has decimal commas in column {self.marks[',']!r} and "
+                f"decimal points in column {self.marks['.']!r}: write all numbers alike.",
             )
 
     def _place(self, row: int) -> str:
-        """Say where a row that is kept ends in the file."""
-        return self.table.place(int(np.flatnonzero(self.kept)[row]))
+        """Say where a row that is used ends in the file."""
+        return self.table.place(int(np.flatnonzero(self.used)[row]))
 
 
 # ------------------------------------------------------------------ cells of text
@@ -307,23 +228,6 @@ def number(cell: str, decimal: str) -> float | None:
         return None
 
 
-def _amounts(decimal: str) -> Callable[[str], float | None]:
-    """Read amounts with a currency, a percent sign or marks of thousands; all in one unit."""
-    units: set[str] = set()
-
-    def read(cell: str) -> float | None:
-        found = AMOUNT[decimal].fullmatch(
-            cell.replace("\xa0", " ").replace("\u202f", " ").replace("’", "'")
-        )
-        if not found:
-            return None
-        units.add(found[1] or found[3] or "")
-        digits = re.sub("[ ',]" if decimal == "." else "[ '.]", "", found[2]).replace(",", ".")
-        return float(digits) if len(units - {""}) <= 1 else None
-
-    return read
-
-
 def _hours(cell: str) -> float | None:
     """Return a time of day as hours."""
     found = CLOCK.fullmatch(cell)
@@ -331,14 +235,11 @@ def _hours(cell: str) -> float | None:
 
 
 def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
-    """Read days since 1970: 2024-12-31, 2024/12/31 14:00, 31-Dec-2024, 31.12.2024, and 12/31/2024 where it is clear."""
+    """Read days since 1970: 2024-12-31 14:00, 31.12.2024, and 12/31/2024 where it is clear."""
     firsts = [(int(found[1]), int(found[3])) for found in map(DAY.fullmatch, cells) if found]
     monthly = any(second > 12 for _, second in firsts)
 
     def read(cell: str) -> float | None:
-        cell = NAMED_MONTH.sub(
-            lambda m: f"{m[3]}-{MONTHS.index(m[2].lower()) + 1:02}-{m[1]:>02}", cell
-        )
         cell = re.sub(r"^(\d{4})/(\d\d)/(\d\d)", r"\1-\2-\3", cell)
         found = DAY.fullmatch(cell)
         if found:
@@ -354,15 +255,14 @@ def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
             given = datetime.fromisoformat(cell)
         except ValueError:
             return None
-        return (
-            given.replace(tzinfo=UTC).timestamp() / 86400
-        )  # what the clock there shows, in any zone
+        # what the clock there shows, in any zone
+        return given.replace(tzinfo=UTC).timestamp() / 86400
 
     return read
 
 
 def check_dates(column: DataColumn) -> None:
-    """Refuse texts of which most are dates, and one is not, or not clearly: their order is not known."""
+    """Refuse texts of which most are dates, and one is not clearly: their order is not known."""
     dates = [
         cell
         for cell in column.categories
@@ -376,9 +276,10 @@ def check_dates(column: DataColumn) -> None:
     )
     if 2 * len(dates) > len(column.categories):
         raise InputError(
-            "column-clear-date",
-            f"{odd!r} in column {column.name!r} is no clear date (day or month first?): write 2023-07-09 to hold out "
-            f"the latest rows, or say --categories {column.name} (data.categories) to hold out whole groups.",
+            "unclear-date",
+            f"{odd!r} in column {column.name!r} is no clear date (day or month first?): write "
+            f"2023-07-09 to hold out the latest rows, or say --categories {column.name} "
+            "(data.categories) to hold out whole groups.",
         )
 
 
@@ -386,13 +287,13 @@ def check_dates(column: DataColumn) -> None:
 
 
 def _decoded(table: OpenTable, name: str, cells: Any, codes: Collection[object]) -> Any:
-    """Return cells, pandas' categories as what they stand for, codes as null; refuse all but numbers, texts, dates."""
+    """Return cells, codes as null; refuse all but numbers, texts, categories and dates."""
     from pyarrow import array, compute, scalar, types
 
     kind = cells.type
     if types.is_nested(kind) or types.is_duration(kind) or "binary" in str(kind):
         raise InputError(
-            "values-type-column",
+            "column-type",
             f"{table.path.name!r} has values of type {kind} in column {name!r}; leave it out.",
         )
     cells = cells.cast(kind.value_type) if types.is_dictionary(kind) else cells
@@ -406,7 +307,7 @@ def _decoded(table: OpenTable, name: str, cells: Any, codes: Collection[object])
 
 
 def _distinct(cells: Any) -> tuple[list[Any], NDArray[Any]]:
-    """Return the different cells, empty texts where there is none, and for each row the place of its own among them."""
+    """Return the different cells, "" where there is none, and every row's place among them."""
     encoded = cells.combine_chunks().dictionary_encode(null_encoding="encode")
     distinct = ["" if cell is None else cell for cell in encoded.dictionary.to_pylist()]
     return distinct, np.frombuffer(encoded.indices.buffers()[1], np.int32, len(encoded))

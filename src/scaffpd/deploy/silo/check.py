@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from scaffpd.data.tabular.agree import CLASSIFICATION, PREPARED, REGRESSION
-from scaffpd.data.tabular.columns import CATEGORY, DataColumn, telling_columns
+from scaffpd.data.tabular.agree import PREPARED
+from scaffpd.data.tabular.columns import CATEGORY, DataColumn, leaking_columns
 from scaffpd.data.tabular.encode import named_categories
+from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.deploy.messages import Array, Json
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.guard import PATH, SCORES
@@ -133,7 +134,7 @@ def _about_columns(file: SiloFile, data: Dataset) -> Iterator[str]:
         yield f"All values are the same in {_named(constant)}."
     if data.target.note:
         yield f"The target {data.target.note}."
-    yield from telling_columns(
+    yield from leaking_columns(
         data.table.columns, data.target.values, data.target.task == CLASSIFICATION
     )
     for column in data.table.columns:

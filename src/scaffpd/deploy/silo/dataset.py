@@ -8,15 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.tabular.agree import CLASSIFICATION, PREPARED, VERSION
+from scaffpd.data.tabular.agree import PREPARED, VERSION
 from scaffpd.data.tabular.columns import DATE, FeatureTable, Mask, Matrix, column, read_npz, table
 from scaffpd.data.tabular.encode import ClientRows, Target, held_rows, target
 from scaffpd.data.tabular.formats import open_table
-from scaffpd.data.tabular.read import date_parts, read_columns
+from scaffpd.data.tabular.read import read_columns
+from scaffpd.data.tabular.settings import CLASSIFICATION
 from scaffpd.deploy.messages import Array, Json
 from scaffpd.errors import InputError
+from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
-from scaffpd.run.settings.reading import load
 from scaffpd.run.settings.silo import SiloFile, SiloLimits
 from scaffpd.training.cohort import Cohort
 
@@ -47,15 +48,11 @@ class Dataset(ClientRows):
             return _from_parts(file, list(given[0::2]), list(given[1::2]))
         assert source.file is not None
         if source.file.suffix.lower() == ".npz":
-            X, y = read_npz(source.file, source.features, source.target)
+            X, y = read_npz(source.file, "X", source.target)
             return _from_parts(file, [X], [y])
         opened = open_table(source.file)
         wanted = source.target
-        names = (
-            [name for name in opened.names if name != wanted]
-            if source.columns is None
-            else source.columns
-        )
+        names = source.columns or [name for name in opened.names if name != wanted]
         needed = {wanted: "label" if source.task == CLASSIFICATION else "target"}
         (goal, *columns), dropped = read_columns(
             opened, [wanted, *names], source.categories, needed, source.decimal, source.missing
@@ -65,7 +62,7 @@ class Dataset(ClientRows):
                 raise InputError(
                     "date-column",
                     f"Column {one.name!r} of silo {file.name!r} {one.note}: list in data.columns "
-                    f"the columns to use, without it or with {date_parts(one)[-1]!r} instead.",
+                    "the columns to use, without it.",
                 )
         features = FeatureTable(len(goal.values), tuple(columns))
         return _split(file, features, target(owner, goal, source.task), dropped[wanted])
@@ -180,7 +177,9 @@ def predict(data: Dataset, x: Array, setup: Setup) -> SitePredictions:
             "not-a-linear-model",
             "Only linear models predict from tables; predict with a network's own code.",
         )
-    ready = data.encoded(dict(setup.schema), setup.mean, setup.deviation, apart=bool(setup.privacy))
+    ready = data.encoded(
+        dict(setup.schema), setup.mean, setup.deviation, separate=bool(setup.privacy)
+    )
     X: NDArray[np.float64] = np.empty((len(data.held), *ready.train[0].shape[1:]))
     X[~data.held] = ready.train[0]
     if ready.test is not None:

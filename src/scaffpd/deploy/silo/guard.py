@@ -38,8 +38,8 @@ from scaffpd.federation.questions import (
     Question,
     Scores,
 )
+from scaffpd.run.settings.methods import algorithm_kind
 from scaffpd.run.settings.model_file import Setup
-from scaffpd.run.settings.reading import algorithm_kind
 from scaffpd.run.settings.silo import SiloFile
 from scaffpd.secure.sketch import Sketch
 

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 import scaffpd
-from scaffpd.data.tabular.agree import checked_schema
-from scaffpd.data.tabular.encode import expanded_names
+from scaffpd.data.tabular.agree import checked_schema, width
 from scaffpd.deploy import messages
 from scaffpd.deploy.messages import (
     Array,
@@ -51,7 +50,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation.questions import QUESTIONS, GradientsAt, Question, Scores
 from scaffpd.models.personal import Personal
 from scaffpd.models.threads import limit_threads
-from scaffpd.run.settings import reading
+from scaffpd.run.settings import methods
 from scaffpd.run.settings.model_file import Setup, linear
 from scaffpd.run.settings.silo import SiloFile
 from scaffpd.training.cohort import Cohort
@@ -118,9 +117,9 @@ class Silo:
             model = self._model(setup)
             schema = checked_schema(setup.schema)
             classes = getattr(getattr(model, "model", model), "classes", None) or 1
-            self._check_dimension(len(expanded_names(schema)) * classes)
+            self._check_dimension(width(schema) * classes)
             ready = self.data.encoded(
-                schema, setup.mean, setup.deviation, apart=bool(setup.privacy)
+                schema, setup.mean, setup.deviation, separate=bool(setup.privacy)
             )
             test = None if ready.test is None else {self.name: ready.test}
             model = model if self.ledger is None else self.ledger.private(model)
@@ -142,7 +141,7 @@ class Silo:
                 "model-unknown-here",
                 f"This silo knows no model {kind!r}; its file lists models under [models].",
             )
-        return self._local(reading.load, self.file.path.parent, self.file.models[kind])
+        return self._local(methods.load, self.file.path.parent, self.file.models[kind])
 
     def _local(self, function: Callable[P, T], *given: P.args, **options: P.kwargs) -> T:
         """Call a function about this site's files; its error messages stay in the site's log."""
@@ -259,7 +258,7 @@ class Silo:
             )
         schema = checked_schema(asked.values.get("schema"))
         mean = asked.arrays.get("mean")
-        self._check_dimension(len(expanded_names(schema)))
+        self._check_dimension(width(schema))
         self.guard.attempt("schema", json.dumps(schema, sort_keys=True))
         if mean is not None:
             self.guard.attempt("mean", mean.tobytes().hex())

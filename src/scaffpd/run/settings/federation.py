@@ -9,32 +9,28 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
+import scaffpd.fields as key
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.algorithms.base import MEMORY, VECTORS
-from scaffpd.data.tabular.agree import EXPANSIONS
 from scaffpd.errors import InputError
+from scaffpd.fields import SettingsTable, validated
 from scaffpd.models import Linear
+from scaffpd.models.losses import LOSSES
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
-from scaffpd.run.settings import reading as key
-from scaffpd.run.settings.reading import (
-    SettingsTable,
-    algorithm_of,
-    called,
-    kind_of,
-    read_toml,
-    validated,
-)
-from scaffpd.run.settings.run import LinearSettings, Loss, PrivacyBudget, Tolerance
+from scaffpd.run.settings.methods import algorithm_of, called, kind_of
+from scaffpd.run.settings.reading import read_toml
+from scaffpd.run.settings.tables import PrivacyBudget, Tolerance
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
-Port = Annotated[int, Field(ge=1, le=65535, description="a whole number from 1 to 65535")]
 
 
-class FederationModel(LinearSettings):
+class FederationModel(SettingsTable):
     """[model] of a federation: a linear model, or the silos' name of a network."""
 
     kind: key.Text = "linear"
-    loss: Loss = "logistic"
+    loss: Annotated[str, key.one_of(LOSSES)] = "logistic"
+    l2: key.NonNegative = 1e-3
+    intercept: key.Switch = True
     classes: key.Count | None = None
     strength: key.Positive | None = None  # κ of personal models near the shared one
 
@@ -49,9 +45,9 @@ class FederationModel(LinearSettings):
             )
         elif more := self.model_fields_set - {"kind"}:
             raise InputError(
-                "model-goes-linear",
-                f"{info.context.name!r} has model.{min(more)}, which goes with a linear model, but not with "
-                f"{self.kind!r}: silos know that network by its name.",
+                "network-with-settings",
+                f"{info.context.name!r} has model.{min(more)}, which goes with a linear model, but "
+                f"not with {self.kind!r}: silos know that network by its name.",
             )
         return self
 
@@ -61,22 +57,13 @@ class FederationModel(LinearSettings):
 
 
 class FeatureSettings(SettingsTable):
-    """[features]: standardisation, expansions, the number format and declared ranges of columns."""
+    """[features]: standardisation, the number format and declared ranges of columns."""
 
     standardise: key.Switch = True
-    expand: Annotated[str, key.one_of(EXPANSIONS)] | None = None
-    numbers: key.Numbers | None = None
-    # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by these alone
+    numbers: Annotated[str, key.one_of(("float32", "float64"))] | None = None
+    # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by
+    # these alone
     ranges: dict[str, key.Range] = Field(default_factory=dict)
-
-    def values(self) -> dict[str, Any]:
-        """Return the settings that identify a run."""
-        more = {
-            name: value
-            for name, value in (("ranges", self.ranges), ("expand", self.expand))
-            if value
-        }
-        return {"standardise": self.standardise, "numbers": self.numbers or "", **more}
 
 
 class FederationTraining(SettingsTable):
@@ -97,7 +84,8 @@ class MaskingSettings(SettingsTable):
 class DeployedPrivacy(PrivacyBudget):
     """[privacy] of a federation."""
 
-    # with noise shared under masks, how many silos may collude or add none; left out, each silo adds all of its noise
+    # with noise shared under masks, how many silos may collude or add none; left out, each silo
+    # adds all of its noise
     colluding: key.Whole | None = None
 
 
@@ -112,15 +100,16 @@ class Server(SettingsTable):
     """[server]: where silos reach the coordinator; FLARE's administrators have a separate port."""
 
     host: key.Text = "localhost"
-    port: Port = 8002
-    admin_port: Port = 8003
+    port: key.Port = 8002
+    admin_port: key.Port = 8003
 
     @model_validator(mode="after")
     def _ports_differ(self, info: ValidationInfo[Path]) -> Self:
         if self.port == self.admin_port:
             raise InputError(
-                "same-server-port",
-                f"{info.context.name!r} has the same server.port and server.admin_port: FLARE needs two.",
+                "same-ports",
+                f"{info.context.name!r} has the same server.port and server.admin_port: FLARE "
+                "needs two.",
             )
         return self
 
@@ -130,9 +119,8 @@ class FederationFile(SettingsTable):
 
     name: key.Text = "federation"
     silos: key.Names  # its members, in the order of the results
-    folder: key.FileName = Field(
-        default="run", validate_default=True
-    )  # of the run: checkpoints, tables, the model
+    # of the run: checkpoints, tables, the model
+    folder: key.FileName = Field(default="run", validate_default=True)
     model: FederationModel = Field(default_factory=dict, validate_default=True)
     features: FeatureSettings = FeatureSettings()
     algorithm: dict[str, Any] = Field(default_factory=dict)
@@ -143,14 +131,14 @@ class FederationFile(SettingsTable):
     faults: FaultPolicy = FaultPolicy()
     server: Server = Field(default_factory=dict, validate_default=True)
     _path: Path
-    _method: Any
+    _method: Any  # an algorithm; those with an objective or local steps are dataclasses
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
         """Read and check a `federation.toml`."""
         file = Path(path).absolute()
         found = validated(cls, read_toml(file, SILO), file)
-        method = algorithm_of(found.algorithm, found.objective, file)
+        method: Any = algorithm_of(found.algorithm, found.objective, file)
         private = found.privacy
         tol = found.training.tol
         if private is not None:
@@ -161,7 +149,7 @@ class FederationFile(SettingsTable):
         if tol and not certified:
             kind = type(method).__name__ if private is None else "A run with noise"
             raise InputError(
-                "certifies-nothing-leave",
+                "tol-without-certificate",
                 f"{kind} certifies nothing: leave training.tol out of {file.name!r}.",
             )
         if found.secure is not None:
@@ -210,11 +198,11 @@ class FederationFile(SettingsTable):
         }
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that identify a run: all but its length and its treatment of faults."""
+        """Return the settings that identify a run: all but its length and how long it waits."""
         about: dict[str, Any] = {
             "algorithm or objective": repr(self.method),
             "model": self.model.values(),
-            "features": self.features.values(),
+            "features": self.features.model_dump(exclude_none=True),
             "seed": self.training.seed,
             "list of silos": list(self.silos),
         }
@@ -231,9 +219,9 @@ def _check_shared(tables: FederationFile, algorithm: Any, file: Path) -> None:
     )
     if tables.secure is None or tables.model.kind != "linear" or plain:
         raise InputError(
-            "privacy-colluding-secure",
-            f"[privacy] colluding of {file.name!r} needs [secure], a linear model, one local step and all rows: noise "
-            "that silos share is in sums of their gradients alone.",
+            "shared-noise-visible",
+            f"[privacy] colluding of {file.name!r} needs [secure], a linear model, one local step "
+            "and all rows: noise that silos share is in sums of their gradients alone.",
         )
 
 
@@ -241,9 +229,9 @@ def _check_private(algorithm: Algorithm, file: Path) -> None:
     if not algorithm.asks_losses:
         able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
         raise InputError(
-            "privacy-method-asks",
-            f"[privacy] of {file.name!r} needs a method that asks for losses itself, for nothing else may leave "
-            f"silos: {able}, not {type(algorithm).__name__}.",
+            "method-not-private",
+            f"[privacy] of {file.name!r} needs a method that asks for losses itself, for nothing "
+            f"else may leave silos: {able}, not {type(algorithm).__name__}.",
         )
 
 
@@ -254,11 +242,11 @@ def _check_masking(
 
     if algorithm.needs & {VECTORS, MEMORY}:
         raise InputError(
-            "looks-silo-own",
-            f"{type(algorithm).__name__} looks at every silo's own vectors, or keeps them: take [secure] out of "
-            f"{file.name!r}, or use another algorithm, such as ScaffPD.",
+            "method-sees-vectors",
+            f"{type(algorithm).__name__} looks at every silo's own vectors, or stores them: take "
+            f"[secure] out of {file.name!r}, or use another algorithm, such as ScaffPD.",
         )
     try:
         Terms.usual([str(i) for i in range(len(tables.silos))], secure.colluding)
     except InputError as error:
-        raise InputError("secure-check-masking", f"[secure] of {file.name!r}: {error}") from None
+        raise InputError(error.code, f"[secure] of {file.name!r}: {error}") from None

@@ -82,10 +82,10 @@ class Setup:
             read: Any = AGREEMENT.validate_python(given, strict=True)
         except ValidationError as error:
             where = "".join(f" ({name})" for name in error.errors()[0]["loc"][:1])
-            raise InputError("of", f"{sentence.rstrip('.')}{where}.") from None
+            raise InputError("unusable-agreement", f"{sentence.rstrip('.')}{where}.") from None
         mean, deviation = (np.array(read[name], dtype=np.float64) for name in ("mean", "deviation"))
         if mean.shape != deviation.shape or not (deviation > 0).all():
-            raise InputError("of", sentence)
+            raise InputError("unusable-agreement", sentence)
         return cls(**{**read, "mean": mean, "deviation": deviation})
 
     def with_model(self, **changes: Any) -> Setup:
@@ -154,11 +154,11 @@ def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
             return file.get_tensor("x"), Setup.of(json.loads(file.metadata()["setup"]))
     except FileNotFoundError:
         raise InputError(
-            "file-name-run", f"There is no file {str(path)!r}: name a run's model.safetensors."
+            "model-missing", f"There is no file {str(path)!r}: name a run's model.safetensors."
         ) from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         raise InputError(
-            "model-run-written",
+            "not-a-model",
             f"{str(path)!r} is not a model that a run has written (model.safetensors).",
         ) from None
 

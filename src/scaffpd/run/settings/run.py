@@ -6,27 +6,28 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import tomli_w
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Discriminator, Field, Tag
 
-from scaffpd.algorithms import Fair
-from scaffpd.data.tabular.agree import EXPANSIONS, TASKS
-from scaffpd.data.tabular.formats import SEPARATORS
-from scaffpd.data.tabular.read import DECIMALS
+import scaffpd.fields as key
+from scaffpd.algorithms import Algorithm, Fair
+from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError
-from scaffpd.models.losses import LOSSES
+from scaffpd.fields import SettingsTable, validated
+from scaffpd.models import Linear, Module
 from scaffpd.objectives import Objective
-from scaffpd.privacy import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS, Private
-from scaffpd.run.settings import reading as key
-from scaffpd.run.settings.reading import (
-    SettingsTable,
-    algorithm_kind,
-    algorithm_of,
-    kind_of,
-    read_toml,
-    validated,
+from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private
+from scaffpd.run.settings.methods import algorithm_kind, algorithm_of, kind_of, with_usual
+from scaffpd.run.settings.reading import read_toml
+from scaffpd.run.settings.tables import (
+    EntrySettings,
+    ModelSettings,
+    PathSettings,
+    PrivacySettings,
+    SourceSettings,
+    TrainingSettings,
 )
 
 OTHERS = {
@@ -34,214 +35,31 @@ OTHERS = {
     "limits": "a silo.toml; `scaffpd silo` takes it",
 }
 OBJECTIVE = "ChiSquare"
-OF_TABLE = (
-    *(
-        "client",
-        "target",
-        "columns",
-        "categories",
-        "task",
-        "standardise",
-        "separator",
-        "decimal",
-        "missing",
-    ),
-    *("split_by", "dates", "test_file", "ranges", "features", "more_files"),
-)
-GOES_WITH = {  # which keys go with which source of data
-    **dict.fromkeys(OF_TABLE, ("file",)),
-    **dict.fromkeys(("clients", "alpha"), ("source",)),
-    **dict.fromkeys(("test", "seed"), ("file", "source")),
-}
-Column = Annotated[key.Text, Field(description="the name of a column")]
-Loss = Annotated[str, key.one_of(LOSSES)]
-Tolerance = Annotated[key.NonNegative, Field(description="a number >= 0 (0: make all rounds)")]
+KINDS = {"file": "Table", "source": "Source", "entry": "Entry"}  # keys that tell kinds of data
 
 
-class DataSettings(SettingsTable):
-    """[data]: a table, a named data set, or the user's own function."""
-
-    file: key.Text | None = None
-    more_files: key.Texts | None = None  # tables with the same columns, appended to the first
-    source: key.Text | None = None
-    entry: key.Text | None = None
-    client: Column | None = None
-    target: Column | None = None
-    columns: key.Texts | None = None
-    categories: key.Texts | None = None
-    task: Annotated[str, key.one_of(TASKS)] | None = None
-    standardise: key.Switch = True
-    features: Annotated[str, key.one_of(EXPANSIONS)] | None = None
-    separator: Annotated[str, key.one_of(tuple(SEPARATORS))] | None = None
-    decimal: Annotated[str, key.one_of(DECIMALS)] | None = None
-    missing: key.Codes | None = None
-    clients: Annotated[int, Field(ge=2, description="a whole number >= 2")] | None = None
-    alpha: key.Positive | None = None
-    split_by: Column | None = None
-    dates: key.Switch = False
-    test: key.HeldOut = 0.2
-    test_file: key.Text | None = None
-    seed: key.Whole = 0
-    beside: key.Text | None = None
-    # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by these alone
-    ranges: dict[str, key.Range] | None = None
-
-    @model_validator(mode="after")
-    def _keys_go_together(self, info: ValidationInfo[Path]) -> Self:
-        file = repr(info.context.name)
-        chosen = self.model_fields_set & {"file", "source", "entry"}
-        if len(chosen) != 1:
-            raise InputError(
-                "exactly-file-source",
-                f"{file} needs exactly one of file, source and entry in [data].",
-            )
-        (kind,) = chosen
-        for name, owners in GOES_WITH.items():
-            if name in self.model_fields_set and kind not in owners:
-                raise InputError(
-                    "data-goes-data",
-                    f"{file} has data.{name}, which goes with data.{' or data.'.join(owners)}, but not with {kind}.",
-                )
-        for name in ("client", "target"):
-            if kind == "file" and getattr(self, name) is None:
-                raise InputError(
-                    "name-column-data",
-                    f"{file} needs the name of a column for data.{name}, but it is missing.",
-                )
-        if self.test_file is not None and (self.model_fields_set & {"test", "split_by"}):
-            raise InputError(
-                "data-test-file",
-                f"{file} has data.test_file, so data.test and data.split_by have nothing to split.",
-            )
-        return self
-
-    @property
-    def name(self) -> str:
-        """Name of the file or data set; empty for a function."""
-        return (Path(self.file).name.split(".")[0] or "run") if self.file else self.source or ""
-
-    def values(self) -> dict[str, Any]:
-        """Return all keys of this source of data."""
-        kind = next(kind for kind in ("file", "source", "entry") if getattr(self, kind) is not None)
-        other = {name for name, owners in GOES_WITH.items() if kind not in owners}
-        return self.model_dump(exclude=other, exclude_none=True, mode="json")
+def _kind(given: object) -> str | None:
+    """Tell what kind of data a table describes; `None` unless exactly one key says so."""
+    keys = given.keys() if isinstance(given, dict) else getattr(type(given), "model_fields", {})
+    named = KINDS.keys() & set(keys)
+    return KINDS[named.pop()] if len(named) == 1 else None
 
 
-class LinearSettings(SettingsTable):
-    """Settings of a linear model."""
-
-    loss: Loss | None = None
-    l2: key.NonNegative = 1e-3
-    intercept: key.Switch = True
-
-
-class ModelSettings(LinearSettings):
-    """[model] of a run: a linear model, or a network that a function returns."""
-
-    network: (
-        Annotated[key.Text, Field(description='a function such as "networks:small"')] | None
-    ) = None
-    strength: key.Positive | None = (
-        None  # κ of personal models, to compare with a shared one; left out, by folds
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _network_has_no_regulariser(cls, given: Any) -> Any:
-        """Give a network l2 = 0 where its table says nothing."""
-        return {"l2": 0.0, **given} if isinstance(given, dict) and "network" in given else given
-
-    @model_validator(mode="after")
-    def _network_has_no_intercept(self, info: ValidationInfo[Path]) -> Self:
-        for name in ("intercept", "strength") if self.network is not None else ():
-            if name in self.model_fields_set:
-                raise InputError(
-                    "model-goes-linear",
-                    f"{info.context.name!r} has model.{name}, which goes with a linear model only.",
-                )
-        return self
-
-    @property
-    def foreign(self) -> set[str]:
-        """Keys that do not apply to this kind of model."""
-        return {"intercept", "strength"} if self.network is not None else set()
-
-
-class TrainingSettings(SettingsTable):
-    """[training]: how long, how exactly and where."""
-
-    rounds: key.Count = 1000  # the most rounds; 30 by default with [privacy]
-    # the certified gap to stop at; 0 to make all rounds; left out, 1e-6 for methods with a certificate
-    tol: Tolerance | None = None
-    seed: key.Whole = 0  # of all randomness
-    device: key.Text = "cpu"  # such as "cpu" or "cuda"
-    numbers: key.Numbers | None = None  # "float32" or "float64"; left out, the model decides
-    # whether to train the average model as well; by default not with [privacy]
-    baseline: key.Switch = True
-    # random splits for measuring each client's gain from joining; 0 for none; left out, 5 for small tables, else 1
-    splits: key.Whole | None = None
-    groups: key.Texts | None = None  # columns of a table whose groups are scored as well as clients
-
-
-class PrivacyBudget(SettingsTable):
-    """[privacy]: differential privacy of every training row against anyone who sees what clients send."""
-
-    epsilon: key.Positive  # ε of the whole run, all its models together
-    delta: key.Between = Private.delta  # δ
-    clip: key.Positive = Private.clip  # C, the largest norm of a row's gradient
-    loss_clip: key.Positive = Private.loss_clip  # B, the largest loss of a row
-    # R, the longest row once columns are scaled; longer ones are shortened. Not for networks.
-    radius: key.Positive | None = None
-    smoothness: key.Positive | None = None  # a public L; left out, it follows from R
-    loss_share: key.Between = LOSS_SHARE  # the share of the budget that losses get
-
-
-class PrivacySettings(PrivacyBudget):
-    """[privacy] of a run on one machine."""
-
-    # seed of repeatable noise, for experiments; left out, a secret from the operating system
-    seed: key.Whole | None = None
-
-    def model(
-        self,
-        bare: Any,
-        methods: Sequence[Any],
-        rounds: int,
-        secret: bytes | None = None,
-    ) -> Private:
-        """Return the model with the noise that spends ε on these methods, `rounds` rounds each."""
-        if self.radius is None and self.smoothness is None:
-            raise InputError(
-                "smoothness-network-losses",
-                "The smoothness of a network's losses is not known: give [privacy] a public smoothness.",
-            )
-        return Private.solved(
-            bare,
-            self.epsilon,
-            list(methods),
-            rounds,
-            self.delta,
-            self.loss_share,
-            clip=self.clip,
-            loss_clip=self.loss_clip,
-            radius=self.radius,
-            smoothness=self.smoothness,
-            secret=secret if self.seed is None else self.seed,
-        )
-
-
-class PathSettings(SettingsTable):
-    """[path]: the number of points of a fairness path from the average to the worst case."""
-
-    points: key.Count = 9
+Data = Annotated[
+    Annotated[TableSettings, Tag("Table")]
+    | Annotated[SourceSettings, Tag("Source")]
+    | Annotated[EntrySettings, Tag("Entry")],
+    Discriminator(_kind),
+]
 
 
 class RunConfig(SettingsTable):
     """A `config.toml`, complete. Relative paths start from its folder, `place`."""
 
     name: key.Text = ""
-    folder: key.FileName | None = None  # folder of the run
-    data: DataSettings = Field(default_factory=dict, validate_default=True)
+    folder: key.FileName | None = None  # of the run
+    code: key.FileName | None = None  # folder of the user's own functions; left out, `place`
+    data: Data
     model: ModelSettings = ModelSettings()
     objective: dict[str, Any] | None = None
     algorithm: dict[str, Any] = Field(default_factory=dict)
@@ -249,62 +67,83 @@ class RunConfig(SettingsTable):
     privacy: PrivacySettings | None = None
     path: PathSettings = PathSettings()
     _place: Path
-    _method: Any
+    _method: Algorithm
     _left_out: set[str]
 
     @classmethod
-    def read(cls, path: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> RunConfig:
+    def read(
+        cls,
+        path: Path,
+        changes: Mapping[str, Mapping[str, Any]] | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> RunConfig:
         """Read a settings file; `changes` (by table) override it."""
         values = read_toml(path.absolute(), OTHERS)
         for table, new in (changes or {}).items():
             old = values.get(table, {})
             if isinstance(old, dict):
-                other = new.get("kind", old.get("kind")) != old.get(
-                    "kind"
-                )  # another kind has other arguments
+                # an objective or algorithm of another kind has other arguments
+                other = new.get("kind", old.get("kind")) != old.get("kind")
                 values[table] = dict(new) if other else {**old, **new}
-        return cls.of(values, path.absolute())
+        return cls.of(values, path.absolute(), options)
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], label: str | Path) -> RunConfig:
-        """Check settings; `label` names them in messages, and relative paths start from its folder."""
+    def of(
+        cls,
+        values: Mapping[str, Any],
+        label: str | Path,
+        options: Mapping[str, str] | None = None,
+    ) -> RunConfig:
+        """Check settings, and complete those whose defaults depend on others.
+
+        Args:
+            values: by table.
+            label: names the settings in messages; relative paths start from its folder.
+            options: keys that were given on the command line, and their options.
+        """
         file = Path.cwd() / label
-        found = validated(cls, values, file)
+        data = values.get("data", {})
+        misspelt = values.keys() - cls.model_fields.keys()
+        if isinstance(data, dict) and not misspelt and _kind(data) is None:
+            raise InputError(
+                "data-source",
+                f"{file.name!r} needs exactly one of file, source and entry in [data].",
+            )
+        found = validated(cls, values, file, options)
         algorithm = found.algorithm
-        objective = found.objective
         training = found.training
         privacy = found.privacy
-        if privacy is not None:  # defaults with noise: fewer rounds, one local step, one model
-            training = _usual(training, rounds=ROUNDS, baseline=False)
-            privacy = _usual(privacy, radius=None if found.model.network else RADIUS)
+        if privacy is not None:  # every round and every local step costs privacy
+            if "rounds" not in training.model_fields_set:
+                training = training.model_copy(update={"rounds": ROUNDS})
+            if privacy.radius is None and not found.model.network:
+                privacy = privacy.model_copy(update={"radius": RADIUS})
             if algorithm.get("kind", "Fair") == "Fair":
                 algorithm = {"local_steps": LOCAL_STEPS, **algorithm}
         chosen = algorithm_kind(
             algorithm.get("kind", "Fair"), file.parent, f"algorithm.kind in {file.name!r},"
         )
+        objective = found.objective
         if objective is None and isinstance(chosen, type) and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
-        complete = key.with_usual(objective, file)
+        complete = with_usual(objective, file)
         left_out = {"strength"} if complete != objective else set[str]()
-        objective = complete
         if found.model.network is None and "l2" not in found.model.model_fields_set:
             left_out.add("l2")
-        if found.model.network is None and found.model.strength is None:
+        if found.model.network is None and found.model.kappa is None:
             left_out.add("kappa")
-        changes = {
-            "algorithm": algorithm,
-            "objective": objective,
-            "training": training,
-            "privacy": privacy,
-        }
         made = found.model_copy(
-            update=changes | {"name": found.name or found.data.name or file.stem}
+            update={
+                "name": found.name or found.data.name or file.stem,
+                "algorithm": algorithm,
+                "objective": complete,
+                "training": training,
+                "privacy": privacy,
+            }
         )
-        made._place, made._method, made._left_out = (
-            file.parent,
-            algorithm_of(algorithm, objective, file),
-            left_out,
-        )
+        made._place = file.parent
+        made._method = algorithm_of(algorithm, complete, file)
+        made._left_out = left_out
         return made
 
     @property
@@ -313,12 +152,17 @@ class RunConfig(SettingsTable):
         return self._place
 
     @property
-    def code(self) -> Path:
+    def code_folder(self) -> Path:
         """Folder of the user's own functions."""
-        return self._place / (self.data.beside or ".")
+        return self.code or self._place
 
     @property
-    def method(self) -> Any:
+    def table(self) -> TableSettings | None:
+        """The table to read; `None` for other kinds of data."""
+        return self.data if isinstance(self.data, TableSettings) else None
+
+    @property
+    def method(self) -> Algorithm:
         """Algorithm with its objective."""
         return self._method
 
@@ -327,10 +171,10 @@ class RunConfig(SettingsTable):
         """Objective of the algorithm, or `None`."""
         return getattr(self._method, "objective", None)
 
-    def method_for(self, objective: Objective) -> Any:
+    def method_for(self, objective: Objective) -> Algorithm:
         """Return the algorithm with another objective; `Fair` if it takes none."""
         if self.goal is not None:
-            return replace(self._method, objective=objective)
+            return _with_objective(self._method, objective)
         return Fair(objective) if self.privacy is None else Fair(objective, LOCAL_STEPS)
 
     def with_tol(self, tol: float) -> RunConfig:
@@ -339,56 +183,75 @@ class RunConfig(SettingsTable):
 
     @property
     def left_out(self) -> set[str]:
-        """Settings left out, among l2, strength (of the objective) and kappa (κ of personal models)."""
+        """Settings left out, among l2, strength (of the objective) and kappa."""
         return self._left_out
 
     def with_strengths(
         self, l2: float, objective: dict[str, Any] | None, kappa: float | None = None
     ) -> RunConfig:
         """Return the same run with these strengths, as if the settings gave them."""
-        model = self.model.model_copy(
-            update={"l2": l2, "strength": self.model.strength if kappa is None else kappa}
-        )
+        strengths = {"l2": l2} if kappa is None else {"l2": l2, "kappa": kappa}
+        model = self.model.model_copy(update=strengths)
         made = self.model_copy(update={"model": model, "objective": objective})
-        made._method, made._left_out = (
-            algorithm_of(self.algorithm, objective, self._place / "config.toml"),
-            set(),
-        )
+        made._method = algorithm_of(self.algorithm, objective, self._place / "config.toml")
+        made._left_out = set()
         return made
+
+    def private_model(
+        self,
+        bare: Linear | Module,
+        methods: Sequence[Algorithm],
+        secret: bytes | None = None,
+    ) -> Private:
+        """Return the model with the noise that spends ε on these methods, all rounds of each."""
+        asked = self.privacy
+        assert asked is not None
+        if asked.radius is None and asked.smoothness is None:
+            raise InputError(
+                "smoothness-unknown",
+                "The smoothness of a network's losses is not known: give [privacy] a public "
+                "smoothness.",
+            )
+        return Private.solved(
+            bare,
+            asked.epsilon,
+            list(methods),
+            self.training.rounds,
+            asked.delta,
+            clip=asked.clip,
+            loss_clip=asked.loss_clip,
+            radius=asked.radius,
+            smoothness=asked.smoothness,
+            secret=secret if asked.seed is None else asked.seed,
+        )
 
     def toml(self, folder: Path, heading: str = "") -> str:
         """Return all settings, defaults included, as a `config.toml` in that folder."""
-        data = self.data.values()
-        for name in ("file", "test_file"):
-            if getattr(self.data, name) is not None:
-                data[name] = _relative(self.place / getattr(self.data, name), folder)
-        if self.data.more_files:
-            data["more_files"] = [
-                _relative(self.place / name, folder) for name in self.data.more_files
-            ]
-        if (self.data.entry or self.model.network) and self.place.resolve() != folder.resolve():
-            data["beside"] = _relative(self.code, folder)
-        more = {
-            "folder": ".",
-            "data": data,
-            "algorithm": {"kind": kind_of(self.method), **self.algorithm},
-        }
-        values = (
-            self.model_dump(exclude_none=True, exclude={"model": self.model.foreign}, mode="json")
-            | more
-        )
+        values = self.model_dump(mode="json", exclude_none=True)
+        values["folder"] = "."
+        empty: tuple[object, ...] = ([], {})  # as if left out
+        values["data"] = {name: one for name, one in values["data"].items() if one not in empty}
+        values["algorithm"] = {"kind": kind_of(self.method), **self.algorithm}
+        if self.table is not None:
+            files = [_relative(file, folder) for file in self.table.file]
+            values["data"]["file"] = files if files[1:] else files[0]
+            if isinstance(self.table.test, Path):
+                values["data"]["test"] = _relative(self.table.test, folder)
+        if isinstance(self.data, EntrySettings) or self.model.network:
+            values["code"] = _relative(self.code_folder, folder)
         return f"# {heading}\n" * bool(heading) + tomli_w.dumps(values)
 
 
-def _usual(table: Any, **usual: Any) -> Any:
-    """Return a table with changed defaults."""
-    return table.model_copy(
-        update={name: new for name, new in usual.items() if name not in table.model_fields_set}
-    )
+def _with_objective(method: Any, objective: Objective) -> Algorithm:
+    """Return an algorithm, which is a dataclass where it has an objective, with another one."""
+    made: Algorithm = replace(method, objective=objective)
+    return made
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """Write a path from the run's folder where both lie below here, so that they can move together; else in full."""
+    """Write a path from the run's folder where both lie below the working folder, so that they can
+    move together; else in full.
+    """
     here = Path.cwd().resolve()
     place = path.resolve()
     if place.is_relative_to(here) and folder.resolve().is_relative_to(here):

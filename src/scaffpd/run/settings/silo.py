@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import (
     BeforeValidator,
@@ -15,39 +15,31 @@ from pydantic import (
     model_validator,
 )
 
+import scaffpd.fields as key
 from scaffpd.algorithms import ALGORITHMS
 from scaffpd.algorithms.base import VECTORS
-from scaffpd.data.tabular.agree import TASKS
 from scaffpd.data.tabular.formats import ACCEPTED, is_table
-from scaffpd.data.tabular.read import DECIMALS
+from scaffpd.data.tabular.settings import ColumnSettings
 from scaffpd.errors import InputError, unknown
-from scaffpd.run.settings import reading as key
-from scaffpd.run.settings.reading import SettingsTable, algorithm_kind, read_toml, validated
+from scaffpd.fields import Needs, SettingsTable, validated
+from scaffpd.run.settings.methods import algorithm_kind
+from scaffpd.run.settings.reading import read_toml
 
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 Fingerprint = Annotated[
     str,
     StringConstraints(strip_whitespace=True, pattern="^[0-9a-f]{64}$"),
-    Field(description="a fingerprint of 64 digits, as `scaffpd silo key` shows it at that silo,"),
+    Needs("a fingerprint of 64 digits, as `scaffpd silo key` shows it at that silo,"),
 ]
 
 
-class SiloData(SettingsTable):
+class SiloData(ColumnSettings):
     """[data]: the source of the data."""
 
     file: key.FileName | None = None  # a table or an NPZ file; `None` with an entry
     entry: key.Entry | None = None  # "module:function"; `None` with a file
-    # the column, or the array of an NPZ file, to be predicted
-    target: Annotated[key.Text, Field(description="the name of the column to be predicted")] = "y"
-    features: key.Text = "X"  # the array of an NPZ file that holds the features
-    columns: key.Texts | None = None  # columns to use; `None` for all but the target
-    categories: key.Texts = ()  # columns of numbers to read as categories
-    decimal: Annotated[str, key.one_of(DECIMALS)] | None = (
-        None  # the decimal mark of a CSV file; `None` to detect it
-    )
-    missing: key.Codes = ()  # values of a table that stand for missing ones, such as -999
-    # "classification" or "regression"; `None` to infer it from the target
-    task: Annotated[str, key.one_of(TASKS)] | None = None
+    # the column, or the array of an NPZ file whose features are its array X
+    target: Annotated[key.Text, Needs("the name of the column to be predicted")] = "y"
 
     @model_validator(mode="after")
     def _keys_go_together(self, info: ValidationInfo[Path]) -> Self:
@@ -56,40 +48,37 @@ class SiloData(SettingsTable):
         if (self.file is None) == (self.entry is None):
             found = "both" if self.file else "neither"
             raise InputError(
-                "either-file-entry",
-                f"{name} needs either file or entry in [data], and has {found}.",
+                "file-or-entry", f"{name} needs either file or entry in [data], and has {found}."
             )
-        packed = self.file is not None and self.file.suffix.lower() == ".npz"
-        named = self.file is not None and not packed
-        if self.file is not None and named and not is_table(self.file):
+        table = self.file if self.file and self.file.suffix.lower() != ".npz" else None
+        if table and not is_table(table):
             raise InputError(
-                "table-npz-file",
-                f"{name} needs a table ({ACCEPTED}) or an .npz file for data.file, got {self.file.name!r}.",
+                "not-a-table",
+                f"{name} needs a table ({ACCEPTED}) or an .npz file for data.file, got "
+                f"{table.name!r}.",
             )
-        if "missing" in given and not named:
+        if "missing" in given and not table:
             raise InputError(
-                "names-data-missing",
-                f"{name} names data.missing, which only tables have: return NaN for missing values.",
-            )
-        if "features" in given and not packed:
-            raise InputError(
-                "names-data-features",
-                f"{name} names data.features, which only NPZ files have; use data.columns.",
+                "missing-without-table",
+                f"{name} names data.missing, which only tables have: return NaN for missing "
+                "values.",
             )
         if "target" in given and self.entry is not None:
             raise InputError(
-                "names-data-target",
+                "target-of-entry",
                 f"{name} names data.target, but an entry returns the target itself; leave it out.",
             )
-        if "target" not in given and named:
+        if "target" not in given and table:
             raise InputError(
-                "name-column-predicted",
-                f"{name} needs the name of the column to be predicted for data.target, but it is missing.",
+                "setting-missing",
+                f"{name} needs the name of the column to be predicted for data.target, but it is "
+                "missing.",
             )
-        if named and self.target in (self.columns or ()):
+        if table and self.target in self.columns:
             raise InputError(
-                "names-target-data",
-                f"{name} names the target {self.target!r} in data.columns as well; leave it out there.",
+                "learning-from-target",
+                f"{name} names the target {self.target!r} in data.columns as well; leave it out "
+                "there.",
             )
         return self
 
@@ -97,7 +86,7 @@ class SiloData(SettingsTable):
 class SplitSettings(SettingsTable):
     """[split]: the share of rows held out, stratified by label."""
 
-    test: key.HeldOut = 0.2
+    test: key.Share = 0.2
 
 
 class SiloLimits(SettingsTable):
@@ -117,7 +106,7 @@ class SiloLimits(SettingsTable):
 
     @field_validator("algorithms", mode="before")
     @classmethod
-    def _all(cls, given: Any) -> Any:
+    def _all(cls, given: object) -> object:
         return None if given == "all" else given
 
     @field_validator("algorithms")
@@ -141,12 +130,12 @@ class SecureRules(SettingsTable):
     members: key.Count = 3  # the fewest silos in a sum
     colluding: key.Count = 1  # the fewest colluding silos that a sum has to bear
     # the largest share of a sum that its vector may have
-    share: Annotated[float, Field(ge=1e-6, le=1, description="a share above 0, up to 1")] = 0.9
+    share: Annotated[float, Field(ge=1e-6, le=1), Needs("a share above 0, up to 1")] = 0.9
     # whether its gradient along directions chosen by the coordinator may leave
     projections: key.Switch = False
 
 
-def _exact(given: Any, info: ValidationInfo[Path]) -> bool:
+def _exact(given: object, info: ValidationInfo[Path]) -> bool:
     if given not in ("exact", "never"):
         raise unknown(f"privacy.columns in {info.context.name!r},", given, ("exact", "never"))
     return bool(given == "exact")
@@ -155,20 +144,18 @@ def _exact(given: Any, info: ValidationInfo[Path]) -> bool:
 class PrivacyRules(SettingsTable):
     """[privacy]: the silo's own privacy budget."""
 
-    required: key.Switch = (
-        False  # whether the silo takes part only with noise; left out, whether it has a budget
-    )
+    # whether the silo takes part only with noise; left out, whether it has a budget
+    required: key.Switch = False
     # the largest ε over all runs together; `None` leaves it to every agreement
     epsilon: key.Positive | None = None
     delta: key.Between | None = None  # δ of its own budget; `None` takes the agreement's
-    # whether sums over columns may leave without noise ("exact", not "never"); ε does not cover them
-    columns: Annotated[bool, BeforeValidator(_exact), Field(description='"exact" or "never"')] = (
-        False
-    )
+    # whether sums over columns may leave without noise ("exact", not "never"), which ε does not
+    # cover
+    columns: Annotated[bool, BeforeValidator(_exact), Needs('"exact" or "never"')] = False
 
     @model_validator(mode="before")
     @classmethod
-    def _budgets_are_kept(cls, given: Any) -> Any:
+    def _budgets_need_noise(cls, given: object) -> object:
         """Require noise if there is a budget, as plain answers would not count against it."""
         return {"required": "epsilon" in given, **given} if isinstance(given, dict) else given
 
@@ -176,14 +163,14 @@ class PrivacyRules(SettingsTable):
     def _budgets_have_both(self, info: ValidationInfo[Path]) -> Self:
         if self.epsilon is not None and self.delta is None:
             raise InputError(
-                "privacy-delta-privacy",
+                "delta-missing",
                 f"{info.context.name!r} needs privacy.delta with privacy.epsilon, such as 1e-5.",
             )
         if self.required and self.epsilon is None:
             raise InputError(
-                "privacy-epsilon-privacy",
-                f"{info.context.name!r} needs privacy.epsilon and privacy.delta with privacy.required: without them a "
-                "coordinator could agree on an ε of any size.",
+                "epsilon-missing",
+                f"{info.context.name!r} needs privacy.epsilon and privacy.delta with "
+                "privacy.required: without them a coordinator could agree on an ε of any size.",
             )
         return self
 
@@ -204,18 +191,16 @@ class SiloFile(SettingsTable):
     data: SiloData = Field(default_factory=dict, validate_default=True)  # the source of the data
     split: SplitSettings = SplitSettings()  # which rows are held out
     limits: SiloLimits = Field(default_factory=dict, validate_default=True)  # what the silo allows
-    secure: SecureRules = Field(
-        default_factory=dict, validate_default=True
-    )  # how its vectors are masked
+    # how its vectors are masked
+    secure: SecureRules = Field(default_factory=dict, validate_default=True)
     privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)  # its privacy budget
-    consent: ConsentRules = Field(
-        default_factory=dict, validate_default=True
-    )  # which runs it takes part in
+    # which runs it takes part in
+    consent: ConsentRules = Field(default_factory=dict, validate_default=True)
     # entries "module:function" of networks, by the names that a coordinator uses
     models: dict[str, key.Entry] = Field(default_factory=dict)
     _path: Path
 
-    def model_post_init(self, context: Any) -> None:
+    def model_post_init(self, context: Path) -> None:
         """Store the file's path."""
         self._path = context
 

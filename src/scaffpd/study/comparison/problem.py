@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from scaffpd.data.datasets import breast_cancer, digits, synthetic
-from scaffpd.data.heart_disease import heart_disease
+from scaffpd.data.hospitals import heart_disease
 from scaffpd.data.silos import Client, Silos, held_out
 from scaffpd.errors import InputError, unknown
 from scaffpd.models.linear import Linear

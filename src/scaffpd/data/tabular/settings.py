@@ -1,0 +1,75 @@
+"""`TableSettings`: a table and what its columns are, for Python, settings files and options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+import scaffpd.fields as key
+from scaffpd.fields import Needs, SettingsTable
+
+CLASSIFICATION = "classification"
+REGRESSION = "regression"
+COUNTS = "counts"  # numbers of events, with Poisson loss
+DECIMALS = (".", ",")
+
+
+def _rows_or_share(given: object, info: ValidationInfo[Path | None]) -> object:
+    return key._beside(given, info) if isinstance(given, str) else given
+
+
+def _share(given: float | Path) -> float | Path:
+    if isinstance(given, float) and not 0 <= given < 1:
+        raise PydanticCustomError("share", "no share")
+    return given
+
+
+HeldOut = Annotated[
+    float | Path,
+    BeforeValidator(_rows_or_share),
+    AfterValidator(_share),
+    Needs("a share from 0 to below 1, or a table"),
+]
+
+
+class ColumnSettings(SettingsTable):
+    """What the columns of a table are."""
+
+    target: key.Column
+    """Column to be predicted: labels or numbers."""
+    columns: key.Texts = ()
+    """Columns to learn from, with commas; left out, all others."""
+    categories: key.Texts = ()
+    """Columns of numbers that are names of categories."""
+    task: Annotated[str, key.one_of((CLASSIFICATION, REGRESSION, COUNTS))] | None = None
+    """classification, regression or counts; left out, it goes by the target."""
+    decimal: Annotated[str, key.one_of(DECIMALS)] | None = None
+    """Decimal mark of CSV, . or , ; left out, it is detected."""
+    missing: key.Codes = ()
+    """Values that mean missing, with commas: -999,unknown."""
+
+
+class TableSettings(ColumnSettings):
+    """[data]: a table whose rows belong to clients."""
+
+    # one table, a folder of them, or several with the same columns
+    file: key.FileNames
+    client: key.Column
+    """Column with every row's client; file: each file is a client."""
+    test: HeldOut = 0.2
+    """Share of rows held out, or a table of them."""
+    split_by: key.Column | None = None
+    """Hold out the latest rows by this column, or whole groups of it."""
+    groups: key.Texts = ()
+    """Columns to score by, beside clients: sex,race."""
+    # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by
+    # these alone
+    ranges: dict[str, key.Range] = Field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Name of the first file, without endings."""
+        return self.file[0].name.split(".")[0] or "run"

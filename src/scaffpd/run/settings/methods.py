@@ -1,0 +1,240 @@
+"""Methods, objectives and the user's own code, by the names that settings give them.
+
+Settings name a class by its `kind`, and the user's own class or function by `module:name`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import scaffpd.algorithms.steps as steps
+from scaffpd.algorithms import ALGORITHMS, Algorithm
+from scaffpd.errors import InputError, unknown
+from scaffpd.objectives import OBJECTIVES, Excess, Objective
+
+Made = TypeVar("Made")
+
+
+def kind_of(algorithm: Algorithm) -> str:
+    """Return an algorithm's name in settings: its class, with the module of a user's own one."""
+    kind = type(algorithm)
+    if ALGORITHMS.get(kind.__name__) is kind:
+        return kind.__name__
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def algorithm_kind(
+    kind: object, folder: Path, what: str = "algorithm", keep: bool = True
+) -> type[Algorithm] | Algorithm:
+    """Return one of our classes by its name, or the user's own class or object.
+
+    `keep` leaves the user's module importable, so that other processes can load its objects.
+    Without it, several folders may have modules of the same name.
+    """
+    if not isinstance(kind, str) or ":" not in kind:
+        return _known(kind, what, ALGORITHMS)
+    found = _imported(kind, folder, keep)
+    if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
+        return found
+    raise _no_class(kind, Algorithm, found)
+
+
+def objective_kind(kind: object, folder: Path, what: str = "objective") -> type[Objective]:
+    """Return one of our classes by its name, or the user's own class."""
+    if not isinstance(kind, str) or ":" not in kind:
+        return _known(kind, what, OBJECTIVES)
+    found = _imported(kind, folder)
+    if isinstance(found, type) and issubclass(found, Objective):
+        return found
+    raise _no_class(kind, Objective, found)
+
+
+def _known(kind: object, what: str, known: Mapping[str, type[Made]]) -> type[Made]:
+    if not isinstance(kind, str) or kind not in known:
+        raise unknown(what, kind, known)
+    return known[kind]
+
+
+def _imported(kind: str, folder: Path, keep: bool = True) -> object:
+    """Import `module:name`."""
+    if keep:
+        sys.path += [place for place in (str(folder), str(Path.cwd())) if place not in sys.path]
+        importlib.invalidate_caches()
+    with nullcontext() if keep else _searching(folder, kind):
+        found = _named(folder, kind)
+        if found is None:
+            module, _, name = kind.partition(":")
+            public = [own for own in vars(sys.modules[module]) if own[0] != "_"]
+            raise unknown(f"name in {module!r},", name, public)
+    return found
+
+
+def _no_class(kind: str, base: type, found: object) -> InputError:
+    word = base.__name__.lower()
+    return InputError(
+        "wrong-class",
+        f"{kind!r} is no {word}: it has to be a class of scaffpd.{word}s.{base.__name__}, "
+        f"got {found!r}.",
+    )
+
+
+def algorithm_of(
+    given: Mapping[str, Any], objective: Mapping[str, Any] | None, file: Path
+) -> Algorithm:
+    """Make the algorithm of [algorithm] and [objective], with its step rule."""
+    values = dict(given)
+    kind = values.pop("kind", "Fair")
+    chosen = algorithm_kind(kind, file.parent, f"algorithm.kind in {file.name!r},")
+    if isinstance(chosen, Algorithm):
+        if values or objective is not None:
+            raise InputError(
+                "algorithm-complete",
+                f"{kind} is complete: leave [objective] and other keys of [algorithm] out.",
+            )
+        return chosen
+    if isinstance(values.get("steps"), dict):
+        rule = dict(values["steps"])
+        name = rule.pop("kind", None)
+        if name not in steps.__all__:
+            raise unknown(f"algorithm.steps.kind in {file.name!r},", name, steps.__all__)
+        values["steps"] = called(getattr(steps, name), "algorithm.steps", rule, file)
+    if objective is not None:
+        if "objective" not in inspect.signature(chosen).parameters:
+            raise InputError(
+                "objective-of-its-own",
+                f"{kind} has an objective of its own: leave [objective], or --objective, out.",
+            )
+        values["objective"] = objective_of(objective, file)
+    elif chosen.needs_objective():
+        raise InputError(
+            "objective-missing",
+            f"{kind} needs an [objective] in {file.name!r}, such as "
+            'kind = "ChiSquare" and rho = 0.1.',
+        )
+    return called(chosen, "algorithm", values, file)
+
+
+def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
+    """Make the objective of [objective]."""
+    values = dict(given)
+    offset = values.pop("offset", None)
+    kind = objective_kind(
+        values.pop("kind", None), file.parent, f"objective.kind in {file.name!r},"
+    )
+    made = called(kind, "objective", values, file)
+    if offset is None:
+        return made
+    return called(Excess, "objective", {"objective": made, "offset": offset}, file)
+
+
+def with_usual(objective: dict[str, Any] | None, file: Path) -> dict[str, Any] | None:
+    """Return [objective] with the default strength if it has none."""
+    if objective is None:
+        return None
+    kind = objective_kind(objective.get("kind"), file.parent, f"objective.kind in {file.name!r},")
+    if kind.usual is None:
+        return objective
+    return {**objective, kind.parameter: objective.get(kind.parameter, kind.usual)}
+
+
+def called(made: Callable[..., Made], table: str, values: Mapping[str, Any], file: Path) -> Made:
+    """Make an object from the keys of a table; prefix its error messages with the table's name."""
+    takes = [name for name in inspect.signature(made).parameters if name != "kind"]
+    for name in values:
+        if name not in takes:
+            raise unknown(f"key in [{table}] of {file.name!r},", name, takes)
+    try:
+        return made(**values)
+    except InputError as error:
+        raise InputError(error.code, f"[{table}] of {file.name!r}: {error}") from None
+    except TypeError as error:
+        raise InputError(
+            "table-incomplete",
+            f"[{table}] of {file.name!r} is not complete: {str(error).split(') ')[-1]}.",
+        ) from None
+
+
+def load(folder: Path, entry: str) -> Any:
+    """Call the user's own function, searched in `folder` first; name the line if it fails."""
+    with _searching(folder, entry):
+        function = _named(folder, entry)
+        if not callable(function):
+            module, _, name = entry.partition(":")
+            raise InputError(
+                "entry-not-found",
+                f"The module {module!r} has no function {name!r}, which the entry {entry!r} names.",
+            )
+        try:
+            return function()
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                "entry-failed", f"The entry {entry!r} failed with {_cause(error)}."
+            ) from error
+
+
+def _named(folder: Path, entry: str) -> object:
+    module_name, _, name = entry.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise InputError(
+                "entry-not-found",
+                f"There is no module {error.name!r} for the entry {entry!r}, neither in "
+                f"{str(folder)!r} nor installed.",
+            ) from None
+        raise InputError(
+            "entry-needs-module",
+            f"The entry {entry!r} needs the module {error.name!r}, which is not installed.",
+        ) from error
+    except Exception as error:
+        raise InputError(
+            "entry-failed", f"The module of the entry {entry!r} failed with {_cause(error)}."
+        ) from error
+
+
+@contextmanager
+def _searching(folder: Path, entry: str) -> Iterator[None]:
+    """Search a folder first, and forget its modules afterwards.
+
+    Several silos of one process may each have a module of the same name.
+    """
+    top = entry.partition(":")[0].partition(".")[0]
+    taken = {
+        name: module
+        for name, module in sys.modules.items()
+        if _holds(folder, top) and f"{name}.".startswith(f"{top}.")
+    }
+    for name in taken:
+        del sys.modules[name]
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in sys.modules.keys() - before:
+            if _holds(folder, name.partition(".")[0]):
+                del sys.modules[name]
+        sys.modules.update(taken)
+
+
+def _holds(folder: Path, module: str) -> bool:
+    return (folder / module).is_dir() or (folder / f"{module}.py").is_file()
+
+
+def _cause(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    text = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}: {text}{where}" if text else f"{type(error).__name__}{where}"

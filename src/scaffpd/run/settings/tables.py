@@ -1,0 +1,107 @@
+"""Tables that a run's settings are made of; no PyTorch, so that `--help` is quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import ValidationInfo, model_validator
+
+import scaffpd.fields as key
+from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION
+from scaffpd.errors import InputError
+from scaffpd.fields import Needs, SettingsTable
+
+Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
+
+
+class SourceSettings(SettingsTable):
+    """[data]: a data set known by name."""
+
+    source: key.Text
+    test: key.Share = 0.2  # of rows held out
+
+    @property
+    def name(self) -> str:
+        """Name of the data set."""
+        return self.source
+
+
+class EntrySettings(SettingsTable):
+    """[data]: the user's own function, which returns clients."""
+
+    entry: key.Text  # module:function
+    task: Annotated[str, key.one_of((CLASSIFICATION, REGRESSION, COUNTS))] | None = None
+
+    @property
+    def name(self) -> str:
+        """Nothing: the settings file names the run."""
+        return ""
+
+
+class ModelSettings(SettingsTable):
+    """[model]: a linear model, or a network that a function returns."""
+
+    l2: key.NonNegative = 1e-3
+    """The regulariser; of a table, by folds if left out."""
+    kappa: key.Positive | None = None
+    """κ of personal models, to compare with one for all; left out, by folds."""
+    # a function that returns a torch.nn.Module
+    network: Annotated[key.Text, Needs('a function such as "networks:small"')] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _network_has_no_regulariser(cls, given: object) -> object:
+        """Give a network l2 = 0 where its table says nothing."""
+        return {"l2": 0.0, **given} if isinstance(given, dict) and "network" in given else given
+
+    @model_validator(mode="after")
+    def _network_is_shared(self, info: ValidationInfo[Path]) -> Self:
+        if self.network is not None and self.kappa is not None:
+            raise InputError(
+                "kappa-of-network",
+                f"{info.context.name!r} has model.kappa, which goes with a linear model only.",
+            )
+        return self
+
+
+class TrainingSettings(SettingsTable):
+    """[training]: how long, how exactly and where."""
+
+    rounds: key.Count = 1000
+    """The most rounds; with --epsilon, 30."""
+    tol: Tolerance | None = None
+    """Certified gap to stop at; left out, 1e-6 where one is proven."""
+    seed: key.Whole = 0
+    """Chooses held-out rows and all else."""
+    device: key.Text = "cpu"
+    """cpu or cuda."""
+    splits: key.Whole | None = None
+    """Splits that tell what joining brings; 0: none; left out, 5 of small tables."""
+
+
+class PrivacyBudget(SettingsTable):
+    """[privacy]: differential privacy of every training row against all who see the messages."""
+
+    epsilon: key.Positive
+    """Differential privacy: ε of every row, over the whole run."""
+    delta: key.Between = 1e-5
+    """Its δ."""
+    clip: key.Positive = 1.0  # C, the largest norm of a row's gradient
+    loss_clip: key.Positive = 4.0  # B, the largest loss of a row
+    # R, the longest row once columns are scaled; longer ones are shortened. Not for networks.
+    radius: key.Positive | None = None
+    smoothness: key.Positive | None = None  # a public L; left out, it follows from R
+
+
+class PrivacySettings(PrivacyBudget):
+    """[privacy] of a run on one machine."""
+
+    seed: key.Whole | None = None  # repeatable noise, for experiments; left out, a secret
+
+
+class PathSettings(SettingsTable):
+    """[path]: a fairness path from the average to the worst case."""
+
+    points: key.Count = 9
+    """Points between the average and the worst case."""

@@ -1,0 +1,205 @@
+"""What cannot work is refused before anything is written: one sentence, exit code 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from cases.commands import COLOURFUL, QUICK, TABLE, patients, ran, refusal
+
+ROWS = "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40))
+OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
+
+
+def silo(name, target="y", more=""):
+    return f'name = "a"\n[data]\nfile = "{name}"\ntarget = "{target}"\n{more}'
+
+
+FILES = {
+    "patients.csv": patients(),
+    "good.csv": "x,z,y\n" + ROWS,
+    "good.toml": silo("good.csv"),
+    "spoilt.parquet": "no",
+    "broken.csv.gz": "no",
+    "notes.doc": "",
+    "wrong.toml": "name = \n",
+    "empty.toml": "",
+    "key.toml": '[data]\nsorce = "digits"\n',
+    "federation.toml": f'silos = ["a", "b"]\n{OBJECTIVE}',
+    "binary.toml": bytes(range(256)),
+    "target.toml": silo("good.csv", "disease"),
+    "itself.toml": silo("good.csv", more='columns = ["y"]\n'),
+    "nowhere.toml": silo("nowhere.csv"),
+    "word.toml": silo("data.docx"),
+    "parquet.toml": silo("spoilt.parquet"),
+    "splt.toml": silo("good.csv", more="[splt]\ntest = 0\n"),
+    "entry.toml": 'name = "a"\n[data]\nentry = "nomodule:load"\n',
+    "both.toml": silo("good.csv", more='entry = "m:load"\n'),
+    "silos.toml": OBJECTIVE,
+    "rho.toml": f'silos = ["a", "b"]\n{OBJECTIVE.replace("0.1", "0")}',
+    "port.toml": f'silos = ["a", "b"]\n{OBJECTIVE}[server]\nport = 99999\n',
+    "model.safetensors": "no",
+    "file": "x",
+    "full/file": "x",
+    "empty/file": "x",
+}
+LINES = {
+    # misspelt, too much, too little
+    "dmo": "NoSuchCommand",
+    "silo chek": "NoSuchCommand",
+    "demo --sed 1": "NoSuchOption",
+    "train patients.csv --clinet hospital": "NoSuchOption",
+    "demo more": "UsageError",
+    "compare --rho": "BadOptionUsage",
+    "train": "MissingParameter",
+    "silo predict good.toml": "MissingParameter",
+    # numbers
+    "compare --rho 0": "finite-positive",
+    "compare --rho nan": "number-nan",
+    "compare --rho 0,5": "BadParameter",
+    "compare --alpha 0": "finite-positive",
+    "demo --seed -1": "BadParameter",
+    "compare --rounds 0": "BadParameter",
+    "deploy local --seconds -1": "deploy-seconds",
+    f"{QUICK} --test 1": "setting-invalid",
+    f"{QUICK} --test nan": "setting-invalid",
+    f"{QUICK} --l2 -1": "setting-invalid",
+    f"{QUICK} --rounds 0": "setting-invalid",
+    f"{QUICK} --tol -1": "setting-invalid",
+    f"{QUICK} --seed -1": "setting-invalid",
+    f"{TABLE} --epsilon 0": "setting-invalid",
+    f"{TABLE} --epsilon 4 --delta 1": "setting-invalid",
+    "path hospitals --points 0": "setting-invalid",
+    # names
+    "train hospitls": "no-such-file",
+    "compare digts": "no-such-file",
+    "compare --methods FedAvg,FedPox": "unknown-unknown",
+    "compare --methods ,": "methods-missing",
+    f"{QUICK} --task classify": "unknown-unknown",
+    f"{QUICK} --columns aeg": "unknown-unknown",
+    f"{QUICK} --columns age,age": "named-twice",
+    f"{QUICK} --objective ChiSqare": "unknown-unknown",
+    "train patients.csv --client hospitl --target ill": "unknown-unknown",
+    # options that contradict each other
+    "compare digits --target y": "option-not-applicable",
+    "compare digits --l2 1": "option-not-applicable",
+    "compare good.csv --clients 3": "option-not-applicable",
+    "train hospitals --client age": "option-not-applicable",
+    "train hospitals good.csv": "named-with-others",
+    "train patients.csv": "client-missing",
+    "train patients.csv --client hospital": "target-missing",
+    "train patients.csv --client ill --target ill": "client-is-target",
+    f"{QUICK} --columns age,ill": "learning-from-target",
+    f"{TABLE} --delta 1e-6": "delta-without-epsilon",
+    f"{QUICK} --objective Agnostic --strength 1": "no-strength",
+    f"{QUICK} --objective Nash": "strength-missing",
+    f"{QUICK} --objective CVaR,Tilted --strength 1": "several-objectives",
+    "train key.toml --strength 1": "strength-without-objective",
+    "path hospitals --objective CVaR,Tilted": "several-objectives",
+    "deploy local --silo good.toml": "silo-without-federation",
+    # folders and files
+    "train nothing.csv": "unreadable-data",
+    "train broken.csv.gz": "file-cut-off",
+    "train spoilt.parquet --client a --target b": "unreadable-parquet",
+    "train notes.doc": "not-a-table",
+    "train empty": "folder-without-tables",
+    "demo --out file": "folder-not-writable",
+    "silo init --out good.toml": "file-exists",
+    "silo predict good.toml nowhere": "model-missing",
+    "silo predict good.toml model.safetensors": "not-a-model",
+    # settings files
+    "train nothing.toml": "unreadable-settings",
+    "train wrong.toml": "settings-not-toml",
+    "train empty.toml": "data-source",
+    "train key.toml": "data-source",
+    "train federation.toml": "other-settings-file",
+    "silo check none.toml": "unreadable-settings",
+    "silo check empty.toml": "setting-missing",
+    "silo check binary.toml": "settings-not-utf8",
+    "silo check federation.toml": "other-settings-file",
+    "deploy local good.toml": "other-settings-file",
+    "silo check splt.toml": "unknown-unknown",
+    "silo check entry.toml": "entry-not-found",
+    "silo check both.toml": "file-or-entry",
+    "silo check target.toml": "unknown-unknown",
+    "silo check itself.toml": "learning-from-target",
+    "silo check nowhere.toml": "unreadable-data",
+    "silo check word.toml": "not-a-table",
+    "deploy flare silos.toml": "setting-missing",
+    "deploy flare rho.toml": "finite-positive",
+    "deploy flare port.toml": "setting-invalid",
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    for name in COLOURFUL:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def files(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_refusal_leaves_no_file(here, line):
+    before = files(here)
+    assert refusal(line) == LINES[line]
+    assert files(here) == before
+
+
+SENTENCES = {  # in red on standard error, with the nearest name; nothing on standard output
+    "dmo": "No such command 'dmo'. Did you mean 'demo'?",
+    "-x": "No such option '-x' (see scaffpd --help).",
+    "train patients.csv --clinet a": "No such option '--clinet'. Did you mean '--client'?",
+    "demo --seed 1.5": "Invalid value for '--seed': '1.5' is not a valid integer "
+    "(see scaffpd demo --help).",
+    "train hospitls": "'hospitls' is no file, and no data set of that name is known; "
+    "did you mean hospitals?",
+    "train patients.csv --client hospital": "A table needs --target: which column of 'patients.csv'"
+    " is to be predicted? There are 'hospital', 'age', 'sex', 'note', 'ill'.",
+    f"{QUICK} --task classify": "Unknown --task 'classify': did you mean 'classification'?",
+    f"{QUICK} --l2 -1": "--l2 needs a number >= 0, got -1.0.",
+    "silo check splt.toml": "Unknown key in 'splt.toml', 'splt': did you mean 'split'?",
+    "deploy flare port.toml": "'port.toml' needs a whole number from 1 to 65535 for server.port, "
+    "got 99999.",
+}
+
+
+@pytest.mark.parametrize("line", SENTENCES)
+def test_a_mistake_gets_one_sentence_with_the_nearest_name(here, capsys, line):
+    found = ran(line, capsys, code=2)
+    assert (found.out, found.err) == ("", f"{SENTENCES[line]}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "module", "code"),
+    [
+        ("deploy flare federation.toml", "nvflare", "installed-pip-install"),
+        ("silo check parquet.toml", "pyarrow", "reader-not-installed"),
+    ],
+)
+def test_an_extra_that_is_missing(line, module, code, here, monkeypatch):
+    for name in list(sys.modules):
+        if name.startswith((f"{module}.", "scaffpd.deploy.flare")) or name == module:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert refusal(line) == code
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="root may read and write everything"
+)
+def test_what_may_not_be_read_or_written(here):
+    (here / "good.toml").chmod(0)
+    here.chmod(0o500)
+    assert refusal("silo check good.toml") == "unreadable-settings"
+    assert refusal("demo --out new") == "folder-not-writable"
+    here.chmod(0o700)
