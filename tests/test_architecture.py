@@ -23,15 +23,15 @@ PRIVATE_WORDS = r"\b(told|untold|kept|weighed|weighing|apart|is there already)\b
 
 # What is measured, and the most that is allowed; lower a number as soon as it can be lowered.
 BUDGETS = {
-    "bytes of the package": 2_400_000,
-    "bytes of the tests": 2_200_000,
-    "files over 500 lines": 40,
-    "mentions of Any": 1_260,
+    "bytes of the package": 1_645_000,
+    "bytes of the tests": 1_280_000,
+    "files over 500 lines": 3,
+    "mentions of Any": 520,
     "fmt: skip": 0,
-    "private words": 500,
+    "private words": 60,
     "class names used twice": 0,
     "imports that point up": 0,
-    "imports through the front door": 1,
+    "imports through the front door": 0,
 }
 
 # From the bottom up. A room may import from lower floors, and from rooms before it on its own.

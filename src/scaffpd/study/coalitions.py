@@ -24,8 +24,8 @@ from scaffpd.errors import InputError, count
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.numbers import several
 from scaffpd.objectives import Average, Objective
-from scaffpd.study.folds import AnyModel, Group, Pair, among, base_of, held_out_losses, with_classes
-from scaffpd.training.cohort import Cohort, in_order, named_pairs
+from scaffpd.study.folds import AnyModel, Group, among, base_of, held_out_losses, with_classes
+from scaffpd.training.cohort import Cohort, Pair, in_order, named_pairs
 from scaffpd.training.loop import train as run
 
 Array = NDArray[np.float64]

@@ -24,12 +24,11 @@ from scaffpd.federation.questions import ClientSide, Question, Reply
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.models.losses import loss_named
 from scaffpd.objectives import Excess, Objective
-from scaffpd.training.cohort import Cohort, named_pairs
+from scaffpd.training.cohort import Cohort, Pair, named_pairs
 
 FOLDS = 3
 TOL = 1e-4  # of the mean loss at x⁰: models whose folds differ at all differ by much more
 RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # κ_i of a model alone
-Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
 Group = tuple[int, ...]
 AnyModel = Linear | Module | Personal
 

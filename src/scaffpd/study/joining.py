@@ -28,14 +28,13 @@ from scaffpd.study.folds import (
     AnyModel,
     Folds,
     Group,
-    Pair,
     among,
     answered,
     fit_alone,
     with_classes,
 )
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Array, Joining
-from scaffpd.training.cohort import Cohort, in_order
+from scaffpd.training.cohort import Cohort, Pair, in_order
 from scaffpd.training.loop import train as run
 from scaffpd.training.metrics import HeldOutMoments
 

@@ -23,12 +23,12 @@ from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.personal import lowest
 from scaffpd.privacy.accountant import Account, Spent
 
-KEPT = 4  # sets of weights that clients store
+Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
 
 
 def named_pairs(
-    clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]], names: Sequence[str] | None
-) -> tuple[list[tuple[Any, Any]], list[str]]:
+    clients: Sequence[Pair] | Mapping[str, Pair], names: Sequence[str] | None
+) -> tuple[list[Pair], list[str]]:
     """Return the clients' (X, y) and their names."""
     if isinstance(clients, Mapping):
         if names is not None:
@@ -60,7 +60,7 @@ def named_pairs(
     return [(x, y) for x, y in pairs], labels
 
 
-def in_order(test: Any, names: list[str]) -> list[tuple[Any, Any]]:
+def in_order(test: Any, names: list[str]) -> list[Pair]:
     """Return held-out pairs in the order of the training clients, one for each of them."""
     pairs, given = named_pairs(test, None if isinstance(test, Mapping) else names)
     if set(given) != set(names):
@@ -285,12 +285,12 @@ class Cohort(Federation):
 
     def __init__(
         self,
-        clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]],
+        clients: Sequence[Pair] | Mapping[str, Pair],
         model: ModelSpec,
         names: Sequence[str] | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
-        test: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]] | None = None,
+        test: Sequence[Pair] | Mapping[str, Pair] | None = None,
     ) -> None:
         if not hasattr(model, "oracle") or isinstance(model, type):
             raise InputError(
@@ -346,7 +346,7 @@ class Cohort(Federation):
 def bound(
     model: ModelSpec,
     names: list[str],
-    pairs: list[tuple[Any, Any]],
+    pairs: list[Pair],
     device: torch.device,
     dtype: torch.dtype | None,
     like: Split | None = None,

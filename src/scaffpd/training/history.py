@@ -47,7 +47,8 @@ LEVELS = {
 }
 SPREAD = tuple(f"{kind} {part}" for kind in ("loss", "weight") for part in (*LEVELS, "mean"))
 FORMAT = 1  # version of checkpoints
-Arrays = dict[str, NDArray[Any]]
+Array = NDArray[Any]  # of numbers, of any kind
+Arrays = dict[str, Array]
 State = TypeVar("State")
 
 
@@ -149,7 +150,7 @@ class History:
         weights = (f"weight[{n}]" for n in self.names)
         return (*SCALARS, *losses, *weights)
 
-    def __getitem__(self, column: str) -> NDArray[Any]:
+    def __getitem__(self, column: str) -> Array:
         if column in SCALARS:
             return np.array(self._scalars[column], dtype=SCALARS[column])
         if column in SPREAD and not self.every_client:
@@ -183,7 +184,7 @@ class History:
         """Write the table as CSV; floats read back exactly."""
         write_file(Path(path), csv_text(self.rows(), self.columns))
 
-    def pack(self) -> dict[str, NDArray[Any]]:
+    def pack(self) -> Arrays:
         """Return the table as arrays, for a checkpoint."""
         arrays = {f"history.{name}": self[name] for name in SCALARS}
         kept = [
@@ -194,7 +195,7 @@ class History:
         return arrays if self.every_client else {**arrays, "history.spread": np.array(self._spread)}
 
     @classmethod
-    def unpack(cls, names: Sequence[str], arrays: dict[str, NDArray[Any]]) -> History:
+    def unpack(cls, names: Sequence[str], arrays: Arrays) -> History:
         """Read the arrays of `pack`."""
         history = cls(names, "history.spread" not in arrays)
         rows = len(arrays["history.round"])
