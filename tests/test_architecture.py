@@ -23,12 +23,12 @@ PRIVATE_WORDS = r"\b(told|untold|kept|weighed|weighing|apart|is there already)\b
 
 # What is measured, and the most that is allowed; lower a number as soon as it can be lowered.
 BUDGETS = {
-    "bytes of the package": 1_645_000,
-    "bytes of the tests": 1_280_000,
-    "files over 500 lines": 3,
-    "mentions of Any": 520,
+    "bytes of the package": 1_585_000,
+    "bytes of the tests": 1_246_000,
+    "files over 500 lines": 2,
+    "mentions of Any": 345,
     "fmt: skip": 0,
-    "private words": 60,
+    "private words": 27,
     "class names used twice": 0,
     "imports that point up": 0,
     "imports through the front door": 0,
