@@ -34,6 +34,8 @@ def requested(
 
     changes, options = given_settings(tables, given)
     changes |= method or {}
+    if "algorithm" in changes:
+        options["algorithm.kind"] = "--algorithm"
     if "privacy" in changes and "epsilon" not in changes["privacy"] and not is_settings(what[0]):
         raise InputError("delta-without-epsilon", "--delta goes with --epsilon: how private?")
     name, *more = what

@@ -120,9 +120,8 @@ class RunConfig(SettingsTable):
                 privacy = privacy.model_copy(update={"radius": RADIUS})
             if algorithm.get("kind", "Fair") == "Fair":
                 algorithm = {"local_steps": LOCAL_STEPS, **algorithm}
-        chosen = algorithm_kind(
-            algorithm.get("kind", "Fair"), file.parent, f"algorithm.kind in {file.name!r},"
-        )
+        asked = (options or {}).get("algorithm.kind", f"algorithm.kind in {file.name!r},")
+        chosen = algorithm_kind(algorithm.get("kind", "Fair"), file.parent, asked)
         objective = found.objective
         if objective is None and isinstance(chosen, type) and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
