@@ -15,7 +15,7 @@ from scipy.io import savemat
 
 import scaffpd as sp
 from cases.refusals import refuses
-from scaffpd.data import beijing_air, breast_cancer, diabetes, digits, heart_disease, synthetic
+from scaffpd.data import beijing_air, breast_cancer, digits, heart_disease, synthetic
 from scaffpd.data.hospitals import (
     COLUMNS,
     HOSPITALS,
@@ -122,15 +122,6 @@ def test_held_out_rows_are_stratified_and_do_not_scale_the_columns():
         assert np.abs(gone - 0.25 * whole).max() <= 0.5
     np.testing.assert_allclose(np.vstack([X for X, _ in silos.train]).mean(0), 0, atol=1e-12)
     assert np.abs(np.vstack([X for X, _ in silos.test]).mean(0)).max() > 1e-3
-
-
-def test_diabetes_by_its_own_columns():
-    silos = diabetes(test_fraction=0.25)
-    assert silos.names == ("to 29", "30 to 39", "40 to 49", "50 to 59", "60 and more")
-    assert "age" not in silos.features
-    everyone = [y for _, y in [*silos.train, *silos.test]]
-    assert (sum(map(len, everyone)), sum(int(y.sum()) for y in everyone)) == (442, 221)
-    assert [len(y) for _, y in diabetes("sex").train] == [235, 207]
 
 
 # ------------------------------------------------------------------ hospitals

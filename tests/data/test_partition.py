@@ -81,22 +81,6 @@ def test_shards_are_equal_pieces_of_the_sorted_labels(seed, clients, each):
 
 
 @quick
-@given(seeds, st.integers(1, 20), st.floats(0.01, 100), st.integers(1, 10))
-def test_quantity_skew_leaves_the_minimum_whatever_alpha(seed, clients, alpha, minimum):
-    parts = sp.data.quantity_skew(200, clients, alpha, seed, minimum)
-    assert cut_of(parts, 200)
-    assert len(parts) == clients
-    assert min(map(len, parts)) >= minimum
-
-
-def test_alpha_sets_the_skew_of_sizes():
-    even = [len(rows) for rows in sp.data.quantity_skew(20_000, 10, 1e4)]
-    skewed = [len(rows) for rows in sp.data.quantity_skew(20_000, 10, 0.3)]
-    assert max(even) < 1.1 * min(even)
-    assert max(skewed) > 5 * min(skewed)
-
-
-@quick
 @given(
     st.lists(st.sampled_from(["rome", "oslo", "lima", "bern"]), min_size=1, max_size=40),
     st.integers(1, 4),
@@ -135,7 +119,6 @@ def test_missing_labels_are_refused(y):
         ("labels-of-other-samples", lambda y: sp.data.dirichlet(y[1:], y, 2, 1.0)),
         ("too-few-samples", lambda y: sp.data.dirichlet(y, y, 11, 1.0)),
         ("too-few-samples", lambda y: sp.data.shards(y, 11)),
-        ("too-few-samples", lambda y: sp.data.quantity_skew(20, 11, 1.0)),
         ("no-partition", lambda y: sp.data.dirichlet(y, y, 10, 1e-3)),
         ("whole-number-seed", lambda y: sp.data.shards(y, 2, seed=-1)),
     ],

@@ -11,21 +11,19 @@ if TYPE_CHECKING:
     from scaffpd.data.datasets import adult as adult
     from scaffpd.data.datasets import beijing_air as beijing_air
     from scaffpd.data.datasets import breast_cancer as breast_cancer
-    from scaffpd.data.datasets import diabetes as diabetes
     from scaffpd.data.datasets import digits as digits
     from scaffpd.data.datasets import school as school
     from scaffpd.data.datasets import synthetic as synthetic
     from scaffpd.data.hospitals import heart_disease as heart_disease
     from scaffpd.data.partition import dirichlet as dirichlet
     from scaffpd.data.partition import natural as natural
-    from scaffpd.data.partition import quantity_skew as quantity_skew
     from scaffpd.data.partition import shards as shards
     from scaffpd.data.silos import Silos as Silos
 
 _NAMES = {
-    "datasets": "adult beijing_air breast_cancer diabetes digits school synthetic",
+    "datasets": "adult beijing_air breast_cancer digits school synthetic",
     "hospitals": "heart_disease",
-    "partition": "dirichlet natural quantity_skew shards",
+    "partition": "dirichlet natural shards",
     "silos": "Silos",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -5,8 +5,8 @@ clients whose optimal x differ by δ_i, a concept shift:
 
     a_i^j ~ N(0, I),   x̂ ~ N(0, c² I),   δ_i ~ N(0, σ² I),   y_i^j = ⟨a_i^j, x̂ + δ_i⟩
 
-Its μ is not part of the data: it is the model's `l2`. `diabetes`, `breast_cancer` and `digits` are
-scikit-learn's, cut into clients by a column or by label skew. `beijing_air` is part of the package
+Its μ is not part of the data: it is the model's `l2`. `breast_cancer` and `digits` are
+scikit-learn's, cut into clients by label skew. `beijing_air` is part of the package
 (`files/beijing_air/README.md` names its source and licence: CC BY 4.0, DOI 10.24432/C5RK5G). For
 the others put `adult/adult.data.csv.gz` and `adult/adult.test.csv.gz` (the UCI files with a header
 row, gzipped), or `school/school.mat`, into a folder and name it by `folder=` or the environment
@@ -25,13 +25,13 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.data.folder import data_file
-from scaffpd.data.partition import Indices, dirichlet, natural
+from scaffpd.data.partition import dirichlet
 from scaffpd.data.silos import (
     Client,
     Labels,
@@ -45,33 +45,6 @@ from scaffpd.data.silos import (
 from scaffpd.errors import InputError, count, not_installed, real, unknown
 
 Regression = tuple[NDArray[np.float64], NDArray[np.float64]]
-
-
-def diabetes(by: str = "age", test_fraction: float = 0.0, seed: int = 0) -> Silos:
-    """Load 442 patients, one client per decade of age or per sex.
-
-    Label 1: the disease progressed more than the median of all patients, 140.5, a year later.
-    Columns are standardised by the training rows.
-
-    Args:
-        by: "age" (clients "to 29", "30 to 39", …, "60 and more") or "sex" (clients "1" and "2", as
-            the file codes it); that column is not a feature then.
-        test_fraction: share of each client's rows held out, stratified by label.
-        seed: the same seed, the same split.
-    """
-    if by not in ("age", "sex"):
-        raise unknown("column", by, ("age", "sex"))
-    fraction = checked_fraction("diabetes", test_fraction)
-    data = _bundled("load_diabetes", scaled=False)
-    column = data.feature_names.index(by)
-    X = np.delete(data.data, column, axis=1)
-    y = (data.target > np.median(data.target)).astype(np.int64)
-    values = data.data[:, column].astype(np.int64)
-    codes, parts = natural(np.clip(values // 10, 2, 6) if by == "age" else values)
-    decades = {"2": "to 29", "6": "60 and more"} | {k: f"{k}0 to {k}9" for k in "345"}
-    names = tuple(decades[code] if by == "age" else code for code in codes)
-    features = tuple(name for name in data.feature_names if name != by)
-    return _silos(X, y, features, names, parts, generator("diabetes", seed), fraction)
 
 
 def breast_cancer(
@@ -109,17 +82,26 @@ def digits(
     return _skewed(data, names, clients, alpha, seed, test_fraction, minimum, 2 / np.sqrt(64))
 
 
-def _bundled(loader: str, **options: Any) -> Any:
+class Bundled(Protocol):
+    """What a loader of scikit-learn returns."""
+
+    data: Matrix
+    target: Labels
+    feature_names: Sequence[str]
+
+
+def _bundled(loader: str) -> Bundled:
     """Load a data set of scikit-learn."""
     try:
         from sklearn import datasets
     except ModuleNotFoundError:
         raise not_installed("scikit-learn", "sklearn") from None
-    return getattr(datasets, loader)(**options)
+    found: Bundled = getattr(datasets, loader)()
+    return found
 
 
 def _skewed(
-    data: Any,
+    found: Bundled,
     features: tuple[str, ...],
     clients: int,
     alpha: float,
@@ -128,30 +110,18 @@ def _skewed(
     minimum: int,
     factor: float = 1.0,
 ) -> Silos:
-    fraction = checked_fraction("A dataset", test_fraction)
-    labels: Labels = data.target.astype(np.int64)
-    parts = dirichlet(data.data, labels, clients, alpha, seed, minimum)
-    names = tuple(f"client {i}" for i in range(clients))
+    """Cut by label skew, hold out rows of every client, and standardise by the training rows."""
+    fraction = checked_fraction("A data set", test_fraction)
+    X = found.data
+    y = found.target.astype(np.int64)
+    parts = dirichlet(X, y, clients, alpha, seed, minimum)
     random = np.random.default_rng([seed, 1])
-    return _silos(data.data, labels, features, names, parts, random, fraction, factor)
-
-
-def _silos(
-    X: Matrix,
-    y: Labels,
-    features: tuple[str, ...],
-    names: tuple[str, ...],
-    parts: list[Indices],
-    random: np.random.Generator,
-    fraction: float,
-    factor: float = 1.0,
-) -> Silos:
-    """Hold out rows of every client, and standardise by the training rows of all clients."""
     out = [held_out(y[rows], fraction, random) for rows in parts]
     train = [rows[~gone] for rows, gone in zip(parts, out, strict=True)]
     test = [rows[gone] for rows, gone in zip(parts, out, strict=True)]
     chosen = [train, test] if fraction else [train]
     pairs = [[(X[r], y[r]) for r in rows] for rows in chosen]
+    names = tuple(f"client {i}" for i in range(clients))
     return standardised(names, pairs, features, factor)
 
 
@@ -248,7 +218,7 @@ def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
 
 
 @cache
-def _daily() -> tuple[Any, Any, Matrix, Matrix]:
+def _daily() -> tuple[NDArray[np.str_], NDArray[np.datetime64], Matrix, Matrix]:
     """Return station, date, columns and target of every day with PM2.5."""
     file = resources.files("scaffpd.data") / "files" / "beijing_air" / "daily.csv.xz"
     text = lzma.decompress(file.read_bytes()).decode("ascii")

@@ -1,4 +1,4 @@
-"""Ways to cut one data set into clients: by labels, by sizes, by a column."""
+"""Ways to cut one data set into clients: by labels or by a column."""
 
 from __future__ import annotations
 
@@ -137,33 +137,6 @@ def shards(y: ArrayLike, clients: int, shards_per_client: int = 2, seed: int = 0
     cut = np.array_split(np.argsort(labels, kind="stable"), pieces)
     dealt = generator("shards", seed).permutation(pieces).reshape(clients, shards_per_client)
     return [np.sort(np.concatenate([cut[k] for k in own])) for own in dealt]
-
-
-def quantity_skew(
-    n: int, clients: int, alpha: float, seed: int = 0, minimum: int = 2
-) -> list[Indices]:
-    """Skew sizes: m_i = minimum + q_i · (n − N · minimum), q ~ Dirichlet(α, …, α).
-
-    Small α gives a few clients nearly everything, large α gives all of them the same. Samples are
-    drawn at random, and every one goes to exactly one client.
-
-    Args:
-        n: the number of samples.
-        clients: number N of clients.
-        alpha: concentration α > 0.
-        seed: the same seed, the same partition.
-        minimum: fewest samples of a client.
-
-    Returns:
-        The row numbers of each client, ascending.
-    """
-    _enough("quantity_skew", count("quantity_skew", "n", n), clients, minimum)
-    positive("quantity_skew", "alpha", alpha)
-    random = generator("quantity_skew", seed)
-    shares = np.cumsum(random.dirichlet(np.full(clients, alpha)))[:-1]
-    cuts = np.rint(shares * (n - clients * minimum)).astype(np.int64)
-    cuts += minimum * np.arange(1, clients)
-    return [np.sort(rows) for rows in np.split(random.permutation(n), cuts)]
 
 
 def _enough(owner: str, samples: int, clients: int, minimum: int) -> None:

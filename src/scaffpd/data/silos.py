@@ -12,12 +12,12 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.errors import InputError, real
 
 
-def checked_seed(owner: str, seed: Any) -> int:
+def checked_seed(owner: str, seed: int) -> int:
     """Return a seed as an int, or refuse it unless it is a whole number of at least zero."""
     if (
         isinstance(seed, (bool, np.bool_))
@@ -31,14 +31,14 @@ def checked_seed(owner: str, seed: Any) -> int:
     return int(seed)
 
 
-def generator(owner: str, seed: Any) -> np.random.Generator:
+def generator(owner: str, seed: int) -> np.random.Generator:
     """Return a generator of random numbers that the seed fixes."""
     return np.random.default_rng(checked_seed(owner, seed))
 
 
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
-Client = tuple[NDArray[np.float64], NDArray[Any]]
+Client = tuple[NDArray[np.float64], NDArray[Any]]  # y: labels, or numbers
 
 
 @dataclass(frozen=True)
@@ -130,21 +130,21 @@ def standardiser(
     return mean, unless_constant(mean, np.sqrt(variance), sum(map(len, parts)))
 
 
-def unless_constant(mean: Matrix, deviation: Matrix, n: Any) -> Matrix:
+def unless_constant(mean: Matrix, deviation: Matrix, n: int | Matrix) -> Matrix:
     """Return the deviation, or one where it is within the rounding of a sum of n numbers."""
     return np.where(
         deviation <= np.maximum(1e-12, n * np.finfo(np.float64).eps) * np.abs(mean), 1.0, deviation
     )
 
 
-def fold_numbers(name: str, y: Any, folds: int, seed: int) -> NDArray[np.int64]:
+def fold_numbers(name: str, y: ArrayLike, folds: int, seed: int) -> NDArray[np.int64]:
     """Assign every row to a fold; folds have the same size, and labels are spread evenly over them.
 
     The folds depend only on the client's name and rows, so that it can cut them locally.
     """
     random = np.random.default_rng([seed, crc32(name.encode())])
     labels = np.asarray(y)
-    number = np.empty(len(y), dtype=np.int64)
+    number = np.empty(len(labels), dtype=np.int64)
     order = random.permutation(len(labels))
     if labels.dtype.kind in "biu" and labels.ndim == 1:
         order = order[np.argsort(labels[order], kind="stable")]
