@@ -2,9 +2,10 @@
 
     PYTHONPATH=src:benchmarks python tests/adversary.py --points 10000 --processes 2
 
-draws points of all kinds, compares every certificate with the true duality gap and every bound on rounding with the
-true error, and prints how many were broken and how close the tightest came. The truth is written from the definitions
-alone, with mpmath: nothing of the package takes part in it but the numbers that it returned.
+draws points of all kinds, compares every certificate with the true duality gap and every bound on
+rounding with the true error, and prints how many were broken and how close the tightest came. The
+truth is written from the definitions alone, with mpmath: nothing of the package takes part in it
+but the numbers that it returned.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Point:
 
 
 class UndecidedError(Exception):
-    """The truth has not been found: a client's own problem is too hard for a Newton method with 150 digits."""
+    """The truth has not been found: a client's own problem is too hard for a Newton method with
+    150 digits.
+    """
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,9 @@ def prior(objective, n):
 
 
 def penalised(L, p, rho, cap=None):
-    """max over the simplex (below the cap) of ⟨L, λ⟩ − (ρ/2) Σ (λ−p)²/p, by the piece on which Σλ(ν) = 1."""
+    """max over the simplex (below the cap) of ⟨L, λ⟩ − (ρ/2) Σ (λ−p)²/p, by the piece on which
+    Σλ(ν) = 1.
+    """
     cap = mpf(1) if cap is None else mpf(cap)
 
     def weights(nu):
@@ -120,7 +125,9 @@ def penalised(L, p, rho, cap=None):
 
 
 def in_ball(L, p, delta):
-    """The best of all paths' ends: the k largest losses have weight p_i(1/P + t(L_i − m)), on the sphere."""
+    """The best of all paths' ends: the k largest losses have weight p_i(1/P + t(L_i − m)), on the
+    sphere.
+    """
     order = sorted(range(len(L)), key=lambda i: -L[i])
     best = []
     top = max(L)
@@ -311,9 +318,12 @@ def solved(H, g):
 
 
 def lowest(loss, data, shares, l2, X, pulls=(), free=None, steps=40):
-    """Minimise Σ_i w_i f_i(u) + (γ/2)‖u − x‖² from X, over the first `free` features: u, value, gradient, what is left.
+    """Minimise Σ_i w_i f_i(u) + (γ/2)‖u − x‖² from X, over the first `free` features.
 
-    Newton's method with gradients in 150 digits and, unless losses are squared, Hessians in double precision.
+    Return u, value, gradient, and what is left.
+
+    Newton's method with gradients in 150 digits and, unless losses are squared, Hessians in double
+    precision.
     """
     outputs = len(X[0])
     d = len(X) if free is None else free
@@ -594,7 +604,9 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
 
 
 def own(point, cohort, i, rows, l2, X):
-    """F_i(x) and ∇F_i(x) of a client with a model of its own; in the first feature alone for `columns`."""
+    """F_i(x) and ∇F_i(x) of a client with a model of its own; in the first feature alone for
+    `columns`.
+    """
     gamma = mpf(float(cohort._oracle.anchor.gamma[i]))
     free = 1 if point.store == "columns" else len(X)
     U, value, gradient, left = lowest(point.loss, [rows], [mpf(1)], l2, X, [gamma], free)
@@ -610,7 +622,9 @@ def own(point, cohort, i, rows, l2, X):
 
 
 def gap(point, cohort, data, l2, X, w, objective, losses, mixed):
-    """support(L) + ψ(λ) − min_y Σ λ_i f_i(y); of personal models, and of wide ones, a part of it from below."""
+    """support(L) + ψ(λ) − min_y Σ λ_i f_i(y); of personal models, and of wide ones, a part of it
+    from below.
+    """
     total = support(objective, losses) + penalty(objective, w)
     if not mp.isfinite(total):
         return mpf("inf")
@@ -660,12 +674,14 @@ def main() -> None:
                     tightest.get(name, mpf("inf")), mpf(found.certificate) / found.gap - 1
                 )
     print(
-        f"{options.points} points, {seen['violations']} violations, {seen['unknown']} of unknown truth, "
+        f"{options.points} points, {seen['violations']} violations, {seen['unknown']} of "
+        "unknown truth, "
         f"{time.perf_counter() - start:.0f} s"
     )
     for name in ("float64", "float32"):
         print(
-            f"{name}: {seen[name]} points, {seen[f'{name}, no certificate']} without a certificate; the tightest "
+            f"{name}: {seen[name]} points, {seen[f'{name}, no certificate']} without a "
+            "certificate; the tightest "
             f"certificate is 1 + {float(tightest.get(name, mpf('nan'))):.2g} times the true gap"
         )
 

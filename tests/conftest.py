@@ -1,8 +1,8 @@
 """One thread everywhere: on small problems and busy machines, more threads only fight each other.
 
-A test marked `cover(k)` runs on a few combinations of its parameters, in which every k values meet (k = 1: every value
-once; k = 2: every pair). One marked `sample(n)`, whose parameters only repeat, runs on n of them, evenly spaced.
-`make test-all` runs all.
+A test marked `cover(k)` runs on a few combinations of its parameters, in which every k values meet
+(k = 1: every value once; k = 2: every pair). One marked `sample(n)`, whose parameters only repeat,
+runs on n of them, evenly spaced. `make test-all` runs all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ gc.disable()  # until everything is imported; see below
 os.fsync = lambda file: (
     None
 )  # no test pulls the plug, and thousands of small files wait for the disk otherwise
-MEMORY = "/dev/shm"  # the folders of tests are there, where it has room, and go with each test that passes
+# the folders of tests are there, where it has room, and go with each test that passes
+MEMORY = "/dev/shm"
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", MEMORY)
 
@@ -46,7 +47,8 @@ def pytest_configure(config):
         import hypothesis
     except ImportError:  # machines with nothing but the run-time dependencies
         return
-    # A landing must not hang on luck: with CI set, every run draws the same examples. Elsewhere they are new each time.
+    # A landing must not hang on luck: with CI set, every run draws the same examples. Elsewhere
+    # they are new each time.
     if os.environ.get("CI"):
         hypothesis.settings.register_profile("ci", derandomize=True, deadline=None)
         hypothesis.settings.load_profile("ci")
@@ -54,7 +56,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before long ones are deselected
 def pytest_collection_modifyitems(items):
-    """Keep those combinations of a test's parameters that `cover` and `sample` leave, and mark the others as long."""
+    """Keep those combinations of a test's parameters that `cover` and `sample` leave, and mark the
+    others as long.
+    """
     _thin(
         items,
         "cover",
@@ -82,9 +86,9 @@ def _thin(items, name, choose):
 def pytest_collection_finish():
     """Leave what was imported and collected out of every later search for garbage.
 
-    From now on nothing is cached as bytecode either: tests write modules anew within a second, and Python would take
-    the old one. All loggers pass on what they log: to each that does not, such as fifty of PyTorch's, pytest would add
-    its handlers six times a test.
+    From now on nothing is cached as bytecode either: tests write modules anew within a second, and
+    Python would take the old one. All loggers pass on what they log: to each that does not, such as
+    fifty of PyTorch's, pytest would add its handlers six times a test.
     """
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):

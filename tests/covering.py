@@ -1,4 +1,6 @@
-"""Few combinations of a test's parameters in place of all: see `cover(k)` and `sample(n)` in conftest.py."""
+"""Few combinations of a test's parameters in place of all: see `cover(k)` and `sample(n)` in
+conftest.py.
+"""
 
 from __future__ import annotations
 

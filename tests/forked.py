@@ -1,4 +1,5 @@
-"""A fork of the tests' own process, in which code may load our package anew, miss other packages, and die.
+"""A fork of the tests' own process, in which code may load our package anew, miss other packages,
+and die.
 
 Other packages stay loaded: an interpreter that starts from nothing takes seconds for PyTorch alone.
 """
@@ -17,10 +18,11 @@ CLOSED = -1
 
 
 def forked(code, *hidden, stdout=None, stderr=None, env=None):
-    """Run `code` as subprocess.run would: our package is not loaded yet, the `hidden` ones are not installed.
+    """Run `code` as subprocess.run would: our package is not loaded yet, the `hidden` ones are not
+    installed.
 
-    What it writes goes to the files `stdout` and `stderr`, or into the result, or nowhere if they are `CLOSED`. In its
-    environment, `env` is added; a variable that is None there is removed.
+    What it writes goes to the files `stdout` and `stderr`, or into the result, or nowhere if they
+    are `CLOSED`. In its environment, `env` is added; a variable that is None there is removed.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         files = [

@@ -1,4 +1,6 @@
-"""The clients' arithmetic a second time: plain NumPy, one client after the other, straight from the definitions."""
+"""The clients' arithmetic a second time: plain NumPy, one client after the other, straight from
+the definitions.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Client:
         )
 
     def descend(self, x, c_i, c, rate, steps, batches=None):
-        """d = x − u after u ← u − η (g_i(u) − c_i + c), `steps` times; `batches` are the rows of each step."""
+        """d = x − u after u ← u − η (g_i(u) − c_i + c), `steps` times; `batches` are the rows of
+        each step.
+        """
         u = x.copy()
         shift = c - c_i
         for j in range(steps):
@@ -78,7 +82,9 @@ class Client:
         return x - u
 
     def fast_gradient(self, x, rows=None):
-        """`gradient` without the loop over samples, for long runs (a test holds the two against each other)."""
+        """`gradient` without the loop over samples, for long runs (a test holds the two against
+        each other).
+        """
         A, y = (self.A, self.y) if rows is None else (self.A[rows], self.y[rows])
         Z = A @ x.reshape(-1, self.k)
         if self.loss == "squared":
@@ -91,7 +97,9 @@ class Client:
 
 
 def unequal_clients(loss, outputs=1, d=6, seed=0):
-    """Clients as awkward as they come: their sizes, and features that repeat, vanish or never change."""
+    """Clients as awkward as they come: their sizes, and features that repeat, vanish or never
+    change.
+    """
     random = np.random.default_rng(seed)
     scale = 10 ** random.uniform(-1, 1, d)
     features = {

@@ -1,4 +1,6 @@
-"""The certificate against 150-digit truth; `python tests/adversary.py --points 10000` prints the docs' numbers."""
+"""The certificate against 150-digit truth; `python tests/adversary.py --points 10000` prints the
+docs' numbers.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,9 @@ def test_the_servers_part_holds_for_all_losses_within_their_bounds(examples, mos
 
 
 def check_server(random, kind, scale, error, most):
-    """L_i anywhere in L̂_i ± e_i, and its ends in particular: support must be taken there, not its slope at L̂."""
+    """L_i anywhere in L̂_i ± e_i, and its ends in particular: support must be taken there, not its
+    slope at L̂.
+    """
     n = int(random.choice([1, 2, 3, most]))
     losses = 10**scale * random.uniform(0.5, 1, n) * (1 + 1e-15 * random.integers(0, 4, n))
     bounds = 10.0 ** (scale + error) * random.uniform(0, 1, n)
@@ -128,8 +132,8 @@ def test_nash_proves_nothing_where_rounding_may_have_eaten_the_gain(room):
 def long_row(n: int, dtype: torch.dtype):
     """One client, one row a of n equal numbers, x = a, and a target that hides the gradient.
 
-    f(ta) = (ts − y)² + (l2/2) t²s with s = ‖a‖². The target is s + l2/2, for which x is optimal, with
-    s added up in single precision, one product after the other: who adds up like that sees no
+    f(ta) = (ts − y)² + (l2/2) t²s with s = ‖a‖². The target is s + l2/2, for which x is optimal,
+    with s added up in single precision, one product after the other: who adds up like that sees no
     gradient at all. The error is in the data, so that every machine gets the same problem.
     """
     value = np.float32(0.1)
@@ -156,9 +160,9 @@ def long_row(n: int, dtype: torch.dtype):
 def test_equal_signs_in_a_long_row_do_not_fool_it(n, dtype):
     """The certificate is ‖∇f‖²/(2 l2), the gap ‖∇f‖²/(2(2s + l2)): 13/3 of it, for l2 = 0.6 s.
 
-    Rounding may add to it: bounds are those of sums in any order, n·2⁻⁵³ for products of doubles, and
-    2⁻²⁴ for a gradient that is sent in single precision. The error in the target is at least 10⁻⁵ of
-    s, hundreds of times that, so that 5 leaves room for all of it.
+    Rounding may add to it: bounds are those of sums in any order, n·2⁻⁵³ for products of doubles,
+    and 2⁻²⁴ for a gradient that is sent in single precision. The error in the target is at least
+    10⁻⁵ of s, hundreds of times that, so that 5 leaves room for all of it.
     """
     certificate, gap, error, bound = long_row(n, dtype)
     assert gap <= Fraction(certificate)

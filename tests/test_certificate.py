@@ -123,7 +123,9 @@ def test_own_strong_convexity_sharpens_it():
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.floats(-2, 5), l2=st.sampled_from([0.0, 1e-6, 0.1]))
 def test_rounding_never_makes_a_false_proof_in_single_precision(part, seed, size, l2):
-    """Data that x can fit exactly: the loss at the end is nothing but rounding, computed here in double precision."""
+    """Data that x can fit exactly: the loss at the end is nothing but rounding, computed here in
+    double precision.
+    """
     random = np.random.default_rng(seed)
     d = int(random.integers(1, 4))
     X = random.standard_normal((d, d)).astype(np.float32)

@@ -1,4 +1,6 @@
-"""The game of being in it: naive ridge fits and all orders of joining, made-up games, and the axioms of Shapley."""
+"""The game of being in it: naive ridge fits and all orders of joining, made-up games, and the
+axioms of Shapley.
+"""
 
 from __future__ import annotations
 
@@ -132,7 +134,9 @@ def test_a_client_that_shares_no_column_with_the_others_neither_brings_nor_gets(
 
 
 def test_two_parties_that_disagree_would_part():
-    """Clients 0 and 1 have the truth w, clients 2 and 3 have −w: each pair is better off without the other."""
+    """Clients 0 and 1 have the truth w, clients 2 and 3 have −w: each pair is better off without
+    the other.
+    """
     rng = np.random.default_rng(0)
     w = np.array([1.0, -2.0])
     pairs = [(X, X @ (w if i < 2 else -w)) for i, X in enumerate(rng.normal(size=(4, 40, 2)))]

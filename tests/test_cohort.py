@@ -16,7 +16,7 @@ import scaffpd as sp
 from naive import relative, unequal_clients
 from scaffpd.data import breast_cancer, digits
 from scaffpd.errors import InputError
-from scaffpd.federation import Federation, Gradients, LocalPlan, Updates
+from scaffpd.federation import LocalPlan
 
 torch.manual_seed(0)
 MODELS = {
@@ -77,31 +77,6 @@ def test_a_cohort_of_all_equals_cohorts_of_one(name, batch_size):
     np.testing.assert_array_equal(
         scores.accuracy, [cohort.evaluate(x).accuracy[0] for cohort in alone]
     )
-
-
-def test_the_order_of_clients_only_permutes_the_answers():
-    model, data = data_for("softmax")
-    names = list(data)
-    turned = sp.Cohort({name: data[name] for name in reversed(names)}, model)
-    straight = sp.Cohort(data, model)
-    x = straight.start() + 0.3
-    for batch_size in (None, 4):
-        a = straight.gradients(x, batch_size)
-        b = turned.gradients(x, batch_size)
-        np.testing.assert_allclose(a.losses, b.losses[::-1], rtol=1e-13)
-
-
-def test_it_is_a_federation():
-    model, data = data_for("logistic")
-    cohort = sp.Cohort(data, model)
-    assert isinstance(cohort, Federation)
-    at = cohort.gradients(cohort.start())
-    assert isinstance(at, Gradients)
-    assert isinstance(
-        cohort.local_updates(cohort.start(), at, cohort.start(), LocalPlan(2)), Updates
-    )
-    assert tuple(cohort.names) == tuple(data)
-    assert repr(cohort).startswith("Cohort of 8 clients, 91 samples, Linear(loss='logistic'")
 
 
 def test_gradients_of_another_cohort_are_refused():

@@ -1,4 +1,5 @@
-"""Every question to every runtime: clients here or behind bytes, sums plain or masked, give the same answers.
+"""Every question to every runtime: clients here or behind bytes, sums plain or masked, give the
+same answers.
 
 The cohort with plain sums is the measure. Algorithms are then tested on a cohort alone.
 """
@@ -203,7 +204,9 @@ def test_local_steps(both, start, batch, clients):
 @pytest.mark.parametrize(("batch", "clients"), ASKED.values(), ids=ASKED)
 @pytest.mark.parametrize("start", STARTS)
 def test_clients_may_make_different_numbers_of_local_steps(both, start, batch, clients):
-    """Side by side, behind bytes and one by one: each client's d_i is that of a plan of its own number of steps."""
+    """Side by side, behind bytes and one by one: each client's d_i is that of a plan of its own
+    number of steps.
+    """
     counts = [4, 1, 3, 4][: N if clients is None else len(clients)]
     plan = LocalPlan(4, 0.05, batch_size=batch[0], key=batch[1], prox=0.2, each=tuple(counts))
     w = weights(clients)
@@ -340,7 +343,9 @@ def test_directions_have_to_be_allowed(where, tmp_path):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_masked_runtimes_pay_alike(model, tmp_path):
-    """Two rounds of questions with masks, here and behind bytes: as many exchanges, bytes up and bytes down."""
+    """Two rounds of questions with masks, here and behind bytes: as many exchanges, bytes up and
+    bytes down.
+    """
     paid = []
     for where in ("masked cohort", "masked remote"):
         federation = federation_of(where, model, tmp_path)

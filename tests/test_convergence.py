@@ -1,4 +1,6 @@
-"""`ScaffPD` with nothing set solves every objective on every family: certified, and at the reference optimum."""
+"""`ScaffPD` with nothing set solves every objective on every family: certified, and at the
+reference optimum.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a run stands on: versions that are the modules' own, plain values, and files that outlive a crash."""
+"""What a run stands on: versions that are the modules' own, plain values, and files that outlive a
+crash.
+"""
 
 from __future__ import annotations
 

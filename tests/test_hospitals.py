@@ -19,7 +19,9 @@ def with_ones(X):
 
 
 def fitted_by_sklearn(clients):
-    """argmin (1/N) Σ_i mean log-loss of i + (l2/2)‖x‖², the intercept in x: all rows at once, weighted."""
+    """argmin (1/N) Σ_i mean log-loss of i + (l2/2)‖x‖², the intercept in x: all rows at once,
+    weighted.
+    """
     A = np.concatenate([with_ones(X) for X, _ in clients])
     y = np.concatenate([labels for _, labels in clients])
     weights = np.concatenate(

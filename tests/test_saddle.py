@@ -1,4 +1,6 @@
-"""The server's small saddle problems: proofs recomputed from the definitions, other solvers, brute force, extremes."""
+"""The server's small saddle problems: proofs recomputed from the definitions, other solvers, brute
+force, extremes.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,9 @@ class Problem:
 
 
 def penalty_size(objective: Objective, weights: np.ndarray) -> float:
-    """The sum of the terms of ψ without their signs: those of Nash cancel where λ_i is near p_i/b_i."""
+    """The sum of the terms of ψ without their signs: those of Nash cancel where λ_i is near
+    p_i/b_i.
+    """
     if not isinstance(objective, sp.Nash):
         return abs(objective.value(weights))
     p = objective.weights(len(weights))
@@ -103,10 +107,11 @@ def penalty_size(objective: Objective, weights: np.ndarray) -> float:
 
 
 def last_digits(problem: Problem, found: Saddle) -> float:
-    """The most that the gap becomes by a change of the last digits of the weights: less cannot be asked for.
+    """The most that the last digits of the weights change the gap: less cannot be asked for.
 
-    A weight is known to a few ε of itself. By w² that moves v, and the gap by ½⟨δ, support''(v) δ⟩ with
-    δ_i = w_i² ε λ_i, which is much where the support function bends much, as a power of large losses does.
+    A weight is known to a few ε of itself. By w² that moves v, and the gap by ½⟨δ, support''(v) δ⟩
+    with δ_i = w_i² ε λ_i, which is much where the support function bends much, as a power of large
+    losses does.
     """
     other = (replace(found, weights=found.weights * (1 + sign * DIGITS)) for sign in (-1, 1))
     return max(above - below for above, below in map(problem.bounds, other))
@@ -140,7 +145,9 @@ def diagonals(random: np.random.Generator, n: int, wide: float) -> dict[str, np.
 
 @st.composite
 def problems(draw: st.DrawFn, kind: str, clients: int = 8, wide: float = 1.5) -> Problem:
-    """Any number of clients, with ties, zeros, weights on the boundary and couplings of every kind."""
+    """Any number of clients, with ties, zeros, weights on the boundary and couplings of every
+    kind.
+    """
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     n = draw(st.integers(1, clients))
     r = draw(st.sampled_from([0, 1, 2, 5]))
@@ -173,7 +180,9 @@ def problems(draw: st.DrawFn, kind: str, clients: int = 8, wide: float = 1.5) ->
 
 
 def assert_proven(problem: Problem, found: Saddle) -> float:
-    """Nothing but finite numbers, weights in Λ, and a gap that is what both sides say; the size of its terms."""
+    """Nothing but finite numbers, weights in Λ, and a gap that is what both sides say; the size of
+    its terms.
+    """
     assert np.all(np.isfinite(found.weights))
     assert np.all(np.isfinite(found.z))
     assert found.z.shape == (len(problem.F),)
@@ -423,7 +432,7 @@ def test_no_matrix_of_all_pairs_of_clients_is_formed(kind: str) -> None:
     assert peak < 8 * 1000**2 / 4
 
 
-# ------------------------------------------------------------------ the model of the subspace saddle method
+# -------------------------------------------------- the model of the subspace saddle method
 
 
 def subspace_model(
@@ -577,7 +586,9 @@ def test_the_basis_of_long_columns(d: int) -> None:
 
 
 def test_a_capped_step_whose_level_is_far_from_the_quantile() -> None:
-    """Held clients keep weight that the quantile counts on, so that ν lies at a larger loss: steps 1e30 apart."""
+    """Held clients keep weight that the quantile counts on, so that ν lies at a larger loss: steps
+    1e30 apart.
+    """
     prior = np.array([0.134, 0.068, 0.027, 0.023, 0.166, 0.184, 0.129, 0.151, 0.118])
     objective = sp.CVaR(0.76, prior)
     losses = np.array([1.0, 1.0, 0.0, 1.0, 1.0, 0.125, 0.0, 0.0, 1.0])

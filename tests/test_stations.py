@@ -1,9 +1,10 @@
-"""The demo's twelve stations: numbers by numpy alone, intervals by hand, words that follow from them."""
+"""The demo's twelve stations: numbers by numpy alone, intervals by hand, words that follow from
+them.
+"""
 
 from __future__ import annotations
 
 import csv
-import re
 import types
 from dataclasses import replace
 
@@ -115,17 +116,6 @@ def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(
     }
     for name in ("clients.csv", "draws.csv"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
-
-
-def test_a_terminal_gets_colours_and_room(tmp_path, monkeypatch, capsys, study):
-    monkeypatch.setattr(demo, "stations", lambda *_: study)
-    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "120"}.items():
-        monkeypatch.setenv(name, value)
-    assert cli.run(["demo", "--splits", "2", "--out", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "\x1b[1mWritten" in out
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
-    assert 80 < max(map(len, plain[: plain.index("Written")].splitlines())) <= 120
 
 
 def test_progress_threads_and_interruptions(monkeypatch):

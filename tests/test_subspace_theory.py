@@ -1,4 +1,6 @@
-"""What docs/subspace-saddle.md proves of the subspace saddle method, on problems that would show it false."""
+"""What docs/subspace-saddle.md proves of the subspace saddle method, on problems that would show
+it false.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ BENT = [sp.ChiSquare(rho=0.05), sp.Tilted(rho=0.1)]
 
 
 def chebyshev(N=20, d=12, l2=0.01, seed=0):
-    """One row a client: regression in the maximum norm for `Agnostic`, with about d active clients."""
+    """One row a client: regression in the maximum norm for `Agnostic`, with about d active
+    clients.
+    """
     random = np.random.default_rng(seed)
     X = random.standard_normal((N, d))
     w = random.standard_normal(d) / d**0.5
@@ -86,7 +90,7 @@ def test_theorem_1_a_subspace_that_sees_everything_promises_a_share_of_the_exces
 
 @pytest.mark.parametrize("objective", BENT, ids=str)
 def test_theorem_2_two_promises_bound_the_excess(objective):
-    """With one merit F: F falls by ε/10, c follows ∇F, and F(x⁺) − F* ≤ (ℓ + γ)/μ ε⁺ + 4(γ/μ)² ε."""
+    """One merit F: F falls by ε/10, c follows ∇F, and F(x⁺) − F* ≤ (ℓ + γ)/μ ε⁺ + 4(γ/μ)² ε."""
     mu = 0.3
     n = 20
     cohort, X = chebyshev(N=n, l2=mu)
@@ -124,7 +128,9 @@ def test_theorem_2_two_promises_bound_the_excess(objective):
 
 
 def test_a_round_in_all_of_space_is_a_newton_step_for_the_optimality_conditions():
-    """V = R^d, δ = 0, ψ bends: min(μ, ρ) ‖z⁺ − z*‖ ≤ ‖R‖, z = (x, λ), for the remainder R of second order at z*."""
+    """V = R^d, δ = 0, ψ bends: min(μ, ρ) ‖z⁺ − z*‖ ≤ ‖R‖, z = (x, λ), for the remainder R of
+    second order at z*.
+    """
     mu = 0.3
     objective = sp.ChiSquare(rho=0.05)
     cohort, X = chebyshev(l2=mu)
@@ -148,12 +154,12 @@ def test_a_round_in_all_of_space_is_a_newton_step_for_the_optimality_conditions(
     assert error < 1e-5
 
 
-# ------------------------------------------------------------------ counter-examples, and the safeguard
+# -------------------------------------------------- counter-examples, and the safeguard
 
 
 @pytest.mark.parametrize("n", [2, 3, 6])
 def test_weights_can_cycle_for_ever_where_psi_is_flat_and_nothing_holds_them(n):
-    """V = the n − 1 newest c, w = 0: x stays at 0, c goes round the axes, and F(0) − F* = 1/(2n)."""
+    """V = the n − 1 newest c, w = 0: x stays at 0, c goes round the axes, F(0) − F* = 1/(2n)."""
     B = 1 / n + 1.5 * (np.eye(n) - 1 / n)  # f_i = ½‖x‖² + ⟨b_i, x⟩: the optimum is −1/n, by λ = 1/n
     weights = 1 / (3 * n) + 2 / 3 * np.eye(n)
     axes = np.eye(n)
@@ -246,7 +252,9 @@ def test_theorem_4_squared_losses_take_one_round(objective):
 
 @pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
 def test_theorem_4_a_certificate_falls_with_order_three_halves(objective):
-    """C⁺ ≤ (2√2/3) M (C/μ)^{3/2} + M² C²/(2μ³) without damping; the logistic loss bends by at most 1/(6√3) more."""
+    """C⁺ ≤ (2√2/3) M (C/μ)^{3/2} + M² C²/(2μ³) without damping; the logistic loss bends by at most
+    1/(6√3) more.
+    """
     random = np.random.default_rng(0)
     mu = 0.05
     m = 30

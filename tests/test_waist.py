@@ -1,4 +1,6 @@
-"""What a server may ask beyond full gradients: some clients only, plain local steps, vectors that clients keep."""
+"""What a server may ask beyond full gradients: some clients only, plain local steps, vectors that
+clients keep.
+"""
 
 from __future__ import annotations
 

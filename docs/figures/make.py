@@ -140,7 +140,9 @@ def ranges(cohort: sp.Cohort, points: int) -> Figure:
 
 def table(cohort: sp.Cohort, losses: dict[str, np.ndarray]) -> str:
     """The losses in Markdown."""
-    head = f"| objective | {' | '.join(cohort.names)} | mean | worst |\n|---|{'---:|' * (len(cohort.names) + 2)}\n"
+    names = " | ".join(cohort.names)
+    rule = "---:|" * (len(cohort.names) + 2)
+    head = f"| objective | {names} | mean | worst |\n|---|{rule}\n"
     rows = [
         f"| `{CHOICES[name]!r}` | {' | '.join(f'{v:.3f}' for v in (*row, row.mean(), row.max()))} |"
         for name, row in losses.items()

@@ -1,6 +1,7 @@
 """Numbers as people read them, the same on the page, in the terminal and in sentences.
 
-Percent signs and units follow a no-break space where the page wraps lines; minus signs are typographic.
+Percent signs and units follow a no-break space where the page wraps lines; minus signs are
+typographic.
 """
 
 from __future__ import annotations

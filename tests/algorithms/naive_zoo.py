@@ -1,8 +1,8 @@
-"""The methods a second time: each paper's pseudo-code in plain NumPy, one client and step at a time.
+"""The methods a second time: each paper's pseudo-code in plain NumPy, client by client.
 
-Nothing is drawn here: a `Setting` says who takes part and which rows make a minibatch, as the run of
-the package has drawn them. Every function yields (x, λ) after each round, λ `None` where a paper has
-none. A `mistake` is one that public implementations make, for the traps.
+Nothing is drawn here: a `Setting` says who takes part and which rows make a minibatch, as the run
+of the package has drawn them. Every function yields (x, λ) after each round, λ `None` where a
+paper has none. A `mistake` is one that public implementations make, for the traps.
 
 The papers have λ on the simplex. Elsewhere (q-fair objectives) the package lets x move along
 Σ λ_i g_i / Σ λ_i in AFL, DRFA, descent-ascent and extragradient.

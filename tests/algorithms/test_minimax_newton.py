@@ -1,4 +1,6 @@
-"""Minimax Newton, and the families on which methods stall: nothing stalls any more, and another solver agrees."""
+"""Minimax Newton, and the families on which methods stall: nothing stalls any more, and another
+solver agrees.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ OBJECTIVES = [
     *(sp.Tilted(rho=0.1), sp.QFair(q=1.0), sp.Nash(b=30.0)),
 ]
 REFERENCES: dict = {}  # each takes seconds
-SMALL = {  # the hard families, smaller: (clients, loss, l2, the most rounds of minimax Newton and of sums only)
+# the hard families, smaller: clients, loss, l2, the most rounds of minimax Newton, of sums only
+SMALL = {
     "separable": (single(0, 5, 8, 20), "logistic", 1e-8, 25, 25),
     "one separable sample each": (single(1, 40, 8), "logistic", 1e-6, 20, 30),
     "ℓ∞ regression": (single(2, 30, 10, noise=1.0), "squared", 1e-6, 1, 20),
@@ -104,7 +107,9 @@ def test_nash_near_the_start():
 
 @pytest.mark.parametrize("scale", [10.0, 1000.0])
 def test_a_bad_start(scale):
-    """Some trials are rejected, F falls with every step that is taken, and it ends at the same optimum."""
+    """Some trials are rejected, F falls with every step that is taken, and it ends at the same
+    optimum.
+    """
     clients, loss, l2, *_ = SMALL["separable"]
     cohort = sp.Cohort(clients, sp.Linear(loss, l2=l2))
     start = scale * np.random.default_rng(0).standard_normal(8)
@@ -204,7 +209,9 @@ def test_what_a_round_sends():
     "objective", [sp.ChiSquare(rho=0.1), sp.Agnostic(), sp.QFair(q=1.0)], ids=str
 )
 def test_singular_squared_losses_in_single_precision_end_in_a_named_outcome(objective):
-    """Hessians that single precision has made indefinite by rounding: columns that are sums of others, and l2 = 0."""
+    """Hessians that single precision has made indefinite by rounding: columns that are sums of
+    others, and l2 = 0.
+    """
     random = np.random.default_rng(0)
     mixing = random.normal(size=(3, 12))
     clients = [(random.normal(size=(30, 3)) @ mixing, random.normal(size=30)) for _ in range(4)]

@@ -1,4 +1,6 @@
-"""An algorithm in one file of its own, outside the package: trained, compared, deployed and run by commands."""
+"""An algorithm in one file of its own, outside the package: trained, compared, deployed and run by
+commands.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The subspace saddle method: its questions against dense matrices, its answers against an interior-point solver."""
+"""The subspace saddle method: its questions against dense matrices, its answers against an
+interior-point solver.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_local_models_of_squared_losses_are_solved_exactly():
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 def test_other_local_models_are_approached_by_accelerated_steps(loss):
-    """The same as a naive loop, and closer to the minimiser of f_i(u) + ⟨c − c_i, u⟩ + (β/2)‖u − x‖²_D than x is."""
+    """The same as a naive loop, and closer to the minimiser of f_i(u) + ⟨c − c_i, u⟩ + (β/2)‖u −
+    x‖²_D than x is.
+    """
     cohort, clients = problem(loss)
     x = 0.1 * point(cohort)
     c = 0.01 * point(cohort, 2)
@@ -192,7 +196,9 @@ def test_without_strong_convexity_it_says_how_far_the_model_still_sees():
 
 
 def test_columns_of_zeros_and_flat_losses():
-    """Without a regulariser: a feature that nobody has does no harm; where nobody has any, a sentence says so."""
+    """Without a regulariser: a feature that nobody has does no harm; where nobody has any, a
+    sentence says so.
+    """
     clients = [(X * (np.arange(10) != 3), y) for X, y in sp.data.synthetic()]
     result = sp.train(
         sp.SubspaceSaddle(sp.ChiSquare(rho=0.1)), sp.Cohort(clients, sp.Linear(l2=0.0)), rounds=10
@@ -224,3 +230,17 @@ def test_a_thousand_clients():
     cohort = sp.Cohort(sp.data.synthetic(N=1000, d=5, m=6, sigma=0.3), sp.Linear(l2=0.1))
     result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.5)), cohort, rounds=40, tol=1e-6)
     assert result.status is sp.Status.CONVERGED
+
+
+def test_weights_are_held_by_what_the_subspace_does_not_see():
+    """w_i² = s (⟨c, d⟩/‖c‖²) (‖c_i‖² − ‖Vᵀc_i‖²), with d from the clients' local models."""
+    cohort, _ = problem("logistic")
+    method = sp.SubspaceSaddle(sp.ChiSquare(rho=0.05), memory=3)
+    state = method.init(cohort, x0=point(cohort))
+    around = method._look(cohort, state)
+    d, c = (vector.numpy() for vector in around.fresh)
+    V = around.V.numpy()
+    C = state.at.each().numpy()
+    outside = (C**2).sum(1) - ((C @ V) ** 2).sum(1)
+    np.testing.assert_allclose(around.w**2, (c @ d) / (c @ c) * outside, rtol=1e-9, atol=1e-12)
+    assert np.ptp(around.w) > 0

@@ -1,8 +1,8 @@
 """What public implementations of these methods get wrong, and where two methods are the same one.
 
 Every trap holds the package against the right loop *and* shows that the wrong one gives other
-numbers: a test that could not tell them apart would guard nothing. Every reduction holds exactly, up
-to rounding.
+numbers: a test that could not tell them apart would guard nothing. Every reduction holds exactly,
+up to rounding.
 """
 
 from __future__ import annotations
@@ -367,7 +367,7 @@ def test_q_ffl_and_the_q_fair_objective_have_one_minimiser(q):
 
 
 def test_worst_accuracy_always_comes_with_what_it_is_over():
-    """The worst accuracy comes with whose it is, worst and best fifth, both means and the spread."""
+    """The worst comes with whose it is, worst and best fifth, both means and the spread."""
     accuracy = np.array([0.9, 0.5, 0.8, 0.7, 0.6, 1.0])
     counts = np.array([10, 1000, 10, 10, 10, 10])
     scores = ClientScores(tuple("abcdef"), 1 - accuracy, accuracy, counts)

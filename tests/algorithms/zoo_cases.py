@@ -1,4 +1,4 @@
-"""Problems for the tests of the methods, and a proxy that notes what a method asks of its clients."""
+"""Problems for the tests of the methods, and a proxy that notes what a method asks."""
 
 from __future__ import annotations
 

@@ -6,7 +6,9 @@ import numpy as np
 
 
 def table(N=4, d=5, rows=40, seed=0, classes=2):
-    """Rows X in odd units, labels, real targets and the clients' names; every client has its own way."""
+    """Rows X in odd units, labels, real targets and the clients' names; every client has its own
+    way.
+    """
     random = np.random.default_rng(seed)
     owner = random.permutation(np.repeat(np.arange(N), rows))
     X = random.normal(size=(N * rows, d)) * 10.0 ** np.arange(-2, d - 2) + np.arange(d)

@@ -1,4 +1,6 @@
-"""As a scikit-learn user would: pipelines, searches, cross-validation, copies; clients of every kind."""
+"""As a scikit-learn user would: pipelines, searches, cross-validation, copies; clients of every
+kind.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,15 @@ import sklearn
 from estimator_tables import table
 from sklearn.base import clone
 from sklearn.compose import ColumnTransformer
-from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import (
     GridSearchCV,
-    GroupKFold,
     StratifiedKFold,
-    cross_val_score,
-    cross_validate,
 )
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import scaffpd as sp
-from scaffpd.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
 
@@ -92,22 +90,6 @@ def test_a_grid_search_for_the_worst_served(routing):
     assert search.best_score_ == pytest.approx(np.mean(byhand))
 
 
-def test_whole_clients_held_out(routing):
-    X, y, targets, clients = table()
-    model = sp.FairFederatedClassifier()  # fit asks for clients by itself, score does not
-    scores = cross_val_score(
-        model, X, y, cv=GroupKFold(4), params={"clients": clients, "groups": clients}
-    )
-    assert scores.shape == (4,)
-    assert scores.min() > 0.4
-    model = make_pipeline(StandardScaler(), sp.FairFederatedRegressor())
-    params = {"clients": clients, "groups": clients}
-    found = cross_validate(
-        model, X, targets, cv=GroupKFold(4), params=params, return_estimator=True
-    )
-    assert [len(fit[-1].clients_) for fit in found["estimator"]] == [3] * 4
-
-
 @sklearn.config_context(enable_metadata_routing=False)
 def test_without_routing_fit_takes_clients_directly():
     X, y, _, clients = table()
@@ -157,40 +139,6 @@ def test_names_of_every_kind(kind):
     np.testing.assert_array_equal(found.coef_, expected.coef_)
     assert found.client_weights_ == expected.client_weights_
     assert found.clients_.tolist() == ["bonn", "lima", "oslo", "pisa"]
-
-
-@pytest.mark.parametrize(
-    "clients",
-    [
-        pandas.Categorical(["a", None] * 80),
-        pandas.Series(["a", pandas.NA] * 80, dtype="string"),
-        pandas.Series([1, pandas.NA] * 80, dtype="Int64"),
-        pandas.Series(["a", np.nan] * 80, index=range(160)[::-1]),
-    ],
-)
-def test_missing_names_in_pandas(clients):
-    X, y, _, _ = table()
-    with pytest.raises(sp.InputError, match=r"clients has a missing value \(row 1\)"):
-        sp.FairFederatedClassifier().fit(X, y, clients=clients)
-
-
-@pytest.mark.parametrize(
-    ("clients", "expected"),
-    [
-        ([3, 1] * 80, [1, 3]),
-        (np.array([2.0, 10.0] * 80), [2.0, 10.0]),
-        ([True, False] * 80, [False, True]),
-        (["10", 9] * 80, ["10", 9]),
-        ([("a", 1), ("a", 2)] * 80, [("a", 1), ("a", 2)]),
-    ],
-)
-def test_numbers_as_clients(clients, expected):
-    X, y, _, _ = table()
-    model = sp.FairFederatedClassifier().fit(X, y, clients=clients)
-    assert model.clients_.tolist() == expected
-    assert list(model.client_weights_) == expected
-    assert sum(model.client_weights_.values()) == pytest.approx(1)
-    assert list(model.client_scores_) == expected
 
 
 def test_a_label_that_some_clients_have_never_seen():
@@ -255,19 +203,6 @@ def test_an_interrupt_is_not_swallowed(monkeypatch):
     assert model.status_ == "interrupted"
 
 
-def test_verbose_shows_a_bar(capsys):
-    X, y, _, clients = table()
-    sp.FairFederatedClassifier(verbose=1).fit(X, y, clients=clients)
-    assert "gap" in capsys.readouterr().err
-    sp.FairFederatedClassifier().fit(X, y, clients=clients)
-    assert capsys.readouterr() == ("", "")
-
-
-def test_not_fitted():
-    with pytest.raises(NotFittedError):
-        sp.FairFederatedRegressor().predict(np.ones((2, 2)))
-
-
 def test_forgotten_clients_are_said():
     X, y, _, _ = table()
     with pytest.warns(
@@ -301,26 +236,3 @@ def test_a_search_over_a_strength_with_sparse_columns_and_routing(routing):
     np.testing.assert_allclose(
         final.predict_proba(rows), final.predict_proba(rows.toarray()), rtol=1e-12
     )
-
-
-def test_columns_named_by_numbers_may_hold_objects_and_clients_be_an_arrow_array():
-    pd = pytest.importorskip("pandas")
-    arrow = pytest.importorskip("pyarrow")
-    random = np.random.default_rng(0)
-    X = random.normal(size=(90, 3))
-    clients = ["a", "b", "c"] * 30
-    y = (X[:, 0] + random.normal(size=90) > 0).astype(int)
-    plain = sp.FairFederatedClassifier().fit(X, y, clients=clients)
-    for names in ([0, 1, 2], ["x", "y", "z"]):
-        found = sp.FairFederatedClassifier().fit(
-            pd.DataFrame(X.astype(object), columns=names), y, clients=clients
-        )
-        np.testing.assert_array_equal(found.coef_, plain.coef_)
-    for own in (arrow.array(clients), arrow.chunked_array([clients])):
-        np.testing.assert_array_equal(
-            sp.FairFederatedClassifier().fit(X, y, clients=own).coef_, plain.coef_
-        )
-    frame = pd.DataFrame(X.astype(object))
-    frame[2] = "text"
-    with pytest.raises(InputError, match="Column '2' holds"):
-        sp.FairFederatedClassifier().fit(frame, y, clients=clients)

@@ -19,7 +19,9 @@ WEIGHTED = (  # class_weight is one of rows, too
 
 
 def refused(estimator):
-    """What private estimators cannot pass; `test_weights_of_rows_are_refused_in_private` has the sentence."""
+    """What private estimators cannot pass; `test_weights_of_rows_are_refused_in_private` has the
+    sentence.
+    """
     return dict.fromkeys(WEIGHTED, REASON)
 
 

@@ -85,28 +85,6 @@ def test_losses_sums_projections_and_norms_match_a_loop_over_samples(case):
     np.testing.assert_allclose(cohort.evaluate(x).loss, losses, rtol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_gradients_match_autograd(case):
-    cohort, clients, x = problem(case)
-    weights = np.random.default_rng(5).standard_normal(len(clients))
-    leaf = torch.tensor(x, requires_grad=True)
-    total = leaf.new_zeros(())
-    for w, client in zip(weights, clients, strict=True):
-        z = torch.tensor(client.A) @ leaf.view(-1, client.k)
-        y = torch.tensor(client.y)
-        if client.loss == "squared":
-            value = (z - y.view(len(y), -1)).square().sum(1).mean()
-        elif client.loss == "logistic":
-            value = torch.nn.functional.binary_cross_entropy_with_logits(z[:, 0], y.double())
-        else:
-            value = torch.nn.functional.cross_entropy(z, y)
-        total = total + w * (value + client.l2 / 2 * leaf @ leaf)
-    (gradient,) = torch.autograd.grad(total, leaf)
-    at = cohort.gradients(tensor(x))
-    assert relative(at.sum(weights), gradient) < 1e-12
-    assert at.losses @ weights == pytest.approx(total.item(), rel=1e-12)
-
-
 @pytest.mark.parametrize("case", ["squared, 3 outputs", "logistic, intercept", "softmax"])
 def test_outputs_of_ten_thousand_stay_finite(case):
     cohort, clients, x = problem(case)
@@ -293,53 +271,6 @@ def test_minibatch_rates_follow_the_expected_smoothness():
             assert rate == pytest.approx(1 / expected, rel=1e-12)
 
 
-def test_a_batch_as_large_as_the_client_is_all_of_it():
-    cohort, clients, x = problem("softmax")
-    largest = max(len(client.A) for client in clients)
-    full = cohort.gradients(tensor(x))
-    batch = cohort.gradients(tensor(x), batch_size=largest)
-    weights = np.linspace(-1, 1, len(clients))
-    np.testing.assert_allclose(batch.losses, full.losses, rtol=1e-13)
-    assert relative(batch.sum(weights), full.sum(weights)) < 1e-13
-    c = full.sum(np.abs(weights))
-    a = cohort.local_updates(tensor(x), full, c, LocalPlan(10)).sum(weights)
-    b = cohort.local_updates(tensor(x), full, c, LocalPlan(10, batch_size=largest)).sum(weights)
-    assert relative(b, a) < 1e-10
-
-
-def test_the_key_decides_the_batches():
-    cohort, clients, x = problem("logistic")
-    first, again, other = (
-        cohort.gradients(tensor(x), 3, key).losses for key in [(1, 2), (1, 2), (1, 3)]
-    )
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-    c = cohort.gradients(tensor(x)).sum(np.ones(len(clients)))
-    at = cohort.gradients(tensor(x))
-    weights = np.ones(len(clients))
-    runs = [
-        cohort.local_updates(tensor(x), at, c, LocalPlan(5, batch_size=2, key=key)).sum(weights)
-        for key in [(1, 2), (1, 2), (1, 3)]
-    ]
-    assert torch.equal(runs[0], runs[1])
-    assert not torch.equal(runs[0], runs[2])
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("case", ["squared", "logistic", "softmax"])
-def test_minibatches_are_unbiased(case):
-    cohort, clients, x = problem(case)
-    weights = np.ones(len(clients))
-    full = cohort.gradients(tensor(x))
-    answers = [cohort.gradients(tensor(x), 3, (k,)) for k in range(200)]
-    for mean, sample in (
-        (full.losses, np.array([at.losses for at in answers])),
-        (full.sum(weights).numpy(), np.array([at.sum(weights).numpy() for at in answers])),
-    ):
-        error = np.abs(sample.mean(0) - mean)
-        assert np.all(error <= 4.5 * sample.std(0) / np.sqrt(len(sample)) + 1e-10)
-
-
 def test_draws_are_uniform_and_independent_between_clients_and_steps():
     names = [f"client-{i}" for i in range(6)]
     draws = Draws((0, 1), names)
@@ -355,14 +286,6 @@ def test_draws_are_uniform_and_independent_between_clients_and_steps():
         )
     )
     assert np.abs(correlation - np.eye(len(correlation))).max() < 0.04
-
-
-def test_a_client_draws_the_same_rows_alone_and_in_company():
-    together = Draws((5, 6), ["a", "b", "c"])
-    alone = Draws((5, 6), ["b"])
-    for size in (1, 7, 3):
-        assert np.array_equal(together.uniform(size)[1], alone.uniform(size)[0])
-    assert not np.array_equal(Draws((5, 6), ["b"]).uniform(4), Draws((5, 7), ["b"]).uniform(4))
 
 
 # ------------------------------------------------------------------ constants
@@ -448,19 +371,6 @@ def test_blocks_are_the_cheapest_of_all_partitions(sizes, overhead):
     n = len(ordered)
     every = [[*cuts, n] for k in range(n) for cuts in itertools.combinations(range(1, n), k)]
     assert cost(cheapest_cuts(ordered, overhead)) == pytest.approx(min(map(cost, every)))
-
-
-def test_small_unequal_clients_share_a_block_and_large_ones_are_hardly_padded():
-    def padding(sizes, width):
-        ordered = np.sort(np.array(sizes))[::-1]
-        ends = cheapest_cuts(ordered, ragged.OVERHEAD["cpu"] / width)
-        starts = [0, *ends[:-1]]
-        rows = sum((b - a) * ordered[a] for a, b in zip(starts, ends, strict=True))
-        return len(ends), rows / sum(sizes)
-
-    assert padding(range(5, 151, 15), 31)[0] == 1
-    assert padding(range(1000, 20_000, 500), 100)[1] < 1.02
-    assert padding(np.random.default_rng(0).integers(1, 100_000, 5000), 10)[1] < 1.03
 
 
 def test_equal_neighbours_are_not_copied():

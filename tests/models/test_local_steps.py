@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.models import glm, local_steps, quadratic, threads
+from scaffpd.models import feature_steps, glm, local_steps, quadratic, sample_steps, threads
 from scaffpd.models.draws import Draws
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.graphs import GraphReplay
@@ -148,14 +148,6 @@ def test_sampled_clients_are_rotated_once(monkeypatch):
     assert len(made) == 1
 
 
-def test_weights_may_be_any_array():
-    gradients = cohort("squared").gradients(cohort("squared").start())
-    weights = np.linspace(1, 2, len(SIZES))
-    torch.testing.assert_close(gradients.sum(weights[::-1][::-1]), gradients.sum(weights))
-    assert torch.isfinite(gradients.sum(weights[::-1])).all()
-    assert torch.isfinite(gradients.sum(np.broadcast_to(0.2, len(SIZES)))).all()
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_inference_mode_reaches_the_threads(loss, monkeypatch):
     monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
@@ -191,28 +183,6 @@ def test_nothing_runs_any_more_after_a_failure():
         torch.set_num_threads(before)
 
 
-def test_a_network_keeps_its_threads():
-    before = torch.get_num_threads()
-    seen = []
-    torch.set_num_threads(2)
-    network = torch.nn.Linear(3, 2)
-    pairs = [
-        (np.random.default_rng(i).standard_normal((5, 3)), np.array([0, 1, 0, 1, 1]))
-        for i in range(2)
-    ]
-    try:
-        sp.train(
-            sp.FedAvg(local_steps=1, local_rate=0.1),
-            sp.Cohort(pairs, sp.Module(network, "cross_entropy")),
-            rounds=1,
-            progress=False,
-            callbacks=[lambda _: seen.append(torch.get_num_threads())],
-        )
-        assert seen == [2]
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize(
     ("loss", "sizes", "features", "plan", "path"),
     [
@@ -234,7 +204,7 @@ def test_the_path_is_the_one_with_fewer_multiplications(loss, sizes, features, p
 def test_cores_change_nothing(loss, batch_size, monkeypatch):
     """Pieces of the work on two threads: what one makes, but for rounding in BLAS; PyTorch's setting is as before."""
     monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
-    monkeypatch.setattr(local_steps, "CACHE", 60)
+    monkeypatch.setattr(feature_steps, "CACHE", 60)
     before = torch.get_num_threads()
     answers = []
     for number in (1, 2):
@@ -280,21 +250,6 @@ def test_small_problems_run_on_one_thread_and_large_ones_do_not():
         torch.set_num_threads(before)
 
 
-def test_what_goes_wrong_in_a_thread_is_heard_of():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-
-    def work(number):
-        raise ValueError(f"item {number}")
-
-    try:
-        with pytest.raises(ValueError, match="item 0"):
-            threads.parallel_map(work, [0, 1], torch.device("cpu"))
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_training_uses_one_thread_for_a_small_problem_and_restores_the_rest():
     before = torch.get_num_threads()
     seen = []
@@ -325,7 +280,7 @@ def test_a_sample_drawn_often_counts_often(m, b, n, steps, seed):
     random = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, m, (n, steps, b), generator=random)
     share = torch.rand(n, b, dtype=torch.float64, generator=random)
-    weights = local_steps.counted(positions, share, m + seed % 3)
+    weights = sample_steps.counted(positions, share, m + seed % 3)
     assert weights.shape[:3] == (steps, n, 1)
     naive = np.zeros((steps, n, weights.shape[3]))
     step = np.arange(steps)[None, :, None]
@@ -429,36 +384,3 @@ def test_a_replay_on_the_gpu_is_the_same_function():
     assert replay.recorded is not None
     replay(torch.ones(3, 3, device="cuda"), torch.ones(3, 3, device="cuda"))
     assert replay.recorded is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_minibatch_steps_are_the_naive_loop(dtype, monkeypatch):
-    """FedAvg's steps of softmax regression, one client and one row at a time."""
-    federation = cohort("softmax", dtype=dtype)
-    plan = LocalPlan(5, 0.1, batch_size=6, key=(4, 2))
-    x = 0.2 * torch.randn(federation.dimension, generator=torch.Generator().manual_seed(0)).to(
-        dtype
-    )
-    for path in (Path.SAMPLES, Path.FEATURES):
-        go_by(monkeypatch, path)
-        ours = federation.local_updates(x, None, None, plan).each().double()
-        oracle = federation._oracle
-        for i, name in enumerate(federation.names):
-            first = int(oracle.rows.layout.starts[i])
-            m = SIZES[i]
-            A = oracle.rows.A[first : first + m].double().numpy()
-            y = oracle.rows.y[first : first + m, 0].numpy()
-            u = x.double().numpy().reshape(6, 3).copy()
-            draws = Draws(plan.key, [name])
-            for _ in range(plan.steps):
-                picked = np.arange(m) if m <= 6 else (draws.uniform(6)[0].numpy() * m).astype(int)
-                g = 0.05 * u
-                for j in picked:
-                    p = np.exp(A[j] @ u)
-                    p = p / p.sum() - np.eye(3)[y[j]]
-                    g = g + np.outer(A[j], p) / len(picked)
-                u -= 0.1 * g
-            expected = x.double().numpy() - u.reshape(-1)
-            np.testing.assert_allclose(
-                ours[i].numpy(), expected, rtol=0, atol=2e-6 if dtype == torch.float32 else 1e-14
-            )

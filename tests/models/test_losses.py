@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from scipy.special import xlogy
 
 import scaffpd as sp
-from scaffpd.errors import InputError
+from cases.refusals import refuses
 from scaffpd.federation import LocalPlan
 from scaffpd.models.losses import LOSSES, SHORT, Squared, loss_named
 
@@ -223,7 +223,7 @@ def test_counts_are_fitted_as_a_general_purpose_solver_fits_them():
     other = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=20), cohort, tol=1e-6, rounds=3000)
     assert worst.status == other.status == "converged"
     assert abs(cohort.evaluate(worst.x).loss.max() - cohort.evaluate(other.x).loss.max()) <= 2e-6
-    with pytest.raises(InputError, match="takes counts >= 0"):
+    with refuses("negative-count"):
         sp.Cohort([(np.ones((2, 1)), np.array([1, -1]))], sp.Linear("poisson"))
 
 
@@ -263,28 +263,13 @@ def test_whole_weights_are_repeated_rows(name):
     assert one.rounds == other.rounds
     np.testing.assert_allclose(one.x, other.x, rtol=1e-7, atol=1e-9)
     assert one.certificate == pytest.approx(other.certificate, rel=0.1, abs=1e-10)
-    for wrong, words in (
-        (-1.0, "negative"),
-        (np.nan, "missing|finite|NaN"),
-        (0.0, "weights of zero only"),
-    ):
+    for wrong, code in ((-1.0, "weight-range"), (np.nan, "not-finite"), (0.0, "weights-zero")):
         X, y = weighted["c0"]
-        with pytest.raises(InputError, match=words):
+        with refuses(code):
             sp.Cohort(
                 [(X, np.column_stack([y[:, 0], np.full(len(y), wrong)]))],
                 sp.Linear(name, weighted=True),
             )
-
-
-def test_softmax_with_two_classes_is_logistic():
-    random = np.random.default_rng(4)
-    z = random.standard_normal(50) * 5
-    labels = random.integers(0, 2, 50)
-    logistic = loss_named("logistic")
-    softmax = loss_named("softmax")
-    a = logistic.value(torch.tensor(z)[:, None], encoded(logistic, labels)[0])
-    b = softmax.value(torch.tensor(np.stack([0 * z, z], 1)), encoded(softmax, labels)[0])
-    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -304,9 +289,9 @@ def test_the_number_of_classes_comes_from_all_clients_or_from_the_user():
     labels = [np.array([0, 1]), np.array([4]), np.array([0])]
     assert loss.encode(labels, ["a", "b", "c"], None).outputs == 5
     assert loss.encode(labels, ["a", "b", "c"], 9).outputs == 9
-    with pytest.raises(InputError, match="'b' has the label 4, but 3 classes allow 0 to 2"):
+    with refuses("label-beyond-classes"):
         loss.encode(labels, ["a", "b", "c"], 3)
-    with pytest.raises(InputError, match="'b' has the label 20240101, more than there are samples"):
+    with refuses("label-beyond-samples"):
         loss.encode([np.array([0, 1]), np.array([20240101])], ["a", "b"], None)
 
 

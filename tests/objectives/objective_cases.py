@@ -1,4 +1,6 @@
-"""Problems and an optimality check for the tests of the objectives, written from the definitions alone."""
+"""Problems and an optimality check for the tests of the objectives, written from the definitions
+alone.
+"""
 
 from __future__ import annotations
 
@@ -116,9 +118,10 @@ def optimality_error(
 ) -> float:
     """By how much λ misses the first-order conditions of the proximal step, as an error in λ.
 
-    On the simplex no exchange of weight between two clients may lower the objective: with g its gradient
-    and a its curvature, both times σ, g_i ≤ g_j for every i that can give and every j that can take. The
-    smallest e with g_i − e·a_i ≤ g_j + e·a_j is returned. Off the simplex every g_i must vanish alone.
+    On the simplex no exchange of weight between two clients may lower the objective: with g its
+    gradient and a its curvature, both times σ, g_i ≤ g_j for every i that can give and every j that
+    can take. The smallest e with g_i − e·a_i ≤ g_j + e·a_j is returned. Off the simplex every g_i
+    must vanish alone.
     """
     slope, bend = gradient(objective, lam)
     p = objective.weights(len(lam))
@@ -134,7 +137,8 @@ def optimality_error(
         caps = np.full(len(lam), objective.cap)
     gives = lam > 1e-14
     takes = lam < caps * (1.0 - 1e-12)
-    # Losses are measured from the client at the margin, so that g keeps its digits where it matters.
+    # Losses are measured from the client at the margin, so that g keeps its digits where it
+    # matters.
     margin = s[np.argmax(np.where(gives, sigma * (slope - s) + lam - old, -np.inf))]
     g = sigma * (slope - (s - margin)) + lam - old
     if isinstance(objective, ChiSquareBall):

@@ -81,7 +81,9 @@ def test_the_proven_gap_covers_the_true_one(kind, loss):
 
 
 def test_regret_looks_at_what_a_client_could_have():
-    """By losses the noisiest client counts most; by regret the one that could have had nearly no loss counts too."""
+    """By losses the noisiest client counts most; by regret the one that could have had nearly no
+    loss counts too.
+    """
     cohort = sp.Cohort(clients("squared"), sp.Linear("squared", l2=0.05))
     raw = sp.train(sp.fair(sp.Agnostic()), cohort, tol=1e-9)
     regret = sp.train(sp.fair(sp.Excess(sp.Agnostic(), "own")), cohort, tol=1e-9)

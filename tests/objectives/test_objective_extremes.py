@@ -1,4 +1,6 @@
-"""Nothing overflows, warns or loses its digits: sizes from 1e-8 to 1e8, steps from 1e-12 to 1e12, any tie."""
+"""Nothing overflows, warns or loses its digits: sizes from 1e-8 to 1e8, steps from 1e-12 to 1e12,
+any tie.
+"""
 
 from __future__ import annotations
 

@@ -120,28 +120,6 @@ def test_the_start_is_strictly_feasible(kind: str, losses: np.ndarray) -> None:
         np.testing.assert_allclose(start, [0.2, 0.3, 0.5])
 
 
-def test_off_the_simplex_the_start_is_the_maximizer_for_ordinary_losses() -> None:
-    for objective in (QFair(2.0), Nash(2.0)):
-        assert not objective.simplex
-        np.testing.assert_allclose(objective.start(LOSSES), objective.maximizer(LOSSES))
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_results_are_the_callers_to_change(kind: str) -> None:
-    prior = np.array([0.2, 0.3, 0.5])
-    objective = build(kind, 0.5, LOSSES, prior)
-    before = objective.prox(LOSSES, UNIFORM, 1.0).copy()
-    for result in (
-        objective.prox(LOSSES, UNIFORM, 1.0),
-        objective.maximizer(LOSSES),
-        objective.start(LOSSES),
-    ):
-        result[:] = 7.0
-    np.testing.assert_array_equal(objective.prox(LOSSES, UNIFORM, 1.0), before)
-    np.testing.assert_array_equal(LOSSES, [0.3, 1.2, 0.7])
-    np.testing.assert_array_equal(UNIFORM, np.full(3, 1.0 / 3.0))
-
-
 @pytest.mark.parametrize("kind", ALL)
 def test_lists_and_integers_are_welcome(kind: str) -> None:
     objective = build(kind, 0.5, np.array([1.0, 2.0]), None)
@@ -261,8 +239,3 @@ def test_nash_names_the_client_that_has_nothing_to_gain() -> None:
         nash.start([1.0, 2.0, 3.0])
     with pytest.raises(InputError, match="Nash has b for 2 clients, but there are 3"):
         Nash([1.0, 2.0]).support(LOSSES)
-
-
-@pytest.mark.parametrize("kind", [k for k in ALL if k != "Nash"])
-def test_other_objectives_take_any_loss(kind: str) -> None:
-    build(kind, 0.5, LOSSES, None).check(np.full(3, 1e8), ["a", "b", "c"])

@@ -1,4 +1,6 @@
-"""The proximal step: optimal by definition, feasible to rounding, with the properties of every prox."""
+"""The proximal step: optimal by definition, feasible to rounding, with the properties of every
+prox.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Another strength changes the strength and nothing else: the prior, the cap and the clients' shares of it stay."""
+"""Another strength changes the strength and nothing else: the prior, the cap and the clients'
+shares of it stay.
+"""
 
 from __future__ import annotations
 

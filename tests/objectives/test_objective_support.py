@@ -1,4 +1,6 @@
-"""The support function: attained at the maximizer, best of all weights, convex and monotone in the losses."""
+"""The support function: attained at the maximizer, best of all weights, convex and monotone in the
+losses.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_support_is_convex_and_monotone(kind: str, step: Step, data: st.DataObje
 @given(step=steps(exponent=2.0))
 @quick
 def test_maximizer_is_a_subgradient_of_the_support_function(kind: str, step: Step) -> None:
-    """support(L') ≥ support(L) + ⟨λ(L), L' − L⟩: the envelope theorem that lets x follow Σ λ_i ∇f_i."""
+    """support(L') ≥ support(L) + ⟨λ(L), L' − L⟩: the envelope theorem that lets x follow Σ λ_i
+    ∇f_i.
+    """
     objective = step.objective(kind)
     other = step.losses - np.linspace(0.0, 1.0, len(step.losses))
     tangent = objective.support(step.losses) + objective.maximizer(step.losses) @ (

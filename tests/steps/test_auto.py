@@ -130,7 +130,9 @@ objectives = st.sampled_from(
     objective=objectives,
 )
 def test_random_problems_never_diverge(part, seed, N, d, scaling, sigma, l2, J, objective):
-    """Progress may be slow: thousands of local steps at a client with one sample pull everybody its way."""
+    """Progress may be slow: thousands of local steps at a client with one sample pull everybody
+    its way.
+    """
     sizes = np.random.default_rng(seed).integers(1, 40, N).tolist()
     clients = sp.data.synthetic(N=N, d=d, sigma=sigma, scaling=scaling, sizes=sizes, seed=seed)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=l2))
@@ -145,7 +147,9 @@ def test_random_problems_never_diverge(part, seed, N, d, scaling, sigma, l2, J, 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(6))
 def test_nash_never_leaves_its_domain(seed):
-    """With b barely above the first losses, a long step would make some client worse off than its fallback."""
+    """With b barely above the first losses, a long step would make some client worse off than its
+    fallback.
+    """
     clients = sp.data.synthetic(N=4, d=6, m=15, sigma=1.5, scaling=1.0, seed=seed)
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
     b = 1.01 * cohort.gradients(cohort.start()).losses

@@ -1,4 +1,6 @@
-"""Steps for networks: Scaff-PD is SCAFFOLD where clients count alike, fair elsewhere, and says when it is stuck."""
+"""Steps for networks: Scaff-PD is SCAFFOLD where clients count alike, fair elsewhere, and says
+when it is stuck.
+"""
 
 from __future__ import annotations
 

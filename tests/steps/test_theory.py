@@ -122,7 +122,7 @@ def test_the_proved_rate_on_agnostic_learning_is_kept():
 
 @pytest.mark.long
 def test_the_error_falls_as_one_over_the_rounds_with_noise():
-    """SC-C with minibatches in the local steps and exact losses: τ_r ≤ 2/(growth·r), and so goes the error.
+    """SC-C, minibatches in local steps, exact losses: τ_r ≤ 2/(growth·r), and so goes the error.
 
     It starts at the optimum, so that all of the error is noise.
     """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from tracked import NAMES, cohort, minibatches
@@ -111,16 +109,6 @@ def experiments(mlflow):
     return [found.experiment_id for found in mlflow.MlflowClient().search_experiments()]
 
 
-def test_many_clients_in_several_requests(store):
-    names = [f"client {i}%" for i in range(501)]
-    people = sp.Cohort([(np.eye(2), np.ones(2))] * 501, sp.Linear("squared"), names=names)
-    with sp.MLflow() as tracker:
-        sp.train(sp.fair(sp.Average()), people, rounds=1, callbacks=[tracker])
-    run = store.MlflowClient().get_run(tracker.run_id)
-    assert len([name for name in run.data.metrics if "by client" in name]) == 1002
-    assert run.data.tags["client client 500_"] == "client 500%"
-
-
 def test_a_server_that_is_lost_does_not_end_a_run(store, monkeypatch):
     def lost(*arguments, **named):
         raise store.exceptions.MlflowException("no answer")
@@ -132,26 +120,3 @@ def test_a_server_that_is_lost_does_not_end_a_run(store, monkeypatch):
                 sp.train(minibatches(), cohort(["a", "b"]), rounds=1, callbacks=[tracker]).rounds
                 == 1
             )
-
-
-def test_a_run_that_was_open_is_not_ended_by_a_second_part(store, tmp_path):
-    people = cohort(["a", "b"])
-    tracker = sp.MLflow()
-    with store.start_run() as run:
-        for rounds in (2, 4):
-            sp.train(
-                minibatches(), people, rounds, checkpoint=tmp_path / "c.npz", callbacks=[tracker]
-            )
-            tracker.close()
-            assert store.MlflowClient().get_run(run.info.run_id).info.status == "RUNNING"
-    assert [step for step, _ in column(store, run.info.run_id, "loss/worst")] == [0, 1, 2, 3, 4]
-
-
-def test_mistakes(store, monkeypatch):
-    with pytest.raises(sp.InputError, match=r"MLflow cannot be used like this: .*nowhere"):
-        sp.MLflow(run_id="nowhere")
-    monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(
-        sp.InputError, match=r"mlflow is not installed: pip install 'scaffpd\[mlflow\]'."
-    ):
-        sp.MLflow()

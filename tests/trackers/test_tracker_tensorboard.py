@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-
 import numpy as np
 import pytest
 from tracked import NAMES, cohort, minibatches
@@ -78,15 +75,6 @@ def test_held_out_scores_are_those_of_the_model(tmp_path):
     assert found["held-out accuracy/mean"] == rows([s.accuracy.mean() for s in seen], 1)
 
 
-def test_regression_has_no_accuracy(tmp_path):
-    people = cohort(["a", "b"], "squared")
-    with sp.TensorBoard(tmp_path, cohort=people) as tracker:
-        sp.train(sp.fair(sp.Agnostic()), people, rounds=2, callbacks=[tracker])
-    found, _ = read(tmp_path)
-    assert "held-out loss/worst" in found
-    assert not [tag for tag in found if "accuracy" in tag]
-
-
 def test_the_numbers_of_a_run_stay_the_same(tmp_path):
     plain = sp.train(minibatches(), cohort(), rounds=6)
     people = cohort()
@@ -116,13 +104,6 @@ def test_a_resumed_run_goes_on(tmp_path):
     assert found["loss by client/b"] == rows(result.history.losses[:, 1])
 
 
-def test_a_run_that_starts_anew_replaces_the_old_one(tmp_path):
-    for rounds in (4, 2):
-        with sp.TensorBoard(tmp_path) as tracker:
-            sp.train(minibatches(), cohort(["a", "b"]), rounds=rounds, callbacks=[tracker])
-    assert [step for step, _ in read(tmp_path)[0]["loss/worst"]] == [0, 1, 2]
-
-
 def test_a_killed_process_leaves_its_rows(tmp_path):
     code = (
         "import os, scaffpd as sp\n"
@@ -134,14 +115,6 @@ def test_a_killed_process_leaves_its_rows(tmp_path):
     assert forked(code).returncode == 9
     found, _ = read(tmp_path)
     assert [step for step, _ in found["loss/worst"]] == [0, 1, 2, 3, 4]
-
-
-def test_files_are_closed_when_nobody_closes_them(tmp_path):
-    people = cohort(["a", "b"])
-    sp.train(minibatches(), people, rounds=2, callbacks=[sp.TensorBoard(tmp_path)])
-    gc.collect()  # a file left open would be a ResourceWarning, which is an error here
-    found, _ = read(tmp_path)
-    assert len(found["loss/worst"]) == 3
 
 
 def test_a_tracker_for_every_run(tmp_path):
@@ -165,30 +138,6 @@ def test_a_full_disk_does_not_end_a_run(tmp_path, monkeypatch):
     ):
         assert sp.train(minibatches(), people, rounds=2, callbacks=[tracker]).rounds == 2
     tracker.close()
-
-
-def test_mistakes(tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    untested = sp.Cohort(sp.data.synthetic(N=2, d=2, m=5), sp.Linear("squared"))
-    for arguments, sentence in [
-        ({"folder": tmp_path / "file"}, "TensorBoard cannot write into .*: File exists."),
-        ({"folder": 3}, "TensorBoard cannot write into 3: a path is expected."),
-        ({"folder": tmp_path, "every": 0}, "TensorBoard needs a whole number every >= 1, got 0."),
-        ({"folder": tmp_path, "cohort": [1]}, r"TensorBoard needs a Cohort for cohort, got \[1\]."),
-        (
-            {"folder": tmp_path, "cohort": untested},
-            "TensorBoard scores held-out rows, and this cohort has none",
-        ),
-    ]:
-        with pytest.raises(sp.InputError, match=sentence):
-            sp.TensorBoard(**arguments)
-    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(
-        sp.InputError, match=r"tensorboard is not installed: pip install 'scaffpd\[tensorboard\]'."
-    ):
-        sp.TensorBoard(tmp_path)
 
 
 def test_labels_stay_apart():

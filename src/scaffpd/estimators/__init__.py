@@ -36,36 +36,40 @@ REGRESSIONS = ("squared", "poisson")
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[misc]
-    """Logistic (two classes) or softmax regression whose optimum is fair to the clients that own the rows.
+    """Logistic (two classes) or softmax regression whose optimum is fair to the clients that own
+    the rows.
 
-    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean log-loss of client i plus (l2/2)‖x‖², and proves how
-    far from the optimum it is. With one client it is scikit-learn's `LogisticRegression` with C = 1/(l2 · rows), but
-    for the intercept, which l2 shrinks as well. Weights of rows count among the rows of one client: f_i is a weighted
-    mean, and how much a client counts is for the objective to say.
+    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean log-loss of client i plus
+    (l2/2)‖x‖², and proves how far from the optimum it is. With one client it is scikit-learn's
+    `LogisticRegression` with C = 1/(l2 · rows), but for the intercept, which l2 shrinks as well.
+    Weights of rows count among the rows of one client: f_i is a weighted mean, and how much a
+    client counts is for the objective to say.
 
     Args:
-        objective: (Λ, ψ), such as `Agnostic()`, or its name, such as "cvar"; `None` is `ChiSquare(rho=0.1)`. Its
-            `prior` is in the order of `clients_`, which are sorted.
+        objective: (Λ, ψ), such as `Agnostic()`, or its name, such as "cvar"; `None` is
+            `ChiSquare(rho=0.1)`. Its `prior` is in the order of `clients_`, which are sorted.
         l2: the regulariser, for columns as they are trained on; `tol` needs l2 > 0.
         fit_intercept: whether there is a constant term.
-        standardise: scale every column to mean zero and deviation one, by sums over clients (without an intercept, to
-            deviation one only).
-        tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds, and so does `epsilon`,
-            because with noise nothing can be proven.
+        standardise: scale every column to mean zero and deviation one, by sums over clients
+            (without an intercept, to deviation one only).
+        tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds, and
+            so does `epsilon`, because with noise nothing can be proven.
         max_rounds: the most communication rounds; `None` is 1000, and 30 with `epsilon`.
-        algorithm: `None` is `fair(objective)`; else a function of the objective, such as `ScaffPD`, or a ready
-            algorithm, which has its own objective.
+        algorithm: `None` is `fair(objective)`; else a function of the objective, such as `ScaffPD`,
+            or a ready algorithm, which has its own objective.
         random_state: seeds algorithms that draw minibatches or clients.
         verbose: show a progress bar.
-        epsilon: differential privacy of every row: ε of all that the clients send in `fit`. Standardised rows longer
-            than 3 are shortened for it. Not covered: means and deviations of the columns, the labels there are,
-            `client_scores_`, `client_losses_`, and whoever chooses settings by scores on the same rows.
+        epsilon: differential privacy of every row: ε of all that the clients send in `fit`.
+            Standardised rows longer than 3 are shortened for it. Not covered: means and deviations
+            of the columns, the labels there are, `client_scores_`, `client_losses_`, and whoever
+            chooses settings by scores on the same rows.
         delta: its δ.
         clip: C, the largest norm of a row's gradient.
-        noise_seed: of noise that can be repeated, for experiments; it protects nobody. `None` takes a secret of the
-            operating system, whatever `random_state` is.
-        class_weight: what rows count for by their class, as {class: weight}, or "balanced": n/(k n_c), with the numbers
-            of rows of all clients together, so that a row of a class counts for the same at every client.
+        noise_seed: of noise that can be repeated, for experiments; it protects nobody. `None` takes
+            a secret of the operating system, whatever `random_state` is.
+        class_weight: what rows count for by their class, as {class: weight}, or "balanced": n/(k
+            n_c), with the numbers of rows of all clients together, so that a row of a class counts
+            for the same at every client.
 
     Attributes:
         classes_: the labels, of all clients together.
@@ -90,8 +94,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
     def fit(self, X: Data, y: Data, clients: Data = None, sample_weight: Data = None) -> Self:
         """Train on rows X with labels y.
 
-        `clients` says who owns each row (`None`: all are one client's), `sample_weight` what it counts for among the
-        rows of its client.
+        `clients` says who owns each row (`None`: all are one client's), `sample_weight` what it
+        counts for among the rows of its client.
         """
         X, y, group, weights_of_rows = self._rows(X, y, clients, sample_weight)
         check_classification_targets(y)
@@ -161,7 +165,9 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
     def score(
         self, X: Data, y: ArrayLike, sample_weight: Data = None, clients: Data = None
     ) -> float:
-        """Return the accuracy over all rows; given `clients`, the mean over the fifth of them that is served worst."""
+        """Return the accuracy over all rows; given `clients`, the mean over the fifth of them that
+        is served worst.
+        """
         if clients is None:
             return float(super().score(X, y, sample_weight))
         return self._worst_fifth(X, y, sample_weight, clients)
@@ -181,22 +187,24 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
 class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[misc]
     """Ridge regression whose optimum is fair to the clients that own the rows.
 
-    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean squared error of client i plus (l2/2)‖x‖², and proves
-    how far from the optimum it is. With one client it is scikit-learn's `Ridge` with alpha = l2 · rows / 2.
-    Weights of rows count among the rows of one client: f_i is a weighted mean. Parameters and attributes are those of
-    `FairFederatedClassifier`, without `class_weight` and `classes_`, and with these:
+    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean squared error of client i plus
+    (l2/2)‖x‖², and proves how far from the optimum it is. With one client it is scikit-learn's
+    `Ridge` with alpha = l2 · rows / 2. Weights of rows count among the rows of one client: f_i is a
+    weighted mean. Parameters and attributes are those of `FairFederatedClassifier`, without
+    `class_weight` and `classes_`, and with these:
 
     Args:
-        standardise: scale every column and the target to mean zero and deviation one, by sums over clients (without an
-            intercept, to deviation one only); losses, `tol` and the objective's parameters are then in units of the
-            target's variance, else in its units squared.
-        loss: "squared", or "poisson" for counts: their likelihood, with the mean log(1 + e^z) of a linear z. Columns
-            are standardised, counts are not.
+        standardise: scale every column and the target to mean zero and deviation one, by sums over
+            clients (without an intercept, to deviation one only); losses, `tol` and the objective's
+            parameters are then in units of the target's variance, else in its units squared.
+        loss: "squared", or "poisson" for counts: their likelihood, with the mean log(1 + e^z) of a
+            linear z. Columns are standardised, counts are not.
 
     Attributes:
         coef_: (features,), in the units of X and y.
         intercept_: a number.
-        client_scores_: client → share of the variance explained on its training rows; see `score_by_client`.
+        client_scores_: client → share of the variance explained on its training rows; see
+            `score_by_client`.
     """
 
     loss: str = "squared"
@@ -204,8 +212,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
     def fit(self, X: Data, y: Data, clients: Data = None, sample_weight: Data = None) -> Self:
         """Train on rows X with targets y.
 
-        `clients` says who owns each row (`None`: all are one client's), `sample_weight` what it counts for among the
-        rows of its client.
+        `clients` says who owns each row (`None`: all are one client's), `sample_weight` what it
+        counts for among the rows of its client.
         """
         if self.loss not in REGRESSIONS:
             raise unknown("loss", self.loss, REGRESSIONS)
@@ -223,7 +231,9 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         return mean
 
     def __sklearn_tags__(self) -> Any:
-        """Expect poor scores with `epsilon`: noise may hide what there is to learn, most of all from few rows."""
+        """Expect poor scores with `epsilon`: noise may hide what there is to learn, most of all
+        from few rows.
+        """
         tags = super().__sklearn_tags__()
         tags.regressor_tags.poor_score = self.epsilon is not None
         return tags
@@ -235,7 +245,9 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
     def score(
         self, X: Data, y: ArrayLike, sample_weight: Data = None, clients: Data = None
     ) -> float:
-        """Return R² over all rows; given `clients`, the mean over the fifth of them that is served worst."""
+        """Return R² over all rows; given `clients`, the mean over the fifth of them that is served
+        worst.
+        """
         if clients is None:
             return float(super().score(X, y, sample_weight))
         return self._worst_fifth(X, y, sample_weight, clients)

@@ -1,4 +1,6 @@
-"""Base class of both estimators: parameters, the clients of rows, the one call of `train`, scores by client."""
+"""Base class of both estimators: parameters, the clients of rows, the one call of `train`, scores
+by client.
+"""
 
 from __future__ import annotations
 
@@ -151,7 +153,9 @@ class Scale:
         what: str,
         weights: Sequence[Array] | None = None,
     ) -> Scale:
-        """Compute mean and deviation over all clients; a model without an intercept leaves the mean where it is."""
+        """Compute mean and deviation over all clients; a model without an intercept leaves the mean
+        where it is.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = standardiser(parts, weights)
         wrong = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(deviation)))
@@ -176,14 +180,18 @@ class Scale:
 def in_units(
     weights: Array, intercept: Array, inputs: Scale, outputs: Scale
 ) -> tuple[Array, Array]:
-    """Return weights (features × outputs) and intercepts for values as they were, from those for scaled values."""
+    """Return weights (features × outputs) and intercepts for values as they were, from those for
+    scaled values.
+    """
     W = weights / inputs.deviation[:, None] * outputs.deviation
     return W, intercept * outputs.deviation + outputs.mean - inputs.mean @ W
 
 
 @dataclass(eq=False, repr=False)
 class FairFederated(BaseEstimator):  # type: ignore[misc]
-    """A linear model that serves every client, as scikit-learn knows models; see the two that are made of it."""
+    """A linear model that serves every client, as scikit-learn knows models; see the two that are
+    made of it.
+    """
 
     # if scikit-learn routes metadata, `fit` asks for clients, `score` only by `set_score_request`
     __metadata_request__fit: ClassVar = {"clients": True}
@@ -217,7 +225,9 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _rows(
         self, X: Data, y: Data, clients: Data, sample_weight: Data, **checks: bool
     ) -> tuple[Array, Labels, Grouping, Array | None]:
-        """Check what `fit` is given; return dense rows, targets, who owns which row, and the weights of rows."""
+        """Check what `fit` is given; return dense rows, targets, who owns which row, and the
+        weights of rows.
+        """
         check_columns(X)
         X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", **checks)
         dense = X.toarray() if hasattr(X, "toarray") else X
@@ -237,7 +247,9 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         classes: int | None,
         row_weights: Array | None,
     ) -> tuple[Array, Array]:
-        """Split the rows among their clients, scale, train; weights (features × outputs) and intercepts."""
+        """Split the rows among their clients, scale, train; weights (features × outputs) and
+        intercepts.
+        """
         usual = 1000 if self.epsilon is None else ROUNDS
         rounds = count(
             type(self).__name__, "max_rounds", usual if self.max_rounds is None else self.max_rounds
@@ -328,7 +340,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return self.algorithm
 
     def _finish(self) -> Self:
-        """Say what did not go as asked, once everything that was found is kept."""
+        """Say what did not go as asked, once everything that was found is stored."""
         result = self.result_.uninterrupted()
         missed = self._tol is not None and not result.certificate <= self._tol
         if missed or result.status in (Status.DIVERGED, Status.STALLED):
@@ -337,7 +349,9 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return self
 
     def score_by_client(self, X: Data, y: ArrayLike, clients: Data = None) -> dict[Client, float]:
-        """Return client → accuracy on its rows; of numbers, 1 − (its mean squared error)/(variance of all y)."""
+        """Return client → accuracy on its rows; of numbers, 1 − (its mean squared error)/(variance
+        of all y).
+        """
         found = self.predict(X)
         scores: dict[Client, float] = self._scores(
             np.asarray(y), found, grouping(clients, len(found))
@@ -345,7 +359,9 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return scores
 
     def _worst_fifth(self, X: Data, y: ArrayLike, sample_weight: Data, clients: Data) -> float:
-        """Return the mean score over the ⌈N/5⌉ clients that are served worst; rows of one client count alike."""
+        """Return the mean score over the ⌈N/5⌉ clients that are served worst; rows of one client
+        count alike.
+        """
         if sample_weight is not None:
             raise InputError(
                 "score-of-weighted-clients",
@@ -363,7 +379,9 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
 
 
 def check_columns(X: Data) -> None:
-    """Refuse a data frame with columns of categories or texts, which would be read as numbers or not at all."""
+    """Refuse a data frame with columns of categories or texts, which would be read as numbers or
+    not at all.
+    """
     if not hasattr(X, "dtypes") or not hasattr(X, "columns"):
         return
     texts = ("object", "str", "category", "enum", "categorical", "datetime", "date")
@@ -383,7 +401,9 @@ def check_columns(X: Data) -> None:
 
 
 def row_weights(sample_weight: Data, X: Data, group: Grouping) -> Array | None:
-    """Return a weight for every row, or `None` where rows count alike; a client's weights must not all be zero."""
+    """Return a weight for every row, or `None` where rows count alike; a client's weights must not
+    all be zero.
+    """
     if sample_weight is None:
         return None
     weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)

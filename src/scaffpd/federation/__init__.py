@@ -65,8 +65,8 @@ __all__ = [
 class Federation:
     """N clients that keep their data and answer questions about a common parameter vector x ∈ R^d.
 
-    Questions go to all clients, or to some (`clients`, distinct numbers): only those compute and count as
-    traffic.
+    Questions go to all clients, or to some (`clients`, distinct numbers): only those compute and
+    count as traffic.
 
     Args:
         channel: where the clients are.
@@ -97,12 +97,16 @@ class Federation:
 
     @property
     def traffic(self) -> Traffic:
-        """Traffic that training needs so far, by one formula for every runtime; a deployment's `wire` has the bytes."""
+        """Traffic that training needs so far, by one formula for every runtime; a deployment's
+        `wire` has the bytes.
+        """
         return self._traffic
 
     @property
     def fingerprint(self) -> str:
-        """Identifier of model, clients and data, so that a checkpoint is never resumed on another problem."""
+        """Identifier of model, clients and data, so that a checkpoint is never resumed on another
+        problem.
+        """
         return self.channel.fingerprint
 
     @property
@@ -142,7 +146,8 @@ class Federation:
         clients: Clients = None,
         alone: bool = True,
     ) -> Vector:
-        """Return f_i(x), over all samples or over a seeded minibatch; NaN for clients that were not asked.
+        """Return f_i(x), over all samples or over a seeded minibatch; NaN for clients that were not
+        asked.
 
         If not `alone`, the next question at the same x is sent with it, as one exchange.
         """
@@ -157,9 +162,11 @@ class Federation:
         alone: bool = True,
         coefficients_sent: int | None = None,
     ) -> Gradients:
-        """Return losses and gradients at x, over all samples or over a seeded minibatch; `alone` as for `losses`.
+        """Return losses and gradients at x, over all samples or over a seeded minibatch; `alone` as
+        for `losses`.
 
-        If clients can form x from vectors that they have, `coefficients_sent` numbers go down in place of x.
+        If clients can form x from vectors that they have, `coefficients_sent` numbers go down in
+        place of x.
         """
         question = GradientsAt(x, batch_size, key)
         asked = self.selection(clients)
@@ -177,7 +184,8 @@ class Federation:
     ) -> Updates:
         """Take J local steps u ← u − η_i (g_i(u) − c_i + correction) from x.
 
-        c_i is the client's answer (`Gradients`) or stored vector (`Memory`); `None` leaves c_i or the correction out.
+        c_i is the client's answer (`Gradients`) or stored vector (`Memory`); `None` leaves c_i or
+        the correction out.
         """
         asked = self.selection(clients)
         if plan.each is not None and (
@@ -213,10 +221,11 @@ class Federation:
     def evaluate(
         self, x: Tensor | NDArray[np.float64], split: str = "train", accuracy: bool = True
     ) -> ClientScores:
-        """Return per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on "train" or "test".
+        """Return per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on
+        "train" or "test".
 
-        A `Personal` model is scored at each client's own u_i(x), from its training rows. Without `accuracy` it is
-        NaN: silos reveal few of them.
+        A `Personal` model is scored at each client's own u_i(x), from its training rows. Without
+        `accuracy` it is NaN: silos reveal few of them.
         """
         question = Scores(self.point(x), split, accuracy)
         reply = self.sums.shown(question, self.channel.ask(question, self._everyone.chosen))
@@ -230,7 +239,8 @@ class Federation:
         return self.ask(Optima()).numbers("lowest")
 
     def own_models(self, x: Tensor | NDArray[np.float64]) -> Tensor | None:
-        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the clients are here.
+        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the
+        clients are here.
 
         Nothing is sent.
         """
@@ -248,7 +258,9 @@ class Federation:
         alone: bool = True,
         sent: int | None = None,
     ) -> Reply:
-        """Count the cost of a question, and put it; masked vectors come with their sums, in another exchange."""
+        """Count the cost of a question, and put it; masked vectors come with their sums, in another
+        exchange.
+        """
         n = len(asked.chosen)
         d = self.dimension
         hides = self.sums.hides_vectors
@@ -279,7 +291,9 @@ class Federation:
         return self._everyone if everyone else ClientSelection(chosen, self._names, self._like)
 
     def _send(self, x: Tensor | None, asked: ClientSelection) -> int:
-        """Count the numbers sent so that these clients have x; clients that were just asked about it have it."""
+        """Count the numbers sent so that these clients have x; clients that were just asked about
+        it have it.
+        """
         if x is None:
             return 0
         last, known = self._known
@@ -294,7 +308,9 @@ class Federation:
         return len(new) * self.dimension
 
     def point(self, x: Tensor | ArrayLike, name: str = "x") -> Tensor:
-        """Return x in the model's format, the same object if possible, so that clients that answered there know it."""
+        """Return x in the model's format, the same object if possible, so that clients that
+        answered there know it.
+        """
         like = self._like
         kind = (like.shape, like.dtype, like.device)
         if isinstance(x, Tensor) and not x.requires_grad and (x.shape, x.dtype, x.device) == kind:

@@ -84,7 +84,9 @@ class Answers(Generic[Asked]):
         )
 
     def each(self) -> Tensor:
-        """Return the v_i themselves, (n, …), in the order of the clients asked: for servers that may see them."""
+        """Return the v_i themselves, (n, …), in the order of the clients asked: for servers that
+        may see them.
+        """
         if self.federation.sums.hides_vectors:
             _hidden()
         return self.reply.vectors[self.main].each()
@@ -122,7 +124,9 @@ class Gradients(Answers[GradientsAt]):
 
     @property
     def rounding(self) -> tuple[Vector, Vector]:
-        """Bound the errors of L_i and, in norm, of c_i, with each client's share of the rounding of a sum."""
+        """Bound the errors of L_i and, in norm, of c_i, with each client's share of the rounding of
+        a sum.
+        """
         return self.numbers("loss_error"), self.numbers("gradient_error") + self._error
 
     def sum(self, weights: Vector) -> Tensor:
@@ -136,7 +140,9 @@ class Gradients(Answers[GradientsAt]):
         return self._sums[name]
 
     def project(self, direction: Tensor) -> Vector:
-        """Return ⟨c_i, v⟩ per client, for a direction v that clients can form from earlier messages."""
+        """Return ⟨c_i, v⟩ per client, for a direction v that clients can form from earlier
+        messages.
+        """
         if not self.federation.sums.allows_projections:
             _hidden()
         return self._ask(Project(self.question, direction)).numbers("slope")
@@ -147,7 +153,9 @@ class Gradients(Answers[GradientsAt]):
         return self.asked.scattered(self.reply.vectors["c"].norms())
 
     def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction[Vector]:
-        """Return slopes and curvature along the columns of V; clients lack only the last sum among them."""
+        """Return slopes and curvature along the columns of V; clients lack only the last sum among
+        them.
+        """
         if not self.federation.sums.allows_projections:
             raise InputError(
                 "method-client-show",
@@ -170,7 +178,9 @@ class Gradients(Answers[GradientsAt]):
         return self._ask(Diagonal(self.question)).reply.vectors["diagonal"].each()
 
     def hessians(self) -> Tensor:
-        """Return every client's ∇²f_i(x), (n, d, d), in float64, the matrices that `restriction` adds up for V = I."""
+        """Return every client's ∇²f_i(x), (n, d, d), in float64, the matrices that `restriction`
+        adds up for V = I.
+        """
         if self.federation.sums.hides_vectors:
             _hidden()
         whole = torch.eye(len(self.x)).to(self.x)
@@ -223,7 +233,9 @@ class Memory:
     def plus(
         self, scale: float, vectors: Answers[Asked] | Memory | Tensor, clients: Clients = None
     ) -> Memory:
-        """Return v_i + scale·w_i for the given clients (all by default); a single tensor is the same w for all."""
+        """Return v_i + scale·w_i for the given clients (all by default); a single tensor is the
+        same w for all.
+        """
         rows, added = self._rows(vectors, clients)
         changed = self.vectors.clone()
         changed[rows] += scale * added

@@ -74,11 +74,15 @@ class Channel(Protocol):
 
     @property
     def account(self) -> PrivacyAccount | None:
-        """Account of private clients' releases; `None` if they are not private, or keep their own privacy ledger."""
+        """Account of private clients' releases; `None` if they are not private, or keep their own
+        privacy ledger.
+        """
 
     @property
     def fingerprint(self) -> str:
-        """Identify model, clients and data, so that a checkpoint is never resumed on another problem."""
+        """Identify model, clients and data, so that a checkpoint is never resumed on another
+        problem.
+        """
 
     def constants(self) -> Constants:
         """Return smoothness and convexity of the clients' losses."""
@@ -87,7 +91,9 @@ class Channel(Protocol):
         """Return the default x⁰ (zero for linear models, the module's own parameters otherwise)."""
 
     def own(self, x: Tensor) -> Tensor | None:
-        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the clients are here."""
+        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the
+        clients are here.
+        """
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """Return the answers of the chosen clients, in that order."""

@@ -27,7 +27,9 @@ class EvaluatedPoint(Protocol):
         """Return the c_i themselves, (N, d)."""
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
-        """Return slopes, curvature and norms along the columns of V, (d, k), for weights w and the diagonal D."""
+        """Return slopes, curvature and norms along the columns of V, (d, k), for weights w and the
+        diagonal D.
+        """
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Return every client's VᵀH_iV, (N, k, k)."""

@@ -24,7 +24,8 @@ def same_point(a: Tensor, b: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class LocalPlan:
-    """Local work between two exchanges: J steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u = x.
+    """Local work between two exchanges: J steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u =
+    x.
 
     Algorithm 2 of the paper has μ = 0; without c_i and c these are the plain local steps of FedAvg.
 
@@ -36,7 +37,8 @@ class LocalPlan:
         key: seeds the choice of minibatches: the same key, the same batches.
         prox: μ, the pull back to x (FedProx).
         snapshot: t', a step whose iterate is sent up as well (DRFA).
-        each: J_i of the clients that are asked, in their order (FedNova); `steps` is the largest of them.
+        each: J_i of the clients that are asked, in their order (FedNova); `steps` is the largest of
+            them.
     """
 
     steps: int
@@ -63,20 +65,23 @@ class LocalPlan:
         return self.steps if self.each is None else torch.tensor(self.each, device=like.device)
 
     def makes(self, step: int, like: Tensor) -> Tensor | float:
-        """Return 1 for clients that make this step, counted from 0, and 0 for the others, to multiply (n, d)."""
+        """Return 1 for clients that make this step, counted from 0, and 0 for the others, to
+        multiply (n, d).
+        """
         return 1.0 if self.each is None else (torch.tensor(self.each)[:, None] > step).to(like)
 
 
 @dataclass(frozen=True)
 class ProximalPlan:
-    """Local model to solve: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩, in place of a number of local steps.
+    """Local model to solve: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩, in place of a number of
+    local steps.
 
     Attributes:
         pull: β.
         metric: D, the diagonal of a matrix.
         limit: most local steps if the model is not solved in closed form.
-        steepest: the largest L_i of all participants. All take the same number of steps, and a client that computes
-            by itself does not know the others.
+        steepest: the largest L_i of all participants. All take the same number of steps, and a
+            client that computes by itself does not know the others.
     """
 
     pull: float
@@ -93,11 +98,13 @@ class Constants:
         smoothness: L_i, the Lipschitz constant of ∇f_i (an estimate if the loss is not convex).
         strong_convexity: μ_i with f_i μ_i-strongly convex; 0 if it is not.
         convex: whether every f_i is convex.
-        steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter steps.
+        steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter
+            steps.
         samples: n_i, the number of samples of a client.
         quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
         noisy: whether clients clip their answers and add noise to them, for privacy.
-        first_order: whether clients refuse questions about curvature, because their vectors are masked.
+        first_order: whether clients refuse questions about curvature, because their vectors are
+            masked.
     """
 
     smoothness: Vector
@@ -117,7 +124,9 @@ class Constants:
         return replace(self, **{name: getattr(self, name)[clients] for name in names})
 
     def expected_smoothness(self, batch_size: int | None) -> Vector:
-        """Return L_i + (max_j L_ij − L_i)/b, the smoothness of the mean of b random samples (all samples: L_i)."""
+        """Return L_i + (max_j L_ij − L_i)/b, the smoothness of the mean of b random samples (all
+        samples: L_i).
+        """
         if batch_size is None:
             return self.smoothness
         mixed = self.smoothness + np.maximum(self.steepest - self.smoothness, 0) / batch_size
@@ -142,7 +151,8 @@ class ClientScores:
 
 
 class Restriction(NamedTuple, Generic[Array]):
-    """Second-order expansion of the clients' losses at one point, restricted to the span of V = [v_1 … v_k].
+    """Second-order expansion of the clients' losses at one point, restricted to the span of V =
+    [v_1 … v_k].
 
     Clients compute with tensors, the server with arrays.
 
@@ -159,7 +169,9 @@ class Restriction(NamedTuple, Generic[Array]):
 
 @dataclass
 class Traffic:
-    """Communication since the start, summed over clients, as the method needs it; evaluation is not counted."""
+    """Communication since the start, summed over clients, as the method needs it; evaluation is not
+    counted.
+    """
 
     exchanges: int = 0
     bytes_up: int = 0

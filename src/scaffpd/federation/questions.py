@@ -1,4 +1,5 @@
-r"""Questions of a server to its clients: a class each, with its arithmetic, its cost and what it reveals.
+r"""Questions of a server to its clients: a class each, with its arithmetic, its cost and what it
+reveals.
 
 A question is a value: vectors, plain numbers and plans. It defines how clients answer (`answer`,
 for all clients of an oracle at once), which parts of the answer are numbers that every client
@@ -221,7 +222,9 @@ class Question:
         return 0
 
     def up(self, d: int, masked: bool = False) -> int:
-        """Return how many numbers come up from a client; masked vectors are counted with their sums."""
+        """Return how many numbers come up from a client; masked vectors are counted with their
+        sums.
+        """
         hidden = self.vectors if masked else ()
         parts = [math.prod(shape) for part, shape in self.shapes(d).items() if part not in hidden]
         return len(self.scalars) + sum(parts)
@@ -269,7 +272,8 @@ class LocalSteps(Question):
     """Local steps: d_i = x − u_{i,J} after J of them from x, and the same at the plan's snapshot.
 
     Attributes:
-        at: the point at which c_i was answered, or the clients' stored c_i, (n, d); `None` leaves c_i out.
+        at: the point at which c_i was answered, or the clients' stored c_i, (n, d); `None` leaves
+            c_i out.
         correction: c; `None` leaves it out.
     """
 
@@ -311,7 +315,9 @@ class LocalSteps(Question):
 
 @dataclass(frozen=True, eq=False)
 class ProximalSteps(Question):
-    """Proximal steps: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩ with H_i = ∇²f_i at the answered point."""
+    """Proximal steps: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩ with H_i = ∇²f_i at the answered
+    point.
+    """
 
     kind = "proximal_steps"
     vectors = ("d",)
@@ -332,7 +338,9 @@ class ProximalSteps(Question):
 
 @dataclass(frozen=True, eq=False)
 class Curvature(Question):
-    """Losses to second order in the span of V = [v_1 … v_k]: Vᵀc_i, ‖c_i‖² in the metric D⁻¹, and VᵀH_iV."""
+    """Losses to second order in the span of V = [v_1 … v_k]: Vᵀc_i, ‖c_i‖² in the metric D⁻¹, and
+    VᵀH_iV.
+    """
 
     kind = "curvature"
     scalars = ("size",)
@@ -424,7 +432,8 @@ class Optima(Question):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Question):
-    """Loss, accuracy and number of samples of x on the "train" or "test" rows, for the logs: not counted.
+    """Loss, accuracy and number of samples of x on the "train" or "test" rows, for the logs: not
+    counted.
 
     Attributes:
         accuracy: whether to compute the accuracy; else it is NaN. Silos reveal few of them.

@@ -15,21 +15,15 @@ from torch import Tensor
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
 from scaffpd.federation.clients import Displacements, EvaluatedPoint
 from scaffpd.models.draws import Draws, streams
+from scaffpd.models.feature_steps import FeatureSteps, NearbyGradients
 from scaffpd.models.layout import PaddedBlock
-from scaffpd.models.local_steps import (
-    FeatureSteps,
-    LocalProblem,
-    NearbyGradients,
-    Path,
-    SampleSteps,
-    SpanDisplacements,
-    cheapest_path,
-)
+from scaffpd.models.local_steps import LocalProblem, Path, SpanDisplacements, cheapest_path
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import largest_eigenvalues
 from scaffpd.models.oracle import StackedDisplacements, shift
 from scaffpd.models.point import LinearPoint
 from scaffpd.models.proximal import pace, proximal_steps
+from scaffpd.models.sample_steps import SampleSteps
 from scaffpd.models.samples import StackedSamples
 from scaffpd.models.threads import parallel_map
 

@@ -15,10 +15,11 @@ from scaffpd.errors import InputError, count, real
 from scaffpd.models.arrays import Array, check_range
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import Ragged
-from scaffpd.models.losses import BUILT_IN, Squared, Weighted, check_loss, loss_named
+from scaffpd.models.losses import BUILT_IN, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.samples import StackedSamples
+from scaffpd.models.weighted_loss import Weighted
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -106,7 +107,8 @@ class Linear:
         check_range(names, sizes, A, "feature")
         layout = Ragged(sizes, device, dtype)
         rows = StackedSamples(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype))
-        kind = QuadraticOracle if isinstance(loss, Squared) else LinearOracle
+        # A subclass of Squared may be any function: only this one has a closed form.
+        kind = QuadraticOracle if type(loss) is Squared else LinearOracle
         return kind(rows, loss, float(self.l2), targets.outputs, names)
 
     def reshape(self, x: NDArray[np.float64] | Tensor, features: int) -> Coefficients:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -208,24 +205,3 @@ def regularised(R: Tensor, e: Tensor, raises: bool = False) -> Callable[[Tensor]
     inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
     L = torch.linalg.cholesky_ex(inside, check_errors=raises)[0]
     return lambda B: (B - R.mT @ torch.cholesky_solve(R @ (B / e), L)) / e
-
-
-@contextmanager
-def tensor_cores(device: torch.device, allowed: bool) -> Iterator[None]:
-    """Allow or forbid single-precision products on a GPU's matrix units (TF32: eleven digits of each factor)."""
-    if device.type != "cuda":
-        yield
-        return
-    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer releases prefer another spelling
-        before = [place.allow_tf32 for place in places]
-        for place in places:
-            place.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for place, value in zip(places, before, strict=True):
-                place.allow_tf32 = value

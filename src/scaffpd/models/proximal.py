@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import ProximalPlan, Vector
-from scaffpd.models.local_steps import NearbyGradients
+from scaffpd.models.feature_steps import NearbyGradients
 
 
 class ProximalRates(NamedTuple):

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from scaffpd.models.layout import PaddedBlock, Ragged
-from scaffpd.models.numerics import ALONE_VECTOR, gamma, norm_above, quiet
+from scaffpd.models.numerics import ALONE, ALONE_VECTOR, gamma, norm_above, quiet
 from scaffpd.models.threads import parallel_map
 
 # Numbers in all padded copies up to which they are stored between rounds.
 STORED = 2**23
+# Samples of a client up to which its inner products are multiplied number by number.
+FEW = 4
 # Numbers that are converted to double precision at a time: on a CPU they stay in the cache.
 PIECE = {"cpu": 2**16, "cuda": 2**24}
 
@@ -186,3 +188,52 @@ def product(A: Tensor, v: Tensor) -> Tensor:
 def transposed(A: Tensor, V: Tensor) -> Tensor:
     """Return AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
     return (V.mT.contiguous() @ A).mT if V.shape[1] > 1 else A.T @ V
+
+
+class Products:
+    """Products R A_i and D A_iᵀ of n clients, in buffers that the next such product overwrites.
+
+    On a CPU, NumPy's loop over BLAS takes down to an eighth of the time of torch.bmm for small
+    matrices; inner products of a few samples go number by number, for all clients at once.
+    """
+
+    def __init__(self, A: Tensor, k: int) -> None:
+        n, m, features = A.shape
+        self.A = A
+        self.out = A.new_empty(n, k, m)
+        self.own = A.new_empty(n, k, features)
+        most = ALONE if k > 1 else ALONE_VECTOR
+        self.few = not A.is_cuda and m == features <= FEW
+        self.small = not A.is_cuda and not self.few and k * m * features <= most
+        self._last: Tensor | None = None
+        if self.small:
+            self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
+
+    def along(self, D: Tensor) -> Tensor:
+        """Return D A_iᵀ, (n, k, m), for D (n, k, features)."""
+        if self.small:
+            np.matmul(D.numpy(), self.arrays[0].transpose(0, 2, 1), out=self.arrays[1])
+            return self.out
+        if D.shape[1] == 1:
+            return torch.bmm(D, self.A.mT, out=self.out)
+        # Several rows are transposed, because torch.bmm is slow at Aᵀ.
+        return self.out.copy_(torch.bmm(self.A, D.mT.contiguous()).mT)
+
+    def times(self, R: Tensor) -> Tensor:
+        """Return R A_i, (n, k, features), for R (n, k, m)."""
+        if self.few:
+            out = torch.zeros_like(R)
+            for one, row in zip(R.unbind(2), self.A.unbind(1), strict=True):
+                out.addcmul_(one[..., None], row[:, None])
+            return out
+        if not self.small:
+            return torch.bmm(R, self.A, out=self.own)
+        if self._last is not R:
+            self._last = R
+            self._array = R.numpy()
+        np.matmul(self._array, self.arrays[0], out=self.arrays[2])
+        return self.own
+
+    def back(self, R: Tensor, D: Tensor) -> Tensor:
+        """Compute D + R A_i in place, for R (n, k, m)."""
+        return D.add_(self.times(R)) if self.small else D.baddbmm_(R, self.A)

@@ -30,7 +30,9 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def named(name: str) -> Objective:
-    """Return an objective by its name in any spelling ("cvar", "chi-square"), with its default strength."""
+    """Return an objective by its name in any spelling ("cvar", "chi-square"), with its default
+    strength.
+    """
     kinds = {name.lower(): kind for name, kind in OBJECTIVES.items() if kind is not Nash}
     kind = kinds.get(name.lower().replace("-", "").replace("_", "").replace(" ", ""))
     if kind is None:

@@ -80,12 +80,15 @@ class Objective(ABC):
     """(Λ, ψ) of the minimax problem, for any number of clients.
 
     Attributes:
-        prior: reference weights p of the clients, positive, normalised to sum to one; `None` means 1/N each.
-        simplex: whether Λ is a subset of the probability simplex (then losses matter up to a common shift).
-        parameter: name of the argument that says how fair it is, if there is one; `symbol` is its letter, `usual` its
-            default value, and `meaning` says in a sentence what it means.
-        strengths: from the average model's losses, as many values of it as wanted, from nearly the average to nearly
-            the worst case, for a path to go along and folds to choose from; `None` if there is no such rule.
+        prior: reference weights p of the clients, positive, normalised to sum to one; `None` means
+            1/N each.
+        simplex: whether Λ is a subset of the probability simplex (then losses matter up to a common
+            shift).
+        parameter: name of the argument that says how fair it is, if there is one; `symbol` is its
+            letter, `usual` its default value, and `meaning` says in a sentence what it means.
+        strengths: from the average model's losses, as many values of it as wanted, from nearly the
+            average to nearly the worst case, for a path to go along and folds to choose from;
+            `None` if there is no such rule.
     """
 
     simplex: ClassVar[bool] = True
@@ -113,11 +116,13 @@ class Objective(ABC):
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def with_arguments(self, **changes: Any) -> Self:
-        """Return the same objective with some arguments changed, which are checked; everything else stays."""
-        kept = {name: value for name, value in self.arguments().items() if name not in changes}
-        other = type(self)(**kept, **changes)
+        """Return the same objective with some arguments changed, which are checked; everything else
+        stays.
+        """
+        held = {name: value for name, value in self.arguments().items() if name not in changes}
+        other = type(self)(**held, **changes)
         vars(other).update(
-            {k: v for k, v in vars(self).items() if k in kept or k not in vars(other)}
+            {k: v for k, v in vars(self).items() if k in held or k not in vars(other)}
         )
         return other
 
@@ -141,7 +146,9 @@ class Objective(ABC):
         return self._contains(read_vector(self, "weights", weights), tolerance)
 
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:
-        """Return argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each client."""
+        """Return argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each
+        client.
+        """
         return self._prox(*read_step(self, s, l, sigma))
 
     def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:
@@ -157,10 +164,13 @@ class Objective(ABC):
         return self._maximizer(read_vector(self, "losses", losses))
 
     def support(self, losses: ArrayLike) -> float:
-        """Return max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the losses."""
+        """Return max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the
+        losses.
+        """
         return self._support(read_vector(self, "losses", losses))
 
-    # Methods that an objective defines: the same for vectors of finite numbers, already checked, one for each client.
+    # Methods that an objective defines: the same for vectors of finite numbers, already checked,
+    # one for each client.
 
     def _value(self, weights: Vector) -> float:
         return 0.0
@@ -183,8 +193,10 @@ class Objective(ABC):
         worst = losses.max()
         return float(worst + (inner(losses - worst, weights) - self._value(weights)))
 
-    # Bounds for a certificate: the same numbers with their rounding errors, for p/Σp in place of p and, on the simplex,
-    # λ/Σλ in place of λ. An objective without better bounds is assumed exact up to a few last digits.
+    # Bounds for a certificate: the same numbers with their rounding errors, for p/Σp in place of p
+    # and, on the simplex,
+    # λ/Σλ in place of λ. An objective without better bounds is assumed exact up to a few last
+    # digits.
 
     def _ceiling(self, losses: Vector) -> float:
         """Bound support(L) from above."""
@@ -199,7 +211,9 @@ class Objective(ABC):
         return value + EPSILON * (2 * roundings(len(weights)) + 16) * abs(value)
 
     def _stretch(self, weights: Vector) -> float:
-        """Return η ≥ 0 with ⟨λ, f⟩ ≤ (1 + η) max_{l∈Λ} ⟨l, f⟩ for every f ≥ 0: rounding leaves λ a little outside Λ."""
+        """Return η ≥ 0 with ⟨λ, f⟩ ≤ (1 + η) max_{l∈Λ} ⟨l, f⟩ for every f ≥ 0: rounding leaves λ a
+        little outside Λ.
+        """
         return 0.0
 
     def _origin(self) -> float:
@@ -219,7 +233,9 @@ class Objective(ABC):
         return self
 
     def start(self, losses: ArrayLike) -> Vector:
-        """Return λ⁰ for a run whose first losses are `losses`: the prior, unless Λ is not the simplex."""
+        """Return λ⁰ for a run whose first losses are `losses`: the prior, unless Λ is not the
+        simplex.
+        """
         return self.weights(len(np.asarray(losses))).copy()
 
     def check(self, losses: ArrayLike, names: Sequence[str]) -> None:  # noqa: B027 - most objectives take any loss
@@ -294,7 +310,9 @@ def read_scales(owner: str, name: str, values: Any, n: int) -> Scale:
 
 
 def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.inf) -> Vector:
-    """Convert `values` to a float64 vector with one finite number per client, none beyond ±`largest`."""
+    """Convert `values` to a float64 vector with one finite number per client, none beyond
+    ±`largest`.
+    """
     try:
         if np.asarray(values).dtype == bool:
             raise TypeError

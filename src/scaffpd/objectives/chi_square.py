@@ -14,7 +14,7 @@ from scaffpd.objectives.rounding import EPSILON, Vector, above, roundings
 
 TRIED = 16
 ROUNDING = 1e-9
-# ρ of a path, in units of how far the losses of the average model are apart
+# ρ of a path, in units of how far the losses of the average model differ
 WIDEST = 10.0
 NARROWEST = 1 / 30
 
@@ -22,12 +22,13 @@ NARROWEST = 1 / 30
 class ChiSquare(Objective):
     r"""Λ = {λ in the simplex, λ_i ≤ κ}, ψ(λ) = (ρ/2) Σ_i (λ_i − p_i)²/p_i.
 
-    The penalised χ² divergence of distributionally robust optimisation (Levy, Carmon, Duchi and Sidford
-    2020, "Large-scale methods for distributionally robust optimization"; Duchi and Namkoong 2021,
-    "Learning models with uniform performance via distributionally robust optimization"). Its optimum
-    guarantees the best trade-off between mean and spread: while no weight reaches zero, x minimises exactly
-    Σ p_i f_i + Var_p(f)/(2ρ). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`; with a cap κ, ρ → 0 is the mean of
-    the 1/κ largest losses, and no client can move the model by more than its share κ of the gradient.
+    The penalised χ² divergence of distributionally robust optimisation (Levy, Carmon, Duchi and
+    Sidford 2020, "Large-scale methods for distributionally robust optimization"; Duchi and Namkoong
+    2021, "Learning models with uniform performance via distributionally robust optimization"). Its
+    optimum guarantees the best trade-off between mean and spread: while no weight reaches zero, x
+    minimises exactly Σ p_i f_i + Var_p(f)/(2ρ). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`; with a
+    cap κ, ρ → 0 is the mean of the 1/κ largest losses, and no client can move the model by more
+    than its share κ of the gradient.
 
     Args:
         rho: the penalty ρ > 0 on leaving the prior, in units of the loss.
@@ -51,7 +52,7 @@ class ChiSquare(Objective):
 
     @staticmethod
     def strengths(losses: Vector, points: int) -> Vector:
-        """Return ρ in units of how far the losses are apart."""
+        """Return ρ in units of how far the losses differ."""
         scale = max(
             float(np.abs(losses - losses.mean()).max()), 1e-9 * (1 + float(np.abs(losses).max()))
         )
@@ -93,7 +94,9 @@ class ChiSquare(Objective):
         )
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such that Σ λ_i = 1."""
+        """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such
+        that Σ λ_i = 1.
+        """
         return self._projected(s, old / sigma, self._rate(len(s), sigma))
 
     def _maximizer(self, losses: Vector) -> Vector:
@@ -143,9 +146,9 @@ class ChiSquare(Objective):
     def _projected(self, s: Vector, pull: Vector | float, w: Vector) -> Vector:
         """Return λ_i = min(w_i [s_i + pull_i − ν]₊, κ) with Σ λ_i = 1.
 
-        With a cap ν may lie far below the largest s_i. So it is computed twice, the second time relative to the s_i
-        nearest to it: then s_i − ν keeps its digits if λ_i is neither zero nor κ. If that was not the right one,
-        the next nearest are tried.
+        With a cap ν may lie far below the largest s_i. So it is computed twice, the second time
+        relative to the s_i nearest to it: then s_i − ν keeps its digits if λ_i is neither zero nor
+        κ. If that was not the right one, the next nearest are tried.
         """
         if (caps := self.caps(len(s))) is None:
             return simplex.project_weighted(s - s.max() + pull, w)
@@ -166,7 +169,8 @@ class ChiSquare(Objective):
     def _measured(
         s: Vector, pull: Vector | float, w: Vector, caps: Vector, origin: float
     ) -> tuple[Vector, float]:
-        """Compute λ with s relative to one of its entries, and the error of the sum of the weights at that ν.
+        """Compute λ with s relative to one of its entries, and the error of the sum of the weights
+        at that ν.
 
         Entries far from the origin are at zero, or at κ, for any ν near it.
         """
@@ -182,9 +186,9 @@ class ChiSquare(Objective):
 class Agnostic(Objective):
     r"""Λ = the simplex, ψ = 0:  min_x max_i f_i(x).
 
-    "Agnostic federated learning" (Mohri, Sivek and Suresh 2019). Its optimum guarantees the smallest
-    possible worst loss, and with it the best bound on the loss under every mixture of the clients that
-    may turn up later. The prior does not enter Λ: it is the start λ⁰, and breaks ties.
+    "Agnostic federated learning" (Mohri, Sivek and Suresh 2019). Its optimum guarantees the
+    smallest possible worst loss, and with it the best bound on the loss under every mixture of the
+    clients that may turn up later. The prior does not enter Λ: it is the start λ⁰, and breaks ties.
     """
 
     def _contains(self, weights: Vector, tolerance: float) -> bool:
@@ -192,7 +196,9 @@ class Agnostic(Objective):
         return simplex.in_simplex(weights, tolerance)
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """Return λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the projection of l + σs."""
+        """Return λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the
+        projection of l + σs.
+        """
         return simplex.project_weighted(s - s.max() + old / sigma, sigma * np.ones(len(s)))
 
     def _maximizer(self, losses: Vector) -> Vector:

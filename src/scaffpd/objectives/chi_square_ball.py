@@ -16,12 +16,13 @@ class ChiSquareBall(Objective):
     r"""Λ = {λ in the simplex, Σ_i (λ_i − p_i)²/p_i ≤ δ}, ψ = 0.
 
     The χ² uncertainty set of distributionally robust optimisation (Duchi and Namkoong 2019,
-    "Variance-based regularization with convex objectives"; Levy, Carmon, Duchi and Sidford 2020). Its
-    optimum guarantees the smallest mean loss under the worst mixture of clients within distance δ of
-    the prior; while no weight reaches zero that is Σ p_i f_i + √(δ Var_p(f)).
+    "Variance-based regularization with convex objectives"; Levy, Carmon, Duchi and Sidford 2020).
+    Its optimum guarantees the smallest mean loss under the worst mixture of clients within distance
+    δ of the prior; while no weight reaches zero that is Σ p_i f_i + √(δ Var_p(f)).
 
     Args:
-        delta: the radius δ > 0; from 1/min_i p_i − 1 on, the ball contains the simplex (`Agnostic`).
+        delta: the radius δ > 0; from 1/min_i p_i − 1 on, the ball contains the simplex
+            (`Agnostic`).
         prior: reference weights p, 1/N each if not given.
     """
 
@@ -47,7 +48,9 @@ class ChiSquareBall(Objective):
         return _farthest(losses, self.weights(len(losses)), self.delta)[0]
 
     def _ceiling(self, losses: Vector) -> float:
-        """Bound the support by the dual of the ball: its multiplier κ = 1/t takes the place of ρ, and adds κδ/2."""
+        """Bound the support by the dual of the ball: its multiplier κ = 1/t takes the place of ρ,
+        and adds κδ/2.
+        """
         p = self.weights(len(losses))
         top = float(losses.max())
         weights, t = _farthest(losses, p, self.delta)
@@ -61,14 +64,17 @@ class ChiSquareBall(Objective):
         )
 
     def _stretch(self, weights: Vector) -> float:
-        """Return the distance from the prior in excess of √δ: (1 − t)λ + tp is within, with ≥ 1 − t of ⟨λ, f⟩."""
+        """Return the distance from the prior in excess of √δ: (1 − t)λ + tp is within, with ≥ 1 − t
+        of ⟨λ, f⟩.
+        """
         far = simplex.distance_above(weights, self.weights(len(weights))) / self.delta
         return max(float(np.sqrt(far)) * (1.0 + 4.0 * EPSILON) - 1.0, 0.0)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Return λ_i = [s_i + l_i/σ_i − ν]₊/(1/σ_i + κ/p_i), with κ = 0 inside the ball.
 
-        d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p is a second constraint.
+        d_i = 1/(1/σ_i + κ/p_i) on the clients with weight; on the sphere, its normal λ/p is a
+        second constraint.
         """
         weights, kappa = self._project(s, old, sigma)
         p, (top, share) = self.weights(len(s)), simplex.relative(sigma, len(s))
@@ -100,11 +106,13 @@ def _distance(weights: Vector, p: Vector) -> float:
 
 
 def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
-    r"""Return where the path λ(t) = p [1 + t(x − ν_t)]₊ leaves the ball, and t there (∞ if it never does).
+    r"""Return where the path λ(t) = p [1 + t(x − ν_t)]₊ leaves the ball, and t there (∞ if it never
+    does).
 
-    While the k largest x have weight, λ_i = p_i (1/P + t(x_i − m)) and the distance is 1/P − 1 + t²V,
-    where P, m and V are their total prior, weighted mean and weighted sum of squares about it. The k-th
-    weight reaches zero at 1/t = P(m − x_k): the right k is the largest that meets the sphere before that.
+    While the k largest x have weight, λ_i = p_i (1/P + t(x_i − m)) and the distance is 1/P − 1 +
+    t²V, where P, m and V are their total prior, weighted mean and weighted sum of squares about it.
+    The k-th weight reaches zero at 1/t = P(m − x_k): the right k is the largest that meets the
+    sphere before that.
     """
     scale = float(np.ptp(x))
     if scale == 0.0:
@@ -129,10 +137,12 @@ def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
 
 
 def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vector, float]:
-    r"""Return λ and κ > 0 with λ_i = [z_i − ν]₊/(1/q_i + κ/p_i), Σ λ_i = 1 and Σ (λ_i − p_i)²/p_i = δ, for any p and q.
+    r"""Return λ and κ > 0 with λ_i = [z_i − ν]₊/(1/q_i + κ/p_i), Σ λ_i = 1 and Σ (λ_i − p_i)²/p_i =
+    δ, for any p and q.
 
-    Use Newton's method on 1/√distance, which is nearly linear in κ (as in trust-region methods), within a
-    bracket. Its upper end κ√δ ≤ √Var_p(z − p/q) is the variational inequality of λ, tested with p.
+    Use Newton's method on 1/√distance, which is nearly linear in κ (as in trust-region methods),
+    within a bracket. Its upper end κ√δ ≤ √Var_p(z − p/q) is the variational inequality of λ, tested
+    with p.
     """
     order = np.argsort(
         -z
@@ -161,7 +171,9 @@ def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vecto
 
 
 def _path(y: Vector, w: Vector, q: Vector, kappa: float) -> tuple[Vector, float]:
-    """Return λ(κ) − p for sorted z (the difference keeps its digits in a small ball), and d distance/dκ."""
+    """Return λ(κ) − p for sorted z (the difference keeps its digits in a small ball), and d
+    distance/dκ.
+    """
     rate = w * q / (w + kappa * q)
     nu = (np.cumsum(rate * y) - 1.0) / np.cumsum(rate)
     k = int(np.flatnonzero(y > nu)[-1]) + 1

@@ -19,9 +19,9 @@ class CVaR(Objective):
 
     The conditional value at risk, or superquantile, of the clients' losses (Rockafellar and Uryasev
     2000, "Optimization of conditional value-at-risk"; Pillutla, Laguel, Malick and Harchaoui 2024,
-    "Federated learning with superquantile aggregation for heterogeneous data"). Its optimum guarantees
-    the smallest mean loss over the worst share α of the clients, by prior weight: α = 1 is `Average`,
-    and α ≤ min_i p_i is `Agnostic`.
+    "Federated learning with superquantile aggregation for heterogeneous data"). Its optimum
+    guarantees the smallest mean loss over the worst share α of the clients, by prior weight: α = 1
+    is `Average`, and α ≤ min_i p_i is `Agnostic`.
 
     Args:
         alpha: the share 0 < α ≤ 1 of the clients that counts.
@@ -55,8 +55,10 @@ class CVaR(Objective):
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
         caps, (top, share) = self.caps(len(s)), simplex.relative(sigma, len(s))
-        # Relative to the quantile, ν stays of the size of l for any size of σs, and keeps its digits. With unequal
-        # steps it may lie elsewhere, at one of the nearest s_i: the one from which the weights sum to one.
+        # Relative to the quantile, ν stays of the size of l for any size of σs, and keeps its
+        # digits. With unequal
+        # steps it may lie elsewhere, at one of the nearest s_i: the one from which the weights sum
+        # to one.
         origin = self._quantile(s)
         weights, level = simplex.project_capped(old / share + top * (s - origin), caps, share)
         if abs(level) <= UNEQUAL:
@@ -73,7 +75,9 @@ class CVaR(Objective):
         return min(found, key=lambda weights: abs(float(weights.sum()) - 1.0))
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """Fill the largest losses up to their caps; the next, or tied ones, share the rest by prior."""
+        """Fill the largest losses up to their caps; the next, or tied ones, share the rest by
+        prior.
+        """
         p = self.weights(len(losses))
         quantile = self._quantile(losses)
         weights = np.where(losses > quantile, p / self.alpha, 0.0)
@@ -90,7 +94,9 @@ class CVaR(Objective):
         return simplex.share_above(weights, self.weights(len(weights)) / self.alpha)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return the step: d_i = σ_i on the clients strictly between zero and their cap, zero elsewhere."""
+        """Return the step: d_i = σ_i on the clients strictly between zero and their cap, zero
+        elsewhere.
+        """
         weights = self._prox(s, old, sigma)
         free = (weights > 0.0) & (weights < self.caps(len(weights)))
         return simplex.simplex_step(weights, np.where(free, sigma, 0.0))

@@ -24,15 +24,16 @@ OWN = "own"
 class Excess(Objective):
     r"""Any objective on f_i(x) − b_i in the place of f_i(x): ψ_b(λ) = ψ(λ) + ⟨b, λ⟩ on the same Λ.
 
-    A loss has a part that no model removes, such as the noise of labels. By raw losses, the noisiest client gets the
-    weight; by the excess over its own optimum, the client that a common model serves worst gets it.
-    `Excess(Agnostic(), "own")` is minimax regret (Agarwal and Zhang 2022, "Minimax regret optimization for robust
-    machine learning under distribution shift"; Mo, Xu and Xue 2024).
+    A loss has a part that no model removes, such as the noise of labels. By raw losses, the
+    noisiest client gets the weight; by the excess over its own optimum, the client that a common
+    model serves worst gets it. `Excess(Agnostic(), "own")` is minimax regret (Agarwal and Zhang
+    2022, "Minimax regret optimization for robust machine learning under distribution shift"; Mo, Xu
+    and Xue 2024).
 
     Args:
         objective: (Λ, ψ), such as `CVaR(0.2)`.
-        offset: b, one number per client or one for all; or "own", each client's own optimum min_u f_i(u), which the
-            clients compute when `train` begins (N numbers go up).
+        offset: b, one number per client or one for all; or "own", each client's own optimum min_u
+            f_i(u), which the clients compute when `train` begins (N numbers go up).
     """
 
     def __init__(self, objective: Objective, offset: float | ArrayLike | str) -> None:
@@ -62,7 +63,9 @@ class Excess(Objective):
         return self.objective.prior
 
     def settled(self, federation: SolvesAlone) -> Excess:
-        """Return the objective with numbers; ask clients for their own optima if the offset is "own"."""
+        """Return the objective with numbers; ask clients for their own optima if the offset is
+        "own".
+        """
         if not isinstance(self.offset, str):
             return self
         return Excess(self.objective, federation.optima())

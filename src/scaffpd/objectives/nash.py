@@ -16,10 +16,11 @@ from scaffpd.objectives.rounding import Vector, above, inner, roundings
 class Nash(Objective):
     r"""Λ = {λ > 0}, ψ(λ) = Σ_i λ_i b_i − p_i − p_i log(λ_i/p_i):  min_x −Σ p_i log(b_i − f_i(x)).
 
-    The bargaining solution of Nash (1950, "The bargaining problem") with the losses b as disagreement
-    point; in federated learning Zhang, Malekmohammadi, Chen and Yu (2022, "Proportional fairness in
-    federated learning"). Its optimum guarantees every client a loss below b_i, and that no other model
-    raises the gains b_i − f_i by a positive percentage on (prior-weighted) average.
+    The bargaining solution of Nash (1950, "The bargaining problem") with the losses b as
+    disagreement point; in federated learning Zhang, Malekmohammadi, Chen and Yu (2022,
+    "Proportional fairness in federated learning"). Its optimum guarantees every client a loss below
+    b_i, and that no other model raises the gains b_i − f_i by a positive percentage on
+    (prior-weighted) average.
 
     Args:
         b: the loss of each client without taking part: one number for all, or one per client.
@@ -63,7 +64,9 @@ class Nash(Objective):
         return bool(weights.min() > 0.0)
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """Return λ_i = p_i/(b_i − L_i); refuse losses that are not below b, because there is no maximum."""
+        """Return λ_i = p_i/(b_i − L_i); refuse losses that are not below b, because there is no
+        maximum.
+        """
         self.check(losses, range(len(losses)))
         return self.weights(len(losses)) / (self.levels(len(losses)) - losses)
 
@@ -91,7 +94,8 @@ class Nash(Objective):
         return above(weights * b - p - p * ratio, sizes, 2 * roundings(len(p)) + 8)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return λ = (k + √(k² + 4σp))/2 with k = l − σ(b − s), and d = 1/(p/λ² + 1/σ) = σλ/√(k² + 4σp).
+        """Return λ = (k + √(k² + 4σp))/2 with k = l − σ(b − s), and d = 1/(p/λ² + 1/σ) = σλ/√(k² +
+        4σp).
 
         If k < 0 the other form of the root avoids cancellation.
         """

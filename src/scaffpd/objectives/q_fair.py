@@ -19,8 +19,9 @@ class QFair(Objective):
     r"""Λ = {λ ≥ 0}, ψ(λ) = Σ_i p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q}:  min_x Σ p_i f_i(x)^{q+1}/(q+1).
 
     The q-FFL of Li, Sanjabi, Beirami and Smith (2020, "Fair resource allocation in federated
-    learning"), for losses f_i ≥ 0. Its optimum guarantees the smallest (q+1)-norm of the losses, so a
-    client counts the more the worse it is served: q → 0 is `Average`, and q → ∞ tends to `Agnostic`.
+    learning"), for losses f_i ≥ 0. Its optimum guarantees the smallest (q+1)-norm of the losses, so
+    a client counts the more the worse it is served: q → 0 is `Average`, and q → ∞ tends to
+    `Agnostic`.
 
     Args:
         q: the exponent q > 0.
@@ -74,7 +75,9 @@ class QFair(Objective):
         )
 
     def _powers_above(self, base: Vector, e: float) -> float:
-        """Return Σ p_i b_iᵉ from above; rounding of e and b by ε changes bᵉ by the share ε e(1 + |log b|)."""
+        """Return Σ p_i b_iᵉ from above; rounding of e and b by ε changes bᵉ by the share ε e(1 +
+        |log b|).
+        """
         p = self.weights(len(base))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             terms = p * base**e
@@ -96,20 +99,24 @@ class QFair(Objective):
             )
 
     def start(self, losses: ArrayLike) -> Vector:
-        """Return the maximizer for losses raised to a thousandth of the largest (to one if none is positive)."""
+        """Return the maximizer for losses raised to a thousandth of the largest (to one if none is
+        positive).
+        """
         losses = read_vector(self, "losses", losses)
         top = float(losses.max())
         raised = np.maximum(losses, 1e-3 * top) if top > 0.0 else np.ones(len(losses))
         return np.clip(self._maximizer(raised), TINY, HUGE)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ; zero if the right side is negative.
+        """Return λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ; zero if the right side is
+        negative.
 
         d_i = 1/(ψ''(λ_i) + 1/σ), zero if λ_i = 0. With y = log v and t = s + l/σ the equation is
-        log(e^{y/q} + e^{y + log(p/σ)}) = log t: convex in y, with a slope between 1 and 1/q. Dropping one term leaves
-        an error of at most log 2, so Newton's method, which descends from the smaller of the two single-term solutions,
-        needs a handful of steps for any σ. If the power is the smaller term, λ = l + σ(s − v^{1/q}) has all digits,
-        while e^y has lost those of y.
+        log(e^{y/q} + e^{y + log(p/σ)}) = log t: convex in y, with a slope between 1 and 1/q.
+        Dropping one term leaves an error of at most log 2, so Newton's method, which descends from
+        the smaller of the two single-term solutions, needs a handful of steps for any σ. If the
+        power is the smaller term, λ = l + σ(s − v^{1/q}) has all digits, while e^y has lost those
+        of y.
         """
         p = self.weights(len(s))
         q = self.q

@@ -13,7 +13,9 @@ LEAST = 1e-300  # more than all underflows of a sum of fewer than 10^7 terms tog
 
 
 def roundings(n: int) -> int:
-    """Return how many operations a term of `total` goes through: twice √n, for any order of additions in a block."""
+    """Return how many operations a term of `total` goes through: twice √n, for any order of
+    additions in a block.
+    """
     return n if n <= 64 else 2 * math.isqrt(n) + 4
 
 
@@ -27,15 +29,18 @@ def total(terms: Vector) -> float:
 
 
 def above(terms: Vector, sizes: Vector | None = None, more: float = 8) -> float:
-    """Bound Σ t_i from above, for terms that are known up to `more`·ε of their sizes, |t_i| if not given.
+    """Bound Σ t_i from above, for terms that are known up to `more`·ε of their sizes, |t_i| if not
+    given.
 
-    Worst case: |computed − exact| ≤ k u Σ |t_i| for a sum in which no term takes part in more than k additions
-    (Higham 2002, section 4.2). ε = 2u leaves room for the rounding of the bound itself.
+    Worst case: |computed − exact| ≤ k u Σ |t_i| for a sum in which no term takes part in more than
+    k additions (Higham 2002, section 4.2). ε = 2u leaves room for the rounding of the bound itself.
     """
     size = total(np.abs(terms) if sizes is None else sizes)
     return total(terms) + EPSILON * (roundings(len(terms)) + more) * size + LEAST
 
 
 def inner(a: Vector, b: Vector) -> float:
-    """Return ⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same for any memory layout."""
+    """Return ⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same for any memory
+    layout.
+    """
     return float(np.add.reduce(a * b))

@@ -1,7 +1,8 @@
-r"""Exact projections on the probability simplex Δ = {λ ≥ 0, Σ λ_i = 1}, weighted and capped, by a sort or a few passes.
+r"""Exact projections on the probability simplex Δ = {λ ≥ 0, Σ λ_i = 1}, weighted and capped, by a
+sort or a few passes.
 
-The last rounding error is corrected in λ itself rather than in the multiplier ν, so that weights sum to
-one up to a few units in the last place for arguments of any size.
+The last rounding error is corrected in λ itself rather than in the multiplier ν, so that weights
+sum to one up to a few units in the last place for arguments of any size.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ def normalised(weights: Vector) -> Vector:
 
 
 def corrected(weights: Vector, slope: Vector, size: float) -> Vector:
-    """Subtract the rounding error Σ λ_i − 1 from the clients in proportion to `slope` (of sum `size`), −∂λ_i/∂ν."""
+    """Subtract the rounding error Σ λ_i − 1 from the clients in proportion to `slope` (of sum
+    `size`), −∂λ_i/∂ν.
+    """
     error = (np.add.reduce(weights) - 1.0) / size
     return normalised(np.maximum(weights - slope * error, 0.0))
 
@@ -34,8 +37,9 @@ def corrected(weights: Vector, slope: Vector, size: float) -> Vector:
 def project_weighted(b: Vector, w: Vector) -> Vector:
     r"""Return argmin_{λ∈Δ} Σ_i λ_i²/(2w_i) − b_i λ_i  for w > 0, which is λ_i = w_i [b_i − ν]₊.
 
-    Let S hold all active clients. Those with b_i ≤ ν_S = (Σ_{i∈S} w_i b_i − 1) / Σ_{i∈S} w_i are not active, and
-    leaving them out raises ν_S, until none is left out (Michelot 1986): a few passes (at most N) in place of a sort.
+    Let S hold all active clients. Those with b_i ≤ ν_S = (Σ_{i∈S} w_i b_i − 1) / Σ_{i∈S} w_i are
+    not active, and leaving them out raises ν_S, until none is left out (Michelot 1986): a few
+    passes (at most N) in place of a sort.
     """
     given = b
     top = np.maximum.reduce(b)
@@ -80,12 +84,14 @@ def measured(z: Vector, share: Vector) -> Vector:
 
 
 def project_capped(z: Vector, caps: Vector, w: Vector) -> tuple[Vector, float]:
-    r"""Return argmin_λ Σ λ_i²/(2w_i) − z_i λ_i  s.t. 0 ≤ λ ≤ caps, Σ λ_i = 1: λ_i = clip(w_i(z_i − ν), 0, caps_i).
+    r"""Return argmin_λ Σ λ_i²/(2w_i) − z_i λ_i  s.t. 0 ≤ λ ≤ caps, Σ λ_i = 1: λ_i = clip(w_i(z_i −
+    ν), 0, caps_i).
 
     Return ν too. If Σ caps < 1, return the caps, scaled up; then ν has no meaning.
 
-    The mass Σ clip(w(z − ν), 0, caps) falls with ν and bends only at z_i and z_i − caps_i/w_i: bisect over these
-    2N sorted points (each evaluation is O(N) and free of cancellation), then solve the linear piece.
+    The mass Σ clip(w(z − ν), 0, caps) falls with ν and bends only at z_i and z_i − caps_i/w_i:
+    bisect over these 2N sorted points (each evaluation is O(N) and free of cancellation), then
+    solve the linear piece.
     """
     if caps.sum() <= 1.0 + 4.0 * EPSILON:
         return normalised(caps), 0.0
@@ -113,7 +119,9 @@ def simplex_step(weights: Vector, slope: Vector) -> ProxStep:
 
 
 def share_above(weights: Vector, caps: Vector) -> float:
-    """Bound the share by which λ/Σλ may exceed its caps, which are known up to a few roundings of the prior."""
+    """Bound the share by which λ/Σλ may exceed its caps, which are known up to a few roundings of
+    the prior.
+    """
     ratio = float(np.max(weights / (caps * weights.sum())))
     return max(ratio * (1.0 + EPSILON * (2 * roundings(len(weights)) + 8)) - 1.0, 0.0)
 
@@ -128,11 +136,13 @@ def distance_above(weights: Vector, p: Vector) -> float:
 def dual_above(
     losses: Vector, weights: Vector, p: Vector, rho: float, caps: Vector | None = None
 ) -> float:
-    r"""Bound max_{λ∈Δ, λ ≤ κ} ⟨L, λ⟩ − (ρ/2) Σ (λ_i − p_i)²/p_i from above, by weak duality: for every ν
+    r"""Bound max_{λ∈Δ, λ ≤ κ} ⟨L, λ⟩ − (ρ/2) Σ (λ_i − p_i)²/p_i from above, by weak duality: for
+    every ν
 
         ν + Σ_i max_{0≤l≤κ} (L_i − ν) l − (ρ/2)(l − p_i)²/p_i
 
-    is a bound, and the ν of the maximizer, here `weights`, gives the smallest. ν and the weights need no accuracy.
+    is a bound, and the ν of the maximizer, here `weights`, gives the smallest. ν and the weights
+    need no accuracy.
     """
     most = np.full(len(p), np.inf) if caps is None else caps
     free = (weights > 0.0) & (weights < most)

@@ -19,9 +19,10 @@ BLOCK = 8192  # clients at a time, so that temporary arrays stay in the processo
 class Tilted(Objective):
     r"""Λ = the simplex, ψ(λ) = ρ Σ_i λ_i log(λ_i/p_i):  min_x ρ log Σ p_i exp(f_i(x)/ρ).
 
-    "Tilted empirical risk minimization" with tilt t = 1/ρ (Li, Beirami, Sanjabi and Smith 2021). Its optimum
-    guarantees a bound for every client: no client's loss exceeds the objective's value, which is the smallest
-    possible, by more than ρ log(1/p_i). ρ → ∞ is `Average` and ρ → 0 is `Agnostic`.
+    "Tilted empirical risk minimization" with tilt t = 1/ρ (Li, Beirami, Sanjabi and Smith 2021).
+    Its optimum guarantees a bound for every client: no client's loss exceeds the objective's value,
+    which is the smallest possible, by more than ρ log(1/p_i). ρ → ∞ is `Average` and ρ → 0 is
+    `Agnostic`.
 
     Args:
         rho: the penalty ρ > 0 on leaving the prior, in units of the loss.
@@ -41,8 +42,8 @@ class Tilted(Objective):
     def _value(self, weights: Vector) -> float:
         """Return ρ Σ λ_i log(λ_i/p_i), with 0 log 0 = 0; +∞ if a weight is negative.
 
-        The sum is over λ_i log(λ_i/p_i) − λ_i + p_i, the same on the simplex: no term is negative, and none cancels
-        if λ is close to p.
+        The sum is over λ_i log(λ_i/p_i) − λ_i + p_i, the same on the simplex: no term is negative,
+        and none cancels if λ is close to p.
         """
         if weights.min() < 0.0:
             return float("inf")
@@ -64,7 +65,8 @@ class Tilted(Objective):
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Solve λ_i + k_i log(λ_i/p_i) = l_i + σ_i(s_i − ν) with k_i = σ_iρ.
 
-        So λ_i = k_i ω(x_i − n) with Wright's omega function ω, x = s/ρ + l/k + log(p/k), and n from Σ λ_i = 1.
+        So λ_i = k_i ω(x_i − n) with Wright's omega function ω, x = s/ρ + l/k + log(p/k), and n from
+        Σ λ_i = 1.
         """
         top, share = simplex.relative(sigma, len(s))
         k = top * self.rho * share
@@ -108,7 +110,9 @@ class Tilted(Objective):
         )
 
     def _cost(self, weights: Vector) -> float:
-        """Bound ψ by ρ Σ (λ_i log(λ_i/p_i) − λ_i + p_i)/Σλ_i, which is not below the same with λ/Σλ and p/Σp."""
+        """Bound ψ by ρ Σ (λ_i log(λ_i/p_i) − λ_i + p_i)/Σλ_i, which is not below the same with λ/Σλ
+        and p/Σp.
+        """
         p = self.weights(len(weights))
         parts = self._terms(weights)
         terms = p * (parts[0] - parts[1])
@@ -140,8 +144,9 @@ def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:
     """Return ω(x − n) with n such that Σ q_i ω(x_i − n) is `total` up to half the digits.
 
     n lies between the values at which the largest term alone, or N terms like it, would make up the
-    total. Newton's method on log Σ q ω(x − n) is exact if ω is an exponential (large σρ). If it leaves
-    the bracket, Newton's method on Σ q ω(x − n) itself, a convex function, climbs from the left.
+    total. Newton's method on log Σ q ω(x − n) is exact if ω is an exponential (large σρ). If it
+    leaves the bracket, Newton's method on Σ q ω(x − n) itself, a convex function, climbs from the
+    left.
     """
     alone = total / q
     equal = total / q / len(x)
@@ -158,7 +163,8 @@ def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:
         low, high = (n, high) if mass >= total else (low, n)
         step = mass * np.log(mass / total) / slope
         if abs(step) <= max(1e-8, 4.0 * EPSILON * abs(n)):
-            break  # the caller's correction of Σ λ is one more Newton step, with quadratic convergence
+            # the caller's correction of Σ λ is one more Newton step, with quadratic convergence
+            break
         if not low < n + step < high:
             step = (mass - total) / slope if mass >= total else low - n
         n = n + step
@@ -170,8 +176,8 @@ def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:
 def _omega(x: Vector) -> Vector:
     """Compute Wright's omega function, ω + log ω = x, to eight digits.
 
-    Use Winitzki's formula (2 %) and one fourth-order step of Fritsch, Shafer and Crowley: several times as fast
-    as `scipy.special.wrightomega`, which would take most of a server's time.
+    Use Winitzki's formula (2 %) and one fourth-order step of Fritsch, Shafer and Crowley: several
+    times as fast as `scipy.special.wrightomega`, which would take most of a server's time.
     """
     a = np.maximum(x, 0.0) + np.log1p(np.exp(-np.abs(x)))
     omega = a * (1.0 - np.log1p(a) / (2.0 + a))

@@ -29,11 +29,12 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from scaffpd.errors import InputError
+from scaffpd.models.envelope import own_predictions
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import Loss
 from scaffpd.models.network import first_line
 from scaffpd.models.network_oracle import ModuleOracle
-from scaffpd.models.samples import StackedSamples, product
+from scaffpd.models.samples import StackedSamples
 
 FINEST = 40  # most binary digits of a record's part
 EXACT = 52  # most binary digits of a sum
@@ -121,12 +122,7 @@ class LinearSums:
         """Return ⟨a_j, x⟩, or ⟨a_j, u_i⟩ with every client's own u_i."""
         if at.ndim == 1:
             return self.rows.A @ at.view(-1, self.outputs)
-        z = at.new_empty(len(self.rows.A), self.outputs)
-        own = at.view(len(at), -1, self.outputs)
-        for block in self.rows.blocks:
-            inside = block.weight > 0
-            z[block.rows[inside]] = product(self.rows.of(block)[0], own[block.clients])[inside]
-        return z
+        return own_predictions(self.rows, at.view(len(at), -1, self.outputs))
 
 
 @dataclass(frozen=True)

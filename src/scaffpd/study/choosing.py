@@ -1,4 +1,5 @@
-r"""`choose`: how strong the regulariser, fairness and the pull towards the others should be, by folds.
+r"""`choose`: how strong the regulariser, fairness and the pull towards the others should be, by
+folds.
 
 Every client cuts its rows into K folds. For a point (l2, objective, κ) of a grid the models are
 trained K times, each time without one fold, and every client scores its own fold: ℓ_ik, its mean
@@ -8,9 +9,9 @@ score is Σ_i w_i ℓ_i with ℓ_i = mean_k ℓ_ik, where
     w_i = 1/N (the mean),  or  1/⌈N/5⌉ for the ⌈N/5⌉ clients with the largest ℓ_i and 0 elsewhere.
 
 One rule: l2 and the objective are those of the lowest score (fair objectives before the average, if
-some are tried); κ is the largest that is behind the best κ by at most one standard error. That error
-is √(Σ_i s_i²/K), with s_i the standard deviation over folds of w_i ℓ_ik − w'_i ℓ'_ik, the two points
-paired by client and fold.
+some are tried); κ is the largest that is behind the best κ by at most one standard error. That
+error is √(Σ_i s_i²/K), with s_i the standard deviation over folds of w_i ℓ_ik − w'_i ℓ'_ik, the two
+points paired by client and fold.
 
 Without a budget all points are tried. With one, l2, κ and the objective are searched one after the
 other, from the middle l2 of one average model on, until none moves or the rounds are spent.

@@ -1,11 +1,14 @@
-r"""`coalition`: why be in it? Groups of clients train together, and their members' held-out losses make a game.
+r"""`coalition`: why be in it? Groups of clients train together, and their members' held-out losses
+make a game.
 
     L_i(S)   held-out loss of client i ∈ S under the model that the group S trains
-    v(S)     Σ_{i∈S} L_i({i}) − L_i(S), what the group saves against everybody alone; v(∅) = v({i}) = 0
-    φ_i      Σ_{S∌i} |S|!(N−1−|S|)!/N! (v(S∪{i}) − v(S)), the value of Shapley (1953); Σ_i φ_i = v(all)
-    core     no group S has L_i(S) < L_i(all) for all of its members i, so that none would leave
+    v(S)     Σ_{i∈S} L_i({i}) − L_i(S), what the group saves against everybody alone; v(∅) = v({i})
+    = 0 φ_i      Σ_{S∌i} |S|!(N−1−|S|)!/N! (v(S∪{i}) − v(S)), the value of Shapley (1953); Σ_i φ_i =
+    v(all) core     no group S has L_i(S) < L_i(all) for all of its members i, so that none would
+    leave
 
-φ_i is a mean over all orders in which clients may join; where there are many clients, over some that are drawn.
+φ_i is a mean over all orders in which clients may join; where there are many clients, over some
+that are drawn.
 """
 
 from __future__ import annotations
@@ -34,7 +37,9 @@ MARGIN = 0.01  # the share of a loss below which a difference counts as none
 
 
 class BlockingCoalition(NamedTuple):
-    """A group whose members would all do better by themselves, and the least of their gains as a share of the loss."""
+    """A group whose members would all do better by themselves, and the least of their gains as a
+    share of the loss.
+    """
 
     names: tuple[str, ...]
     gain: float
@@ -42,7 +47,8 @@ class BlockingCoalition(NamedTuple):
 
 @dataclass(frozen=True)
 class Coalition:
-    """Contribution and gain of every client, and groups that would leave; arrays are in the order of `names`.
+    """Contribution and gain of every client, and groups that would leave; arrays are in the order
+    of `names`.
 
     Attributes:
         names: the clients.
@@ -50,12 +56,13 @@ class Coalition:
         together: L_i(all).
         gets: alone − together.
         brings: the mean of the others' losses without a client, less the same with it.
-        matrix: (N × N), by how much client i's loss rises when j leaves; on the diagonal, when i is left alone.
-        shapley: φ_i, a client's share of what all save together. What it gets is less or more: shapley − gets is what
-            others would owe it if losses could be paid for.
+        matrix: (N × N), by how much client i's loss rises when j leaves; on the diagonal, when i is
+            left alone.
+        shapley: φ_i, a client's share of what all save together. What it gets is less or more:
+            shapley − gets is what others would owe it if losses could be paid for.
         errors: standard errors of `shapley`; zero where all groups were trained.
-        leaving: groups in which everybody would do better by more than the margin, the most eager first; `None` where
-            not all groups were trained.
+        leaving: groups in which everybody would do better by more than the margin, the most eager
+            first; `None` where not all groups were trained.
         losses: L_i(S) of the members of every trained group, which is the tuple of their numbers.
         word: what a client is called.
     """
@@ -80,7 +87,9 @@ class Coalition:
         orders: Orders | None = None,
         word: str = "client",
     ) -> Self:
-        """Make the game from the losses of all groups, or of those on the way of some orders of joining, (M × N)."""
+        """Make the game from the losses of all groups, or of those on the way of some orders of
+        joining, (M × N).
+        """
         everybody = tuple(range(len(names)))
         alone = np.array([losses[(i,)][0] for i in everybody])
         together = losses[everybody]
@@ -108,7 +117,9 @@ class Coalition:
         return found if orders is not None else replace(found, leaving=found._would_leave())
 
     def table(self) -> list[dict[str, Any]]:
-        """Return rows of `coalition.csv`: the rise of a client's loss when another, or all others, are not there."""
+        """Return rows of `coalition.csv`: the rise of a client's loss when another, or all others,
+        are not there.
+        """
         pairs = itertools.product(enumerate(self.names), enumerate(self.names))
         return [
             {"client": a, "leaving": b, "rise": float(self.matrix[i, j])}
@@ -151,13 +162,13 @@ class Coalition:
         )
         a = self.names[most]
         b = self.names[least]
-        told = f"{a} brings the most: the others' loss is {more} without it; {b} brings the least: {fewer} without it."
+        most_and_least = f"{a} brings the most: the others' loss is {more} without it; {b} brings the least: {fewer} without it."
         if more.endswith("lower") or more.startswith("0.0 "):
-            told = f"Nobody brings the others anything: their loss is {more} without {a}, {fewer} without {b}."
+            most_and_least = f"Nobody brings the others anything: their loss is {more} without {a}, {fewer} without {b}."
         return (
             f"Together, the mean held-out loss of {several(len(self.names), self.word)} is {less} than alone: "
             f"{gain or 'none'} gain{'' if gain > 1 else 's'} and {lose or 'none'} lose{'' if lose > 1 else 's'} "
-            f"more than {100 * MARGIN:.3g} %. {told} {self._peace}"
+            f"more than {100 * MARGIN:.3g} %. {most_and_least} {self._peace}"
         )
 
     @property
@@ -195,7 +206,9 @@ def _exact(value: Mapping[Group, float], everybody: Group) -> tuple[Array, Array
 
 
 def _drawn(value: Mapping[Group, float], orders: Orders) -> tuple[Array, Array]:
-    """Return φ as the mean over orders of joining of what each adds when it comes, and its standard error."""
+    """Return φ as the mean over orders of joining of what each adds when it comes, and its standard
+    error.
+    """
     added = np.zeros(orders.shape)
     for row, order in zip(added, orders.tolist(), strict=True):
         row[order] = np.diff([value[tuple(sorted(order[:k]))] for k in range(len(order) + 1)])
@@ -217,21 +230,25 @@ def coalition(
     word: str = "client",
     alone: Sequence[float] | None = None,
 ) -> Coalition:
-    """Train groups of clients and tell what each client brings, what it gets, and whether a group had better leave.
+    """Train groups of clients and tell what each client brings, what it gets, and whether a group
+    had better leave.
 
     Args:
         train: one (X, y) per client, or a mapping from names to them.
         test: the same of held-out rows.
-        model: what a group trains; with `Personal(...)`, members are scored with models of their own.
+        model: what a group trains; with `Personal(...)`, members are scored with models of their
+            own.
         objective: of every group, `Average()` if not given; its prior is cut to the group.
         names: the clients' names.
-        most: up to so many clients, all 2^N − 1 groups are trained, for exact Shapley values and the core.
+        most: up to so many clients, all 2^N − 1 groups are trained, for exact Shapley values and
+            the core.
         permutations: how many orders of joining are drawn where there are more.
         seed: of these, and of training.
         tol: the proven gap at which a training stops, where there is a proof.
         rounds: the most rounds of a training.
         word: what a client is called.
-        alone: L_i({i}) where they are known, such as those of `joining`; else clients train alone with this model.
+        alone: L_i({i}) where they are known, such as those of `joining`; else clients train alone
+            with this model.
     """
     goal = Average() if objective is None else objective
     if not isinstance(model, Linear | Module | Personal):
@@ -300,7 +317,9 @@ def _runs(
     tol: float,
     rounds: int,
 ) -> Iterator[tuple[Group, Array]]:
-    """Yield the members' held-out losses; each group starts where the last ended, if a proof says when to stop."""
+    """Yield the members' held-out losses; each group starts where the last ended, if a proof says
+    when to stop.
+    """
     base = base_of(model)
     x = None
     proven = None if base.l2 == 0 or isinstance(base, Module) else tol

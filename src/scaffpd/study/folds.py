@@ -1,7 +1,7 @@
 r"""Rows that clients leave out of training in turn, and clients that train by themselves.
 
-Alone, a client solves argmin_u Σ_j ℓ_j(u) + (κ_i/2)‖u‖², κ_i the largest that is within one standard
-error of the best on its own folds.
+Alone, a client solves argmin_u Σ_j ℓ_j(u) + (κ_i/2)‖u‖², κ_i the largest that is within one
+standard error of the best on its own folds.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ class Folds:
         return Fair(goal)
 
     def tolerance(self, clients: Federation, l2: float) -> float | None:
-        """Return the certified gap to train to, a small share of the first loss; `None` where nothing can be proven."""
+        """Return the certified gap to train to, a small share of the first loss; `None` where
+        nothing can be proven.
+        """
         if l2 == 0 or isinstance(base_of(self.model), Module):
             return None
         return TOL * float(clients.losses(clients.start()).mean())
@@ -154,7 +156,9 @@ class Folds:
 
 @dataclass(frozen=True, eq=False)
 class HeldOutLoss(Question):
-    """Mean loss on rows that a client leaves out of training, without the regulariser, for `choose`."""
+    """Mean loss on rows that a client leaves out of training, without the regulariser, for
+    `choose`.
+    """
 
     kind = "held_out_loss"
     scalars: ClassVar[tuple[str, ...]] = ("loss",)
@@ -164,7 +168,9 @@ class HeldOutLoss(Question):
     l2: float
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return f_i(u_i) − (l2/2)‖u_i‖² on held-out rows, with u_i = x if there is one model for all."""
+        """Return f_i(u_i) − (l2/2)‖u_i‖² on held-out rows, with u_i = x if there is one model for
+        all.
+        """
         own = clients.own(self.x)
         models = self.x[None] if own is None else own
         regulariser = self.l2 / 2 * models.double().square().sum(1).cpu()
@@ -185,7 +191,9 @@ def _some(values: Any, rows: NDArray[np.int64]) -> Any:
 
 
 def answered(model: Linear, z: Vector, y: NDArray[Any]) -> tuple[Vector, Vector | None]:
-    """Return the loss of every row with outputs z, and whether the label is right; `None` for regression."""
+    """Return the loss of every row with outputs z, and whether the label is right; `None` for
+    regression.
+    """
     loss = loss_named(model.loss)
     outputs = torch.from_numpy(np.ascontiguousarray(z))
     target = torch.from_numpy(
@@ -196,7 +204,9 @@ def answered(model: Linear, z: Vector, y: NDArray[Any]) -> tuple[Vector, Vector 
 
 
 class AloneFits(NamedTuple):
-    """Clients by themselves: their models, their κ_i, and the mean losses of these on folds, (N, K)."""
+    """Clients by themselves: their models, their κ_i, and the mean losses of these on folds, (N,
+    K).
+    """
 
     models: list[Vector]
     ridges: tuple[float, ...]
@@ -206,7 +216,8 @@ class AloneFits(NamedTuple):
 def fit_alone(folds: Folds) -> AloneFits:
     """Train every client by itself, with the largest κ_i within one standard error of the best.
 
-    The error is that of the mean of paired differences over all of the client's rows, each left out once.
+    The error is that of the mean of paired differences over all of the client's rows, each left out
+    once.
     """
     model = folds.model
     assert isinstance(model, Linear)
@@ -227,13 +238,17 @@ def fit_alone(folds: Folds) -> AloneFits:
 
 
 def _ridge(model: Linear, pairs: Sequence[Pair], kappa: float) -> Vector:
-    """Solve argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is zero."""
+    """Solve argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is
+    zero.
+    """
     cohort = Cohort(pairs, Personal(replace(model, l2=0.0), kappa))
     return np.asarray(cohort.own_models(0 * cohort.start()))
 
 
 def _simplest(losses: Vector) -> int:
-    """Return the last row of losses whose mean is within one standard error of the best, by paired differences."""
+    """Return the last row of losses whose mean is within one standard error of the best, by paired
+    differences.
+    """
     above = losses - losses[losses.mean(1).argmin()]
     return int(
         np.flatnonzero(above.mean(1) <= above.std(1, ddof=1) / math.sqrt(losses.shape[1]))[-1]

@@ -62,17 +62,19 @@ class Joining:
         measure: "accuracy" or "rmse".
         rows: (trained on, held out) of every client.
         evidence: what intervals of losses are made from.
-        errors: the same of the share of wrong labels or, for regression, of root mean squared errors.
+        errors: the same of the share of wrong labels or, for regression, of root mean squared
+            errors.
         ridges: κ_i that every client has chosen alone.
         strength: κ of the personal models.
         splits: how many splits this is the mean of.
         word: what a client is called.
-        own: the shared model first, then the personal ones, client by client, (1 + clients × d) on the first split;
-            `None` where silos keep theirs.
-        without: clients with too few rows for folds, which train with the others and are not compared.
-        kappa_path: rows of `kappa_path.csv`, on the first split: from one model for all to everybody alone (κ = 0) the
-            losses on folds of training rows, which κ folds choose, and that of the personal models; empty where κ was
-            given.
+        own: the shared model first, then the personal ones, client by client, (1 + clients × d) on
+            the first split; `None` where silos keep theirs.
+        without: clients with too few rows for folds, which train with the others and are not
+            compared.
+        kappa_path: rows of `kappa_path.csv`, on the first split: from one model for all to
+            everybody alone (κ = 0) the losses on folds of training rows, which κ folds choose, and
+            that of the personal models; empty where κ was given.
     """
 
     names: tuple[str, ...]
@@ -117,11 +119,15 @@ class Joining:
         )
 
     def gain(self, model: str, over: str = ALONE, of: Weights | None = None) -> RelativeGain:
-        """Return the gain over all clients, each counting the same; `of` makes other weights from a model's losses."""
+        """Return the gain over all clients, each counting the same; `of` makes other weights from a
+        model's losses.
+        """
         return RelativeGain.of(self.evidence.difference(*self._places(over, model), of or every))
 
     def change(self, model: str, over: str = ALONE, of: Weights | None = None) -> PairedDifference:
-        """Return the gain in accuracy (as a share) or error (in units of the target); better is positive in either."""
+        """Return the gain in accuracy (as a share) or error (in units of the target); better is
+        positive in either.
+        """
         return self.errors.difference(*self._places(over, model), of or every)
 
     def _places(self, one: str, other: str) -> tuple[int, int]:
@@ -141,7 +147,9 @@ class Joining:
         return sum(gain.pays == NO for gain in self.gains(model))
 
     def better(self, model: str, than: str) -> bool:
-        """Return whether its loss is clearly lower in the mean or for the worst-served fifth, and higher in neither."""
+        """Return whether its loss is clearly lower in the mean or for the worst-served fifth, and
+        higher in neither.
+        """
         found = {self.gain(model, than, of).pays for of in (every, worst_fifth)}
         return YES in found and NO not in found
 
@@ -149,7 +157,8 @@ class Joining:
     def recommendation(self) -> str:
         """Alone, average, fair or personal: the simplest that no other is clearly better than.
 
-        A model that clearly costs fewer clients something is better too, unless it is clearly worse for all.
+        A model that clearly costs fewer clients something is better too, unless it is clearly worse
+        for all.
         """
         chosen = ALONE
         for model in (m for m in (AVERAGE, FAIR, PERSONAL) if m in self.models):

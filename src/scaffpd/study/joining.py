@@ -66,18 +66,22 @@ def joining(
     Args:
         train: one (X, y) per client, or a mapping from names to them.
         test: the same of held-out rows.
-        model: `Linear(...)`; its l2 is that of the shared models, alone every client chooses its own.
+        model: `Linear(...)`; its l2 is that of the shared models, alone every client chooses its
+            own.
         objective: of the fair models; `ChiSquare(rho=0.1)` if not given.
         names: the clients' names.
-        strength: κ of the personal models; if not given, `choose` takes one by folds inside the clients.
+        strength: κ of the personal models; if not given, `choose` takes one by folds inside the
+            clients.
         seed: of folds.
         tol: the proven gap at which training stops.
         rounds: the most rounds of a training.
         unit: what one unit of the target is, for errors of regression.
-        block: consecutive held-out rows that count as one for the interval, such as 7 for days of weather.
+        block: consecutive held-out rows that count as one for the interval, such as 7 for days of
+            weather.
         word: what a client is called.
         known: models of the first split that are trained already: {"average": x, "fair": x}.
-        choice: what `choose` has found for the first split, with this l2 and this objective: its κ is taken.
+        choice: what `choose` has found for the first split, with this l2 and this objective: its κ
+            is taken.
     """
     if not isinstance(model, Linear):
         raise InputError(
@@ -123,7 +127,9 @@ class JoiningSplit:
 
     @cached_property
     def folded(self) -> tuple[Folds, Group]:
-        """Training rows that are left out in turn, and the numbers of the clients that have enough for that."""
+        """Training rows that are left out in turn, and the numbers of the clients that have enough
+        for that.
+        """
         return Folds.where_possible(self.train, self.model, self.names, self.seed)
 
     def judge(
@@ -176,7 +182,9 @@ class JoiningSplit:
     def scored(
         self, answers: Answers, unit: float, block: int
     ) -> tuple[HeldOutMoments, HeldOutMoments, str]:
-        """Score the constant answer and these models on held-out rows: losses, errors, and what errors are of."""
+        """Score the constant answer and these models on held-out rows: losses, errors, and what
+        errors are of.
+        """
         losses = []
         errors = []
         measure = "accuracy"
@@ -209,7 +217,9 @@ class JoiningSplit:
         return search(folds, goal, self.model.l2, kappas, MEAN, self.seed, None)
 
     def _constant(self, i: int, rows: int) -> Array:
-        """Return the same outputs for every row: the mean, or log-odds of the labels (half a row of each added)."""
+        """Return the same outputs for every row: the mean, or log-odds of the labels (half a row of
+        each added).
+        """
         y = self.train[i][1]
         loss = self.model.loss
         if loss == "squared":
@@ -234,7 +244,9 @@ class JoiningSplit:
 
 
 def _root(unit: float, loss: Array) -> Array:
-    """Return a number for every row whose mean is unit·√L, with the covariances of unit·√L to first order."""
+    """Return a number for every row whose mean is unit·√L, with the covariances of unit·√L to first
+    order.
+    """
     root = math.sqrt(loss.mean())
     found: Array = unit * (root + (loss - loss.mean()) / (2 * root)) if root > 0 else 0 * loss
     return found

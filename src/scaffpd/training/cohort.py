@@ -1,4 +1,6 @@
-"""`Cohort`: clients in this process. A simulation is a cohort of N, a real silo answers with a cohort of one."""
+"""`Cohort`: clients in this process. A simulation is a cohort of N, a real silo answers with a
+cohort of one.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ class ModelSpec(Protocol):
     """Description that can be bound to clients' data."""
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
-        """Bind to data; held-out data is bound `like` the training data, with an x of the same length."""
+        """Bind to data; held-out data is bound `like` the training data, with an x of the same
+        length.
+        """
 
 
 class Split(NamedTuple):
@@ -165,7 +169,9 @@ class LocalChannel:
 
     @property
     def work(self) -> float:
-        """Number of numbers that a pass over the training features reads; infinite if the work is elsewhere."""
+        """Number of numbers that a pass over the training features reads; infinite if the work is
+        elsewhere.
+        """
         most = self.train.oracle.most_rows
         if most is None:
             return math.inf
@@ -273,7 +279,8 @@ class Cohort(Federation):
     """N clients in this process, vectorised.
 
     Args:
-        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to pairs.
+        clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to
+            pairs.
         model: `Linear(...)` or `Module(...)`, or one of them `Private(...)` or `Personal(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: device of the data and x, such as "cpu" or "cuda".
@@ -324,7 +331,9 @@ class Cohort(Federation):
         return self.channel.train.oracle
 
     def personal(self, x: Tensor | NDArray[np.float64]) -> dict[str, Tensor]:
-        """Return every client's own model u_i(x) by name, if the model is `Personal`. Nothing is sent."""
+        """Return every client's own model u_i(x) by name, if the model is `Personal`. Nothing is
+        sent.
+        """
         own = self.own_models(x)
         if own is None:
             raise InputError(
@@ -351,7 +360,9 @@ def bound(
     dtype: torch.dtype | None,
     like: Split | None = None,
 ) -> Split:
-    """Check the clients' arrays and bind the model to them; held-out rows are bound `like` the training rows."""
+    """Check the clients' arrays and bind the model to them; held-out rows are bound `like` the
+    training rows.
+    """
     X = [read_features(name, x) for name, (x, _) in zip(names, pairs, strict=True)]
     y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(names, X, pairs, strict=True)]
     columns = agreed_columns(names, [x for x, _ in pairs], None if like is None else like.columns)

@@ -1,4 +1,5 @@
-"""Results of a run: its history, one row a round with the starting point as row 0, and its checkpoint.
+"""Results of a run: its history, one row a round with the starting point as row 0, and its
+checkpoint.
 
 A checkpoint is written atomically and read without executing anything (NumPy's npz, no pickle).
 """
@@ -55,10 +56,11 @@ State = TypeVar("State")
 class History:
     """Losses and weights per client, certificate, traffic and time of every round.
 
-    `history["certificate"]` is a column as an array; `history.losses` and `history.weights` are (rows × clients).
-    Without `every_client`, a row has the quantiles, extremes and mean of losses and weights instead, such as
-    `history["loss max"]`, and single clients are available for the first and the last row only (`first_losses`,
-    `last_losses`). Losses that were not computed after a round are NaN.
+    `history["certificate"]` is a column as an array; `history.losses` and `history.weights` are
+    (rows × clients). Without `every_client`, a row has the quantiles, extremes and mean of losses
+    and weights instead, such as `history["loss max"]`, and single clients are available for the
+    first and the last row only (`first_losses`, `last_losses`). Losses that were not computed after
+    a round are NaN.
     """
 
     def __init__(self, names: Sequence[str], every_client: bool = True) -> None:
@@ -100,7 +102,7 @@ class History:
         """Keep the first `rows` rows."""
         for column in (*self._scalars.values(), self._spread):
             del column[rows:]
-        self._clients = {row: kept for row, kept in self._clients.items() if row < rows}
+        self._clients = {row: held for row, held in self._clients.items() if row < rows}
 
     def __len__(self) -> int:
         return len(self._scalars["round"])
@@ -137,7 +139,7 @@ class History:
                 f"This history has the spread of {len(self.names)} clients and not every one of them: see columns such "
                 "as 'loss max', or keep all with train(..., every_client=True).",
             )
-        return np.array([kept[which] for kept in self._clients.values()]).reshape(
+        return np.array([held[which] for held in self._clients.values()]).reshape(
             len(self), len(self.names)
         )
 
@@ -187,11 +189,11 @@ class History:
     def pack(self) -> Arrays:
         """Return the table as arrays, for a checkpoint."""
         arrays = {f"history.{name}": self[name] for name in SCALARS}
-        kept = [
+        held = [
             np.array(part).reshape(len(self._clients), -1)
             for part in zip(*self._clients.values(), strict=True)
         ]
-        arrays |= dict(zip(("history.losses", "history.weights"), kept, strict=True))
+        arrays |= dict(zip(("history.losses", "history.weights"), held, strict=True))
         return arrays if self.every_client else {**arrays, "history.spread": np.array(self._spread)}
 
     @classmethod
@@ -202,9 +204,9 @@ class History:
         arrays = {"history.spread": np.empty((0, 0)), **arrays}
         history._scalars = {name: arrays[f"history.{name}"].tolist() for name in SCALARS}
         history._spread = list(arrays["history.spread"])
-        kept = range(rows) if history.every_client else [0, *range(max(1, rows - 2), rows)]
+        held = range(rows) if history.every_client else [0, *range(max(1, rows - 2), rows)]
         clients = zip(arrays["history.losses"], arrays["history.weights"], strict=True)
-        history._clients = dict(zip(kept, clients, strict=True))
+        history._clients = dict(zip(held, clients, strict=True))
         return history
 
     def __repr__(self) -> str:
@@ -242,7 +244,9 @@ class Checkpoint:
 
 
 def pack(state: Any, prefix: str = "state") -> Arrays:
-    """Return a (nested) dataclass of tensors, arrays and numbers as named arrays, without transient fields."""
+    """Return a (nested) dataclass of tensors, arrays and numbers as named arrays, without transient
+    fields.
+    """
     arrays: Arrays = {}
     for item in dataclasses.fields(state):
         name = f"{prefix}.{item.name}"
@@ -259,7 +263,9 @@ def pack(state: Any, prefix: str = "state") -> Arrays:
 
 
 def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
-    """Put packed values into a dataclass with the structure of `like`; transient fields keep `like`'s values."""
+    """Put packed values into a dataclass with the structure of `like`; transient fields keep
+    `like`'s values.
+    """
     values: dict[str, Any] = {}
     for item in dataclasses.fields(like):  # type: ignore[arg-type]
         name = f"{prefix}.{item.name}"
@@ -287,7 +293,9 @@ def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -
 def read(
     path: str | os.PathLike[str], only: Sequence[str] | None = None
 ) -> tuple[Arrays, dict[str, Any]]:
-    """Read the arrays, or `only` some, and the description of a checkpoint; refuse another file in one sentence."""
+    """Read the arrays, or `only` some, and the description of a checkpoint; refuse another file in
+    one sentence.
+    """
     try:
         with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
             arrays = {

@@ -99,8 +99,8 @@ class Result:
         history: the table of all rounds.
         names: the clients.
         rounds: rounds made.
-        privacy: what the clients' answers have cost, all runs on the same federation together; `None` where they are
-            not `Private`.
+        privacy: what the clients' answers have cost, all runs on the same federation together;
+            `None` where they are not `Private`.
         personal: u_i, the model of client `names[i]`, for a `Personal` model; (N, d).
     """
 
@@ -149,15 +149,18 @@ def train(
             included.
         tol: stop as soon as the proven optimality gap is at most this.
         seed: seeds all randomness.
-        x0: where to start; by default the federation's own choice. The state of an earlier run on the same clients (a
-            callback's `info.state`) hands over what that run has learnt besides x, where the algorithm can use it.
+        x0: where to start; by default the federation's own choice. The state of an earlier run on
+            the same clients (a callback's `info.state`) hands over what that run has learnt besides
+            x, where the algorithm can use it.
         progress: show a progress bar; by default where standard error is a terminal.
-        checkpoint: a path or `Checkpoint(path, every=…)`. If the file is there, the run goes on from it, with the same
-            numbers as if it had never stopped (and `x0` is not looked at).
-        callbacks: called with a `RoundInfo` after every round; one that returns `True` ends the run.
-        every_client: keep every client's loss and weight of every round in the history. By default up to 10,000
-            clients; beyond, the history has their spread, and a method that asks only some clients has the losses of
-            all looked up once in a while (NaN in between), and at the end.
+        checkpoint: a path or `Checkpoint(path, every=…)`. If the file is there, the run goes on
+            from it, with the same numbers as if it had never stopped (and `x0` is not looked at).
+        callbacks: called with a `RoundInfo` after every round; one that returns `True` ends the
+            run.
+        every_client: keep every client's loss and weight of every round in the history. By default
+            up to 10,000 clients; beyond, the history has their spread, and a method that asks only
+            some clients has the losses of all looked up once in a while (NaN in between), and at
+            the end.
     """
     _check(algorithm, federation, rounds, tol, seed, callbacks)
     keeper = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
@@ -317,7 +320,9 @@ class _TrainingRun:
         return Status.STALLED if self._unmoved() else Status.ROUND_LIMIT
 
     def _unmoved(self) -> bool:
-        """Return whether nothing is proven and no loss has moved since the start; losses with noise cannot tell."""
+        """Return whether nothing is proven and no loss has moved since the start; losses with noise
+        cannot tell.
+        """
         constants = getattr(self.state, "constants", None)
         noisy = self.account is not None or getattr(constants, "noisy", False)
         if noisy or len(self.history) <= FEW or np.isfinite(self.state.certificate):
@@ -371,7 +376,7 @@ class _TrainingRun:
                 self.account.merge(arrays)
             self.state = self.method.resume(self.federation, disk.unpack(self.state, arrays))
             self.history = History.unpack(self.federation.names, arrays)
-            kept = Traffic(**{k: int(arrays[f"traffic.{k}"]) for k in vars(Traffic())})
+            held = Traffic(**{k: int(arrays[f"traffic.{k}"]) for k in vars(Traffic())})
             seconds = float(arrays["seconds"])
             rejected = int(arrays["rejected"])
         except KeyError as missing:
@@ -379,7 +384,7 @@ class _TrainingRun:
                 "checkpoint-incomplete",
                 f"The checkpoint {str(self.keeper.path)!r} lacks {missing}; remove it.",
             ) from None
-        self.federation.traffic.restore(kept)
+        self.federation.traffic.restore(held)
         self.clock -= seconds
         self.saved = self.state.rounds
         self.released = 0 if self.account is None else self.account.total
@@ -454,7 +459,9 @@ def _check(
 
 
 def _rounds_between(algorithm: Algorithm, federation: Federation) -> int:
-    """Return after how many rounds looking up all losses takes no more than a fraction of their local steps."""
+    """Return after how many rounds looking up all losses takes no more than a fraction of their
+    local steps.
+    """
     clients = len(federation.names)
     steps = getattr(algorithm, "local_steps", None) or 1
     asked = getattr(algorithm, "clients_per_round", None) or clients

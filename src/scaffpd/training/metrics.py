@@ -1,7 +1,9 @@
-r"""A table of clients in a few numbers: no worst client without the mean, and no mean without the worst.
+r"""A table of clients in a few numbers: no worst client without the mean, and no mean without the
+worst.
 
-The worst and the best 20 % are those of the paper's footnote: sort the clients by the measure and take the mean of the
-lowest and of the highest fifth. A fifth of N clients is ⌈N/5⌉ of them: 1 of 4, 1 of 5, 2 of 6, 4 of 20.
+The worst and the best 20 % are those of the paper's footnote: sort the clients by the measure and
+take the mean of the lowest and of the highest fifth. A fifth of N clients is ⌈N/5⌉ of them: 1 of 4,
+1 of 5, 2 of 6, 4 of 20.
 """
 
 from __future__ import annotations
@@ -41,9 +43,6 @@ class Spread:
         deviation: the standard deviation over clients.
         worst_20: the mean over the ⌈N/5⌉ clients that are served worst.
         best_20: the mean over the ⌈N/5⌉ clients that are served best.
-        gini: Gini's coefficient Σ_ij |v_i − v_j| / (2 N Σ v_i): 0 where all are equal, (N − 1)/N where one has
-            everything; NaN where a value is negative or not finite.
-        jain: Jain's index (Σ v_i)² / (N Σ v_i²): 1 where all are equal, 1/N where one has everything; NaN likewise.
     """
 
     mean: float
@@ -55,8 +54,6 @@ class Spread:
     deviation: float
     worst_20: float
     best_20: float
-    gini: float
-    jain: float
 
 
 @dataclass(frozen=True)
@@ -101,10 +98,12 @@ def worst_fifth(losses: Array) -> Array:
 
 
 def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
-    """Return half of Student's 95 % interval for the mean over the first axis: t·sd·√(1/K + overlap); ∞ for K = 1.
+    """Return half of Student's 95 % interval for the mean over the first axis: t·sd·√(1/K +
+    overlap); ∞ for K = 1.
 
-    `overlap` is n₂/n₁ where the K values are those of random splits that hold out n₂ rows and train on n₁: splits share
-    rows, which a plain interval does not know (Nadeau and Bengio 2003, "Inference for the generalization error").
+    `overlap` is n₂/n₁ where the K values are those of random splits that hold out n₂ rows and train
+    on n₁: splits share rows, which a plain interval does not know (Nadeau and Bengio 2003,
+    "Inference for the generalization error").
     """
     several = np.asarray(values, dtype=np.float64)
     K = len(several)
@@ -121,8 +120,8 @@ def student(freedom: float) -> float:
 def disagree(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
     """Return whether two models differ by more than chance in which rows they get right.
 
-    Of the rows that exactly one of the two gets right, either should have half if nothing had changed (McNemar's test,
-    exact: a binomial with probability ½).
+    Of the rows that exactly one of the two gets right, either should have half if nothing had
+    changed (McNemar's test, exact: a binomial with probability ½).
     """
     gained = int((after & ~before).sum())
     lost = int((before & ~after).sum())
@@ -165,7 +164,9 @@ class PairedDifference(NamedTuple):
 
 
 class RelativeGain(NamedTuple):
-    """Decrease of a model's loss against another's, as a share of the other's, with its 95 % interval."""
+    """Decrease of a model's loss against another's, as a share of the other's, with its 95 %
+    interval.
+    """
 
     value: float
     low: float
@@ -221,7 +222,8 @@ class HeldOutMoments:
 
     Attributes:
         means: over rows, (M × N).
-        covariances: of the means over blocks of rows, (N × M × M); NaN where there is one block only.
+        covariances: of the means over blocks of rows, (N × M × M); NaN where there is one block
+            only.
         blocks: how many blocks every client has.
         block: how many consecutive rows count as one.
     """
@@ -244,10 +246,12 @@ class HeldOutMoments:
         )
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
-        """Return by how much Σ w_i L_i is lower under b than under a; `of` makes w from a model's losses L.
+        """Return by how much Σ w_i L_i is lower under b than under a; `of` makes w from a model's
+        losses L.
 
-        The standard error is √(Σ_i s_i²/n_i) with s_i² the variance of w_i ℓ_a − w'_i ℓ_b over the n_i blocks of client
-        i; degrees of freedom are Welch's. A client with a single block takes the mean of the others' s_i².
+        The standard error is √(Σ_i s_i²/n_i) with s_i² the variance of w_i ℓ_a − w'_i ℓ_b over the
+        n_i blocks of client i; degrees of freedom are Welch's. A client with a single block takes
+        the mean of the others' s_i².
         """
         w = of(self.means[a])
         v = of(self.means[b])
@@ -319,35 +323,6 @@ def client_row(
     return row
 
 
-def gini(values: ArrayLike) -> float:
-    """Return Gini's coefficient; with v sorted upwards, Σ_ij |v_i − v_j| = 2 Σ_k (2k − N − 1) v_k, k from 1 to N."""
-    v = _shares(values)
-    if v is None:
-        return math.nan
-    N = len(v)
-    total = v.sum()
-    ranks = 2 * np.arange(1, N + 1) - N - 1
-    return float(max(ranks @ np.sort(v), 0.0) / (N * total)) if total > 0 else 0.0
-
-
-def jain(values: ArrayLike) -> float:
-    """Return Jain's index; 1 where all values are zero, for they are equal."""
-    v = _shares(values)
-    if v is None:
-        return math.nan
-    squares = float(v @ v)
-    return float(min(v.sum() ** 2 / (len(v) * squares), 1.0)) if squares > 0 else 1.0
-
-
-def _shares(values: ArrayLike) -> Vector | None:
-    """Divide values by their largest, which changes neither index and lets no sum overflow; `None` for no values."""
-    v = np.asarray(values, dtype=np.float64)
-    if not np.all(np.isfinite(v)) or v.min() < 0:
-        return None
-    largest = v.max()
-    return v / largest if largest > 0 else v
-
-
 def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:
     """Summarise one measure over the clients of `scores`; `upwards` where more is better."""
     badness = -values if upwards else values
@@ -365,6 +340,4 @@ def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:
         deviation=float(values.std()),
         worst_20=float(values[order[:k]].mean()),
         best_20=float(values[order[-k:]].mean()),
-        gini=gini(values),
-        jain=jain(values),
     )

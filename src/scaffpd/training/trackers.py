@@ -26,7 +26,9 @@ LONGEST = 120
 
 
 def labels(names: Sequence[str]) -> list[str]:
-    """Return a label per client; number later ones that would clash, also in file systems that ignore case."""
+    """Return a label per client; number later ones that would clash, also in file systems that
+    ignore case.
+    """
     taken: set[str] = set()
     found = []
     for name in names:
@@ -98,7 +100,9 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         self._history = info.history
 
     def _try(self, step: int, values: dict[str, float]) -> None:
-        """Write a row, and only warn on failure: a tracker that fails later must not end a long run."""
+        """Write a row, and only warn on failure: a tracker that fails later must not end a long
+        run.
+        """
         try:
             self.write(step, values)
         except (InputError, OSError) as error:
@@ -161,14 +165,17 @@ def _finite(values: dict[str, float]) -> dict[str, float]:
 
 
 class TensorBoard(Tracker):
-    """Losses, weights and held-out scores of every client, certificate, bytes and seconds, round by round.
+    """Losses, weights and held-out scores of every client, certificate, bytes and seconds, round by
+    round.
 
-    A run that resumes from a checkpoint continues in the same folder, and repeated rounds replace the earlier ones. A
-    new run in an old folder replaces the old one on the board; the old files stay.
+    A run that resumes from a checkpoint continues in the same folder, and repeated rounds replace
+    the earlier ones. A new run in an old folder replaces the old one on the board; the old files
+    stay.
 
     Args:
         folder: where the event files go.
-        cohort: whose held-out rows are to be scored; without one, what the run knows anyway is all that is shown.
+        cohort: whose held-out rows are to be scored; without one, what the run knows anyway is all
+            that is shown.
         every: score them, and count what private clients have spent, every so many rounds.
     """
 
@@ -223,17 +230,20 @@ TAGS = 100
 
 
 class MLflow(Tracker):
-    """Losses, weights and held-out scores of every client, certificate, bytes and seconds, round by round.
+    """Losses, weights and held-out scores of every client, certificate, bytes and seconds, round by
+    round.
 
-    Inside `with mlflow.start_run():` the numbers go to that run, which its owner ends. Otherwise the tracker makes a
-    run, and ends it on `close` or when it is deleted.
+    Inside `with mlflow.start_run():` the numbers go to that run, which its owner ends. Otherwise
+    the tracker makes a run, and ends it on `close` or when it is deleted.
 
     Args:
         experiment: the experiment of a new run; made where it is missing.
         run_name: the name of a new run; by default MLflow's choice.
-        run_id: an earlier run to continue, for runs that resume from a checkpoint; see `tracker.run_id`.
+        run_id: an earlier run to continue, for runs that resume from a checkpoint; see
+            `tracker.run_id`.
         tracking_uri: where MLflow stores its runs; by default MLflow's own setting.
-        cohort: whose held-out rows are to be scored; without one, what the run knows anyway is all that is shown.
+        cohort: whose held-out rows are to be scored; without one, what the run knows anyway is all
+            that is shown.
         every: score them, and count what private clients have spent, every so many rounds.
     """
 
@@ -286,7 +296,9 @@ class MLflow(Tracker):
         return str(self._client.create_run(where, run_name=self.run_name).info.run_id)
 
     def _last_step(self) -> int:
-        """Return the last round that the run has: one that is made a second time is not written again."""
+        """Return the last round that the run has: one that is made a second time is not written
+        again.
+        """
         return max(
             (known.step for known in self._client.get_metric_history(self.run_id, "exchanges")),
             default=-1,
