@@ -1,4 +1,4 @@
-"""`Cohort`: N clients together are N clients alone; bytes, fingerprints and scores are what they say."""
+"""`Cohort`: N clients together are N clients alone; bytes, fingerprints and scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same run on a GPU: the same optimum, certified there too, and bit for bit the same when repeated."""
+"""The same run on a GPU: the same optimum, certified, and bit for bit the same when repeated."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_minibatches_and_networks_run_on_a_gpu():
 
 
 def test_single_precision_keeps_its_bounds_on_a_gpu():
-    """More features than rows, in single precision: within the bounds of double precision's answer."""
+    """More features than rows, in single precision: within the bounds of its answers."""
     random = np.random.default_rng(0)
     X = random.normal(size=(300, 700)).astype(np.float32) * 700**-0.5
     y = random.integers(0, 5, 300)
@@ -94,7 +94,7 @@ def test_single_precision_keeps_its_bounds_on_a_gpu():
 @pytest.mark.parametrize("path", [Path.SAMPLES, Path.FEATURES])
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_recorded_local_steps_are_those_of_the_cpu(loss, path, monkeypatch):
-    """Minibatches in the space of samples and over features, often enough to be recorded and replayed."""
+    """Minibatches by samples and over features, often enough to be recorded and replayed."""
     for module in (glm, quadratic):
         monkeypatch.setattr(module, "cheapest_path", lambda *_: path)
     method = sp.FedAvg(local_steps=9, batch_size=8, local_rate=0.01)

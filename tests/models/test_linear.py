@@ -48,7 +48,7 @@ def tensor(x):
 
 
 def drawn_rows(cohort, key, batch_size, steps):
-    """Per client the rows of every step, as the cohort's own layout draws them, counted from the client's first row."""
+    """Per client the rows of every step, as the cohort draws them, from its first row on."""
     layout = cohort._oracle.rows.layout
     draws = Draws(key, cohort.names)
     starts = layout.starts.tolist()
@@ -124,7 +124,7 @@ def test_single_precision_follows_double(case):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(4))
 def test_rounding_stays_within_the_bounds_that_clients_report(case, seed):
-    """Single precision against double, on the data as single precision stores it, badly scaled columns included."""
+    """Single precision against double on the same stored data, badly scaled columns too."""
     loss, outputs, intercept = CASES[case]
     random = np.random.default_rng(seed)
     data = unequal_clients(loss, outputs, seed=seed)
@@ -196,7 +196,7 @@ def test_a_thousand_local_steps_without_regulariser(case):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("origin", ["minibatch", "earlier point"])
 def test_local_steps_use_the_control_variates_that_were_answered(case, origin):
-    """c_i may come from a minibatch or from another point; the corrected gradient at x is then not c."""
+    """c_i from a minibatch or from another point: the corrected gradient at x is then not c."""
     cohort, clients, x = problem(case)
     at = (
         cohort.gradients(tensor(x), batch_size=2, key=(4,))

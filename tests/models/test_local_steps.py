@@ -1,4 +1,4 @@
-"""Every way to make local steps makes the same ones: in the space of samples, over features, on one core or two."""
+"""Every way to take local steps takes the same ones: by samples, over features, on any cores."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_the_path_is_the_one_with_fewer_multiplications(loss, sizes, features, p
 @pytest.mark.parametrize("batch_size", [None, 8])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_cores_change_nothing(loss, batch_size, monkeypatch):
-    """Pieces of the work on two threads: what one makes, but for rounding in BLAS; PyTorch's setting is as before."""
+    """Work on two threads is that on one, but for rounding; PyTorch's setting is as before."""
     monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
     monkeypatch.setattr(feature_steps, "CACHE", 60)
     before = torch.get_num_threads()
@@ -327,7 +327,7 @@ def test_compressed_rows_have_the_same_losses(sizes, monkeypatch):
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 12), st.integers(1, 12), st.floats(-12, 0), st.integers(0, 1000))
 def test_triangles_have_the_same_products(extra, columns, exponent, seed):
-    """By Cholesky's factor or by Householder's method: the bound holds, and columns of any size keep their digits."""
+    """By Cholesky or Householder: the bound holds, and columns of any size have their digits."""
     random = np.random.default_rng(seed)
     B = random.standard_normal((3, columns + extra, columns)) * np.logspace(
         0, 10 * exponent, columns

@@ -1,4 +1,4 @@
-"""The four losses against their definitions, autograd and each other, far out on the real line as well."""
+"""The four losses against their definitions and autograd, far out on the real line as well."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_curvature_bounds_the_second_derivative(name, z, label):
 
 
 def test_poisson_is_convex_with_the_bound_that_it_claims():
-    """h >= 0 and h <= 0.17 everywhere: on a grid of step 1e-3, between whose points h moves by less than 5e-4."""
+    """0 <= h <= 0.17 on a grid of step 1e-3, between whose points h moves by less than 5e-4."""
     with mp.workdps(60):
         for z in np.arange(-40, 60, 0.25):
             v = mpf(float(z))
@@ -229,7 +229,7 @@ def test_counts_are_fitted_as_a_general_purpose_solver_fits_them():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_weights_are_repeated_rows(name):
-    """Losses, gradients, bounds, local steps and certificates; a common factor and zeros change nothing."""
+    """Losses, gradients, local steps and certificates; a common factor and zeros do nothing."""
     random = np.random.default_rng(5)
     weighted = {}
     repeated = {}

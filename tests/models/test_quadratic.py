@@ -1,4 +1,4 @@
-"""Squared loss: J local steps in closed form are J local steps, whatever the client's rank, rate and J."""
+"""Squared loss: J local steps in closed form are J local steps, for any rank, rate and J."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rates_of(clients, scale=1.0):
 
 
 def errors(cohort, clients, x, plan, rates):
-    """Relative errors of every d_i, and of a weighted sum, against the explicit loop of Algorithm 2."""
+    """Relative errors of every d_i, and of a weighted sum, against the loop of Algorithm 2."""
     weights = np.linspace(0.2, 1, len(clients))
     at = cohort.gradients(torch.tensor(x))
     c = at.sum(weights / weights.sum())
@@ -172,7 +172,7 @@ def test_strong_convexity_is_the_smallest_eigenvalue_and_never_more():
 
 @pytest.mark.parametrize("smallest", [0.0, 1e-7, 1e-6, 1e-5])
 def test_single_precision_claims_no_more_convexity_than_there_is(smallest):
-    """In float32 the smallest singular value of badly conditioned features is noise; no certificate may use it."""
+    """In float32 a smallest singular value may be noise; no certificate may use it."""
     for seed in range(20):
         random = np.random.default_rng(seed)
         U, V = (np.linalg.qr(random.standard_normal((m, 5)))[0] for m in (60, 5))
@@ -183,7 +183,7 @@ def test_single_precision_claims_no_more_convexity_than_there_is(smallest):
 
 
 def test_features_whose_squares_underflow_do_no_harm():
-    """In float32 the squares of 1e-21 have almost no digits; a client flat along them must still move by η J c."""
+    """In float32 the squares of 1e-21 have almost no digits; a client moves by η J c along them."""
     random = np.random.default_rng(0)
     X = np.hstack([random.standard_normal((6, 2)), 1e-21 * random.standard_normal((6, 3))])
     weights = np.array([0.5, 0.5])
@@ -199,7 +199,7 @@ def test_features_whose_squares_underflow_do_no_harm():
 
 
 def test_a_local_model_that_cannot_be_solved_in_single_precision_raises():
-    """Six equal columns: rounding hides the pull of 1e-3 beside squares of 1e6, so that no digit would be right."""
+    """Six equal columns: rounding hides the pull of 1e-3 beside squares of 1e6."""
     X = np.tile(1e3 * np.random.default_rng(0).standard_normal((40, 1)), 6)
     cohort = sp.Cohort([(X, X[:, 0])], sp.Linear("squared", l2=0.0), dtype=torch.float32)
     x = cohort.start()

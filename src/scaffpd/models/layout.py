@@ -54,7 +54,7 @@ class PaddedBlock:
     number: int | None = None
 
     def of(self, stack: Tensor) -> Tensor:
-        """Return the block's part of a stack (M, ...) as (n, m, ...): a view if nothing is padded."""
+        """Return the block's part of a stack (M, ...), (n, m, ...): a view if nothing is padded."""
         if self.first is None:
             return stack[self.rows]
         part = stack[self.first : self.first + self.rows.numel()]
@@ -219,9 +219,9 @@ class Ragged:
 
 
 def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
-    """Find the ends of blocks of descending `sizes` with least Σ_blocks (overhead + clients·longest).
+    """Find the ends of blocks of descending `sizes`: least Σ_blocks (overhead + clients·longest).
 
-    Use dynamic programming over the few places where sizes, rounded up to six binary digits, change.
+    Use dynamic programming over the few places where sizes, rounded up to six bits, change.
     """
     fraction, exponent = np.frexp(sizes)
     rounded = np.ldexp(np.ceil(64 * fraction), exponent)

@@ -15,7 +15,7 @@ inner products K_i = A_i A_iᵀ:
 
     ρ = w ∘ (r(A_i x − p A_i c − K_i R) − r₀),    R ← keep·R + ρ,    p ← keep·p + η.
 
-Of c on a minibatch the part l2 x needs no product of its own: A_i x − p A_i (l2 x) = (1 − l2 p)A_i x.
+On a minibatch l2 x, a part of c, needs no product: A_i x − p A_i (l2 x) = (1 − l2 p)A_i x.
 That is m² multiplications per output in place of 2·b·features, minibatches are not collected, and
 Σ λ_i d_i is one matrix product on the stack of all clients; no d_i is ever formed.
 

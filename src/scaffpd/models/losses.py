@@ -1,8 +1,8 @@
 r"""The four convex losses of a linear model, each as a function of the predictions z = A x.
 
 A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so a loss only has to provide ℓ,
-its derivative in z (the *residual*) and a bound on its second derivative. Every function acts on the
-last axis, the outputs, and takes any leading axes, the last of them the samples.
+its derivative in z (the *residual*) and a bound on its second derivative. Every function acts on
+the last axis, the outputs, and takes any leading axes, the last of them the samples.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Targets(NamedTuple):
 class Loss(ABC):
     """ℓ(z, y) with its derivatives.
 
-    `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z², `slope` the norm of ∂ℓ/∂z. If the curvature
-    depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` means that ∂²ℓ/∂z²
-    is the same everywhere.
+    `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z², `slope` the norm of ∂ℓ/∂z. If the
+    curvature depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` means
+    that ∂²ℓ/∂z² is the same everywhere.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Squared(Loss):
         return (1.0, 2.0) if classes else None
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
-        """Encode real targets, one or several columns; with `classes`, labels as one-hot columns."""
+        """Encode real targets, one or more columns; with `classes`, labels as one-hot columns."""
         if classes is not None:
             numbers = _class_numbers(labels, names, "squared loss with classes")
             _check_classes(numbers, names, classes)
@@ -356,9 +356,9 @@ def loss_named(name: str) -> Loss:
 def check_loss(loss: Loss, y: Tensor, outputs: int) -> None:
     """Refuse a custom loss that breaks its certificate's assumptions on sampled points.
 
-    At pairs a, b of predictions of size 1e-2 to 1e2, with targets of the data: ⟨ℓ'(a) − ℓ'(b), a − b⟩
-    is between 0 (convex) and `curvature`·‖a − b‖² (smooth), and ℓ(b) ≥ ℓ(a) + ⟨ℓ'(a), b − a⟩ (ℓ' is
-    the derivative of ℓ).
+    At pairs a, b of predictions of size 1e-2 to 1e2, with targets of the data:
+    ⟨ℓ'(a) − ℓ'(b), a − b⟩ is between 0 (convex) and `curvature`·‖a − b‖² (smooth), and
+    ℓ(b) ≥ ℓ(a) + ⟨ℓ'(a), b − a⟩ (ℓ' is the derivative of ℓ).
     """
     random = np.random.default_rng(0)
     own = y[torch.as_tensor(random.integers(0, len(y), TRIED))].cpu()
@@ -399,7 +399,8 @@ def _class_numbers(
         if wrong.size:
             raise InputError(
                 "label-not-a-class",
-                f"Client {name!r} has the label {wrong[0]:.12g}; {what} takes whole numbers from 0.",
+                f"Client {name!r} has the label {wrong[0]:.12g}; {what} takes whole numbers from "
+                "0.",
             )
         arrays.append(flat.reshape(-1, 1))
     return arrays
@@ -420,8 +421,8 @@ def _number_of_classes(labels: list[NDArray[np.float64]], names: Sequence[str]) 
     if max(largest) >= max(1000, sum(map(len, labels))):
         raise InputError(
             "label-beyond-samples",
-            f"Client {names[int(np.argmax(largest))]!r} has the label {max(largest):.12g}, more than "
-            "there are samples: number the classes from 0, or give `classes=`.",
+            f"Client {names[int(np.argmax(largest))]!r} has the label {max(largest):.12g}, more "
+            "than there are samples: number the classes from 0, or give `classes=`.",
         )
     return max(2, 1 + int(max(largest)))
 

@@ -1,8 +1,9 @@
-r"""Personal models by Newton's method, for any loss and any personal columns P: v of `envelope.py`, client by client,
+r"""Personal models by Newton's method: v of `envelope.py`, for any loss and personal columns P,
 
-    min_v (1/m_i) Σ_j ℓ(z_j + ⟨a_j, v⟩, y_j) + ((l2 + γ_i)/2)‖v‖²,    z = A_i D_i x the shrunken shared predictions.
+    min_v (1/m_i) Σ_j ℓ(z_j + ⟨a_j, v⟩, y_j) + ((l2 + γ_i)/2)‖v‖²,    z = A_i D_i x.
 
-A step solves (A_PᵀWA_P + l2 + γ_i) s = ∇_v by Cholesky, in features or in samples, or by conjugate gradients.
+A step solves (A_PᵀWA_P + l2 + γ_i) s = ∇_v by Cholesky, in features or in samples, or by
+conjugate gradients.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HALVINGS = 40
 
 
 class LossHessian:
-    """Hessian AᵀWA of n clients' mean losses, from samples A (n, m, features), predictions z, targets y (n, m, k)."""
+    """Hessian AᵀWA of n clients' mean losses, for samples A, predictions z and targets y."""
 
     def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor) -> None:
         self.loss = loss
@@ -49,7 +50,10 @@ class LossHessian:
         return (self.A.mT @ self.bent(T).flatten(2)).view_as(V)
 
     def solver(self, e: Tensor, goal: Tensor | float = 1e-10) -> Callable[[Tensor], Tensor]:
-        """Return B ↦ (AᵀWA + diag(e))⁻¹B for e (n, features or 1, 1), B (n, features, k, c), exact or up to a goal."""
+        """Return B ↦ (AᵀWA + diag(e))⁻¹B, exact or up to a goal.
+
+        e is (n, features or 1, 1), B (n, features, k, c).
+        """
         n, m, features = self.A.shape
         k = self.z.shape[2]
         e = e.expand(n, features, 1)
@@ -104,7 +108,7 @@ class LossHessian:
 
 
 class NewtonPoint(PersonalPoint):
-    """Personal models for any loss and columns: v by Newton's method from `start` (u = x), a few clients at a time."""
+    """Personal models for any loss and columns: v by Newton's method from `start` (u = x)."""
 
     def __init__(
         self,
@@ -180,7 +184,7 @@ class NewtonPoint(PersonalPoint):
         return A, LossHessian(self.loss, A, y, block.of(self.z), block.weight)
 
     def diagonals(self) -> Tensor:
-        """Return diag H_i for squared loss: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
+        """Return diag H_i: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
         if not isinstance(self.loss, Squared):
             raise InputError(
                 "diagonal-unknown",
@@ -247,9 +251,10 @@ class CorrectionProblem:
         return product(self.A.mT, r) + self.stiff * v, r
 
     def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return v, predictions, value and remaining gradient norm, by Newton steps, halved until they descend.
+        """Return v, predictions, value and gradient norm, by Newton steps, halved to descend.
 
-        If the predicted decrease of a step is below rounding, take it as it is; two such steps are enough.
+        If the predicted decrease of a step is below rounding, take it as it is; two such steps are
+        enough.
         """
         (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
         whole = torch.zeros_like(value, dtype=torch.long)
@@ -292,7 +297,7 @@ class CorrectionProblem:
 
 
 def portions(rows: StackedSamples, unknowns: int) -> list[PaddedBlock]:
-    """Return the blocks of rows, cut so that a matrix for every client's unknowns needs little memory."""
+    """Return the blocks of rows, cut so that matrices of all clients' unknowns are small."""
     n = max(1, TOGETHER // unknowns**2)
     return [
         block

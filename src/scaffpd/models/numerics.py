@@ -24,7 +24,10 @@ SAFE = 1.01
 
 
 def gamma(n: float, unit: float = UNIT) -> float:
-    """Return γ_n = nu/(1 − nu): a sum of n products, in any order, errs by at most γ_n Σ |a_j b_j| (Higham 2002)."""
+    """Return γ_n = nu/(1 − nu).
+
+    A sum of n products, in any order, errs by at most γ_n Σ |a_j b_j| (Higham 2002).
+    """
     return n * unit / (1 - n * unit) if n * unit < 0.5 else float("inf")
 
 
@@ -56,8 +59,9 @@ CLEAR = 1e3
 
 
 def skewness(Q: Tensor) -> Tensor:
-    """Bound ‖QᵀQ − I‖ for n matrices with nearly orthonormal columns, (n, rows, columns); a matrix with
-    orthonormal columns is as near to Q.
+    """Bound ‖QᵀQ − I‖ for n matrices with nearly orthonormal columns, (n, rows, columns).
+
+    A matrix with orthonormal columns is as near to Q.
 
     Q = H + R with H of 25 digits: HᵀH is exact in any order of summation, and the rest is small.
     """
@@ -83,7 +87,7 @@ def unexplained(B: Tensor, Q: Tensor, R: Tensor) -> Tensor:
 
 
 def gram(B: Tensor) -> tuple[Tensor, int]:
-    """Return BᵀB of n matrices, (n, rows, columns), in blocks of about √rows, and the number of additions per row."""
+    """Return BᵀB of n matrices, in blocks of about √rows, and the number of additions per row."""
     n, rows, columns = B.shape
     block = max(columns, math.isqrt(rows), 1)
     if rows < 2 * block:
@@ -95,7 +99,7 @@ def gram(B: Tensor) -> tuple[Tensor, int]:
 
 @quiet
 def squared(B: Tensor) -> Tensor:
-    """Return BᵀB of n matrices; small ones by NumPy's loop over BLAS, which takes half of the time of torch.bmm."""
+    """Return BᵀB of n matrices; small ones by NumPy, in half of the time of torch.bmm."""
     if B.is_cuda or B.shape[1] * B.shape[2] ** 2 > ALONE:
         return B.mT @ B
     array = B.numpy()
@@ -124,7 +128,7 @@ def triangle_of(B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def largest_eigenvalues(A: Tensor) -> Tensor:
-    """Return λ_max(A_iᵀA_i) of n matrices, (n, rows, columns): exact if the smaller side is ≤ `EXACT`, else from above.
+    """Return λ_max(A_iᵀA_i) of n matrices: exact if a side is ≤ `EXACT`, else from above.
 
     Larger ones use power iteration, and are never above ‖A_i‖_F².
     """
@@ -171,7 +175,7 @@ def _approached(A: Tensor) -> Tensor:
 
 
 def random_direction(like: Tensor) -> Tensor:
-    """Return a fixed unit vector without structure: one like the data might miss the largest eigenvector."""
+    """Return a fixed random unit vector: one like the data might miss the largest eigenvector."""
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(like.shape, generator=generator, dtype=torch.float64)
     unit: Tensor = v / v.norm()
@@ -181,7 +185,7 @@ def random_direction(like: Tensor) -> Tensor:
 def power_iteration(
     apply: Callable[[Tensor], Tensor], start: Tensor, steps: int = 100, tolerance: float = 1e-4
 ) -> Tensor:
-    """Return |λ|_max of a symmetric operator from a unit vector, plus two percent: it is approached from below."""
+    """Return |λ|_max of a symmetric operator, plus two percent: it is approached from below."""
     v = start
     value = start.new_zeros(())
     for _ in range(steps):
@@ -195,9 +199,10 @@ def power_iteration(
 
 
 def regularised(R: Tensor, e: Tensor, raises: bool = False) -> Callable[[Tensor], Tensor]:
-    """Return B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, (n, d, k), by Cholesky in the smaller of rows and features.
+    """Return B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, by Cholesky in the smaller of rows and features.
 
-    R is (n, m, d), e the diagonal of E, (n or 1, d, 1). (RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹.
+    R is (n, m, d), e the diagonal of E, (n or 1, d, 1), B (n, d, k).
+    (RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹.
     """
     if R.shape[1] >= R.shape[2]:  # if x is not finite, neither is the result, unless it `raises`
         L = torch.linalg.cholesky_ex(R.mT @ R + torch.diag_embed(e[..., 0]), check_errors=raises)[0]

@@ -44,7 +44,7 @@ def refuse_curvature(*_: object) -> NoReturn:
 
 
 class StackedPoint(StackedDisplacements):
-    """Losses at one x and the c_i as one (N, d) tensor, without curvature and bounds on rounding."""
+    """Losses at one x and the c_i as one (N, d) tensor, without curvature and error bounds."""
 
     restriction = curvatures = diagonal = diagonals = refuse_curvature
 

@@ -1,4 +1,4 @@
-r"""Proximal steps: accelerated steps towards the minimum of a client's own model of a step −e from x.
+r"""Proximal steps: accelerated ones towards the minimum of a client's model of a step −e from x.
 
     ϕ_i(e) = f_i(x − e) − ⟨c − c_i, e⟩ + (β/2)‖e‖²_D,    −∇ϕ_i(e) = ∇f_i(x − e) − c_i + c − βD e
 

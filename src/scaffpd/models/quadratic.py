@@ -205,7 +205,7 @@ def rotate(rows: StackedSamples) -> Rotated:
 
 
 def orthogonal_rows(A: Tensor) -> Tensor:
-    """Return Ã with orthogonal rows, longest first, and ÃᵀÃ = AᵀA, of n matrices (n, rows, features).
+    """Return Ã with orthogonal rows, longest first, and ÃᵀÃ = AᵀA, of n matrices.
 
     By the eigenvectors of the smaller of AAᵀ and AᵀA, in double precision, which takes a few times
     less than a singular value decomposition. Squaring loses singular values below 1e-8 of the

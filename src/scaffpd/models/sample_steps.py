@@ -164,7 +164,7 @@ def totals(keep: Tensor, first: int, last: int) -> Tensor:
 
 
 def widened(rows: Tensor, k: int) -> Tensor:
-    """Append zero rows to (n, m, ...) to fill a processor's registers: softmax is slow on a rest."""
+    """Append zero rows to (n, m, ...) to fill registers: softmax is slow on a remainder."""
     lanes = REGISTER // rows.dtype.itemsize
     m = rows.shape[-2]
     missing = -m % lanes if k > 1 and 2 * m >= lanes else 0

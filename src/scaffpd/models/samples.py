@@ -1,4 +1,4 @@
-"""Samples of all clients, and products with them in double precision with bounds on their errors."""
+"""Samples of all clients, and products with them in double precision with bounds on errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class DoubleProducts:
 
 @dataclass(frozen=True)
 class StackedSamples:
-    """Stacked samples of all clients: features A, targets y, each row's share in a client's mean."""
+    """Stacked samples of all clients: features A, targets y, a row's share in its client's mean."""
 
     A: Tensor
     y: Tensor
@@ -89,7 +89,7 @@ class StackedSamples:
         return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
 
     def alone(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
-        """Return a block's (A, y) with zeros for padding, so that only own rows count in products."""
+        """Return a block's (A, y) with zeros for padding, so that only own rows count."""
         A, y = self.of(block)
         if block.first is not None:
             return A, y
@@ -181,7 +181,7 @@ def from_left(V: Tensor, A: Tensor) -> Tensor:
 
 
 def product(A: Tensor, v: Tensor) -> Tensor:
-    """Return A v, client by client; one column goes as a row from the left: BLAS is faster there."""
+    """Return A v, client by client; one column goes as a row from the left, which is faster."""
     return (v.mT @ A.mT).mT if v.shape[-1] == 1 else A @ v
 
 
