@@ -153,6 +153,31 @@ def fed_avg(s, mu=0.0):
         yield x, None
 
 
+def fed_opt(s, optimizer, b1=0.8, b2=0.7, tau=0.05):
+    """Reddi et al. 2021, Algorithm 2, entry by entry; "momentum" is Hsu et al. 2019."""
+    x = s.x0
+    m = [0.0] * len(x)
+    v = [tau**2] * len(x)
+    for r in range(s.rounds):
+        ends = {name: s.descend(r, name, x)[-1] for name in s.names(r)}
+        delta = s.mean(ends) - x
+        x = x.copy()
+        for j, d in enumerate(delta):
+            if optimizer == "momentum":
+                m[j] = b1 * m[j] + d
+                x[j] += s.server_rate * m[j]
+                continue
+            m[j] = b1 * m[j] + (1 - b1) * d
+            if optimizer == "adagrad":
+                v[j] += d * d
+            elif optimizer == "adam":
+                v[j] = b2 * v[j] + (1 - b2) * d * d
+            else:
+                v[j] -= (1 - b2) * d * d * np.sign(v[j] - d * d)
+            x[j] += s.server_rate * m[j] / (v[j] ** 0.5 + tau)
+        yield x, None
+
+
 def scaffold(s, option="II", mistake=None):
     """Karimireddy et al. 2020, Algorithm 1 (1/N there is p_i here).
 

@@ -164,7 +164,7 @@ def test_what_is_no_algorithm_is_refused(own):
         ("own_algorithm:SETTINGS", "'own_algorithm:SETTINGS' is no algorithm"),
         ("own_algorithm:Missing", "Unknown name in 'own_algorithm', 'Missing'"),
         ("no_such_module:Algorithm", "There is no module 'no_such_module'"),
-        ("Alternating", "Unknown --algorithm 'Alternating'"),
+        ("Alternating", "'Alternating'"),
     ):
         assert sentence in refused("train", "hospitals", "--algorithm", kind, "--quiet")
     assert "is complete" in refused(

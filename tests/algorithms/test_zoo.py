@@ -36,6 +36,19 @@ SETTINGS = [
 AVERAGING = {
     "FedAvg": (sp.FedAvg, naive.fed_avg),
     "FedProx": (partial(sp.FedProx, mu=0.7), partial(naive.fed_avg, mu=0.7)),
+    **{
+        f"FedOpt, {optimizer}": (
+            partial(
+                sp.FedOpt,
+                optimizer=optimizer,
+                momentum=0.8,
+                second_momentum=0.7,
+                adaptivity=0.05,
+            ),
+            partial(naive.fed_opt, optimizer=optimizer),
+        )
+        for optimizer in ("momentum", "adagrad", "adam", "yogi")
+    },
     "Scaffold I": (partial(sp.Scaffold, option="I"), partial(naive.scaffold, option="I")),
     "Scaffold II": (partial(sp.Scaffold, option="II"), partial(naive.scaffold, option="II")),
     "q-FFL, 0.5": (partial(sp.QFFL, q=0.5), partial(naive.q_ffl, q=0.5)),
@@ -226,6 +239,7 @@ METHODS = {
     "FedAvg": sp.FedAvg(local_steps=4),
     "FedAvg, some": sp.FedAvg(local_steps=4, clients_per_round=2, batch_size=5),
     "FedProx": sp.FedProx(local_steps=4, mu=0.5, weights="uniform"),
+    "FedOpt": sp.FedOpt(optimizer="yogi", local_steps=4, server_rate=0.01),
     "Scaffold II": sp.Scaffold(local_steps=4),
     "Scaffold I, some": sp.Scaffold(
         local_steps=4, option="I", clients_per_round=3, weights="samples", batch_size=5
@@ -287,6 +301,7 @@ def test_without_a_proof_it_says_so(method):
 
 SENDS = [  # exchanges, and numbers per client up and down, as docs/methods.md says (d = 4)
     (sp.FedAvg(local_rate=0.01), 1, 4, 4),
+    (sp.FedOpt(local_rate=0.01), 1, 4, 4),
     (sp.Scaffold(local_rate=0.01), 1, 4, 8),
     (sp.Scaffold(local_rate=0.01, option="I"), 1, 4 + 4 + 3, 8),
     (sp.ProxSkip(local_rate=0.01, local_steps=2), 1, 4, 4),
@@ -443,6 +458,9 @@ class Mine(sp.FedProx):
         (lambda: sp.FedAvg(weights="sample"), "unknown-unknown"),
         (lambda: sp.Scaffold(option="III"), "unknown-unknown"),
         (lambda: sp.FedProx(mu=-0.1), "setting-out-of-range"),
+        (lambda: sp.FedOpt(optimizer="adma"), "unknown-unknown"),
+        (lambda: sp.FedOpt(momentum=1), "setting-out-of-range"),
+        (lambda: sp.FedOpt(adaptivity=0), "finite-positive"),
         (lambda: sp.QFFL(q=-1), "setting-out-of-range"),
         (lambda: sp.QFFL(q=float("nan")), "number-nan"),
         (lambda: sp.DeltaFL(tail=0), "setting-out-of-range"),

@@ -251,6 +251,9 @@ def test_what_clients_store_does_not_survive_into_another_run(method):
 # ------------------------------------------------------------------ reductions
 
 AS_FED_AVG = {
+    "FedOpt without momentum": lambda **common: sp.FedOpt(
+        optimizer="momentum", momentum=0.0, server_rate=1.0, **common
+    ),
     "FedProx without pull": lambda **common: sp.FedProx(mu=0.0, **common),
     "q-FFL with q = 0": lambda **common: sp.QFFL(q=0.0, **common),
     "the whole tail": lambda **common: sp.DeltaFL(tail=1.0, **common),

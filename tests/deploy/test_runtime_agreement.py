@@ -32,6 +32,7 @@ MORE = {
     "ScaffPD, one step": (OBJECTIVE + '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 1\n', 1),
     "DeltaFL": ('[algorithm]\nkind = "DeltaFL"\nclients_per_round = 2\n', 0),
     "Extragradient": (OBJECTIVE + '[algorithm]\nkind = "Extragradient"\n', 1),
+    "FedOpt": ('[algorithm]\nkind = "FedOpt"\nserver_rate = 0.01\n', 0),
     "FedProx": ('[algorithm]\nkind = "FedProx"\n', 0),
     "GradientDescentAscent": (OBJECTIVE + '[algorithm]\nkind = "GradientDescentAscent"\n', 1),
     "MinimaxNewton": (OBJECTIVE + '[algorithm]\nkind = "MinimaxNewton"\n', 1),

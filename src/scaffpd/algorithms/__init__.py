@@ -11,6 +11,7 @@ from scaffpd.algorithms.delta_fl import DeltaFL
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.fair import Fair, fair
 from scaffpd.algorithms.fed_avg import FedAvg
+from scaffpd.algorithms.fed_opt import FedOpt
 from scaffpd.algorithms.fed_prox import FedProx
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
 from scaffpd.algorithms.prox_skip import ProxSkip
@@ -23,6 +24,7 @@ from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "FedAvg": FedAvg,
     "FedProx": FedProx,
+    "FedOpt": FedOpt,
     "Scaffold": Scaffold,
     "ProxSkip": ProxSkip,
     "AFL": AFL,
@@ -47,6 +49,7 @@ __all__ = [
     "Extragradient",
     "Fair",
     "FedAvg",
+    "FedOpt",
     "FedProx",
     "GradientDescentAscent",
     "MinimaxNewton",

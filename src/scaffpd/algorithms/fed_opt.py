@@ -1,0 +1,105 @@
+r"""FedOpt: the averaged update is a gradient for an optimiser at the server.
+
+S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konečný, S. Kumar, H. B. McMahan,
+"Adaptive Federated Optimization", 2021, Algorithm 2; "momentum" is the FedAvgM of T. H. Hsu, H. Qi,
+M. Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification", 2019.
+
+Round r, with local steps and p_i as in FedAvg, and all operations entry by entry:
+    Δ = Σ_{i∈S} p_i (u_i − x) / Σ_{i∈S} p_i                                  x down; x − u_i up
+    "momentum"         m ← β₁ m + Δ,               x ← x + η m
+    the others         m ← β₁ m + (1 − β₁) Δ,      x ← x + η m / (√v + τ)
+    "adagrad"          v ← v + Δ²
+    "adam"             v ← β₂ v + (1 − β₂) Δ²
+    "yogi"             v ← v − (1 − β₂) Δ² sign(v − Δ²)
+
+m = 0 and v = τ² at the start, and neither is corrected for it, as in the paper. "momentum" with
+β₁ = 0 is FedAvg. Clients store nothing and the server sees the sum alone, so secure sums will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from scaffpd.algorithms.base import AveragingMethod, AveragingState, check_range, moved
+from scaffpd.errors import positive, real, unknown
+from scaffpd.federation import Federation
+
+OPTIMIZERS = ("momentum", "adagrad", "adam", "yogi")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedOptState(AveragingState):
+    """Adds what the server's optimiser remembers.
+
+    Attributes:
+        momentum: m.
+        second: v.
+    """
+
+    momentum: Tensor
+    second: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedOpt(AveragingMethod[FedOptState]):
+    """FedAvgM, FedAdagrad, FedAdam or FedYogi; see `AveragingMethod` for the other arguments.
+
+    Args:
+        optimizer: "momentum", "adagrad", "adam" or "yogi".
+        server_rate: η; of the adaptive ones about as much as an entry of x moves in a round.
+        momentum: β₁ in [0, 1).
+        second_momentum: β₂ in [0, 1).
+        adaptivity: τ > 0: entries whose updates are smaller than it are slowed down.
+    """
+
+    published: ClassVar[str] = "FedOpt"
+
+    optimizer: str = "adam"
+    server_rate: float = 0.1
+    momentum: float = 0.9
+    second_momentum: float = 0.99
+    adaptivity: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer not in OPTIMIZERS:
+            raise unknown("optimizer", self.optimizer, OPTIMIZERS)
+        for name in ("momentum", "second_momentum"):
+            value = real(type(self).__name__, name, getattr(self, name))
+            check_range(self, 0 <= value < 1, f"0 <= {name} < 1", value)
+        positive(type(self).__name__, "adaptivity", self.adaptivity)
+
+    def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedOptState:
+        """Begin as FedAvg does."""
+        state = self._begin(federation, seed, x0)
+        second = torch.full_like(state.x, self.adaptivity**2)
+        return FedOptState(**vars(state), momentum=torch.zeros_like(state.x), second=second)
+
+    def round(self, federation: Federation, state: FedOptState) -> FedOptState:
+        """Average the clients' updates and hand them to the optimiser as its gradient."""
+        clients, p = self._participants(state)
+        weights = p / p.sum()
+        updates = federation.local_updates(state.x, None, None, self._plan(state), clients)
+        delta = -updates.sum(weights)
+        if self.optimizer == "momentum":
+            m = self.momentum * state.momentum + delta
+            step = m
+        else:
+            m = self.momentum * state.momentum + (1 - self.momentum) * delta
+            state = replace(state, second=self._variance(state.second, delta.square()))
+            step = m / (state.second.sqrt() + self.adaptivity)
+        state = replace(state, momentum=m)
+        return moved(federation, state, state.x + self.server_rate * step, weights)
+
+    def _variance(self, v: Tensor, squares: Tensor) -> Tensor:
+        """Return the new v."""
+        if self.optimizer == "adagrad":
+            return v + squares
+        if self.optimizer == "adam":
+            return self.second_momentum * v + (1 - self.second_momentum) * squares
+        return v - (1 - self.second_momentum) * squares * torch.sign(v - squares)
