@@ -40,7 +40,7 @@ def refused(capsys, *arguments):
             "",
             "needs the names of all silos",
         ),
-        ('"va"]', '"cleveland"]', "names 'cleveland' twice in silos"),
+        ('"va"]', '"cleveland"]', "names 'cleveland' twice"),
         ("l2 = 0.03", "l2 = -1", "needs a number >= 0 for model.l2, got -1."),
         (
             "l2 = 0.03",
