@@ -24,11 +24,11 @@ PRIVATE_WORDS = r"\b(told|untold|kept|weighed|weighing|apart|is there already)\b
 # What is measured, and the most that is allowed; lower a number as soon as it can be lowered.
 BUDGETS = {
     "bytes of the package": 1_585_000,
-    "bytes of the tests": 1_246_000,
-    "files over 500 lines": 2,
-    "mentions of Any": 345,
+    "bytes of the tests": 1_222_000,
+    "files over 500 lines": 0,
+    "mentions of Any": 340,
     "fmt: skip": 0,
-    "private words": 27,
+    "private words": 10,
     "class names used twice": 0,
     "imports that point up": 0,
     "imports through the front door": 0,
@@ -136,12 +136,12 @@ def test_all_budgets():
     words = mentions(PRIVATE_WORDS)
     front = mentions(FRONT_DOOR)
     found = {
-        "bytes of the package": (size(ROOT), ""),
-        "bytes of the tests": (size(TESTS), ""),
-        "files over 500 lines": (len(long), sorted(long.items(), key=lambda item: -item[1])),
-        "mentions of Any": (mentions(r"\bAny\b").total(), mentions(r"\bAny\b").most_common(8)),
+        "bytes of the package": 1_585_000(size(ROOT), ""),
+        "bytes of the tests": 1_222_000(size(TESTS), ""),
+        "files over 500 lines": 0(len(long), sorted(long.items(), key=lambda item: -item[1])),
+        "mentions of Any": 340(mentions(r"\bAny\b").total(), mentions(r"\bAny\b").most_common(8)),
         "fmt: skip": (mentions("fmt: skip").total(), mentions("fmt: skip").most_common(8)),
-        "private words": (words.total(), words.most_common(8)),
+        "private words": 10(words.total(), words.most_common(8)),
         "class names used twice": (len(repeated()), repeated()),
         "imports that point up": (len(upward()), upward()),
         "imports through the front door": (front.total(), front.most_common(8)),
