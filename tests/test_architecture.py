@@ -136,12 +136,12 @@ def test_all_budgets():
     words = mentions(PRIVATE_WORDS)
     front = mentions(FRONT_DOOR)
     found = {
-        "bytes of the package": 1_585_000(size(ROOT), ""),
-        "bytes of the tests": 1_222_000(size(TESTS), ""),
-        "files over 500 lines": 0(len(long), sorted(long.items(), key=lambda item: -item[1])),
-        "mentions of Any": 340(mentions(r"\bAny\b").total(), mentions(r"\bAny\b").most_common(8)),
+        "bytes of the package": (size(ROOT), ""),
+        "bytes of the tests": (size(TESTS), ""),
+        "files over 500 lines": (len(long), sorted(long.items(), key=lambda item: -item[1])),
+        "mentions of Any": (mentions(r"\bAny\b").total(), mentions(r"\bAny\b").most_common(8)),
         "fmt: skip": (mentions("fmt: skip").total(), mentions("fmt: skip").most_common(8)),
-        "private words": 10(words.total(), words.most_common(8)),
+        "private words": (words.total(), words.most_common(8)),
         "class names used twice": (len(repeated()), repeated()),
         "imports that point up": (len(upward()), upward()),
         "imports through the front door": (front.total(), front.most_common(8)),
