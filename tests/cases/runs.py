@@ -77,5 +77,5 @@ def trained(config, place, watcher=None, fresh=False, join=False):
             joining=joining,
             scored=scored,
         )
-        folder.write(found, prepared, models, joining, scored)
+        folder.write(found, prepared, models, joining)
     return models, prepared, joining

@@ -48,7 +48,7 @@ def test_two_options_are_enough(here, capsys, monkeypatch):
     assert "Categories: sex (2)." in found.err
     assert "fair round" in found.err
     page = (here / "runs" / "patients" / "report.html").read_text()
-    assert "Served worst" in page
+    assert "is served worst by" in page
 
 
 def test_the_same_command_finds_its_run_and_another_one_its_own_folder(here, capsys):

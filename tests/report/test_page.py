@@ -18,7 +18,6 @@ from scaffpd.cli.results import show
 from scaffpd.run import page as report
 from scaffpd.run.page import embedded, harmless, pictures
 from scaffpd.run.page.figures import figures
-from scaffpd.run.page.several import SideBySide
 from scaffpd.run.page.vega import SERIES, SHAPES, THEMES
 from scaffpd.run.record import PathRecord, RunRecord
 
@@ -114,7 +113,7 @@ def test_what_is_embedded_cannot_end_its_script():
 
 
 def test_a_run_that_waits_has_a_page(folders):
-    text = markup(report.page(SideBySide(RunRecord.read(folders["waiting"])), ""))
+    text = markup(report.page(RunRecord.read(folders["waiting"]), ""))
     assert "There is no result yet." in text
     assert "va is away." in text
 
@@ -146,7 +145,7 @@ def test_many_clients_are_drawn_by_their_ends():
     after = {name: 0.5 + k / 1000 for k, name in enumerate(before)}
     run = record(model("average", before, role="before"), model("fair", after, role="after"))
     chart = next(figure for figure in figures(run) if figure.name == "clients")
-    names = [row["client"] for row in chart.data["pairs"]]
+    names = [row["client"] for row in chart.data["clients-changes"]]
     assert names == [f"c{k:03d}" for k in (*range(99, 69, -1), *range(29, -1, -1))]
 
 
@@ -325,6 +324,6 @@ def test_the_reader_sorts_unfolds_and_changes_the_theme(opened):
 def test_the_first_screen_answers_five_questions(opened):
     page = opened("hospitals")
     words = page.locator(".answers dt").all_text_contents()
-    assert [text.split()[0] for text in words] == ["Who", "How", "What", "Whom", "How"]
+    assert [text.split()[0] for text in words] == ["What", "Who", "How", "Whom", "How"]
     below = "document.querySelector('.answers').getBoundingClientRect().bottom + scrollY"
     assert page.evaluate(below) < 900

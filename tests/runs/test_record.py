@@ -99,5 +99,5 @@ def test_a_gap_wider_than_the_loss_is_vacuous():
 def test_who_gains_from_joining():
     found = joining()
     assert found.order == ["A", "B"]
-    assert found.paying == {"yes": ["A"], "no": ["B"], "within noise": []}
+    assert record(joining=found).paying == {"yes": ["A"], "no": ["B"], "within noise": []}
     assert found.gain("B").value == pytest.approx(-0.1)

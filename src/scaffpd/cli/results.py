@@ -45,16 +45,15 @@ def end(runs: Sequence[Path], base: Path | None, report: bool, quiet: bool, as_j
 def show(*folders: Path) -> None:
     """Show who is served how, the verdict, and what is proven; several runs side by side."""
     from scaffpd.run.page import opened
-    from scaffpd.run.page.predictions import in_short
-    from scaffpd.run.page.verdict import answers, cautions, one_for_all, promise
+    from scaffpd.run.page.tables import in_short
+    from scaffpd.run.page.verdict import cautions, one_for_all, promise, verdict
 
     console = Console(highlight=False)
-    run = opened(folders).run
+    run = opened(folders)
     console.print(f"\n{run.title}", style="bold", markup=False)
     if len(folders) > 1:
         console.print(_runs(run, console.width))
-        told = [f"{question} {answer}" for question, answer in answers(run).items()]
-        say(console, *told, *run.remarks)
+        say(console, *verdict(run), *run.remarks)
         return
     if run.joining is not None:
         console.print(_joining(run.joining, run.word, console.width))
@@ -91,15 +90,15 @@ def as_values(*folders: Path) -> dict[str, Any]:
     from scaffpd.run.page.verdict import answers, cautions, verdict
 
     shown = opened(folders)
-    found = shown.run.model_dump(mode="json")
+    found = shown.model_dump(mode="json")
     found |= {
-        "verdict": verdict(shown.run),
-        "cautions": cautions(shown.run),
-        "answers": answers(shown.run),
+        "verdict": verdict(shown),
+        "cautions": cautions(shown),
+        "answers": answers(shown),
     }
     if len(folders) > 1:
         alone = {folder.name: as_values(folder) for folder in folders}
-        return found | {"differences": shown.differences, "runs": alone}
+        return found | {"runs": alone}
     return found | {"folder": str(folders[0]), "report": None}
 
 
@@ -118,7 +117,7 @@ def _runs(run: RunRecord, width: int) -> Table:
 
 def _clients(run: RunRecord, width: int) -> Table:
     """Make a table with a row per client, the one that gains most first."""
-    from scaffpd.run.page.clients import client_lines, shown_models
+    from scaffpd.run.page.tables import client_lines, shown_models
 
     names = [model.name for model in shown_models(run)]
     shown = [names.index(model.name) for model in run.pair or [run.main]] if names else []
@@ -213,7 +212,7 @@ def report(
 ) -> None:
     """One page that opens offline: the verdict, who gains and who pays, what it cost, how to do it again.
 
-    Several runs on the same clients are compared on one page, with intervals where they hold out the same rows.
+    Several runs on the same clients are put side by side on one page.
 
     Examples:
         scaffpd report runs/patients
@@ -334,7 +333,7 @@ HEADS = (  # what the terminal shows of the scores
 
 def _scores(by: str, rows: list[ScoreRow]) -> Table:
     """Make a table with a row per group, all rows together last."""
-    from scaffpd.run.page.predictions import COLUMNS, written
+    from scaffpd.run.page.tables import COLUMNS, written
 
     shown = [name for name in HEADS if any(name in row.values for row in rows)]
     heads = [COLUMNS[name].replace(" ", "\n") for name in shown]

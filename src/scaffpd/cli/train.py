@@ -242,7 +242,7 @@ def _one_run(
             joining=found,
             scored=scored,
         )
-        folder.write(run, prepared, models, found, scored)
+        folder.write(run, prepared, models, found)
     return folder.path, plain, kind == "train" and models[-1].result.status is Status.INTERRUPTED
 
 

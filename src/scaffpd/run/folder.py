@@ -2,7 +2,6 @@
 
 config.toml           the settings, complete and re-runnable
 run.json              the record (see `run.record`): what was trained, how it ended, all tables
-held_out.npz          losses of single held-out rows, by which runs are compared
 model.safetensors     the model that the run is about
 average.safetensors   the average model, where it was trained to compare with
 personal.safetensors  a shared model and every client's own; for nobody but the clients
@@ -31,7 +30,6 @@ from scaffpd.run import record
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import RunRecord, TableReading
 from scaffpd.run.recording import exports
-from scaffpd.run.scores import HeldOutScores
 from scaffpd.run.settings.model_file import model_bytes
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import SECRET, Trained, main_model
@@ -40,7 +38,7 @@ from scaffpd.study.gains import Joining
 Kind = Literal["train", "path"]
 MODELS = ("model.safetensors", "average.safetensors", "personal.safetensors")
 TABLES = ("rounds.csv", "clients.csv", "joining.csv", "scores.csv", "coefficients.csv")
-RESULTS = (record.NAME, "held_out.npz", *MODELS, *TABLES)
+RESULTS = (record.NAME, *MODELS, *TABLES)
 FILES = ("config.toml", "report.html", SECRET, *RESULTS)
 # settings that may change when a run goes on
 PASSING = ("rounds", "tol", "splits")
@@ -125,12 +123,9 @@ class RunFolder:
         prepared: Prepared,
         models: list[Trained],
         joining: Joining | str = "",
-        scored: HeldOutScores | None = None,
     ) -> None:
         """Write record, models and tables."""
         files: dict[str, str | bytes] = dict(exports(run))
-        if scored is not None:
-            files["held_out.npz"] = scored.rows
         main = main_model(models)
         for one in models:
             if one is main or one.role == "before":

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -63,7 +62,6 @@ class Prepared:
     remarks: tuple[str, ...] = ()  # what was left out, and why
     # of held-out rows, client by client: the values of columns that scores are cut by
     groups: Mapping[str, Sequence[NDArray[Any]]] = field(default_factory=dict, repr=False)
-    held: str = ""  # tells these held-out rows from others
     # what stands in for missing values, by client and column
     fills: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict, repr=False)
     features: tuple[
@@ -220,21 +218,8 @@ def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
         found.deviation,
         (*_kinds(found), *found.remarks),
         found.groups,
-        _digest(
-            part
-            for own in found.rows
-            for part in (own.held, np.asarray(own.target.values)[own.held])
-        ),
         {} if found.schema.get("declared") else {own.name: fills(own) for own in found.rows},
     )
-
-
-def _digest(arrays: Iterable[Any]) -> str:
-    """Name rows by their contents."""
-    found = hashlib.sha256()
-    for array in arrays:
-        found.update(repr(np.shape(array)).encode() + np.ascontiguousarray(array).tobytes())
-    return found.hexdigest()[:32]
 
 
 def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, float]:
@@ -323,7 +308,6 @@ def _of_silos(
         tuple(map(str, range(classes))),
         about,
         word,
-        held=_digest(np.asarray(part) for pair in silos.test for part in pair),
         features=silos.features,
     )
 

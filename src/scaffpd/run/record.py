@@ -2,8 +2,7 @@
 
 `train`, `path`, `compare`, the demo and deployed runs write it as `run.json` into their folder. The
 page, the terminal, `--json` and `predict` read nothing else about a run; several runs are a list of
-records. Large arrays lie beside it (`held_out.npz`, the model files), and CSV files are exports
-that no command reads.
+records. The models lie beside it, and CSV files are exports that no command reads.
 """
 
 from __future__ import annotations
@@ -53,7 +52,6 @@ class ClientScore(RecordPart):
     test_score: Number = None
     deviation: Number = None  # of the score over seeds
     clear: bool | None = None  # whether the change from the model before is more than chance
-    majority: Number = None  # share of the most frequent label among the rows that are scored
     epsilon: Number = None  # ε_i that the client has spent
 
 
@@ -237,23 +235,14 @@ class JoiningRecord(RecordPart):
         return RelativeGain(0.0, -math.inf, math.inf) if found is None else found.gain
 
     @property
-    def total(self) -> RelativeGain | None:
-        """The same over all clients."""
-        own = next((one for one in self.totals if one.model == self.shown), None)
-        return own.over_alone_mean.gain if own and own.over_alone_mean else None
+    def total(self) -> JoiningTotal | None:
+        """The shown model over all clients."""
+        return next((one for one in self.totals if one.model == self.shown), None)
 
     @property
     def order(self) -> list[str]:
         """The clients, the one that gains most first."""
         return sorted(self.by_client, key=lambda client: -self.gain(client).value)
-
-    @property
-    def paying(self) -> dict[str, list[str]]:
-        """The clients for which the shown model pays ("yes"), costs ("no"), or is within noise."""
-        found: dict[str, list[str]] = {YES: [], NO: [], NOISE: []}
-        for client in self.order:
-            found[self.gain(client).pays].append(client)
-        return found
 
 
 class PrivacyRecord(RecordPart):
@@ -284,7 +273,6 @@ class BinRow(RecordPart):
     """Rows of similar probability, and the share of them that came true, with its 95 % interval."""
 
     model: str
-    client: str
     rows: int
     mean_probability: float
     base_rate: float
@@ -445,6 +433,28 @@ class RunRecord(RecordPart):
         if self.pair is None:
             return {}
         return {s.client: s.clear for s in self.pair[1].clients if s.clear is not None}
+
+    @property
+    def paying(self) -> dict[str, list[str]]:
+        """The clients for which the advised model pays ("yes"), costs ("no"), or is within noise.
+
+        Against training alone where that was measured, else against the model before.
+        """
+        found: dict[str, list[str]] = {YES: [], NO: [], NOISE: []}
+        if self.joining is not None:
+            for client in self.joining.order:
+                found[self.joining.gain(client).pays].append(client)
+        elif self.pair is not None:
+            gains = self.gains(*self.pair)
+            for client, clear in self.tested.items():
+                pays = YES if gains.get(client, 0.0) > 0 else NO
+                found[pays if clear else NOISE].append(client)
+        return found
+
+    @property
+    def scored_rows(self) -> str:
+        """The rows that scores are about, in words."""
+        return "held-out rows" if self.split == "test" else "rows trained on"
 
     @property
     def bottom(self) -> str:

@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 import scaffpd
-from scaffpd.data.tabular.settings import CLASSIFICATION
 from scaffpd.federation import Vector
 from scaffpd.files import csv_text
 from scaffpd.machine import environment
@@ -148,8 +147,6 @@ def _client_scores(
     marks = _marks(one, joining)
     found = []
     for i, name in enumerate(one.result.names):
-        y = np.asarray((prepared.test or prepared.train)[i][1])
-        labels = prepared.task == CLASSIFICATION and len(y) > 0
         test = one.test
         found.append(
             ClientScore(
@@ -162,7 +159,6 @@ def _client_scores(
                 train_score=float(one.train.accuracy[i]),
                 test_score=None if test is None else float(test.accuracy[i]),
                 clear=marks.get(name),
-                majority=float(np.bincount(y).max() / len(y)) if labels else None,
                 epsilon=None if spent is None else float(spent.epsilon[i]),
             )
         )

@@ -6,11 +6,10 @@ it.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +21,13 @@ from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import EVERYONE, BinRow, CoefficientRow, ScoreRow
 from scaffpd.run.settings.model_file import answers
 from scaffpd.run.train import Trained
-from scaffpd.study.folds import answered
 from scaffpd.study.gains import PERSONAL, Joining
 from scaffpd.training.metrics import CONFIDENCE
 
 # the most bins of a reliability table, and the fewest rows in each
 BINS = 10
 PER_BIN = 30
-MOST_POINTS = 3  # models of a path that have bins and losses of single rows
+MOST_POINTS = 3  # models of a path that have bins and coefficients
 Scores = dict[str, float | None]
 Matrix = NDArray[np.float64]
 Places = NDArray[np.int64]  # of labels
@@ -44,7 +42,6 @@ class HeldOutScores:
     scores: list[ScoreRow] = field(repr=False)
     bins: list[BinRow] = field(repr=False)
     coefficients: list[CoefficientRow] = field(repr=False)
-    rows: bytes = field(repr=False)  # losses and errors of single rows, by model: held_out.npz
 
 
 def held_out_scores(
@@ -73,7 +70,6 @@ def held_out_scores(
         list(_score_rows(prepared, outputs)),
         list(_bin_rows(prepared, main)),
         coefficient_rows(prepared, {name: parameters[name] for name in main}),
-        _single_rows(prepared, main),
     )
 
 
@@ -260,19 +256,14 @@ def _score_rows(prepared: Prepared, outputs: Outputs) -> Iterator[ScoreRow]:
 
 
 def _bin_rows(prepared: Prepared, outputs: Outputs) -> Iterator[BinRow]:
-    """Yield the reliability of every model's probabilities, over all rows and by client."""
+    """Yield the reliability of every model's probabilities over all rows."""
+    truth = np.concatenate([_truth(prepared, i) for i in range(len(prepared.names))])
     for name, own in outputs.items():
-        pairs = []
-        for i, z in enumerate(own):
-            guess, shares = _answers(prepared, z)
-            if shares is None or not shares.shape[1]:
-                return
-            truth = _truth(prepared, i).astype(np.int64)
-            pairs.append(believed(truth, guess.astype(np.int64), shares))
-        whole = np.concatenate([p for p, _ in pairs]), np.concatenate([true for _, true in pairs])
-        for client, pair in zip((EVERYONE, *prepared.names), (whole, *pairs), strict=True):
+        guess, shares = _answers(prepared, np.concatenate(own))
+        if shares is not None and shares.shape[1]:
+            pair = believed(truth.astype(np.int64), guess.astype(np.int64), shares)
             for found in reliability(*pair):
-                yield BinRow.model_validate({"model": name, "client": client, **found._asdict()})
+                yield BinRow.model_validate({"model": name, **found._asdict()})
 
 
 def coefficient_rows(
@@ -305,21 +296,3 @@ def coefficient_rows(
                     values[name] = float(added[0])
             rows.append(CoefficientRow(column=column, label=label, values=values))
     return rows
-
-
-def _single_rows(prepared: Prepared, outputs: Outputs) -> bytes:
-    """Write losses of single rows by model, and a digest of the rows."""
-    losses: dict[str, Any] = {}
-    for name, own in outputs.items():
-        pairs = zip(own, prepared.test, strict=True)
-        parts = [answered(prepared.linear, z, np.asarray(y))[0] for z, (_, y) in pairs]
-        losses[f"loss {name}"] = np.concatenate(parts)
-    made = io.BytesIO()
-    np.savez_compressed(
-        made,
-        counts=np.array([len(y) for _, y in prepared.test]),
-        unit=prepared.unit,
-        rows=np.array(prepared.held),
-        **losses,
-    )
-    return made.getvalue()

@@ -19,10 +19,10 @@ from pathlib import Path
 from scaffpd.errors import InputError, needed
 from scaffpd.files import make_folder, write_file
 from scaffpd.numbers import measured, plain, plural, small, whole
-from scaffpd.run.page import predictions, vega, verdict
-from scaffpd.run.page.clients import FEW, client_lines, shown_models
+from scaffpd.run.page import vega, verdict
 from scaffpd.run.page.figures import figures
-from scaffpd.run.page.several import SideBySide, side_by_side
+from scaffpd.run.page.several import side_by_side
+from scaffpd.run.page.tables import FEW, client_lines, score_tables, shown_models
 from scaffpd.run.record import ModelRecord, RunRecord, read_runs
 
 NAME = "report.html"
@@ -50,10 +50,10 @@ def available() -> str | None:
     return None
 
 
-def opened(folders: Sequence[Path]) -> SideBySide:
+def opened(folders: Sequence[Path]) -> RunRecord:
     """Read a run, or several side by side."""
     runs = read_runs(folders)
-    return SideBySide(runs[0][1]) if len(runs) == 1 else side_by_side(runs)
+    return runs[0][1] if len(runs) == 1 else side_by_side(runs)
 
 
 def write(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
@@ -80,7 +80,7 @@ def write_figures(
     """Write every figure as PNG or SVG to FOLDER/figures or `out`, and return where they are."""
     folders = [Path(folder)] if isinstance(folder, str | Path) else list(map(Path, folder))
     place = folders[0] / "figures" if out is None else Path(out)
-    drawn = pictures(opened(folders).run, form)
+    drawn = pictures(opened(folders), form)
     if not drawn:
         raise InputError("nothing-to-draw", f"The run in {str(folder)!r} has nothing to draw yet.")
     make_folder(place)
@@ -137,9 +137,8 @@ def library() -> str:
     return made
 
 
-def page(shown: SideBySide, library: str) -> str:
+def page(run: RunRecord, library: str) -> str:
     """Make the page's text; `library` is the JavaScript that draws the figures."""
-    run = shown.run
     drawn = figures(run)
     script = packaged("page.js")
     library = harmless(library)
@@ -166,7 +165,6 @@ def page(shown: SideBySide, library: str) -> str:
     text: str = environment.get_template("page.html").render(
         run=run,
         kind=KINDS[run.kind],
-        several=shown,
         colours=vega.css(),
         style=packaged("page.css"),
         verdict=verdict.verdict(run),
@@ -179,8 +177,7 @@ def page(shown: SideBySide, library: str) -> str:
         marks={m.name: (i % len(shapes), shapes[i % len(shapes)]) for i, m in enumerate(models)},
         models=models,
         clients=client_lines(run) if run.scored else [],
-        predicted=predictions.tables(run),
-        sentences=predictions.sentences(run),
+        score_tables=score_tables(run),
         costs=_costs(run),
         FEW=FEW,
         data=embedded(scripts),

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from scaffpd.numbers import brief, change, percent, plural, whole
 from scaffpd.run.page import vega
-from scaffpd.run.page.clients import FEW, shown_models, tone_of, uncertain
-from scaffpd.run.page.predictions import ORDER, shown_scores
+from scaffpd.run.page.tables import FEW, shown_models, shown_scores, tone_of, uncertain
 from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
 from scaffpd.run.page.verdict import meanings
-from scaffpd.run.record import EVERYONE, ModelRecord, RoundRecord, RunRecord
+from scaffpd.run.record import ModelRecord, RoundRecord, RunRecord
 from scaffpd.training.metrics import NO, NOISE, YES
 
-JOINED = (*ORDER, "alone")  # in the order of their colours
+JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
 TONES = {YES: "gain", NO: "loss", NOISE: "quiet"}
 EXPLAINED = {
     "average": "one for all, made for the mean",
@@ -63,9 +61,6 @@ def joining(run: RunRecord) -> Figure | None:
         for model in models:
             loss = short(own[model].test_loss)
             points.append({"client": client, "model": model, "value": loss})
-    y = vega.named(names)
-    x = vega.across("value", "loss on held-out rows: less is better", LOOSE, grid=True)
-    marks: Spec = {"y": y, "x": x, **vega.looks("model", models)}
     explained = "; ".join(f"{name}: {EXPLAINED[name]}" for name in models if name in EXPLAINED)
     caption = (
         "Loss is the error of a model on rows that no model has seen: further left is better. The "
@@ -73,16 +68,52 @@ def joining(run: RunRecord) -> Figure | None:
         "loss is then: green with * where that is clear of noise, orange with * where joining "
         f"clearly costs, grey within noise. {explained.capitalize()}. Noise: {found.interval}."
     )
+    return _by_client(
+        run,
+        ("joining", "Does joining pay?", caption),
+        "loss on held-out rows: less is better",
+        names,
+        models,
+        points,
+        lines,
+    )
+
+
+def _by_client(
+    run: RunRecord,
+    words: tuple[str, str, str],
+    title: str,
+    names: Sequence[str],
+    models: Sequence[str],
+    points: Rows,
+    lines: Rows,
+    few: Sequence[str] = (),
+) -> Figure:
+    """Draw a row per client: a mark per model, and a line from before to after with the change."""
+    name, heading, caption = words
+    y = vega.named(names, labelExpr=DAGGER)
+    x = vega.across("value", title, LOOSE, grid=True)
+    uncertain_one: Spec = {"test": "indexof(few, datum.client) >= 0", "value": 0.1}
+    hollow: Spec = {"condition": uncertain_one, "value": 1}
+    marks: Spec = {
+        "y": y,
+        "x": x,
+        **vega.looks("model", models),
+        "stroke": vega.colour("model", models),
+        "fillOpacity": hollow,
+    }
+    dots = layer("point", marks, "", name, size=90, opacity=1, strokeWidth=1.8, tooltip=True)
     return Figure(
-        "joining",
-        "Does joining pay?",
+        name,
+        heading,
         caption,
-        f"For each of {len(names)} {plural(run.word)}, the held-out loss of {', '.join(models)}.",
-        "joining",
-        {"joined": points, "gained": lines},
-        [*vega.changes("gained", y, x), vega.dots(marks, "joined", 90)],
+        f"For each of {len(names)} {plural(run.word)}, the {title} of {', '.join(models)}.",
+        "joining" if name == "joining" else "models",
+        {name: points, f"{name}-changes": lines},
+        [*vega.changes(f"{name}-changes", y, x), dots],
         wide=True,
         height=STEP * max(len(names), 2),
+        params={"few": list(few)},
     )
 
 
@@ -93,9 +124,8 @@ def _ends(names: Sequence[str]) -> list[str]:
 
 def _axis(run: RunRecord) -> str:
     """Name the measure and the rows it is computed on."""
-    rows = "test rows" if run.split == "test" else "rows trained on"
     name = {"accuracy": "accuracy", "rmse": "error (RMSE)", "loss": "loss"}[run.measure]
-    return f"{name} on {rows}{', %' if run.upwards else ''}"
+    return f"{name} on {run.scored_rows}{', %' if run.upwards else ''}"
 
 
 def _scaled(run: RunRecord, value: float | None) -> float | None:
@@ -124,7 +154,6 @@ def clients(run: RunRecord) -> Figure | None:
             "client": score.client,
             "model": model.name,
             "value": _scaled(run, run.value(score)),
-            "few": score.client in few,
         }
         for model in reversed(models)  # before and after are drawn on top
         for score in model.clients
@@ -144,21 +173,6 @@ def clients(run: RunRecord) -> Figure | None:
                 "change": f"{moved}*" if clear else moved,
             }
         )
-    title = _axis(run)
-    y = vega.named(names, labelExpr=DAGGER)
-    x = vega.across("value", title, LOOSE, grid=True)
-    hollow: Spec = {"condition": {"test": "datum.few", "value": 0.1}, "value": 1}
-    order = [model.name for model in models]
-    encoding: Spec = {
-        "y": y,
-        "x": x,
-        **vega.looks("model", order),
-        "stroke": vega.colour("model", order),
-        "fillOpacity": hollow,
-    }
-    marks = layer(
-        "point", encoding, "", "clients", size=90, opacity=1, strokeWidth=1.8, tooltip=True
-    )
     caption = f"Each row is one {run.word}; further {'right' if run.upwards else 'left'} is better."
     if pair:
         caption += " The line runs from before to after, and the number beside it is the change"
@@ -169,17 +183,10 @@ def clients(run: RunRecord) -> Figure | None:
         )
     if few:
         caption += f" † hollow: fewer than {FEW} test rows, so uncertain."
-    return Figure(
-        "clients",
-        "Who gains, and who pays?" if pair else f"How every {run.word} is served",
-        caption,
-        f"For each of {len(names)} {plural(run.word)}, the {title} of {', '.join(order)}.",
-        "models",
-        {"clients": points, "pairs": lines},
-        [*vega.changes("pairs", y, x), marks],
-        wide=True,
-        height=STEP * max(len(names), 2),
-        params={"few": few},
+    heading = "Who gains, and who pays?" if pair else f"How every {run.word} is served"
+    order = [model.name for model in models]
+    return _by_client(
+        run, ("clients", heading, caption), _axis(run), names, order, points, lines, few
     )
 
 
@@ -259,9 +266,8 @@ def _scales(run: RunRecord, models: Sequence[ModelRecord]) -> list[Spec]:
 
 def reliability(run: RunRecord) -> Figure | None:
     """Show which share came true of rows with similar probabilities."""
-    rows = [row for row in run.bins if row.client == EVERYONE]
-    binned = {row.model for row in rows}
-    names = [name for name in shown_scores(run) if name in binned] if rows else []
+    binned = {row.model for row in run.bins}
+    names = [name for name in shown_scores(run) if name in binned]
     if not names:
         return None
     points: Rows = [
@@ -272,7 +278,7 @@ def reliability(run: RunRecord) -> Figure | None:
             "low": short(row.low),
             "high": short(row.high),
         }
-        for row in rows
+        for row in run.bins
         if row.model in names
     ]
     whole_axis: Spec = {"domain": [0, 1]}
@@ -310,7 +316,7 @@ def coefficients(run: RunRecord) -> Figure | None:
     if not run.coefficients:
         return None
     known = run.coefficients[0].values
-    names = [name for name in dict.fromkeys([*ORDER[:2], *run.names]) if name in known][:6]
+    names = [name for name in dict.fromkeys([*JOINED[:2], *run.names]) if name in known][:6]
     if not names:
         return None
     ranked = sorted(run.coefficients, key=lambda row: -max(abs(row.values[n]) for n in names))
@@ -348,94 +354,67 @@ def coefficients(run: RunRecord) -> Figure | None:
     )
 
 
-def _rounds(run: RunRecord) -> Iterator[tuple[ModelRecord, RoundRecord]]:
-    """Choose the rounds to draw: no more per model than a line can show."""
-    for model in shown_models(run) or run.models:
-        count = len(model.history)
-        step = max((count - 1) / (MOST_ROUNDS - 1), 1.0)
-        places = {min(round(i * step), count - 1) for i in range(min(count, MOST_ROUNDS))}
-        yield from ((model, model.history[k]) for k in sorted(places))
-
-
 def certificate(run: RunRecord) -> Figure | None:
     """Show the proven gap, where there is one."""
-    rows: Rows = []
-    gaps = []
-    for model, one in _rounds(run):
-        if one.certificate is not None and one.certificate > 0:
-            gaps.append(one.certificate)
-            gap = short(one.certificate)
-            rows.append({"model": model.name, "round": one.round, "certificate": gap})
-    if not rows:
-        return None
-    low = math.floor(math.log10(min(gaps)))
-    high = max(math.ceil(math.log10(max(gaps))), low + 1)
-    step = max(1, math.ceil((high - low) / 6))
-    powers = [float(f"1e{power}") for power in range(low, high + step, step)]
-    scale: Spec = {"type": "log", "domain": [powers[0], powers[-1]], "nice": False}
-    y = vega.quantity("certificate", "proven gap to the optimum", scale, format="~e", values=powers)
-    return Figure(
+    return _over_rounds(
+        run,
         "certificate",
         "How close to optimal, proven",
         "What training minimises is at most this far above its smallest possible value, by proof "
         "and with rounding counted; lower is closer.",
-        "The certificate of every model over rounds, on a logarithmic scale.",
-        "training",
-        {"certificates": rows},
-        _lines(run, rows, y, "certificates"),
+        "proven gap to the optimum",
+        lambda one: one.certificate,
     )
 
 
 def losses(run: RunRecord) -> Figure | None:
-    """Show the mean and the worst training loss."""
-    rows: Rows = []
-    found = []
-    for model, one in _rounds(run):
-        known = {
-            client: loss
-            for client, loss in zip(run.clients, one.losses, strict=False)
-            if loss is not None
-        }
-        if not known:
-            continue
-        worst = max(known, key=known.__getitem__)
-        mean = sum(known.values()) / len(known)
-        for name, value, who in (("mean", mean, ""), ("worst", known[worst], worst)):
-            if value > 0:
-                found.append(value)
-                rows.append(
-                    {
-                        "model": model.name,
-                        "round": one.round,
-                        "client": who,
-                        "which": name,
-                        "loss": short(value),
-                    }
-                )
-    if not rows:
-        return None
-    domain: list[float] = [0.97 * min(found), 1.03 * max(found)]
-    scale: Spec = {"type": "log", "domain": domain, "nice": False}
-    y = vega.quantity("loss", "training loss", scale, format=",.3~r")
+    """Show the largest training loss of a client."""
     noisy = " Losses that clients have sent carry their noise." if run.privacy else ""
-    return Figure(
+    return _over_rounds(
+        run,
         "losses",
-        "Losses while training",
-        f"The {run.word} with the largest loss (solid) and the mean over all (dashed), on training "
-        f"rows, regulariser included.{noisy}",
-        "Mean and worst training loss of every model over rounds, on a logarithmic scale.",
-        "training",
-        {"losses": rows},
-        _lines(run, rows, y, "losses", strokeDash=vega.which(("mean", "worst"))),
+        "The largest loss while training",
+        f"That of the {run.word} with the largest loss in a round, on training rows, regulariser "
+        f"included.{noisy}",
+        "largest training loss",
+        lambda one: max((loss for loss in one.losses if loss is not None), default=None),
     )
 
 
-def _lines(run: RunRecord, rows: Rows, y: Spec, table: str, **more: Spec) -> list[Spec]:
-    """Draw a line per model over rounds, with its points."""
-    drawn = {row["model"] for row in rows}
-    names = [model.name for model in shown_models(run) or run.models if model.name in drawn]
-    x = vega.across("round", "round", tickMinStep=1)
-    ends: Spec = {"x": x, "y": y}
-    line: Spec = {**ends, "stroke": vega.colour("model", names), **more}
-    dots: Spec = {**ends, **vega.looks("model", names)}
-    return [layer("line", line, "", table), vega.dots(dots, table, 26)]
+def _over_rounds(
+    run: RunRecord,
+    name: str,
+    heading: str,
+    caption: str,
+    title: str,
+    of: Callable[[RoundRecord], float | None],
+) -> Figure | None:
+    """Draw a line per model over rounds on a logarithmic scale: no more points than can be seen."""
+    rows: Rows = []
+    for model in shown_models(run) or run.models:
+        count = len(model.history)
+        step = max((count - 1) / (MOST_ROUNDS - 1), 1.0)
+        places = {min(round(i * step), count - 1) for i in range(min(count, MOST_ROUNDS))}
+        for one in (model.history[k] for k in sorted(places)):
+            value = of(one)
+            if value is not None and value > 0:
+                rows.append({"model": model.name, "round": one.round, "value": short(value)})
+    if not rows:
+        return None
+    names = list(dict.fromkeys(str(row["model"]) for row in rows))
+    scale: Spec = {"type": "log", "nice": False, "padding": 8}
+    y = vega.quantity("value", title, scale, format=".1~e" if name == "certificate" else ",.3~r")
+    ends: Spec = {"x": vega.across("round", "round", tickMinStep=1), "y": y}
+    line: Spec = {**ends, "stroke": vega.colour("model", names)}
+    return Figure(
+        name,
+        heading,
+        caption,
+        f"The {title} of every model over rounds, on a logarithmic scale.",
+        "training",
+        {name: rows},
+        [
+            layer("line", line, "", name),
+            vega.dots({**ends, **vega.looks("model", names)}, name, 26),
+        ],
+    )

@@ -220,18 +220,6 @@ def named(clients: Sequence[str], **axis: Value) -> Spec:
     }
 
 
-def which(lines: Sequence[str]) -> Spec:
-    """Draw two lines per model: the first dashed, the second solid."""
-    legend: Spec = {
-        "title": None,
-        "symbolType": "stroke",
-        "symbolStrokeWidth": 2,
-        "orient": "bottom",
-    }
-    scale: Spec = {"domain": list(lines), "range": [[4, 3], [1, 0]]}
-    return {"field": "which", "type": "nominal", "scale": scale, "legend": legend}
-
-
 def short(value: float | None) -> float | None:
     """Round to seven digits: more than a screen shows."""
     return None if value is None else float(f"{value:.7g}")

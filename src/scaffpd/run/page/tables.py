@@ -1,0 +1,170 @@
+"""Clients and scores under every model: the tables of the page and of the terminal."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from scaffpd.numbers import NOTHING, brief, change, measured, plain, whole
+from scaffpd.run.record import EVERYONE, ClientScore, ModelRecord, RunRecord
+
+COLUMNS = {  # scores, in the order and the words in which they are shown
+    "accuracy": "accuracy",
+    "auc": "AUC",
+    "recall": "recall",
+    "precision": "precision",
+    "selection_rate": "picked",
+    "false_positive_rate": "false alarms",
+    "brier": "Brier score",
+    "mean_probability": "expected",
+    "base_rate": "true",
+    "calibration_error": "calibration error",
+    "rmse": "error (RMSE)",
+    "mae": "mean |error|",
+    "r2": "R²",
+}
+DECIMALS = ("auc", "brier", "r2", "calibration_error")
+UNITS = ("rmse", "mae")
+IN_SHORT = ("auc", "recall", "precision", "brier", "r2", "mae")
+FEW = 30  # test rows: with fewer, one row moves an accuracy by more than three points
+MOST_MODELS = 4  # that are shown side by side
+
+
+class Cell(NamedTuple):
+    """A number to sort by, how it is shown, and its tone: gain, loss or none."""
+
+    value: float | None
+    text: str
+    tone: str = ""
+
+
+class ClientLine(NamedTuple):
+    """One client: its scores under every shown model, and the change from before to after."""
+
+    score: ClientScore  # under the model that the run is about
+    values: list[Cell]
+    change: Cell
+    few: bool  # whether its scores are uncertain
+
+
+def shown_models(run: RunRecord) -> list[ModelRecord]:
+    """Return the models that are shown side by side, before and after first.
+
+    All of up to four, else those that are compared.
+    """
+    scored = [model for model in run.models if model.overall]
+    order = {"before": 0, "after": 1, "": 2}
+    ranked = sorted(scored, key=lambda model: order[model.role])
+    if len(ranked) <= MOST_MODELS:
+        return ranked
+    return [model for model in ranked if model.role] or ranked[:MOST_MODELS]
+
+
+def client_lines(run: RunRecord) -> list[ClientLine]:
+    """Return a line for every client."""
+    models = shown_models(run)
+    gains = run.gains(*run.pair) if run.pair else {}
+    tested = run.tested
+    main = run.main.by_client
+    lines = []
+    for client in run.clients:
+        gain = gains.get(client)
+        clear = tested.get(client)
+        moved = None if gain is None else run.sign * gain
+        text = change(moved, run.measure)
+        tone = "" if gain is None or clear is False else tone_of(gain, text)
+        score = main.get(client) or ClientScore(client=client)
+        lines.append(
+            ClientLine(
+                score,
+                [_cell(run, model.by_client.get(client)) for model in models],
+                Cell(moved, f"{text}*" if clear else text, tone),
+                uncertain(run, score),
+            )
+        )
+    return lines
+
+
+def tone_of(gain: float, text: str) -> str:
+    """Return the colour of a change: none where it is written as zero."""
+    if not text.startswith(("+", "−")):
+        return ""
+    return "gain" if gain > 0 else "loss"
+
+
+def uncertain(run: RunRecord, score: ClientScore) -> bool:
+    """Return whether a client has too few held-out rows for its number to mean much."""
+    return run.split == "test" and score.test_rows is not None and score.test_rows < FEW
+
+
+def _cell(run: RunRecord, score: ClientScore | None) -> Cell:
+    """Show a score, with its standard deviation over seeds where there is one."""
+    value = run.value(score) if score else None
+    text = measured(value, run.measure)
+    if score is not None and score.deviation is not None:
+        spread = f"{100 * score.deviation:.1f}" if run.upwards else plain(score.deviation)
+        text = f"{text} ± {spread}"
+    return Cell(value, text)
+
+
+class ScoreTable(NamedTuple):
+    """A table of scores: its heading and heads, and rows that start with names."""
+
+    heading: str
+    names: tuple[str, ...]
+    heads: list[str]
+    rows: list[tuple[tuple[str, ...], list[Cell]]]
+
+
+def written(name: str, value: float | None) -> str:
+    """Write a score as it is shown."""
+    if value is None:
+        return NOTHING
+    if name in UNITS:
+        return plain(value)
+    return f"{value:.3f}".replace("-", "−") if name in DECIMALS else f"{100 * value:.1f}\u00a0%"
+
+
+def shown_scores(run: RunRecord) -> list[str]:
+    """Return the models whose scores are shown: average, fair and personal, and those compared."""
+    wanted = {"average", "fair", "personal", run.main.name, *(m.name for m in run.models if m.role)}
+    return [name for name in run.scored_models if name in wanted]
+
+
+def score_tables(run: RunRecord) -> list[ScoreTable]:
+    """Make a table of all held-out rows, one by client, and one for every column of groups."""
+    rows = [row for name in shown_scores(run) for row in run.scores if row.model == name]
+    shown = [name for name in COLUMNS if any(row.values.get(name) is not None for row in rows)]
+    heads = ["rows", *(COLUMNS[name] for name in shown)]
+    found = []
+    for by in ("", *dict.fromkeys(row.by for row in rows)):
+        first = run.word if by == "client" else by
+        lines: list[tuple[tuple[str, ...], list[Cell]]] = []
+        for row in rows:
+            if (row.by == by and row.group != EVERYONE) or (
+                not by and row.by == "client" and row.group == EVERYONE
+            ):
+                cells = [Cell(row.values.get(n), written(n, row.values.get(n))) for n in shown]
+                names = (row.group, row.model) if by else (row.model,)
+                lines.append((names, [Cell(row.rows, whole(row.rows)), *cells]))
+        if by:  # a client's models stand below one another
+            place = {name: k for k, name in enumerate(dict.fromkeys(n[0] for n, _ in lines))}
+            lines.sort(key=lambda line: place[line[0][0]])
+        keys = (first, "model") if by else ("model",)
+        heading = f"By {first}" if by else "All held-out rows"
+        found.append(ScoreTable(heading, keys, heads, lines))
+    return found if rows else []
+
+
+def in_short(run: RunRecord) -> str:
+    """Write the scores over all held-out rows in one line, of the average and the main model."""
+    names = [name for name in run.scored_models if name in ("average", run.main.name)]
+    totals = [run.score_rows(name)[EVERYONE] for name in names]
+    parts = []
+    for score in IN_SHORT if totals else ():
+        values = [row.values.get(score) for row in totals]
+        if None not in values:
+            parts.append(f"{COLUMNS[score]} {' → '.join(written(score, v) for v in values)}")
+    if not parts:
+        return ""
+    start = f"Over all {whole(totals[0].rows)} held-out rows, {' → '.join(map(brief, names))}: "
+    return f"{start}{', '.join(parts)}."
