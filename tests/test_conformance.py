@@ -201,36 +201,6 @@ def test_local_steps(both, start, batch, clients):
 
 
 @pytest.mark.cover(2)
-@pytest.mark.parametrize(("batch", "clients"), ASKED.values(), ids=ASKED)
-@pytest.mark.parametrize("start", STARTS)
-def test_clients_may_make_different_numbers_of_local_steps(both, start, batch, clients):
-    """Side by side, behind bytes and one by one: each client's d_i is that of a plan of its own
-    number of steps.
-    """
-    counts = [4, 1, 3, 4][: N if clients is None else len(clients)]
-    plan = LocalPlan(4, 0.05, batch_size=batch[0], key=batch[1], prox=0.2, each=tuple(counts))
-    w = weights(clients)
-
-    def steps(f, plan=plan):
-        at = STARTS[start](f, clients)
-        return f.local_updates(point(f), at, None if at is None else point(f, 2), plan, clients)
-
-    seen, expected = both(steps)
-    close(seen.sum(w), expected.sum(w), both.runtime)
-    close(seen.norms(), expected.norms(), both.runtime)
-    for i, number in zip(range(N) if clients is None else clients, counts, strict=True):
-        alone = np.where(np.arange(N) == i, 1.0, 0.0)
-        apart = steps(
-            both.here, LocalPlan(number, 0.05, batch_size=batch[0], key=batch[1], prox=0.2)
-        )
-        close(expected.sum(alone), apart.sum(alone), "cohort")
-    with pytest.raises(InputError, match="for every client that is asked"):
-        both.there.local_updates(
-            point(both.there), None, None, LocalPlan(4, 0.05, each=(4, 4)), clients
-        )
-
-
-@pytest.mark.cover(2)
 @pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
 def test_proximal_steps(curved, clients):
     w = weights(clients)

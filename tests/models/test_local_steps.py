@@ -96,21 +96,6 @@ def same(ours, theirs):
 
 
 @pytest.mark.parametrize("path", [Path.SAMPLES, Path.FEATURES])
-@pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.parametrize("corrected", [True, False])
-def test_clients_may_take_different_numbers_of_steps(path, batch_size, corrected, monkeypatch):
-    """J_i = 1 … 5 beside each other: every client ends where it would with J = J_i for all."""
-    go_by(monkeypatch, path)
-    federation = cohort("logistic")
-    plan = LocalPlan(5, 0.05, batch_size=batch_size, prox=0.1, each=(3, 5, 1, 2, 4))
-    each, _ = displacements(federation, plan, corrected)
-    for i, J in enumerate(plan.each):
-        alone = LocalPlan(J, 0.05, batch_size=batch_size, prox=0.1)
-        expected, _ = displacements(federation, alone, corrected)
-        torch.testing.assert_close(each[i], expected[i], rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("path", [Path.SAMPLES, Path.FEATURES])
 def test_steps_may_be_drawn_a_few_at_a_time(path, monkeypatch):
     go_by(monkeypatch, path)
     whole = displacements(cohort("softmax"), PLANS["minibatches"], corrected=True)

@@ -13,7 +13,7 @@ from scipy.stats import norm
 import scaffpd as sp
 from cases.private import Recorded, clients, linear
 from cases.refusals import refuses
-from scaffpd.federation.releases import ReleaseCounts
+from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.privacy.accountant import Account, ReleaseEntry, epsilon, least_noise
 
 dp = pytest.importorskip("dp_accounting")

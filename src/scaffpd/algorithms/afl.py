@@ -32,7 +32,7 @@ from scaffpd.algorithms.base import (
 from scaffpd.algorithms.minimax import dual_step, safe_dual_rate
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
-from scaffpd.federation.releases import ReleaseCounts
+from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.objectives import Agnostic
 from scaffpd.objectives.base import Objective
 

@@ -18,6 +18,7 @@ from typing_extensions import TypeVar
 
 from scaffpd.errors import InputError, count, positive, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
+from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.federation.questions import (
     Curvature,
     Diagonal,
@@ -26,7 +27,6 @@ from scaffpd.federation.questions import (
     Losses,
     ProximalSteps,
 )
-from scaffpd.federation.releases import ReleaseCounts
 from scaffpd.objectives.base import Objective
 
 # The purpose of random numbers is the last part of their key, so that the draws of one purpose do

@@ -40,7 +40,7 @@ from scaffpd.algorithms.minimax import (
     safe_dual_rate,
 )
 from scaffpd.federation import Constants, Federation, Gradients, Vector
-from scaffpd.federation.releases import ReleaseCounts
+from scaffpd.federation.plans import ReleaseCounts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.steps import Auto, Fixed
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 from scaffpd.federation import Constants, Federation
-from scaffpd.federation.releases import ReleaseCounts
+from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.objectives.base import Objective
 
 # d, and the numbers N d² of all Hessians, up to which they go up

@@ -30,7 +30,7 @@ from scaffpd.algorithms.base import (
     moved,
 )
 from scaffpd.federation import Federation, Memory
-from scaffpd.federation.releases import ReleaseCounts
+from scaffpd.federation.plans import ReleaseCounts
 
 COIN = 2  # purpose of a round's random numbers
 UNKNOWN_CONDITION = 10  # local steps where κ is not known: no strong convexity

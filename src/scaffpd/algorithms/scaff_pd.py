@@ -45,7 +45,7 @@ from scaffpd.algorithms.steps.base import Rates, StepProblem, Trial
 from scaffpd.algorithms.steps.nonconvex import NonconvexState
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Memory, Vector
-from scaffpd.federation.releases import ReleaseCounts
+from scaffpd.federation.plans import ReleaseCounts
 
 POINT = 0  # purposes of a round's random numbers: minibatches of (1), and of local steps
 LOCAL = 1

@@ -32,7 +32,7 @@ from scaffpd.algorithms.base import (
 )
 from scaffpd.errors import unknown
 from scaffpd.federation import Federation, Memory
-from scaffpd.federation.releases import ReleaseCounts
+from scaffpd.federation.plans import ReleaseCounts
 
 OPTIONS = ("I", "II")
 VARIATES = 0  # purpose of a round's random numbers: the minibatches of option I

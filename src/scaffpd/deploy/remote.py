@@ -130,12 +130,7 @@ class RemoteChannel:
             L = known.smoothness if question.at.batch_size is None else known.steepest
             steepest = max(question.plan.steepest, float(L[list(chosen)].max()))
             question = replace(question, plan=replace(question.plan, steepest=steepest))
-        request = SiloRequest.of(question, own)
-        if isinstance(question, LocalSteps) and question.plan.each is not None:
-            each = dict(zip((self.names[i] for i in chosen), question.plan.each, strict=True))
-            plan = {**request.values["plan"], "each": each}
-            request = replace(request, values={**request.values, "plan": plan})
-        return request
+        return SiloRequest.of(question, own)
 
     def _gradients(self, at: GradientsAt, chosen: Sequence[int]) -> Tensor:
         """Return the stored c_i of these silos."""

@@ -75,7 +75,6 @@ def question_parts(question: Question | ProximalPlan) -> tuple[Json, dict[str, A
             values |= {"batch_size": part.batch_size, "key": [int(k) for k in part.key]}
         elif isinstance(part, LocalPlan):
             values[item.name] = asdict(part) | {"key": [int(k) for k in part.key]}
-            values[item.name].pop("each")  # sent by silo name, see `own_steps`
         elif isinstance(part, ProximalPlan):
             more, vectors = question_parts(part)
             values |= more
@@ -85,20 +84,6 @@ def question_parts(question: Question | ProximalPlan) -> tuple[Json, dict[str, A
         elif part is not None:
             values[item.name] = [int(k) for k in part] if isinstance(part, tuple) else part
     return values, arrays
-
-
-def own_steps(values: JsonMapping, silo: str) -> JsonMapping:
-    """Return a question's values for one silo, with its own number of local steps in the plan."""
-    plan = values.get("plan")
-    if not isinstance(plan, dict) or "each" not in plan:
-        return values
-    rest = {name: value for name, value in plan.items() if name != "each"}
-    if not isinstance(plan["each"], dict) or silo not in plan["each"]:
-        raise InputError(
-            "plan-without-silo",
-            "The plan of local steps does not say how many this silo is to make.",
-        )
-    return {**values, "plan": {**rest, "steps": plan["each"][silo]}}
 
 
 class WrittenQuestion(NamedTuple):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,22 +19,30 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation.answers import Answers, Asked, Gradients, Memory, Updates
-from scaffpd.federation.channel import Channel, PlainSums, PrivacyAccount, PrivacySpent, Summer
+from scaffpd.federation.answers import (
+    Answers,
+    Asked,
+    Gradients,
+    Memory,
+    PlainSums,
+    Summer,
+    Updates,
+)
 from scaffpd.federation.plans import (
     Clients,
     ClientScores,
+    ClientSelection,
     Constants,
     Key,
     LocalPlan,
     ProximalPlan,
+    ReleaseCounts,
     Restriction,
     Traffic,
     Vector,
     same_point,
 )
 from scaffpd.federation.questions import (
-    ClientSelection,
     GradientsAt,
     LocalSteps,
     Losses,
@@ -45,6 +54,7 @@ from scaffpd.federation.questions import (
 )
 
 __all__ = [
+    "Channel",
     "ClientScores",
     "Clients",
     "Constants",
@@ -53,13 +63,101 @@ __all__ = [
     "Key",
     "LocalPlan",
     "Memory",
+    "PrivacyAccount",
+    "PrivacySpent",
     "ProximalPlan",
+    "ReleaseCounts",
     "Restriction",
     "Traffic",
     "Updates",
     "Vector",
     "same_point",
 ]
+
+
+class PrivacySpent(Protocol):
+    """Privacy cost of the clients' answers so far: client i's are (ε_i, δ)-differentially private."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients."""
+
+    @property
+    def epsilon(self) -> Vector:
+        """ε_i."""
+
+    @property
+    def delta(self) -> float:
+        """δ, the same for all."""
+
+    @property
+    def worst(self) -> float:
+        """The largest ε_i."""
+
+
+class PrivacyAccount(Protocol):
+    """Account of private clients' releases, which a checkpoint stores."""
+
+    @property
+    def total(self) -> int:
+        """Number of releases so far."""
+
+    def spent(self) -> PrivacySpent:
+        """Return the cost of the releases so far."""
+
+    def pack(self) -> dict[str, NDArray[np.generic]]:
+        """Return the releases as arrays."""
+
+    def merge(self, arrays: dict[str, NDArray[np.generic]]) -> None:
+        """Add the releases of `pack` that are not counted yet."""
+
+
+class Channel(Protocol):
+    """Access to the clients, wherever they are.
+
+    Attributes:
+        names: the clients, in a fixed order.
+        keeps: whether vectors that clients store from round to round are accessible.
+        here: whether clients are in this process, and not at other organisations.
+    """
+
+    names: tuple[str, ...]
+    keeps: bool
+    here: bool
+
+    @property
+    def work(self) -> float:
+        """Number of numbers that a pass over the training features reads; infinite if unknown."""
+
+    @property
+    def absent(self) -> int:
+        """Number of clients that do not answer at present."""
+
+    @property
+    def account(self) -> PrivacyAccount | None:
+        """Account of private clients' releases; `None` if they are not private, or keep their own
+        privacy ledger.
+        """
+
+    @property
+    def fingerprint(self) -> str:
+        """Identify model, clients and data, so that a checkpoint is never resumed on another
+        problem.
+        """
+
+    def constants(self) -> Constants:
+        """Return smoothness and convexity of the clients' losses."""
+
+    def start(self) -> Tensor:
+        """Return the default x⁰ (zero for linear models, the module's own parameters otherwise)."""
+
+    def own(self, x: Tensor) -> Tensor | None:
+        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the
+        clients are here.
+        """
+
+    def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
+        """Return the answers of the chosen clients, in that order."""
 
 
 class Federation:
@@ -188,13 +286,6 @@ class Federation:
         the correction out.
         """
         asked = self.selection(clients)
-        if plan.each is not None and (
-            len(plan.each) != len(asked.chosen) or not 1 <= min(plan.each) <= plan.steps
-        ):
-            raise InputError(
-                "plan-number-local",
-                "A plan needs a number of local steps, from 1 to `steps`, for every client that is asked.",
-            )
         question = LocalSteps(x, self._held(at, asked), correction, plan)
         return Updates(self, question, asked, self._put(question, asked))
 

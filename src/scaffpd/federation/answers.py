@@ -1,4 +1,6 @@
-"""Clients' answers as an algorithm sees them: numbers per client, and vectors as weighted sums."""
+"""Clients' answers as an algorithm sees them: numbers per client, and vectors as weighted sums,
+plain or masked (`Summer`).
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,8 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation.channel import Summer
-from scaffpd.federation.plans import Clients, Restriction, Vector
+from scaffpd.federation.plans import Clients, ClientSelection, Restriction, Vector
 from scaffpd.federation.questions import (
-    ClientSelection,
     Curvature,
     Diagonal,
     GradientsAt,
@@ -26,6 +26,54 @@ from scaffpd.federation.questions import (
 )
 
 Asked = TypeVar("Asked", bound=Question)
+
+
+class Summer(Protocol):
+    """Sums of the clients' vectors.
+
+    Attributes:
+        hides_vectors: whether no single vector leaves its client.
+        allows_projections: whether clients reveal their gradients along directions that the
+            server chooses.
+        allows_reweighting: whether clients allow sums of the same vectors with two weightings.
+    """
+
+    hides_vectors: bool
+    allows_projections: bool
+    allows_reweighting: bool
+
+    def shown(self, question: Question, reply: Reply) -> Reply:
+        """Return what clients reveal of their numbers."""
+
+    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
+        """Return Σ_i w_i v_i over the clients that were asked; `part` names the summed vectors."""
+
+    def error(self, length: int, weights: Vector) -> float:
+        """Bound the error of the last sum due to its format, in norm and per unit of weight."""
+
+
+class PlainSums:
+    """Plain sums: clients send their vectors unmasked."""
+
+    hides_vectors = False
+    allows_projections = True
+    allows_reweighting = True
+
+    def shown(self, question: Question, reply: Reply) -> Reply:
+        """Return the whole reply."""
+        return reply
+
+    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
+        """Return the sum by one matrix product, without forming single vectors if clients are here."""
+        precision = torch.float64 if vectors.double_weights else asked.like.dtype
+        sent = torch.from_numpy(np.array(weights[asked.index])).to(precision)
+        if asked.like.is_cuda:  # from pinned memory, without waiting for the device
+            sent = sent.pin_memory()
+        return vectors.sum(sent.to(asked.like.device, non_blocking=True))
+
+    def error(self, length: int, weights: Vector) -> float:
+        """Return 0: only rounding."""
+        return 0.0
 
 
 class Asker(Protocol):

@@ -1,15 +1,18 @@
-"""Values that pass the waist: plans of local work, what clients report of themselves, traffic."""
+"""Values that pass the waist: who is asked, plans of local work, what clients report, traffic."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from scaffpd.errors import InputError
 
 Vector = NDArray[np.float64]
 Clients = Sequence[int] | NDArray[np.int64] | None  # clients that a question goes to; `None`: all
@@ -20,6 +23,46 @@ Array = TypeVar("Array", Tensor, NDArray[np.float64])
 def same_point(a: Tensor, b: Tensor) -> bool:
     """Return whether two points are equal."""
     return a is b or torch.equal(a, b)
+
+
+@dataclass(frozen=True)
+class ClientSelection:
+    """Selected clients.
+
+    Attributes:
+        chosen: their numbers, in the order of their answers.
+        names: names of all clients.
+        like: a tensor in the format of x.
+        everyone: whether these are all clients, in order.
+    """
+
+    chosen: list[int]
+    names: Sequence[str]
+    like: Tensor
+    everyone: bool = False
+
+    @cached_property
+    def index(self) -> slice | NDArray[np.int64]:
+        """Numbers of the clients, for NumPy."""
+        return slice(None) if self.everyone else np.array(self.chosen)
+
+    def scattered(self, values: Tensor) -> Vector:
+        """Put per-client numbers in the order of all clients, NaN for those that were not asked."""
+        if self.everyone:
+            return np.array(values.double().cpu().numpy())
+        out = np.full((len(self.names), *values.shape[1:]), np.nan)
+        out[self.index] = values.double().cpu().numpy()
+        return out
+
+    def checked(self, weights: Vector) -> Vector:
+        """Check the weights, one per client: zero for clients that were not asked."""
+        w = np.asarray(weights, dtype=np.float64)
+        outside = not self.everyone and np.count_nonzero(w) != np.count_nonzero(w[self.index])
+        if w.shape != (len(self.names),) or outside:
+            raise InputError(
+                "weights-must-zero", "Weights must be zero for clients that were not asked."
+            )
+        return w
 
 
 @dataclass(frozen=True)
@@ -37,8 +80,6 @@ class LocalPlan:
         key: seeds the choice of minibatches: the same key, the same batches.
         prox: μ, the pull back to x (FedProx).
         snapshot: t', a step whose iterate is sent up as well (DRFA).
-        each: J_i of the clients that are asked, in their order (FedNova); `steps` is the largest of
-            them.
     """
 
     steps: int
@@ -48,27 +89,6 @@ class LocalPlan:
     key: Key = (0,)
     prox: float = 0.0
     snapshot: int | None = None
-    each: tuple[int, ...] | None = None
-
-    def of(self, client: int) -> int:
-        """Return J of one client, by its place among those that are asked."""
-        return self.steps if self.each is None else self.each[client]
-
-    def up_to(self, steps: int) -> LocalPlan:
-        """Return the plan of the first steps."""
-        return replace(
-            self, steps=steps, each=self.each and tuple(min(own, steps) for own in self.each)
-        )
-
-    def counts(self, like: Tensor) -> Tensor | int:
-        """Return J, or every J_i as a tensor beside `like`."""
-        return self.steps if self.each is None else torch.tensor(self.each, device=like.device)
-
-    def makes(self, step: int, like: Tensor) -> Tensor | float:
-        """Return 1 for clients that make this step, counted from 0, and 0 for the others, to
-        multiply (n, d).
-        """
-        return 1.0 if self.each is None else (torch.tensor(self.each)[:, None] > step).to(like)
 
 
 @dataclass(frozen=True)
@@ -190,3 +210,37 @@ class Traffic:
     def restore(self, earlier: Traffic) -> None:
         """Go back to `earlier` (a resumed or interrupted run)."""
         vars(self).update(vars(earlier))
+
+
+@dataclass(frozen=True)
+class ReleaseCounts:
+    """The most releases of a client, each over all of its records.
+
+    A method states them before the first round, and the noise of private runs is solved from them.
+
+    Attributes:
+        gradients: of gradients; a local step is one.
+        losses: of losses.
+    """
+
+    gradients: int = 0
+    losses: int = 0
+
+    @classmethod
+    def over(cls, batch_size: int | None, gradients: int = 0, losses: int = 0) -> ReleaseCounts:
+        """Count so many over all records; refuse minibatches."""
+        if batch_size is not None:
+            raise InputError(
+                "private-minibatch",
+                "Private clients answer with all of their records: leave batch_size out.",
+            )
+        return cls(gradients, losses)
+
+    @classmethod
+    def points(cls, n: int, batch_size: int | None = None) -> ReleaseCounts:
+        """Count losses and gradients at n points."""
+        return cls.over(batch_size, n, n)
+
+    def __add__(self, other: ReleaseCounts) -> ReleaseCounts:
+        """Add up two plans that share one budget."""
+        return ReleaseCounts(self.gradients + other.gradients, self.losses + other.losses)

@@ -12,9 +12,9 @@ here: docs/extending.md adds one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -23,48 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation.clients import Displacements, EvaluatedPoint
 from scaffpd.federation.plans import Key, LocalPlan, ProximalPlan, Restriction, Vector, same_point
-
-
-@dataclass(frozen=True)
-class ClientSelection:
-    """Selected clients.
-
-    Attributes:
-        chosen: their numbers, in the order of their answers.
-        names: names of all clients.
-        like: a tensor in the format of x.
-        everyone: whether these are all clients, in order.
-    """
-
-    chosen: list[int]
-    names: Sequence[str]
-    like: Tensor
-    everyone: bool = False
-
-    @cached_property
-    def index(self) -> slice | NDArray[np.int64]:
-        """Numbers of the clients, for NumPy."""
-        return slice(None) if self.everyone else np.array(self.chosen)
-
-    def scattered(self, values: Tensor) -> Vector:
-        """Put per-client numbers in the order of all clients, NaN for those that were not asked."""
-        if self.everyone:
-            return np.array(values.double().cpu().numpy())
-        out = np.full((len(self.names), *values.shape[1:]), np.nan)
-        out[self.index] = values.double().cpu().numpy()
-        return out
-
-    def checked(self, weights: Vector) -> Vector:
-        """Check the weights, one per client: zero for clients that were not asked."""
-        w = np.asarray(weights, dtype=np.float64)
-        outside = not self.everyone and np.count_nonzero(w) != np.count_nonzero(w[self.index])
-        if w.shape != (len(self.names),) or outside:
-            raise InputError(
-                "weights-must-zero", "Weights must be zero for clients that were not asked."
-            )
-        return w
 
 
 class SharedSum(NamedTuple):
@@ -138,6 +97,51 @@ class Reply:
 
     numbers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
     vectors: Mapping[str, Vectors] = field(default_factory=dict)
+
+
+class EvaluatedPoint(Protocol):
+    """Losses, gradients and second derivatives of all clients at one x."""
+
+    losses: Tensor
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i c_i."""
+
+    def project(self, direction: Tensor) -> Tensor:
+        """Return ⟨c_i, v⟩ per client."""
+
+    def norms(self) -> Tensor:
+        """Return ‖c_i‖² per client."""
+
+    def each(self) -> Tensor:
+        """Return the c_i themselves, (N, d)."""
+
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
+        """Return slopes, curvature and norms along the columns of V, (d, k), for weights w and the
+        diagonal D.
+        """
+
+    def curvatures(self, V: Tensor) -> Tensor:
+        """Return every client's VᵀH_iV, (N, k, k)."""
+
+    def diagonal(self, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i diag H_i; raise `InputError` if it is not available."""
+
+    def diagonals(self) -> Tensor:
+        """Return every client's diag H_i, (N, d); raise `InputError` if it is not available."""
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        """Bound the rounding errors of L_i and of c_i (its norm); infinite if unknown."""
+
+
+class Displacements(Protocol):
+    """d_i = x − u_{i,J} of all clients after one batch of local steps."""
+
+    def sum(self, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i d_i."""
+
+    def each(self) -> Tensor:
+        """Return the d_i themselves, (N, d)."""
 
 
 class ClientSide(Protocol):
@@ -304,7 +308,7 @@ class LocalSteps(Question):
         """Take all local steps; repeat the first t' for the snapshot, with the same minibatches."""
 
         def work(steps: int) -> Displacements:
-            plan = self.plan.up_to(steps)
+            plan = replace(self.plan, steps=steps)
             return clients.local_updates(self.x, self.at, self.correction, plan)
 
         parts = {"d": Vectors.of(work(self.plan.steps))}

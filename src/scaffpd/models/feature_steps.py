@@ -55,15 +55,10 @@ class FeatureSteps:
         assert problem.r is not None
         weight = problem.rates[block.clients, 0] * block.weight
         near = NearbyGradients(self.loss, A, y, block.of(problem.z), block.of(problem.r), weight)
-        active = problem.active(block.clients, 0, problem.plan.steps)
         D = push.clone()  # the first step: nothing has changed at d = 0
-        for t in range(1, len(active)):
+        for _ in range(1, problem.plan.steps):
             change = near.change(D)
-            if active.shape[1] == 1:
-                near.products.back(change, torch.addcmul(push, keep, D, out=D))
-            else:
-                ahead = near.products.back(change, torch.addcmul(push, keep, D))
-                D = torch.where(active[t], ahead, D)
+            near.products.back(change, torch.addcmul(push, keep, D, out=D))
         return D
 
     def _minibatches(
@@ -80,8 +75,7 @@ class FeatureSteps:
             y = self.loss.dense(rows.y[numbers].view(*shape, -1), k, push.dtype)
             z = problem.z[numbers].view(*shape, k).mT.contiguous()
             weight = (problem.rates[who, 0] * drawn.weight)[:, None]
-            active = problem.active(who, first, last)
-            D = self._loop(D, numbers, y, z, weight, push, keep, active)
+            D = self._loop(D, numbers, y, z, weight, push, keep)
         return D
 
 
@@ -95,7 +89,6 @@ def _minibatch_loop(
     weight: Tensor,
     push: Tensor,
     keep: Tensor,
-    active: Tensor,
 ) -> Tensor:
     """Return the displacements after more steps, (n, k, features).
 
@@ -109,7 +102,6 @@ def _minibatch_loop(
         weight: η/b, 0 for padding, (n, 1, b).
         push: η c, (n, k, features).
         keep: 1 − η(l2 + μ), (n, 1, 1).
-        active: which clients take each step, (steps, n or 1, 1, 1).
     """
     D = D.clone()
     sample = push.new_empty(len(push), weight.shape[2], push.shape[2])
@@ -119,11 +111,7 @@ def _minibatch_loop(
         torch.index_select(A, 0, numbers[t], out=flat)
         ahead = torch.sub(z[t], products.along(D), out=products.out)
         r = loss.residual(ahead.mT, y[t]).mT.mul_(weight)
-        if active.shape[1] == 1:
-            products.back(r, torch.addcmul(push, keep, D, out=D))
-        else:
-            stepped = products.back(r, torch.addcmul(push, keep, D))
-            D = torch.where(active[t], stepped, D)
+        products.back(r, torch.addcmul(push, keep, D, out=D))
     return D
 
 

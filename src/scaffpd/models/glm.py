@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
-from scaffpd.federation.clients import Displacements, EvaluatedPoint
+from scaffpd.federation.questions import Displacements, EvaluatedPoint
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.feature_steps import FeatureSteps, NearbyGradients
 from scaffpd.models.layout import PaddedBlock

@@ -137,7 +137,7 @@ class LocalProblem:
         rest: c without `l2` x, in the same shapes; `None` for zero. Full gradients: c.
         rates: η_i, (N, 1, 1).
         l2: the regulariser.
-        plan: J, or every J_i.
+        plan: J and the minibatches.
         seeds: seeds of the clients' minibatches, (N,).
     """
 
@@ -177,16 +177,8 @@ class LocalProblem:
             uniform = draws.uniform((last - first) * b).view(len(who), last - first, b)
             yield first, last, self.rows.layout.minibatch(uniform, who)
 
-    def active(self, who: Tensor, first: int, last: int) -> Tensor:
-        """Return which clients take each step, (steps, n, 1, 1); (steps, 1, 1, 1) if all do."""
-        step = torch.arange(first, last, device=who.device)[:, None, None, None]
-        counts = self.plan.counts(self.z)
-        if isinstance(counts, int):
-            return step < counts
-        return step < counts[who, None, None]
 
-
-def local_gain(h: Tensor, rate: Tensor | float, steps: Tensor | int) -> Tensor:
+def local_gain(h: Tensor, rate: Tensor | float, steps: int) -> Tensor:
     """Return ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
     e = rate * h
     small = e < 0.5
@@ -195,6 +187,6 @@ def local_gain(h: Tensor, rate: Tensor | float, steps: Tensor | int) -> Tensor:
     return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
 
 
-def total(keep: Tensor, steps: Tensor | int) -> Tensor:
+def total(keep: Tensor, steps: int) -> Tensor:
     """Return Σ_j keep^j over J steps, for keep <= 1."""
     return local_gain(1 - keep, 1.0, steps)

@@ -98,7 +98,6 @@ class StepInputs(NamedTuple):
         positions: rows of every step, (J, n, c), or (1, n, c) if all steps have the same.
         weight: 1/c, and 0 for padding, (n, c).
         seeds: of dropout, (n,).
-        counts: J_i, (n, 1).
         prox: μ.
     """
 
@@ -109,7 +108,6 @@ class StepInputs(NamedTuple):
     positions: Tensor
     weight: Tensor
     seeds: Tensor
-    counts: Tensor
     prox: Tensor
 
 
@@ -350,7 +348,6 @@ class ModuleOracle:
         each = x.new_zeros(n, len(x))
         pull = each + shift(at, correction)
         eta = torch.from_numpy(rates).to(x)[:, None]
-        counts = torch.tensor(plan.each or [plan.steps] * n, device=self.device)[:, None]
         seeds = Draws((*plan.key, DROPOUT), self.streams).seeds
         prox = x.new_full((), plan.prox)
         b = plan.batch_size
@@ -360,9 +357,7 @@ class ModuleOracle:
             who = torch.tensor(group, device=self.device)
             positions, weight = self._batches(group, [lengths[i] for i in group], plan)
             starts = self.rows.starts[who]
-            given = StepInputs(
-                x, pull[who], eta[who], starts, positions, weight, seeds[who], counts[who], prox
-            )
+            given = StepInputs(x, pull[who], eta[who], starts, positions, weight, seeds[who], prox)
             each[who] = self._steps(plan.steps, given)
 
         self._settle(x)
@@ -419,8 +414,7 @@ class ModuleOracle:
                 g = g * (self.clip / size).clamp_max(1)
             g = g + own.pull - own.prox * D
             v = beta * v + (1 - beta) * g if beta else g
-            made = (own.counts > j).to(D)  # clients may take unequal numbers of steps
-            D = D + made * own.rates * v
+            D = D + own.rates * v
         BUFFERS.free.clear()
         return D
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.federation.clients import Displacements, EvaluatedPoint
+from scaffpd.federation.questions import Displacements, EvaluatedPoint
 from scaffpd.models.arrays import Array
 
 

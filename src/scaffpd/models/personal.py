@@ -299,14 +299,13 @@ class PersonalOracle(Envelopes):
         pull = each + shift(at, correction)
         v: Tensor | None = None
         draws = Draws(plan.key, streams(self.names, x.device))
-        for t in range(plan.steps):
+        for _ in range(plan.steps):
             if plan.batch_size is None:
                 point = self._point(x - each, v)
             else:
                 point = self._batch(x - each, draws.uniform(plan.batch_size), v)
             v = point.v
-            go = plan.makes(t, x) * rates
-            each = each + go * (point.each() + pull - plan.prox * each)
+            each = each + rates * (point.each() + pull - plan.prox * each)
         return StackedDisplacements(each)
 
     def proximal_steps(
@@ -440,10 +439,9 @@ class PersonalModuleOracle(Envelopes):
         rates = self._rates(plan)
         pull = each + shift(at, correction)
         draws = Draws(plan.key, self.inner.streams)
-        for t in range(plan.steps):
+        for _ in range(plan.steps):
             rows = self.inner.drawn(plan.batch_size, draws)
-            go = plan.makes(t, x) * rates
-            each = each + go * (self._trained(x - each, rows)[2] + pull - plan.prox * each)
+            each = each + rates * (self._trained(x - each, rows)[2] + pull - plan.prox * each)
         return StackedDisplacements(each)
 
     def proximal_steps(self, *_: object) -> NoReturn:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
-from scaffpd.federation.clients import Displacements, EvaluatedPoint
+from scaffpd.federation.questions import Displacements, EvaluatedPoint
 from scaffpd.models import numerics
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import PaddedBlock, Ragged
@@ -243,11 +243,9 @@ class ClosedForm:
         """Take the steps from the first corrected gradient c, one for all or (N, features, k)."""
         key = replace(plan, key=(), snapshot=None)  # full gradients draw nothing
         if self._last is None or self._last[0] != key:
-            counts = plan.counts(rates)
 
             def phi(h: Tensor, i: Tensor) -> Tensor:
-                J = counts if isinstance(counts, int) else counts[i]
-                return local_gain(h + plan.prox, rates.flatten()[i], J)
+                return local_gain(h + plan.prox, rates.flatten()[i], plan.steps)
 
             self._last = key, *self.gains(phi)
         _, base, gain = self._last

@@ -75,13 +75,12 @@ class SampleSteps:
                     places = drawn.rows - rows.layout.starts[who, None, None]
                     weight = counted(places, rates[who, 0] * drawn.weight, m)
                 p = rates[who] * totals(keep[who], first, last)
-                active = problem.active(who, first, last)
                 fade = 1 - faded * p
-                R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who], active)
+                R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who])
             block.put(out, R.mT)
 
         parallel_map(work, list(enumerate(rows.squares)), out.device)
-        p = rates.flatten() * total(keep.flatten(), problem.plan.counts(out))
+        p = rates.flatten() * total(keep.flatten(), problem.plan.steps)
         return SpanDisplacements(rows, problem.c, p, out)
 
     def _across(self, block: PaddedBlock, values: Tensor | None) -> Tensor:
@@ -115,7 +114,6 @@ def _sample_loop(
     p: Tensor,
     fade: Tensor,
     keep: Tensor,
-    active: Tensor,
 ) -> Tensor:
     """Return R after more steps, (n, k, m).
 
@@ -131,13 +129,11 @@ def _sample_loop(
         p: p before every step, (steps, n, 1, 1).
         fade: 1 − l2 p, or ones.
         keep: 1 − η(l2 + μ), (n, 1, 1).
-        active: which clients take each step, (steps, n or 1, 1, 1).
     """
     R = R.clone()
     products = Products(K, R.shape[1])
-    everyone = active.shape[1] == 1
     weights = weight.unbind() if len(weight) > 1 else [weight[0]] * len(p)
-    for t, (own, f, w) in enumerate(zip(p.unbind(), fade.unbind(), weights, strict=True)):
+    for own, f, w in zip(p.unbind(), fade.unbind(), weights, strict=True):
         out = products.times(R).addcmul_(f, Z)
         if P.ndim:
             out.addcmul_(own, P, value=-1)
@@ -149,10 +145,7 @@ def _sample_loop(
         if r.ndim:
             rho = rho.sub_(r)
         rho = rho.mul_(w)
-        if everyone:
-            torch.addcmul(rho, keep, R, out=R)
-        else:
-            R = torch.where(active[t], torch.addcmul(rho, keep, R), R)
+        torch.addcmul(rho, keep, R, out=R)
     return R
 
 

@@ -40,8 +40,8 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
+from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.federation.questions import SharedSum
-from scaffpd.federation.releases import ReleaseCounts
 from scaffpd.models.oracle import (
     Oracle,
     StackedDisplacements,
@@ -233,12 +233,12 @@ class PrivateOracle:
         own = torch.cat([pull, rates], 1)
         questions = self._questions("steps", x, float(plan.prox), first is not None, own=own)
         entries = self._entries(questions, self.noise[0])
-        times = [plan.of(i) - (first is not None) for i in range(len(entries))]
-        pairs = zip(entries, times, strict=True)
-        self.account.charge([entry._replace(times=n) for entry, n in pairs if n])
-        for t in range(plan.steps):
+        times = plan.steps - (first is not None)
+        if times:
+            self.account.charge([entry._replace(times=times) for entry in entries])
+        for _ in range(plan.steps):
             g = self._gradients(questions, x - each) if first is None else first
-            each = each + plan.makes(t, x) * rates * (g + pull - plan.prox * each)
+            each = each + rates * (g + pull - plan.prox * each)
             first = None
         return StackedDisplacements(each)
 

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError, count, positive, real
 from scaffpd.federation import Constants
-from scaffpd.federation.releases import ReleaseCounts
+from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.models import Linear, Module
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import loss_named

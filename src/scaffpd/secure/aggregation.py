@@ -26,7 +26,8 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, real
 from scaffpd.federation import Federation, Vector
-from scaffpd.federation.questions import ClientSelection, Question, Reply, Vectors
+from scaffpd.federation.plans import ClientSelection
+from scaffpd.federation.questions import Question, Reply, Vectors
 from scaffpd.secure.masking import FixedPoint, Incomplete, Terms
 from scaffpd.secure.parties import (
     PRECISE,

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Key, LocalPlan, ProximalPlan, Vector
-from scaffpd.federation.clients import Displacements, EvaluatedPoint
-from scaffpd.federation.questions import GradientsAt, Question, Reply
+from scaffpd.federation.questions import Displacements, EvaluatedPoint, GradientsAt, Question, Reply
 from scaffpd.models.arrays import read_features, read_labels
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.personal import lowest

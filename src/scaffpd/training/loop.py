@@ -19,8 +19,7 @@ from scaffpd import __version__
 from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.algorithms.base import RunState
 from scaffpd.errors import ExposedError, InputError, count, positive
-from scaffpd.federation import Federation, Traffic, Vector
-from scaffpd.federation.channel import PrivacyAccount, PrivacySpent
+from scaffpd.federation import Federation, PrivacyAccount, PrivacySpent, Traffic, Vector
 from scaffpd.models.threads import limit_threads
 from scaffpd.objectives.base import Objective
 from scaffpd.training.history import MANY, Checkpoint, History

@@ -45,7 +45,7 @@ from scaffpd.deploy.silo.records import (
     check_shared,
     shared_parts,
 )
-from scaffpd.deploy.written import WrittenQuestion, own_steps, reply_arrays
+from scaffpd.deploy.written import WrittenQuestion, reply_arrays
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import QUESTIONS, GradientsAt, Question, Scores
 from scaffpd.models.personal import Personal
@@ -306,7 +306,7 @@ class Silo:
     # --- while training
 
     def _train(self, asked: Message, use: str) -> Message:
-        values = own_steps(asked.values, self.name)
+        values = asked.values
         setup = self._check_setup(values.get("setup"))
         if asked.kind == messages.SPENT and self._private:
             return self._spent()
