@@ -72,7 +72,6 @@ comparison = sp.compare(
     progress=False,
 )
 print(comparison)
-print(comparison.verdict("Scaff-PD"))
 comparison.to_csv(OUT)
 
 # %%

@@ -15,11 +15,10 @@ import pytest
 import scaffpd
 from scaffpd import cli
 from scaffpd.algorithms import MinimaxNewton
-from scaffpd.cli.compare import OURS
 from scaffpd.errors import InputError
 from scaffpd.run import demo as studies
+from scaffpd.run import problems
 from scaffpd.run.record import RunRecord
-from scaffpd.study.comparison import problem
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
@@ -213,13 +212,13 @@ SMALL = [
 def test_help_of_compare_has_the_problems_own_defaults(capsys):
     assert cli.run(["compare", "--help"]) == 0
     flat = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert all(name in flat for name in problem.NAMES)
-    kinds = (problem.PARTITIONS[name] for name in ("digits", "breast-cancer"))
+    assert all(name in flat for name in problems.NAMES)
+    kinds = (problems.PARTITIONS[name] for name in ("digits", "breast-cancer"))
     for ours, other in zip(*kinds, strict=True):
         assert f"[default: ({ours}; {other} for breast-cancer)]" in flat
 
 
-def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, capsys):
+def test_compare_prints_a_table_and_writes_everything(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
     assert cli.run([*SMALL, "--seeds", "2", "--tune", "2", "--out", str(folder)]) == 0
     captured = capsys.readouterr()
@@ -232,11 +231,9 @@ def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, ca
         "worst 20 %",
         "±",
         "2 seeds",
-        "1 of 4 clients",
         "Scaff-PD",
     ):
         assert word in words
-    assert "worst-20 % test loss" in words
     assert files_in(folder) == ["clients.csv", "run.json", "runs.csv"]
     command = RunRecord.read(folder).command
     assert command == (
@@ -245,19 +242,6 @@ def test_compare_prints_a_table_and_a_verdict_and_writes_everything(tmp_path, ca
     )
     runs = (folder / "runs.csv").read_text().splitlines()
     assert len(runs) == 1 + 2 * (2 + 2) + 2 * 2
-
-
-def test_our_methods_get_a_verdict_each(capsys):
-    methods = "fedavg,subspace saddle,minimax newton,scaff-pd"
-    assert cli.run([*SMALL, "--methods", methods, "--tune", "1"]) == 0
-    out = capsys.readouterr().out
-    words = " ".join(out.split())
-    assert all(
-        sum(line.startswith(label) for line in out.splitlines()) >= 1
-        for label in ("Minimax Newton", "FedAvg")
-    )
-    assert all(f"{label} has worst-20 % test loss" in words for label in OURS)
-    assert words.count("worst-20 % test loss") == 2
 
 
 def test_compare_can_be_quiet(tmp_path, capsys):

@@ -20,7 +20,7 @@ import torch
 import scaffpd as sp
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.privacy.noise import discrete_gaussians, key_stream
-from scaffpd.study.comparison.problem import problem
+from scaffpd.run.problems import problem
 from scaffpd.training.metrics import a_fifth
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))

@@ -156,7 +156,7 @@ def comparison(here: Ground, alpha: float, place: Place, out: Path) -> Compariso
         tune=plan.tune,
         progress=place.progress,
         strengths=True,
-        choosing=1,
+        one_choice=True,
     )
     found.to_csv(out / f"alpha-{alpha:g}")
     return found

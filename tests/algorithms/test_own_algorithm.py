@@ -91,8 +91,10 @@ def test_it_trains_and_proves(own):
 
 def test_it_is_compared(own):
     problem = sp.Problem(sp.data.heart_disease(test_fraction=0.3), sp.Linear("logistic", l2=0.1))
-    found = sp.compare([own.READY, sp.FedAvg()], problem, rounds=2, tune=2, processes=1)
-    assert {line.method for line in found.table} == {"Alternating", "FedAvg"}
+    found = sp.compare(
+        {"own": own.READY, "FedAvg": sp.FedAvg()}, problem, rounds=2, tune=2, processes=1
+    )
+    assert {line.method for line in found.table} == {"own", "FedAvg"}
 
 
 def deployed(folder, listed, kind=ALGORITHM):

@@ -13,7 +13,7 @@ from forked import command
 from scaffpd import algorithms, cli, objectives
 from scaffpd.cli import names as known
 from scaffpd.cli.compare import _methods
-from scaffpd.study.comparison import problem
+from scaffpd.run import problems
 from scaffpd.study.comparison.grid import zoo
 
 
@@ -96,7 +96,7 @@ def test_nothing_heavy_is_loaded():
 
 
 def test_the_names_are_those_of_their_homes():
-    assert known.PROBLEMS == problem.NAMES
+    assert known.PROBLEMS == problems.NAMES
     assert (
         set(known.OBJECTIVES)
         == set(objectives.OBJECTIVES)

@@ -227,7 +227,7 @@ def test_a_path_suggests_a_point_that_held_out_rows_confirm(held, at):
 
 
 def spread(mean, worst):
-    zero = Spread(*[0.0] * 4, "", "", *[0.0] * 5)
+    zero = Spread(*[0.0] * 4, "", "", *[0.0] * 3)
     return replace(zero, mean=mean, worst_20=worst)
 
 
@@ -348,7 +348,13 @@ def test_methods_are_compared_on_a_table_as_it_is_trained_on(tmp_path):
     config = asked(file)
     problem = problem_of(config, range(2))
     found = compare(
-        [sp.FedAvg()], problem, seeds=range(2), rounds=3, tune=1, processes=1, progress=False
+        {"FedAvg": sp.FedAvg()},
+        problem,
+        seeds=range(2),
+        rounds=3,
+        tune=1,
+        processes=1,
+        progress=False,
     )
     for seed, own in enumerate(found.runs):
         rows = prepare(config, seed)

@@ -23,17 +23,14 @@ from scaffpd.cli.typer_ext import (
     takes,
 )
 from scaffpd.data.tabular.settings import TableSettings
-from scaffpd.errors import InputError, positive
+from scaffpd.errors import InputError, positive, unknown
 from scaffpd.run.settings.tables import ModelSettings
 
 if TYPE_CHECKING:
-    from scaffpd.study.comparison import Comparison
     from scaffpd.study.comparison.problem import Problem
     from scaffpd.training.loop import Algorithm
 
 TABLES: Tables = {"data": TableSettings, "model": ModelSettings}
-OURS = ("Scaff-PD", "Subspace saddle")
-WIDEST = 120  # columns: beyond, lines are hard to follow
 
 
 @takes(TABLES, but=("kappa", "groups"))
@@ -116,8 +113,6 @@ def compare(
         progress=False if quiet else None,
         strengths=True,
     )
-    mine = OURS if len(contestants) > 1 else ()
-    verdicts = [comparison.verdict(name) for name in mine if name in contestants]
     if out is not None:
         from scaffpd.run.compared import comparison_record
 
@@ -129,17 +124,14 @@ def compare(
             for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
         ]
         command = shlex.join(["scaffpd", "compare", problem, *words])
-        comparison_record(comparison, command, verdicts).write(out)
+        comparison_record(comparison, command).write(out)
     if as_json:
-        about = {
-            "problem": chosen.name,
-            "ranked_by": comparison.criterion,
-            "verdicts": verdicts,
-            "folder": out,
-        }
+        about = {"problem": chosen.name, "ranked_by": comparison.criterion, "folder": out}
         print_json(about | {"methods": [asdict(line) for line in comparison.table]})
     elif not quiet:
-        _show(comparison, verdicts, out)
+        typer.echo(f"{comparison.problem}\n\n{comparison}")
+        if out is not None:
+            typer.echo(f"\nWritten to {out}; to look at: scaffpd report {out}")
 
 
 def _problem(
@@ -148,7 +140,7 @@ def _problem(
     """Return the problem of that name, or that of a table."""
     name = known_name(what)
     if name in PROBLEMS:
-        from scaffpd.study.comparison.problem import TEST_FRACTION, problem
+        from scaffpd.run.problems import TEST_FRACTION, problem
 
         values, options = given_settings(TABLES, given)
         test = values.get("data", {}).get("test", TEST_FRACTION)
@@ -180,36 +172,32 @@ def _methods(
     from scaffpd.algorithms import ALGORITHMS, Algorithm
     from scaffpd.objectives import ChiSquare
     from scaffpd.run.settings.methods import algorithm_kind
-    from scaffpd.study.comparison.grid import choose_methods, zoo
+    from scaffpd.study.comparison.grid import zoo
 
     settings = (ChiSquare(rho), local_steps, batch_size)
     published = zoo(*settings)
-    own: dict[str, Algorithm] = {}
-    ours = []
-    for name in listed(names):
-        if ":" in name or (name in ALGORITHMS and not ALGORITHMS[name].published):
-            found = algorithm_kind(name, Path.cwd())
-            own |= {name: found} if isinstance(found, Algorithm) else found.usual(*settings)
-        else:
-            ours.append(name)
-    if not ours and not own:
+    asked = listed(names)
+    if not asked:
         raise InputError(
             "methods-missing", "compare needs --methods such as FedAvg,Scaff-PD, or all."
         )
-    everyone = [name.lower() for name in ours] == ["all"]
-    return (published if everyone else choose_methods(published, ours)) | own
+    # by class, and by label: "ScaffPD" as well as "scaff-pd"
+    known = {_plain(type(method).__name__): label for label, method in published.items()}
+    known |= {_plain(label): label for label in published}
+    found: dict[str, Algorithm] = {}
+    for name in asked:
+        if ":" in name or (name in ALGORITHMS and not ALGORITHMS[name].published):
+            own = algorithm_kind(name, Path.cwd())
+            found |= {name: own} if isinstance(own, Algorithm) else own.usual(*settings)
+        elif name.lower() == "all":
+            found |= published
+        elif _plain(name) in known:
+            label = known[_plain(name)]
+            found[label] = published[label]
+        else:
+            raise unknown("method", name, published)
+    return found
 
 
-def _show(comparison: Comparison, verdicts: list[str], out: Path | None) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    width = min(console.width, WIDEST)
-    console.print(f"{comparison.problem}\n", style="bold", markup=False)
-    console.print(comparison, width=width)
-    for sentence in verdicts:
-        console.print(f"\n{sentence}", markup=False, width=width)
-    if out is not None:
-        console.print(
-            f"\nWritten to {out}; to look at: scaffpd report {out}", markup=False, soft_wrap=True
-        )
+def _plain(name: str) -> str:
+    return "".join(c for c in name.lower().replace("δ", "delta") if c.isalnum())

@@ -52,10 +52,10 @@ def problem_of(config: RunConfig, seeds: Sequence[int]) -> Problem:
         own = first if seed == config.training.seed else prepare(config, seed)
         silos[seed] = Silos(own.names, own.train, own.test, own.columns)
     name = f"{config.name}, {several(len(first.names), 'client')}"
-    return Problem(silos.__getitem__, first.model, name, config.training.device)
+    return Problem(lambda seed: silos[seed], first.model, name, config.training.device)
 
 
-def comparison_record(found: Comparison, command: str, verdict: Sequence[str] = ()) -> RunRecord:
+def comparison_record(found: Comparison, command: str) -> RunRecord:
     """Make the record of a comparison: a model per method, means over seeds."""
     measure: Literal["accuracy", "loss"] = "accuracy" if found.classification else "loss"
     runs = [run for run in found.finals if run.scores]
@@ -87,7 +87,6 @@ def comparison_record(found: Comparison, command: str, verdict: Sequence[str] = 
         split="test",
         clients=clients,
         models=[_method(found, line, measure, shown, roles) for line in found.table],
-        verdict=list(verdict),
         remarks=remarks,
         settings=settings,
         environment=environment(),

@@ -243,7 +243,7 @@ def _kinds(found: Clients) -> tuple[str, ...]:
 
 
 def _from_source(config: RunConfig, data: SourceSettings, seed: int) -> Prepared:
-    from scaffpd.study.comparison.problem import NAMES, problem  # a table needs none of them
+    from scaffpd.run.problems import NAMES, problem  # a table needs none of them
 
     name = data.source
     if name not in NAMES:

@@ -16,12 +16,11 @@ Methods with nothing to tune run once.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from scaffpd.algorithms import ALGORITHMS, Algorithm
-from scaffpd.errors import unknown
 from scaffpd.federation import Federation
 from scaffpd.objectives.base import Objective
 
@@ -85,30 +84,11 @@ def configured(
 def zoo(
     objective: Objective, local_steps: int = 10, batch_size: int | None = None
 ) -> dict[str, Algorithm]:
-    """Return all published methods by name; those with an objective of their own keep it.
+    """Return all published methods by name, with the settings that they take.
 
-    Args:
-        objective: of the methods that take any.
-        local_steps: per round, of those that have them (of ProxSkip, the expected number).
-        batch_size: samples per local gradient; `None` is all.
+    A method of one objective keeps it; of ProxSkip `local_steps` is the expected number.
     """
     listed: dict[str, Algorithm] = {}
     for kind in ALGORITHMS.values():
         listed |= kind.usual(objective, local_steps, batch_size) if kind.published else {}
     return listed
-
-
-def choose_methods(methods: dict[str, Algorithm], names: Iterable[str]) -> dict[str, Algorithm]:
-    """Return those with the given names, in the order of `methods`; case does not matter."""
-    known = {_plain(type(method).__name__): label for label, method in methods.items()}
-    known |= {_plain(label): label for label in methods}
-    wanted = set()
-    for name in names:
-        if _plain(name) not in known:
-            raise unknown("method", name, methods)
-        wanted.add(known[_plain(name)])
-    return {label: method for label, method in methods.items() if label in wanted}
-
-
-def _plain(name: str) -> str:
-    return "".join(c for c in name.lower().replace("δ", "delta") if c.isalnum())

@@ -54,14 +54,12 @@ class MethodRun:
         return self.status in (REFUSED, Status.DIVERGED)
 
     @property
-    def merit(self) -> tuple[float, ...] | None:
-        """Return what configurations are chosen by, the larger the better; `None` for failures.
+    def merit(self) -> tuple[float, ...]:
+        """Return what configurations are chosen by, the larger the better.
 
         The accuracy of the worst fifth; ties by the mean, then by the loss of the worst fifth,
         which regression chooses by in the first place.
         """
-        if self.failed:
-            return None
         found = Summary.of(self.scores["validation"])
         if found.accuracy is None:
             return -found.loss.worst_20, -found.loss.mean
@@ -74,11 +72,9 @@ def carry_out(run: MethodRun, method: Algorithm, cohort: Cohort, rounds: int) ->
         # rates that are too large overflow before they are called diverged
         with np.errstate(all="ignore"):
             return _train(run, method, cohort, rounds)
-    except InputError as error:
-        return replace(run, message=str(error))
     except Exception as error:
-        where = f"seed {run.seed}, factors {run.factors}"
-        return replace(run, message=f"It raised {type(error).__name__}: {error} ({where}).")
+        kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+        return replace(run, message=f"{kind}{error}")
 
 
 def _train(run: MethodRun, method: Algorithm, cohort: Cohort, rounds: int) -> MethodRun:
