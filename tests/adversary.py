@@ -23,7 +23,7 @@ import torch
 from mpmath import fdot, fsum, log, mp, mpf, sqrt
 
 import scaffpd as sp
-from scaffpd.algorithms.certificate import certify, length
+from scaffpd.algorithms.minimax import certify, length
 from scaffpd.models import quadratic
 
 mp.prec = 500

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import adversary as hostile
 import scaffpd as sp
-from scaffpd.algorithms.certificate import certify, length
+from scaffpd.algorithms.minimax import certify, length
 
 SERVER = st.integers(0, 2**31)
 

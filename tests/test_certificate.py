@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import scaffpd as sp
 from cases.reference import reference_optimum
 from problems import families, objectives
-from scaffpd.algorithms.certificate import certify
+from scaffpd.algorithms.minimax import certify
 from scaffpd.data import synthetic
 
 EXACT = (np.zeros(2), np.zeros(2))

@@ -292,8 +292,6 @@ ALGORITHMS = {
     "negative σ": ("finite-positive", lambda: sp.Fixed(tau=1, sigma=-1)),
     "θ = 2": ("setting-out-of-range", lambda: sp.Fixed(tau=1, sigma=1, theta=2)),
     "NaN rate": ("number-nan", lambda: sp.Fixed(tau=1, sigma=1, local_rate=NAN)),
-    "an unknown condition": ("unknown-unknown", lambda: sp.Theory("sc-cs")),
-    "factor < 1": ("setting-out-of-range", lambda: sp.Theory(factor=0.5)),
     "theory off the simplex": (
         "not-on-the-simplex",
         lambda: train(sp.ScaffPD(sp.QFair(1.0), steps=sp.Theory())),
@@ -301,10 +299,6 @@ ALGORITHMS = {
     "theory without convexity": (
         "not-strongly-convex",
         lambda: train(sp.ScaffPD(sp.ChiSquare(0.1), steps=sp.Theory()), flat()),
-    ),
-    "theory without strong ψ": (
-        "penalty-not-strongly-convex",
-        lambda: train(sp.ScaffPD(sp.Agnostic(), steps=sp.Theory("sc-sc"))),
     ),
 }
 

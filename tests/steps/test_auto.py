@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from cases.refusals import refuses
-from scaffpd.algorithms.steps.auto import AutoState, curvature_and_change, longest_step
-from scaffpd.algorithms.steps.base import Trial
+from scaffpd.algorithms.steps.rules import AutoState, Trial, curvature_and_change, longest_step
 
 positive = st.floats(1e-6, 1e6)
 

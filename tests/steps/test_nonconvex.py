@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import scaffpd as sp
-from scaffpd.algorithms.steps.base import StepProblem, Trial
 from scaffpd.algorithms.steps.nonconvex import KAPPA, PATIENCE, Nonconvex, dual_rate
+from scaffpd.algorithms.steps.rules import StepProblem, Trial
 
 
 def cohort(seed=0, **model):

@@ -7,7 +7,7 @@ import pytest
 
 import scaffpd as sp
 from cases.reference import reference_optimum
-from scaffpd.algorithms.steps.base import StepProblem
+from scaffpd.algorithms.steps.rules import StepProblem
 from scaffpd.data import synthetic
 from scaffpd.federation import Constants
 
@@ -18,13 +18,12 @@ def problem(objective, L=3.0, mu=0.1, norms=4.0, J=10, n=5):
 
 
 @pytest.mark.parametrize("rho", [1e-3, 0.1, 10.0])
-@pytest.mark.parametrize("factor", [1.0, 2.0])
-def test_sc_sc_satisfies_the_four_conditions(rho, factor):
+def test_sc_sc_satisfies_the_four_conditions(rho):
     L = 3.0
     mu = 0.1
     norms = 4.0
     n = 5
-    rule = sp.Theory(factor=factor)
+    rule = sp.Theory()
     state = rule.start(problem(sp.ChiSquare(rho), L, mu, norms, n=n))
     mu_dual = rho * n
     coupling = np.sqrt(norms * n)
@@ -38,7 +37,7 @@ def test_sc_sc_satisfies_the_four_conditions(rho, factor):
     omega = 1 / (1 - theta)
     half = 0.5 + 24 * L / mu
     assert mu * mu_dual * omega**2 - (mu * mu_dual + 48 * mu_dual * L) * omega >= 8 * coupling**2
-    assert np.isclose(omega, factor * (half + np.sqrt(half**2 + 16 * coupling**2 / (mu * mu_dual))))
+    assert np.isclose(omega, half + np.sqrt(half**2 + 16 * coupling**2 / (mu * mu_dual)))
 
 
 def test_sc_c_follows_condition_4_1():
@@ -106,7 +105,7 @@ def test_the_proved_rate_on_agnostic_learning_is_kept():
     optimum = reference_optimum(clients, "squared", 0.1, sp.Agnostic())
     distances = []
     sp.train(
-        sp.ScaffPD(sp.Agnostic(), local_steps=100, steps=sp.Theory(condition="sc-c")),
+        sp.ScaffPD(sp.Agnostic(), local_steps=100, steps=sp.Theory()),
         cohort,
         rounds=4000,
         callbacks=[lambda m: distances.append(float(np.sum((m.state.x.numpy() - optimum.x) ** 2)))],
@@ -132,7 +131,7 @@ def test_the_error_falls_as_one_over_the_rounds_with_noise():
     errors = np.zeros((2, 2))
     for seed in range(1):
         path = []
-        method = sp.ScaffPD(sp.Agnostic(), local_steps=2, batch_size=3, steps=sp.Theory("sc-c"))
+        method = sp.ScaffPD(sp.Agnostic(), local_steps=2, batch_size=3, steps=sp.Theory())
         sp.train(
             method,
             cohort,

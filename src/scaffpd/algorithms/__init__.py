@@ -1,7 +1,7 @@
 """Algorithms: one paper, one file.
 
-`base`, `minimax` and `certificate` hold what they share, `saddle` and `subspace` the server's small
-problems, and `steps` the step rules of Scaff-PD.
+`base` and `minimax` hold what they share, `saddle` and `subspace` the server's small problems, and
+`steps` the step rules of Scaff-PD.
 """
 
 from scaffpd.algorithms.afl import AFL

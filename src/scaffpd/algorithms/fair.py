@@ -9,7 +9,6 @@ It is the first of these whose declared `needs` the federation meets:
                          networks: the same, an epoch of minibatches a round;
                          answers with noise, by which no step can be judged: with η_ℓ = 1/L,
                          τ = J η_ℓ, σ = 1/N, θ = 0
-    minimax from sums    clients that hide their losses
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ from torch import Tensor
 from scaffpd.algorithms.base import GRADIENTS, LOSSES, UPDATES
 from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, dual_step
 from scaffpd.algorithms.steps import Auto, Nonconvex, StepRule
-from scaffpd.algorithms.steps.base import Rates, StepProblem, Trial
 from scaffpd.algorithms.steps.nonconvex import NonconvexState
+from scaffpd.algorithms.steps.rules import Rates, StepProblem, Trial
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Memory, Vector
 from scaffpd.federation.plans import ReleaseCounts

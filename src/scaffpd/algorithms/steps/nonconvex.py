@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scaffpd.algorithms.steps.base import Rates, StepProblem, Trial
+from scaffpd.algorithms.steps.rules import Rates, StepProblem, Trial
 from scaffpd.federation import Vector
 
 KAPPA = 0.3

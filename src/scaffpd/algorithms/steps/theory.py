@@ -1,8 +1,9 @@
 r"""`Theory`: the step sizes for which the paper proves its rates.
 
-SC-SC (ψ μ_λ-strongly convex; appendix B.2, "How to set parameters"), with ω = 1/(1 − θ):
+SC-SC (ψ μ_λ-strongly convex; appendix B.2, "How to set parameters", with C_ω = 1), with
+ω = 1/(1 − θ):
 
-    ω = C_ω ( 1/2 + 24 L_xx/μ_x + √( (1/2 + 24 L_xx/μ_x)² + 16 L_λx²/(μ_x μ_λ) ) ),
+    ω = 1/2 + 24 L_xx/μ_x + √( (1/2 + 24 L_xx/μ_x)² + 16 L_λx²/(μ_x μ_λ) ),
     τ = (4/μ_x)(1 − θ)/θ,   σ = (1/μ_λ)(1 − θ)/θ.
 
 (The appendix' quadratic inequality for ω has its root with 8 in place of 16; the formula as printed
@@ -27,10 +28,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scaffpd.algorithms.steps.base import Rates, StepProblem, Trial
-from scaffpd.errors import InputError, positive, unknown
-
-CONDITIONS = ("auto", "sc-sc", "sc-c")
+from scaffpd.algorithms.steps.rules import Rates, StepProblem, Trial
+from scaffpd.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -49,23 +48,9 @@ class TheoryState:
 class Theory:
     """Step sizes from the constants of the problem, as proved in the paper (safe and slow).
 
-    L_xx is max_i L_i and μ_x min_i μ_i, from the data, and L_λx is (Σ ‖∇f_i(x⁰)‖²)^½, at the start.
-
-    Args:
-        condition: "sc-sc", "sc-c", or "auto": SC-SC if ψ is strongly convex, else SC-C.
-        factor: C_ω ≥ 1.
+    SC-SC if ψ is strongly convex, else SC-C. L_xx is max_i L_i and μ_x min_i μ_i, from the data, and
+    L_λx is (Σ ‖∇f_i(x⁰)‖²)^½, at the start.
     """
-
-    condition: str = "auto"
-    factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.condition not in CONDITIONS:
-            raise unknown("condition", self.condition, CONDITIONS)
-        if positive("Theory", "factor", self.factor) < 1:
-            raise InputError(
-                "setting-out-of-range", f"Theory needs factor >= 1, got {self.factor!r}."
-            )
 
     def start(self, problem: StepProblem) -> TheoryState:
         """Read the constants and solve for τ, σ, θ."""
@@ -84,17 +69,11 @@ class Theory:
                 "Theory needs strongly convex losses: give the model l2 > 0, or use Auto().",
             )
         mu_dual = objective.strong_convexity(len(problem.losses))
-        if self.condition == "sc-sc" and mu_dual <= 0:
-            raise InputError(
-                "penalty-not-strongly-convex",
-                f"Theory's condition 'sc-sc' needs a strongly convex ψ: that of {objective!r} is "
-                "not.",
-            )
         L_xx = float(constants.smoothness.max())
         L_dual = float(np.sqrt(problem.gradient_norms().sum())) or 1.0
-        if mu_dual > 0 and self.condition != "sc-c":
+        if mu_dual > 0:
             half = 0.5 + 24 * L_xx / mu_x
-            omega = self.factor * (half + np.sqrt(half**2 + 16 * L_dual**2 / (mu_x * mu_dual)))
+            omega = half + np.sqrt(half**2 + 16 * L_dual**2 / (mu_x * mu_dual))
             tau = 4 / (mu_x * (omega - 1))  # (1 − θ)/θ = 1/(ω − 1)
             sigma = 1 / (mu_dual * (omega - 1))
             return TheoryState(tau, sigma, 1 - 1 / omega, 0.0, L_xx, problem.local_steps)
