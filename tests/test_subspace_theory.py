@@ -244,13 +244,6 @@ def test_one_mixture_of_squared_losses_ends_within_d_rounds():
 
 
 @pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
-def test_theorem_4_squared_losses_take_one_round(objective):
-    cohort, _ = chebyshev()
-    result = sp.train(sp.MinimaxNewton(objective), cohort, rounds=1, tol=1e-8)
-    assert result.status is sp.Status.CONVERGED
-
-
-@pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
 def test_theorem_4_a_certificate_falls_with_order_three_halves(objective):
     """C⁺ ≤ (2√2/3) M (C/μ)^{3/2} + M² C²/(2μ³) without damping; the logistic loss bends by at most
     1/(6√3) more.

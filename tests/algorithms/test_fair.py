@@ -71,15 +71,6 @@ def test_many_parameters_go_to_the_subspace_saddle_method(monkeypatch):
     assert sp.fair(CHI).choice(cohort()) == sp.SubspaceSaddle(CHI)
 
 
-def test_noise_goes_to_steps_that_look_at_no_answer():
-    model = sp.Private(sp.Linear("logistic", l2=0.1), noise=2.0, radius=1.0, secret=1)
-    clients = cohort("logistic", model=model)
-    chosen = sp.fair(CHI, local_steps=5).choice(clients)
-    eta = 1 / clients.constants().smoothness.max()
-    assert chosen == sp.ScaffPD(CHI, 5, steps=sp.Fixed(5 * eta, 1 / 4, 0.0, eta))
-    assert sp.fair(CHI).reason(clients).endswith("carry noise, for privacy.")
-
-
 def test_a_network_has_an_epoch_of_minibatches_a_round():
     """52 rows of four clients: 13 on average."""
     assert sp.fair(CHI, batch_size=5).choice(network()).local_steps == 3

@@ -226,12 +226,6 @@ def test_twelve_digits(objective):
     assert result.certificate < 1e-10
 
 
-def test_a_thousand_clients():
-    cohort = sp.Cohort(sp.data.synthetic(N=1000, d=5, m=6, sigma=0.3), sp.Linear(l2=0.1))
-    result = sp.train(sp.SubspaceSaddle(sp.ChiSquare(rho=0.5)), cohort, rounds=40, tol=1e-6)
-    assert result.status is sp.Status.CONVERGED
-
-
 def test_weights_are_held_by_what_the_subspace_does_not_see():
     """w_i² = s (⟨c, d⟩/‖c‖²) (‖c_i‖² − ‖Vᵀc_i‖²), with d from the clients' local models."""
     cohort, _ = problem("logistic")

@@ -277,7 +277,7 @@ def test_questions_that_are_refused():
         ({"model": network(), "radius": 1.0}, "radius-of-network"),
         ({"secret": "words"}, "short-secret"),
         ({"delta": 2.0}, "delta-range"),
-        ({"colluding": -1}, "colluding-clients"),
+        ({"colluding": -1}, "whole-number"),
     ],
 )
 def test_mistakes_are_refused(arguments, code):

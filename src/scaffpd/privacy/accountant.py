@@ -123,7 +123,7 @@ class Account:
         """Count what is new among the entries; refuse all if a client would exceed its budget."""
         accounts = [self] if self.wider is None else [self, self.wider]
         for account in accounts:
-            account._afford(account._after(entries))
+            account._afford(entries)
         for account in accounts:
             account._count(entries)
 
@@ -135,10 +135,11 @@ class Account:
             after[entry.client] += max(0, more) / entry.noise**2
         return after
 
-    def _afford(self, after: Vector) -> None:
+    def _afford(self, entries: Sequence[ReleaseEntry]) -> None:
         """Refuse what would exceed a client's budget."""
         if self.budget is None:
             return
+        after = self._after(entries)
         # half of SAFE: the noise of a solved run has all of it, and sums are rounded
         most = (least_noise(float(self.budget), self.delta) * (1 + SAFE) / 2) ** -2
         beyond = (after > most) & (after > self.sums)

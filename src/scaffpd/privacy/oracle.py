@@ -1,14 +1,11 @@
 r"""Clients whose every answer is clipped, noised and accounted for.
 
-    c_i = (1/m_i) (Σ_j ∇ℓ_j min(1, C/‖∇ℓ_j‖) + N(0, (zC)² I)) + l2 x
-    L_i = (1/m_i) (Σ_j clip(ℓ_j, 0, B) + N(0, (z_L B)²)) + (l2/2)‖x‖²
-
-where sums are whole numbers of units and N is the discrete Gaussian in the same units (see
-`mechanism` and `noise`), and every local step takes a gradient that is made in the same way. The
-first mean of L_i is then brought back to [0, B], where it must lie. One question for a gradient is
-two releases (gradient and loss); J local steps are J more, or J − 1 where the first gradient is the
-c_i that is known already. What is made of released vectors (sums, projections, norms, d_i) costs
-nothing.
+`Private` has the equations. Sums are whole numbers of units and noise is the discrete Gaussian in
+the same units (`mechanism`, `noise`); every local step takes a gradient that is made in the same
+way. The mean of clipped losses is brought back to [0, B], where it must lie. One question for a
+gradient is two releases (gradient and loss); J local steps are J more, or J − 1 where the first
+gradient is the c_i that is known already. What is made of released vectors (sums, projections,
+norms, d_i) costs nothing.
 
 Where secure sums hide single vectors, the noise of gradients can be shared among n clients, of
 which t may add none:
@@ -230,12 +227,13 @@ class PrivateOracle:
         first: Tensor | None = None
         if isinstance(at, StackedPoint) and same_point(at.x, x):
             first = at.gradients
-        own = torch.cat([pull, rates], 1)
-        questions = self._questions("steps", x, float(plan.prox), first is not None, own=own)
-        entries = self._entries(questions, self.noise[0])
+        own = torch.cat([pull, rates], 1)  # what each client is asked about
+        common = digest("steps", x, float(plan.prox), first is not None)
+        pairs = zip(self.members, own, strict=True)
+        questions = [PrivateQuestion(member.key, digest(common, row)) for member, row in pairs]
         times = plan.steps - (first is not None)
         if times:
-            self.account.charge([entry._replace(times=times) for entry in entries])
+            self.account.charge(self._entries(questions, self.noise[0], times))
         for _ in range(plan.steps):
             g = self._gradients(questions, x - each) if first is None else first
             each = each + rates * (g + pull - plan.prox * each)
@@ -307,20 +305,16 @@ class PrivateOracle:
         """Return f_i(x) and accuracy without noise: the experimenter's view, not released."""
         return self.inner.scores(x)
 
-    def _questions(
-        self, kind: str, *about: object, own: Tensor | None = None
-    ) -> list[PrivateQuestion]:
-        """Make a question for every client; `own` has what each is asked about, row by row."""
-        common = digest(kind, *about)
-        contents = [common] * len(self.members)
-        if own is not None:
-            contents = [digest(common, row) for row in own]
-        pairs = zip(self.members, contents, strict=True)
-        return [PrivateQuestion(member.key, content) for member, content in pairs]
+    def _questions(self, kind: str, *about: object) -> list[PrivateQuestion]:
+        """Make the same question for every client."""
+        content = digest(kind, *about)
+        return [PrivateQuestion(member.key, content) for member in self.members]
 
-    def _entries(self, questions: Sequence[PrivateQuestion], noise: float) -> list[ReleaseEntry]:
+    def _entries(
+        self, questions: Sequence[PrivateQuestion], noise: float, times: int = 1
+    ) -> list[ReleaseEntry]:
         pairs = zip(self.members, questions, strict=True)
-        return [ReleaseEntry(member.number, q.mark, noise) for member, q in pairs]
+        return [ReleaseEntry(member.number, q.mark, noise, times) for member, q in pairs]
 
     def _gradients(self, questions: Sequence[PrivateQuestion], at: Tensor) -> Tensor:
         """Release the gradients of all clients at x, or at every client's own u_i."""

@@ -124,16 +124,21 @@ class Private:
                 positive("Private", name, getattr(self, name))
         if max(self._noise) > LARGEST_NOISE:
             raise InputError("too-much-noise", "Private takes noise of at most 2^32 times a clip.")
-        whole = isinstance(self.colluding, int) and not isinstance(self.colluding, bool)
-        if self.colluding is not None and (not whole or self.colluding < 0):
-            raise InputError(
-                "colluding-clients",
-                f"Private needs a whole number colluding >= 0, got {self.colluding!r}.",
-            )
+        if self.colluding not in (None, 0):
+            count("Private", "colluding", self.colluding)
         if self.together is not None:
             count("Private", "together", self.together)
         _check_delta(self.delta)
-        _check_secret(self.secret)
+        # `True` is no seed, and the message does not repeat the secret
+        secret = self.secret
+        seed = isinstance(secret, int | np.integer) and not isinstance(secret, bool) and secret >= 0
+        long = isinstance(secret, bytes) and len(secret) >= SECRET
+        if secret is not None and not seed and not long:
+            raise InputError(
+                "short-secret",
+                f"Private needs a secret of at least {SECRET} bytes, or a whole number >= 0 for "
+                "experiments.",
+            )
 
     @property
     def _noise(self) -> tuple[float, float]:
@@ -207,9 +212,15 @@ class Private:
         z, z_L = self._noise
         most = self.together or max(sizes) * (1 if self.colluding is None else len(sizes))
         clips = Clip.of(float(self.clip), z, most), Clip.of(float(self.loss_clip), z_L, most)
+        sums: ClippedSums
+        if isinstance(oracle, LinearOracle):
+            sums = LinearSums.of(oracle, clips, self.radius)
+        else:
+            assert isinstance(oracle, ModuleOracle)
+            sums = ModuleSums(oracle, clips)
         return PrivateOracle(
             oracle,
-            self._sums(oracle, clips),
+            sums,
             clips,
             (z, z_L),
             float(self.model.l2),
@@ -220,24 +231,14 @@ class Private:
             self.together or max(sizes),
         )
 
-    def _sums(self, inner: Oracle, clips: tuple[Clip, Clip]) -> ClippedSums:
-        if isinstance(inner, LinearOracle):
-            return LinearSums.of(inner, clips, self.radius)
-        assert isinstance(inner, ModuleOracle)
-        return ModuleSums(inner, clips)
-
     def _members(self, data: ClientData) -> list[PrivateClient]:
         """Derive every client's key, from all that its answers depend on besides the question."""
         secret = secret_bytes(self.secret)
-        network = self._network()
-        rows = zip(data.names, data.features, data.labels, strict=True)
+        model = repr(self), self._network()
+        rows = enumerate(zip(data.names, data.features, data.labels, strict=True))
         return [
-            PrivateClient(
-                i,
-                client_key(secret, name, repr(self), network, _content(X), _content(y)),
-                len(X),
-            )
-            for i, (name, X, y) in enumerate(rows)
+            PrivateClient(i, client_key(secret, name, *model, _content(X), _content(y)), len(X))
+            for i, (name, X, y) in rows
         ]
 
     def _network(self) -> bytes:
@@ -269,18 +270,6 @@ class Private:
 def _check_delta(delta: float) -> None:
     if not 0 < real("Private", "delta", delta) < 1:
         raise InputError("delta-range", f"Private needs 0 < delta < 1, got {delta!r}.")
-
-
-def _check_secret(secret: object) -> None:
-    """Check the length of a secret, without repeating it in the message."""
-    whole = isinstance(secret, int | np.integer) and not isinstance(secret, bool) and secret >= 0
-    long = isinstance(secret, bytes) and len(secret) >= SECRET
-    if secret is not None and not whole and not long:
-        raise InputError(
-            "short-secret",
-            f"Private needs a secret of at least {SECRET} bytes, or a whole number >= 0 for "
-            "experiments.",
-        )
 
 
 def _content(array: ArrayLike) -> bytes:
