@@ -157,7 +157,7 @@ def test_failures_are_named_and_not_ranked():
 
 
 def test_mean_and_deviation_over_seeds(comparison):
-    line = next(line for line in comparison.table if line.method == "DRFA")
+    line = comparison.line("DRFA")
     values = [
         Summary.of(run.scores["test"]).accuracy.worst_20
         for run in comparison.finals

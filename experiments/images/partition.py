@@ -33,7 +33,7 @@ def divided(
     its distribution in any case.
     """
     if not balanced:
-        return dirichlet(y, y, clients, alpha, seed, minimum)
+        return dirichlet(y, clients, alpha, seed, minimum)
     random = np.random.default_rng(seed)
     members = [random.permutation(np.flatnonzero(y == label)) for label in np.unique(y)]
     sizes = np.array([len(rows) for rows in members])

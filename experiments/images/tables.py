@@ -146,7 +146,7 @@ def _price(ours: MethodSummary, comparison: Comparison) -> str:
 def _overlap(runs: Sequence[MethodRun], comparison: Comparison) -> str:
     """Whether the clients that fare worst on test images are those whose training loss is large."""
     both = 0
-    fifth = a_fifth(comparison.clients)
+    fifth = a_fifth(len(runs[0].scores["test"].names))
     for run in runs:
         loss = run.scores["train"].loss
         accuracy = run.scores["test"].accuracy

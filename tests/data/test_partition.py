@@ -26,15 +26,11 @@ def cut_of(parts, n):
     return np.array_equal(np.sort(np.concatenate(parts)), np.arange(n))
 
 
-def same(first, second):
-    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 @quick
 @given(seeds, st.integers(1, 8), st.floats(0.3, 100.0), st.integers(1, 4))
 def test_dirichlet_gives_every_sample_to_one_client(seed, clients, alpha, minimum):
     y = labels(seed, classes=4)
-    parts = sp.data.dirichlet(np.zeros((200, 2)), y, clients, alpha, seed, minimum)
+    parts = sp.data.dirichlet(y, clients, alpha, seed, minimum)
     assert len(parts) == clients
     assert min(map(len, parts)) >= minimum
     assert cut_of(parts, 200)
@@ -44,7 +40,7 @@ def test_alpha_sets_the_skew_of_labels():
     y = np.repeat(np.arange(5), 400)
 
     def largest_share(alpha):
-        parts = sp.data.dirichlet(y, y, 10, alpha, seed=2)
+        parts = sp.data.dirichlet(y, 10, alpha, seed=2)
         return np.mean([np.bincount(y[rows]).max() / len(rows) for rows in parts])
 
     assert largest_share(0.1) > 0.6
@@ -54,75 +50,41 @@ def test_alpha_sets_the_skew_of_labels():
 def test_no_client_is_favoured_by_rounding():
     """Means over 200 seeds: standard error below 1 around 40, so 4 is beyond chance (p < 1e-4)."""
     y = np.repeat(np.arange(10), 20)
-    cuts = [sp.data.dirichlet(y, y, 5, 0.2, seed=s, minimum=1) for s in range(200)]
+    cuts = [sp.data.dirichlet(y, 5, 0.2, seed=s, minimum=1) for s in range(200)]
     sizes = np.mean([[len(rows) for rows in parts] for parts in cuts], axis=0)
     np.testing.assert_allclose(sizes, 40.0, atol=4.0)
 
 
 def test_the_numbers_stay():
     y = np.random.default_rng(5).integers(0, 7, 500)
-    parts = sp.data.dirichlet(y, y, 6, 0.3, 1)
+    parts = sp.data.dirichlet(y, 6, 0.3, 1)
     whole = np.concatenate([*parts, [len(rows) for rows in parts]])
     assert hashlib.sha256(whole.tobytes()).hexdigest().startswith("c72e873143b86746")
 
 
-@quick
-@given(seeds, st.integers(1, 12), st.integers(1, 5))
-def test_shards_are_equal_pieces_of_the_sorted_labels(seed, clients, each):
-    y = labels(seed)
-    parts = sp.data.shards(y, clients, each, seed)
-    assert cut_of(parts, 200)
-    sizes = [len(rows) for rows in parts]
-    assert max(sizes) - min(sizes) <= each  # each shard has one sample more or less
-    # a client's rows, in the order of the sorted labels, are at most `each` runs
-    place = np.argsort(np.argsort(y, kind="stable"))
-    assert all((np.diff(np.sort(place[rows])) > 1).sum() < each for rows in parts)
-    assert same(parts, sp.data.shards(y, clients, each, seed))
-
-
-@quick
-@given(
-    st.lists(st.sampled_from(["rome", "oslo", "lima", "bern"]), min_size=1, max_size=40),
-    st.integers(1, 4),
-)
-def test_clients_that_the_data_names(groups, minimum):
-    large = sorted(g for g in set(groups) if groups.count(g) >= minimum)
-    if not large:
-        with refuses("no-large-group"):
-            sp.data.natural(groups, minimum)
-        return
-    names, parts = sp.data.natural(groups, minimum)
-    assert names == tuple(large)
-    expected = [[i for i, g in enumerate(groups) if g == name] for name in names]
-    assert [rows.tolist() for rows in parts] == expected
-
-
-def test_groups_of_other_types():
-    assert sp.data.natural(np.array([10, 9, 10]))[0] == ("9", "10")
-    assert sp.data.natural(np.array(["b", "a"], dtype=object))[0] == ("a", "b")
-
-
 @pytest.mark.parametrize(
-    "y", [[0.0, np.nan], ["a", None], ["a", float("nan")], np.array(["2020", "NaT"], dtype="M8[D]")]
-)
-def test_missing_labels_are_refused(y):
-    for partitioner in (sp.data.natural, lambda y: sp.data.shards(y, 1, 1)):
-        with refuses("label-missing"):
-            partitioner(y)
-
-
-@pytest.mark.parametrize(
-    ("code", "cut"),
+    "y",
     [
-        ("labels-of-several-types", lambda y: sp.data.natural(["a", 1, "b"])),
-        ("labels-not-a-vector", lambda y: sp.data.shards([], 2)),
-        ("labels-of-other-samples", lambda y: sp.data.dirichlet(y[1:], y, 2, 1.0)),
-        ("too-few-samples", lambda y: sp.data.dirichlet(y, y, 11, 1.0)),
-        ("too-few-samples", lambda y: sp.data.shards(y, 11)),
-        ("no-partition", lambda y: sp.data.dirichlet(y, y, 10, 1e-3)),
-        ("whole-number-seed", lambda y: sp.data.shards(y, 2, seed=-1)),
+        [0.0, np.nan],
+        ["a", None],
+        ["a", float("nan")],
+        np.array(["2020", "NaT"], dtype="M8[D]"),
+        np.ones((2, 2)),
     ],
 )
-def test_what_cannot_be_cut(code, cut):
+def test_every_sample_needs_a_label(y):
+    with refuses("label-missing"):
+        sp.data.dirichlet(y, 1, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("code", "setting"),
+    [
+        ("too-few-samples", {"clients": 11, "alpha": 1.0}),
+        ("no-partition", {"clients": 10, "alpha": 1e-3}),
+        ("whole-number-seed", {"clients": 2, "alpha": 1.0, "seed": -1}),
+    ],
+)
+def test_what_cannot_be_cut(code, setting):
     with refuses(code):
-        cut(np.repeat([0, 1], 10))
+        sp.data.dirichlet(np.repeat([0, 1], 10), **setting)

@@ -124,11 +124,9 @@ def test_copies():
         list,
         np.asarray,
         lambda c: np.asarray(c, dtype=object),
-        lambda c: np.asarray(c)[:, None],
         pandas.Series,
         pandas.Categorical,
         lambda c: pandas.Series(c).astype("category").cat.add_categories("nobody"),
-        lambda c: pandas.DataFrame({"client": c}),
         lambda c: pandas.Series(c, index=range(1000, 1000 + len(c)), dtype="string"),
     ],
 )
@@ -217,8 +215,6 @@ def test_objectives_have_names():
         sp.FairFederatedClassifier(goal).fit(X, y, clients=site) for goal in ("c-var", sp.CVaR(0.2))
     )
     np.testing.assert_array_equal(by_name.coef_, by_hand.coef_)
-    with pytest.raises(sp.InputError, match="Unknown objective 'cvat': did you mean 'CVaR'"):
-        sp.FairFederatedClassifier("cvat").fit(X, y, clients=site)
 
 
 def test_a_search_over_a_strength_with_sparse_columns_and_routing(routing):

@@ -1,4 +1,4 @@
-"""Weights of rows and classes, counts, and data frames with columns of categories."""
+"""Weights of rows, counts, and data frames with columns of categories."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.utils.class_weight import compute_sample_weight
 
 import scaffpd as sp
 from scaffpd.errors import InputError
@@ -58,27 +59,10 @@ def test_weights_of_one_client_are_those_of_scikit_learn():
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-6)
     y = z > 1
     settings = {"standardise": False, "fit_intercept": False, "tol": 1e-10, "l2": 0.1}
-    for weight in ("balanced", {True: 5.0}, {False: 0.5, True: 2.0}):
-        ours = sp.FairFederatedClassifier(class_weight=weight, **settings).fit(
-            X, y, sample_weight=w
-        )
-        factor = w * np.where(y, w.sum() / 2 / w[y].sum(), w.sum() / 2 / w[~y].sum())
-        if weight != "balanced":
-            factor = w * np.where(y, weight.get(True, 1.0), weight.get(False, 1.0))
-        theirs = LogisticRegression(C=1 / (0.1 * factor.sum()), fit_intercept=False, tol=1e-10)
-        np.testing.assert_allclose(
-            ours.coef_, theirs.fit(X, y, sample_weight=factor).coef_, rtol=1e-4
-        )
-
-
-def test_balanced_classes_raise_the_rare_one():
-    X, z, clients, _ = table()
-    y = z > 2
-    plain, even = (
-        sp.FairFederatedClassifier(class_weight=w).fit(X, y, clients=clients)
-        for w in (None, "balanced")
-    )
-    assert even.predict(X)[y].mean() > plain.predict(X)[y].mean() + 0.1
+    even = w * compute_sample_weight("balanced", y)
+    ours = sp.FairFederatedClassifier(**settings).fit(X, y, sample_weight=even)
+    theirs = LogisticRegression(C=1 / (0.1 * even.sum()), fit_intercept=False, tol=1e-10)
+    np.testing.assert_allclose(ours.coef_, theirs.fit(X, y, sample_weight=even).coef_, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -94,20 +78,6 @@ def test_weights_that_are_refused(weights, words):
     X, z, clients, w = table()
     with pytest.raises(ValueError, match=words):
         sp.FairFederatedRegressor().fit(X, z, clients=clients, sample_weight=weights(w, clients))
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"class_weight": "balance"}, "did you mean 'balanced'"),
-        ({"class_weight": {"yes": 2}}, "none of the classes in y"),
-        ({"class_weight": {True: -1.0}}, "weights of rows are >= 0"),
-    ],
-)
-def test_settings_of_the_classifier_that_are_refused(settings, words):
-    X, z, clients, _ = table()
-    with pytest.raises(InputError, match=words):
-        sp.FairFederatedClassifier(**settings).fit(X, z > 0, clients=clients)
 
 
 def test_counts_are_predicted_by_their_mean():

@@ -7,14 +7,13 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import scaffpd as sp
 
-REASON = "with epsilon, weights of rows are refused: how steep their loss is would follow from the records"
-WEIGHTED = (  # class_weight is one of rows, too
+REASON = "with epsilon, weights of rows are refused: the steepness would follow from the records"
+WEIGHTED = (
     *(f"check_sample_weight_equivalence_on_{kind}_data" for kind in ("dense", "sparse")),
     *(
         f"check_sample_weights_{kind}"
         for kind in ("pandas_series", "not_an_array", "list", "shape", "not_overwritten")
     ),
-    "check_class_weight_classifiers",
 )
 
 

@@ -1,4 +1,4 @@
-"""Estimators with `epsilon`: fit privately, say what was spent, and are scikit-learn's in all else."""
+"""Estimators with `epsilon` fit privately, say what was spent, and are otherwise scikit-learn's."""
 
 from __future__ import annotations
 

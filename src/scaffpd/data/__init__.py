@@ -16,14 +16,12 @@ if TYPE_CHECKING:
     from scaffpd.data.datasets import synthetic as synthetic
     from scaffpd.data.hospitals import heart_disease as heart_disease
     from scaffpd.data.partition import dirichlet as dirichlet
-    from scaffpd.data.partition import natural as natural
-    from scaffpd.data.partition import shards as shards
     from scaffpd.data.silos import Silos as Silos
 
 _NAMES = {
     "datasets": "adult beijing_air breast_cancer digits school synthetic",
     "hospitals": "heart_disease",
-    "partition": "dirichlet natural shards",
+    "partition": "dirichlet",
     "silos": "Silos",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

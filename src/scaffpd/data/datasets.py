@@ -114,7 +114,7 @@ def _skewed(
     fraction = checked_fraction("A data set", test_fraction)
     X = found.data
     y = found.target.astype(np.int64)
-    parts = dirichlet(X, y, clients, alpha, seed, minimum)
+    parts = dirichlet(y, clients, alpha, seed, minimum)
     random = np.random.default_rng([seed, 1])
     out = [held_out(y[rows], fraction, random) for rows in parts]
     train = [rows[~gone] for rows, gone in zip(parts, out, strict=True)]

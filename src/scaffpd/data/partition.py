@@ -1,4 +1,4 @@
-"""Ways to cut one data set into clients: by labels or by a column."""
+"""Cut one data set into clients whose labels differ."""
 
 from __future__ import annotations
 
@@ -22,56 +22,8 @@ def is_missing(value: object) -> bool:
         return False
 
 
-def checked_labels(owner: str, values: ArrayLike) -> NDArray[np.generic]:
-    """Return values as a vector of one type without missing entries, or refuse them."""
-    # as objects: NumPy would make text of ["a", 1] and of ["a", nan]
-    given = np.asarray(values if hasattr(values, "dtype") else np.array(values, dtype=object))
-    if given.ndim != 1 or not len(given):
-        raise InputError(
-            "labels-not-a-vector",
-            f"{owner} needs a vector with one entry per sample, got shape {given.shape}.",
-        )
-    if given.dtype.kind not in "OfcmM":
-        return given
-    missing = [i for i, value in enumerate(given.tolist()) if is_missing(value)]
-    if missing:
-        raise InputError(
-            "label-missing",
-            f"{owner} needs an entry for every sample, but sample {missing[0]} has none.",
-        )
-    try:
-        np.sort(given)
-    except TypeError:
-        raise InputError(
-            "labels-of-several-types", f"{owner} needs entries of one type, got a mixture."
-        ) from None
-    return given
-
-
-def natural(groups: ArrayLike, minimum: int = 1) -> tuple[tuple[str, ...], list[Indices]]:
-    """Make one client per distinct value of `groups`: a hospital, a writer, an occupation.
-
-    Args:
-        groups: for each sample the client it comes from, of any type that can be sorted.
-        minimum: values with fewer samples are left out, and their samples belong to no client.
-
-    Returns:
-        The values as text, ascending, and the row numbers of each, ascending.
-    """
-    values = checked_labels("natural", groups)
-    count("natural", "minimum", minimum)
-    distinct, owner, sizes = np.unique(values, return_inverse=True, return_counts=True)
-    large = np.flatnonzero(sizes >= minimum)
-    if not len(large):
-        raise InputError(
-            "no-large-group",
-            f"natural found no group of {minimum} samples: the largest has {sizes.max()}.",
-        )
-    return tuple(str(distinct[k]) for k in large), [np.flatnonzero(owner == k) for k in large]
-
-
 def dirichlet(
-    X: ArrayLike, y: ArrayLike, clients: int, alpha: float, seed: int = 0, minimum: int = 2
+    y: ArrayLike, clients: int, alpha: float, seed: int = 0, minimum: int = 2
 ) -> list[Indices]:
     r"""Skew labels: client i gets the share q_{k,i} of label k, with q_k ~ Dirichlet(α, …, α).
 
@@ -80,8 +32,7 @@ def dirichlet(
     client.
 
     Args:
-        X: the samples, only counted here.
-        y: their labels, of any type that can be sorted.
+        y: the labels of the samples, of any type that can be sorted.
         clients: number N of clients.
         alpha: concentration α > 0.
         seed: the same seed, the same partition.
@@ -90,15 +41,18 @@ def dirichlet(
     Returns:
         The row numbers of each client, ascending.
     """
-    labels = checked_labels("dirichlet", y)
-    _enough("dirichlet", len(labels), clients, minimum)
-    positive("dirichlet", "alpha", alpha)
-    samples = X.shape[0] if isinstance(X, np.ndarray) else np.shape(X)[0]
-    if len(labels) != samples:
+    # as objects: NumPy would make text of ["a", 1] and of ["a", nan]
+    labels = np.asarray(y if hasattr(y, "dtype") else np.array(y, dtype=object))
+    if labels.ndim != 1 or any(map(is_missing, labels.tolist())):
+        raise InputError("label-missing", "dirichlet needs a vector with a label for every sample.")
+    if count("dirichlet", "clients", clients) * count("dirichlet", "minimum", minimum) > len(
+        labels
+    ):
         raise InputError(
-            "labels-of-other-samples",
-            f"dirichlet needs one label per sample, got {len(labels)} for {samples}.",
+            "too-few-samples",
+            f"dirichlet cannot give {clients} clients {minimum} of {len(labels)} samples each.",
         )
+    positive("dirichlet", "alpha", alpha)
     random = generator("dirichlet", seed)
     members = [random.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
     sizes = np.array([len(rows) for rows in members])
@@ -113,36 +67,3 @@ def dirichlet(
         f"dirichlet found no partition in {DRAWS} draws that gives each of {clients} clients "
         f"{minimum} samples with alpha={alpha:g}; raise alpha, or lower clients or minimum.",
     )
-
-
-def shards(y: ArrayLike, clients: int, shards_per_client: int = 2, seed: int = 0) -> list[Indices]:
-    """Skew labels as McMahan et al. (2017): sort by label, cut into shards, deal them at random.
-
-    The samples, sorted by label and in their old order within a label, are cut into clients ·
-    shards_per_client shards whose sizes differ by at most one; each client gets `shards_per_client`
-    of them, so that few clients have more labels than shards.
-
-    Args:
-        y: the labels, of any type that can be sorted.
-        clients: number of clients.
-        shards_per_client: number of shards of each client.
-        seed: the same seed, the same partition.
-
-    Returns:
-        The row numbers of each client, ascending.
-    """
-    labels = checked_labels("shards", y)
-    _enough("shards", len(labels), clients, count("shards", "shards_per_client", shards_per_client))
-    pieces = clients * shards_per_client
-    cut = np.array_split(np.argsort(labels, kind="stable"), pieces)
-    dealt = generator("shards", seed).permutation(pieces).reshape(clients, shards_per_client)
-    return [np.sort(np.concatenate([cut[k] for k in own])) for own in dealt]
-
-
-def _enough(owner: str, samples: int, clients: int, minimum: int) -> None:
-    """Refuse more clients than there are samples for."""
-    if count(owner, "clients", clients) * count(owner, "minimum", minimum) > samples:
-        raise InputError(
-            "too-few-samples",
-            f"{owner} cannot give {clients} clients {minimum} samples each out of {samples}.",
-        )

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.special import expit, softmax
 
 from scaffpd.errors import InputError, not_installed, unknown
@@ -25,7 +25,6 @@ from scaffpd.estimators.base import (
     FairFederated,
     Grouping,
     Labels,
-    row_weights,
 )
 from scaffpd.models.losses import loss_named
 
@@ -67,9 +66,6 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         clip: C, the largest norm of a row's gradient.
         noise_seed: of noise that can be repeated, for experiments; it protects nobody. `None` takes
             a secret of the operating system, whatever `random_state` is.
-        class_weight: what rows count for by their class, as {class: weight}, or "balanced": n/(k
-            n_c), with the numbers of rows of all clients together, so that a row of a class counts
-            for the same at every client.
 
     Attributes:
         classes_: the labels, of all clients together.
@@ -89,15 +85,13 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         feature_names_in_: their names, where X had any.
     """
 
-    class_weight: dict[Client, float] | str | None = None
-
     def fit(self, X: Data, y: Data, clients: Data = None, sample_weight: Data = None) -> Self:
         """Train on rows X with labels y.
 
         `clients` says who owns each row (`None`: all are one client's), `sample_weight` what it
         counts for among the rows of its client.
         """
-        X, y, group, weights_of_rows = self._rows(X, y, clients, sample_weight)
+        X, y, group, shares = self._rows(X, y, clients, sample_weight)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         k = len(self.classes_)
@@ -105,40 +99,15 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             only = self.classes_.tolist()[0]
             raise InputError(
                 "one-class",
-                f"A classifier needs at least two classes, but there is only one class here: {only!r}.",
+                f"A classifier needs two classes, but there is only one class here: {only!r}.",
             )
         loss, classes = ("logistic", None) if k == 2 else ("softmax", k)
-        shares = self._class_shares(labels, weights_of_rows)
         weights, self.intercept_ = self._train(X, labels, group, loss, classes, shares)
         self.coef_ = np.ascontiguousarray(weights.T)
         self.client_scores_ = self._scores(
             y, self._labels(X @ weights + self.intercept_), group, shares
         )
         return self._finish()
-
-    def _class_shares(self, labels: NDArray[np.intp], shares: Array | None) -> Array | None:
-        """Return the weights of rows, times those of their classes."""
-        if self.class_weight is None:
-            return shares
-        rows = np.ones(len(labels)) if shares is None else shares
-        if isinstance(self.class_weight, str):
-            if self.class_weight != "balanced":
-                raise unknown("class_weight", self.class_weight, ("balanced",))
-            counts = np.bincount(labels, rows, len(self.classes_))
-            factors = np.divide(
-                rows.sum() / len(counts), counts, out=np.zeros(len(counts)), where=counts > 0
-            )
-        else:
-            given = dict(self.class_weight)
-            if strange := [label for label in given if label not in self.classes_.tolist()]:
-                raise InputError(
-                    "class-weight-unknown",
-                    f"class_weight has a weight for {strange[0]!r}, which is none of the classes in y.",
-                )
-            factors = np.array([float(given.get(label, 1.0)) for label in self.classes_.tolist()])
-        return row_weights(
-            rows * factors[labels], labels[:, None], Grouping(np.array(["all"]), 0 * labels)
-        )
 
     def decision_function(self, X: Data) -> Array:
         """Return the log-odds of the second class for two classes, else one score per class."""
@@ -191,7 +160,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
     (l2/2)‖x‖², and proves how far from the optimum it is. With one client it is scikit-learn's
     `Ridge` with alpha = l2 · rows / 2. Weights of rows count among the rows of one client: f_i is a
     weighted mean. Parameters and attributes are those of `FairFederatedClassifier`, without
-    `class_weight` and `classes_`, and with these:
+    `classes_`, and with these:
 
     Args:
         standardise: scale every column and the target to mean zero and deviation one, by sums over
@@ -220,7 +189,8 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         X, y, group, shares = self._rows(X, y, clients, sample_weight, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
         weights, intercept = self._train(X, y, group, self.loss, None, shares)
-        self.coef_, self.intercept_ = np.ascontiguousarray(weights[:, 0]), float(intercept[0])
+        self.coef_ = np.ascontiguousarray(weights[:, 0])
+        self.intercept_ = float(intercept[0])
         self.client_scores_ = self._scores(
             y, self._mean(X @ self.coef_ + self.intercept_), group, shares
         )
@@ -259,6 +229,5 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         errors = (np.asarray(found, dtype=np.float64) - target) ** 2
         mean = np.average(target, weights=weights)
         spread = float(np.average((target - mean) ** 2, weights=weights))
-        return group.mapping(
-            1 - group.means(errors, weights) / (spread or 1.0)
-        )  # 1 as for a constant column
+        # a constant target has no variance: its errors count as they are
+        return group.mapping(1 - group.means(errors, weights) / (spread or 1.0))

@@ -86,14 +86,15 @@ def grouping(clients: Data, rows: int) -> Grouping:
         )
     try:
         first = {value: row for row, value in reversed(list(enumerate(values)))}
-    except TypeError:
+    except TypeError:  # lists, the rows of a matrix
         raise InputError(
-            "clients-not-hashable", "clients must be names or numbers, one per row."
+            "clients-not-a-column", "clients must be names or numbers, one per row."
         ) from None
-    if gone := [row for value, row in first.items() if is_missing(value)]:
+    missing = [row for value, row in first.items() if is_missing(value)]
+    if missing:
         raise InputError(
             "client-missing",
-            f"clients has a missing value (row {min(gone)}): every row needs a client; leave out others.",
+            f"clients has a missing value (row {min(missing)}): every row needs a client.",
         )
     try:
         ordered: list[Client] = sorted(first)  # type: ignore[type-var]
@@ -105,26 +106,13 @@ def grouping(clients: Data, rows: int) -> Grouping:
 
 def _values(clients: Data) -> list[Client]:
     """Return plain Python values: NumPy would make the name 'nan' of a missing one among names."""
-    if isinstance(clients, str | bytes):
+    for method in ("to_pylist", "to_list", "tolist"):  # of pyarrow, of data frames, of NumPy
+        if hasattr(clients, method):
+            return list(getattr(clients, method)())
+    if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
         raise InputError(
             "clients-not-a-column",
             f"clients must have one value per row, got {clients!r}: pass the column itself.",
-        )
-    clients = clients.to_pylist() if hasattr(clients, "to_pylist") else clients  # pyarrow's
-    array = (
-        clients if isinstance(clients, np.ndarray) else getattr(clients, "to_numpy", lambda: None)()
-    )
-    if array is not None:
-        array = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
-        if array.ndim != 1:
-            raise InputError(
-                "clients-not-a-column",
-                f"clients must have one value per row, got an array of shape {array.shape}.",
-            )
-        return list(array.tolist())
-    if not isinstance(clients, Iterable):
-        raise InputError(
-            "clients-not-a-column", f"clients must have one value per row, got {clients!r}."
         )
     return [value.item() if isinstance(value, np.generic) else value for value in clients]
 
@@ -334,7 +322,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if self.objective is not None:
             raise InputError(
                 "two-objectives",
-                "The algorithm brings its own objective: leave objective out, or pass algorithm=ScaffPD.",
+                "The algorithm brings its own objective: leave objective out.",
             )
         assert isinstance(self.algorithm, Algorithm)
         return self.algorithm
@@ -379,25 +367,15 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
 
 
 def check_columns(X: Data) -> None:
-    """Refuse a data frame with columns of categories or texts, which would be read as numbers or
-    not at all.
-    """
-    if not hasattr(X, "dtypes") or not hasattr(X, "columns"):
-        return
-    texts = ("object", "str", "category", "enum", "categorical", "datetime", "date")
-    odd = {k: str(kind) for k, kind in enumerate(X.dtypes) if str(kind).lower().startswith(texts)}
-    odd = {
-        k: kind
-        for k, kind in odd.items()
-        if kind != "object" or isinstance(next(iter(X.iloc[:, k]), 0.0), str)
-    }
-    if wrong := [str(X.columns[k]) for k in odd]:
-        raise InputError(
-            "column-not-numbers",
-            f"Column {wrong[0]!r} holds {odd[min(odd)]} values, not numbers: encode such columns first, as in "
-            f"make_pipeline(make_column_transformer((OneHotEncoder(handle_unknown='ignore'), {wrong[:3]}), "
-            "remainder='passthrough'), ...).",
-        )
+    """Refuse a data frame with columns of categories, whose codes would be read as numbers."""
+    for name, kind in zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False):
+        if str(kind).lower().startswith(("str", "category", "enum", "categorical", "date")):
+            raise InputError(
+                "column-not-numbers",
+                f"Column {str(name)!r} holds {kind} values, not numbers: encode it first, as by "
+                "make_column_transformer((OneHotEncoder(handle_unknown='ignore'), "
+                f"[{str(name)!r}]), remainder='passthrough').",
+            )
 
 
 def row_weights(sample_weight: Data, X: Data, group: Grouping) -> Array | None:
@@ -425,9 +403,9 @@ def owners(estimator: FairFederated, clients: Data, rows: int) -> Grouping:
     """Return who owns which row; warn where nobody says so."""
     if clients is None:
         warnings.warn(
-            f"{type(estimator).__name__}.fit got no clients, so all rows are one client's, and a fair model is the "
-            "average one: pass clients=, one name per row. In cross_val_score and searches groups= does not reach fit: "
-            "turn on sklearn.set_config(enable_metadata_routing=True) and pass params={'clients': ...}.",
+            f"{type(estimator).__name__}.fit got no clients, so all rows are one client's: pass "
+            "clients=, one name per row. In cross_val_score and searches groups= does not reach "
+            "fit: set_config(enable_metadata_routing=True) and pass params={'clients': ...}.",
             UserWarning,
             stacklevel=4,
         )

@@ -93,6 +93,10 @@ class Comparison:
 
         return tuple(sorted(map(self._line, self.methods), key=rank))
 
+    def line(self, label: str) -> MethodSummary:
+        """Return the line of one method."""
+        return next(line for line in self.table if line.method == label)
+
     @cached_property
     def classification(self) -> bool:
         """Return whether there are accuracies."""
