@@ -99,27 +99,6 @@ def test_gaps_of_known_clients_are_filled_as_in_training_whatever_else_is_in_the
     assert one.probability[0] == pytest.approx(whole.probability[gaps[0] - 1], abs=1e-12)
 
 
-def test_parquet(trained):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    folder, _, _ = trained
-    pandas.read_csv(folder / "p.csv").to_parquet(folder / "p.parquet")
-    assert (
-        predict(folder / "run", folder / "p.parquet").predicted
-        == predict(folder / "run", folder / "p.csv").predicted
-    )
-
-
-def test_the_command(trained, capsys, monkeypatch):
-    folder, _, _ = trained
-    monkeypatch.chdir(folder)
-    assert cli.run(["predict", "run", "p.csv"]) == 0
-    assert capsys.readouterr().out.startswith("240 rows written to predictions.csv.\n")
-    assert (folder / "predictions.csv").read_text().splitlines()[
-        0
-    ] == "client,predicted,probability"
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -350,21 +329,6 @@ def test_clients_whose_labels_are_all_new_are_scored_beside_the_others(trained, 
     )
 
 
-@pytest.mark.parametrize("spelt", [("False", "True"), ("false", "true")])
-def test_true_and_false_are_the_same_in_all_formats(tmp_path, spelt):
-    pandas = pytest.importorskip("pandas")
-    folder = tmp_path
-    patients(folder / "p.csv")
-    text = rewritten(folder, "t.csv", lambda row: [*row[:4], spelt[int(row[4])]])
-    frame = pandas.read_csv(folder / "p.csv")
-    frame.astype({"outcome": bool}).to_parquet(folder / "t.parquet")
-    run(asked(text, data_test=0.0), folder / "run")
-    csv_, parquet = (predict(folder / "run", folder / name) for name in ("t.csv", "t.parquet"))
-    assert parquet.truth == csv_.truth
-    assert set(parquet.truth) == set(spelt)
-    assert parquet.scores() == csv_.scores()
-
-
 def test_a_text_among_numbers_to_predict_is_not_scored(tmp_path):
     run(asked(patients(tmp_path / "p.csv", number=True), data_test=0.0), tmp_path / "run")
     rest = predict(tmp_path / "run", tmp_path / "p.csv")
@@ -376,15 +340,6 @@ def test_a_text_among_numbers_to_predict_is_not_scored(tmp_path):
     assert sum(value is None for value in found.truth) == found.clients.count("north")
     blank = predict(tmp_path / "run", rewritten(tmp_path, "blank.csv", lambda row: [*row[:4], ""]))
     assert blank.truth is None
-
-
-def test_a_new_client_without_any_value_of_a_category_is_predicted(trained):
-    folder, _, _ = trained
-    found = predict(
-        folder / "run", rewritten(folder, "new.csv", lambda row: ["nowhere", row[1], "", *row[3:]])
-    )
-    assert np.isfinite(found.shares).all()
-    assert found.clients == ["nowhere"] * 240
 
 
 def test_kept_cells_stay_as_they_are_and_empty_groups_are_missing(trained, monkeypatch):
@@ -400,38 +355,6 @@ def test_kept_cells_stay_as_they_are_and_empty_groups_are_missing(trained, monke
     with open("predictions.scores.csv", newline="") as file:
         groups = [row["group"] for row in csv.DictReader(file) if row["by"] == "country"]
     assert groups == ["(missing)", "None", "all rows"]
-
-
-def test_files_that_were_clients_keep_their_own_models_and_strangers_are_named(tmp_path):
-    patients(tmp_path / "p.csv")
-    (tmp_path / "sites").mkdir()
-    header, *rows = lines(tmp_path)
-    for name in ("north", "south", "west"):
-        own = [
-            row.split(",", 1)[1] for row in (header, *rows) if row == header or row.startswith(name)
-        ]
-        (tmp_path / "sites" / f"{name}.csv").write_text("\n".join(own) + "\n")
-    place = str(tmp_path / "run")
-    asked_ = [
-        "train",
-        str(tmp_path / "sites"),
-        "--client",
-        "file",
-        "--target",
-        "outcome",
-        "--no-choose",
-    ]
-    assert cli.run([*asked_, "--splits", "1", "--no-report", "--quiet", "--out", place]) == 0
-    whole = predict(tmp_path / "run", tmp_path / "sites", "personal")
-    own = predict(tmp_path / "run", tmp_path / "sites" / "south.csv", "personal")
-    assert set(own.clients) == {"south"}
-    np.testing.assert_allclose(
-        own.shares, whole.shares[np.array(whole.clients) == "south"], rtol=1e-12
-    )
-    assert own.remarks == ()
-    shutil.copy(tmp_path / "sites" / "south.csv", tmp_path / "east.csv")
-    with refuses("no-personal-model"):
-        predict(tmp_path / "run", tmp_path / "east.csv", "personal")
 
 
 def test_a_run_with_other_settings_leaves_nothing_of_the_one_before(tmp_path, monkeypatch):

@@ -21,7 +21,6 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Vector
 from scaffpd.files import csv_text
 from scaffpd.models import Linear
-from scaffpd.numbers import capital
 from scaffpd.objectives import Average, CVaR
 from scaffpd.run.folder import write_files
 from scaffpd.run.prepare import Prepared
@@ -31,7 +30,7 @@ from scaffpd.study.comparison.runs import one_thread
 from scaffpd.study.gains import ALONE, AVERAGE, FAIR, PERSONAL, Joining
 from scaffpd.study.joining import joining
 from scaffpd.training.cohort import Cohort
-from scaffpd.training.metrics import NOISE, YES, RelativeGain, half_interval
+from scaffpd.training.metrics import RelativeGain, half_interval
 
 L2 = 0.03
 TOL = 1e-8
@@ -95,29 +94,6 @@ class StationStudy:
             f"draws of new stations and their {DAYS} days, tested on the following year; table and "
             "charts are those of the first draw."
         )
-
-    @property
-    def answers(self) -> dict[str, str]:
-        """Describe who gains, how much, and whom it costs, over all draws."""
-        groups = {f"the {NEW} new stations": True, f"the {STATIONS - NEW} others": False}
-        gains = {who: self.gain(PERSONAL, ALONE, new) for who, new in groups.items()}
-        clear = [who for who, gain in gains.items() if gain.pays == YES]
-        who = [f"{' and '.join(clear) or 'nobody'}, clearly, against training alone"]
-        much = []
-        for name, gain in gains.items():
-            sure = NOISE if gain.pays == NOISE else "clear of noise"
-            much.append(f"the loss of {name} is {gain.than('alone')} ({gain.range}), {sure}")
-            who += [f"for {name} it is within noise"] if gain.pays == NOISE else []
-        costs = [f"{100 * self.cost(model):.0f} %" for model in (PERSONAL, FAIR, AVERAGE)]
-        return {
-            "who": f"{capital('; '.join(who))}.",
-            "much": f"{capital('; '.join(much))}.",
-            "cost": (
-                f"The station that pays most loses {costs[0]} with personal models, {costs[1]} "
-                f"with one fair model and {costs[2]} with one average model; means over "
-                f"{len(self.seeds)} draws."
-            ),
-        }
 
 
 def _among(one: Joining, new: bool, _: Vector) -> Vector:
@@ -188,7 +164,8 @@ def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path
         study.problem,
         study.models,
         verdict=study.verdict,
-        answers=study.answers,
+        # the verdict is about all draws: what the first draw says of these would differ
+        answers={"who": "", "much": "", "cost": ""},
         joining=study.found[0],
     )
     assert run.joining is not None

@@ -23,7 +23,7 @@ from scaffpd.data.tabular.columns import (
     is_missing,
 )
 from scaffpd.data.tabular.encode import ClientRows, Target, filled, scaled
-from scaffpd.data.tabular.formats import FILE, OpenTable, open_table, stacked
+from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
@@ -134,10 +134,6 @@ def predict(
     }
     owners = read_owners(file_of)
     table = open_table(file)
-    if client == FILE not in table.names:  # each file is a client, known by its name or folder
-        places = [file.name.split(".")[0], *file.parts[::-1]]
-        name = next((one for one in places if one in {*fills, *owners}), places[0])
-        table = stacked(file, [table], [name])
     for name in copy:
         if name not in table.names:
             raise unknown(f"column of {file.name!r},", name, table.names)
@@ -259,14 +255,8 @@ def _truth(
     cells: list[Answer | None] = goal.values.tolist()
     if goal.kind == CATEGORY:
         known: list[Answer | None] = [
-            number(cell, how["decimal"] or ".") for cell in goal.categories
+            cell if texts else number(cell, how["decimal"] or ".") for cell in goal.categories
         ]
-        if texts:
-            spelt = {str(label).casefold(): label for label in labels}  # True is true elsewhere
-            known = [
-                cell if cell in labels else spelt.get(cell.casefold(), cell)
-                for cell in goal.categories
-            ]
         cells = [None if k < 0 else known[k] for k in goal.values]
     if not texts:
         cells = [_number(cell, bool(labels)) for cell in cells]

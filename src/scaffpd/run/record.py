@@ -180,10 +180,6 @@ class JoiningRow(RecordPart):
     test_score: Number = None
     over_alone: GainInterval | None = None  # of the loss, as a share
     over_average: GainInterval | None = None
-    score_over_alone: GainInterval | None = (
-        None  # of accuracy (a share) or error (the target's unit)
-    )
-    score_over_average: GainInterval | None = None
 
 
 class JoiningTotal(RecordPart):

@@ -13,7 +13,6 @@ import scaffpd
 from scaffpd.federation import Vector
 from scaffpd.files import csv_text
 from scaffpd.machine import environment
-from scaffpd.numbers import between
 from scaffpd.run.prepare import Prepared, described
 from scaffpd.run.record import (
     ClientScore,
@@ -37,13 +36,6 @@ from scaffpd.training.history import SCALARS, History
 from scaffpd.training.metrics import Weights, every, worst_fifth
 
 MOST_LABELS = 12  # that are named among the settings
-CLIPS = {
-    "clip": "gradient C",
-    "loss_clip": "loss B",
-    "radius": "length of a row R",
-    "smoothness": "smoothness L",
-}
-NOISES = {"noise": "of gradients z", "loss_noise": "of losses z_L"}
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
 
@@ -93,7 +85,7 @@ def record(
         scores=scored.scores if scored else [],
         bins=scored.bins if scored else [],
         coefficients=scored.coefficients if scored else [],
-        settings=_settings(prepared, privacy),
+        settings=_settings(prepared),
         config=config,
         environment=environment(),
         reading=reading,
@@ -215,8 +207,6 @@ def joining_record(found: Joining) -> JoiningRecord:
                     test_score=float(found.score[k, i]),
                     over_alone=_gain(found, model, ALONE, only),
                     over_average=_gain(found, model, AVERAGE, only),
-                    score_over_alone=_change(found, model, ALONE, only),
-                    score_over_average=_change(found, model, AVERAGE, only),
                 )
             )
     return JoiningRecord(
@@ -245,22 +235,14 @@ def _gain(found: Joining, model: str, over: str, of: Weights) -> GainInterval | 
     return GainInterval(value=value, low=low, high=high)
 
 
-def _change(found: Joining, model: str, over: str, of: Weights) -> GainInterval | None:
-    """Return the gain in accuracy (a share) or error (the target's unit); likewise."""
-    if model == over:
-        return None
-    value, low, high = found.change(model, over, of).ends
-    return GainInterval(value=value, low=low, high=high)
-
-
 def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
     """State what all models together have cost the clients' records."""
     private = models[-1].private
     spent = models[-1].result.privacy
     if private is None or spent is None:
         return None
-    clips = {name: getattr(private, name) for name in CLIPS}
-    noise = {name: getattr(private, name) for name in NOISES}
+    clips = {name: getattr(private, name) for name in ("clip", "loss_clip", "radius", "smoothness")}
+    noise = {name: getattr(private, name) for name in ("noise", "loss_noise")}
     return PrivacyRecord(
         epsilon=spent.worst,
         delta=spent.delta,
@@ -277,8 +259,8 @@ def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
     )
 
 
-def _settings(prepared: Prepared, privacy: PrivacyRecord | None) -> dict[str, str]:
-    """Describe data, model and noise for people."""
+def _settings(prepared: Prepared) -> dict[str, str]:
+    """Describe data and model for people."""
     labels = ", ".join(prepared.labels[:MOST_LABELS])
     more = len(prepared.labels) - MOST_LABELS
     found = {
@@ -287,11 +269,6 @@ def _settings(prepared: Prepared, privacy: PrivacyRecord | None) -> dict[str, st
         "Task": prepared.task,
         "Labels": labels + (f" and {more} more" if more > 0 else ""),
     }
-    if privacy is not None:
-        clips = [f"{CLIPS[name]} = {value:g}" for name, value in privacy.clips.items()]
-        noise = [f"{NOISES[name]} = {between(value)}" for name, value in privacy.noise.items()]
-        found["Privacy: clips"] = ", ".join(clips)
-        found["Privacy: noise multipliers"] = ", ".join(noise)
     return {name: value for name, value in found.items() if value}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,17 +158,7 @@ def calibration(p: Matrix, true: NDArray[np.bool_]) -> Scores:
     }
 
 
-class Bin(NamedTuple):
-    """Rows of similar probability, and the share that came true with its interval."""
-
-    rows: int
-    mean_probability: float
-    base_rate: float
-    low: float
-    high: float
-
-
-def reliability(p: Matrix, true: NDArray[np.bool_]) -> list[Bin]:
+def reliability(p: Matrix, true: NDArray[np.bool_], model: str = "") -> list[BinRow]:
     """Cut rows by their probability into bins of equal size, and find which share came true.
 
     At most `BINS` bins with at least `PER_BIN` rows each; equal probabilities share one. The
@@ -184,8 +173,16 @@ def reliability(p: Matrix, true: NDArray[np.bool_]) -> list[Bin]:
         share = float(true[part].mean())
         centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
         half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
-        low, high = max(centre - half, 0.0), min(centre + half, 1.0)
-        found.append(Bin(n, float(p[part].mean()), share, low, high))
+        found.append(
+            BinRow(
+                model=model,
+                rows=n,
+                mean_probability=float(p[part].mean()),
+                base_rate=share,
+                low=max(centre - half, 0.0),
+                high=min(centre + half, 1.0),
+            )
+        )
     return found
 
 
@@ -262,8 +259,7 @@ def _bin_rows(prepared: Prepared, outputs: Outputs) -> Iterator[BinRow]:
         guess, shares = _answers(prepared, np.concatenate(own))
         if shares is not None and shares.shape[1]:
             pair = believed(truth.astype(np.int64), guess.astype(np.int64), shares)
-            for found in reliability(*pair):
-                yield BinRow.model_validate({"model": name, **found._asdict()})
+            yield from reliability(*pair, name)
 
 
 def coefficient_rows(

@@ -11,7 +11,6 @@ from scaffpd.errors import InputError
 from scaffpd.models import Linear
 from scaffpd.numbers import several
 from scaffpd.objectives import Average
-from scaffpd.run.joint import splits_of
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import TOL
@@ -110,15 +109,8 @@ def _chosen(config: RunConfig, prepared: Prepared, choice: Choice) -> FilledIn:
     if folded < len(prepared.names):
         whose = f"folds of the {several(folded, 'client')} with rows enough"
         sentence = sentence.replace("folds", whose, 1)
-    remarks = [sentence]
-    kappa = choice.personal  # with a small budget no finite κ may have been tried
-    shown = prepared.test and splits_of(config, prepared)
-    if kappa is not None and math.isinf(choice.strength) and shown:
-        remarks.append(
-            "Personal models are shown too, to compare, with the best κ that is finite, "
-            f"{kappa:.4g}."
-        )
-    return FilledIn(choice.l2, goal, kappa, remarks)
+    # with a small budget no finite κ may have been tried
+    return FilledIn(choice.l2, goal, choice.personal, [sentence])
 
 
 def _usual(config: RunConfig, prepared: Prepared) -> FilledIn:

@@ -10,7 +10,7 @@ from scaffpd.run.page import vega
 from scaffpd.run.page.tables import FEW, shown_models, shown_scores, tone_of, uncertain
 from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
 from scaffpd.run.page.verdict import meanings
-from scaffpd.run.record import ModelRecord, RoundRecord, RunRecord
+from scaffpd.run.record import RoundRecord, RunRecord
 from scaffpd.training.metrics import NO, NOISE, YES
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
@@ -216,18 +216,16 @@ def tradeoff(run: RunRecord) -> Figure | None:
             }
         )
     title = _axis(run)
-    scales = _scales(run, models)
     ends: Spec = {
-        "x": vega.quantity("mean", f"mean {title}", scales[0], tickCount=5),
-        "y": vega.quantity("worst_20", f"worst 20 %: {title}", scales[1], tickCount=5),
+        "x": vega.quantity("mean", f"mean {title}", LOOSE, tickCount=5),
+        "y": vega.quantity("worst_20", f"worst 20 %: {title}", LOOSE, tickCount=5),
     }
-    looks = {**vega.looks("model", names)}
     layers = [
-        vega.dots({**ends, **looks}, "models", 130),
+        vega.dots({**ends, **vega.looks("model", names)}, "models", 130),
         layer("text", {**ends, "text": {"field": "label"}}, "", "models", dy=-16),
     ]
     better = "Up and to the right" if run.upwards else "Down and to the left"
-    caption = f"{better} is better for both, and a step is as long on either axis."
+    caption = f"{better} is better for both."
     if run.path:
         line = layer("line", {**ends, "order": {"field": "order"}}, "", "models", style="quiet")
         ring = layer("point", ends, "datum.knee", "models", style="knee", size=420)
@@ -244,24 +242,6 @@ def tradeoff(run: RunRecord) -> Figure | None:
         {"models": rows},
         layers,
     )
-
-
-def _scales(run: RunRecord, models: Sequence[ModelRecord]) -> list[Spec]:
-    """Return two axes of the same length, so that a gain on one looks as large as on the other."""
-    known = [model.overall for model in models if model.overall]
-    factor = 100 if run.upwards else 1
-    ends = []
-    for name in ("mean", "worst_20"):
-        values = [factor * float(getattr(one, name)) for one in known]
-        ends.append((min(values), max(values)))
-    least = 1.0 if run.upwards else 0.01 * max(abs(high) for _, high in ends)
-    half = 0.65 * max(least, *(high - low for low, high in ends))
-    scales: list[Spec] = []
-    for low, high in ends:
-        top = (low + high) / 2 + half
-        top = min(top, 100.0 + half / 8) if run.upwards else top
-        scales.append({"domain": [round(top - 2 * half, 6), round(top, 6)], "nice": False})
-    return scales
 
 
 def reliability(run: RunRecord) -> Figure | None:
