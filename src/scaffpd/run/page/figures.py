@@ -384,7 +384,7 @@ def _over_rounds(
     names = list(dict.fromkeys(str(row["model"]) for row in rows))
     scale: Spec = {"type": "log", "nice": False, "padding": 8}
     y = vega.quantity("value", title, scale, format=".1~e" if name == "certificate" else ",.3~r")
-    ends: Spec = {"x": vega.across("round", "round", tickMinStep=1), "y": y}
+    ends: Spec = {"x": vega.across("round", "round", tickMinStep=1, tickCount=5), "y": y}
     line: Spec = {**ends, "stroke": vega.colour("model", names)}
     return Figure(
         name,
