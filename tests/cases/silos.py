@@ -126,7 +126,7 @@ def no_locks():
     """A silo of the tests is one process; two locks are a fifth of the time of an answer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            import_module("scaffpd.deploy.silo.records"), "lock_file", lambda path: nullcontext()
+            import_module("scaffpd.deploy.silo.privacy"), "lock_file", lambda path: nullcontext()
         )
         patch.setattr(JsonLines, "lock", lambda self: nullcontext())
         yield
@@ -135,7 +135,7 @@ def no_locks():
 def locks(patch, lock, of_lines=JsonLines.lock):
     """Lock files after all, with this function."""
     patch.setattr(JsonLines, "lock", of_lines)
-    for place in ("scaffpd.files", "scaffpd.deploy.silo.records"):
+    for place in ("scaffpd.files", "scaffpd.deploy.silo.privacy"):
         patch.setattr(import_module(place), "lock_file", lock)
 
 

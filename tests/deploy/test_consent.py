@@ -14,8 +14,7 @@ from scaffpd.cli import app
 from scaffpd.cli.silo import show_requests
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import ASKING, Message, decode, encode
-from scaffpd.deploy.silo.audit import audit
-from scaffpd.deploy.silo.consent import decide, decisions, request_name, requests
+from scaffpd.deploy.silo.records import audit, decide, decisions, request_name, requests
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.run.settings.federation import FederationFile

@@ -126,34 +126,19 @@ def test_bytes_travel_as_they_are_and_nothing_is_pickled():
     assert fobs.loads(packed)["kwargs"]["question"] == payload
 
 
-def test_a_silo_is_found_only_by_what_is_local(tmp_path, monkeypatch):
-    monkeypatch.delenv(client.VARIABLE, raising=False)
-    with pytest.raises(InputError, match="no silo file"):
-        client.silo_file(tmp_path, "north")
-    own = tmp_path / "local" / "silo.toml"
-    own.parent.mkdir()
-    own.touch()
-    assert client.silo_file(tmp_path, "north") == own.resolve()
-    other = tmp_path / "north.toml"
-    other.touch()
-    monkeypatch.setenv(client.VARIABLE, str(other))
-    assert client.silo_file(tmp_path, "north") == other.resolve()
-    monkeypatch.setenv(client.VARIABLE, str(tmp_path))
-    assert client.silo_file(tmp_path, "north") == other.resolve()
-
-
 def test_a_silo_of_another_name_is_refused(monkeypatch, tmp_path):
     fake = types.ModuleType("scaffpd.deploy.silo.silo")
     fake.Silo = types.SimpleNamespace(open=lambda file: types.SimpleNamespace(name="south"))
     monkeypatch.setitem(sys.modules, "scaffpd.deploy.silo.silo", fake)
-    with pytest.raises(InputError, match="'south', but FLARE knows this site as 'north'"):
+    with refuses("silo-of-another-name"):
         client.open_silo("north", tmp_path / "silo.toml")
 
 
 def test_a_refusal_tells_nothing_but_its_sentence(monkeypatch):
     secret = "/data/patients.csv has no column 'hiv'"
-    monkeypatch.setattr(client, "site_root", raises_input(secret))
-    monkeypatch.setattr(client, "collab", types.SimpleNamespace(site_name="north", workspace=None))
+    monkeypatch.setenv(client.VARIABLE, "silo.toml")
+    monkeypatch.setattr(client, "open_silo", raises_input(secret))
+    monkeypatch.setattr(client, "collab", types.SimpleNamespace(site_name="north"))
     reply = client.SiloClient().answer(question=b"1")
     assert reply.startswith(client.REFUSAL)
     assert b"hiv" not in reply
@@ -165,19 +150,6 @@ def raises_input(words):
         raise InputError("reply", words)
 
     return reply
-
-
-def test_the_federation_file_is_named_by_the_job_the_environment_or_the_folder(
-    tmp_path, monkeypatch
-):
-    monkeypatch.delenv(server.VARIABLE, raising=False)
-    with pytest.raises(InputError, match="no federation file"):
-        server.federation_file("", tmp_path)
-    file = tmp_path / "f.toml"
-    file.touch()
-    assert server.federation_file(str(file), tmp_path) == file
-    monkeypatch.setenv(server.VARIABLE, str(file))
-    assert server.federation_file("", tmp_path) == file
 
 
 # --- what is written
@@ -192,14 +164,6 @@ def test_the_job_carries_no_code(tmp_path):
         config = (folder / "app" / "config" / f"config_fed_{part}.json").read_text()
         assert paths(json.loads(config)) == set(allowed)
         assert "silo.toml" not in config
-
-
-def test_the_jobs_path_of_the_federation_survives_flare(tmp_path):
-    folder = provision.write_job("hospitals", tmp_path, 2, "/somewhere/federation.toml")
-    assert (
-        "/somewhere/federation.toml"
-        in (folder / "app" / "config" / "config_fed_server.json").read_text()
-    )
 
 
 def paths(node):

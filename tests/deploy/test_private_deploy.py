@@ -13,10 +13,10 @@ from scaffpd import Cohort, Linear, Private
 from scaffpd.data.tabular.agree import agree, declared_scale, features
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
-from scaffpd.deploy.silo import records
-from scaffpd.deploy.silo.audit import audit
+from scaffpd.deploy.silo import privacy
 from scaffpd.deploy.silo.dataset import predict
-from scaffpd.deploy.silo.records import PrivacyLedger
+from scaffpd.deploy.silo.privacy import PrivacyLedger
+from scaffpd.deploy.silo.records import audit
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.privacy.accountant import epsilon
@@ -186,7 +186,7 @@ def test_no_answer_leaves_before_its_release_is_on_disk(tmp_path, monkeypatch, f
     def put(silo, kind):
         return decode(silo.answer(first[kind]), 2**31)
 
-    def no_space(file, write=records.atomic_write):
+    def no_space(file, write=privacy.atomic_write):
         if file.name.startswith(full):
             raise OSError(28, "No space left on device")
         return write(file)
@@ -194,7 +194,7 @@ def test_no_answer_leaves_before_its_release_is_on_disk(tmp_path, monkeypatch, f
     silo = Silo.open(places["va"])
     assert put(silo, "setup").kind == "answer"
     with monkeypatch.context() as patch:
-        patch.setattr(records, "atomic_write", no_space)
+        patch.setattr(privacy, "atomic_write", no_space)
         for _ in range(2):
             failed = put(silo, "gradients")
             assert (failed.kind, failed.arrays) == ("failed", {})

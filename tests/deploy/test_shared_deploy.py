@@ -115,7 +115,7 @@ def test_the_sum_has_the_noise_of_one_silo_and_no_bias(tmp_path):
     silos = opened(places)
     rows = {
         name: silos[name]
-        .data.encoded(dict(setup.schema), setup.mean, setup.deviation, apart=True)
+        .data.encoded(dict(setup.schema), setup.mean, setup.deviation, separate=True)
         .train
         for name in SILOS
     }

@@ -17,8 +17,7 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import LocalDeployment, follower
 from scaffpd.deploy.messages import InProcess, Message, decode, encode
-from scaffpd.deploy.silo.audit import audit
-from scaffpd.deploy.silo.records import AuditLog
+from scaffpd.deploy.silo.records import AuditLog, audit
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.files import lock_folder
 from scaffpd.run.settings.federation import FederationFile

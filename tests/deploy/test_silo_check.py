@@ -50,8 +50,8 @@ def test_it_shows_the_data_and_what_leaves(tmp_path, capsys):
         "29 to train on, 12 held out",
         "6 columns",
         "Rows without a target are left out: 1.",
-        "All values are the same in 'one'.",
-        "No training row has a value in 'nothing'",
+        "All values are the same in one.",
+        "No training row has a value in nothing",
         "The label 2 has one row only.",
         "Column 'v' is read as categories because of 'x' in line 42.",
         "Column 'id' has 41 categories, each in fewer",
@@ -133,8 +133,8 @@ def test_regression_arrays_and_names_with_control_characters(tmp_path, capsys):
     words = " ".join(checked(capsys, str(tmp_path / "b.toml")).split())
     for text in (
         "31 values",
-        "All values are the same in 'x0'",
-        "a value in 'x2'",
+        "All values are the same in x0",
+        "a value in x2",
         "The shape of the features: 3.",
     ):
         assert text in words
@@ -205,7 +205,7 @@ def test_it_says_what_a_dishonest_coordinator_could_learn(tmp_path, capsys):
     for text in (
         "sums over 4 silos or more",
         "yours is up to 50%",
-        "2 other silos help",
+        "2 other silos help it",
         "needs the others' keys in secure.pins",
     ):
         assert text in words, text

@@ -83,7 +83,7 @@ def audit(
         scaffpd silo audit silo.toml
         scaffpd silo audit silo.toml --json
     """
-    from scaffpd.deploy.silo import audit as log
+    from scaffpd.deploy.silo import records as log
 
     found = log.audit(_settings(file).audit, noted)
     tell(found, show_audit, as_json)
@@ -107,7 +107,7 @@ def consent(
         scaffpd silo consent silo.toml
         scaffpd silo consent silo.toml --json
     """
-    from scaffpd.deploy.silo.consent import SHOWN, decide, requests
+    from scaffpd.deploy.silo.records import SHOWN, decide, requests
 
     settings = _settings(file)
     wanted = grant or revoke
@@ -257,7 +257,7 @@ def show_audit(found: dict[str, Any]) -> None:
 
 def show_requests(known: list[dict[str, Any]]) -> None:
     """Show what every run asks for, and what became of that."""
-    from scaffpd.deploy.silo.consent import SHOWN
+    from scaffpd.deploy.silo.records import SHOWN
 
     console = Console(highlight=False)
     if not known:

@@ -29,11 +29,10 @@ from scaffpd.deploy.messages import (
     JsonMapping,
     Message,
     digest,
-    plain,
+    read_values,
 )
 from scaffpd.deploy.remote import Facts
 from scaffpd.deploy.session import LARGEST_REPLY, Session, SiloRequest, SiloTrouble
-from scaffpd.deploy.written import read_values
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants
 from scaffpd.models import Linear
@@ -70,34 +69,16 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         if "colluding" in noise:  # so that the units leave room for the sum
             rows = [int(silo["train"]) for silo in described.values()]
             noise["together"] = max(rows) * len(file.silos)
-    if prepared:
-        return Setup(
-            algorithm,
-            file.model.values(),
-            schema,
-            np.zeros(0),
-            np.zeros(0),
-            "",
-            file.masking,
-            noise,
-        )
-    scale = declared_scale(schema)
-    numbers = file.features.numbers or ""
+    scale = (np.zeros(0), np.zeros(0)) if prepared else declared_scale(schema)
     if scale is None:  # declared ranges need no sums
         totals = _totals(session, members, file)
         about = {"schema": schema, "private": bool(file.privacy)}
         mean = mean_of(totals(SiloRequest("totals", about)), schema)
         squares = totals(SiloRequest("totals", about, arrays={"mean": mean}))
         scale = mean, deviation_of(squares, mean)
-    return Setup(
-        algorithm,
-        _completed(file.model.values(), schema),
-        schema,
-        *scale,
-        numbers,
-        file.masking,
-        noise,
-    )
+    model = file.model.values() if prepared else _completed(file.model.values(), schema)
+    numbers = "" if prepared else file.features.numbers or ""
+    return Setup(algorithm, model, schema, *scale, numbers, file.masking, noise)
 
 
 def propose_noise(file: FederationFile, columns: int) -> Json:
@@ -131,15 +112,13 @@ def _totals(
     session: Session, members: Sequence[str], file: FederationFile
 ) -> Callable[[SiloRequest], dict[str, Mapping[str, Array]]]:
     """Return a function that asks for totals: every silo's, or masked those of all together."""
-    if not file.secure:
+    if file.secure:
+        from scaffpd.deploy.secure import secure_totals  # needs the optional package cryptography
 
-        def plain_totals(request: SiloRequest) -> dict[str, Mapping[str, Array]]:
-            return {name: reply.arrays for name, reply in session.ask(request, members).items()}
-
-        return plain_totals
-    from scaffpd.deploy.secure import secure_totals  # needs the optional package cryptography
-
-    return secure_totals(session, members, file.secure.colluding)
+        return secure_totals(session, members, file.secure.colluding)
+    return lambda request: {
+        name: reply.arrays for name, reply in session.ask(request, members).items()
+    }
 
 
 def _completed(model: JsonMapping, schema: JsonMapping) -> Json:
@@ -165,11 +144,8 @@ def settle(session: Session, members: Sequence[str], setup: Setup) -> Facts:
     for name in members:
         for what in ("dimension", "dtype", "start"):
             if read[name][what] != read[first][what]:
-                theirs = plain(read[name][what], 40)
-                ours = plain(read[first][what], 40)
                 raise InputError(
-                    "models-differ",
-                    f"The model of silo {name!r} has {what} {theirs}, that of {first!r} {ours}.",
+                    "models-differ", f"The models of silos {name!r} and {first!r} differ in {what}."
                 )
     start = np.zeros(read[first]["dimension"], dtype=read[first]["dtype"])
     if read[first]["start"]:
@@ -177,8 +153,7 @@ def settle(session: Session, members: Sequence[str], setup: Setup) -> Facts:
         start = session.ask(SiloRequest("start"), [first])[first].arrays.get("x", start)
         if start.shape != shape or digest(start) != read[first]["start"]:
             raise InputError(
-                "another-start",
-                f"Silo {first!r} sent another starting point than it had announced.",
+                "another-start", f"Silo {first!r} sent another starting point than it announced."
             )
     for name in members:
         session.constants[name] = np.append(read[name]["constants"], read[name]["samples"])

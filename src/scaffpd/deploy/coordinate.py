@@ -77,11 +77,7 @@ def reopen(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     is for one federation and one version of the package: another may compute something else.
     """
     about = file.identity() | {"version of scaffpd": __version__}
-    settings: Json = {
-        "about": about,
-        "rounds": file.training.rounds,
-        "tol": file.training.tol,
-    }
+    settings: Json = {"about": about, "rounds": file.training.rounds, "tol": file.training.tol}
     before = folder.read("settings.json", Json) or settings
     known: Json = before["about"] if isinstance(before.get("about"), dict) else {}
     if known != about:
@@ -133,15 +129,17 @@ class Coordination:
                 try:
                     return self._run()
                 except SiloTrouble as found:
-                    trouble = found
-                    self._note(found)
-            what = trouble.failure.what
+                    trouble = self._noted(found)
             done = self.folder.rounds()
             strikes = strikes + 1 if done == reached else 1
             reached = done
             waited = time.monotonic() - self.started > self.file.faults.start_timeout
             gives_up = waited if trouble.failure.waits else strikes >= STRIKES
-            if what == CHANGED or gives_up or trouble.name not in self.session.sites:
+            if (
+                trouble.failure.what == CHANGED
+                or gives_up
+                or trouble.name not in self.session.sites
+            ):
                 return Outcome(PAUSED, False, f"{trouble} The run waits after round {done}.", done)
             time.sleep(PAUSE_SECONDS)
 
@@ -162,19 +160,18 @@ class Coordination:
                 return None
             if time.monotonic() + PAUSE_SECONDS > deadline:
                 found = why.get(missing[0], Failure("it is not connected"))
-                trouble = SiloTrouble(missing[0], found)
-                self._note(trouble)
-                return trouble
+                return self._noted(SiloTrouble(missing[0], found))
             time.sleep(PAUSE_SECONDS)
 
-    def _note(self, trouble: SiloTrouble) -> None:
+    def _noted(self, trouble: SiloTrouble) -> SiloTrouble:
         what = "waits" if trouble.failure.waits else trouble.failure.what
         event = EventRecord(
             round=self.folder.rounds(), client=trouble.name, what=what, sentence=str(trouble)
         )
         _, before = self.folder.entries()
         if not before or before[-1] != event:  # one that waits for a person repeats itself
-            self.folder.event(event)
+            self.folder.progress({"event": event.model_dump()})
+        return trouble
 
     def _run(self) -> Outcome:
         """Agree, train from the last checkpoint, and write the result."""
@@ -194,9 +191,7 @@ class Coordination:
         before = self.folder.read("constants.json", dict[str, list[float]]) or now
         for name in self.file.silos:
             if before.get(name) != now[name]:
-                why = (
-                    "it has other data than the run began with: put them back, or use a new folder"
-                )
+                why = "its data are not those of this run: put them back, or use a new folder"
                 raise SiloTrouble(name, Failure(why, CHANGED))
         self.folder.write("constants.json", now)
 

@@ -123,10 +123,6 @@ class DeployedRun:
         arrays, about = disk.read(self.checkpoint)
         return History.unpack(about["names"], arrays)
 
-    def event(self, event: EventRecord) -> None:
-        """Append an event to progress.jsonl."""
-        self.progress({"event": event.model_dump()})
-
     def progress(self, line: JsonMapping) -> None:
         """Append a line to progress.jsonl."""
         JsonLines(self.path / PROGRESS, 0o666).append(line)

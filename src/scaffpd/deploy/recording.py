@@ -79,7 +79,14 @@ def record_of(
         clients=list(file.silos),
         models=[model],
         remarks=[outcome.sentence[:1].upper() + outcome.sentence[1:]],
-        privacy=_privacy(outcome, spent or {}),
+        privacy=None
+        if outcome.privacy is None
+        else PrivacyRecord(
+            epsilon=outcome.privacy["epsilon"],
+            delta=outcome.privacy["delta"],
+            clients={name: own["epsilon"] for name, own in (spent or {}).items()},
+            scored=False,
+        ),
         events=folder.entries()[1],
         settings={
             "Silos": ", ".join(file.silos),
@@ -119,14 +126,3 @@ def _clients(
         weight = float(result.weights[i])
         found.append(ClientScore(client=name, weight=weight, epsilon=epsilon, **own))
     return found
-
-
-def _privacy(outcome: Outcome, spent: Mapping[str, Mapping[str, float]]) -> PrivacyRecord | None:
-    if outcome.privacy is None:
-        return None
-    return PrivacyRecord(
-        epsilon=outcome.privacy["epsilon"],
-        delta=outcome.privacy["delta"],
-        clients={name: own["epsilon"] for name, own in spent.items()},
-        scored=False,
-    )

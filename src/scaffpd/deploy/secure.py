@@ -21,7 +21,7 @@ from torch import Tensor
 
 from scaffpd.data.tabular.agree import width
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import SCALE, Array, Json, JsonMapping, Message, plain
+from scaffpd.deploy.messages import SCALE, Array, JsonMapping, Message, plain
 from scaffpd.deploy.remote import Facts, RemoteChannel, itself
 from scaffpd.deploy.session import Session, Shapes, SiloRequest, troubles
 from scaffpd.errors import ExposedError, InputError
@@ -42,7 +42,6 @@ from scaffpd.secure.parties import MaskedReply, SumRequest
 from scaffpd.secure.terms import LARGEST, SMALLEST
 
 TOGETHER = "all silos"  # the name of a sum over all
-USELESS = "its part of a secure sum cannot be used"
 ATTEMPTS = 5  # sums over columns: the first, and remainders
 EXACT = 1e-15
 
@@ -50,7 +49,8 @@ EXACT = 1e-15
 class SiloParties:
     """Silos that mask what they send, over a session: the `parties` of a `SecureSums`."""
 
-    session: Session
+    def __init__(self, session: Session) -> None:
+        self.session = session
 
     def meet(self, names: Sequence[str]) -> None:
         """Send all cards to all silos; each refuses those that it does not trust."""
@@ -65,48 +65,43 @@ class SiloParties:
     def mask(self, wanted: SumRequest, length: int) -> dict[str, MaskedReply]:
         """Return the masked vectors of all silos, or the sizes; all get the same question."""
         about = wanted.held.about if isinstance(wanted.held, SiloVectors) else wanted.held
-        request = SiloRequest(messages.MASKED, _payload(about, wanted), about.arrays)
+        terms = wanted.weights.terms
+        numbers = wanted.numbers
+        values = {
+            **about.values,
+            "about": about.kind,
+            "names": list(terms.names),
+            "colluding": terms.colluding,
+            "weights": wanted.weights.values.tolist(),
+            "numbers": None if numbers is None else numbers.values(),
+        }
+        found: dict[str, MaskedReply] = {}
 
         def check(answers: Mapping[str, Message]) -> dict[str, str]:
-            read = partial(_read_masked, length=length, numbers=wanted.numbers)
-            return {name: USELESS for name, reply in answers.items() if read(reply) is None}
+            useless = {}
+            for name, reply in answers.items():
+                if "declined" not in reply.values:
+                    masked = _read_masked(reply, length, numbers)
+                    if masked is None:
+                        useless[name] = "its part of a secure sum cannot be used"
+                    else:
+                        found[name] = masked
+            return useless
 
-        replies = self.session.ask(request, wanted.weights.terms.names, check)
-        found = {}
-        for name, reply in replies.items():
+        request = SiloRequest(messages.MASKED, values, about.arrays)
+        for name, reply in self.session.ask(request, terms.names, check).items():
             if "declined" in reply.values:
                 kind = ExposedError if reply.values.get("exposed") is True else InputError
                 why = plain(reply.values["declined"])
                 raise kind("silo-declines", f"Silo {name!r} declines: {why}")
-            masked = _read_masked(reply, length, wanted.numbers)
-            assert isinstance(masked, MaskedReply)
-            found[name] = masked
         return found
 
 
-def _payload(about: SiloRequest, wanted: SumRequest) -> Json:
-    """Return the values of a question for masked vectors."""
-    terms = wanted.weights.terms
-    numbers = wanted.numbers
-    return {
-        **about.values,
-        "about": about.kind,
-        "names": list(terms.names),
-        "colluding": terms.colluding,
-        "weights": wanted.weights.values.tolist(),
-        "numbers": None if numbers is None else numbers.values(),
-    }
-
-
-def _read_masked(
-    reply: Message, length: int, numbers: FixedPoint | None
-) -> MaskedReply | str | None:
-    """Read a masked vector, or why a silo declines; `None` if the reply cannot be used.
+def _read_masked(reply: Message, length: int, numbers: FixedPoint | None) -> MaskedReply | None:
+    """Read a masked vector; return `None` if the reply cannot be used.
 
     A vector comes if and only if it fits the number format.
     """
-    if "declined" in reply.values:
-        return plain(reply.values["declined"])
     exponent = reply.values.get("exponent")
     vector = reply.arrays.get("masked")
     if type(exponent) is not int or not SMALLEST <= exponent <= LARGEST:
@@ -118,18 +113,11 @@ def _read_masked(
     return MaskedReply(exponent, None if vector is None else vector.view(np.uint64))
 
 
-class ColumnParties(SiloParties):
-    """Silos whose columns are added up before there is a model."""
-
-    def __init__(self, session: Session) -> None:
-        self.session = session
-
-
 def secure_totals(
     session: Session, members: Sequence[str], colluding: int | None
 ) -> Callable[[SiloRequest], dict[str, Mapping[str, Array]]]:
     """Return a function that asks for totals and returns their sum over all silos."""
-    parties = ColumnParties(session)
+    parties = SiloParties(session)
     parties.meet(members)
     sums = SecureSums(parties, colluding, lambda exchanges, up, down: None)
 

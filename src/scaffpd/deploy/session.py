@@ -28,8 +28,8 @@ from scaffpd.deploy.messages import (
     Message,
     Transport,
     plain,
+    question_parts,
 )
-from scaffpd.deploy.written import question_parts
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic
 from scaffpd.federation.questions import QUESTIONS, Question
@@ -150,12 +150,10 @@ class Session:
             return {}
         number = secrets.token_hex(8)
         shared = messages.encode(self._message(request, {}, number))
-        out = {}
-        for name, site in sites.items():
-            own = request.own.get(name)
-            out[site] = (
-                shared if own is None else messages.encode(self._message(request, own, number))
-            )
+        out = dict.fromkeys(sites.values(), shared)
+        for name in request.own.keys() & sites.keys():
+            message = self._message(request, request.own[name], number)
+            out[sites[name]] = messages.encode(message)
         self.wire.add(exchanges=1, down=sum(map(len, out.values())))
         carried = self.transport.ask(out, timeout)
         return {
@@ -188,9 +186,7 @@ class Session:
         if message.values.get("question") != number:
             return Failure("an answer to another question", GARBAGE)
         if not anyone and message.values.get("silo") != name:
-            return Failure(
-                f"an answer in the name of {plain(message.values.get('silo'))!r}", GARBAGE
-            )
+            return Failure("an answer in another silo's name", GARBAGE)
         if message.kind == "failed":
             return Failure(f"the silo failed: {sentence}", GARBAGE)
         if message.kind == "refused":
@@ -206,6 +202,7 @@ class Session:
 # --- what is certain about an answer: its format, and numbers beyond any use
 
 HUGE = np.float64(1e100)  # larger numbers are refused: products of two would overflow
+DOUBLE = np.dtype(np.float64)
 SCALARS = "scalars"  # always float64; the first is a loss or a size, and finite
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -220,33 +217,14 @@ def troubles(
     """
     malformed = {}
     infinite = {}
+    wanted = {name: (shape, formats.get(name, DOUBLE)) for name, shape in shapes.items()}
     for name, answer in answers.items():
-        if why := _malformed(answer, shapes, formats):
-            malformed[name] = why
-        elif why := _infinite(answer):
-            infinite[name] = why
+        if {part: (own.shape, own.dtype) for part, own in answer.arrays.items()} != wanted:
+            malformed[name] = "its answer has other parts, shapes or formats than were asked for"
+            continue
+        for part, array in answer.arrays.items():
+            # rounding bounds, which follow a loss, may be infinite
+            if not np.all(np.abs(array[:1] if part == SCALARS else array) <= HUGE):
+                infinite[name] = f"its {part!r} has an entry that is NaN or beyond {HUGE:g}"
     everybody = len(infinite) > 1 and len(malformed) + len(infinite) == len(answers)
     return malformed if everybody else malformed | infinite
-
-
-def _malformed(answer: Message, shapes: Shapes, formats: Mapping[str, np.dtype[Any]]) -> str | None:
-    if set(answer.arrays) != set(shapes):
-        return "its answer has other parts than were asked for"
-    for name, shape in shapes.items():
-        array = answer.arrays[name]
-        if array.shape != shape:
-            return f"its {name!r} has shape {array.shape}, not {shape}"
-        if array.dtype != formats.get(name, np.dtype(np.float64)):
-            return f"its {name!r} holds {array.dtype}"
-    return None
-
-
-def _infinite(answer: Message) -> str | None:
-    """Name the part that is not finite; of scalars only the first has to be.
-
-    Rounding bounds, which follow a loss, may be infinite.
-    """
-    for name, array in answer.arrays.items():
-        if not np.all(np.abs(array[:1] if name == SCALARS else array) <= HUGE):
-            return f"its {name!r} has an entry that is NaN, infinite or beyond {HUGE:g}"
-    return None

@@ -236,21 +236,6 @@ class TooLarge(InputError):
     """Sum that would nearly be a client's own vector."""
 
 
-class WeightedVector(NamedTuple):
-    """Vector that a client has weighted itself; all weights sum to one, or to `mass` if less."""
-
-    vector: NDArray[np.float64]
-    weight: float
-    mass: float = 1.0
-    beyond: int | None = None  # how many digits of a sum over columns are left out
-
-    def among(self, terms: Terms, name: str) -> tuple[NDArray[np.float64], Weighting]:
-        """Return what to check: of the others' weights only the sum is known."""
-        rest = max(self.mass - self.weight, 0.0) / (len(terms.names) - 1)
-        values = np.where(np.array(terms.names) == name, self.weight, rest)
-        return np.asarray(self.vector, dtype=np.float64).ravel(), Weighting(terms, values)
-
-
 class GuardedParty(NamedTuple):
     """Client in secure sums."""
 
@@ -264,28 +249,27 @@ class GuardedParty(NamedTuple):
         numbers: FixedPoint | None,
         vector: Any,
         asked: bytes,
-        bare: WeightedVector | None = None,
+        columns: tuple[Vector, int] | None = None,
     ) -> MaskedReply:
         """Return the masked vector; without a format, or if it does not fit, only its size.
 
-        `bare` is the vector without the weight that the client has given it itself, or with all of
-        its digits.
+        In a sum over columns `vector` is a remainder, and `columns` has all digits of it, which are
+        checked, and how many are left out.
         """
         weight = sums.of(self.party.name, self.share)
         own = np.asarray(vector, dtype=np.float64).ravel()
-        seen = (own, sums) if bare is None else bare.among(sums.terms, self.party.name)
-        seen[1].of(self.party.name, self.share)
+        seen, beyond = (own, None) if columns is None else columns
         exponent = _exponent(own, weight)
         if numbers is None or exponent > numbers.exponent:
             return MaskedReply(exponent, None)
         total = sums.total or 1.0
         place = sums.terms.names.index(self.party.name)
-        beyond = None if bare is None else bare.beyond
-        share = self.share if bare is None else 1.0  # the others' own weights are not known
-        digits = numbers.bits + round(math.log2(total)) + exponent_of(seen[0])
+        share = self.share if columns is None else 1.0  # all weights are one
+        digits = numbers.bits + round(math.log2(total)) + exponent_of(seen)
         # rounded at random, or no secret
         free = beyond is None and (digits < FINE or not self.guard.counted)
-        record = self.guard.check(*seen, place, share, total, "" if free else f"{digits} {beyond}")
+        form = "" if free else f"{digits} {beyond}"
+        record = self.guard.check(seen, sums, place, share, total, form)
         asked += sums.values.tobytes()
         masked = self.party.mask(sums.terms, asked, numbers, weight * own, beyond is not None)
         self.guard.remember(record)

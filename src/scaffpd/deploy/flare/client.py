@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nvflare.collab import collab
 
@@ -19,7 +19,7 @@ from scaffpd.errors import InputError
 if TYPE_CHECKING:
     from scaffpd.deploy.silo.silo import Silo
 
-VARIABLE = "SCAFFPD_SILO"
+VARIABLE = "SCAFFPD_SILO"  # of the environment: the path of silo.toml
 # A reply that starts like this is the site's refusal. FLARE would send an exception's traceback to
 # the server; a refusal holds only its sentence.
 REFUSAL = b"\x00scaffpd refuses\x00"
@@ -40,39 +40,13 @@ class SiloClient:
         try:
             with self._lock:
                 if self._silo is None:
-                    site = str(collab.site_name)
-                    root = site_root(collab.workspace)
-                    self._silo = open_silo(site, silo_file(root, site))
+                    self._silo = open_silo(str(collab.site_name), Path(os.environ[VARIABLE]))
                 return self._silo.answer(question)
         except InputError as mistake:
             log.error("The silo does not answer: %s", mistake)
         except Exception:
             log.exception("The silo does not answer.")
-        return (
-            REFUSAL
-            + b"The silo's own file or data cannot be used; the reason is in the site's log."
-        )
-
-
-def site_root(workspace: Any) -> Path:
-    """Return the site's own folder, which holds FLARE's `startup` and `local`."""
-    return Path(str(workspace.get_root_dir()))
-
-
-def silo_file(root: Path, site: str) -> Path:
-    """Find this site's silo.toml: an environment variable names it, or it is in `local`.
-
-    The variable may also name a folder that holds NAME.toml for every site on this machine.
-    """
-    file = Path(os.environ.get(VARIABLE) or root / "local" / "silo.toml")
-    if file.is_dir():
-        file = file / f"{site}.toml"
-    if not file.is_file():
-        raise InputError(
-            "no-silo-file",
-            f"There is no silo file {str(file)!r}: put it there, or name it in {VARIABLE}.",
-        )
-    return file.resolve()
+        return REFUSAL + b"The silo's own file or data cannot be used; the site's log says why."
 
 
 def open_silo(site: str, file: Path) -> Silo:

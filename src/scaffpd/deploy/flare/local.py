@@ -1,6 +1,6 @@
 """Run FLARE's processes: a server or a site from its kit, or all of them on this machine.
 
-The modules are started directly, since the startup kits' scripts would restart them for ever.
+Modules are started directly: the startup kits' scripts would restart them for ever.
 """
 
 from __future__ import annotations

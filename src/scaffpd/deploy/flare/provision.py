@@ -36,15 +36,14 @@ SITE_CLASSES = (
 )
 
 
-def write_job(name: str, folder: Path, silos: int, federation: str = "") -> Path:
+def write_job(name: str, folder: Path, silos: int) -> Path:
     """Write the job under `folder`, for that many silos, and return its own folder.
 
     FLARE would send the source of our classes with it. Without that the job needs no right to bring
-    its own code, and every site decides by its list of allowed classes. `federation` is the path of
-    federation.toml if it is not in the server's `local`.
+    its own code, and every site decides by its list of allowed classes.
     """
     built = CollabRecipe(
-        job_name=name, server=Coordinator(federation), client=SiloClient(), min_clients=silos
+        job_name=name, server=Coordinator(), client=SiloClient(), min_clients=silos
     )
     built.add_server_config({"server": {"task_request_interval": 0.5}})
     built.add_client_config({"task_check_interval": 0.5, "get_task_timeout": 10.0})
@@ -136,9 +135,6 @@ class SiteRules(Builder):  # type: ignore[misc]
 
 
 SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-HOST = re.compile(
-    r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*"
-)
 
 
 @dataclass(frozen=True)
@@ -160,15 +156,10 @@ class FlareProject:
                     "name-not-for-flare",
                     f"FLARE cannot use the name {name!r}: use letters, digits, '-' and '_'.",
                 )
-        if not HOST.fullmatch(self.host):
-            raise InputError(
-                "host-not-for-flare",
-                f"FLARE cannot use the server name {self.host!r}: give one such as fl.example.org.",
-            )
-        if {self.host, "server"} & set(self.silos):
+        if {self.host, "server", COORDINATOR} & set(self.silos):
             raise InputError(
                 "silo-named-like-server",
-                "A silo on FLARE must not be called like the server: rename it.",
+                "A silo on FLARE must not be called like the server or coordinator: rename it.",
             )
 
     def document(self) -> Json:
@@ -235,11 +226,6 @@ def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
         raise InputError(
             "keys-already-exist",
             f"Keys already exist in {str(parts)!r}: choose another --out, or remove it.",
-        )
-    if COORDINATOR in project.silos:
-        raise InputError(
-            "silo-named-coordinator",
-            f"A silo called {COORDINATOR!r} cannot have a folder of that name: rename it.",
         )
     kits = provision(project, out)
     parts.mkdir(mode=0o700)

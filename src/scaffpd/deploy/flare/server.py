@@ -17,11 +17,10 @@ from typing import Any
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
-from scaffpd.deploy.flare.client import REFUSAL, site_root
+from scaffpd.deploy.flare.client import REFUSAL
 from scaffpd.deploy.messages import Failure, JsonMapping
-from scaffpd.errors import InputError
 
-VARIABLE = "SCAFFPD_FEDERATION"
+VARIABLE = "SCAFFPD_FEDERATION"  # of the environment: the path of federation.toml
 GRACE = 2.0  # seconds that FLARE gets for its own timeout
 
 
@@ -43,9 +42,7 @@ class CollabTransport:
         arrived: queue.SimpleQueue[tuple[str, bytes | Failure | RunAborted]] = queue.SimpleQueue()
         for site, question in questions.items():
             task = (site, question, timeout, arrived)
-            threading.Thread(
-                target=self._deliver, args=task, name=f"ask {site}", daemon=True
-            ).start()
+            threading.Thread(target=self._deliver, args=task, daemon=True).start()
         late = Failure(f"No reply within {timeout:g} seconds.")
         answers: dict[str, bytes | Failure] = dict.fromkeys(questions, late)
         waiting = set(questions)
@@ -90,17 +87,7 @@ class CollabTransport:
 
 
 class Coordinator:
-    """The object that FLARE runs at the server (startup kits name its path: leave it here).
-
-    Args:
-        federation: path of federation.toml on the server; if empty, it is looked for in
-            `SCAFFPD_FEDERATION` and in the server's folder `local`.
-    """
-
-    def __init__(self, federation: str = "") -> None:
-        self.federation = (
-            federation  # FLARE saves constructor arguments from attributes of the same name
-        )
+    """The object that FLARE runs at the server (startup kits name its path: leave it here)."""
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:
@@ -109,16 +96,5 @@ class Coordinator:
 
         proxies = {str(proxy.name): proxy for proxy in collab.clients}
         context = collab.context
-        file = federation_file(self.federation, site_root(collab.workspace))
-        coordinate(file, CollabTransport(proxies, lambda: bool(context.is_aborted())))
-
-
-def federation_file(named: str, root: Path) -> Path:
-    """Find federation.toml: the job or the environment names it, or it is in `local`."""
-    file = Path(named or os.environ.get(VARIABLE) or root / "local" / "federation.toml")
-    if not file.is_file():
-        raise InputError(
-            "no-federation-file",
-            f"There is no federation file {str(file)!r}: put it there, or name it in {VARIABLE}.",
-        )
-    return file
+        transport = CollabTransport(proxies, lambda: bool(context.is_aborted()))
+        coordinate(Path(os.environ[VARIABLE]), transport)

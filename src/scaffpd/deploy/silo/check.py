@@ -16,7 +16,6 @@ from scaffpd.deploy.silo.guard import PATH, SCORES
 from scaffpd.run.settings.silo import SiloFile
 
 SHOWN = 30  # names in a list before it is cut off
-NAMED = 5  # columns that a warning names; more are counted
 
 
 def site_overview(file: SiloFile, data: Dataset) -> Json:
@@ -47,7 +46,12 @@ def site_overview(file: SiloFile, data: Dataset) -> Json:
         "bytes": {"read": data.table.nbytes, "encoded": 8 * (train + test) * width},
         "warnings": list(warnings(file, data, width)),
         "leaves": leaves(file, data, width),
-        "stays": stays(file, data),
+        "stays": [
+            "Rows, single values, labels and predictions of single rows, and which are held out.",
+            "Names of files and folders, and columns that are not used.",
+            f"Names and counts of categories with fewer than {file.limits.rarest} training rows.",
+            "How many values are missing, and where.",
+        ],
         "dishonest": [dishonest(file)],
     }
 
@@ -83,22 +87,18 @@ def _labels(data: Dataset) -> list[Json]:
     ]
 
 
-# --- warnings
-
-
 def warnings(file: SiloFile, data: Dataset, width: int) -> Iterator[str]:
     """Yield warnings for the operator."""
-    train = data.rows[0]
     limits = file.limits
-    if train < limits.rows:
+    train = ~data.held
+    if data.rows[0] < limits.rows:
         yield (
-            f"There are {train} training rows, and limits.rows asks for {limits.rows}: this silo "
-            "would not take part."
+            f"There are {data.rows[0]} training rows, and limits.rows asks for {limits.rows}: this "
+            "silo would not take part."
         )
     if file.secure.required and not file.secure.pins:
         yield (
-            "secure.required needs the others' keys in secure.pins, as only the coordinator would "
-            "vouch for them: this silo would not take part."
+            "secure.required needs the others' keys in secure.pins: this silo would not take part."
         )
     if data.dropped:
         yield f"Rows without a target are left out: {data.dropped}."
@@ -114,24 +114,15 @@ def warnings(file: SiloFile, data: Dataset, width: int) -> Iterator[str]:
             yield f"The label {entry['label']!r} has one row only."
     if len(found) == 1:
         yield f"All rows have the label {found[0]['label']!r}."
-    yield from _about_columns(file, data)
-
-
-def _about_columns(file: SiloFile, data: Dataset) -> Iterator[str]:
-    train = ~data.held
-    rarest = file.limits.rarest
     present = dict(_present(data))
     empty = [name for name, values in present.items() if len(values) == 0]
     constant = [
         name for name, values in present.items() if len(values) and values.min() == values.max()
     ]
     if empty:
-        yield (
-            f"No training row has a value in {_named(empty)}: the mean over all silos takes its "
-            "place."
-        )
+        yield f"No training row has a value in {_cut(empty)}: the mean over all silos is used."
     if constant:
-        yield f"All values are the same in {_named(constant)}."
+        yield f"All values are the same in {_cut(constant)}."
     if data.target.note:
         yield f"The target {data.target.note}."
     yield from leaking_columns(
@@ -143,14 +134,13 @@ def _about_columns(file: SiloFile, data: Dataset) -> Iterator[str]:
         hidden = _withheld(file, data, column)
         if hidden and hidden == len(column.categories) and column.counts(train).any():
             yield (
-                f"Column {column.name!r} has {hidden} categories, each in fewer than {rarest} "
-                "training rows: it says nothing and is better left out (data.columns)."
+                f"Column {column.name!r} has {hidden} categories, each in fewer than "
+                f"{limits.rarest} training rows: leave it out (data.columns)."
             )
         elif hidden:
             yield (
                 f"Column {column.name!r} has {hidden} of {len(column.categories)} categories in "
-                f"fewer than {rarest} training rows: their names do not leave, and they count as "
-                "one, “other”."
+                f"fewer than {limits.rarest} training rows: they count as one, “other”."
             )
 
 
@@ -164,116 +154,70 @@ def _present(data: Dataset) -> Iterator[tuple[str, Array]]:
         yield column.name, column.values[train & ~column.missing]
 
 
-def _named(names: list[str]) -> str:
-    shown = ", ".join(map(repr, names[:NAMED]))
-    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED} more columns"
-
-
-# --- what leaves, and what never does
-
-
 def leaves(file: SiloFile, data: Dataset, width: int) -> list[str]:
     """List everything that a coordinator may get, in order."""
     train, test = data.rows
     limits = file.limits
     privacy = file.privacy
+    secure = file.secure
+    exact = not privacy.required
     lines = [
         f"The name {file.name!r}, and the number of rows: {train} to train on, {test} held out."
     ]
-    if data.target.task == PREPARED:
-        lines.append(f"The number of parameters of the model, {width}.")
-    else:
-        lines += _agreement(file, data, width)
+    if data.target.task != PREPARED:
+        lines += _agreement(file, data, width, exact or privacy.columns)
     lines.append(
-        "Per question: the loss (one number), and a gradient or a local update (each a vector as "
-        f"long as the model, at least {width}), over all {train} training rows or a random part of "
-        f"them, never fewer than {limits.rows} rows."
+        f"Per question: the loss, and a gradient or a local update (at least {width} numbers), "
+        f"over all training rows or a random part, never fewer than {limits.rows} rows."
     )
-    lines.append(_masked(file))
-    if privacy.required:
+    along = " and along directions that the coordinator chooses" if secure.projections else ""
+    lines.append(
+        f"{'V' if secure.required else 'In a federation with [secure], v'}ectors leave masked: "
+        f"others see the sum over all silos, in which this one has a share of {secure.share:.0%} "
+        f"at most, and of this silo alone how large its vector is, as a power of two{along}."
+    )
+    if exact:
+        held = " and on the held-out rows" if test >= limits.rows else ""
         lines.append(
-            f"Losses, gradients and local updates carry noise, and cost at most ε = "
+            "Three numbers on how curved the loss is, and the loss at one arbitrary point, which "
+            "identifies the data; for methods of second order the diagonal of the Hessian and "
+            f"curvatures along directions; loss and accuracy on the training rows{held}."
+        )
+    else:
+        lines.append(
+            "Losses, gradients and local updates carry noise, and cost at most ε = "
             f"{privacy.epsilon:g}, all runs together. Curvatures and scores do not leave. Sums "
             f"over columns {'leave exactly' if privacy.columns else 'are refused'}."
         )
-    else:
-        held = " and on the held-out rows" if test >= limits.rows else ""
-        lines.append(
-            "Once per process: three numbers on how curved the loss is, and the loss at one "
-            "arbitrary point, which tells whether the data are still the same."
-        )
-        lines.append(
-            "For methods of second order: the diagonal of the Hessian, and a few numbers on how "
-            "the loss curves along directions that are asked for."
-        )
-        lines.append(f"Loss and accuracy, each one number, on the training rows{held}.")
     allowed = "any algorithm" if limits.algorithms is None else ", ".join(limits.algorithms)
     return [
         *lines,
-        f"All this is answered for these algorithms only: {allowed}.",
+        f"All this for these algorithms only: {allowed}.",
         "Sums and vectors are not anonymous: from enough of them one can compute how many rows "
         "have which label, and the fewer rows there are, the more about each.",
     ]
 
 
-def _masked(file: SiloFile) -> str:
-    """Describe what masks change about that."""
-    secure = file.secure
-    always = "Every vector leaves masked"
-    if not secure.required:
-        always = "In a federation with [secure], vectors leave masked"
-    along = " and along directions that the coordinator chooses" if secure.projections else ""
-    return (
-        f"{always}: others see the sum over all silos, in which this one has a share of "
-        f"{secure.share:.0%} at most, and of this silo alone how large its vector is, as a power "
-        f"of two{along}."
-    )
-
-
-def _agreement(file: SiloFile, data: Dataset, width: int) -> list[str]:
+def _agreement(file: SiloFile, data: Dataset, width: int, sums: bool) -> list[str]:
+    """List what leaves before training."""
     columns = data.table.columns
     if data.table.block is not None:
         lines = [f"The shape of the features: {' × '.join(map(str, data.table.shape))}."]
     else:
         names = _cut([column.name for column in columns])
-        lines = [
-            f"Names of the {len(columns)} columns, whether each holds numbers or categories, and "
-            f"whether it has any value: {names}."
-        ]
+        lines = [f"Names and kinds of the {len(columns)} columns, and which are empty: {names}."]
     for column in columns:
-        named = []
         if column.kind == CATEGORY:
             named = named_categories(column, ~data.held, file.limits.rarest)
-        if named:
-            lines.append(f"Categories of {column.name!r}: {_cut(named)}.")
+            if named:
+                lines.append(f"Categories of {column.name!r}: {_cut(named)}.")
     if data.target.task == CLASSIFICATION:
         lines.append(f"Labels: {_cut([str(label) for label in data.target.labels])}.")
-    if not file.privacy.required or file.privacy.columns:
+    if sums:
         lines.append(
-            f"For each of about {width} encoded columns: the number of training rows, their sum, "
-            "and the sum of their squared distances from the mean over all silos. The sum of a "
-            "category (or of all that are not named) is how many rows have it."
-        )
-    return lines
-
-
-def stays(file: SiloFile, data: Dataset) -> list[str]:
-    """List what never leaves the silo."""
-    lines = [
-        "Rows, single values, and labels of single rows.",
-        "Predictions for single rows.",
-        "Which rows are held out.",
-        "Names of files and folders, and all columns that are not used.",
-    ]
-    if data.table.columns:
-        lines.append(
-            f"Names of categories with fewer than {file.limits.rarest} training rows here, and how "
-            "many rows have each."
-        )
-    if data.target.task != PREPARED:
-        lines.append(
-            "How many values are missing and where (they are filled in before anything is added "
-            "up)."
+            f"For each of about {width} encoded columns: the number of training rows, their sum "
+            "(of a category, how many rows have it), and the sum of their squared distances from "
+            "the mean over all silos."
         )
     return lines
 
@@ -283,26 +227,21 @@ def dishonest(file: SiloFile) -> str:
     limits = file.limits
     secure = file.secure
     losses = (
-        f"your loss at {limits.points:,} points of its choice a run, none further than "
-        f"{limits.radius:g} from the start and on a path of at most {PATH:g}, in {limits.runs} "
-        "runs; from losses at nearby points it can compute your gradient there; your accuracy at "
-        f"{SCORES} points a run"
+        f"A coordinator that breaks the rules learns your loss at {limits.points:,} points of its "
+        f"choice a run, within {limits.radius:g} of the start and on a path of at most {PATH:g}, "
+        f"in {limits.runs} runs, and so gradients; your accuracy at {SCORES} points a run;"
     )
     if not secure.required:
         return (
-            f"A coordinator that breaks the rules learns {losses}; and your gradients and updates "
-            "at those points, as they are, from which rows can be computed. With secure.required = "
-            "true and the others' keys in secure.pins it learns only sums of them."
+            f"{losses} and your gradients and updates at those points, as they are, from which "
+            "rows can be computed. With secure.required = true and the others' keys in secure.pins "
+            "it learns only sums of them."
         )
-    helped = f"{secure.colluding} other silos help"
-    if secure.colluding == 1:
-        helped = "another silo helps"
     return (
-        f"A coordinator that breaks the rules learns {losses}; the length of your gradient at a "
-        f"few points; and, of vectors, sums over {secure.members} silos or more with weights of "
-        f"its choice, of which yours is up to {secure.share:.0%}, or all that is left where "
-        f"{helped} it. It opens no sum over fewer silos, and none for which it asked silos "
-        "different things."
+        f"{losses} the length of your gradient at a few points; and, of vectors, sums over "
+        f"{secure.members} silos or more with weights of its choice, of which yours is up to "
+        f"{secure.share:.0%}, or all that is left if {secure.colluding} other silos help it. It "
+        "opens no sum over fewer silos, and none for which it asked silos different things."
     )
 
 

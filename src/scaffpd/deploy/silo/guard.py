@@ -89,8 +89,7 @@ class SiloGuard:
             if len(seen) >= ATTEMPTS[what]:
                 raise InputError(
                     "another-agreement",
-                    f"Limit reached: this silo has already answered for another {what}; restart it "
-                    "for a new run.",
+                    f"Limit reached: this silo has already answered for another {what}; restart it.",
                 )
             seen.append(name)
         with self.journal.turn():
@@ -99,7 +98,7 @@ class SiloGuard:
                 raise InputError(
                     "runs-used-up",
                     f"Limit reached: this silo has already taken part in {self.limits.runs} runs, "
-                    "all that limits.runs allows; its operator can allow more.",
+                    "all that limits.runs allows.",
                 )
             self.journal.note("", what, name)
 
@@ -108,8 +107,8 @@ class SiloGuard:
         if self.file.secure.required and not self.file.secure.pins:
             raise InputError(
                 "keys-not-pinned",
-                "This silo requires masks, and only the coordinator vouches for the others' keys: "
-                "its operator has to pin them (secure.pins).",
+                "This silo requires masks, so its operator has to pin the others' keys "
+                "(secure.pins): only the coordinator vouches for them.",
             )
 
     def check_agreement(self, setup: Setup) -> None:
@@ -196,16 +195,12 @@ class SiloGuard:
         if not self.file.secure.required:
             return values
         plan = values.get("plan")
-        own = (
-            {"plan": {**plan, "key": self._secret_key(plan.get("key"))}}
-            if isinstance(plan, dict)
-            else {}
-        )
-        return {
-            **values,
-            **own,
-            **({"key": self._secret_key(values["key"])} if "key" in values else {}),
-        }
+        drawn = dict(values)
+        if isinstance(plan, dict):
+            drawn["plan"] = {**plan, "key": self._secret_key(plan.get("key"))}
+        if "key" in values:
+            drawn["key"] = self._secret_key(values["key"])
+        return drawn
 
     def _secret_key(self, key: Any) -> Any:
         if not isinstance(key, list):
@@ -219,14 +214,11 @@ class SiloGuard:
         run = self.run
         hides = bool(setup.secure)
         with self.journal.turn():
-            at = (
-                question
-                if isinstance(question, GradientsAt) and use
-                else getattr(question, "at", None)
-            )
-            if isinstance(at, GradientsAt) and _name(at) not in self.journal.known(
-                run, GradientsAt.kind
-            ):
+            at = getattr(question, "at", None)
+            if isinstance(question, GradientsAt) and use:
+                at = question
+            asked = self.journal.known(run, GradientsAt.kind)
+            if isinstance(at, GradientsAt) and _name(at) not in asked:
                 raise InputError(
                     "point-without-loss", "This silo has not been asked for its loss at that point."
                 )
@@ -263,17 +255,12 @@ class SiloGuard:
         way = 0.0
         if name in known:
             return
-        if self.promised is not None and len(known) >= self.promised:
+        most = limits.points if self.promised is None else min(self.promised, limits.points)
+        if len(known) >= most:
             raise InputError(
                 "limit-reached",
-                f"Limit reached: this silo has already answered at {self.promised} points, which "
-                "is all that the rounds it was asked for need.",
-            )
-        if len(known) >= limits.points:
-            raise InputError(
-                "limit-reached",
-                f"Limit reached: this silo has already answered at {limits.points} points, all "
-                "that limits.points allows.",
+                f"Limit reached: this silo has already answered at {most} points, all that "
+                "limits.points allows, or the rounds need to which it consented.",
             )
         if not bool(torch.isfinite(x).all()):
             raise InputError("point-not-finite", "The point has entries that are not finite.")

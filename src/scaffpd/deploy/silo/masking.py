@@ -16,11 +16,19 @@ import numpy as np
 from pydantic import FiniteFloat
 
 from scaffpd.deploy import messages
-from scaffpd.deploy.messages import Array, JsonMapping, Message, MissingAgreement, asked_digest
+from scaffpd.deploy.messages import (
+    JsonMapping,
+    Message,
+    MissingAgreement,
+    asked_digest,
+    names_of,
+    number,
+    read_values,
+)
 from scaffpd.deploy.silo.guard import SiloGuard
 from scaffpd.deploy.silo.records import as_numbers, as_text
-from scaffpd.deploy.written import names_of, number, read_values
 from scaffpd.errors import ExposedError, InputError
+from scaffpd.federation import Vector
 from scaffpd.federation.questions import QUESTIONS, Curvature
 from scaffpd.run.settings.silo import SecureRules, SiloFile
 from scaffpd.secure.masking import Card, FixedPoint, Identity, Party, Terms
@@ -29,7 +37,6 @@ from scaffpd.secure.parties import (
     GuardedParty,
     SumRecord,
     TooLarge,
-    WeightedVector,
     Weighting,
 )
 from scaffpd.secure.terms import LARGEST, Forgotten
@@ -133,7 +140,7 @@ class SiloMasking:
         vector = np.concatenate(
             [np.asarray(found[part], dtype=np.float64).ravel() for part in parts]
         )
-        bare = None
+        columns = None
         if sums is None:
             return Message("answer", {}, {"scalars": np.array([float(np.square(vector).sum())])})
         if about == "totals":
@@ -141,12 +148,11 @@ class SiloMasking:
             bits = int(
                 np.clip(number({"beyond": -LARGEST, **asked.values}, "beyond"), -LARGEST, LARGEST)
             )
-            bare = WeightedVector(vector, 1.0, len(sums.values), bits)
+            columns = (vector, bits)
             vector = vector - np.ldexp(np.rint(np.ldexp(vector, bits)), -bits)
         if computed.values.get("shared"):  # already weighted, before the noise was added
             sums = Weighting(sums.terms, np.ones(len(sums.values)))
-        digest = asked_digest(asked)
-        return self._masked(asked, sums, vector, digest, bare)
+        return self._masked(asked, sums, vector, columns)
 
     def _weighting(self, values: JsonMapping, about: str) -> Weighting:
         """Read the members of a sum and their weights."""
@@ -174,9 +180,8 @@ class SiloMasking:
         self,
         asked: Message,
         sums: Weighting,
-        vector: Array,
-        digest: bytes,
-        bare: WeightedVector | None,
+        vector: Vector,
+        columns: tuple[Vector, int] | None,
     ) -> Message:
         """Answer with the masked vector, or with its size."""
         given = asked.values.get("numbers")
@@ -188,7 +193,7 @@ class SiloMasking:
                 self.party, JournalledGuard(self.rules, self._guard, run), self.rules.share
             )
         try:
-            found = self._sums[run].answer(sums, numbers, vector, digest, bare)
+            found = self._sums[run].answer(sums, numbers, vector, asked_digest(asked), columns)
         except (TooLarge, ExposedError) as refusal:
             # sent as an answer, as the sum is at fault and not this silo
             exposed = isinstance(refusal, ExposedError)

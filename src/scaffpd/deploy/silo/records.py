@@ -1,17 +1,17 @@
-r"""A silo's records in files that outlive runs and processes: answers, the audit log, releases.
+r"""A silo's records in files that outlive runs and processes: answers, the audit log, consents.
 
-Line n of the log (audit.jsonl) records a question and what left, with a link: the SHA-256 of the
-previous link and the line. So changing, removing or inserting a line changes every later link. A
-link noted down elsewhere proves that the end was not cut off.
+answered.jsonl   the answers so far, which limit further ones (`guard`)
+audit.jsonl      every question and what left, linked
+consents.jsonl   decisions about runs, which only `scaffpd silo consent` writes
 
-Noise comes from a secret of this silo, and the ledger of releases is written before an answer
-leaves. So a restarted silo neither forgets what was spent nor repeats an answer with other noise.
+Line n of the log records a question and what left, with a link: the SHA-256 of the previous link
+and the line. So changing, removing or inserting a line changes every later link. A link noted down
+elsewhere proves that the end was not cut off.
 
-answered.jsonl          the answers so far, which limit further ones (`guard`)
-audit.jsonl             every question and what left, linked
-privacy.key             the secret, readable for its owner only
-privacy-spent-NAME.npz  every release under the agreement of that name, up to the agreed ε
-privacy-spent.npz       every release under any agreement, up to the ε of the silo's own file
+A coordinator describes its run with the first question and with the agreement (`asks`: model,
+method, objective, rounds, ε, masks). The SHA-256 of that names the request, so another objective,
+or more rounds, is another request. Write access to the file of consents is the right to grant. The
+silo reads it before every answer, so a withdrawal takes effect with the next question.
 """
 
 from __future__ import annotations
@@ -19,31 +19,28 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import zipfile
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from scaffpd.deploy.messages import SCALE, Json, JsonMapping, Message
-from scaffpd.deploy.written import names_of, number
-from scaffpd.errors import InputError, unknown
+from scaffpd.deploy.messages import (
+    ASKING,
+    Json,
+    JsonMapping,
+    Message,
+    MissingAgreement,
+    read_values,
+)
+from scaffpd.errors import InputError
 from scaffpd.federation import Vector
-from scaffpd.federation.questions import Reply
-from scaffpd.files import JsonLines, atomic_write, load_or_create, lock_file
-from scaffpd.privacy import Private
-from scaffpd.privacy.accountant import Account
-from scaffpd.privacy.noise import digest
-from scaffpd.privacy.oracle import SumTerms
-from scaffpd.run.settings.model_file import PRIVACY
-from scaffpd.run.settings.silo import SecureRules, SiloFile
-from scaffpd.training.cohort import Cohort
+from scaffpd.files import JsonLines
+from scaffpd.run.settings.model_file import Setup
+from scaffpd.run.settings.silo import SiloFile
 
 LONGEST_TEXT = 2000  # characters of a sentence in the log
 
@@ -154,156 +151,260 @@ def line_link(before: str, line: JsonMapping) -> str:
     return hashlib.sha256((before + json.dumps(line, sort_keys=True)).encode()).hexdigest()
 
 
-def check_shared(rules: SecureRules, agreed: JsonMapping, own: bool) -> None:
-    """Refuse to share noise if this silo's part might be seen, or too few silos may collude."""
-    colluding = agreed.get("colluding")
-    if colluding is None:
-        return
-    if not (rules.required and rules.pins) or own:
+# --- the log, checked and added up
+
+LEFT = {  # the answers to questions, in words
+    "hello": "its name and version",
+    "describe": "names of columns, categories and labels",
+    "totals": "sums over columns",
+    "setup": "curvature of its loss, and one loss",
+    "start": "where a model begins",
+    "losses": "losses",
+    "gradients": "losses and gradients",
+    "local_updates": "local updates",
+    "proximal_steps": "local updates",
+    "curvature": "curvatures along directions",
+    "diagonal": "diagonals of Hessians",
+    "project": "gradients along directions",
+    "optima": "smallest losses",
+    "evaluate": "loss and accuracy",
+    "card": "its public key",
+    "meet": "keys for masks",
+    "masked": "masked vectors",
+    "sizes": "lengths of vectors",
+    "spent": "ε so far",
+}
+
+
+def audit(file: Path, noted: str = "") -> Json:
+    """Check every link of a log and add up what has left; `noted` must be among the links."""
+    lines = list[Json]()
+    links = set[str]()
+    link = ""
+    broken = ""
+    try:
+        for line in JsonLines(file).read():
+            link = line_link(link, {name: value for name, value in line.items() if name != "link"})
+            if line.get("link") != link or line.get("number") != len(lines) + 1:
+                raise ValueError
+            lines.append(line)
+            links.add(link)
+    except OSError as error:
         raise InputError(
-            "shared-noise-visible",
-            "This silo shares noise with others only if nobody sees its part: its file has to "
-            "require masks (secure.required) and to pin the others' keys (secure.pins), and the "
-            "model has to be the agreement's.",
+            "log-unreadable", f"The log {str(file)!r} cannot be read: {error}."
+        ) from None
+    except (ValueError, AttributeError):
+        what = f"Line {len(lines) + 1} was changed, or a line before it is missing"
+        broken = f"{what}: nothing from there on is proven."
+    if not broken and noted and noted not in links:
+        broken = (
+            "The link that was noted down is not in this log: its end was cut off, or it is "
+            "another log."
         )
-    if type(colluding) is not int or colluding < rules.colluding:
-        raise InputError(
-            "shared-noise-too-weak",
-            f"Shared noise has to tolerate {rules.colluding} colluding silos, as this silo's file "
-            "says.",
+    return {
+        "file": str(file),
+        "whole": not broken,
+        "broken": broken,
+        "lines": len(lines),
+        "link": link,
+        "from": lines[0]["time"] if lines else "",
+        "to": lines[-1]["time"] if lines else "",
+        "bytes": sum(line["bytes"] for line in lines),
+        "runs": [_left(run, lines) for run in dict.fromkeys(line["run"] for line in lines)],
+        "refused": dict(Counter(line["sentence"] for line in lines if line["reply"] == "refused")),
+    }
+
+
+def _left(run: str, lines: Sequence[JsonMapping]) -> Json:
+    """Add up one run's lines, question by question."""
+    own = [line for line in lines if line["run"] == run]
+    rows = []
+    for question in dict.fromkeys(line["question"] for line in own):
+        asked = [line for line in own if line["question"] == question]
+        answers = [line for line in asked if line["reply"] == "answer"]
+        numbers = sum(int(np.prod(shape)) for line in answers for shape in line["left"].values())
+        rows.append(
+            {
+                "question": question,
+                "what": LEFT.get(question, question),
+                "asked": len(asked),
+                "answered": len(answers),
+                "numbers": numbers,
+                "bytes": sum(line["bytes"] for line in asked),
+            }
         )
+    spent = [line["epsilon"] for line in own if "epsilon" in line]
+    return {
+        "run": run,
+        "algorithm": next((line["algorithm"] for line in own if line["algorithm"]), ""),
+        "masked": any(line["masked"] for line in own),
+        "private": any(line["private"] for line in own),
+        "epsilon": spent[-1] if spent else None,
+        "from": own[0]["time"],
+        "to": own[-1]["time"],
+        "questions": rows,
+    }
 
 
-def shared_parts(name: str, reply: Reply, values: JsonMapping) -> dict[str, NDArray[np.float64]]:
-    """Return this silo's term of a sum with shared noise: its weighted vector plus its share.
+# --- consent
 
-    It is in the sum's units. One more entry, the same for all silos and as large as any entry may
-    be, hides the vector's size.
-    """
-    found = {}
-    for part, vectors in reply.vectors.items():
-        if vectors.addends is not None:
-            names = names_of(values, "names")
-            weights = values["weights"]
-            scale = number(values, SCALE)
-            if not 0 < scale < np.inf:
+ASKS = {
+    "federation": str,
+    "silos": list[str],
+    "algorithm": str,
+    "objective": str,
+    "model": Json,
+    "rounds": int,
+    "secure": Json,
+    "epsilon": float | int | None,
+    "delta": float | None,
+}
+LONGEST = 20_000  # characters of a request
+AWAITED = "consent-awaited"  # code of the refusal until somebody at the site has decided
+SHOWN = 20  # digits of a request's name in sentences and lists; decisions use all of them
+SLACK = 20  # points beyond two a round, for starts and restarts
+
+
+def request_name(asks: JsonMapping) -> str:
+    """Return the name of a request, the 64 digits of its SHA-256."""
+    return hashlib.sha256(json.dumps(asks, sort_keys=True).encode()).hexdigest()
+
+
+class SiloConsent:
+    """Decide whether a silo takes part in a run; `asks` is the run's request."""
+
+    def __init__(self, file: SiloFile) -> None:
+        self._file = file.consents
+        self._ask = file.consent.policy == "ask"
+        self.asks: Json | None = None
+
+    def check(self, kind: str, given: object) -> None:
+        """Refuse a question unless the site has consented to its run; `given` is its request."""
+        if given is not None:
+            self.asks = None  # the log must not record a refused question as a request
+            asks = read_values(
+                ASKS, given, "What the run asks for is not complete, or cannot be read."
+            )
+            if len(json.dumps(asks)) > LONGEST:
+                raise InputError("request-too-long", "What the run asks for is too long.")
+            noisy = asks["epsilon"] is not None
+            if noisy and not (0 < asks["epsilon"] < 1e300 and 0 < (asks["delta"] or 0) < 1):
                 raise InputError(
-                    "sum-without-units", "The question does not say in which units the sum is."
+                    "request-without-budget",
+                    "What the run asks for has an ε that is not above 0, or no δ between 0 and 1.",
                 )
-            own = torch.tensor([weights[names.index(name)]], dtype=torch.float64)
-            terms = SumTerms(
-                len(names), scale, digest(*names, torch.tensor(weights, dtype=torch.float64), scale)
+            self.asks = asks
+        if not self._ask and not self._file.exists():
+            return
+        if self.asks is None and kind not in ASKING:
+            raise MissingAgreement  # a new process of this silo, which gets the agreement again
+        if self.asks is None:
+            raise InputError(
+                "run-without-request",
+                "This silo takes part with consent, and the coordinator does not say what its run "
+                "asks for.",
             )
-            made = vectors.addends(own, terms)
-            assert isinstance(made.parts, torch.Tensor)
-            found[part] = np.append(made.parts[0].double().numpy(), made.most)
-    return found
+        self._decided(request_name(self.asks))
 
+    def _decided(self, name: str) -> None:
+        """Refuse a request that was withdrawn, or without a decision apply the policy."""
+        decision = decisions(self._file).get(name)
+        short = name[:SHOWN]
+        if decision is None and self._ask:
+            raise InputError(
+                AWAITED,
+                f"Nobody at this silo has agreed to the run yet (request {short}): "
+                "`scaffpd silo consent` shows it.",
+            )
+        if decision is not None and not decision["granted"]:
+            raise InputError(
+                "consent-withdrawn",
+                f"Consent to this run ({short}) was withdrawn on {decision['time'][:10]}.",
+            )
 
-class PrivacyLedger:
-    """Ledger of one silo's releases under one agreement, within the silo's own budget."""
-
-    def __init__(self, silo: SiloFile, agreed: JsonMapping, digest: str) -> None:
-        for name in agreed:
-            if name not in PRIVACY:
-                raise unknown("privacy setting", name, PRIVACY)
-        self.rules = silo.privacy
-        self.agreed = dict(agreed)
-        self._secret = silo.noise_secret
-        self._all = silo.spent
-        self.file = silo.spent.with_stem(f"{silo.spent.stem}-{digest[:12]}")
-        self._known: dict[Path, tuple[int, ...]] = {}  # identity of files when last read or written
-        self._written: dict[Path, int] = {}  # releases in them then
-
-    def private(self, model: Any) -> Private:
-        """Return the model with the agreed noise and ε, and with this silo's secret."""
-        about = {
-            name: value for name, value in self.agreed.items() if name not in ("epsilon", "delta")
+    def match(self, setup: Setup) -> int | None:
+        """Refuse an agreement that differs from the request; return the most points it may use."""
+        if self.asks is None or not self._ask:
+            return None
+        same = {
+            "method": setup.algorithm == self.asks["algorithm"],
+            "masks": dict(setup.secure) == self.asks["secure"],
+            "ε": setup.privacy.get("epsilon") == self.asks["epsilon"],
+            "δ": setup.privacy.get("delta") == self.asks["delta"],
+            "model": _fixed(setup.model) == _fixed(self.asks["model"]),
         }
-        epsilon, delta = self._agreed()
-        return Private(
-            model, **about, secret=load_or_create(self._secret), budget=epsilon, delta=delta
-        )
-
-    def _agreed(self) -> tuple[float, float]:
-        """Return the agreed ε and δ, or refuse what this silo's file does not allow."""
-        epsilon = self.agreed.get("epsilon")
-        delta = self.agreed.get("delta")
-        own = self.rules
-        if epsilon is None or delta is None or (own.delta is not None and delta > own.delta):
+        wrong = [name for name, is_same in same.items() if not is_same]
+        if wrong:
             raise InputError(
-                "delta-too-large",
-                f"This silo needs an agreement on ε, and on δ of {own.delta or 'any size'} at "
-                "most.",
+                "agreement-not-requested",
+                f"The agreement has another {wrong[0]} than this silo was asked to consent to.",
             )
-        if own.epsilon is not None and epsilon > own.epsilon:
-            raise InputError(
-                "epsilon-too-large",
-                f"The agreement may cost ε = {epsilon:g}, more than the {own.epsilon:g} of this "
-                "silo's file.",
-            )
-        return float(epsilon), float(delta)
+        return 2 * int(self.asks["rounds"]) + SLACK
 
-    def open(self, cohort: Cohort) -> None:
-        """Bind the cohort, even one of the silo's own code, to both budgets."""
-        account = cohort.account
-        if account is None:
-            raise InputError(
-                "cohort-not-private",
-                "The silo's own Cohort is not private: make it of a Private model.",
-            )
-        epsilon, delta = self._agreed()
-        account.budget = epsilon if account.budget is None else min(account.budget, epsilon)
-        account.delta = min(account.delta, delta)
-        if self.rules.epsilon is not None and self.rules.delta is not None:
-            account.wider = Account(account.names, self.rules.delta, self.rules.epsilon)
 
-    @contextmanager
-    def while_answering(self, cohort: Cohort) -> Iterator[None]:
-        """Load earlier releases, and record new ones before an answer leaves.
+def _fixed(model: JsonMapping) -> Json:
+    """Return the settings of a model that the request fixes; silos find out the classes."""
+    return {"kind": "linear", **{name: v for name, v in model.items() if name != "classes"}}
 
-        One process at a time does so.
-        """
-        with lock_file(self._all.with_suffix(".lock")):
-            accounts = self._accounts(cohort)
-            for file, account in accounts.items():
-                self._read(file, account)
-            try:
-                yield
-            finally:
-                for file, account in accounts.items():
-                    if account.total > (self._written.get(file, 0) if file.exists() else 0):
-                        self._write(file, account)
 
-    def _accounts(self, cohort: Cohort) -> dict[Path, Account]:
-        """Return the accounts by file, that of all agreements first."""
-        account = cohort.account
-        if account is None:
-            return {}
-        wider = {} if account.wider is None else {self._all: account.wider}
-        return {**wider, self.file: account}
+def decisions(file: Path, whole: bool = True) -> dict[str, Json]:
+    """Return the last decision about every request, by its name.
 
-    @staticmethod
-    def _state(file: Path) -> tuple[int, ...]:
-        """Return the file's identity, which changes when another process replaces it."""
-        about = file.stat()
-        return about.st_ino, about.st_mtime_ns, about.st_size
+    A last line that was cut off may be a withdrawal: a `whole` file must have none. The next
+    `decide` removes it.
+    """
+    lines = JsonLines(file)
+    default = {"granted": False, "by": "", "time": ""}
+    try:
+        found = {str(line["request"]): {**default, **line} for line in lines.read()}
+        if whole and file.exists() and file.stat().st_size > lines.place:
+            raise ValueError
+        return found
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError(
+            "consents-unreadable", f"The silo's file of consents, {file.name!r}, cannot be read."
+        ) from None
 
-    def _read(self, file: Path, account: Account) -> None:
-        if file.exists() and self._state(file) != self._known.get(file):
-            try:
-                with np.load(file, allow_pickle=False) as earlier:
-                    account.merge(dict(earlier))
-                    self._written[file] = int(earlier["privacy.times"].sum())
-            except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-                raise InputError(
-                    "ledger-unreadable", f"The privacy ledger {str(file)!r} cannot be read."
-                ) from None
-            self._known[file] = self._state(file)
 
-    def _write(self, file: Path, account: Account) -> None:
-        packed: Json = account.pack()
-        with atomic_write(file) as written:
-            np.savez(written, **packed)
-        self._known[file] = self._state(file)
-        self._written[file] = account.total
+def decide(file: Path, request: str, granted: bool, by: str) -> None:
+    """Append a decision."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        JsonLines(file).append({"request": request, "granted": granted, "by": by, "time": now})
+    except OSError as error:
+        raise InputError(
+            "consents-not-writable",
+            f"Cannot write {str(file)!r}: {error.strerror}. You may not decide here.",
+        ) from None
+
+
+def requests(file: SiloFile) -> list[Json]:
+    """Return every request in the silo's log, with its state."""
+    found: dict[str, Json] = {}
+    decided = decisions(file.consents, whole=False)
+    try:
+        lines = list(JsonLines(file.audit).read())
+    except (OSError, ValueError):
+        raise InputError(
+            "log-unreadable",
+            f"The log {str(file.audit)!r} cannot be read: `scaffpd silo audit` says where.",
+        ) from None
+    for line in lines:
+        if "asks" not in line:
+            continue
+        name = request_name(line["asks"])
+        new = {"request": name, "first": line["time"], "columns": [], "asks": line["asks"]}
+        own = found.setdefault(name, new)
+        own["last"] = line["time"]
+        own["columns"] = line.get("columns") or own["columns"]
+        decision = decided.get(name)
+        if decision is not None:
+            verb = "granted" if decision["granted"] else "withdrawn"
+            own["state"] = f"{verb} by {decision['by']} on {decision['time'][:10]}"
+        elif "waits" in line:
+            own["state"] = "waits for consent at this site"
+        elif line.get("sentence"):
+            own["state"] = f"refused: {line['sentence']}"
+        else:
+            own["state"] = f'taken, as consent.policy = "{file.consent.policy}" says'
+    return list(found.values())

@@ -32,20 +32,16 @@ from scaffpd.deploy.messages import (
     JsonMapping,
     Message,
     MissingAgreement,
+    WrittenQuestion,
     decode,
     digest,
     encode,
+    reply_arrays,
 )
-from scaffpd.deploy.silo.consent import AwaitsConsent, SiloConsent
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.deploy.silo.guard import SiloGuard
-from scaffpd.deploy.silo.records import (
-    AuditLog,
-    PrivacyLedger,
-    check_shared,
-    shared_parts,
-)
-from scaffpd.deploy.written import WrittenQuestion, reply_arrays
+from scaffpd.deploy.silo.privacy import PrivacyLedger, check_shared, shared_parts
+from scaffpd.deploy.silo.records import AWAITED, AuditLog, SiloConsent
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import QUESTIONS, GradientsAt, Question, Scores
 from scaffpd.models.personal import Personal
@@ -168,7 +164,7 @@ class Silo:
             reply = Message("missing")
         except InputError as error:
             log.warning("refused: %s", error)
-            waits = {"waits": True} if isinstance(error, AwaitsConsent) else {}
+            waits = {"waits": True} if error.code == AWAITED else {}
             reply = Message("refused", {"sentence": str(error), **waits})
         except Exception as error:
             log.exception("a question failed")  # the details may contain data and stay here
@@ -217,7 +213,6 @@ class Silo:
             "describe": lambda _: Message("answer", {"description": self.data.describe()}),
             "totals": self._totals,
             "setup": self._agree,
-            "start": self._start,
         }
         return first[asked.kind](asked) if asked.kind in first else self._train(asked, use)
 
@@ -252,9 +247,9 @@ class Silo:
         if private and not rules.columns:
             raise InputError(
                 "sums-without-noise",
-                "Noise does not cover sums over columns: they leave this silo only if its file "
-                'says so, with privacy.columns = "exact". Declare the ranges of columns in '
-                "[features.ranges] of the federation instead: then no sums are needed.",
+                "Noise does not cover sums over columns: they leave this silo only with "
+                'privacy.columns = "exact" in its file. Declare [features.ranges] in the '
+                "federation instead.",
             )
         schema = checked_schema(asked.values.get("schema"))
         mean = asked.arrays.get("mean")
@@ -299,17 +294,20 @@ class Silo:
             for made in ("cohort", "ledger"):
                 vars(self).pop(made, None)
 
-    def _start(self, asked: Message) -> Message:
-        self._check_setup(asked.values.get("setup"))
-        return Message("answer", {}, {"x": self.cohort.start().numpy(force=True)})
-
     # --- while training
 
     def _train(self, asked: Message, use: str) -> Message:
         values = asked.values
-        setup = self._check_setup(values.get("setup"))
+        setup = self._setup
+        if setup is None or setup.digest != values.get("setup"):
+            raise MissingAgreement
+        if asked.kind == "start":
+            return Message("answer", {}, {"x": self.cohort.start().numpy(force=True)})
         if asked.kind == messages.SPENT and self._private:
-            return self._spent()
+            with self._noted():  # (ε, δ) so far depends on the questions and not on the rows
+                found = self.cohort.privacy
+                assert found is not None
+                return Message("answer", {"epsilon": found.worst, "delta": found.delta})
         if self._private and asked.kind == Scores.kind:
             raise InputError("scores-with-noise", "This silo is private: it releases no scores.")
         self.guard.check_kind(setup, asked.kind)
@@ -357,21 +355,9 @@ class Silo:
             )
         return torch.from_numpy(array).to(like)
 
-    def _spent(self) -> Message:
-        """Answer with (ε, δ) so far, which depends on the questions and not on the rows."""
-        with self._noted():
-            found = self.cohort.privacy
-            assert found is not None
-            return Message("answer", {"epsilon": found.worst, "delta": found.delta})
-
     def _noted(self) -> AbstractContextManager[None]:
         """Record what an answer releases if there is a ledger."""
         return nullcontext() if self.ledger is None else self.ledger.while_answering(self.cohort)
-
-    def _check_setup(self, name: object) -> Setup:
-        if self._setup is None or self._setup.digest != name:
-            raise MissingAgreement
-        return self._setup
 
     def _check_dimension(self, dimension: int) -> None:
         most = self.file.limits.dimension
