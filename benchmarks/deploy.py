@@ -30,7 +30,7 @@ import scaffpd as sp
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.flare.local import FlareEngine
 from scaffpd.deploy.messages import InProcess
-from scaffpd.deploy.processes import MARK, wait_for
+from scaffpd.deploy.processes import MARK
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.run.record import RunRecord
 
@@ -173,9 +173,11 @@ def deployed(path: Path, places: dict[str, Path], work: Path) -> tuple[float, in
         engine.start()
         with Wire(engine.port) as wire:
             engine.submit()
-            done = wait_for(lambda: (run / "outcome.json").exists(), 1500)
+            deadline = time.monotonic() + 1500
+            while not (run / "outcome.json").exists() and time.monotonic() < deadline:
+                time.sleep(0.2)
             time.sleep(0.5)
-        if not done:
+        if not (run / "outcome.json").exists():
             raise SystemExit(f"FLARE did not finish: {engine.log('server')}")
         outcome = json.loads((run / "outcome.json").read_text())
         if outcome["status"] != "round limit":

@@ -9,8 +9,7 @@ import scaffpd as sp
 from scaffpd.data.tabular.agree import PREPARED, VERSION
 from scaffpd.deploy.agreement import settle
 from scaffpd.deploy.messages import InProcess
-from scaffpd.deploy.remote import Remote
-from scaffpd.deploy.session import Session
+from scaffpd.deploy.remote import Remote, Session
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.run.settings.model_file import Setup
 

@@ -29,8 +29,8 @@ from secure_picture import draw
 import scaffpd as sp
 from scaffpd.data import digits, heart_disease
 from scaffpd.deploy.messages import Message, encode
+from scaffpd.deploy.remote import SiloRequest
 from scaffpd.deploy.secure import SiloParties
-from scaffpd.deploy.session import SiloRequest
 from scaffpd.secure.masking import FixedPoint, Identity, Party, Terms
 from scaffpd.secure.parties import (
     DisclosureGuard,

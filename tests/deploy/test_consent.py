@@ -285,7 +285,7 @@ def test_more_points_than_the_rounds_need_are_refused(tmp_path):
         moved = asked_for.arrays["x"] + 1e-3 * (k + 1)
         assert put(silo, Message("gradients", asked_for.values, {"x": moved})).kind == "answer"
     reply = put(silo, Message("gradients", asked_for.values, {"x": moved + 1}))
-    assert "all that the rounds" in reply.values["sentence"]
+    assert "Limit reached" in reply.values["sentence"]
 
 
 def test_the_rounds_asked_for_leave_room_for_an_honest_run(tmp_path):

@@ -26,7 +26,6 @@ from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.local import LocalDeployment
 from scaffpd.deploy.messages import InProcess
-from scaffpd.deploy.processes import wait_for
 from scaffpd.run.settings.federation import FederationFile
 
 pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
@@ -76,7 +75,7 @@ def flare(tmp_path_factory):
         yield deployed
     finally:
         deployed.engine.stop()
-    assert deployed.engine.processes.pids() == set()
+    assert deployed.engine.processes.members() == []
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", deployed.engine.port), timeout=2)
 
@@ -200,7 +199,10 @@ def test_deploy_local_leaves_nothing_behind(tmp_path):
             if p.pid not in before and str(tmp_path) in " ".join(_words(p))
         ]
 
-    assert wait_for(lambda: mine() == [], 10.0)
+    deadline = time.monotonic() + 10.0
+    while mine() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert mine() == []
     assert sorted(p.name for p in (tmp_path / "here").iterdir()) == sorted(
         ["deployment.json", "federation.toml", "run", *deployment.silos]
     )

@@ -304,24 +304,6 @@ def test_a_killed_coordinator_goes_on_with_the_same_numbers(tmp_path, kind, mome
     np.testing.assert_array_equal(model_of(path), x)
 
 
-@pytest.mark.long
-def test_a_coordinator_killed_again_and_again(tmp_path):
-    path, places = federation(tmp_path / "a", replacing=SCAFF_PD)
-    expected, x = undisturbed(tmp_path / "b", SCAFF_PD)
-    random = np.random.default_rng(0)
-    kills = 0
-    outcome = None
-    while outcome is None:
-        try:
-            outcome, _ = run(path, places, {int(random.integers(1, 11)): [("crash",)]})
-        except Killed:
-            kills += 1
-        assert kills < 200
-    assert kills > 5
-    np.testing.assert_array_equal(model_of(path), x)
-    assert outcome.certificate == expected.certificate
-
-
 def test_a_finished_run_stays_finished_and_goes_on_to_a_smaller_tolerance(tmp_path):
     path, places = federation(tmp_path)
     first, _ = run(path, places)

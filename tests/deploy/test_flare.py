@@ -16,7 +16,6 @@ import pytest
 pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
 
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
-from nvflare.fuel.utils import fobs
 
 from cases.refusals import refuses
 from cases.silos import federation
@@ -25,10 +24,10 @@ from scaffpd import cli
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome, write_outcome
 from scaffpd.deploy.flare import admin, client, provision, server
 from scaffpd.deploy.flare.admin import AdminSession, FlareJob, LostError, follow
-from scaffpd.deploy.flare.local import FlareEngine, place_store
+from scaffpd.deploy.flare.local import place_store
 from scaffpd.deploy.flare.provision import FlareProject
 from scaffpd.deploy.messages import Failure
-from scaffpd.deploy.processes import Processes, free_ports
+from scaffpd.deploy.processes import Processes
 from scaffpd.errors import InputError
 from scaffpd.run.settings.federation import FederationFile
 
@@ -67,13 +66,6 @@ def test_every_site_gets_its_own_bytes():
     assert transport.ask({"a": b"12", "b": b"34"}, 1.0) == {"a": b"21", "b": b"43"}
 
 
-def test_only_those_asked_are_waited_for():
-    transport = server.CollabTransport({"a": Proxy(lambda q, t: q), "b": Proxy(hangs)})
-    start = time.monotonic()
-    assert transport.ask({"a": b"1"}, 5.0) == {"a": b"1"}
-    assert time.monotonic() - start < 1.0
-
-
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
@@ -90,11 +82,6 @@ def test_a_site_that_fails_does_not_keep_the_others_back(reply, words):
     assert answers["a"] == b"1"
     assert isinstance(answers["b"], Failure)
     assert words in answers["b"].reason
-
-
-def test_a_site_of_no_job_is_gone():
-    answer = server.CollabTransport({}).ask({"z": b"1"}, 0.2)["z"]
-    assert answer == Failure("The site is not part of this job.")
 
 
 def test_a_call_that_outlives_its_timeout_is_given_up(monkeypatch):
@@ -115,15 +102,6 @@ def test_an_aborted_job_ends_the_question():
     transport = server.CollabTransport({"a": Proxy(raises(RunAborted("end")))})
     with pytest.raises(RunAborted):
         transport.ask({"a": b"1"}, 30.0)
-
-
-def test_bytes_travel_as_they_are_and_nothing_is_pickled():
-    payload = bytes(range(256)) * 4096
-    packed = fobs.dumps({"kwargs": {"question": payload}})
-    assert payload in bytes(packed)  # no base64, no copy in another form
-    assert len(packed) < len(payload) + 1000
-    assert b"pickle" not in bytes(packed)
-    assert fobs.loads(packed)["kwargs"]["question"] == payload
 
 
 def test_a_silo_of_another_name_is_refused(monkeypatch, tmp_path):
@@ -172,28 +150,17 @@ def paths(node):
     return set().union(*map(paths, node)) if isinstance(node, list) else set()
 
 
-def test_a_project_names_server_silos_and_coordinator():
-    document = FlareProject("hospitals", ("north", "south"), "fl.example.org").document()
-    kinds = {person["name"]: person["type"] for person in document["participants"]}
-    assert kinds == {
-        "fl.example.org": "server",
-        "north": "client",
-        "south": "client",
-        "coordinator@scaffpd.org": "admin",
-    }
-
-
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "code"),
     [
-        ({"name": "two words"}, "two words"),
-        ({"silos": ("Long Beach",)}, "Long Beach"),
-        ({"silos": ("server",)}, "called like the server"),
-        ({"host": "-nowhere"}, "-nowhere"),
+        ({"name": "two words"}, "name-not-for-flare"),
+        ({"silos": ("Long Beach",)}, "name-not-for-flare"),
+        ({"silos": ("server",)}, "silo-named-like-server"),
+        ({"silos": ("coordinator",)}, "silo-named-like-server"),
     ],
 )
-def test_names_that_flare_cannot_use_are_refused(change, words):
-    with pytest.raises(InputError, match=words):
+def test_names_that_flare_cannot_use_are_refused(change, code):
+    with refuses(code):
         FlareProject(**({"name": "f", "silos": ("a",), "host": "localhost"} | change))
 
 
@@ -232,20 +199,8 @@ def test_the_server_stores_its_jobs_in_its_own_kit(tmp_path):
     assert "/tmp/nvflare" not in text
 
 
-def test_an_engine_that_was_never_started_stops_quietly(tmp_path):
-    engine = FlareEngine(tmp_path / "f.toml", {"a": tmp_path / "a.toml"}, tmp_path)
-    assert not engine.running()
-    engine.stop()
-    engine.stop()
-    assert engine.processes.pids() == set()
-
-
-def test_ports_are_free_and_different():
-    assert len(set(free_ports(4))) == 4
-
-
 def test_a_folder_without_a_kit_is_no_administrator(tmp_path):
-    with pytest.raises(InputError, match="startup kit"):
+    with refuses("no-admin-kit"):
         AdminSession(tmp_path, tmp_path / "log")
 
 
@@ -259,13 +214,13 @@ def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
     path = os.pathsep.join([str(Path(client.__file__).parents[3]), str(tmp_path)])
     processes.start("north", ["parent"], tmp_path / "log", os.environ | {"PYTHONPATH": path})
     deadline = time.monotonic() + 10
-    while len(processes.pids("north")) < 2 and time.monotonic() < deadline:
+    while len(processes.members("north")) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(processes.pids("north")) == 2
-    assert processes.pids("south") == set()
-    assert not Processes().pids()
+    assert len(processes.members("north")) == 2
+    assert processes.members("south") == []
+    assert not Processes().members()
     processes.kill("north")
-    assert processes.pids() == set()
+    assert processes.members() == []
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path):
@@ -289,9 +244,9 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     orphans = Processes(done.stdout.strip())
     assert len(orphans.mark) == 32, done.stderr
     deadline = time.monotonic() + 10
-    while orphans.pids() and time.monotonic() < deadline:
+    while orphans.members() and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert orphans.pids() == set()
+    assert orphans.members() == []
 
 
 # --- a folder for every part
@@ -332,7 +287,7 @@ def test_keys_are_written_where_nobody_else_can_look(tmp_path, monkeypatch):
 
     monkeypatch.setattr(provision.subprocess, "run", fail)
     (tmp_path / "kits").mkdir(mode=0o755)
-    with pytest.raises(InputError, match="could not be provisioned"):
+    with refuses("provision-failed"):
         provision.provision(FlareProject("f", ("a",), "localhost"), tmp_path)
     assert seen == [0o700]
 
@@ -343,11 +298,6 @@ def test_a_coordinators_folder_without_a_job_is_not_resumed(tmp_path, capsys):
     (tmp_path / "federation.toml").write_text(federation(tmp_path / "f", 2)[0].read_text())
     assert cli.run(["deploy", "resume", str(tmp_path)]) == 2
     assert "There is no job" in capsys.readouterr().err
-
-
-def test_a_part_without_a_kit_is_not_started(tmp_path, capsys):
-    assert cli.run(["deploy", "start", str(tmp_path)]) == 2
-    assert "no startup kit" in capsys.readouterr().err
 
 
 # --- a job and its run

@@ -387,16 +387,6 @@ def test_an_agreed_epsilon_is_kept_where_the_silo_s_own_is_larger(tmp_path):
     assert later.privacy.worst <= 1 < later.account.wider.spent().worst < 2
 
 
-def test_the_secret_is_its_owner_s(tmp_path):
-    path, places = private(tmp_path)
-    coordinate(path, InProcess(opened(places)))
-    secrets = {(place.parent / "privacy.key").read_text() for place in places.values()}
-    assert len(secrets) == len(places)
-    assert all(
-        (place.parent / "privacy.key").stat().st_mode & 0o777 == 0o600 for place in places.values()
-    )
-
-
 def test_with_masks_as_well(tmp_path):
     path, places = private(
         tmp_path, PRIVACY + "\n[secure]\n", WILLING + "\n[secure]\nrequired = true\n", silos=3

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from cases.refusals import refuses
 from scaffpd.data.tabular.columns import spelt
 from scaffpd.deploy.silo.dataset import Dataset
 from scaffpd.errors import InputError
@@ -96,43 +97,28 @@ def test_a_column_without_a_value_has_no_kind(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "data", "words"),
+    ("text", "data", "code"),
     [
-        ("", "", "'a.csv' is empty"),
-        ("x,y\n", "", "has column names but no rows"),
-        ("x,x,y\n1,2,3\n", "", "two columns named 'x'"),
-        ("x,z\n1,2\n", "", "column of 'a.csv', 'y'"),
-        (
-            "x;y\n1;2\n3\n",
-            "",
-            "has 1 values in line 3, but 2 columns: the last value belongs to 'x'.",
-        ),
-        (
-            "x,y\n1,2\n1\n",
-            "",
-            "has 1 values in line 3, but 2 columns: the last value belongs to 'x'.",
-        ),
-        ("x,y\n1,2\ninf,2\n", "", "an infinite value in column 'x', line 3"),
-        ("x,y\n1,\n2,?\n", "", "no row with a value in its target column 'y'"),
-        ('x,y\n"1,2\n', "", "is broken in line"),
-        ("x,y\n1,2\n", 'columns = ["z"]', "column of 'a.csv', 'z'"),
-        (b"x,y\n\x00,1\n", "", "is no text"),
-        ("y\n1\n2\n", "", "no columns besides its target"),
-        ("x,y\n1,a\n2,b\n", 'task = "regression"', "texts such as 'a' in its target 'y'"),
-        ("x,y\n1,0.5\n2,1\n", 'task = "classification"', "0.5 in its target 'y'"),
+        ("", "", "empty-file"),
+        ("x,y\n", "", "no-rows"),
+        ("x,x,y\n1,2,3\n", "", "column-named-twice"),
+        ("x,z\n1,2\n", "", "unknown-unknown"),
+        ("x;y\n1;2\n3\n", "", "row-length"),
+        ("x,y\n1,2\n1\n", "", "row-length"),
+        ("x,y\n1,2\ninf,2\n", "", "infinite-value"),
+        ("x,y\n1,\n2,?\n", "", "column-without-values"),
+        ('x,y\n"1,2\n', "", "broken-line"),
+        ("x,y\n1,2\n", 'columns = ["z"]', "unknown-unknown"),
+        (b"x,y\n\x00,1\n", "", "not-a-text"),
+        ("y\n1\n2\n", "", "no-columns"),
+        ("x,y\n1,a\n2,b\n", 'task = "regression"', "texts-in-target"),
+        ("x,y\n1,0.5\n2,1\n", 'task = "classification"', "labels-not-whole"),
     ],
 )
-def test_csv_mistakes_get_one_sentence(tmp_path, text, data, words):
-    with pytest.raises(InputError) as caught:
+def test_csv_mistakes_get_one_sentence(tmp_path, text, data, code):
+    with refuses(code) as caught:
         from_csv(tmp_path, text, data)
-    assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file_and_a_missing_file_of_each_kind(tmp_path):
-    for name in ("b.csv", "b.npz", "b.parquet"):
-        with pytest.raises(InputError, match=f"Cannot read the data file .*{name}.*No such file"):
-            silo(tmp_path, f'file = "{name}"\ntarget = "y"')
 
 
 # ------------------------------------------------------------------ the target and the split
@@ -172,11 +158,6 @@ def test_the_split_is_label_by_label_and_fixed_by_the_name(tmp_path):
 def test_a_single_row_cannot_be_split(tmp_path):
     with pytest.raises(InputError, match="use test = 0"):
         from_csv(tmp_path, "x,y\n1,0\n", rest="[split]\ntest = 0.5\n")
-
-
-def test_regression_is_split_as_well(tmp_path):
-    data = from_csv(tmp_path, "x,y\n" + "".join(f"{k},{k / 7}\n" for k in range(10)), rest="")
-    assert data.rows == (8, 2)
 
 
 # ------------------------------------------------------------------ arrays and frames
@@ -277,37 +258,26 @@ def test_frames(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("text", "code"),
     [
-        ("def load():\n    return 3\n", "must return"),
-        ("def load():\n    return 1, 2, 3\n", "must return"),
-        (
-            "def load():\n    raise ValueError('no\\ndata')\n",
-            r"ValueError: no data \(hospital.py, line 2\)",
-        ),
-        ("def other():\n    pass\n", "has no function 'load'"),
-        ("import nothing_of_this_name\n", "needs the module 'nothing_of_this_name'"),
-        ("1 / 0\n", "ZeroDivisionError"),
-        (
-            "def load():\n    return [[1, 2], [3, 4]], [0]\n",
-            "2.* rows of features, but .*1.* targets",
-        ),
-        ("def load():\n    return [[1, 2], [3]], [0, 1]\n", "does not form an array"),
+        ("def load():\n    return 3\n", "entry-of-other-type"),
+        ("def load():\n    return 1, 2, 3\n", "entry-of-other-type"),
+        ("def load():\n    raise ValueError('no\\ndata')\n", "entry-failed"),
+        ("def other():\n    pass\n", "entry-not-found"),
+        ("import nothing_of_this_name\n", "entry-needs-module"),
+        ("1 / 0\n", "entry-failed"),
+        ("def load():\n    return [[1, 2], [3, 4]], [0]\n", "rows-do-not-match"),
+        ("def load():\n    return [[1, 2], [3]], [0, 1]\n", "not-an-array"),
         (
             "import numpy as np\ndef load():\n    return np.array([[np.inf], [1]]), [0, 1]\n",
-            "infinite feature in row 1",
+            "infinite-value",
         ),
     ],
 )
-def test_entries_that_fail_say_where(tmp_path, code, words):
-    with pytest.raises(InputError, match=words) as caught:
-        from_entry(tmp_path, code)
+def test_entries_that_fail_are_refused(tmp_path, text, code):
+    with refuses(code) as caught:
+        from_entry(tmp_path, text)
     assert "\n" not in str(caught.value)
-
-
-def test_an_entry_that_is_nowhere(tmp_path):
-    with pytest.raises(InputError, match="no module 'hospital_that_is_nowhere'"):
-        silo(tmp_path, 'entry = "hospital_that_is_nowhere:load"')
 
 
 def test_an_entry_may_return_a_cohort_of_one(tmp_path):

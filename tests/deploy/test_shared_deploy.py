@@ -13,9 +13,8 @@ from scaffpd.deploy.agreement import negotiate, settle
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import InProcess, Message, decode
-from scaffpd.deploy.remote import Remote
+from scaffpd.deploy.remote import Remote, Session, SiloRequest
 from scaffpd.deploy.secure import MaskedRemote
-from scaffpd.deploy.session import Session, SiloRequest
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import GradientsAt
 from scaffpd.privacy.accountant import epsilon

@@ -61,7 +61,7 @@ def test_it_shows_the_data_and_what_leaves(tmp_path, capsys):
         "Labels: 0, 1, 2.",
         "never fewer than 20 rows",
         "not anonymous",
-        "Predictions for single rows.",
+        "predictions of single rows",
     ):
         assert text in words, text
     assert "seldom" not in out

@@ -14,7 +14,7 @@ import torch
 
 from scaffpd.deploy.agreement import negotiate, settle
 from scaffpd.deploy.messages import InProcess, Message
-from scaffpd.deploy.session import Session, SiloRequest, SiloTrouble
+from scaffpd.deploy.remote import Session, SiloRequest, SiloTrouble
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan

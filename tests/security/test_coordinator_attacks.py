@@ -41,7 +41,7 @@ from dishonest import (
 
 from scaffpd.deploy.agreement import settle
 from scaffpd.deploy.messages import Message, decode, encode
-from scaffpd.deploy.session import SiloRequest
+from scaffpd.deploy.remote import SiloRequest
 from scaffpd.deploy.silo.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan

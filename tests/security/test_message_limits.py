@@ -10,7 +10,7 @@ import pytest
 from dishonest import NAMES, NUMBERS, Coordinator, meet, point
 
 from scaffpd.deploy.messages import BYTES_EACH, ELEMENTS, Message, WireError, decode, encode
-from scaffpd.deploy.session import SiloRequest
+from scaffpd.deploy.remote import SiloRequest
 from scaffpd.federation.questions import GradientsAt
 
 X = np.array([0.1, -0.2, 0.3, 0.05])

@@ -31,8 +31,7 @@ from scaffpd.deploy.messages import (
     digest,
     read_values,
 )
-from scaffpd.deploy.remote import Facts
-from scaffpd.deploy.session import LARGEST_REPLY, Session, SiloRequest, SiloTrouble
+from scaffpd.deploy.remote import LARGEST_REPLY, Facts, Session, SiloRequest, SiloTrouble
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants
 from scaffpd.models import Linear

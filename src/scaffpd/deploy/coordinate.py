@@ -29,8 +29,15 @@ from scaffpd.deploy.deployed_run import (
 )
 from scaffpd.deploy.messages import GARBAGE, SPENT, Failure, Json, Message, Transport
 from scaffpd.deploy.recording import record_of
-from scaffpd.deploy.remote import Facts, Remote, RemoteChannel
-from scaffpd.deploy.session import CHANGED, Session, SiloRequest, SiloTrouble
+from scaffpd.deploy.remote import (
+    CHANGED,
+    Facts,
+    Remote,
+    RemoteChannel,
+    Session,
+    SiloRequest,
+    SiloTrouble,
+)
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Federation
 from scaffpd.federation.questions import Scores

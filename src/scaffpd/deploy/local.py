@@ -125,13 +125,11 @@ class LocalDeployment:
             if not keep:
                 if outcome is None or outcome.status == FAILED:
                     logs = self.folder / "logs"
-                    shutil.copytree(work, logs, ignore=_all_but_logs, dirs_exist_ok=True)
+                    logs.mkdir(exist_ok=True)
+                    for log in work.glob("*.log"):
+                        shutil.copy(log, logs)
                     say(f"Logs are in {logs}.")
                 shutil.rmtree(work, ignore_errors=True)  # private keys are in there
-
-
-def _all_but_logs(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if not name.endswith(".log")]
 
 
 def checked_folder(folder: Path) -> Path:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -90,10 +90,6 @@ class Processes:
                     found.append(process)
         return found
 
-    def pids(self, part: str | None = None) -> set[int]:
-        """Return the process ids of `members`."""
-        return {process.pid for process in self.members(part)}
-
     def kill(self, part: str | None = None, seconds: float = 10.0) -> None:
         """Send SIGKILL to a part, or to all, until no process is left."""
         end = time.monotonic() + seconds
@@ -124,16 +120,6 @@ def end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os.killpg(os.getpgid(0), signal.SIGKILL)
-
-
-def wait_for(done: Callable[[], bool], seconds: float, every: float = 0.2) -> bool:
-    """Wait until `done()` is true; return whether it was in time."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(every)
-    return True
 
 
 if __name__ == "__main__":

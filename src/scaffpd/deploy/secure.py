@@ -16,14 +16,12 @@ from functools import partial
 from typing import NoReturn
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from scaffpd.data.tabular.agree import width
 from scaffpd.deploy import messages
 from scaffpd.deploy.messages import SCALE, Array, JsonMapping, Message, plain
-from scaffpd.deploy.remote import Facts, RemoteChannel, itself
-from scaffpd.deploy.session import Session, Shapes, SiloRequest, troubles
+from scaffpd.deploy.remote import Facts, RemoteChannel, Session, SiloRequest, columns_of, itself
 from scaffpd.errors import ExposedError, InputError
 from scaffpd.federation import Vector
 from scaffpd.federation.questions import (
@@ -168,23 +166,9 @@ class MaskedRemote(SiloParties, RemoteChannel):
             hidden["c"] = replace(hidden["c"], addends=shares)
         if question.scalars:
             shapes["scalars"] = (len(question.scalars),)
-        table = self._numbers(request, shapes, chosen) if shapes else {}
-        numbers = {part: partial(itself, table[part]) for part in shapes}
-        numbers |= {
-            name: partial(itself, table["scalars"][:, j]) for j, name in enumerate(question.scalars)
-        }
-        return Reply(numbers, hidden)
-
-    def _numbers(
-        self, request: SiloRequest, shapes: Shapes, chosen: Sequence[int]
-    ) -> dict[str, Tensor]:
-        """Stack the parts of all answers."""
-        names = [self.names[i] for i in chosen]
-        replies = self.session.ask(request, names, lambda got: troubles(got, shapes, {}))
-        return {
-            part: torch.from_numpy(np.stack([replies[name].arrays[part] for name in names]))
-            for part in shapes
-        }
+        parts = self.exchange(request, shapes, chosen) if shapes else {}
+        numbers = {part: partial(itself, parts[part]) for part in shapes}
+        return Reply(numbers | columns_of(question, parts), hidden)
 
     def _handle(
         self,
@@ -198,7 +182,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         size = replace(about, kind=messages.SIZES, values={**about.values, "about": about.kind})
 
         def norms() -> Tensor:
-            return self._numbers(size, {"scalars": (1,)}, chosen)["scalars"][:, 0]
+            return self.exchange(size, {"scalars": (1,)}, chosen)["scalars"][:, 0]
 
         return SiloVectors(_not_available, _not_available, norms, shape, about=about)
 

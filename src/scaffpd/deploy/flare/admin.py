@@ -80,37 +80,29 @@ class AdminSession:
     def close(self) -> None:
         """End the session."""
         with self._lock:
-            if self._process and self._process.stdin:
-                with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-                    self._process.stdin.close()
-                    self._process.wait(2.0)
             self._kill()
 
     def _exchange(self, line: bytes) -> bytes:
         """Send a line and return the reply's; return an empty one if there is none in time."""
         if self._process is None or self._process.poll() is not None:
             self._kill()
-            self._start()
-        assert self._process is not None
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-u", "-m", "scaffpd.deploy.flare.admin", str(self.kit)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    bufsize=0,
+                    cwd=self.kit,
+                    env=os.environ | self._environment,
+                    start_new_session=True,
+                )
         stdin = self._process.stdin
         stdout = self._process.stdout
         assert stdin is not None
         assert stdout is not None
         stdin.write(line)
         return stdout.readline() if select.select([stdout], [], [], self.patience)[0] else b""
-
-    def _start(self) -> None:
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "scaffpd.deploy.flare.admin", str(self.kit)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                bufsize=0,
-                cwd=self.kit,
-                env=os.environ | self._environment,
-                start_new_session=True,
-            )
 
     def _kill(self) -> None:
         process = self._process
@@ -166,11 +158,6 @@ class FlareJob:
         if listed or not started:  # a submitted job has no process before it is dispatched
             self._listed = now
         return not said.startswith(OVER) and now - self._listed < UNLISTED
-
-    def abort(self) -> None:
-        """End the job."""
-        if self.current is not None:
-            self.session.call("abort", self.current)
 
     def connected(self) -> set[str]:
         """Return the sites that the server lists as connected."""
@@ -333,7 +320,6 @@ def status(session: Any, job: str) -> tuple[str, bool]:
 COMMANDS: dict[str, Callable[..., object]] = {
     "submit": lambda session, job: str(session.submit_job(job)),
     "status": status,
-    "abort": lambda session, job: session.abort_job(job) and None,
     "sites": lambda session: sorted(
         str(client.name) for client in session.get_connected_client_list()
     ),

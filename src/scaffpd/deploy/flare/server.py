@@ -64,26 +64,21 @@ class CollabTransport:
     def _deliver(
         self, site: str, question: bytes, timeout: float, arrived: queue.SimpleQueue[Any]
     ) -> None:
-        try:
-            arrived.put((site, self._one(site, question, timeout)))
-        except RunAborted as end:
-            arrived.put((site, end))
-        except Exception as problem:  # one failing site must not lose the others' replies
-            arrived.put((site, Failure(f"{type(problem).__name__}: {problem}")))
-
-    def _one(self, site: str, question: bytes, timeout: float) -> bytes | Failure:
-        if site not in self._proxies:
-            return Failure("The site is not part of this job.")
+        reply: object
         try:
             reply = self._proxies[site](timeout=timeout).answer(question)
+            if not isinstance(reply, bytes):
+                reply = Failure(f"The site sent {type(reply).__name__} instead of bytes.")
+            elif reply.startswith(REFUSAL):
+                reply = Failure(reply.removeprefix(REFUSAL).decode("utf-8", "replace"))
+        except RunAborted as end:
+            reply = end
         except CollabCallError as problem:
             late = "timed out" in str(problem)
-            return Failure(f"No reply within {timeout:g} seconds." if late else str(problem))
-        if not isinstance(reply, bytes):
-            return Failure(f"The site sent {type(reply).__name__} instead of bytes.")
-        if reply.startswith(REFUSAL):
-            return Failure(reply.removeprefix(REFUSAL).decode("utf-8", "replace"))
-        return reply
+            reply = Failure(f"No reply within {timeout:g} seconds." if late else str(problem))
+        except Exception as problem:  # one failing site must not lose the others' replies
+            reply = Failure(f"{type(problem).__name__}: {problem}")
+        arrived.put((site, reply))
 
 
 class Coordinator:

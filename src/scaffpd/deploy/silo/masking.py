@@ -107,18 +107,16 @@ class SiloMasking:
             if asked.kind in (messages.MASKED, messages.SIZES):
                 return self._hidden(asked, compute)
             if asked.kind in messages.SECRET:
-                return self._keys(asked.kind, asked.values)
+                if asked.kind == messages.CARD:
+                    return Message("answer", {"card": self.party.identity.card.values()})
+                cards = asked.values.get("cards")
+                self.party.meet(
+                    [Card.of(card) for card in cards] if isinstance(cards, list) else []
+                )
+                return Message("answer")
             return compute(asked, "")
         except Forgotten:  # secrets end with a process: silos have to meet again
             raise MissingAgreement from None
-
-    def _keys(self, kind: str, values: JsonMapping) -> Message:
-        """Return this silo's card, or store the others'."""
-        if kind == messages.CARD:
-            return Message("answer", {"card": self.party.identity.card.values()})
-        cards = values.get("cards")
-        self.party.meet([Card.of(card) for card in (cards if isinstance(cards, list) else [])])
-        return Message("answer")
 
     def _hidden(self, asked: Message, compute: Callable[[Message, str], Message]) -> Message:
         """Answer with the masked vector of another question, or only with its norm."""

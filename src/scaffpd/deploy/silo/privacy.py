@@ -144,7 +144,10 @@ class PrivacyLedger:
         One process at a time does so.
         """
         with lock_file(self._all.with_suffix(".lock")):
-            accounts = self._accounts(cohort)
+            account = cohort.account
+            accounts = {} if account is None else {self.file: account}
+            if account is not None and account.wider is not None:  # that of all agreements first
+                accounts = {self._all: account.wider, **accounts}
             for file, account in accounts.items():
                 self._read(file, account)
             try:
@@ -153,14 +156,6 @@ class PrivacyLedger:
                 for file, account in accounts.items():
                     if account.total > (self._written.get(file, 0) if file.exists() else 0):
                         self._write(file, account)
-
-    def _accounts(self, cohort: Cohort) -> dict[Path, Account]:
-        """Return the accounts by file, that of all agreements first."""
-        account = cohort.account
-        if account is None:
-            return {}
-        wider = {} if account.wider is None else {self._all: account.wider}
-        return {**wider, self.file: account}
 
     @staticmethod
     def _state(file: Path) -> tuple[int, ...]:

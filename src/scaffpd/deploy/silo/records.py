@@ -304,12 +304,9 @@ class SiloConsent:
                 "This silo takes part with consent, and the coordinator does not say what its run "
                 "asks for.",
             )
-        self._decided(request_name(self.asks))
-
-    def _decided(self, name: str) -> None:
-        """Refuse a request that was withdrawn, or without a decision apply the policy."""
-        decision = decisions(self._file).get(name)
+        name = request_name(self.asks)
         short = name[:SHOWN]
+        decision = decisions(self._file).get(name)
         if decision is None and self._ask:
             raise InputError(
                 AWAITED,
