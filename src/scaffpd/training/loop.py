@@ -168,15 +168,17 @@ def train(
             "not-a-checkpoint",
             f"train needs a path or Checkpoint(...) for checkpoint, got {checkpoint!r}.",
         )
-    objective = getattr(algorithm, "objective", None)
-    if isinstance(objective, Objective):
-        # objectives may have numbers that only the clients know, such as their own optima
-        settled = objective.settled(federation)
-        if settled is not objective:
-            algorithm = replace(algorithm, objective=settled)  # type: ignore[type-var]
     whole = len(federation.names) <= MANY if every_client is None else bool(every_client)
-    run = _TrainingRun(algorithm, federation, seed, keeper, whole)
+    # All that touches data belongs inside: a method is chosen by the losses' constants, and their
+    # small eigenproblems take several times longer on two threads than on one.
     with limit_threads(federation.channel.work):
+        objective = getattr(algorithm, "objective", None)
+        if isinstance(objective, Objective):
+            # objectives may have numbers that only the clients know, such as their own optima
+            settled = objective.settled(federation)
+            if settled is not objective:
+                algorithm = replace(algorithm, objective=settled)  # type: ignore[type-var]
+        run = _TrainingRun(algorithm, federation, seed, keeper, whole)
         run.begin(_start(federation, x0), x0)
         reason = run.method.uncertified(run.state)
         if tol is not None and reason is not None:
