@@ -41,10 +41,13 @@ class FeatureSteps:
             push = (problem.rates[who] * c[who]).contiguous()
             out[who] = self._minibatches(problem, who, push, keep[who])
 
-        if problem.plan.batch_size is None:
+        b = problem.plan.batch_size
+        if b is None:
             parallel_map(full, self.rows.blocks, out.device)
         else:
-            pieces = cache_pieces(n, problem.plan.batch_size * features, out.device)
+            # Pieces of clients whose minibatches fit into a cache; a GPU takes all at once.
+            size = max(1, CACHE // (b * features)) if out.device.type == "cpu" else n
+            pieces = torch.split(torch.arange(n, device=out.device), size)
             parallel_map(minibatches, pieces, out.device)
         return StackedDisplacements(out.mT.flatten(1))
 
@@ -113,12 +116,6 @@ def _minibatch_loop(
         r = loss.residual(ahead.mT, y[t]).mT.mul_(weight)
         products.back(r, torch.addcmul(push, keep, D, out=D))
     return D
-
-
-def cache_pieces(clients: int, numbers: int, device: torch.device) -> list[Tensor]:
-    """Split clients of `numbers` numbers each into pieces for a cache; a GPU takes all at once."""
-    size = max(1, CACHE // max(1, numbers)) if device.type == "cpu" else clients
-    return list(torch.split(torch.arange(clients, device=device), size))
 
 
 class NearbyGradients:

@@ -173,15 +173,14 @@ class LinearOracle:
         """Return η_i per client, shaped to multiply (N, d, k); 0 if the loss is flat."""
         if plan.rate is not None:
             return self.rows.share.new_full((len(self.rows.layout), 1, 1), plan.rate)
-        L = self.smoothness if plan.batch_size is None else self._expected_for(plan.batch_size)
+        L = self.smoothness
+        b = plan.batch_size
+        if b is not None:  # the expected smoothness of the mean of b random samples
+            if b not in self._expected:
+                found = self.constants().expected_smoothness(b)
+                self._expected[b] = torch.from_numpy(found).to(L)
+            L = self._expected[b]
         return torch.where(L > 0, plan.scale / L, 0)[:, None, None]
-
-    def _expected_for(self, batch_size: int) -> Tensor:
-        """Return the expected smoothness of the mean of b random samples, cached on the device."""
-        if batch_size not in self._expected:
-            found = self.constants().expected_smoothness(batch_size)
-            self._expected[batch_size] = torch.from_numpy(found).to(self.smoothness)
-        return self._expected[batch_size]
 
     def proximal_steps(
         self, at: LinearPoint, correction: Tensor, plan: ProximalPlan
@@ -191,9 +190,10 @@ class LinearOracle:
         J grows with √κ. A minibatch is at most as smooth as the steepest sample.
         """
         L = self.smoothness if at.rows is self.rows else self.steepest
-        go = pace(plan, L.double().cpu().numpy(), self.l2)
+        each_rate, each_momentum, steps = pace(plan, L.double().cpu().numpy(), self.l2)
         c, D = (self._own(t).mT.contiguous() for t in (correction, plan.metric))
-        rates, momenta = (torch.from_numpy(t).to(c)[:, None, None] for t in (go.rates, go.momenta))
+        rates = torch.from_numpy(each_rate).to(c)[:, None, None]
+        momenta = torch.from_numpy(each_momentum).to(c)[:, None, None]
         each = c.new_empty(len(rates), *c.shape)
         stay = self.l2 + plan.pull * D
 
@@ -202,7 +202,7 @@ class LinearOracle:
             A, y = at.rows.of(block)
             z = block.of(at.z)
             near = NearbyGradients(self.loss, A, y, z, block.of(at.residual), block.weight)
-            each[who] = proximal_steps(near, c, stay, rates[who] / D, momenta[who], go.steps)
+            each[who] = proximal_steps(near, c, stay, rates[who] / D, momenta[who], steps)
 
         parallel_map(work, at.rows.blocks, c.device)
         return StackedDisplacements(each.mT.flatten(1))

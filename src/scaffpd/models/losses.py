@@ -48,20 +48,14 @@ class Targets(NamedTuple):
 class Loss(ABC):
     """ℓ(z, y) with its derivatives.
 
-    `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z², `slope` the norm of ∂ℓ/∂z. If the
-    curvature depends on y, the bound is curvature + `per_target`·y, for y >= 0. `quadratic` means
-    that ∂²ℓ/∂z² is the same everywhere.
+    `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z². If that depends on y, the bound is
+    curvature + `per_target`·y, for y >= 0. `quadratic` means that ∂²ℓ/∂z² is the same everywhere.
     """
 
     name: str
     curvature: float
-    slope: float = float("inf")
     per_target: float = 0.0
     quadratic: bool = False
-
-    def at_zero(self, classes: int | None) -> tuple[float, float] | None:
-        """Return ℓ(0, y) and ‖∂ℓ/∂z‖ there, if they are the same for every y; else `None`."""
-        return None
 
     @abstractmethod
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
@@ -122,15 +116,10 @@ class Squared(Loss):
     curvature = 2.0
     quadratic = True
 
-    def at_zero(self, classes: int | None) -> tuple[float, float] | None:
-        """Return 1 and 2 for one-hot targets."""
-        return (1.0, 2.0) if classes else None
-
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode real targets, one or more columns; with `classes`, labels as one-hot columns."""
         if classes is not None:
-            numbers = _class_numbers(labels, names, "squared loss with classes")
-            _check_classes(numbers, names, classes)
+            numbers, _ = _class_numbers(labels, names, classes, "squared loss with classes")
             labels = [np.asarray(y == np.arange(classes), dtype=np.float64) for y in numbers]
         arrays: list[Array] = []
         for name, y in zip(names, labels, strict=True):
@@ -181,11 +170,6 @@ class Logistic(Loss):
 
     name = "logistic"
     curvature = 0.25
-    slope = 1.0
-
-    def at_zero(self, classes: int | None) -> tuple[float, float] | None:
-        """Return log 2 and 1/2."""
-        return math.log(2), 0.5
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode labels 0 and 1 (or False and True), one per sample."""
@@ -224,17 +208,10 @@ class Softmax(Loss):
 
     name = "softmax"
     curvature = 0.5
-    slope = math.sqrt(2)
-
-    def at_zero(self, classes: int | None) -> tuple[float, float] | None:
-        """Return log k and √(1 − 1/k)."""
-        return (math.log(classes), math.sqrt(1 - 1 / classes)) if classes else None
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode whole numbers 0 … classes−1; without `classes`, the largest label decides."""
-        arrays = _class_numbers(labels, names, "softmax loss")
-        outputs = classes or _number_of_classes(arrays, names)
-        _check_classes(arrays, names, outputs)
+        arrays, outputs = _class_numbers(labels, names, classes, "softmax loss")
         return Targets([y.astype(np.int64) for y in arrays], outputs)
 
     def accuracy(self, outputs: int) -> Accuracy:
@@ -389,9 +366,9 @@ def check_loss(loss: Loss, y: Tensor, outputs: int) -> None:
 
 
 def _class_numbers(
-    labels: list[Array], names: Sequence[str], what: str
-) -> list[NDArray[np.float64]]:
-    """Return whole numbers from 0, a column per client."""
+    labels: list[Array], names: Sequence[str], classes: int | None, what: str
+) -> tuple[list[NDArray[np.float64]], int]:
+    """Return class numbers, a column per client, and how many classes there are."""
     arrays = []
     for name, y in zip(names, labels, strict=True):
         flat = _one_label(name, y)
@@ -403,28 +380,23 @@ def _class_numbers(
                 "0.",
             )
         arrays.append(flat.reshape(-1, 1))
-    return arrays
-
-
-def _check_classes(labels: list[NDArray[np.float64]], names: Sequence[str], classes: int) -> None:
-    for name, y in zip(names, labels, strict=True):
-        if y.max() >= classes:
-            raise InputError(
-                "label-beyond-classes",
-                f"Client {name!r} has the label {y.max():.12g}, but {classes} classes allow 0 to "
-                f"{classes - 1}.",
-            )
-
-
-def _number_of_classes(labels: list[NDArray[np.float64]], names: Sequence[str]) -> int:
-    largest = [float(y.max()) for y in labels]
-    if max(largest) >= max(1000, sum(map(len, labels))):
+    largest = [float(y.max()) for y in arrays]
+    top = max(largest)
+    client = names[int(np.argmax(largest))]
+    if classes is not None and top >= classes:
+        raise InputError(
+            "label-beyond-classes",
+            f"Client {client!r} has the label {top:.12g}, but {classes} classes allow 0 to "
+            f"{classes - 1}.",
+        )
+    # Such as postcodes or dates: outputs for each would fill the memory.
+    if classes is None and top >= max(1000, sum(map(len, arrays))):
         raise InputError(
             "label-beyond-samples",
-            f"Client {names[int(np.argmax(largest))]!r} has the label {max(largest):.12g}, more "
-            "than there are samples: number the classes from 0, or give `classes=`.",
+            f"Client {client!r} has the label {top:.12g}, more than there are samples: number the "
+            "classes from 0, or give `classes=`.",
         )
-    return max(2, 1 + int(max(largest)))
+    return arrays, classes or max(2, 1 + int(top))
 
 
 def _one_label(name: str, y: Array) -> NDArray[np.float64]:

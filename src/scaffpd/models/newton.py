@@ -229,14 +229,14 @@ class CorrectionProblem:
     def __init__(
         self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor, stiffness: Tensor
     ) -> None:
-        self.loss, self.A, self.y, self.z, self.weight = (
-            loss,
-            A,
-            loss.dense(y, z.shape[2], A.dtype),
-            z,
-            weight,
-        )
-        self.targets, self.stiff, self.lengths = y, stiffness[:, None, None], A.norm(dim=2)
+        self.loss = loss
+        self.A = A
+        self.y = loss.dense(y, z.shape[2], A.dtype)
+        self.z = z
+        self.weight = weight
+        self.targets = y
+        self.stiff = stiffness[:, None, None]
+        self.lengths = A.norm(dim=2)
 
     def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return the objective and the predictions."""

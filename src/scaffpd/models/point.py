@@ -152,7 +152,10 @@ class LinearPoint:
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound the rounding errors of L_i and, in norm, of c_i, for stored data, x and l2."""
         loss, gradient = self.arithmetic(self.size)
-        ridge = bounded_square(self.size, len(self.x)) * self.l2 / 2
+        d = len(self.x)
+        additions = d if d <= SHORT else 2 * math.isqrt(d) + 4  # as in `squares`
+        square = SAFE * gamma(additions + 8) * self.size * self.size + d * LEAST
+        ridge = square * self.l2 / 2
         return loss + ridge, gradient + self.scalings(self.l2 * self.size)
 
     @cached_property
@@ -184,13 +187,13 @@ class LinearPoint:
         curvature = steepness(self.loss, fine)
         features = fine.A.shape[1]
         rows = len(levers)
-        k = fine.products.slack(features) * size
+        k = gamma(features + 4) * size
         tiny = LEAST * features * self.outputs
         ra = fine.layout.segment_sum(norm_above(self.slopes, 1).mul_(levers))
         loss = ((1 + slope) * k) * ra + (curvature * (k * k)) * aa
         loss = loss + (UNIT * SAFE * m + (value + tiny + 8 * UNIT * SAFE)) * self.losses.abs()
         loss = loss + (offset + curvature * tiny**2 + 2 * tiny + rows * LEAST)
-        sums = fine.products.slack(rows) + gamma(CLIENTS)
+        sums = gamma(rows + 4) + gamma(CLIENTS)
         gradient = (curvature * k) * aa + (slope + sums + self._format()) * ra
         gradient = gradient + (curvature * tiny + 2 * jump) * a
         if jump:
@@ -235,9 +238,3 @@ def squares(x: Tensor) -> Tensor:
     width = math.isqrt(d)
     cut = d - d % width
     return terms[:cut].view(-1, width).sum(1).sum() + terms[cut:].sum()
-
-
-def bounded_square(size: Tensor | float, d: int) -> Tensor | float:
-    """Bound the error of ‖x‖² and of its product with l2/2, for ‖x‖ ≤ size."""
-    n = d if d <= SHORT else 2 * math.isqrt(d) + 4
-    return SAFE * gamma(n + 8) * size * size + d * LEAST

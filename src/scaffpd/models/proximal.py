@@ -7,8 +7,6 @@ In the metric D the model is (L_i + β)-smooth, and strongly convex with μ at l
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,28 +15,18 @@ from scaffpd.federation import ProximalPlan, Vector
 from scaffpd.models.feature_steps import NearbyGradients
 
 
-class ProximalRates(NamedTuple):
-    """Step sizes, momenta and number of steps.
+def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> tuple[Vector, Vector, int]:
+    """Return step sizes, momenta and number of steps, with L_i/min D for L_i.
 
-    Attributes:
-        rates: 1/(L_i + β) per client; 0 if a model is flat.
-        momenta: (1 − q_i)/(1 + q_i) per client, q_i² = μ/(L_i + β).
-        steps: J = ⌈2/q_i⌉ of the slowest client, here or elsewhere, at most the plan's limit.
+    With q_i² = μ/(L_i + β) these are 1/(L_i + β), 0 if a model is flat, (1 − q_i)/(1 + q_i), and
+    J = ⌈2/q_i⌉ of the slowest client, here or elsewhere, at most the plan's limit.
     """
-
-    rates: Vector
-    momenta: Vector
-    steps: int
-
-
-def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> ProximalRates:
-    """Plan the steps with L_i/min D for L_i."""
     L = np.append(smoothness, plan.steepest) / float(plan.metric.min()) + plan.pull
     mu = l2 / float(plan.metric.max()) + plan.pull
     q = np.sqrt(np.minimum(np.divide(mu, L, out=np.ones_like(L), where=L > 0), 1))
     rates = np.divide(1, L, out=np.zeros_like(L), where=L > 0)
     steps = int(min(plan.limit, np.ceil(2 / max(q.min(), 1e-9))))
-    return ProximalRates(rates[:-1], ((1 - q) / (1 + q))[:-1], steps)
+    return rates[:-1], ((1 - q) / (1 + q))[:-1], steps
 
 
 def proximal_steps(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.models.layout import PaddedBlock, Ragged
-from scaffpd.models.numerics import ALONE, ALONE_VECTOR, gamma, norm_above, quiet
+from scaffpd.models.numerics import ALONE, ALONE_VECTOR, norm_above, quiet
 from scaffpd.models.threads import parallel_map
 
 # Numbers in all padded copies up to which they are stored between rounds.
@@ -23,7 +23,7 @@ PIECE = {"cpu": 2**16, "cuda": 2**24}
 
 
 class DoubleProducts:
-    """A X and AᵀV in double precision, with bounds on their errors.
+    """A X and AᵀV in double precision.
 
     Products of numbers in single precision are exact in double precision, to which A is converted
     piece by piece, so that no second copy of A is stored.
@@ -32,11 +32,6 @@ class DoubleProducts:
     def __init__(self, A: Tensor) -> None:
         self.A = A
         self.double = A.dtype == torch.float64
-
-    @staticmethod
-    def slack(terms: int) -> float:
-        """Bound the error of a sum of n products with A, relative to the sum of their sizes."""
-        return gamma(terms + 4)
 
     def times(self, X: Tensor) -> Tensor:
         """Return A X."""
@@ -102,10 +97,6 @@ class StackedSamples:
         if sum(block.rows.numel() for block in padded) * self.A.shape[1] > STORED:
             return {}
         return {block.number: (block.of(self.A), block.of(self.y)) for block in padded}
-
-    def squared(self) -> StackedSamples:
-        """Return the samples with A ∘ A."""
-        return replace(self, A=self.A.square())
 
     def each(self, V: Tensor) -> Tensor:
         """Return A_iᵀV_i of every client, (N, features, k), for V (M, k); in the format of V."""
