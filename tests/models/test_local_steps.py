@@ -235,19 +235,29 @@ def test_small_problems_run_on_one_thread_and_large_ones_do_not():
         torch.set_num_threads(before)
 
 
-def test_training_uses_one_thread_for_a_small_problem_and_restores_the_rest():
+def test_training_uses_one_thread_for_a_small_problem_and_restores_the_rest(monkeypatch):
+    """Also where `fair` chooses a method: constants on two threads cost more than all rounds."""
     before = torch.get_num_threads()
     seen = []
+    federation = cohort("squared")
+    constants = federation.constants
+
+    def watched():
+        seen.append(torch.get_num_threads())
+        return constants()
+
+    monkeypatch.setattr(federation, "constants", watched)
     torch.set_num_threads(2)
     try:
         sp.train(
-            sp.FedAvg(local_steps=2),
-            cohort("squared"),
+            sp.fair(sp.ChiSquare(0.1)),
+            federation,
             rounds=2,
             progress=False,
             callbacks=[lambda _: seen.append(torch.get_num_threads())],
         )
-        assert seen == [1, 1]
+        assert len(seen) > 2
+        assert set(seen) == {1}
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
