@@ -76,7 +76,7 @@ __all__ = [
 
 
 class PrivacySpent(Protocol):
-    """Privacy cost of the clients' answers so far: client i's are (ε_i, δ)-differentially private."""
+    """Privacy cost of answers so far: client i's are (ε_i, δ)-differentially private."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -297,7 +297,7 @@ class Federation:
     def _held(
         self, at: Gradients | Memory | None, asked: ClientSelection
     ) -> GradientsAt | Tensor | None:
-        """Return the point at which these clients answered their c_i, or the c_i that they store."""
+        """Return the point at which these clients answered c_i, or the c_i that they store."""
         if at is None:
             return None
         if isinstance(at, Gradients) and at.federation is self and at.chosen == asked.chosen:
@@ -415,6 +415,7 @@ class Federation:
         if point.shape != like.shape:
             raise InputError(
                 "shape-model-parameters",
-                f"{name} has shape {tuple(point.shape)}, but the model has {self.dimension} parameters.",
+                f"{name} has shape {tuple(point.shape)}, but the model has {self.dimension} "
+                "parameters.",
             )
         return point

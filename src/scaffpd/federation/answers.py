@@ -64,7 +64,7 @@ class PlainSums:
         return reply
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
-        """Return the sum by one matrix product, without forming single vectors if clients are here."""
+        """Return the sum by one matrix product, without single vectors if clients are here."""
         precision = torch.float64 if vectors.double_weights else asked.like.dtype
         sent = torch.from_numpy(np.array(weights[asked.index])).to(precision)
         if asked.like.is_cuda:  # from pinned memory, without waiting for the device
@@ -143,7 +143,8 @@ class Answers(Generic[Asked]):
 def _hidden() -> NoReturn:
     raise InputError(
         "secure-sums-hide",
-        "Secure sums hide every client's own vector: use a method that needs sums only, such as ScaffPD.",
+        "Secure sums hide every client's own vector: use a method that needs sums only, such as "
+        "ScaffPD.",
     )
 
 
@@ -207,8 +208,9 @@ class Gradients(Answers[GradientsAt]):
         if not self.federation.sums.allows_projections:
             raise InputError(
                 "method-client-show",
-                "This method has every client show the server its gradient along several directions, which secure "
-                "sums are meant to hide: use ScaffPD, or allow it with projections=True.",
+                "This method has every client show the server its gradient along several "
+                "directions, which secure sums are meant to hide: use ScaffPD, or allow it with "
+                "projections=True.",
             )
         seen = self._ask(Curvature(self.question, V, metric))
         Q = seen.added("curvature", weights).double().cpu().numpy()

@@ -43,7 +43,7 @@ class SharedSum(NamedTuple):
     public: Tensor
 
     def total(self, added: Tensor | None = None) -> Tensor:
-        """Return the sum, from the parts as somebody else has added them up, or as they are here."""
+        """Return the sum, from the parts as somebody else has added them up, or as they are."""
         if added is None:
             assert isinstance(self.parts, Tensor)
             added = self.parts.sum(0)
@@ -208,7 +208,7 @@ class Question:
         QUESTIONS[cls.kind] = cls
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the parts of one client's answer besides `scalars`; x has length d."""
+        """Return the shapes of the parts of a client's answer besides `scalars`; d is that of x."""
         return dict.fromkeys(self.vectors, (d,))
 
     def answer(self, clients: ClientSide) -> Reply:

@@ -48,8 +48,8 @@ class TheoryState:
 class Theory:
     """Step sizes from the constants of the problem, as proved in the paper (safe and slow).
 
-    SC-SC if ψ is strongly convex, else SC-C. L_xx is max_i L_i and μ_x min_i μ_i, from the data, and
-    L_λx is (Σ ‖∇f_i(x⁰)‖²)^½, at the start.
+    SC-SC if ψ is strongly convex, else SC-C. L_xx is max_i L_i and μ_x min_i μ_i, from the data,
+    and L_λx is (Σ ‖∇f_i(x⁰)‖²)^½, at the start.
     """
 
     def start(self, problem: StepProblem) -> TheoryState:
