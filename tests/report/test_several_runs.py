@@ -16,7 +16,7 @@ from scaffpd.run.page.several import side_by_side
 from scaffpd.run.page.verdict import verdict
 from scaffpd.run.record import RunRecord, read_runs
 
-TRAIN = (
+TRAIN = [
     "--client",
     "site",
     "--target",
@@ -29,7 +29,7 @@ TRAIN = (
     "--test",
     "0.4",
     "--quiet",
-)
+]
 
 
 @pytest.fixture(scope="module")

@@ -40,19 +40,8 @@ def table(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(table, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "run"
-    command = [
-        "train",
-        str(table),
-        "--client",
-        "site",
-        "--target",
-        "y",
-        "--test",
-        "0.75",
-        "--splits",
-        "1",
-    ]
-    command += ["--no-choose", "--out", str(folder)]
+    words = "--client site --target y --test 0.75 --splits 1 --no-choose --out"
+    command = ["train", str(table), *words.split(), str(folder)]
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         assert cli.run(command) == 0
     return folder, command, shown.getvalue()
@@ -105,19 +94,8 @@ def test_terminal_json_and_page_say_the_same(run, capsys):
 
 def test_splits_give_intervals_over_splits(run, tmp_path, capsys):
     _, command, _ = run
-    assert (
-        cli.run(
-            [
-                *command[:-1],
-                str(tmp_path / "k"),
-                "--splits",
-                "2",
-                "--no-report",
-                "--json",
-            ]
-        )
-        == 0
-    )
+    again = [*command[:-1], str(tmp_path / "k"), *["--splits", "2", "--no-report", "--json"]]
+    assert cli.run(again) == 0
     values = json.loads(capsys.readouterr().out)["joining"]
     assert values["splits"] == 2
     assert values["interval"].startswith("Student's t over 2 random splits")
@@ -138,21 +116,8 @@ def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):
 def test_a_private_run_says_why_it_is_not_measured(run, tmp_path):
     _, command, _ = run
     folder = tmp_path / "private"
-    assert (
-        cli.run(
-            [
-                *command[:-1],
-                str(folder),
-                "--epsilon",
-                "4",
-                "--rounds",
-                "2",
-                "--quiet",
-                "--no-report",
-            ]
-        )
-        == 0
-    )
+    words = "--epsilon 4 --rounds 2 --quiet --no-report"
+    assert cli.run([*command[:-1], str(folder), *words.split()]) == 0
     whole = RunRecord.read(folder)
     assert whole.joining is None
     assert "What joining brings is not measured for a private run" in whole.cautions[0]
@@ -191,17 +156,5 @@ def test_one_client_with_too_few_rows_takes_nothing_from_the_others(table, tmp_p
     assert "Chosen by 3 folds of the 5 clients with rows enough:" in said
     page = (folder / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     assert page.count(f'<li class="caution">{sentence}') == 1
-    assert (
-        cli.run(
-            [
-                "predict",
-                str(folder),
-                str(file),
-                "--model",
-                "personal",
-                "--out",
-                str(tmp_path / "p.csv"),
-            ]
-        )
-        == 0
-    )
+    words = ["--model", "personal", "--out", str(tmp_path / "p.csv")]
+    assert cli.run(["predict", str(folder), str(file), *words]) == 0

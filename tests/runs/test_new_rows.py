@@ -113,12 +113,6 @@ def test_what_does_not_fit_is_refused(trained, text, code):
         predict(folder / "run", folder / "new.csv")
 
 
-def test_no_model_no_prediction(tmp_path):
-    (tmp_path / "new.csv").write_text("a\n1\n")
-    with pytest.raises(InputError, match="There is no file"):
-        predict(tmp_path, tmp_path / "new.csv")
-
-
 def test_numbers_come_in_the_units_of_the_file(tmp_path):
     models, prepared = run(
         asked(patients(tmp_path / "p.csv", number=True), data_test=0.0), tmp_path / "run"
@@ -204,22 +198,8 @@ def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
     made = [f"{left},-{k}.5,{labels[label]}" for k, (left, label) in enumerate(rows[1:])]
     (tmp_path / "p.csv").write_text("\n".join([f"{rows[0][0]},depth,outcome", *made]) + "\n")
     monkeypatch.chdir(tmp_path)
-    columns = ["--client", "hospital", "--target", "outcome"]
-    assert (
-        cli.run(
-            [
-                "train",
-                "p.csv",
-                *columns,
-                "--no-choose",
-                "--splits",
-                "1",
-                "--out",
-                "run",
-            ]
-        )
-        == 0
-    )
+    words = "train p.csv --client hospital --target outcome --no-choose --splits 1 --out run"
+    assert cli.run(words.split()) == 0
     assert cli.run(["predict", "run", "p.csv", "--keep", "depth,hospital"]) == 0
     with open("predictions.csv", newline="") as file:
         found = list(csv.DictReader(file))

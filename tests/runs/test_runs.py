@@ -25,7 +25,6 @@ from scaffpd.run.path import knee
 from scaffpd.run.prepare import Prepared, prepare
 from scaffpd.run.record import RunRecord
 from scaffpd.run.recording import record
-from scaffpd.run.settings.model_file import read_model
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import Trained, clear, settled
 from scaffpd.study.comparison import compare
@@ -87,17 +86,6 @@ def test_the_numbers_are_those_of_the_library(tmp_path):
         sp.ChiSquare(0.1),
     )
     assert abs(sp.ChiSquare(0.1).support(cohort.evaluate(by_hand.x).loss) - optimum.value) < 1e-5
-
-
-def test_numbers_are_predicted_in_the_units_of_the_file(tmp_path):
-    models, prepared = run(asked(patients(tmp_path / "p.csv", number=True)), tmp_path / "run")
-    assert prepared.measure == "rmse"
-    x, setup = read_model(tmp_path / "run" / "model.safetensors")
-    for (X, y), error in zip(prepared.test, models[1].test.accuracy, strict=True):
-        truth = y * prepared.unit + prepared.centre
-        assert np.sqrt(np.mean((X @ x[:-1] + x[-1] - truth) ** 2)) == pytest.approx(error)
-        assert 900 < truth.mean() < 1100
-    assert setup.schema["task"] == "regression"
 
 
 def test_the_average_model_of_a_table_of_numbers_is_ridge_regression(tmp_path):
