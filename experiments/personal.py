@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 import scaffpd as sp
 from experiments.tables import append_csv, markdown_table, read_csv
-from scaffpd.study.choosing import MEAN, GridPoint, simplest
-from scaffpd.study.folds import Folds, fit_alone, with_strengths
+from scaffpd.study.choosing import MEAN, Folds, GridPoint, simplest, with_strengths
+from scaffpd.study.joining import fit_alone
 from scaffpd.training.metrics import half_interval, worst_fifth
 
 Array = NDArray[np.float64]
@@ -55,7 +55,7 @@ def alone(silos: Any, seed: int) -> tuple[Array, Array]:
     """Loss of every client by itself on its test rows, and its κ, which folds of its own rows
     choose.
     """
-    models, kappas, _ = fit_alone(Folds.of(silos.train, MODEL, silos.names, FOLDS, seed))
+    models, kappas = fit_alone(Folds.of(silos.train, MODEL, silos.names, FOLDS, seed))
     outputs = [MODEL.outputs(u, X)[:, 0] for u, (X, _) in zip(models, silos.test, strict=True)]
     losses = [np.mean((z - y) ** 2) for z, (_, y) in zip(outputs, silos.test, strict=True)]
     return np.array(losses), np.array(kappas)

@@ -14,8 +14,7 @@ from cases.cohorts import pairs
 from cases.refusals import refuses
 from scaffpd import cli
 from scaffpd.data.silos import fold_numbers
-from scaffpd.study.choosing import GridPoint, search, simplest
-from scaffpd.study.folds import Folds
+from scaffpd.study.choosing import Folds, GridPoint, search, simplest
 
 SQUARED = sp.Linear("squared")
 
@@ -106,9 +105,8 @@ def made(losses, l2):
 
 def test_the_rule_takes_the_simplest_within_one_standard_error():
     far = made([[3, 3.1], [3, 3.2]], 1.0)
-    near = made(
-        [[1.1, 1.3], [1.2, 0.9]], 0.1
-    )  # behind by .1 at one client, .3 and −.2 at the other
+    # behind by .1 at one client, .3 and −.2 at the other
+    near = made([[1.1, 1.3], [1.2, 0.9]], 0.1)
     best = made([[1.0, 1.2], [0.9, 1.1]], 0.01)
     differences = np.array([[0.1, 0.1], [0.3, -0.2]]) / 2
     assert near.score("mean") - best.score("mean") == pytest.approx(0.075)
@@ -130,8 +128,8 @@ def test_the_table_has_a_row_for_every_point_and_a_seed_repeats_it():
     own = choice.tried[0].losses
     error = np.sqrt((own.var(1, ddof=1) / 2).sum()) / len(own)
     assert first["validation_loss_mean_se"] == pytest.approx(error)
-    assert [row["kappa"] for row in choice.kappa_path] == [math.inf, 10.0]
-    assert {row["l2"] for row in choice.kappa_path} == {choice.l2}
+    assert [one.strength for one in choice.line] == [math.inf, 10.0]
+    assert {one.l2 for one in choice.line} == {choice.l2}
     assert choice.rounds == sum(point.rounds for point in choice.tried) > 0
     assert choice.point.words() in str(choice)
     again = sp.choose(clients(n=12), SQUARED, *grid, folds=2)
@@ -165,15 +163,15 @@ def test_folds_are_even_in_size_and_labels():
 @pytest.mark.parametrize(
     ("code", "wrong"),
     [
-        ("unknown-unknown", {"by": "third"}),
+        ("unknown-name", {"by": "third"}),
         ("one-fold", {"folds": 1}),
         ("strength-out-of-range", {"l2": -1.0}),
         ("strength-out-of-range", {"l2": math.inf}),
         ("strength-out-of-range", {"strength": 0.0}),
-        ("unknown-unknown", {"objective": "ChiSqare"}),
+        ("unknown-name", {"objective": "ChiSqare"}),
         ("not-an-objective", {"objective": [3]}),
         ("not-a-model", {"model": "linear"}),
-        ("choose-without-rows", {"clients": sp.Cohort(clients(), SQUARED)}),
+        ("not-pairs", {"clients": sp.Cohort(clients(), SQUARED)}),
         ("budget-too-small", {"budget": 5}),
     ],
 )
@@ -186,14 +184,14 @@ def test_refusals(code, wrong):
 def test_free_strengths_keep_the_prior_and_the_cap(budget):
     rows = Folds.of(clients(spread=1.0), SQUARED, None, 2, 0)
     goal = sp.ChiSquare(0.1, prior=[1, 1, 1, 2], cap=0.3)
-    choice = search(rows, goal, 0.1, math.inf, "mean", 0, budget, free=True)
+    choice = search(rows, [goal], 0.1, math.inf, "mean", 0, budget, free=True)
     assert {type(one.objective) for one in choice.tried} == {sp.Average, sp.ChiSquare}
     for point in choice.tried:
         assert np.array_equal(point.objective.prior, goal.prior)
         assert getattr(point.objective, "cap", 0.3) == 0.3
     assert len({one.objective.strength for one in choice.tried}) == 4  # the average has none
     assert choice.objective.cap == 0.3
-    fixed = search(rows, goal, 0.1, math.inf, "mean", 0, budget)
+    fixed = search(rows, [goal], 0.1, math.inf, "mean", 0, budget)
     assert [one.objective for one in fixed.tried] == [goal]
 
 

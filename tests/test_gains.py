@@ -13,8 +13,9 @@ from scipy import stats
 import scaffpd as sp
 from cases.refusals import refuses
 from scaffpd.data.silos import fold_numbers
-from scaffpd.study import folds
+from scaffpd.study.choosing import FOLDS
 from scaffpd.study.gains import MODELS, Joining
+from scaffpd.study.joining import RIDGES
 from scaffpd.training.metrics import (
     HeldOutMoments,
     RelativeGain,
@@ -88,17 +89,17 @@ def test_a_difference_within_noise_is_called_no_difference():
 
 def naive_folds(X, y, fit, seed, client, loss):
     """The chosen κ by a loop over κ and folds, with the largest within one standard error."""
-    fold = fold_numbers(f"client-{client}", y, folds.FOLDS, seed)
+    fold = fold_numbers(f"client-{client}", y, FOLDS, seed)
     tried = []
-    for kappa in folds.RIDGES:
+    for kappa in RIDGES:
         rows = [
             loss(fit(X[fold != k], y[fold != k], kappa), X[fold == k], y[fold == k])
-            for k in range(folds.FOLDS)
+            for k in range(FOLDS)
         ]
         tried.append(np.concatenate(rows))
     best = min(tried, key=np.mean)
     near = [np.mean(t - best) <= np.std(t - best, ddof=1) / math.sqrt(len(y)) for t in tried]
-    return max(kappa for kappa, ok in zip(folds.RIDGES, near, strict=True) if ok)
+    return max(kappa for kappa, ok in zip(RIDGES, near, strict=True) if ok)
 
 
 def test_alone_is_scikit_learns_ridge_with_its_own_regulariser():
@@ -274,9 +275,6 @@ def test_accuracy_and_error_have_paired_intervals_too(labels):
             ]
             draws.append(roots[0] - roots[1])
         assert first.half == pytest.approx(1.97 * np.std(draws), rel=0.08)
-    assert found.measure in " ".join(found.table()[0])
-    name = f"{found.measure}_gain_over_alone_mean"
-    assert found.summary()["models"][2][name][0] == pytest.approx(found.change("average").mean)
 
 
 def test_several_labels_names_and_the_average_alone():
@@ -316,7 +314,6 @@ def test_the_table_says_what_the_object_says():
     )
     assert one["test_loss"] == found.loss[4, 2]
     assert next(row for row in rows if row["model"] == "alone")["gain_over_alone"] == ""
-    assert found.summary()["recommendation"] == found.recommendation
     assert str(found) == f"{found.sentence} {found.details}"
 
 
@@ -339,7 +336,7 @@ PAIR = (np.ones((4, 2)), np.arange(4.0))
         ("joining-not-linear", {"model": sp.Module(torch.nn.Linear(2, 1))}),
         ("not-an-objective", {"objective": "fair"}),
         ("too-few-rows-for-folds", {"train": [(np.ones((1, 2)), np.ones(1))] * 2}),
-        ("test-data-used", {"test": [PAIR]}),
+        ("test-data-unusable", {"test": [PAIR]}),
     ],
 )
 def test_refusals(code, change):

@@ -44,7 +44,7 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
         if near
         else f"choose one of {', '.join(map(repr, options))}."
     )
-    return InputError("unknown-unknown", f"Unknown {what} {given!r}: {hint}")
+    return InputError("unknown-name", f"Unknown {what} {given!r}: {hint}")
 
 
 def not_installed(package: str, extra: str) -> InputError:

@@ -482,7 +482,7 @@ def test_columns_by_name():
     assert torch.equal(by_name[:, [0, 2, 3]], torch.as_tensor(x)[[0, 2, 3]].expand(4, 3))
     model = sp.Personal(sp.Linear("logistic", l2=L2, intercept=True), 2.0, ["dose", "intercept"])
     close(sp.personalise(x, *frames[1], model), by_name[1])
-    with refuses("unknown-unknown"):
+    with refuses("unknown-name"):
         bound("logistic", frames, 2.0, ["dosis"])
 
 
@@ -582,13 +582,13 @@ LINEAR = sp.Linear("logistic", l2=L2)
             lambda: sp.Cohort(
                 [(np.eye(2), [0, 1])], sp.Personal(sp.Module(nn.Linear(2, 2)), 1.0, [0])
             ),
-            "unknown-unknown",
+            "unknown-name",
         ),
-        (lambda: bound("logistic", clients("logistic"), 1.0, [9]), "unknown-unknown"),
-        (lambda: bound("logistic", clients("logistic"), 1.0, "age"), "unknown-unknown"),
+        (lambda: bound("logistic", clients("logistic"), 1.0, [9]), "unknown-name"),
+        (lambda: bound("logistic", clients("logistic"), 1.0, "age"), "unknown-name"),
         (
             lambda: bound("logistic", clients("logistic"), 1.0, "intercept", intercept=False),
-            "unknown-unknown",
+            "unknown-name",
         ),
         (
             lambda: sp.personalise(np.zeros(4), np.ones((2, 4)), np.ones(2), LINEAR),

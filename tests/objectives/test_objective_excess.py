@@ -114,15 +114,15 @@ def test_a_settings_file_names_an_offset(tmp_path):
 @pytest.mark.parametrize(
     ("code", "make"),
     [
-        ("excess-offset", lambda: sp.Excess(sp.CVaR(0.5), "mine")),
-        ("finite-client", lambda: sp.Excess(sp.CVaR(0.5), [0.1, np.nan])),
-        ("excess-objective-such", lambda: sp.Excess("CVaR", 0.0)),
-        ("excess-objective-such", lambda: sp.Excess(sp.Excess(sp.CVaR(0.5), 0.0), 0.0)),
+        ("unknown-offset", lambda: sp.Excess(sp.CVaR(0.5), "mine")),
+        ("number-not-finite", lambda: sp.Excess(sp.CVaR(0.5), [0.1, np.nan])),
+        ("not-an-objective", lambda: sp.Excess("CVaR", 0.0)),
+        ("not-an-objective", lambda: sp.Excess(sp.Excess(sp.CVaR(0.5), 0.0), 0.0)),
         (
-            "excess-offset-clients",
+            "offset-length",
             lambda: sp.Excess(sp.CVaR(0.5), [0.1, 0.2]).support([1.0, 2.0, 3.0]),
         ),
-        ("offset-numbers-train", lambda: sp.Excess(sp.CVaR(0.5), "own").support([1.0, 2.0])),
+        ("offset-not-settled", lambda: sp.Excess(sp.CVaR(0.5), "own").support([1.0, 2.0])),
     ],
 )
 def test_refusals(code, make):

@@ -63,10 +63,10 @@ def test_changes_take_the_place_of_what_the_file_says(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "code"),
     [
-        ("rounds = 7", "roundz = 7", "unknown-unknown"),
-        ("[training]", "[trainig]", "unknown-unknown"),
-        ('kind = "CVaR"', 'kind = "CVar"', "unknown-unknown"),
-        ("alpha = 0.4", "alfa = 0.4", "unknown-unknown"),
+        ("rounds = 7", "roundz = 7", "unknown-name"),
+        ("[training]", "[trainig]", "unknown-name"),
+        ('kind = "CVaR"', 'kind = "CVar"', "unknown-name"),
+        ("alpha = 0.4", "alfa = 0.4", "unknown-name"),
         ("rounds = 7", "rounds = 0", "setting-invalid"),
         ("rounds = 7", "tol = -1", "setting-invalid"),
         ("rounds = 7", "[model]\nl2 = -1", "setting-invalid"),
@@ -74,13 +74,13 @@ def test_changes_take_the_place_of_what_the_file_says(tmp_path):
         ("test = 0.25", "test = 1.0", "setting-invalid"),
         ("test = 0.25", 'columns = "age"', "setting-invalid"),
         ("test = 0.25", 'columns = ["age", "age"]', "named-twice"),
-        ("test = 0.25", 'task = "classify"', "unknown-unknown"),
+        ("test = 0.25", 'task = "classify"', "unknown-name"),
         ("test = 0.25", 'source = "digits"', "data-source"),
-        ('file = "patients.csv"', 'source = "digits"', "unknown-unknown"),
+        ('file = "patients.csv"', 'source = "digits"', "unknown-name"),
         ('target = "ill"', "", "setting-missing"),
-        ("[data]", "data = 3\n[date]", "unknown-unknown"),
+        ("[data]", "data = 3\n[date]", "unknown-name"),
         ("rounds = 7", '[algorithm]\nkind = "FedAvg"', "objective-of-its-own"),
-        ("rounds = 7", '[algorithm]\nkind = "ScaffPd"', "unknown-unknown"),
+        ("rounds = 7", '[algorithm]\nkind = "ScaffPd"', "unknown-name"),
         ("rounds = 7", '[algorithm]\nkind = "json:dumps"', "wrong-class"),
         ("rounds = 7", '[algorithm]\nkind = "nowhere:A"', "entry-not-found"),
         ("rounds = 7", '[model]\nnetwork = "n:f"\nkappa = 3.0', "kappa-of-network"),
@@ -99,7 +99,7 @@ def test_a_sentence_names_file_key_need_and_value(tmp_path):
         ("rounds = 0", "'c.toml' needs a whole number >= 1 for training.rounds, got 0."),
         ("roundz = 7", "Unknown key in [training] of 'c.toml', 'roundz': did you mean 'rounds'?"),
     ):
-        with refuses("setting-invalid" if "0" in new else "unknown-unknown") as caught:
+        with refuses("setting-invalid" if "0" in new else "unknown-name") as caught:
             RunConfig.read(written(tmp_path, FULL.replace("rounds = 7", new)))
         assert str(caught.value) == sentence
 

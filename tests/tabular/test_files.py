@@ -134,7 +134,7 @@ REFUSED = {
     "bytes": ("a.parquet", as_parquet(x=[b"x"] * N), "column-type", {}),
     "word document": ("a.docx", b"PK", "not-a-table", {}),
     "one group": ("a.csv", text(), "nothing-to-split-by", {"split_by": "site"}),
-    "unknown column": ("a.csv", text(), "unknown-unknown", {"columns": ("z",)}),
+    "unknown column": ("a.csv", text(), "unknown-name", {"columns": ("z",)}),
     "no target": ("a.csv", labelled(lambda _: ""), "column-without-values", {}),
     "one client": ("a.csv", text([("a", *row[1:]) for row in PLAIN]), "too-few-clients", {}),
     "client as target": ("a.csv", text(), "client-is-target", {"client": "ill"}),

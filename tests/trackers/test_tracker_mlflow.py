@@ -28,7 +28,7 @@ def column(mlflow, run_id, name):
 
 def test_every_number_of_a_run(store):
     people = cohort()
-    with sp.MLflow(experiment="wards", run_name="fair", cohort=people, every=2) as tracker:
+    with sp.MLflow(experiment="wards", run_name="fair") as tracker:
         result = sp.train(sp.fair(sp.Agnostic()), people, rounds=4, callbacks=[tracker])
         assert store.MlflowClient().get_run(tracker.run_id).info.status == "RUNNING"
     run = store.MlflowClient().get_run(tracker.run_id)
@@ -43,16 +43,12 @@ def test_every_number_of_a_run(store):
             enumerate(history.weights[:, i])
         )
     assert column(store, tracker.run_id, "bytes_up") == list(enumerate(history["bytes_up"]))
-    assert [
-        step for step, _ in column(store, tracker.run_id, "held-out accuracy/worst 20 percent")
-    ] == [2, 4]
-    assert run.data.tags["client ward _7"] == "ward #7"
 
 
 def test_the_numbers_of_a_run_stay_the_same(store):
     plain = sp.train(minibatches(), cohort(), rounds=3)
     people = cohort()
-    with sp.MLflow(cohort=people) as tracker:
+    with sp.MLflow() as tracker:
         shown = sp.train(minibatches(), people, rounds=3, callbacks=[tracker])
     np.testing.assert_array_equal(plain.x, shown.x)
 
@@ -75,9 +71,10 @@ def test_a_resumed_run_goes_on(store, tmp_path):
             checkpoint=tmp_path / "c.npz",
             callbacks=[first, lambda m: m.rounds == 2],
         )
-        saved = (tmp_path / "c.npz").read_bytes()
-        sp.train(minibatches(), people, rounds=3, checkpoint=tmp_path / "c.npz", callbacks=[first])
-        (tmp_path / "c.npz").write_bytes(saved)
+    saved = (tmp_path / "c.npz").read_bytes()
+    with sp.MLflow(run_id=first.run_id) as lost:
+        sp.train(minibatches(), people, rounds=3, checkpoint=tmp_path / "c.npz", callbacks=[lost])
+    (tmp_path / "c.npz").write_bytes(saved)
     with sp.MLflow(run_id=first.run_id) as second:
         result = sp.train(
             minibatches(), people, rounds=5, checkpoint=tmp_path / "c.npz", callbacks=[second]
@@ -90,23 +87,13 @@ def test_a_resumed_run_goes_on(store, tmp_path):
 
 def test_how_a_run_ends(store):
     people = cohort(["a", "b"])
-    kept = []
-
-    def note(moment):
-        kept.append(store.MlflowClient().search_runs(["0", *experiments(store)])[0].info.run_id)
 
     def broken(moment):
         raise ZeroDivisionError
 
-    sp.train(minibatches(), people, rounds=1, callbacks=[sp.MLflow("gone"), note])
-    assert store.MlflowClient().get_run(kept[0]).info.status == "FINISHED"  # with the tracker gone
     with pytest.raises(ZeroDivisionError), sp.MLflow("failed") as tracker:
         sp.train(minibatches(), people, rounds=1, callbacks=[tracker, broken])
     assert store.MlflowClient().get_run(tracker.run_id).info.status == "FAILED"
-
-
-def experiments(mlflow):
-    return [found.experiment_id for found in mlflow.MlflowClient().search_experiments()]
 
 
 def test_a_server_that_is_lost_does_not_end_a_run(store, monkeypatch):

@@ -108,7 +108,9 @@ class Objective(ABC):
     def with_strength(self, value: float) -> Self:
         """Return the same objective with another strength."""
         if not self.parameter:
-            raise InputError("strength-with-strength", f"{type(self).__name__} has no strength.")
+            raise InputError(
+                "objective-without-strength", f"{type(self).__name__} has no strength."
+            )
         return self.with_arguments(**{self.parameter: value})
 
     def arguments(self) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class Objective(ABC):
             return _uniform(n)
         if len(self.prior) != n:
             raise InputError(
-                "prior-clients",
+                "prior-length",
                 f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are {n}.",
             )
         return self.prior
@@ -261,12 +263,12 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
     p = finite_vector(owner, "prior", prior)
     if np.any(p <= 0):
         raise InputError(
-            "prior-weights-positive",
+            "prior-not-positive",
             f"{owner} needs prior weights that are positive, but client {np.argmin(p)} has {p.min()}.",
         )
     if p.min() < 1e-50 * p.max():
         raise InputError(
-            "prior-weights-within",
+            "prior-too-uneven",
             f"{owner} needs prior weights within a factor 1e50 of each other, got {p.min():g} and {p.max():g}.",
         )
     normalised: Vector = p / p.max()
@@ -282,7 +284,7 @@ def read_scale(owner: str, name: str, value: float) -> float:
     number = positive(owner, name, value)
     if not 1.0 / LARGEST <= number <= LARGEST:
         raise InputError(
-            "between-read-scale",
+            "scale-out-of-range",
             f"{owner} needs {name} between {1.0 / LARGEST:g} and {LARGEST:g}, got {value!r}.",
         )
     return number
@@ -295,7 +297,7 @@ def read_scales(owner: str, name: str, values: Any, n: int) -> Scale:
     vector = finite_vector(owner, name, values)
     if len(vector) != n:
         raise InputError(
-            "clients-read-scales",
+            "scales-length",
             f"{owner} needs one {name} or one for each of {n} clients, got {len(vector)}.",
         )
     usable = (vector >= 1.0 / LARGEST) & (vector <= LARGEST)
@@ -303,7 +305,7 @@ def read_scales(owner: str, name: str, values: Any, n: int) -> Scale:
         first = int(np.argmin(usable))
         limits = f"between {1.0 / LARGEST:g} and {LARGEST:g}"
         raise InputError(
-            "client-read-scales",
+            "scale-out-of-range",
             f"{owner} needs {name} {limits}, but client {first} has {vector[first]}.",
         )
     return vector
@@ -319,11 +321,11 @@ def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.
         vector = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         raise InputError(
-            "numbers-finite-vector", f"{owner} needs numbers in {name}, got {shortened(values)}."
+            "not-numbers", f"{owner} needs numbers in {name}, got {shortened(values)}."
         ) from None
     if vector.ndim != 1 or vector.size == 0:
         raise InputError(
-            "number-per-client",
+            "not-a-vector",
             f"{owner} needs one number per client in {name}, got an array of shape {vector.shape}.",
         )
     usable = np.isfinite(vector) & (np.abs(vector) <= largest)
@@ -331,7 +333,7 @@ def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.
         first = int(np.argmin(usable))
         limit = f" of at most {largest:g}" if np.isfinite(vector[first]) else ""
         raise InputError(
-            "finite-client",
+            "number-not-finite",
             f"{owner} needs finite {name}{limit}, but client {first} has {vector[first]}.",
         )
     return vector
@@ -355,7 +357,7 @@ def read_step(
     anchor = finite_vector(owner, "l", old)
     if len(slope) != len(anchor):
         raise InputError(
-            "same-length",
+            "prox-lengths-differ",
             f"{owner} needs s and l of the same length, got {len(slope)} and {len(anchor)}.",
         )
     objective.weights(len(slope))

@@ -47,7 +47,7 @@ class ChiSquare(Objective):
         self.rho = read_scale("ChiSquare", "rho", rho)
         self.cap = None if cap is None else read_scale("ChiSquare", "cap", cap)
         if self.cap is not None and self.cap > 1.0:
-            raise InputError("chisquare-cap", f"ChiSquare needs 0 < cap <= 1, got {cap!r}.")
+            raise InputError("cap-out-of-range", f"ChiSquare needs 0 < cap <= 1, got {cap!r}.")
         super().__init__(prior)
 
     @staticmethod
@@ -66,7 +66,7 @@ class ChiSquare(Objective):
         """Return the prior p for `n` clients; refuse fewer than 1/κ of them."""
         if self.cap is not None and n * self.cap < 1.0 - 4.0 * EPSILON * n:
             raise InputError(
-                "chisquare-cap-clients",
+                "cap-too-small",
                 f"ChiSquare has cap={self.cap:g}, but {n} clients need at least {1 / n:g} (1/{n}).",
             )
         return super().weights(n)

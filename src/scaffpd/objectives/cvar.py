@@ -39,7 +39,7 @@ class CVaR(Objective):
     def __init__(self, alpha: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
         self.alpha = read_scale("CVaR", "alpha", alpha)
         if self.alpha > 1.0:
-            raise InputError("cvar-alpha", f"CVaR needs 0 < alpha <= 1, got {alpha!r}.")
+            raise InputError("alpha-out-of-range", f"CVaR needs 0 < alpha <= 1, got {alpha!r}.")
         super().__init__(prior)
 
     def caps(self, n: int) -> Vector:

@@ -39,7 +39,7 @@ class Excess(Objective):
     def __init__(self, objective: Objective, offset: float | ArrayLike | str) -> None:
         if not isinstance(objective, Objective) or isinstance(objective, Excess):
             raise InputError(
-                "excess-objective-such",
+                "not-an-objective",
                 f"Excess needs an objective such as CVaR(0.2), got {objective!r}.",
             )
         self.objective = objective
@@ -49,7 +49,7 @@ class Excess(Objective):
             self.offset = finite_vector("Excess", "offset", levels, LARGEST)
         elif offset != OWN:
             raise InputError(
-                "excess-offset", f"Excess needs numbers in offset, or 'own', got {offset!r}."
+                "unknown-offset", f"Excess needs numbers in offset, or 'own', got {offset!r}."
             )
 
     @property
@@ -74,13 +74,13 @@ class Excess(Objective):
         """Return the levels b for `n` clients."""
         if isinstance(self.offset, str):
             raise InputError(
-                "offset-numbers-train",
+                "offset-not-settled",
                 f"offset={self.offset!r} has no numbers before `train` has asked the clients for them.",
             )
         b = np.asarray(self.offset)
         if len(b) not in (1, n):
             raise InputError(
-                "excess-offset-clients",
+                "offset-length",
                 f"Excess has an offset for {len(b)} clients, but there are {n}.",
             )
         return np.broadcast_to(b, n)

@@ -47,7 +47,7 @@ class Nash(Objective):
             return np.full(n, self.b)
         if len(self.b) != n:
             raise InputError(
-                "nash-clients", f"Nash has b for {len(self.b)} clients, but there are {n}."
+                "nash-length", f"Nash has b for {len(self.b)} clients, but there are {n}."
             )
         return self.b
 
@@ -117,7 +117,7 @@ class Nash(Objective):
         gain = self.levels(len(losses)) - losses
         if gain.max() <= 0.0:
             raise InputError(
-                "nash-start-because",
+                "nash-without-start",
                 "Nash cannot start because no client's loss is below b: raise b.",
             )
         raised: Vector = np.maximum(gain, 1e-3 * gain.max())
@@ -130,7 +130,7 @@ class Nash(Objective):
         worst = int(np.argmax(losses - b))
         if losses[worst] >= b[worst]:
             raise InputError(
-                "nash-loss-below",
+                "nash-loss-too-large",
                 f"Nash needs every loss below b, but client {names[worst]} has loss {losses[worst]:.6g} "
                 f"and b = {b[worst]:.6g}: raise b, or leave that client out.",
             )

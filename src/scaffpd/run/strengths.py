@@ -14,8 +14,8 @@ from scaffpd.objectives import Average
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import TOL
-from scaffpd.study.choosing import WORST, Choice, search, short
-from scaffpd.study.folds import FOLDS, Folds, among
+from scaffpd.study.choosing import FOLDS, WORST, Choice, Folds, search, short
+from scaffpd.study.coalitions import among
 from scaffpd.study.joining import PATH
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.loop import train
@@ -42,7 +42,7 @@ class Choosing:
         kappas = [short(rows.scale() * value) for value in PATH]
         if "kappa" not in config.left_out:
             kappas = [math.inf, float(config.model.kappa or math.inf)]
-        return search(rows, goal, l2, kappas, self.by, seed, self.budget, free)
+        return search(rows, [goal], l2, kappas, self.by, seed, self.budget, free)
 
 
 def choosable(config: RunConfig, prepared: Prepared) -> bool:

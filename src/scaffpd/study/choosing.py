@@ -21,30 +21,147 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from scaffpd.algorithms import Fair
+from scaffpd.data.silos import checked_seed, enough_rows, fold_numbers
 from scaffpd.errors import InputError, count, real, unknown
-from scaffpd.federation import Federation, Vector
+from scaffpd.federation import Vector
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.objectives import Average, Objective, named
-from scaffpd.study.folds import FOLDS, AnyModel, Folds, base_of, held_out_losses, with_strengths
 from scaffpd.study.path import WarmStart, grid
-from scaffpd.training.loop import Algorithm
+from scaffpd.training.cohort import Cohort, Pair, named_pairs
 from scaffpd.training.metrics import every, worst_fifth
 
 MEAN = "mean"
 WORST = "worst fifth"
 BY = {MEAN: every, WORST: worst_fifth}
 L2S = (1.0, 0.1, 0.01, 0.001)  # in units of the features' mean square
+FOLDS = 3
+TOL = 1e-4  # of the mean loss at x⁰: models whose folds differ at all differ by much more
 KAPPAS = (math.inf, 1000.0, 100.0, 10.0)  # likewise
 STRENGTHS = 3  # of an objective given by its kind, besides the average
 ROUNDS = 100  # the most of one point without one fold
+AnyModel = Linear | Module | Personal
+Group = tuple[int, ...]  # numbers of clients
 Key = tuple[float, float, int]  # κ, l2, the number of the objective
+
+
+def base_of(model: AnyModel) -> Linear | Module:
+    """Return the model that is, or could be, personal."""
+    return model.model if isinstance(model, Personal) else model
+
+
+def with_strengths(model: AnyModel, l2: float, kappa: float) -> AnyModel:
+    """Return the model with this regulariser and this κ; one model for all if κ is infinite."""
+    base = replace(base_of(model), l2=l2)
+    return base if math.isinf(kappa) else Personal(base, kappa, getattr(model, "columns", None))
+
+
+def with_classes(model: AnyModel, pairs: Sequence[Pair]) -> AnyModel:
+    """Return the model with its number of classes: a fold, or a group, may not have all of them."""
+    base = base_of(model)
+    if not isinstance(base, Linear) or base.loss != "softmax" or base.classes is not None:
+        return model
+    base = replace(base, classes=max(2, 1 + max(int(np.max(np.asarray(y))) for _, y in pairs)))
+    return replace(model, model=base) if isinstance(model, Personal) else base
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Clients in this process, and the rows that each of them leaves out in turn."""
+
+    pairs: list[Pair]
+    names: list[str]
+    model: AnyModel
+    numbers: list[NDArray[np.int64]]
+    folds: int
+    device: str = "cpu"
+
+    @classmethod
+    def of(
+        cls,
+        clients: Sequence[Pair] | Mapping[str, Pair],
+        model: AnyModel,
+        names: Sequence[str] | None = None,
+        folds: int = FOLDS,
+        seed: int = 0,
+    ) -> Folds:
+        """Check what was given, and cut the folds."""
+        if not isinstance(model, Linear | Module | Personal):
+            raise InputError(
+                "not-a-model",
+                f"choose needs a model such as Linear(...) or Module(...), got {model!r}.",
+            )
+        if count("choose", "folds", folds) < 2:
+            raise InputError(
+                "one-fold", "choose needs folds >= 2: one to leave out, and others to train on."
+            )
+        pairs, known = named_pairs(clients, names)
+        for name, (_, y) in zip(known, pairs, strict=True):
+            enough_rows(f"Client {name!r}", len(y), folds)
+        seed = checked_seed("choose", seed)
+        numbers = [
+            fold_numbers(name, y, folds, seed) for name, (_, y) in zip(known, pairs, strict=True)
+        ]
+        return cls(pairs, known, with_classes(model, pairs), numbers, folds)
+
+    @classmethod
+    def where_possible(
+        cls, pairs: Sequence[Pair], model: AnyModel, names: Sequence[str], seed: int
+    ) -> tuple[Folds, Group]:
+        """Cut folds of the clients that have rows enough for them, and return their numbers."""
+        who = tuple(i for i, (_, y) in enumerate(pairs) if len(y) >= FOLDS)
+        if not who:
+            raise InputError(
+                "too-few-rows-for-folds", f"nobody has the {FOLDS} training rows that folds need."
+            )
+        chosen = [pairs[i] for i in who], with_classes(model, pairs), [names[i] for i in who]
+        return cls.of(*chosen, FOLDS, seed), who
+
+    def rows(self, fold: int, out: bool) -> list[Pair]:
+        """Return every client's rows in a fold (`out`), or all others."""
+        chosen = [np.flatnonzero((number == fold) == out) for number in self.numbers]
+        return [
+            tuple(part.iloc[own] if hasattr(part, "iloc") else part[own] for part in pair)
+            for pair, own in zip(self.pairs, chosen, strict=True)
+        ]
+
+    def scale(self) -> float:
+        """Return Σ‖a‖²/(n d), for which every client gives two numbers; 1 for networks."""
+        if isinstance(base_of(self.model), Module):
+            return 1.0
+        features = (np.asarray(X) for X, _ in self.pairs)
+        squares, size = np.sum(
+            [(np.square(a, dtype=np.float64).sum(), a.size) for a in features], axis=0
+        )
+        return float(squares / size) if 0 < squares < math.inf else 1.0
+
+    def tolerance(self, clients: Cohort, l2: float) -> float | None:
+        """Return the certified gap to train to, a small share of the first loss; `None` where
+        nothing can be proven.
+        """
+        if l2 == 0 or isinstance(base_of(self.model), Module):
+            return None
+        return TOL * float(clients.losses(clients.start()).mean())
+
+    def clients(self, fold: int, l2: float, kappa: float) -> Cohort:
+        """Bind the clients without a fold, and that fold as held-out rows."""
+        model = with_strengths(self.model, l2, kappa)
+        held = self.rows(fold, True)
+        return Cohort(self.rows(fold, False), model, self.names, self.device, test=held)
+
+
+def held_out_losses(clients: Cohort, x: Vector, l2: float) -> Vector:
+    """Return f_i(u_i) − (l2/2)‖u_i‖² on held-out rows; u_i = x if there is one model for all."""
+    own = clients.own_models(x)
+    models = np.asarray(x, dtype=np.float64)[None] if own is None else own.double().cpu().numpy()
+    found: Vector = clients.evaluate(x, "test").loss - l2 / 2 * np.square(models).sum(1)
+    return found
 
 
 @dataclass(frozen=True)
@@ -72,18 +189,6 @@ class GridPoint:
     def score(self, by: str) -> float:
         """Return Σ_i w_i ℓ_i."""
         return float(self.terms(by).mean(1).sum())
-
-    def row(self) -> dict[str, Any]:
-        """Return the point and its scores, as tables have them."""
-        return {
-            "kappa": self.strength,
-            "l2": self.l2,
-            "objective": repr(self.objective),
-            "validation_loss_mean": self.score(MEAN),
-            "validation_loss_mean_se": _error(self.terms(MEAN)),
-            "validation_loss_worst_20": self.score(WORST),
-            "validation_loss_worst_20_se": _error(self.terms(WORST)),
-        }
 
     def words(self) -> str:
         """Describe the point in a few words."""
@@ -146,14 +251,21 @@ class Choice:
         return simplest(finite, self.by).strength if finite else None
 
     @property
-    def table(self) -> list[dict[str, Any]]:
+    def table(self) -> list[dict[str, object]]:
         """A row for every point: mean and worst fifth with their standard errors."""
-        return [one.row() | {"chosen": one is self.point} for one in self.tried]
-
-    @property
-    def kappa_path(self) -> list[dict[str, Any]]:
-        """The rows of the points with the chosen l2 and objective."""
-        return [one.row() | {"chosen": one is self.point} for one in self.line]
+        return [
+            {
+                "kappa": one.strength,
+                "l2": one.l2,
+                "objective": repr(one.objective),
+                "validation_loss_mean": one.score(MEAN),
+                "validation_loss_mean_se": _error(one.terms(MEAN)),
+                "validation_loss_worst_20": one.score(WORST),
+                "validation_loss_worst_20_se": _error(one.terms(WORST)),
+                "chosen": one is self.point,
+            }
+            for one in self.tried
+        ]
 
     @property
     def sentence(self) -> str:
@@ -169,32 +281,8 @@ class Choice:
         return self.sentence
 
 
-class Trials(Protocol):
-    """Clients that can be trained without a fold of their rows: `Folds`, or silos elsewhere."""
-
-    @property
-    def folds(self) -> int:
-        """K."""
-
-    @property
-    def model(self) -> AnyModel:
-        """The model, whose strengths are chosen."""
-
-    def scale(self) -> float:
-        """Return the features' mean square."""
-
-    def clients(self, fold: int, l2: float, kappa: float) -> Federation:
-        """Return the clients without a fold."""
-
-    def method(self, goal: Objective) -> Algorithm:
-        """Return the algorithm that trains for an objective."""
-
-    def tolerance(self, clients: Federation, l2: float) -> float | None:
-        """Return the certified gap to train to; `None` if nothing can be proven."""
-
-
 def choose(
-    clients: Any,
+    clients: Sequence[Pair] | Mapping[str, Pair],
     model: AnyModel,
     objective: str | Objective | Sequence[Objective] = "ChiSquare",
     l2: float | Sequence[float] | None = None,
@@ -225,20 +313,20 @@ def choose(
         budget: the most rounds of all points and folds together; then strengths are searched one
             after the other.
     """
-    if not isinstance(model, Linear | Module | Personal):
-        raise InputError(
-            "not-a-model",
-            f"choose needs a model such as Linear(...) or Module(...), got {model!r}.",
-        )
     rows = Folds.of(clients, model, names, folds, seed)
-    free = isinstance(objective, str)
-    goal = named(objective) if isinstance(objective, str) else objective
-    return search(rows, goal, l2, strength, by, seed, budget, free)
+    given = named(objective) if isinstance(objective, str) else objective
+    goals = list(given) if isinstance(given, Sequence) else [given]
+    if not goals or not all(isinstance(goal, Objective) for goal in goals):
+        raise InputError(
+            "not-an-objective",
+            f"choose needs objectives such as 'ChiSquare' or CVaR(0.2), got {objective!r}.",
+        )
+    return search(rows, goals, l2, strength, by, seed, budget, isinstance(objective, str))
 
 
 def search(
-    trials: Trials,
-    objective: Objective | Sequence[Objective],
+    trials: Folds,
+    goals: Sequence[Objective],
     l2: ArrayLike | None,
     strength: ArrayLike | None,
     by: str,
@@ -248,8 +336,8 @@ def search(
 ) -> Choice:
     """Try points, all of a grid or as many as the budget allows, and choose one.
 
-    Arguments are those of `choose`. `free` also tries the average and other strengths of the
-    objective, if it has some; its prior and its cap stay.
+    Arguments are those of `choose`. `free` tries the average and other strengths of the only goal,
+    if it has some; its prior and its cap stay.
     """
     if by not in BY:
         raise unknown("measure", by, BY)
@@ -266,9 +354,11 @@ def search(
                 f"choose needs a budget of at least {least} rounds for {trials.folds} folds.",
             )
     found = _Search(trials, by, seed, budget)
-    found.walk(kappas, l2s, objective, free)
-    best = found.best()
-    found.line(kappas, best)
+    found.walk(kappas, l2s, goals, free)
+    fair = [point for point in found.points if not isinstance(point.objective, Average)]
+    best = min(fair or found.points, key=lambda point: point.score(by))
+    k = next(k for k, goal in enumerate(found.goals) if goal is best.objective)
+    found.run([(kappa, best.l2, k) for kappa in kappas])  # if the budget is large enough
     line = [one for one in found.points if (one.l2, one.objective) == (best.l2, best.objective)]
     point = simplest(line, by)
     model = with_strengths(trials.model, point.l2, point.strength)
@@ -293,7 +383,7 @@ def short(value: float) -> float:
 class _Search:
     """The points that have been tried."""
 
-    def __init__(self, trials: Trials, by: str, seed: int, budget: int | None) -> None:
+    def __init__(self, trials: Folds, by: str, seed: int, budget: int | None) -> None:
         self.trials = trials
         self.by = by
         self.seed = seed
@@ -310,22 +400,17 @@ class _Search:
         keys = sorted(self.tried, key=lambda key: (-key[0], -key[1], key[2]))
         return [self.tried[key] for key in keys]
 
-    def best(self) -> GridPoint:
-        """Return the lowest score; of fair objectives, if some were tried."""
-        fair = [point for point in self.points if not isinstance(point.objective, Average)]
-        return min(fair or self.points, key=lambda point: point.score(self.by))
-
     def walk(
         self,
         kappas: Sequence[float],
         l2s: Sequence[float],
-        objective: Objective | Sequence[Objective],
+        goals: Sequence[Objective],
         free: bool,
     ) -> None:
         """Try the whole grid; or, with a budget, one strength after the other."""
         here = kappas[0], l2s[len(l2s) // 2], 0
-        self.goals = _given(objective)
-        goal = self.goals[0]
+        self.goals = list(goals)
+        goal = goals[0]
         free = free and goal.strengths is not None
         if free:
             self.goals = [Average(prior=goal.prior)]
@@ -338,19 +423,19 @@ class _Search:
         before: Key | None = None
         while here != before:
             before = here
-            for axis in (1, 0, 2):
-                if axis == 2 and free and len(self.goals) == 1:
-                    self._add_strengths(goal, here)
-                values: Sequence[float] = (kappas, l2s, range(len(self.goals)))[axis]
-                keys = [_moved(here, axis, value) for value in values]
+            for axis in ("l2", "kappa", "objective"):
+                kappa, l2, k = here
+                if axis == "l2":
+                    keys = [(kappa, value, k) for value in l2s]
+                elif axis == "kappa":
+                    keys = [(value, l2, k) for value in kappas]
+                else:
+                    if free and len(self.goals) == 1:
+                        self._add_strengths(goal, here)
+                    keys = [(kappa, l2, number) for number in range(len(self.goals))]
                 if not self.run(keys):
                     return
                 here = min(keys, key=lambda key: self.tried[key].score(self.by))
-
-    def line(self, kappas: Sequence[float], point: GridPoint) -> None:
-        """Try all κ with the l2 and the objective of a point, if the budget is large enough."""
-        k = next(k for k, goal in enumerate(self.goals) if goal is point.objective)
-        self.run([(kappa, point.l2, k) for kappa in kappas])
 
     def _add_strengths(self, objective: Objective, here: Key) -> None:
         """Add strengths of an objective, by how far the losses of the average model differ."""
@@ -387,7 +472,7 @@ class _Search:
         start = WarmStart(self._x.get(fold))
         for place, key in enumerate(keys):
             rounds = int(min(ROUNDS, self.left // (runs - place)))
-            method = self.trials.method(self.goals[key[2]])
+            method = Fair(self.goals[key[2]])
             result = start.train(method, clients, rounds, limit, self.seed).uninterrupted()
             if key[2] == 0 or fold not in self._x:
                 self._x[fold] = result.x
@@ -395,13 +480,6 @@ class _Search:
                 self.average[kappa, l2] = np.asarray(result.history.last_losses)
             self.left -= result.rounds
             yield key, held_out_losses(clients, result.x, l2), result.rounds
-
-
-def _moved(here: Key, axis: int, value: float) -> Key:
-    kappa, l2, goal = here
-    if axis == 2:
-        return kappa, l2, int(value)
-    return (value, l2, goal) if axis == 0 else (kappa, value, goal)
 
 
 def _error(terms: NDArray[np.float64]) -> float:
@@ -421,15 +499,3 @@ def _values(name: str, given: ArrayLike | None, usual: Sequence[float]) -> list[
                 "strength-out-of-range", f"choose needs {name} {limit}, got {value!r}."
             )
     return sorted({float(value) for value in several}, reverse=True)
-
-
-def _given(objective: object) -> list[Objective]:
-    """Return the objectives to try, the closest to the average first."""
-    several = list(objective) if isinstance(objective, Sequence) else [objective]
-    found = [one for one in several if isinstance(one, Objective)]
-    if not found or len(found) < len(several):
-        raise InputError(
-            "not-an-objective",
-            f"choose needs objectives such as 'ChiSquare' or CVaR(0.2), got {objective!r}.",
-        )
-    return found

@@ -7,19 +7,17 @@ over rows j, with Student's t interval; over splits, it is corrected for rows th
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError
 from scaffpd.numbers import plural
-from scaffpd.study.folds import FOLDS
+from scaffpd.study.choosing import FOLDS
 from scaffpd.training.metrics import (
     NO,
     NOISE,
@@ -41,7 +39,6 @@ AVERAGE = "average"
 FAIR = "fair"
 PERSONAL = "personal"
 MODELS = (CONSTANT, ALONE, AVERAGE, FAIR, PERSONAL)
-WHOM = {"mean": every, "worst_20": worst_fifth}
 CALLED = {
     AVERAGE: "one average model",
     FAIR: "one fair model",
@@ -72,9 +69,6 @@ class Joining:
             the first split; `None` where silos keep theirs.
         without: clients with too few rows for folds, which train with the others and are not
             compared.
-        kappa_path: rows of `kappa_path.csv`, on the first split: from one model for all to
-            everybody alone (κ = 0) the losses on folds of training rows, which κ folds choose, and
-            that of the personal models; empty where κ was given.
     """
 
     names: tuple[str, ...]
@@ -89,7 +83,6 @@ class Joining:
     strength: float
     splits: int = 1
     word: str = "client"
-    kappa_path: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     own: Array | None = field(default=None, repr=False)
     without: tuple[str, ...] = ()
 
@@ -237,59 +230,30 @@ class Joining:
         )
         return f"{gaining}, {lose or 'none'} clearly lose{'' if lose > 1 else 's'}"
 
-    def table(self) -> list[dict[str, Any]]:
-        """Return a row for every client and model: loss, score, gains over alone and the average."""
-        return [self._row(i, k) for i in range(len(self.names)) for k in range(len(self.models))]
+    def table(self) -> list[dict[str, str | float]]:
+        """Return a row for every client and model: loss, score, gains over alone and the average.
 
-    def _row(self, i: int, k: int) -> dict[str, Any]:
-        model = self.models[k]
-        row: dict[str, Any] = {
-            "client": self.names[i],
-            "model": model,
-            "train_rows": self.rows[i][0],
-            "test_rows": self.rows[i][1],
-            "test_loss": float(self.loss[k, i]),
-            f"test_{self.measure}": float(self.score[k, i]),
-        }
-        others = [over for over in (ALONE, AVERAGE) if over != model]
-        gains = {over: self.gain(model, over, self._only(i)) for over in others}
-        changes = {over: self.change(model, over, self._only(i)).ends for over in others}
-        for over in (ALONE, AVERAGE):
-            row |= _cells(f"gain_over_{over}", gains.get(over))
-        row["pays"] = gains[ALONE].pays if ALONE in gains else ""
-        for over in (ALONE, AVERAGE):
-            row |= _cells(f"{self.measure}_gain_over_{over}", changes.get(over))
-        return row
-
-    def summary(self) -> dict[str, Any]:
-        """Return what a run's summary says of it."""
-        overall = []
-        for k, model in enumerate(self.models):
-            over: dict[str, Any] = {}
-            for (which, of), other in itertools.product(WHOM.items(), (ALONE, AVERAGE)):
-                if other != model:
-                    over[f"gain_over_{other}_{which}"] = _finite(self.gain(model, other, of), None)
-                    change = self.change(model, other, of).ends
-                    over[f"{self.measure}_gain_over_{other}_{which}"] = _finite(change, None)
-            mean, worst = (float(of(self.loss[k]) @ self.loss[k]) for of in (every, worst_fifth))
-            overall.append(
-                {
+        Cells are empty where a model would be compared with itself, or nothing is known.
+        """
+        rows = []
+        for i, name in enumerate(self.names):
+            for k, model in enumerate(self.models):
+                row: dict[str, str | float] = {
+                    "client": name,
                     "model": model,
-                    "test_loss_mean": mean,
-                    "test_loss_worst_20": worst,
-                    "clearly_lose": self.losers(model),
-                    **over,
+                    "train_rows": self.rows[i][0],
+                    "test_rows": self.rows[i][1],
+                    "test_loss": float(self.loss[k, i]),
+                    f"test_{self.measure}": float(self.score[k, i]),
                 }
-            )
-        return {
-            "recommendation": self.recommendation,
-            "sentence": self.sentence,
-            "details": self.details,
-            "interval": self.method,
-            "splits": self.splits,
-            "kappa": self.strength,
-            "models": overall,
-        }
+                for over in (ALONE, AVERAGE):
+                    gain = self.gain(model, over, self._only(i))
+                    for end, value in zip(("", "_low", "_high"), gain, strict=True):
+                        known = over != model and math.isfinite(value)
+                        row[f"gain_over_{over}{end}"] = value if known else ""
+                row["pays"] = "" if model == ALONE else self.gain(model, ALONE, self._only(i)).pays
+                rows.append(row)
+        return rows
 
     @property
     def method(self) -> str:
@@ -302,16 +266,3 @@ class Joining:
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.sentence, self.details)))
-
-
-def _finite(values: Iterable[float], nothing: Any) -> list[Any]:
-    return [value if math.isfinite(value) else nothing for value in values]
-
-
-def _cells(name: str, found: Sequence[float] | None) -> dict[str, Any]:
-    """Return a value and the ends of its interval; empty cells where there is none."""
-    return dict(
-        zip(
-            (name, f"{name}_low", f"{name}_high"), _finite(found or [math.nan] * 3, ""), strict=True
-        )
-    )

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from scaffpd.algorithms.fair import fair
@@ -23,22 +23,15 @@ from scaffpd.errors import InputError, count
 from scaffpd.models import Linear, Personal
 from scaffpd.models.losses import loss_named
 from scaffpd.objectives import Average, ChiSquare, Objective
-from scaffpd.study.choosing import MEAN, Choice, GridPoint, search, short
-from scaffpd.study.folds import (
-    AnyModel,
-    Folds,
-    Group,
-    among,
-    answered,
-    fit_alone,
-    with_classes,
-)
+from scaffpd.study.choosing import MEAN, AnyModel, Choice, Folds, Group, search, short, with_classes
+from scaffpd.study.coalitions import among
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Array, Joining
 from scaffpd.training.cohort import Cohort, Pair, in_order
 from scaffpd.training.loop import train as run
 from scaffpd.training.metrics import HeldOutMoments
 
 # κ of personal models, in units of the features' mean square
+RIDGES = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)  # κ_i of a model alone
 PATH = (math.inf, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0)
 Rows = tuple[Array, NDArray[np.float64]]
 Answers = dict[str, list[Array]]  # by model, the parameters for every client
@@ -143,16 +136,12 @@ class JoiningSplit:
     ) -> Joining:
         """Train all models and let them answer the held-out rows."""
         folds, who = self.folded
-        alone = fit_alone(folds)
-        path = list[dict[str, Any]]()
+        alone, ridges = fit_alone(folds)
         if strength is None:
             chosen = choice or self.choice()
             assert chosen.personal is not None  # the path has finite κ
             strength = chosen.personal
-            by_itself = GridPoint(0.0, Average(), 0.0, alone.losses, 0).row()
-            path = [*chosen.kappa_path, by_itself | {"l2": "", "objective": "", "chosen": False}]
-            path = [row | {"personal": row["kappa"] == strength} for row in path]
-        answers: Answers = {ALONE: alone.models}
+        answers: Answers = {ALONE: alone}
         for name, goal in ((AVERAGE, Average(prior=self.objective.prior)), (FAIR, self.objective)):
             if name == AVERAGE or not isinstance(goal, Average):
                 x = known[name] if name in known else self._trained(self.model, goal)[0]
@@ -171,10 +160,9 @@ class JoiningSplit:
             tuple((len(self.train[i][1]), len(self.test[i][1])) for i in who),
             evidence,
             wrong,
-            alone.ridges,
+            ridges,
             float(strength),
             word=word,
-            kappa_path=tuple(path),
             own=np.stack([x, *own]),
             without=tuple(name for name in self.names if name not in folds.names),
         )
@@ -214,7 +202,7 @@ class JoiningSplit:
         folds, who = self.folded
         kappas = [short(folds.scale() * value) for value in PATH]
         goal = among(self.objective, who)
-        return search(folds, goal, self.model.l2, kappas, MEAN, self.seed, None)
+        return search(folds, [goal], self.model.l2, kappas, MEAN, self.seed, None)
 
     def _constant(self, i: int, rows: int) -> Array:
         """Return the same outputs for every row: the mean, or log-odds of the labels (half a row of
@@ -250,3 +238,56 @@ def _root(unit: float, loss: Array) -> Array:
     root = math.sqrt(loss.mean())
     found: Array = unit * (root + (loss - loss.mean()) / (2 * root)) if root > 0 else 0 * loss
     return found
+
+
+def answered(model: Linear, z: Array, y: Array) -> tuple[Array, Array | None]:
+    """Return the loss of every row with outputs z, and whether the label is right; `None` for
+    regression.
+    """
+    loss = loss_named(model.loss)
+    outputs = torch.from_numpy(np.ascontiguousarray(z))
+    target = torch.from_numpy(
+        np.asarray(loss.encode([y], ["held-out rows"], model.classes).arrays[0])
+    )
+    hit = loss.correct(outputs, target)
+    return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
+
+
+def fit_alone(folds: Folds) -> tuple[list[Array], tuple[float, ...]]:
+    """Train every client by itself, with the largest κ_i within one standard error of the best.
+
+    The error is that of the mean of paired differences over all of the client's rows, each left out
+    once. Returned are the models and κ_i.
+    """
+    model = folds.model
+    assert isinstance(model, Linear)
+    clients = range(len(folds.names))
+    tried = []
+    for kappa in RIDGES:
+        held: list[list[Array]] = [[] for _ in clients]
+        for k in range(folds.folds):
+            models = _ridge(model, folds.rows(k, False), kappa)
+            for own, u, (X, y) in zip(held, models, folds.rows(k, True), strict=True):
+                own.append(answered(model, model.outputs(u, X), y)[0])
+        tried.append(held)
+    best = [_simplest(np.stack([np.concatenate(held[i]) for held in tried])) for i in clients]
+    fitted = {k: _ridge(model, folds.pairs, RIDGES[k]) for k in set(best)}
+    return [fitted[k][i] for i, k in enumerate(best)], tuple(RIDGES[k] for k in best)
+
+
+def _ridge(model: Linear, pairs: Sequence[Pair], kappa: float) -> Array:
+    """Solve argmin_u Σ_j ℓ_j(u) + (κ/2)‖u‖² of every client: a personal model whose shared one is
+    zero.
+    """
+    cohort = Cohort(pairs, Personal(replace(model, l2=0.0), kappa))
+    return np.asarray(cohort.own_models(0 * cohort.start()))
+
+
+def _simplest(losses: Array) -> int:
+    """Return the last row of losses whose mean is within one standard error of the best, by paired
+    differences.
+    """
+    above = losses - losses[losses.mean(1).argmin()]
+    return int(
+        np.flatnonzero(above.mean(1) <= above.std(1, ddof=1) / math.sqrt(losses.shape[1]))[-1]
+    )

@@ -34,19 +34,19 @@ def named_pairs(
     if isinstance(clients, Mapping):
         if names is not None:
             raise InputError(
-                "clients-mapping-carry",
+                "names-given-twice",
                 "The clients are a mapping and carry their names: leave `names` out.",
             )
         names = list(clients)
         clients = list(clients.values())
     if not isinstance(clients, Iterable):
         raise InputError(
-            "cohort-list-pairs",
+            "not-pairs",
             f"A cohort needs a list of pairs (X, y), got {type(clients).__name__}.",
         )
     pairs = list(clients)
     if not pairs:
-        raise InputError("cohort-least-client", "A cohort needs at least one client.")
+        raise InputError("no-clients", "A cohort needs at least one client.")
     labels = (
         [f"client-{i}" for i in range(len(pairs))]
         if names is None
@@ -55,7 +55,7 @@ def named_pairs(
     for name, pair in zip(labels, pairs, strict=True):
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(
-                "client-must-pair",
+                "client-not-a-pair",
                 f"Client {name!r} must be a pair (X, y), got {type(pair).__name__}.",
             )
     return [(x, y) for x, y in pairs], labels
@@ -66,7 +66,7 @@ def in_order(test: Any, names: list[str]) -> list[Pair]:
     pairs, given = named_pairs(test, None if isinstance(test, Mapping) else names)
     if set(given) != set(names):
         raise InputError(
-            "clients-those-training",
+            "test-clients-differ",
             f"Its clients are {given}, those of the training data {names}.",
         )
     by_name = dict(zip(given, pairs, strict=True))
@@ -76,15 +76,15 @@ def in_order(test: Any, names: list[str]) -> list[Pair]:
 def _checked_names(names: Any, n: int) -> list[str]:
     if isinstance(names, str | bytes) or not isinstance(names, Iterable):
         raise InputError(
-            "names-must-list", f"names must be a list with one name per client, got {names!r}."
+            "names-not-a-list", f"names must be a list with one name per client, got {names!r}."
         )
     labels = [str(name) for name in names]
     if len(labels) != n:
-        raise InputError("clients-names", f"There are {n} clients but {len(labels)} names.")
+        raise InputError("names-length", f"There are {n} clients but {len(labels)} names.")
     for name, times in Counter(labels).items():
         if times > 1:
             raise InputError(
-                "two-clients-named", f"Two clients are named {name!r}; names must differ."
+                "client-name-twice", f"Two clients are named {name!r}; names must differ."
             )
     return labels
 
@@ -99,7 +99,7 @@ def agreed_columns(
         if own is not None and known is not None and own != known and len(own) == len(known):
             at = next(i for i, (a, b) in enumerate(zip(own, known, strict=True)) if a != b)
             raise InputError(
-                "client-column-where",
+                "columns-differ",
                 f"Client {name!r} has column {own[at]!r} where others have {known[at]!r}: "
                 "name and order the columns alike everywhere.",
             )
@@ -117,7 +117,7 @@ def checked_device(device: str | torch.device) -> torch.device:
             "there is no such kind of device" if reason.startswith("Expected one of") else reason
         )
         raise InputError(
-            "device-used", f"Device {device!r} cannot be used here: {reason}."
+            "device-unusable", f"Device {device!r} cannot be used here: {reason}."
         ) from None
     return chosen
 
@@ -263,7 +263,7 @@ class AnsweringClients(NamedTuple):
         chosen = self.channel.train if split == "train" else self.channel.test
         if chosen is None:
             raise InputError(
-                "cohort-test-data",
+                "cohort-without-test-rows",
                 'This cohort has no test data: pass `test=` when you make it, or evaluate on "train".',
             )
         return *chosen.oracle.scores(x), chosen.counts
@@ -300,13 +300,13 @@ class Cohort(Federation):
     ) -> None:
         if not hasattr(model, "oracle") or isinstance(model, type):
             raise InputError(
-                "cohort-model-such",
+                "not-a-model",
                 f"Cohort needs a model such as Linear(...) or Module(...), got {model!r}.",
             )
         pairs, known = named_pairs(clients, names)
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise InputError(
-                "dtype-must-floating",
+                "dtype-not-floating",
                 f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.",
             )
         self.model, where = model, checked_device(device)
@@ -336,7 +336,7 @@ class Cohort(Federation):
         own = self.own_models(x)
         if own is None:
             raise InputError(
-                "clients-share-model",
+                "one-model-for-all",
                 "All clients share this model: use Personal(model, ...) for personal ones.",
             )
         return dict(zip(self.names, own, strict=True))
@@ -370,7 +370,7 @@ def bound(
         if a.shape[1:] != shape:
             own, others = ("×".join(map(str, each)) for each in (a.shape[1:], shape))
             raise InputError(
-                "client-features-others",
+                "features-differ",
                 f"Client {name!r} has {own} features, but others have {others}.",
             )
     data = ClientData(X, y, list(names), device, dtype, columns)
@@ -390,8 +390,8 @@ def _bound_test(
         split = bound(model, names, in_order(test, names), device, dtype, train)
         if split.oracle.dimension != train.oracle.dimension:
             raise InputError(
-                "another-number-outputs", "It has another number of outputs than the training data."
+                "outputs-differ", "It has another number of outputs than the training data."
             )
     except InputError as error:
-        raise InputError("test-data-used", f"The test data cannot be used: {error}") from None
+        raise InputError("test-data-unusable", f"The test data cannot be used: {error}") from None
     return split
