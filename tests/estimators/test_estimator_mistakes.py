@@ -34,7 +34,7 @@ def with_missing(value):
         ("clients-not-a-column", np.ones((ROWS, 2))),
         ("clients-not-a-column", [["a"]] * ROWS),
         ("clients-of-other-length", CLIENTS[:-1]),
-        ("two-clients-named", ["1", 1] * (ROWS // 2)),
+        ("client-name-twice", ["1", 1] * (ROWS // 2)),
     ],
 )
 def test_clients(code, clients):

@@ -1,5 +1,4 @@
-r"""`choose`: how strong the regulariser, fairness and the pull towards the others should be, by
-folds.
+r"""`choose`: the strengths of the regulariser, of fairness and of the pull towards x, by folds.
 
 Every client cuts its rows into K folds. For a point (l2, objective, κ) of a grid the models are
 trained K times, each time without one fold, and every client scores its own fold: ℓ_ik, its mean
