@@ -1,4 +1,4 @@
-"""A silo's data: CSV, NPZ, data frames and entries; what is missing, what is held out, what is refused."""
+"""A silo's data: CSV, data frames and entries; what is missing, what is held out, what is refused."""
 
 from __future__ import annotations
 
@@ -163,45 +163,6 @@ def test_a_single_row_cannot_be_split(tmp_path):
 # ------------------------------------------------------------------ arrays and frames
 
 
-def test_npz(tmp_path):
-    X = np.arange(12.0).reshape(4, 3)
-    X[1, 2] = np.nan
-    np.savez(
-        tmp_path / "a.npz", X=X, y=np.array([0, 1, 1, 0]), names=np.array(["p", "q", "q", "p"])
-    )
-    data = silo(tmp_path, 'file = "a.npz"', "[split]\ntest = 0\n")
-    np.testing.assert_array_equal(data.table.block, X)
-    assert (data.table.shape, data.target.labels) == ((3,), (0, 1))
-    assert silo(tmp_path, 'file = "a.npz"\ntarget = "names"').target.labels == ("p", "q")
-
-
-def test_npz_mistakes(tmp_path):
-    np.savez(
-        tmp_path / "a.npz",
-        X=np.ones((2, 2)),
-        y=[0, 1],
-        o=np.array([{}, 1], dtype=object),
-        s=np.array(["a", "b"]),
-    )
-    for data, words in (
-        ('target = "yy"', "array of 'a.npz', 'yy'"),
-        ('columns = ["a"]', "without names"),
-        ('target = "X"', "one value per row"),
-    ):
-        with pytest.raises(InputError, match=words):
-            silo(tmp_path, f'file = "a.npz"\n{data}')
-    with (tmp_path / "a.npz").open("wb") as file:
-        np.save(file, np.ones(3))
-    with pytest.raises(InputError, match="several arrays"):
-        silo(tmp_path, 'file = "a.npz"')
-    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 nothing")
-    with pytest.raises(InputError, match="not an NPZ file"):
-        silo(tmp_path, 'file = "a.npz"')
-    (tmp_path / "a.npz").write_bytes(b"")
-    with pytest.raises(InputError):
-        silo(tmp_path, 'file = "a.npz"')
-
-
 def test_an_entry_beside_the_file_is_found_and_nothing_is_left_behind(tmp_path):
     before = list(sys.path)
     for k in (1, 2):  # two sites with modules of the same name in one process
@@ -251,7 +212,7 @@ def test_frames(tmp_path):
     chosen = from_entry(tmp_path, code, 'columns = ["age"]')
     assert [c.name for c in chosen.table.columns] == ["age"]
     dates = code.replace("'b': [True, False, True]", "'b': pd.to_datetime(['2020-01-01'] * 3)")
-    with pytest.raises(InputError, match="dates in column 'b'"):
+    with pytest.raises(InputError, match="Column 'b' of silo 'a' holds dates"):
         from_entry(tmp_path, dates)
     with pytest.raises(InputError, match="did you mean 'age'"):
         from_entry(tmp_path, code, 'columns = ["agee"]')
@@ -294,6 +255,9 @@ def test_an_entry_may_return_a_cohort_of_one(tmp_path):
         "task": "prepared",
         "train": 5,
         "test": 0,
+        "labels": [],
+        "columns": [],
+        "shape": None,
         "dimension": 3,
     }
     with pytest.raises(InputError, match="a Cohort of one client named 'a', got one of 'b'"):

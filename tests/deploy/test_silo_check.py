@@ -128,8 +128,12 @@ def test_regression_arrays_and_names_with_control_characters(tmp_path, capsys):
     X[:, 1] = np.arange(30)
     X[4, 1] = np.nan
     X[:, 2] = np.nan
-    np.savez(tmp_path / "b.npz", X=X, y=np.arange(30) % 2)
-    (tmp_path / "b.toml").write_text('name = "b"\n[data]\nfile = "b.npz"\n')
+    np.save(tmp_path / "b.npy", X)
+    (tmp_path / "rows_b.py").write_text(
+        "import numpy as np\nfrom pathlib import Path\ndef load():\n"
+        "    return np.load(Path(__file__).parent / 'b.npy'), np.arange(30) % 2\n"
+    )
+    (tmp_path / "b.toml").write_text('name = "b"\n[data]\nentry = "rows_b:load"\n')
     words = " ".join(checked(capsys, str(tmp_path / "b.toml")).split())
     for text in (
         "31 values",

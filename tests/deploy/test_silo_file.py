@@ -75,9 +75,7 @@ def test_the_path_may_be_relative(tmp_path, monkeypatch):
     assert SiloFile.read("silo.toml").data.file == tmp_path / "a.csv"
 
 
-def test_npz_and_entries_have_defaults(tmp_path):
-    source = read(tmp_path, 'name = "a"\n[data]\nfile = "a.npz"\n').data
-    assert source.target == "y"
+def test_entries_have_defaults(tmp_path):
     source = read(tmp_path, 'name = "a"\n[data]\nentry = "hospital.data:load"\n').data
     assert (source.file, source.entry) == (None, "hospital.data:load")
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cases.refusals import refuses
 from cases.tables import read, text
 from scaffpd.errors import InputError
 
@@ -113,12 +112,6 @@ def test_a_client_may_be_called_infinity(tmp_path):
     rows = [(("inf", "nord")[k % 2], k % 5, k % 3 % 2) for k in range(40)]
     found = read(table(tmp_path / "a.csv", rows, ("site", "x", "ill")))
     assert [own.name for own in found.rows] == ["inf", "nord"]
-
-
-def test_what_does_not_fit_into_memory_is_refused(tmp_path, rows, monkeypatch):
-    monkeypatch.setattr("scaffpd.data.tabular.clients.free_memory", lambda device: 1000)
-    with refuses("table-too-large"):
-        read(table(tmp_path / "a.csv", rows))
 
 
 @settings(

@@ -12,7 +12,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.tabular.agree import width
+from scaffpd.data.tabular.agree import checked_schema, width
 from scaffpd.data.tabular.columns import (
     CATEGORY,
     NUMBER,
@@ -22,7 +22,7 @@ from scaffpd.data.tabular.columns import (
     Matrix,
     is_missing,
 )
-from scaffpd.data.tabular.encode import ClientRows, Target, filled, scaled
+from scaffpd.data.tabular.encode import ClientRows, Target
 from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
 from scaffpd.errors import InputError, unknown
@@ -146,7 +146,7 @@ def predict(
     if owner is not None:
         names = [NOBODY if k < 0 else owner.categories[k] for k in owner.values]
     whose = np.array(names, dtype=object)
-    X: Matrix = np.empty((rows, width(dict(setup.schema))))
+    X: Matrix = np.empty((rows, width(checked_schema(setup.schema))))
     for one in set(names):  # what is still missing is filled from the client's rows at hand
         mine: Mask = whose == one
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
@@ -162,7 +162,7 @@ def predict(
         rows_of = f"{several(strangers, 'row')} of no client that was trained on"
         unsure.append(f"{rows_of}: predicted by the shared model.")
     predicted, shares = _answers(X, x, setup, whose, owners)
-    cells = table.cells(copy, True) if copy else []
+    cells = table.cells(copy) if copy else []
     copied = {name: own.to_pylist() for name, own in zip(copy, cells, strict=True)}
     return Predictions(names, predicted, shares, copied, labels, truth, (*remarks, *unsure))
 
@@ -331,7 +331,5 @@ def _columns(
 def _encoded(file: Path, own: FeatureTable, setup: Setup) -> Matrix:
     nobody: Mask = np.zeros(own.rows, dtype=bool)
     rows = ClientRows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
-    schema = dict(setup.schema)
-    raw = filled(rows, schema, ~nobody, separate=bool(setup.privacy or schema.get("declared")))
-    deviation = setup.deviation if schema["standardise"] else None
-    return scaled(raw, setup.mean, deviation)
+    schema = checked_schema(setup.schema)
+    return rows.matrix(schema, setup.mean, setup.deviation, ~nobody, bool(setup.privacy))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.data import Silos
-from scaffpd.data.tabular.agree import features
+from scaffpd.data.tabular.agree import Schema, features
 from scaffpd.data.tabular.clients import Clients, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.encode import fills
@@ -54,9 +54,8 @@ class Prepared:
     word: str = "client"  # what a client is
     unit: float = 1.0  # what one unit of the target is in units of the data
     centre: float = 0.0  # what zero is, likewise
-    schema: Mapping[str, Any] | None = field(
-        default=None, repr=False
-    )  # what was agreed about columns, of tables
+    # what was agreed about columns, of tables
+    schema: Schema | None = field(default=None, repr=False)
     mean: Vector = field(default_factory=lambda: np.empty(0), repr=False)  # of encoded columns
     deviation: Vector = field(default_factory=lambda: np.empty(0), repr=False)  # likewise
     remarks: tuple[str, ...] = ()  # what was left out, and why
@@ -93,7 +92,7 @@ class Prepared:
     def columns(self) -> tuple[str, ...]:
         """The names of the encoded columns; numbers where the data has none."""
         if self.schema is not None:
-            return features(dict(self.schema))
+            return features(self.schema)
         return self.features or tuple(map(str, range(self.train[0][0].shape[1])))
 
     @property

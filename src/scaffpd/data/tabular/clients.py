@@ -7,23 +7,20 @@ clients, and no step looks at the pooled rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from scaffpd.data.tabular import encode
 from scaffpd.data.tabular.agree import (
-    Json,
+    Schema,
     agree,
     declared_scale,
     deviation_of,
     mean_of,
-    width,
 )
 from scaffpd.data.tabular.columns import (
     CATEGORY,
@@ -32,16 +29,16 @@ from scaffpd.data.tabular.columns import (
     FeatureTable,
     Mask,
     Matrix,
+    Values,
     leaking_columns,
     spelt,
 )
 from scaffpd.data.tabular.encode import ClientRows, Encoded, Target
 from scaffpd.data.tabular.formats import open_table, stacked
-from scaffpd.data.tabular.read import check_dates, read_columns
+from scaffpd.data.tabular.read import read_columns
 from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION, TableSettings
 from scaffpd.errors import InputError, unknown
-from scaffpd.machine import free_memory
-from scaffpd.numbers import format_bytes, several
+from scaffpd.numbers import several
 
 # a column of texts with more different ones than this, and than half the rows, holds names
 MANY = 50
@@ -61,7 +58,7 @@ class Clients:
 
     rows: tuple[ClientRows, ...] = field(repr=False)  # of every client
     encoded: tuple[Encoded, ...] = field(repr=False)  # the same, ready to train on
-    schema: Json = field(repr=False)  # what was agreed
+    schema: Schema = field(repr=False)  # what was agreed
     mean: Matrix = field(repr=False)  # of every encoded column
     deviation: Matrix = field(repr=False)  # likewise
     remarks: tuple[str, ...]  # what was left out, and why
@@ -82,8 +79,6 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     remarks = [
         *found.remarks,
         *_task(source, wanted),
-        *_alike("Labels", source.target, wanted.labels),
-        *_alike("Clients", source.client, found.owner.categories),
         *([f"Target {source.target!r} {wanted.note}."] if wanted.note else []),
         *leaking_columns(
             found.features.columns, wanted.values, bool(wanted.labels), found.owner.values
@@ -91,15 +86,6 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     ]
     rows = _cut(source, found, wanted, remarks, seed)
     schema = agree({own.name: own.describe() for own in rows}, ranges=source.ranges)
-    cells = width(schema) * sum(sum(own.rows) for own in rows)
-    # the encoded rows, and once more while they are made
-    if 16 * cells > free_memory(torch.device("cpu")):
-        raise InputError(
-            "table-too-large",
-            f"{source.file[0].name!r} makes {width(schema)} columns once encoded, "
-            f"{format_bytes(8 * cells)} in all, which is more than there is room for: choose "
-            "fewer --columns.",
-        )
     scale = declared_scale(schema)
     if scale is None:
         mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
@@ -122,17 +108,6 @@ def _task(source: TableSettings, wanted: Target) -> list[str]:
     counts = "counts or " if different[0] >= 0 else ""
     reach = f"{different[0]:g} to {different[-1]:g}"
     return [f"{name} is read as numbers, {reach}; --task {counts}classification otherwise."]
-
-
-def _alike(what: str, column: str, names: Iterable[object]) -> list[str]:
-    """Say which names differ in capitals alone; of the first such ones."""
-    alike: dict[str, list[str]] = {}
-    for name in map(str, names):
-        alike.setdefault(name.casefold(), []).append(repr(name))
-    twins = next((" and ".join(twins) for twins in alike.values() if len(twins) > 1), "")
-    if not twins:
-        return []
-    return [f"{what} {twins} of {column!r} are read as different ones: write them alike."]
 
 
 @dataclass(frozen=True)
@@ -198,8 +173,6 @@ def _read(source: TableSettings) -> _Rows:
     if parts:
         tested = np.asarray(found[PART].values == found[PART].categories.index("test"))
     by = found.get(source.split_by or "")
-    if by is not None and by.kind == CATEGORY and by.name not in categories:
-        check_dates(by)
     if by is not None and source.test:
         groups = "whole groups drawn at random"
         how = groups if by.kind == CATEGORY else "the latest rows of every client"
@@ -238,9 +211,6 @@ def _texts(column: DataColumn) -> list[str]:
     """Write the values of a column."""
     if column.kind == CATEGORY:
         return [MISSING if k < 0 else column.categories[k] for k in column.values]
-    if column.kind == DATE:
-        days = np.round(86400 * column.values).astype("datetime64[s]").astype(str)  # NaN is NaT
-        return [MISSING if d == "NaT" else d.removesuffix("T00:00:00") for d in days.tolist()]
     return [MISSING if np.isnan(v) else spelt(v) for v in column.values]
 
 
@@ -268,7 +238,7 @@ def _features(source: TableSettings, columns: list[DataColumn], remarks: list[st
 def useless(column: DataColumn) -> str | None:
     """Say why a column is nothing to learn from; `None` where it is."""
     there = column.values[~column.missing]
-    distinct = np.unique(there)
+    distinct: Matrix = np.unique(there).astype(np.float64)
     if column.kind == DATE and len(distinct):
         return f"it {column.note}"
     if len(distinct) < 2:
@@ -282,7 +252,7 @@ def useless(column: DataColumn) -> str | None:
     return "a name for every row, not a quantity" if named else None
 
 
-def _names_rows(name: str, there: NDArray[Any], distinct: NDArray[Any]) -> bool:
+def _names_rows(name: str, there: Values, distinct: Matrix) -> bool:
     """Tell identifiers from whole numbers: consecutive, named so, too long, or equally long."""
     if np.any(distinct != np.round(distinct)) or len(there) <= MANY:
         return False
@@ -316,26 +286,19 @@ def _cut(
         name = owner.categories[k]
         own = owner.values == k
         wanted = Target(goal.task, goal.values[own], goal.labels)
-        held = _held(source, found, name, wanted, own, seed)
+        if isinstance(source.test, Path):
+            assert found.tested is not None
+            held = found.tested[own]
+            if held.all() or not held.any():
+                lacking = source.file[0] if held.all() else source.test
+                raise InputError(
+                    "client-without-rows",
+                    f"Client {name!r} has no rows in {lacking.name!r}; both tables need rows of "
+                    "every client.",
+                )
+        elif found.by is None or source.test == 0:
+            held = encode.held_rows(name, wanted, source.test, seed)
+        else:
+            held = encode.held_whole(name, found.by.take(own), source.test, seed)
         clients.append(ClientRows(name, found.features.take(own), wanted, held))
     return clients
-
-
-def _held(
-    source: TableSettings, found: _Rows, name: str, wanted: Target, own: Mask, seed: int
-) -> Mask:
-    """Choose the rows of one client to hold out."""
-    if isinstance(source.test, Path):
-        assert found.tested is not None
-        held = found.tested[own]
-        if held.all() or not held.any():
-            lacking = source.file[0] if held.all() else source.test
-            raise InputError(
-                "client-without-rows",
-                f"Client {name!r} has no rows in {lacking.name!r}; both tables need rows of every "
-                "client.",
-            )
-        return held
-    if found.by is None or source.test == 0:
-        return encode.held_rows(name, wanted, source.test, seed)
-    return encode.held_whole(name, found.by.take(own), source.test, seed)

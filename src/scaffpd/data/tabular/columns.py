@@ -1,31 +1,29 @@
-"""Columns of numbers or categories, made of data frames, of arrays, or of what a file holds."""
+"""Columns of numbers or categories, and what they give away: codes for missing values, leaks."""
 
 from __future__ import annotations
 
 import math
 import re
-import zipfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import gammaln
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import InputError
 
 Matrix = NDArray[np.float64]
 Codes = NDArray[np.int32]
 Mask = NDArray[np.bool_]
+Targets = NDArray[np.float64] | NDArray[np.int64]
 Values = NDArray[np.float64] | NDArray[np.int32]
-Parts = Sequence[Any]  # frames or arrays: of training and of held-out rows, or of all rows
 
-NUMBER = "number"
-CATEGORY = "category"
+NUMBER: Final = "number"
+CATEGORY: Final = "category"
 DATE = "date"
-UNKNOWN = "unknown"
+UNKNOWN: Final = "unknown"
 MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "?", "null"})
 WHOLE = re.compile(r"([+-]?\d+)\.0*")
 # numbers that mean "missing" in many files: -1, -9, two nines or more of either sign, also 99.9
@@ -110,9 +108,7 @@ def is_missing(cell: str, codes: Collection[object] = ()) -> bool:
     return named or cell.strip().lower() in MISSING
 
 
-def categorical(
-    name: str, distinct: Sequence[object], codes: NDArray[Any], note: str = ""
-) -> DataColumn:
+def categorical(name: str, distinct: Sequence[object], codes: Codes, note: str = "") -> DataColumn:
     """Make a column of categories whose cells are distinct[codes]."""
     spelled = [None if cell is None or cell != cell else spelt(cell) for cell in distinct]
     names = sorted({cell for cell in spelled if cell is not None and not is_missing(cell)})
@@ -157,7 +153,7 @@ def suspected_codes(there: Matrix) -> list[float]:
 
 
 def leaking_columns(
-    columns: Sequence[DataColumn], goal: NDArray[Any], labelled: bool, owner: Values | int = 0
+    columns: Sequence[DataColumn], goal: Targets, labelled: bool, owner: Values | int = 0
 ) -> list[str]:
     """Say which columns alone give the target away.
 
@@ -171,11 +167,9 @@ def leaking_columns(
     ]
 
 
-def _leaks(
-    column: DataColumn, goal: NDArray[Any], labelled: bool, owner: NDArray[np.int64]
-) -> bool:
+def _leaks(column: DataColumn, goal: Targets, labelled: bool, owner: NDArray[np.int64]) -> bool:
     rows = ~column.missing
-    x: NDArray[Any] = column.values
+    x: Values = column.values
     if column.categories:  # a category counts by the mean of its rows, if these are not too few
         counts = column.counts(rows)
         rows[rows] = counts[x[rows]] >= 5
@@ -197,7 +191,7 @@ def _leaks(
     return bool(error <= 0.02 * spread + 1e-9 * b.std())  # a few far points alone make no line
 
 
-def _separated(x: NDArray[Any], y: NDArray[Any], owner: NDArray[np.int64]) -> float:
+def _separated(x: Values, y: Targets, owner: NDArray[np.int64]) -> float:
     """Return −log of the chance that thresholds on x separate all labels, −∞ if they do not.
 
     With n rows of an owner, n_k of label k and K labels, that is K! Π n_k! / n! for labels at
@@ -221,152 +215,29 @@ def dated(name: str, days: Matrix, example: str) -> DataColumn:
     return DataColumn(name, DATE, days, note=f"holds dates such as {example!r}")
 
 
-def read_npz(path: Path, features: str, target: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return two arrays of an NPZ file; nothing in it is executed."""
+def array_block(owner: str, parts: Sequence[ArrayLike]) -> FeatureTable:
+    """Make a table of one or several arrays of numbers, one below the other."""
     try:
-        with path.open("rb") as file:
-            arrays = np.load(file, allow_pickle=False)
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise InputError(
-                    "not-npz",
-                    f"{path.name!r} is not an NPZ file of several arrays; write one with numpy.savez.",
-                )
-            for name in (features, target):
-                if name not in arrays.files:
-                    raise unknown(f"array of {path.name!r},", name, arrays.files)
-            return arrays[features], arrays[target]
-    except OSError as error:
+        # the gaps of a masked array are missing values, which np.asarray would make numbers of
+        arrays = [
+            np.ma.filled(np.ma.asarray(part, dtype=np.float64), np.nan)
+            if isinstance(part, np.ma.MaskedArray)
+            else np.asarray(part)
+            for part in parts
+        ]
+        block = np.concatenate(arrays)
+    except (TypeError, ValueError, RuntimeError):
         raise InputError(
-            "unreadable-data",
-            f"Cannot read the data file {str(path)!r}: {error.strerror or 'it is cut off'}.",
+            "not-an-array", f"{owner} has features that do not form an array of numbers."
         ) from None
-    except (zipfile.BadZipFile, EOFError):
+    if block.dtype.kind not in "fiub" or block.ndim < 2 or 0 in block.shape[1:]:
         raise InputError(
-            "file-cut-off", f"{path.name!r} is not an NPZ file, or is cut off."
-        ) from None
-    except InputError:
-        raise
-    except ValueError:
-        raise InputError(
-            "not-npz",
-            f"{path.name!r} is no NPZ file of plain arrays: save numbers or texts by numpy.savez, "
-            "no Python objects.",
-        ) from None
-
-
-def _is_frame(X: Any) -> bool:
-    return hasattr(X, "columns") and hasattr(X, "dtypes")
-
-
-def table(
-    owner: str, parts: Parts, columns: Sequence[str], categories: Sequence[str]
-) -> FeatureTable:
-    """Make a table of one or several frames or arrays, one below the other."""
-    if not _is_frame(parts[0]):
-        if columns or categories:
-            raise InputError(
-                "features-without-names",
-                f"{owner} has features without names, so data.columns and data.categories cannot "
-                "be used.",
-            )
-        return _block(owner, parts)
-    headers = [[str(name) for name in part.columns] if _is_frame(part) else [] for part in parts]
-    header = headers[0]
-    if any(sorted(other) != sorted(header) for other in headers):
-        raise InputError(
-            "other-held-out-columns",
-            f"{owner} has other columns in its held-out rows than in its training rows.",
+            "features-not-numbers",
+            f"{owner} has features of shape {block.shape} and type {block.dtype}; "
+            "rows × features of numbers are expected.",
         )
-    names = list(columns) or header
-    for name in names:
-        if header.count(name) > 1:
-            raise InputError(
-                "column-named-twice", f"{owner} has two columns named {name!r}; names must differ."
-            )
-    for name in (*names, *categories):
-        if name not in header:
-            raise unknown(f"column of {owner},", name, header)
-    chosen = [
-        column(
-            owner,
-            name,
-            [part.iloc[:, at.index(name)] for part, at in zip(parts, headers, strict=True)],
-            categories,
-        )
-        for name in names
-    ]
-    return FeatureTable(sum(len(part) for part in parts), tuple(chosen))
-
-
-def column(owner: str, name: str, parts: Parts, categories: Sequence[str] = ()) -> DataColumn:
-    """Make a column of one or several arrays or series."""
-    arrays = [_values(owner, f"column {name!r}", part) for part in parts]
-    if name not in categories and all(array.dtype.kind == "f" for array in arrays):
-        return numeric(name, np.concatenate(arrays), owner)
-    cells = [cell for array in arrays for cell in array.tolist()]
-    place: dict[tuple[type, Any], int] = {}
-    codes = [place.setdefault((type(cell), cell), len(place)) for cell in cells]
-    return categorical(name, [cell for _, cell in place], np.array(codes, dtype=np.int64))
-
-
-def _values(owner: str, what: str, given: Any) -> NDArray[Any]:
-    """Return one column as float64 with NaN, or as an array of texts and `None`."""
-    objects: NDArray[Any]
-    if hasattr(given, "isna") and hasattr(given, "to_numpy"):  # a pandas series of any kind
-        objects = np.array(given.astype(object), dtype=object)
-        objects[np.asarray(given.isna())] = None
-    else:
-        objects = _array(owner, what, given)
-    if objects.ndim != 1:
-        raise InputError(
-            "column-shape",
-            f"{owner} has a {what} of shape {objects.shape}; one value per row is expected.",
-        )
-    if objects.dtype.kind in "fiub":
-        return np.asarray(objects, dtype=np.float64)
-    if objects.dtype.kind in "mM" or any(
-        type(cell).__name__ in ("Timestamp", "datetime", "date") for cell in objects
-    ):
-        raise InputError(
-            "column-of-dates",
-            f"{owner} has dates in {what}, which are neither numbers nor categories; leave it out.",
-        )
-    present = [cell for cell in objects.tolist() if cell is not None]
-    if all(isinstance(cell, bool | int | float | np.number | np.bool_) for cell in present):
-        return np.array([np.nan if cell is None else float(cell) for cell in objects.tolist()])
-    return np.asarray(objects, dtype=object)
-
-
-def _array(owner: str, what: str, given: Any) -> NDArray[Any]:
-    given = given.detach().cpu().numpy() if hasattr(given, "detach") else given
-    if isinstance(given, np.ma.MaskedArray):
-        given = np.ma.filled(given.astype(np.float64), np.nan)
-    try:
-        return np.asarray(given)
-    except (TypeError, ValueError):
-        raise InputError(
-            "not-an-array", f"{owner} has a {what} that does not form an array."
-        ) from None
-
-
-def _block(owner: str, parts: Parts) -> FeatureTable:
-    arrays = [_array(owner, "feature array", part) for part in parts]
-    for array in arrays:
-        if array.dtype.kind not in "fiub":
-            raise InputError(
-                "features-not-numbers",
-                f"{owner} has features that are not numbers ({array.dtype}): encode them, or use "
-                "CSV.",
-            )
-        if array.ndim < 2 or array.shape[1:] != arrays[0].shape[1:] or 0 in array.shape[1:]:
-            raise InputError(
-                "features-shape",
-                f"{owner} has features of shape {array.shape}; rows × features are expected.",
-            )
-    block: Matrix = np.concatenate(arrays).astype(np.float64, copy=False)
-    if np.isinf(block).any():
-        place = np.unravel_index(int(np.isinf(block).argmax()), block.shape)
-        raise InputError(
-            "infinite-value", f"{owner} has an infinite feature in row {int(place[0]) + 1}."
-        )
-    return FeatureTable(len(block), block=block.reshape(len(block), -1), shape=block.shape[1:])
+    numbers: Matrix = block.astype(np.float64, copy=False).reshape(len(block), -1)
+    if np.isinf(numbers).any():
+        row = int(np.isinf(numbers).any(1).argmax()) + 1
+        raise InputError("infinite-value", f"{owner} has an infinite feature in row {row}.")
+    return FeatureTable(len(block), block=numbers, shape=block.shape[1:])

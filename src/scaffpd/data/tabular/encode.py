@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.data.silos import held_out
-from scaffpd.data.tabular import agree
-from scaffpd.data.tabular.agree import PREPARED, Json, checked_schema, features, width
-from scaffpd.data.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
+from scaffpd.data.tabular.agree import (
+    LARGEST,
+    LONGEST,
+    MOST_CATEGORIES,
+    PREPARED,
+    VERSION,
+    CategoryColumn,
+    Column,
+    Description,
+    Schema,
+    checked_schema,
+    features,
+    finite_vector,
+)
+from scaffpd.data.tabular.columns import (
+    CATEGORY,
+    NUMBER,
+    UNKNOWN,
+    DataColumn,
+    FeatureTable,
+    Mask,
+    Matrix,
+    Targets,
+    Values,
+)
 from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION
 from scaffpd.errors import InputError
 
 # whole numbers with more different values than this are taken for amounts, not for labels
 GUESSED = 5
-LARGEST_LABEL = 2**53
 MANY_TEXTS = 50  # a target of texts with more labels than this, and than half the rows, is refused
 
-Label = int | str
 Pair = tuple[Matrix, NDArray[Any]]
 
 
@@ -30,10 +49,10 @@ Pair = tuple[Matrix, NDArray[Any]]
 class Target:
     """Target to predict."""
 
-    task: str  # "classification" or "regression"
+    task: Literal["classification", "regression", "prepared"]
     # the place of each row's label in `labels`; for regression the numbers
-    values: NDArray[Any] = field(repr=False)
-    labels: tuple[Label, ...] = ()  # the labels, sorted: whole numbers or texts
+    values: Targets = field(repr=False)
+    labels: tuple[int, ...] | tuple[str, ...] = ()  # sorted: whole numbers or texts
     note: str = ""  # what the operator should know about it
 
 
@@ -41,23 +60,18 @@ def target(owner: str, column: DataColumn, task: str | None) -> Target:
     """Read a column without missing values; texts and few whole numbers are labels by default."""
     task = REGRESSION if task == COUNTS else task
     if column.kind == CATEGORY:
-        labels = column.categories
-        if task == REGRESSION:
+        texts = column.categories
+        names = task is None and len(texts) > max(MANY_TEXTS, len(column.values) / 2)
+        if task == REGRESSION or names:
             raise InputError(
                 "texts-in-target",
-                f"{owner} has texts such as {labels[0]!r} in its target {column.name!r}; "
-                "regression needs numbers.",
-            )
-        if task is None and len(labels) > max(MANY_TEXTS, len(column.values) / 2):
-            raise InputError(
-                "texts-in-target",
-                f"{owner} has {len(labels)} different texts such as {labels[0]!r} in its target "
+                f"{owner} has {len(texts)} different texts such as {texts[0]!r} in its target "
                 f"{column.name!r}: write numbers without units and marks of thousands.",
             )
-        return _labelled(owner, column, np.asarray(column.values), labels)
+        return Target(CLASSIFICATION, column.values.astype(np.int64), texts, column.note)
     numbers = np.asarray(column.values, dtype=np.float64)
     distinct, places = np.unique(numbers, return_inverse=True)
-    odd = distinct[(distinct != np.round(distinct)) | (np.abs(distinct) > LARGEST_LABEL)]
+    odd = distinct[(distinct != np.round(distinct)) | (np.abs(distinct) > LARGEST)]
     if task is None:
         task = CLASSIFICATION if not len(odd) and len(distinct) <= GUESSED else REGRESSION
     if task == REGRESSION:
@@ -68,19 +82,7 @@ def target(owner: str, column: DataColumn, task: str | None) -> Target:
             f"{owner} has {odd[0]:g} in its target {column.name!r}; labels are whole numbers or "
             'texts, regression takes any number (data.task = "regression").',
         )
-    return _labelled(owner, column, places, tuple(int(value) for value in distinct))
-
-
-def _labelled(
-    owner: str, column: DataColumn, places: NDArray[Any], labels: tuple[Label, ...]
-) -> Target:
-    if len(labels) > agree.MOST_LABELS:
-        raise InputError(
-            "too-many-labels",
-            f"{owner} has {len(labels)} different labels in {column.name!r}; is it the right "
-            "column?",
-        )
-    return Target(CLASSIFICATION, places.astype(np.int64), labels, column.note)
+    return Target(CLASSIFICATION, places, tuple(map(int, distinct)), column.note)
 
 
 @dataclass(frozen=True)
@@ -108,98 +110,185 @@ class ClientRows:
         """Return the numbers of training rows and held-out rows."""
         return int((~self.held).sum()), int(self.held.sum())
 
-    def describe(self) -> Json:
-        """Tell the others what they have to know of columns and labels, and nothing else.
+    def describe(self) -> Description:
+        """Return what the others have to know of columns and labels, and nothing else.
 
         These are names and kinds of columns, categories with at least `rarest` training rows,
         labels, numbers of rows.
         """
         train, test = self.rows
-        about: Json = {
-            "version": agree.VERSION,
+        return {
+            "version": VERSION,
             "task": self.target.task,
             "train": train,
             "test": test,
+            "labels": cast("list[int] | list[str]", list(self.target.labels)),
+            "columns": [self._described(column) for column in self.table.columns],
+            "shape": list(self.table.shape) or None,
+            "dimension": None,
         }
-        if self.target.task == CLASSIFICATION:
-            about["labels"] = list(self.target.labels)
-        if self.table.block is not None:
-            return about | {"shape": list(self.table.shape)}
-        columns = [_described(column, ~self.held, self.rarest) for column in self.table.columns]
-        return about | {"columns": columns}
+
+    def _described(self, column: DataColumn) -> Column:
+        if column.kind != CATEGORY:
+            return {"name": column.name, "kind": NUMBER if column.kind == NUMBER else UNKNOWN}
+        named = named_categories(column, ~self.held, self.rarest)
+        counts = column.counts(np.ones(len(self.held), dtype=bool))
+        present = {name for name, n in zip(column.categories, counts, strict=True) if n > 0}
+        other = bool(present - set(named))
+        return {"name": column.name, "kind": CATEGORY, "categories": named, "other": other}
 
     def totals(
-        self, schema: Mapping[str, Any], mean: Matrix | None = None
-    ) -> dict[str, NDArray[Any]]:
-        """Sum the training rows: n and Σx of each encoded column, or n and Σ(x − mean)²."""
-        agreed = self._own(schema)
-        X = filled(self, agreed, ~self.held)
+        self, given: object, mean: Matrix | None = None
+    ) -> dict[str, NDArray[np.int64] | Matrix]:
+        """Sum the training rows: n and Σx of each encoded column, or n and Σ(x − mean)².
+
+        Args:
+            given: the schema, as the coordinator sent it.
+            mean: of every encoded column, likewise.
+        """
+        schema = self._own(given)
+        X = self._filled(schema, ~self.held)
         there = ~np.isnan(X).any(0)
         n = np.where(there, len(X), 0).astype(np.int64)
         with np.errstate(over="ignore", invalid="ignore"):
             if mean is None:
-                name = "sum"
                 values = X.sum(0)
             else:
-                name = "squares"
-                values = ((X - _vector(mean, "mean", width(agreed))) ** 2).sum(0)
+                values = ((X - _vector(mean, "mean", X.shape[1])) ** 2).sum(0)
         values = np.where(there, values, 0.0)
         if not np.isfinite(values).all():
-            at = features(agreed)[int((~np.isfinite(values)).argmax())]
+            at = features(schema)[int((~np.isfinite(values)).argmax())]
             raise InputError(
                 "numbers-too-large",
                 f"Silo {self.name!r} has numbers in column {at!r} that are too large to be added.",
             )
-        return {"n": n, name: values}
+        return {"n": n, "sum" if mean is None else "squares": values}
 
     def encoded(
-        self, schema: Mapping[str, Any], mean: Matrix, deviation: Matrix, separate: bool = False
+        self, given: object, mean: Matrix, deviation: Matrix | None, separate: bool = False
     ) -> Encoded:
-        """Encode training and held-out rows as agreed: filled, and standardised if agreed.
+        """Encode training and held-out rows as agreed, with their targets; see `matrix`."""
+        schema = self._own(given)
+        y = self.target.values
+        if self.target.task == CLASSIFICATION:
+            place = {label: k for k, label in enumerate(schema["labels"])}
+            if not all(label in place for label in self.target.labels):
+                raise InputError(
+                    "label-not-agreed",
+                    f"Silo {self.name!r} has a label that the agreement does not have.",
+                )
+            y = np.array([place[label] for label in self.target.labels], dtype=np.int64)[y]
+
+        def part(rows: Mask) -> Pair:
+            X = self.matrix(schema, mean, deviation, rows, separate)
+            return X.reshape(len(X), *self.table.shape) if self.table.shape else X, y[rows]
+
+        test = part(self.held) if self.held.any() else None
+        return Encoded(part(~self.held), test, features(schema))
+
+    def matrix(
+        self,
+        schema: Schema,
+        mean: Matrix,
+        deviation: Matrix | None,
+        rows: Mask,
+        separate: bool = False,
+    ) -> Matrix:
+        """Encode some rows: filled, and standardised if agreed.
 
         Where rows are to be `separate`, none has a part in how another one is encoded: missing
         values are the agreed mean, and categories are named by the agreement alone. So it is too
         where ranges are declared.
         """
-        agreed = self._own(schema)
-        separate = separate or bool(agreed.get("declared"))
-        centre = _vector(mean, "mean", width(agreed))
-        scale = _vector(deviation, "deviation", width(agreed)) if agreed["standardise"] else None
-        if scale is not None and not (scale > 0).all():
+        X = self._filled(schema, rows, separate or bool(schema.get("declared")))
+        centre = _vector(mean, "mean", X.shape[1])
+        X = np.where(np.isnan(X), centre, X)
+        if not schema["standardise"]:
+            return X
+        scale = _vector(deviation, "deviation", X.shape[1])
+        if not (scale > 0).all():
             raise InputError(
                 "deviation-not-positive",
                 "The coordinator sent a deviation that is not above zero.",
             )
-        y = self._targets(agreed)
+        return (X - centre) / scale
 
-        def part(rows: Mask) -> Pair:
-            X = scaled(filled(self, agreed, rows, separate), centre, scale)
-            return X.reshape(len(X), *self.table.shape) if self.table.shape else X, y[rows]
-
-        test = part(self.held) if self.held.any() else None
-        return Encoded(part(~self.held), test, features(agreed))
-
-    def _own(self, schema: Mapping[str, Any]) -> Json:
-        agreed = checked_schema(schema)
+    def _own(self, given: object) -> Schema:
+        schema = checked_schema(given)
         task = self.target.task
-        if agreed["task"] != task or task == PREPARED:
+        if schema["task"] != task or task == PREPARED:
             raise InputError(
                 "task-not-agreed",
-                f"Silo {self.name!r} has data for {task}, the agreement is on {agreed['task']}.",
+                f"Silo {self.name!r} has data for {task}, the agreement is on {schema['task']}.",
             )
-        return agreed
+        return schema
 
-    def _targets(self, schema: Json) -> NDArray[Any]:
-        if self.target.task != CLASSIFICATION:
-            return self.target.values
-        place = {label: k for k, label in enumerate(schema["labels"])}
-        if not all(label in place for label in self.target.labels):
-            raise InputError(
-                "label-not-agreed",
-                f"Silo {self.name!r} has a label that the agreement does not have.",
-            )
-        places = np.array([place[label] for label in self.target.labels], dtype=np.int64)
-        return np.take(places, self.target.values)
+    def _filled(self, schema: Schema, rows: Mask, separate: bool = False) -> Matrix:
+        """Encode rows, not yet scaled; NaN is left only in columns without a training value here.
+
+        Every missing value stays NaN where rows are to be `separate`.
+        """
+        if schema["shape"] is not None:
+            if self.table.block is None or list(self.table.shape) != schema["shape"]:
+                raise InputError(
+                    "features-not-agreed",
+                    f"Silo {self.name!r} has other features than the agreement.",
+                )
+            return self._numbers(self.table.block, rows, schema.get("range"), separate)
+        own = {column.name: column for column in self.table.columns}
+        blocks = []
+        for agreed in schema["columns"]:
+            column = own.get(agreed["name"])
+            if column is None or column.kind not in (agreed["kind"], UNKNOWN):
+                raise InputError(
+                    "column-not-agreed",
+                    f"Silo {self.name!r} has no column {agreed['name']!r} of the kind that the "
+                    "agreement names.",
+                )
+            if agreed["kind"] == CATEGORY:
+                blocks.append(self._one_hot(column, agreed, rows, separate))
+            else:
+                numbers = column.values[:, None]
+                blocks.append(self._numbers(numbers, rows, agreed.get("range"), separate))
+        return np.concatenate(blocks, 1)
+
+    def _numbers(
+        self, values: Values, rows: Mask, span: list[float] | None, separate: bool
+    ) -> Matrix:
+        """Fill missing numbers by their median over training rows, unless `separate`; clip."""
+        chosen: Matrix = values[rows].astype(np.float64)
+        for j in np.flatnonzero(np.isnan(chosen).any(0) & (not separate)):
+            median = _median(values[~self.held, j])
+            if median is not None:
+                chosen[np.isnan(chosen[:, j]), j] = median
+        return chosen if span is None else np.clip(chosen, span[0], span[1])
+
+    def _one_hot(
+        self, column: DataColumn, agreed: CategoryColumn, rows: Mask, separate: bool
+    ) -> Matrix:
+        """Make zeros and ones per agreed category.
+
+        Gaps get the most frequent category of training rows, unless `separate`. What is not known
+        is "other", and none of the categories where the agreement has no "other". In training rows
+        that is what this silo does not name itself, whoever else names it: a sum must not reveal
+        who is rare.
+        """
+        other = len(agreed["categories"])
+        if column.kind != CATEGORY:  # not a single value
+            return np.full((int(rows.sum()), other + agreed["other"]), np.nan)
+        train = ~self.held
+        known = set(agreed["categories"])
+        if not separate and (rows & train).any():  # only training rows go into sums
+            known &= set(named_categories(column, train, self.rarest))
+        places = {name: k for k, name in enumerate(agreed["categories"]) if name in known}
+        codes = column.values[rows].astype(np.int64)
+        fill = None if separate else _commonest(column, train)
+        codes = codes if fill is None else np.where(codes < 0, fill, codes)
+        # code -1, a gap that nothing fills, takes the last entry
+        place = np.array([*(places.get(name, other) for name in column.categories), -1])[codes]
+        block: Matrix = np.equal(place[:, None], np.arange(other + agreed["other"])).astype(float)
+        block[place < 0] = np.nan
+        return block
 
 
 def held_whole(name: str, by: DataColumn, fraction: float, seed: int) -> Mask:
@@ -227,7 +316,7 @@ def held_rows(name: str, target: Target, fraction: float, seed: int) -> Mask:
             f"{name!r} has a single row, which cannot be split; use test = 0.",
         )
     none = np.zeros(len(target.values), dtype=np.int64)
-    labels = target.values if target.task == CLASSIFICATION else none
+    labels = target.values.astype(np.int64) if target.task == CLASSIFICATION else none
     return held_out(labels, fraction, _generator(seed, name))
 
 
@@ -237,113 +326,16 @@ def _generator(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng(int.from_bytes(digest[:16]))
 
 
-def _described(column: DataColumn, train: Mask, rarest: int) -> Json:
-    there = bool((~column.missing[train]).any())
-    about: Json = {"name": column.name, "kind": column.kind, "any": there}
-    if column.kind != CATEGORY:
-        return about
-    named = named_categories(column, train, rarest)
-    counts = column.counts(np.ones(len(train), dtype=bool))
-    present = {name for name, n in zip(column.categories, counts, strict=True) if n > 0}
-    return about | {"categories": named, "other": bool(present - set(named))}
-
-
 def named_categories(column: DataColumn, train: Mask, rarest: int) -> list[str]:
     """Return the categories that others may hear of."""
     pairs = zip(column.categories, column.counts(train), strict=True)
     frequent = [
-        name for name, count in pairs if count >= max(rarest, 1) and 1 <= len(name) <= agree.LONGEST
+        name for name, count in pairs if count >= max(rarest, 1) and 1 <= len(name) <= LONGEST
     ]
-    return frequent if len(frequent) <= agree.MOST_CATEGORIES else []
+    return frequent if len(frequent) <= MOST_CATEGORIES else []
 
 
-def scaled(X: Matrix, centre: Matrix, scale: Matrix | None) -> Matrix:
-    """Return encoded rows without gaps, in units of the deviation."""
-    X = np.where(np.isnan(X), centre, X)
-    return X if scale is None else (X - centre) / scale
-
-
-def filled(data: ClientRows, schema: Json, rows: Mask, separate: bool = False) -> Matrix:
-    """Encode rows, not yet scaled; NaN is left only in columns without a training value here.
-
-    Every missing value stays NaN where rows are to be `separate`.
-    """
-    if schema["shape"] is not None:
-        if data.table.block is None or list(data.table.shape) != schema["shape"]:
-            raise InputError(
-                "features-not-agreed",
-                f"Silo {data.name!r} has other features than the agreement: {data.table.width}.",
-            )
-        return _within(_filled_block(data.table.block, ~data.held, rows, separate), schema)
-    own = {column.name: column for column in data.table.columns}
-    return np.concatenate(
-        [
-            _encoded(data, own.get(agreed["name"]), agreed, rows, separate)
-            for agreed in schema["columns"]
-        ],
-        1,
-    )
-
-
-def _within(X: Matrix, agreed: Json) -> Matrix:
-    """Bring numbers into the range that is declared of them."""
-    return np.clip(X, *agreed["range"]) if "range" in agreed else X
-
-
-def _encoded(
-    data: ClientRows, column: DataColumn | None, agreed: Json, rows: Mask, separate: bool
-) -> Matrix:
-    """Encode one agreed column of some rows."""
-    train = ~data.held
-    if column is None or (column.kind in (NUMBER, CATEGORY) and column.kind != agreed["kind"]):
-        raise InputError(
-            "column-not-agreed",
-            f"Silo {data.name!r} has no column {agreed['name']!r} of the kind that the agreement "
-            "names.",
-        )
-    if agreed["kind"] == NUMBER:
-        return _within(_filled_block(column.values[:, None], train, rows, separate), agreed)
-    if column.kind != CATEGORY:  # not a single value
-        return np.full((int(rows.sum()), len(agreed["categories"]) + agreed["other"]), np.nan)
-    if separate:
-        return _one_hot(column, agreed, agreed["categories"], None, rows)
-    summed = bool((rows & train).any())  # only training rows go into sums
-    known = named_categories(column, train, data.rarest) if summed else agreed["categories"]
-    return _one_hot(column, agreed, known, train, rows)
-
-
-def _one_hot(
-    column: DataColumn, agreed: Json, known: list[str], train: Mask | None, rows: Mask
-) -> Matrix:
-    """Make zeros and ones per agreed category; gaps get the most frequent category of `train`.
-
-    What is not `known` is "other", and none of the categories where the agreement has no "other".
-    In training rows that is what this silo does not name itself, whoever else names it: a sum must
-    not tell who is rare.
-    """
-    other = len(agreed["categories"])
-    places = {name: k for k, name in enumerate(agreed["categories"]) if name in set(known)}
-    codes = column.values[rows].astype(np.int64)
-    fill = None if train is None else _commonest(column, train)
-    codes = codes if fill is None else np.where(codes < 0, fill, codes)
-    # code -1, a gap that nothing fills, takes the last entry
-    place = np.array([*(places.get(name, other) for name in column.categories), -1])[codes]
-    block: Matrix = np.equal(place[:, None], np.arange(other + agreed["other"])).astype(np.float64)
-    block[place < 0] = np.nan
-    return block
-
-
-def _filled_block(values: NDArray[Any], train: Mask, rows: Mask, separate: bool) -> Matrix:
-    """Fill missing numbers by their column's median over training rows, unless `separate`."""
-    chosen: Matrix = values[rows].astype(np.float64)
-    for j in np.flatnonzero(np.isnan(chosen).any(0) & (not separate)):
-        median = _median(values[train, j])
-        if median is not None:
-            chosen[np.isnan(chosen[:, j]), j] = median
-    return chosen
-
-
-def _median(values: NDArray[Any]) -> float | None:
+def _median(values: Values) -> float | None:
     there = values[~np.isnan(values)]
     return float(np.median(there)) if len(there) else None
 
@@ -368,10 +360,10 @@ def fills(data: ClientRows) -> dict[str, float | str]:
 
 
 def _vector(given: object, name: str, length: int) -> Matrix:
-    values = np.asarray(given) if isinstance(given, np.ndarray | list | tuple) else np.empty(0)
-    if values.dtype.kind not in "fiu" or values.shape != (length,) or not np.isfinite(values).all():
+    values = finite_vector(given, length)
+    if values is None:
         raise InputError(
             "not-finite-numbers",
             f"The coordinator sent a {name} that is no list of {length} finite numbers.",
         )
-    return values.astype(np.float64)
+    return values

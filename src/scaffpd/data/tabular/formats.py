@@ -10,7 +10,6 @@ import codecs
 import csv
 import gzip
 import io
-import os
 import zipfile
 import zlib
 from collections import Counter
@@ -29,6 +28,8 @@ from scaffpd.errors import InputError
 from scaffpd.numbers import several
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+    from pandas import DataFrame
     from pyarrow import ChunkedArray
     from pyarrow import Table as ArrowTable
 
@@ -70,8 +71,8 @@ class OpenTable:
 
     path: Path
     names: list[str]  # of all columns
-    # these columns as arrays of pyarrow; CSV's missing values are none, or, if asked, as written
-    cells: Callable[[Sequence[str], bool], list[ChunkedArray]] = field(repr=False)
+    # these columns as arrays of pyarrow, none where a cell of CSV stands for no value
+    cells: Callable[[Sequence[str]], list[ChunkedArray]] = field(repr=False)
     # where a row is, in words
     place: Callable[[int], str] = field(default=lambda row: f"row {row + 1}", repr=False)
     texts: bool = False  # whether cells are texts that may stand for numbers
@@ -112,8 +113,7 @@ def open_table(*paths: Path) -> OpenTable:
             )
         else:
             table = _parquet(path, data) if kind in PARQUET else _excel(path, data)
-            names = list(table.column_names)
-            found = OpenTable(path, names, lambda names, raw: [table[name] for name in names])
+            found = replace(arrow_table(path.name, table), path=path)
     for name, number in Counter(found.names).items():
         if name and number > 1:
             raise InputError(
@@ -121,6 +121,40 @@ def open_table(*paths: Path) -> OpenTable:
                 f"{path.name!r} has two columns named {name!r}; names must differ.",
             )
     return found
+
+
+def arrow_table(name: str, columns: ArrowTable) -> OpenTable:
+    """Give a table of pyarrow the name by which it is refused."""
+    return OpenTable(
+        Path(name), columns.column_names, lambda names: [columns[one] for one in names]
+    )
+
+
+def entry_table(entry: str, frames: Sequence[DataFrame]) -> OpenTable:
+    """Put the data frames that an entry returned below each other."""
+    import pyarrow
+
+    try:
+        parts = [pyarrow.Table.from_pandas(frame, preserve_index=False) for frame in frames]
+        return arrow_table(entry, pyarrow.concat_tables(parts, promote_options="permissive"))
+    except (pyarrow.ArrowException, ValueError) as error:
+        reason = str(error).strip().split("\n")[0].rstrip(".")
+        raise InputError(
+            "unusable-frame", f"The data frames of {entry!r} make no table: {reason}."
+        ) from None
+
+
+def entry_column(entry: str, name: str, parts: Sequence[ArrayLike]) -> OpenTable:
+    """Put the arrays, lists or series that an entry returned into one column."""
+    import pyarrow
+
+    cells = [cell for part in parts for cell in np.asarray(part).tolist()]
+    try:
+        return arrow_table(entry, pyarrow.table({name: pyarrow.array(cells, from_pandas=True)}))
+    except pyarrow.ArrowException:
+        raise InputError(
+            "column-type", f"The entry {entry!r} returns numbers and texts as {name!r}."
+        ) from None
 
 
 def _several(path: Path, files: Sequence[Path]) -> OpenTable:
@@ -133,14 +167,14 @@ def _several(path: Path, files: Sequence[Path]) -> OpenTable:
             )
         if not file.exists():
             raise InputError("no-such-file", f"There is no file {str(file)!r}.")
-        if list(files).count(file) > 1:
-            raise InputError("file-named-twice", f"{file.name!r} is named twice.")
     labels = [file.name.split(".")[0] for file in files]
     if len(set(labels)) < len(labels):  # north/2024.csv and south/2024.csv: by their folders
-        common = os.path.commonpath([file.absolute() for file in files])
-        labels = [Path(os.path.relpath(file, common)).as_posix() for file in files]
-        folders = [Path(label).parent.as_posix() for label in labels]
-        labels = folders if len(set(folders)) == len(folders) else labels
+        labels = [file.absolute().parent.name for file in files]
+    if len(set(labels)) < len(labels):
+        raise InputError(
+            "file-named-twice",
+            f"Files in {path.name!r} have the same name: give every client's file its own.",
+        )
     found = stacked(path, [open_table(file) for file in files], labels)
     named = f": {', '.join(labels[:6])}{' and others' if len(labels) > 6 else ''}"
     where = f" in {path.name!r}" if path.is_dir() else named
@@ -220,20 +254,11 @@ class CsvText:
     @cached_property
     def names(self) -> list[str]:  # read once
         """The names in the first line."""
-        records = self._records()
-        first = next(records, None)
+        first = next(self._records(), None)
         if first is None:
             raise InputError(
                 "empty-file",
                 f"{self.path.name!r} is empty; a line with column names is expected first.",
-            )
-        second = next(records, first)
-        title, cells = ([cell for cell in row[1] if cell.strip()] for row in (first, second))
-        if len(title) == 1 < len(cells):
-            raise InputError(
-                "title-above-names",
-                f"{self.path.name!r} begins with {title[0].strip()!r}: delete what stands above "
-                "the column names.",
             )
         return [cell.strip() for cell in first[1]]
 
@@ -250,8 +275,8 @@ class CsvText:
         """Say where a row is."""
         return f"line {next(islice(self._records(), row + 1, None))[0]}"
 
-    def cells(self, names: Sequence[str], raw: bool = False) -> list[ChunkedArray]:
-        """Return columns as arrays of pyarrow; missing values are none, or as written if `raw`."""
+    def cells(self, names: Sequence[str]) -> list[ChunkedArray]:
+        """Return columns as arrays of pyarrow."""
         with _reading(self.path):
             import pyarrow
             from pyarrow import csv as arrow_csv
@@ -271,7 +296,7 @@ class CsvText:
                 arrow_csv.ConvertOptions(
                     include_columns=list(dict.fromkeys(columns[k] for k in places)),
                     column_types=dict.fromkeys(columns, pyarrow.string()),
-                    null_values=[] if raw else NULLS,
+                    null_values=NULLS,
                     strings_can_be_null=True,
                 ),
             )
@@ -388,11 +413,11 @@ def stacked(
     made = column not in first.names
     ends = np.zeros(len(tables), dtype=np.int64)
 
-    def cells(names: Sequence[str], raw: bool) -> list[ChunkedArray]:
+    def cells(names: Sequence[str]) -> list[ChunkedArray]:
         import pyarrow
 
         asked = [name for name in names if not (made and name == column)]
-        parts = [table.cells(asked or table.names[:1], raw) for table in tables]
+        parts = [table.cells(asked or table.names[:1]) for table in tables]
         sizes = [len(part[0]) for part in parts]
         ends[:] = np.cumsum(sizes)
         found = {name: _joined(path, name, [p[k] for p in parts]) for k, name in enumerate(asked)}

@@ -11,12 +11,12 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaffpd.data.tabular.columns import (
+    Codes,
     DataColumn,
     Mask,
     Matrix,
@@ -29,10 +29,12 @@ from scaffpd.data.tabular.formats import OpenTable
 from scaffpd.data.tabular.settings import DECIMALS
 from scaffpd.errors import InputError, shortened, unknown
 
+if TYPE_CHECKING:
+    from pyarrow import ChunkedArray
+
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # could be a decimal comma, too
 DAY = re.compile(r"(\d{1,2})([./])(\d{1,2})[./](\d{4})(.*)")
-CLOCK = re.compile(r"([01]?\d|2[0-4]):([0-5]\d)(?::([0-5]\d))?")
 MIDNIGHT = re.compile(r"( 00:00:00)?(\.0+)?$")
 
 
@@ -67,7 +69,7 @@ def read_columns(
     needed = needed or {}
     cells = [
         _decoded(table, name, own, () if needed.get(name) == "client" else missing)
-        for name, own in zip(names, table.cells(names, False), strict=True)
+        for name, own in zip(names, table.cells(names), strict=True)
     ]
     if not len(cells[0]):
         raise InputError("no-rows", f"{table.path.name!r} has column names but no rows.")
@@ -103,7 +105,7 @@ class _Columns:
         self.decimals = (decimal,) if decimal else (".",) if commas else DECIMALS
         self.marks: dict[str, str] = {}  # the decimal mark, and a column that shows it
 
-    def column(self, name: str, cells: Any, chosen: bool, what: str) -> DataColumn:
+    def column(self, name: str, cells: ChunkedArray, chosen: bool, what: str) -> DataColumn:
         """Make one column: categories where they are `chosen`; no dates where it is the target."""
         from pyarrow import ArrowInvalid, compute
 
@@ -135,14 +137,14 @@ class _Columns:
         found = None if what in ("label", "target") else self._dates(name, distinct, codes)
         return found or self._texts(name, distinct, codes)
 
-    def _dates(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn | None:
+    def _dates(self, name: str, distinct: list[str], codes: Codes) -> DataColumn | None:
         """Read dates; `None` where some cell is none."""
         cells = ["" if is_missing(cell) else cell.strip() for cell in distinct]
         example = next((cell for cell in cells if cell), "")
         days = _all(_days(cells), cells) if example else None
         return None if days is None else dated(name, np.array(days)[codes], example)
 
-    def _texts(self, name: str, distinct: list[str], codes: NDArray[Any]) -> DataColumn:
+    def _texts(self, name: str, distinct: list[str], codes: Codes) -> DataColumn:
         numbers = np.array([number(cell, self.decimals[0]) is not None for cell in distinct])
         row = int(numbers[codes].argmin())
         cell = distinct[codes[row]].strip()
@@ -162,7 +164,7 @@ class _Columns:
         )
         return categorical(name, distinct, codes, note)
 
-    def _typed(self, name: str, cells: Any, chosen: bool) -> DataColumn:
+    def _typed(self, name: str, cells: ChunkedArray, chosen: bool) -> DataColumn:
         """Make a column that says itself what it holds."""
         from pyarrow import string, types
 
@@ -171,13 +173,8 @@ class _Columns:
             distinct, codes = _distinct(cells.cast(string()))
             if chosen:
                 return categorical(name, [MIDNIGHT.sub("", cell) for cell in distinct], codes)
-            found = _all(
-                _hours if types.is_time(kind) else _days(distinct),
-                [cell.split(".")[0] for cell in distinct],
-            )
-            values = np.array(found, dtype=np.float64)[codes]
-            day = dated(name, values, next(filter(None, distinct), ""))
-            return self._numeric(name, values) if types.is_time(kind) else day
+            found = _all(_days(distinct), [cell.split(".")[0] for cell in distinct])
+            return dated(name, np.array(found)[codes], next(filter(None, distinct), ""))
         if chosen or types.is_string(kind) or types.is_large_string(kind):
             return categorical(name, *_distinct(cells))
         return self._numeric(name, _floats(cells, safe=False))
@@ -228,12 +225,6 @@ def number(cell: str, decimal: str) -> float | None:
         return None
 
 
-def _hours(cell: str) -> float | None:
-    """Return a time of day as hours."""
-    found = CLOCK.fullmatch(cell)
-    return int(found[1]) + int(found[2]) / 60 + int(found[3] or 0) / 3600 if found else None
-
-
 def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
     """Read days since 1970: 2024-12-31 14:00, 31.12.2024, and 12/31/2024 where it is clear."""
     firsts = [(int(found[1]), int(found[3])) for found in map(DAY.fullmatch, cells) if found]
@@ -261,37 +252,18 @@ def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
     return read
 
 
-def check_dates(column: DataColumn) -> None:
-    """Refuse texts of which most are dates, and one is not clearly: their order is not known."""
-    dates = [
-        cell
-        for cell in column.categories
-        if DAY.fullmatch(cell) or re.match(r"\d{4}-\d\d-\d\d", cell)
-    ]
-    read = _days(dates)
-    odd = max(
-        (c for c in column.categories if read(c) is None),
-        key=lambda c: len(set(c.split("/"))),
-        default="",
-    )
-    if 2 * len(dates) > len(column.categories):
-        raise InputError(
-            "unclear-date",
-            f"{odd!r} in column {column.name!r} is no clear date (day or month first?): write "
-            f"2023-07-09 to hold out the latest rows, or say --categories {column.name} "
-            "(data.categories) to hold out whole groups.",
-        )
+# ------------------------------------------------------------------ from pyarrow
+# without its own ways to NumPy: they import pandas
 
 
-# ------------------------------------------------------------------ from pyarrow: its own ways to NumPy import pandas
-
-
-def _decoded(table: OpenTable, name: str, cells: Any, codes: Collection[object]) -> Any:
+def _decoded(
+    table: OpenTable, name: str, cells: ChunkedArray, codes: Collection[object]
+) -> ChunkedArray:
     """Return cells, codes as null; refuse all but numbers, texts, categories and dates."""
     from pyarrow import array, compute, scalar, types
 
     kind = cells.type
-    if types.is_nested(kind) or types.is_duration(kind) or "binary" in str(kind):
+    if types.is_nested(kind) or re.match("duration|time(32|64)|.*binary", str(kind)):
         raise InputError(
             "column-type",
             f"{table.path.name!r} has values of type {kind} in column {name!r}; leave it out.",
@@ -306,28 +278,28 @@ def _decoded(table: OpenTable, name: str, cells: Any, codes: Collection[object])
     return compute.if_else(there, scalar(None, cells.type), cells) if coded else cells
 
 
-def _distinct(cells: Any) -> tuple[list[Any], NDArray[Any]]:
+def _distinct(cells: ChunkedArray) -> tuple[list[str], Codes]:
     """Return the different cells, "" where there is none, and every row's place among them."""
     encoded = cells.combine_chunks().dictionary_encode(null_encoding="encode")
     distinct = ["" if cell is None else cell for cell in encoded.dictionary.to_pylist()]
     return distinct, np.frombuffer(encoded.indices.buffers()[1], np.int32, len(encoded))
 
 
-def _present(cells: Any) -> Mask:
+def _present(cells: ChunkedArray) -> Mask:
     """Return which cells hold a value."""
     distinct, codes = _distinct(cells)
     there = np.array([cell == cell and not is_missing(str(cell)) for cell in distinct], dtype=bool)
     return np.asarray(there[codes])
 
 
-def _filtered(cells: Any, rows: Mask) -> Any:
+def _filtered(cells: ChunkedArray, rows: Mask) -> ChunkedArray:
     import pyarrow
 
     bits = pyarrow.py_buffer(np.packbits(rows, bitorder="little"))
     return cells.filter(pyarrow.Array.from_buffers(pyarrow.bool_(), len(rows), [None, bits]))
 
 
-def _floats(cells: Any, safe: bool = True) -> Matrix:
+def _floats(cells: ChunkedArray, safe: bool = True) -> Matrix:
     """Return cells as numbers, NaN where there is none."""
     import pyarrow
 

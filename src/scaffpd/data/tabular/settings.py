@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 import scaffpd.fields as key
 from scaffpd.fields import Needs, SettingsTable
 
-CLASSIFICATION = "classification"
-REGRESSION = "regression"
+CLASSIFICATION: Final = "classification"
+REGRESSION: Final = "regression"
 COUNTS = "counts"  # numbers of events, with Poisson loss
 DECIMALS = (".", ",")
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.tabular.agree import PREPARED, VERSION
-from scaffpd.data.tabular.columns import DATE, FeatureTable, Mask, Matrix, column, read_npz, table
+from scaffpd.data.tabular.agree import PREPARED, VERSION, Description
+from scaffpd.data.tabular.columns import (
+    DATE,
+    DataColumn,
+    FeatureTable,
+    Mask,
+    Matrix,
+    array_block,
+)
 from scaffpd.data.tabular.encode import ClientRows, Target, held_rows, target
-from scaffpd.data.tabular.formats import open_table
+from scaffpd.data.tabular.formats import entry_column, entry_table, open_table
 from scaffpd.data.tabular.read import read_columns
 from scaffpd.data.tabular.settings import CLASSIFICATION
-from scaffpd.deploy.messages import Array, Json
+from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
@@ -47,9 +55,6 @@ class Dataset(ClientRows):
                 )
             return _from_parts(file, list(given[0::2]), list(given[1::2]))
         assert source.file is not None
-        if source.file.suffix.lower() == ".npz":
-            X, y = read_npz(source.file, "X", source.target)
-            return _from_parts(file, [X], [y])
         opened = open_table(source.file)
         wanted = source.target
         names = source.columns or [name for name in opened.names if name != wanted]
@@ -57,14 +62,7 @@ class Dataset(ClientRows):
         (goal, *columns), dropped = read_columns(
             opened, [wanted, *names], source.categories, needed, source.decimal, source.missing
         )
-        for one in columns:
-            if one.kind == DATE:
-                raise InputError(
-                    "date-column",
-                    f"Column {one.name!r} of silo {file.name!r} {one.note}: list in data.columns "
-                    "the columns to use, without it.",
-                )
-        features = FeatureTable(len(goal.values), tuple(columns))
+        features = _without_dates(file, columns)
         return _split(file, features, target(owner, goal, source.task), dropped[wanted])
 
     @property
@@ -96,7 +94,7 @@ class Dataset(ClientRows):
                 'for every row, not a class; choose another target, or task = "regression".',
             )
 
-    def describe(self) -> Json:
+    def describe(self) -> Description:
         """Return the description of columns and labels that the others need, and nothing else."""
         if self.cohort is None:
             return super().describe()
@@ -106,16 +104,42 @@ class Dataset(ClientRows):
             "task": PREPARED,
             "train": train,
             "test": test,
+            "labels": [],
+            "columns": [],
+            "shape": None,
             "dimension": self.cohort.dimension,
         }
+
+
+def _without_dates(file: SiloFile, columns: Sequence[DataColumn]) -> FeatureTable:
+    for one in columns:
+        if one.kind == DATE:
+            raise InputError(
+                "date-column",
+                f"Column {one.name!r} of silo {file.name!r} {one.note}: list in data.columns "
+                "the columns to use, without it.",
+            )
+    return FeatureTable(len(columns[0].values) if columns else 0, tuple(columns))
 
 
 def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
     """Take features and targets of all rows, or of training rows and held-out rows."""
     source = file.data
     owner = f"Silo {file.name!r}"
-    features = table(owner, X, source.columns, source.categories)
-    goal = column(owner, source.target, y)
+    entry = source.entry or ""
+    if hasattr(X[0], "columns"):  # a data frame
+        frame = entry_table(entry, X)
+        names = source.columns or frame.names
+        features = _without_dates(file, read_columns(frame, names, source.categories)[0])
+    elif source.columns or source.categories:
+        raise InputError(
+            "features-without-names",
+            f"{owner} has features without names, so data.columns and data.categories cannot be "
+            "used.",
+        )
+    else:
+        features = array_block(owner, X)
+    (goal,), _ = read_columns(entry_column(entry, source.target, y), [source.target])
     sizes = [len(part) for part in y]
     if sizes != [len(part) for part in X]:
         raise InputError(
@@ -177,9 +201,7 @@ def predict(data: Dataset, x: Array, setup: Setup) -> SitePredictions:
             "not-a-linear-model",
             "Only linear models predict from tables; predict with a network's own code.",
         )
-    ready = data.encoded(
-        dict(setup.schema), setup.mean, setup.deviation, separate=bool(setup.privacy)
-    )
+    ready = data.encoded(setup.schema, setup.mean, setup.deviation, separate=bool(setup.privacy))
     X: NDArray[np.float64] = np.empty((len(data.held), *ready.train[0].shape[1:]))
     X[~data.held] = ready.train[0]
     if ready.test is not None:

@@ -36,9 +36,8 @@ Fingerprint = Annotated[
 class SiloData(ColumnSettings):
     """[data]: the source of the data."""
 
-    file: key.FileName | None = None  # a table or an NPZ file; `None` with an entry
+    file: key.FileName | None = None  # a table; `None` with an entry
     entry: key.Entry | None = None  # "module:function"; `None` with a file
-    # the column, or the array of an NPZ file whose features are its array X
     target: Annotated[key.Text, Needs("the name of the column to be predicted")] = "y"
 
     @model_validator(mode="after")
@@ -50,12 +49,12 @@ class SiloData(ColumnSettings):
             raise InputError(
                 "file-or-entry", f"{name} needs either file or entry in [data], and has {found}."
             )
-        table = self.file if self.file and self.file.suffix.lower() != ".npz" else None
+        table = self.file
         if table and not is_table(table):
             raise InputError(
                 "not-a-table",
-                f"{name} needs a table ({ACCEPTED}) or an .npz file for data.file, got "
-                f"{table.name!r}.",
+                f"{name} needs a table ({ACCEPTED}) for data.file, got {table.name!r}; an entry "
+                "reads anything else.",
             )
         if "missing" in given and not table:
             raise InputError(
