@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -75,19 +73,6 @@ def test_held_out_rows_change_nothing_that_is_trained_on(tmp_path, rows):
     after = read(table(tmp_path / "b.csv", changed))
     for a, b in zip(before.encoded, after.encoded, strict=True):
         assert np.array_equal(a.train[0], b.train[0])
-
-
-def test_the_same_rows_as_gzip_and_as_parquet(tmp_path, rows):
-    pandas = pytest.importorskip("pandas")
-    pytest.importorskip("pyarrow")
-    first = read(table(tmp_path / "a.csv", rows))
-    (tmp_path / "a.csv.gz").write_bytes(gzip.compress((tmp_path / "a.csv").read_bytes()))
-    pandas.read_csv(tmp_path / "a.csv", na_values=["?"]).to_parquet(tmp_path / "a.parquet")
-    for other in (read(tmp_path / "a.csv.gz"), read(tmp_path / "a.parquet")):
-        assert other.schema == first.schema
-        for a, b in zip(first.encoded, other.encoded, strict=True):
-            assert np.array_equal(a.train[0], b.train[0])
-            assert np.array_equal(a.test[1], b.test[1])
 
 
 def test_what_is_left_out_is_said(tmp_path, rows):

@@ -205,7 +205,7 @@ def test_several_files_are_one_table_in_any_order_of_columns(tmp_path):
     assert "2 files: a, b." in found.remarks
     other = write(tmp_path, as_parquet(x=X), "c.parquet")
     refused = {
-        "no-such-file": tmp_path / "d.csv",
+        "unreadable-data": tmp_path / "d.csv",
         "file-named-twice": a,
         "folder-among-files": tmp_path,
         "two-formats": other,

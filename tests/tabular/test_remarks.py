@@ -15,7 +15,6 @@ from cases.tables import opened
 from cases.tables import read as read_table
 from scaffpd import cli
 from scaffpd.data.tabular.columns import suspected_codes
-from scaffpd.run.predict import Predictions
 
 SAID = ("far from all others", "alone tells", "decimal commas")
 
@@ -228,11 +227,3 @@ def test_decimal_commas_are_said_once(tmp_path):
         "Column 'b' is read with decimal commas, as the rest of the file is."
     ]
     assert not said(read(tmp_path, text, decimal=","))
-
-
-def test_rows_without_a_group_are_missing():
-    kept = {"sex": ["f", None, " ", "NA", "m "]}
-    found = Predictions(
-        ["a"] * 5, [0, 1, 0, 1, 0], np.full((5, 2), 0.5), kept, (0, 1), [0, 1, 0, 1, 0], ()
-    )
-    assert [own.group for own in found.scores("sex")][:3] == ["(missing)", "f", "m"]

@@ -1,1 +1,1 @@
-"""Tables of rows: read, split, and encoded by columns, categories, labels and scale that clients agree on by sums."""
+"""Tables of rows: read, split, and encoded by what clients agree on by sums."""

@@ -211,6 +211,9 @@ def _texts(column: DataColumn) -> list[str]:
     """Write the values of a column."""
     if column.kind == CATEGORY:
         return [MISSING if k < 0 else column.categories[k] for k in column.values]
+    if column.kind == DATE:
+        days = np.round(86400 * column.values).astype("datetime64[s]").astype(str)  # NaN is NaT
+        return [MISSING if d == "NaT" else d.removesuffix("T00:00:00") for d in days.tolist()]
     return [MISSING if np.isnan(v) else spelt(v) for v in column.values]
 
 

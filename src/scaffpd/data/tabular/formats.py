@@ -165,15 +165,14 @@ def _several(path: Path, files: Sequence[Path]) -> OpenTable:
                 "folder-among-files",
                 f"{file.name!r} is a folder: name one folder, or several files.",
             )
-        if not file.exists():
-            raise InputError("no-such-file", f"There is no file {str(file)!r}.")
     labels = [file.name.split(".")[0] for file in files]
     if len(set(labels)) < len(labels):  # north/2024.csv and south/2024.csv: by their folders
         labels = [file.absolute().parent.name for file in files]
     if len(set(labels)) < len(labels):
+        twin = Counter(file.name for file in files).most_common(1)[0][0]
         raise InputError(
             "file-named-twice",
-            f"Files in {path.name!r} have the same name: give every client's file its own.",
+            f"Several files are called {twin!r}: give every client's file its own name.",
         )
     found = stacked(path, [open_table(file) for file in files], labels)
     named = f": {', '.join(labels[:6])}{' and others' if len(labels) > 6 else ''}"
@@ -187,7 +186,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        needed = "openpyxl" if "openpyxl" in str(error) else "pyarrow"
+        needed = (error.name or "").split(".")[0]
         raise InputError(
             "reader-not-installed",
             f"Reading {path.name!r} needs {needed}: pip install {needed}.",
@@ -277,9 +276,8 @@ class CsvText:
 
     def cells(self, names: Sequence[str]) -> list[ChunkedArray]:
         """Return columns as arrays of pyarrow."""
-        with _reading(self.path):
-            import pyarrow
-            from pyarrow import csv as arrow_csv
+        import pyarrow
+        from pyarrow import csv as arrow_csv
 
         at = {name: k for k, name in enumerate(self.names)}
         places = [at[name] for name in names]
