@@ -101,9 +101,9 @@ class Objective(ABC):
         self.prior = None if prior is None else _checked_prior(type(self).__name__, prior)
 
     @property
-    def strength(self) -> Any:
+    def strength(self) -> float | None:
         """Value of its parameter; `None` without one."""
-        return getattr(self, self.parameter) if self.parameter else None
+        return float(getattr(self, self.parameter)) if self.parameter else None
 
     def with_strength(self, value: float) -> Self:
         """Return the same objective with another strength."""
@@ -255,7 +255,7 @@ def _uniform(n: int) -> Vector:
     return p
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return repr(value.tolist()) if isinstance(value, np.ndarray) else repr(value)
 
 
@@ -279,7 +279,7 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
 LARGEST = 1e50  # larger losses mean divergence, and products of several of them would overflow
 
 
-def read_scale(owner: str, name: str, value: float) -> float:
+def read_scale(owner: str, name: str, value: object) -> float:
     """Check that `value` is a positive number small enough to be multiplied without overflow."""
     number = positive(owner, name, value)
     if not 1.0 / LARGEST <= number <= LARGEST:
@@ -290,7 +290,7 @@ def read_scale(owner: str, name: str, value: float) -> float:
     return number
 
 
-def read_scales(owner: str, name: str, values: Any, n: int) -> Scale:
+def read_scales(owner: str, name: str, values: ArrayLike, n: int) -> Scale:
     """Check one such number for all, or one for each of `n` clients."""
     if np.ndim(values) == 0:
         return read_scale(owner, name, values)

@@ -61,7 +61,7 @@ def named_pairs(
     return [(x, y) for x, y in pairs], labels
 
 
-def in_order(test: Any, names: list[str]) -> list[Pair]:
+def in_order(test: Sequence[Pair] | Mapping[str, Pair], names: list[str]) -> list[Pair]:
     """Return held-out pairs in the order of the training clients, one for each of them."""
     pairs, given = named_pairs(test, None if isinstance(test, Mapping) else names)
     if set(given) != set(names):
@@ -73,7 +73,7 @@ def in_order(test: Any, names: list[str]) -> list[Pair]:
     return [by_name[name] for name in names]
 
 
-def _checked_names(names: Any, n: int) -> list[str]:
+def _checked_names(names: object, n: int) -> list[str]:
     if isinstance(names, str | bytes) or not isinstance(names, Iterable):
         raise InputError(
             "names-not-a-list", f"names must be a list with one name per client, got {names!r}."
@@ -90,7 +90,7 @@ def _checked_names(names: Any, n: int) -> list[str]:
 
 
 def agreed_columns(
-    names: Sequence[str], features: Sequence[Any], known: list[str] | None
+    names: Sequence[str], features: Sequence[object], known: list[str] | None
 ) -> list[str] | None:
     """Return the column names of clients with data frames, which must agree in name and order."""
     for name, X in zip(names, features, strict=True):
@@ -381,7 +381,7 @@ def bound(
 def _bound_test(
     model: ModelSpec,
     names: list[str],
-    test: Any,
+    test: Sequence[Pair] | Mapping[str, Pair],
     device: torch.device,
     dtype: torch.dtype | None,
     train: Split,

@@ -26,6 +26,8 @@ from scaffpd.files import atomic_write, csv_text, write_file
 if TYPE_CHECKING:
     import pandas
 
+    from scaffpd.algorithms.base import RunState
+
 SCALARS = {
     "round": np.int64,
     "certificate": np.float64,
@@ -70,7 +72,7 @@ class History:
         self._clients: dict[int, tuple[Vector, Vector]] = {}  # losses and weights by row
         self._spread: list[Vector] = []
 
-    def append(self, state: Any, traffic: Traffic, seconds: float, absent: int = 0) -> None:
+    def append(self, state: RunState, traffic: Traffic, seconds: float, absent: int = 0) -> None:
         """Add the row of a finished round; for `absent` clients, earlier answers were used."""
         row = {
             "round": state.rounds,
@@ -162,7 +164,7 @@ class History:
             raise unknown("column", column, self.columns)
         return self._table(kind == "weight")[:, self.names.index(client)]
 
-    def table(self) -> dict[str, list[Any]]:
+    def table(self) -> dict[str, list[float]]:
         """Return all columns by name, as lists."""
         vectors = [self.losses, self.weights] if self.every_client else [np.array(self._spread)]
         columns = [
@@ -171,7 +173,7 @@ class History:
         ]
         return dict(zip(self.columns, columns, strict=True))
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, float]]:
         """Return the same table row by row."""
         table = self.table()
         return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
@@ -283,7 +285,7 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
     return dataclasses.replace(like, **values)  # type: ignore[type-var]
 
 
-def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, Any]) -> None:
+def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, object]) -> None:
     """Write the checkpoint atomically."""
     text = np.array(json.dumps({"format": FORMAT, **about}))
     with atomic_write(Path(path)) as file:

@@ -300,7 +300,7 @@ def client_row(
     scores: Mapping[str, ClientScores],
     i: int,
     measure: str = "accuracy",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return a row of `clients.csv`, with the same columns from every command.
 
     Args:
@@ -312,7 +312,7 @@ def client_row(
         measure: of which the score is.
     """
     parts = {split: scores.get(split) for split in ("train", "test")}
-    row: dict[str, Any] = {"model": model, "client": client}
+    row: dict[str, object] = {"model": model, "client": client}
     row |= {
         f"{split}_rows": "" if own is None else int(own.counts[i]) for split, own in parts.items()
     }
