@@ -2,7 +2,7 @@
 # Write an example federation of four hospitals into OUT: a folder for the coordinator and one for every silo, with
 # files, certificates and startup kits. sh prepare.sh OUT
 #
-# SERVER_HOST is the server's name as silos see it (coordinator), SERVER_PORT and ADMIN_PORT its ports; PART_OWNER, if
+# SERVER_HOST is the server's name as silos see it (coordinator), SERVER_PORT its port (the next one is FLARE's own); PART_OWNER, if
 # set, gets all of it.
 set -eu
 umask 077  # there are private keys in all of it
@@ -10,8 +10,8 @@ out=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 scaffpd deploy local --out "$work/files" --write
-printf '\n[server]\nhost = "%s"\nport = %s\nadmin_port = %s\n' \
-    "${SERVER_HOST:-coordinator}" "${SERVER_PORT:-8002}" "${ADMIN_PORT:-8003}" >> "$work/files/federation.toml"
+printf '\n[server]\nhost = "%s"\nport = %s\n' \
+    "${SERVER_HOST:-coordinator}" "${SERVER_PORT:-8002}" >> "$work/files/federation.toml"
 scaffpd deploy flare "$work/files/federation.toml" --out "$work/flare" > "$work/said" || { cat "$work/said"; exit 1; }
 for part in "$work"/flare/parts/*; do
     name=$(basename "$part")

@@ -94,7 +94,7 @@ def remote_of(model, folder, runtime, projections, algorithm):
     session.greet(60.0)
     secure = {"projections": projections} if "masked" in runtime else {}
     schema = {"version": VERSION, "task": PREPARED, "standardise": False, "dimension": 1}
-    setup = Setup("everything:Everything", {}, schema, nothing, nothing, "", secure)
+    setup = Setup("everything:Everything", {}, schema, nothing, nothing, secure)
     facts = settle(session, NAMES, setup)
     if "masked" not in runtime:
         return Remote(session, facts)

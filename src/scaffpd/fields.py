@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar, get_args
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -45,6 +45,7 @@ class Needs(NamedTuple):
 
 
 T = TypeVar("T", bound=SettingsTable)
+Json = dict[str, Any]  # a table whose keys belong to a class that the user may have written
 
 
 def one_of(names: Collection[str]) -> AfterValidator:
@@ -123,7 +124,7 @@ Names = Annotated[
 Switch = Annotated[bool, Needs("true or false")]
 Whole = Annotated[int, Field(ge=0, le=MOST), Needs("a whole number >= 0")]
 Count = Annotated[int, Field(ge=1, le=MOST), Needs("a whole number >= 1")]
-Port = Annotated[int, Field(ge=1, le=65535), Needs("a whole number from 1 to 65535")]
+Port = Annotated[int, Field(ge=1, le=65534), Needs("a whole number from 1 to 65534")]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), Needs("a number >= 0")]
 Positive = Annotated[float, Field(ge=1e-12, allow_inf_nan=False), Needs("a number above 0")]
 Between = Annotated[float, Field(ge=1e-300, lt=1), Needs("a number between 0 and 1")]
@@ -189,11 +190,8 @@ def _refusal(
             return InputError(
                 "setting-missing", f"{file!r} needs {needs} for {label}, but it is missing."
             )
-    if option:
-        return InputError("setting-invalid", f"{option} needs {needs}, got {shortened(given)}.")
-    return InputError(
-        "setting-invalid", f"{file!r} needs {needs} for {label}, got {shortened(given)}."
-    )
+    wanted = f"{option} needs {needs}" if option else f"{file!r} needs {needs} for {label}"
+    return InputError("setting-invalid", f"{wanted}, got {shortened(given)}.")
 
 
 def _described(kind: type[SettingsTable], path: list[str]) -> tuple[list[str], str]:

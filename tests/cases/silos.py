@@ -25,7 +25,7 @@ from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.model_file import linear
 from scaffpd.secure.masking import Identity
 
-MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n'
+MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\n'
 
 
 @functools.cache

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
-from pathlib import Path
+from importlib import metadata
 
 import numpy as np
 import pytest
 
 import scaffpd as sp
 from scaffpd import cli
-from scaffpd.cli.doctor import EXTRAS
 
 
 @pytest.fixture(autouse=True)
@@ -36,23 +34,19 @@ def test_as_json(capsys):
     found = json.loads(captured.out)
     assert captured.err == ""
     assert found["works"] is True
-    assert found["self_check"] == {"subspace saddle": "ok", "Scaff-PD": "ok"}
+    assert found["self_check"] == "ok"
     assert found["environment"]["scaffpd"] == sp.__version__
 
 
-def test_extras_are_those_of_the_package():
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    assert set(EXTRAS) == set(extras) - {"all", "dev", "docs", "experiments", "flower"}
-    for name, (_, needed) in EXTRAS.items():
-        packages = {package if isinstance(package, str) else package[0] for package in needed}
-        assert packages == {requirement.split(">")[0].split("=")[0] for requirement in extras[name]}
-
-
 def test_an_extra_that_is_missing_says_how_to_get_it(capsys, monkeypatch):
-    monkeypatch.setattr("scaffpd.machine.version", lambda _: None)
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
     assert cli.run(["doctor"]) == 0
-    assert 'pip install "scaffpd[flare]"' in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert 'pip install "scaffpd[flare]"' in out
+    assert "[dev]" not in out
 
 
 def wrong_x(*_, **__):
@@ -99,11 +93,4 @@ def test_a_library_that_cannot_be_loaded(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "scaffpd.objectives", None)
     assert cli.run(["doctor", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["self_check"]
-    assert list(found) == ["loading"]
-    assert found["loading"].startswith("ModuleNotFoundError: import of scaffpd.objectives halted")
-
-
-def test_a_data_folder_that_is_not_there_is_pointed_at(capsys, monkeypatch):
-    monkeypatch.setenv("SCAFFPD_DATA", "/nowhere/at/all")
-    assert cli.run(["doctor"]) == 0
-    assert "/nowhere/at/all is not there" in " ".join(capsys.readouterr().out.split())
+    assert found.startswith("ModuleNotFoundError: import of scaffpd.objectives halted")

@@ -52,7 +52,6 @@ def refused(capsys, *arguments):
         ("tol = 1e-6", "tol = -1", "setting-invalid"),
         ("rounds = 500", "rounds = 0", "setting-invalid"),
         ("[training]", "[faults]\ntimeout = 0\n[training]", "setting-invalid"),
-        ("[training]", '[features]\nnumbers = "float16"\n[training]', "unknown-name"),
         ("[training]", "[server]\nport = 99999\n[training]", "setting-invalid"),
         ("[training]", "[training", "settings-not-toml"),
     ],

@@ -231,7 +231,7 @@ def proxy():
 def test_the_commands_for_plain_services_train_a_model_and_leave_no_process(tmp_path, proxy):
     """As they stand on the page, with ports that are free and this very package; and through a proxy."""
     code = blocks(PAGE, "sh")[1]
-    ports = free_ports(2)
+    ports = free_ports(1)
     (tmp_path / "deploy").symlink_to(DEPLOY)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "scaffpd").write_text(
@@ -244,7 +244,6 @@ def test_the_commands_for_plain_services_train_a_model_and_leave_no_process(tmp_
         "HOME": str(tmp_path),
         "SCAFFPD_PLAYED": str(tmp_path),
         "SERVER_PORT": str(ports[0]),
-        "ADMIN_PORT": str(ports[1]),
         "OMP_NUM_THREADS": "1",
         "https_proxy": f"http://127.0.0.1:{proxy.server_address[1]}",
     }

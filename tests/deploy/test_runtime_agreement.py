@@ -98,11 +98,3 @@ def test_every_loss(tmp_path, loss):
     method = asking_for_sums(FederationFile.read(path).method)
     result = sp.train(method, cohort(path, places), rounds=500, tol=1e-6)
     np.testing.assert_allclose(model_of(path), result.x, rtol=0, atol=1e-9)
-
-
-def test_single_precision(tmp_path):
-    path, places = federation(tmp_path, more='[features]\nnumbers = "float32"\n')
-    outcome = coordinate(path, InProcess(opened(places)))
-    assert outcome.final
-    assert model_of(path).dtype == np.float32
-    assert np.isfinite(model_of(path)).all()

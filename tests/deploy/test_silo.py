@@ -321,7 +321,7 @@ def test_a_network_that_silos_know_by_name(tmp_path):
     path, places = federation(
         tmp_path,
         replacing={
-            '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n': '[model]\nkind = "net"\n',
+            '[model]\nloss = "logistic"\nl2 = 0.03\n': '[model]\nkind = "net"\n',
             "rounds = 500\ntol = 1e-6": "rounds = 3\ntol = 0",
         },
         more=QUICK,
@@ -342,8 +342,6 @@ def test_a_network_that_silos_know_by_name(tmp_path):
 
 
 def _without_models(folder):
-    change = {
-        '[model]\nloss = "logistic"\nl2 = 0.03\nintercept = true\n': '[model]\nkind = "net"\n'
-    }
+    change = {'[model]\nloss = "logistic"\nl2 = 0.03\n': '[model]\nkind = "net"\n'}
     path, places = federation(folder, replacing=change, more=QUICK)
     return path, Faulty(places)

@@ -33,7 +33,6 @@ silos = {silos}
 [model]
 loss = "logistic"
 l2 = {l2}
-intercept = true
 
 [algorithm]
 kind = "{kind}"

@@ -1,7 +1,8 @@
-"""The `scaffpd` command: one thin file per subcommand, and here how it ends, with one sentence where it went wrong.
+"""The `scaffpd` command: one thin file per subcommand, and here how it ends.
 
-Exit codes: 0 done; 1 something failed that is not the user's mistake (a deployed run, the self-check of `doctor`, a
-full disk, a bug); 2 what was asked for cannot work, and one sentence on standard error says why; 130 interrupted.
+Exit codes: 0 done; 1 something failed that is not the user's mistake (a deployed run, the
+self-check of `doctor`, a full disk, a bug); 2 what was asked for cannot work, and one sentence on
+standard error says why; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ START = "Start here"
 ORGANISATIONS = "Across organisations"
 EXIT_CODES = {
     DONE: "done",
-    FAILED: "something failed that is not your mistake (a deployed run, doctor's self-check, a full disk, a bug)",
+    FAILED: "something failed that is not your mistake (a deployed run, doctor's self-check, "
+    "a full disk, a bug)",
     WRONG: "what was asked for cannot work; one sentence on standard error says why",
     INTERRUPTED: "interrupted",
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."
-BUG = "This is a bug in scaffpd, not your mistake: please report it with these lines and the output of scaffpd doctor."
+BUG = "This is a bug in scaffpd: please report it with these lines and those of scaffpd doctor."
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 app = typer.Typer(
@@ -82,12 +84,11 @@ def _top(
 
 
 def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "scaffpd") -> int:
-    """Carry out a command line and return its exit code; what the user got wrong is said in one sentence."""
+    """Carry out a command line and return its exit code; a user's mistake gets one sentence."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal without λ shows "?", and nobody a traceback
+            # a terminal without λ shows "?" instead of a traceback
+            stream.reconfigure(errors="replace")
     try:
         code = commands(list(arguments), prog_name=name, standalone_mode=False)
     except InputError as error:
@@ -116,13 +117,13 @@ def main() -> None:
 def complain(sentence: str, code: int) -> int:
     """Print a sentence in red on standard error, and return the exit code."""
     one = " ".join(sentence.split())
-    with suppress(OSError):  # standard error may be gone; the exit code still tells
+    with suppress(OSError):  # standard error may be gone; the exit code still says
         typer.secho(one if one.endswith((".", "?", "!")) else f"{one}.", fg="red", err=True)
     return code
 
 
 def of_the_machine(error: OSError) -> str | None:
-    """Return a sentence on a full disk or a closed file; `None` for errors that tell of a bug."""
+    """Return a sentence on a full disk or a closed file; `None` for errors that mean a bug."""
     if error.errno not in (*FULL, *_CLOSED):
         return None
     where = f" {str(error.filename)!r}" if error.filename else ""
@@ -155,7 +156,7 @@ def _forget_output() -> None:
 
 
 def sentence(error: click.ClickException) -> str:
-    """Return click's message with the nearest name only; where click suggests none, say whose help to read."""
+    """Return click's message with the nearest name only, or with whose help to read."""
     if isinstance(error, click.NoSuchOption | click.NoSuchCommand) and error.possibilities:
         del error.possibilities[1:]
         return error.format_message()

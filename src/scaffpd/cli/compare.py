@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -81,7 +81,7 @@ def compare(
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Many methods on one problem: who serves whom, in one table.
 
@@ -135,7 +135,7 @@ def compare(
 
 
 def _problem(
-    what: str, clients: int | None, alpha: float | None, seeds: int, given: Mapping[str, Any]
+    what: str, clients: int | None, alpha: float | None, seeds: int, given: Mapping[str, object]
 ) -> Problem:
     """Return the problem of that name, or that of a table."""
     name = known_name(what)

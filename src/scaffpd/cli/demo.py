@@ -10,13 +10,14 @@ import typer
 from rich.console import Console
 
 from scaffpd.cli.screens import section
-from scaffpd.cli.typer_ext import Quiet, prepare
+from scaffpd.cli.typer_ext import Quiet
+from scaffpd.files import make_folder, write_file
 
 AIR = (
-    "Beijing air quality (UCI): twelve stations predict the fine dust of a day from its weather. Eight have three "
-    "years of days, four are new and have forty. They train alone, with one average model, with one fair model (the "
-    "worst fifth counts), and with personal, fair models: a shared one that every station makes its own. Tested on the "
-    "following year, on {splits} draws of which stations are new."
+    "Beijing air quality (UCI): twelve stations predict the fine dust of a day from its weather. "
+    "Eight have three years of days, four are new and have forty. They train alone, with one "
+    "average model, with one fair model (the worst fifth counts), and with personal, fair models. "
+    "Tested on the following year, on {splits} draws of which stations are new."
 )
 
 
@@ -28,13 +29,16 @@ def demo(
     splits: Annotated[int, typer.Option(min=2, help="How many draws to average over.")] = 8,
     quiet: Quiet = False,
 ) -> None:
-    """Twelve stations, four of them new: alone, one model for all, or models of their own, in less than a minute.
+    """Twelve stations, four of them new: alone, one model for all, or models of their own.
 
     Examples:
         scaffpd demo
         scaffpd demo --splits 2 --seed 1 --out other-stations
     """
-    prepare(out)
+    # refused before the work, not after it
+    probe = make_folder(out) / ".writable"
+    write_file(probe, "")
+    probe.unlink()
     console = Console(quiet=quiet, highlight=False)
     section(console, None, AIR.format(splits=splits))
     from rich import progress

@@ -9,20 +9,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.cli import typer_ext
-from scaffpd.cli.typer_ext import AsJson, group
+from scaffpd.cli.typer_ext import AsJson, group, print_json
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.cli.screens import RoundsScreen
     from scaffpd.deploy.deployed_run import Outcome
+    from scaffpd.deploy.local import LocalDeployment
     from scaffpd.run.settings.federation import FederationFile
 
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")
 ]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")]
-Seconds = Annotated[float, typer.Option(help="Give up after so many seconds.")]
+Seconds = Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")]
+
+NEXT = """
+1. Send every silo its folder over a channel that you trust: it holds a private key
+  {parts}
+
+2. At every silo, NAME being its own, beside its data
+  cp silo.toml NAME/
+  scaffpd silo check NAME/silo.toml
+  scaffpd deploy start NAME
+
+3. At the server
+  scaffpd deploy start {own}
+  scaffpd deploy resume {own}"""
 
 
 def local(
@@ -50,7 +63,6 @@ def local(
         scaffpd deploy local
         scaffpd deploy local federation.toml --silo a.toml --silo b.toml
     """
-    _positive(seconds)
     from scaffpd.deploy.local import LocalDeployment, flare_module
 
     flare_module("local")  # before anything is written
@@ -81,7 +93,6 @@ def resume(
     Examples:
         scaffpd deploy resume scaffpd-deployment
     """
-    _positive(seconds)
     from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun
     from scaffpd.deploy.local import LocalDeployment, flare_module, follower
     from scaffpd.run.settings.federation import FederationFile
@@ -159,19 +170,13 @@ def flare(
             err=True,
         )
     described = project.FlareProject(
-        file.name, list(file.silos), server.host, server.port, server.admin_port
+        file.name, list(file.silos), server.host, server.port, server.port + 1
     )
     parts = project.write_parts(described, out, file.path)
     own = parts / project.COORDINATOR
-    _steps(
-        "1. Send every silo its folder over a channel that you trust: it holds a private key",
-        tuple(str(parts / name) for name in file.silos),
+    typer.echo(
+        NEXT.format(parts="\n  ".join(str(parts / name) for name in file.silos), own=own),
     )
-    _steps(
-        "2. At every silo, NAME being its own, beside its data",
-        ("cp silo.toml NAME/", "scaffpd silo check NAME/silo.toml", "scaffpd deploy start NAME"),
-    )
-    _steps("3. At the server", (f"scaffpd deploy start {own}", f"scaffpd deploy resume {own}"))
 
 
 def status(
@@ -192,39 +197,36 @@ def status(
         folder = LocalDeployment.read(folder).federation
     place = FederationFile.read(folder).folder if folder.is_file() else folder
     if not place.is_dir():
-        raise InputError("run-status", f"There is no run in {str(place)!r}.")
-    run = DeployedRun(place)
-    typer_ext.tell(run.status(), _show_status, as_json)
+        raise InputError("no-such-run", f"There is no run in {str(place)!r}.")
+    found = DeployedRun(place).status()
+    if as_json:
+        print_json(found)
+    else:
+        _show_status(found)
 
 
 def _show_status(now: Mapping[str, Any]) -> None:
     from rich.console import Console
 
-    from scaffpd.cli.screens import bullets, facts
+    from scaffpd.cli.screens import bullets, facts, section
     from scaffpd.numbers import format_bytes
 
     console = Console(highlight=False)
     gap = now["certificate"]
-    quiet = (
-        "" if now["quiet_seconds"] is None else f", last heard of {now['quiet_seconds']:.0f} s ago"
-    )
-    each = now["seconds_per_exchange"]
+    quiet = now["quiet_seconds"]
     lines = {
-        "state": f"{now['state']}{quiet}",
+        "state": now["state"] + ("" if quiet is None else f", last heard of {quiet:.0f} s ago"),
         "round": str(now["round"]),
         "certified gap": "none" if gap is None else f"{gap:.2e}",
         "silos": ", ".join(now["members"]) or "none yet",
-        "exchanges": str(now["exchanges"]) + ("" if each is None else f", {each:.2g} s each"),
-        "bytes": f"{format_bytes(now['messages_up'])} up, {format_bytes(now['messages_down'])} down",
+        "exchanges": str(now["exchanges"]),
+        "sent": f"{format_bytes(now['messages_up'])} up, {format_bytes(now['messages_down'])} down",
     }
     facts(console, lines)
     if now["events"]:
-        console.print("\nWhat happened last", style="bold")
-        bullets(
-            console, [f"round {event['round']}: {event['sentence']}" for event in now["events"]]
-        )
-    if now["sentence"]:
-        console.print(f"\n{now['sentence']}", markup=False)
+        section(console, "What happened last")
+        bullets(console, [f"round {one['round']}: {one['sentence']}" for one in now["events"]])
+    section(console, None, now["sentence"] or "")
 
 
 deploy = group(
@@ -237,25 +239,13 @@ deploy = group(
 )
 
 
-def _positive(seconds: float) -> None:
-    if not seconds > 0:
-        raise InputError("deploy-seconds", f"deploy needs --seconds > 0, got {seconds!r}.")
-
-
-def _steps(title: str, lines: tuple[str, ...]) -> None:
-    typer.secho(f"\n{title}", bold=True)
-    for line in lines:
-        typer.echo(f"  {line}")
-
-
-def _run_here(deployment: Any, seconds: float, keep: bool, quiet: bool) -> None:
+def _run_here(deployment: LocalDeployment, seconds: float, keep: bool, quiet: bool) -> None:
     from scaffpd.deploy.deployed_run import DeployedRun
     from scaffpd.run.settings.federation import FederationFile
 
     file = FederationFile.read(deployment.federation)
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # whoever ends this ends the processes as well
+    # whoever ends this ends the processes as well
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _screen(file, quiet) as screen:
         try:
             outcome = deployment.run(screen.watch, screen.say, seconds, keep)
@@ -278,8 +268,8 @@ def _screen(file: FederationFile, quiet: bool) -> RoundsScreen:
 
 def _end(screen: RoundsScreen, outcome: Outcome, folder: Path) -> None:
     """Show the result; exit code 1 where there is none."""
-    if screen.line:
-        screen.console.print(screen.picture())
+    if screen.last:
+        screen.say(screen.last)
     screen.say(outcome.sentence)
     if outcome.status != "failed":
         screen.say(f"Results: {folder}\nTo look at: scaffpd report {folder}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from scaffpd.cli.names import OBJECTIVES, PROBLEMS
 from scaffpd.cli.typer_ext import Tables, given_settings
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def requested(
     what: Sequence[str],
     tables: Tables,
-    given: Mapping[str, Any],
-    method: Mapping[str, dict[str, Any]] | None = None,
+    given: Mapping[str, object],
+    method: Mapping[str, dict[str, object]] | None = None,
 ) -> RunConfig:
     """Return the settings: what a file says, with the options in its place where they are given.
 
@@ -72,7 +72,7 @@ def known_name(what: str) -> str:
 
 def objective_table(
     wanted: str | None, strength: float | None, what: str, path: bool = False
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return [objective] of --objective and --strength; a path goes along all strengths."""
     from scaffpd.run.settings.methods import objective_kind
 

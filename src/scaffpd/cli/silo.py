@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from scaffpd.cli.results import write_predictions
-from scaffpd.cli.screens import bullets, facts, plain_table, printable, say
-from scaffpd.cli.typer_ext import AsJson, group, tell, write_template
+from scaffpd.cli.results import Columns, write_predictions
+from scaffpd.cli.screens import bullets, facts, print_table, printable, say, section
+from scaffpd.cli.typer_ext import AsJson, group, print_json
 from scaffpd.errors import InputError
+from scaffpd.files import write_file
 from scaffpd.numbers import several
 
 if TYPE_CHECKING:
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 SiloToml = Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)]
 
 MOST = 40  # columns of data that are listed
+Overview = Mapping[str, Any]  # JSON values that `deploy.silo` has checked and written
 
 
 def _settings(file: Path) -> SiloFile:
@@ -30,7 +36,7 @@ def _settings(file: Path) -> SiloFile:
 
 def init(
     out: Annotated[
-        Path, typer.Option(help="The file to write; one that is there is left alone.")
+        Path, typer.Option(help="The file to write; an existing one is left alone.")
     ] = Path("silo.toml"),
 ) -> None:
     """Write a silo.toml to fill in.
@@ -38,11 +44,15 @@ def init(
     Examples:
         scaffpd silo init --out silo.toml
     """
-    write_template("silo.toml", out, "Fill it in, then run: scaffpd silo check")
+    if out.exists():
+        raise InputError("file-exists", f"{str(out)!r} already exists: choose another --out.")
+    template = files("scaffpd.run.settings").joinpath("silo.toml")
+    write_file(out, template.read_text(encoding="utf-8"))
+    typer.echo(f"Written to {out}. Fill it in, then run: scaffpd silo check {out}")
 
 
 def check(file: SiloToml, as_json: AsJson = False) -> None:
-    """Read the data, show what was found, what would leave this site and what never does; nothing is sent.
+    """Read the data, and show what would leave this site and what never does; nothing is sent.
 
     Examples:
         scaffpd silo check silo.toml
@@ -54,12 +64,12 @@ def check(file: SiloToml, as_json: AsJson = False) -> None:
     settings = _settings(file)
     data = Dataset.read(settings)
     found = site_overview(settings, data)
-    tell(found, show_check, as_json)
+    print_json(found) if as_json else _show_check(found)
     data.check(settings.limits)
 
 
 def key(file: SiloToml) -> None:
-    """Make this silo's key for secure sums, if it has none, and show the print by which others can pin it.
+    """Make this silo's key for secure sums if it has none; show the fingerprint for others to pin.
 
     Examples:
         scaffpd silo key silo.toml
@@ -77,7 +87,7 @@ def audit(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check this site's log link by link, and show what has left in every run and what was refused.
+    """Check this site's log link by link; show what has left in every run and what was refused.
 
     Examples:
         scaffpd silo audit silo.toml
@@ -86,7 +96,7 @@ def audit(
     from scaffpd.deploy.silo import records as log
 
     found = log.audit(_settings(file).audit, noted)
-    tell(found, show_audit, as_json)
+    print_json(found) if as_json else _show_audit(found)
     if not found["whole"]:
         raise InputError("broken-audit", found["broken"])
 
@@ -101,7 +111,7 @@ def consent(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show what runs ask of this site and what became of each; agree to one, or withdraw, from any shell.
+    """Show what runs ask of this site; agree to one, or withdraw, from any shell.
 
     Examples:
         scaffpd silo consent silo.toml
@@ -113,31 +123,22 @@ def consent(
     wanted = grant or revoke
     known = requests(settings)
     if grant and revoke:
-        raise InputError("give-grant-revoke", "Give --grant or --revoke, not both.")
+        raise InputError("grant-and-revoke", "Give --grant or --revoke, not both.")
     if wanted:
         matching = [own["request"] for own in known if own["request"].startswith(wanted.lower())]
         if len(matching) != 1:
-            names = (
-                ", ".join(matching or (own["request"][:SHOWN] for own in known))
-                or "none has come yet"
-            )
+            names = ", ".join(matching or (own["request"][:SHOWN] for own in known))
             raise InputError(
-                "beginning-request", f"{wanted!r} is not the beginning of one request: {names}."
+                "no-such-request",
+                f"{wanted!r} is not the beginning of one request: {names or 'none has come yet'}.",
             )
-        decide(settings.consents, matching[0], bool(grant), _account())
+        try:
+            account = pwd.getpwuid(os.getuid()).pw_name  # whatever the environment says
+        except KeyError:  # an account without a name, as containers may have
+            account = f"user {os.getuid()}"
+        decide(settings.consents, matching[0], bool(grant), account)
         known = [own for own in requests(settings) if own["request"] == matching[0]]
-    tell(known, show_requests, as_json)
-
-
-def _account() -> str:
-    """Name the account that runs this command, whatever the environment says."""
-    import os
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # an account without a name, as containers may have
-        return f"user {os.getuid()}"
+    print_json(known) if as_json else show_requests(known)
 
 
 def predict(
@@ -155,12 +156,13 @@ def predict(
 
     x, setup = read_model(model)
     found = dataset.predict(dataset.Dataset.read(_settings(file)), x, setup)
-    columns: dict[str, Any] = {
+    columns: Columns = {
         "target": found.targets,
         "predicted": found.predicted,
         "probability": found.probability,
+        "held out": found.held.tolist(),
     }
-    write_predictions(out, columns | {"held out": found.held.tolist()})
+    write_predictions(out, columns)
 
 
 silo = group(
@@ -173,29 +175,33 @@ silo = group(
 )
 
 
-def show_check(found: dict[str, Any]) -> None:
+def _show_check(found: Overview) -> None:
     """Show what was found in the data, and what would leave the site."""
     console = Console(highlight=False)
     console.print(f"Silo {found['silo']}", style="bold", markup=False)
-    facts(console, _facts(found))
+    rows = found["rows"]
+    features = found["features"]
+    prepared = found["task"] == "prepared"
+    size = f"{several(features['columns'], 'column')}, {features['encoded']} once encoded"
+    lines = {
+        "task": "the entry's own Cohort" if prepared else found["task"],
+        "rows": f"{rows['train']} to train on, {rows['test']} held out",
+        "features": f"a model of {several(features['encoded'], 'parameter')}" if prepared else size,
+    }
+    if found["missing"] is not None:
+        lines["missing"] = f"{found['missing']} values"
+    if found["target"] is not None:
+        values = (f"{name} {value:.6g}" for name, value in found["target"].items())
+        lines["target"] = ", ".join(values)
+    facts(console, lines)
     if found["labels"]:
-        console.print("\nLabels", style="bold")
-        table = plain_table("label", "training", "held out", gap=1)
-        for entry in found["labels"][:MOST]:
-            table.add_row(printable(str(entry["label"])), str(entry["train"]), str(entry["test"]))
-        console.print(table)
+        console.print()
+        labels = [[str(v) for v in entry.values()] for entry in found["labels"][:MOST]]
+        print_table(console, ("label", "training", "held out"), labels)
     if found["columns"]:
-        console.print("\nColumns", style="bold")
-        table = plain_table("column", "kind", "missing", "categories", "withheld", gap=1)
-        table.columns[1].justify = "left"
-        for entry in found["columns"][:MOST]:
-            counts = [str(entry["missing"] or ""), "", str(entry["withheld"] or "")]
-            if entry["kind"] == "category":
-                counts[1] = str(entry["categories"])
-            table.add_row(
-                printable(entry["name"]), entry["kind"].replace("unknown", "no values"), *counts
-            )
-        console.print(table)
+        console.print()
+        columns = [[str(v) for v in entry.values()] for entry in found["columns"][:MOST]]
+        print_table(console, ("column", "kind", "missing", "categories", "withheld"), columns)
         if len(found["columns"]) > MOST:
             console.print(f"and {len(found['columns']) - MOST} more (--json lists all)")
     titles = {
@@ -206,56 +212,44 @@ def show_check(found: dict[str, Any]) -> None:
     }
     for part, title in titles.items():
         if found[part]:
-            console.print(f"\n{title}", style="bold yellow" if part == "warnings" else "bold")
+            section(console, title)
             bullets(console, found[part])
 
 
-def show_audit(found: dict[str, Any]) -> None:
+def _show_audit(found: Overview) -> None:
     """Show what has left, run by run."""
     from scaffpd.numbers import format_bytes
 
     console = Console(highlight=False)
     for run in found["runs"]:
-        how = " and ".join(
-            word for word, is_so in (("masked", run["masked"]), ("noisy", run["private"])) if is_so
-        )
         title = f"Run {run['run'][:12]}, {run['algorithm']}" if run["run"] else "Before a run"
-        console.print(title, style="bold", markup=False)
+        how = [word for word, key in (("masked", "masked"), ("noisy", "private")) if run[key]]
+        vectors = f"; vectors were {' and '.join(how) or 'in the clear'}" if run["run"] else ""
         spent = f", ε = {run['epsilon']:.3g} spent" if run["epsilon"] is not None else ""
-        vectors = (
-            f"; vectors were {how}" if how else "; vectors were in the clear" if run["run"] else ""
-        )
-        say(console, f"{run['from'][:19]} to {run['to'][:19]} UTC{vectors}{spent}.")
-        table = plain_table("what left", "asked", "answered", "numbers", "bytes", gap=1)
+        section(console, title, f"{run['from'][:19]} to {run['to'][:19]} UTC{vectors}{spent}.")
+        rows = []
         for row in run["questions"]:
-            counts = (
-                f"{row['asked']:,}",
-                f"{row['answered']:,}",
-                f"{row['numbers']:,}",
-                format_bytes(row["bytes"]),
-            )
-            table.add_row(printable(row["what"]), *counts)
-        console.print(table)
-        console.print()
+            counts = (f"{row[name]:,}" for name in ("asked", "answered", "numbers"))
+            rows.append([row["what"], *counts, format_bytes(row["bytes"])])
+        print_table(console, ("what left", "asked", "answered", "numbers", "bytes"), rows)
     if found["refused"]:
-        console.print("Refused", style="bold")
-        bullets(
-            console, [f"{several(count, 'time')}: {why}" for why, count in found["refused"].items()]
-        )
-        console.print()
+        section(console, "Refused")
+        refused = found["refused"].items()
+        bullets(console, [f"{several(count, 'time')}: {why}" for why, count in refused])
     if not found["lines"]:
         say(console, "Nothing has left this site yet.")
     elif found["whole"]:
-        say(
+        section(
             console,
-            f"All {several(found['lines'], 'reply')}, {format_bytes(found['bytes'])} in all, are accounted for, and "
-            "no line was changed. The last link is below: note it down, and --noted will show later that nothing "
-            "before it was removed.",
+            None,
+            f"All {several(found['lines'], 'reply')}, {format_bytes(found['bytes'])} in all, are "
+            "accounted for, and no line was changed. Note down the last link, below: --noted will "
+            "show later that nothing before it was removed.",
         )
         typer.echo(found["link"])
 
 
-def show_requests(known: list[dict[str, Any]]) -> None:
+def show_requests(known: Sequence[Overview]) -> None:
     """Show what every run asks for, and what became of that."""
     from scaffpd.deploy.silo.records import SHOWN
 
@@ -264,48 +258,17 @@ def show_requests(known: list[dict[str, Any]]) -> None:
         say(console, "No run has asked anything of this site yet.")
     for own in known:
         asks = own["asks"]
-        loss = asks["model"].get("loss", "")
+        noise = f"ε = {asks['epsilon']}, δ = {asks['delta']}"
         lines = {
             "is": own["state"],
             "federation": f"{asks['federation']}, with {', '.join(asks['silos'])}",
-            "model": f"{asks['model'].get('kind', 'linear')} {loss}".strip(),
+            "model": f"{asks['model'].get('kind', 'linear')} {asks['model'].get('loss', '')}",
             "columns": ", ".join(own["columns"]) or "not agreed on yet: at most those of silo.toml",
             "method": f"{asks['algorithm']}, {asks['rounds']} rounds at most",
             "objective": asks["objective"] or "none",
             "vectors": "masked" if asks["secure"] else "in the clear",
-            "noise": "none"
-            if asks["epsilon"] is None
-            else f"ε = {asks['epsilon']}, δ = {asks['delta']}",
+            "noise": "none" if asks["epsilon"] is None else noise,
             "asked": f"{own['first'][:19]} to {own['last'][:19]} UTC",
         }
-        console.print(f"Request {own['request'][:SHOWN]}", style="bold", markup=False)
+        section(console, f"Request {own['request'][:SHOWN]}")
         facts(console, {name: printable(text) for name, text in lines.items()})
-        console.print()
-
-
-def _facts(found: dict[str, Any]) -> dict[str, str]:
-    from scaffpd.numbers import format_bytes
-
-    rows = found["rows"]
-    features = found["features"]
-    size = found["bytes"]
-    prepared = found["task"] == "prepared"
-    lines = {
-        "task": "the entry's own Cohort" if prepared else found["task"],
-        "rows": f"{rows['train']} to train on, {rows['test']} held out",
-        "features": f"a model of {several(features['encoded'], 'parameter')}",
-    }
-    if not prepared:
-        lines["features"] = (
-            f"{several(features['columns'], 'column')}, {features['encoded']} once encoded"
-        )
-        lines["memory"] = (
-            f"{format_bytes(size['read'])} as read, {format_bytes(size['encoded'])} encoded"
-        )
-    if found["missing"] is not None:
-        lines["missing"] = f"{found['missing']} values"
-    if found["target"] is not None:
-        lines["target"] = ", ".join(
-            f"{name} {value:.6g}" for name, value in found["target"].items()
-        )
-    return lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,9 +11,8 @@ from scaffpd.cli.names import ALGORITHMS, OBJECTIVES
 from scaffpd.cli.requests import objective_table, requested
 from scaffpd.cli.results import end
 from scaffpd.cli.screens import RoundsScreen
-from scaffpd.cli.typer_ext import INTERRUPTED, AsJson, Quiet, Tables, completing, listed, takes
+from scaffpd.cli.typer_ext import INTERRUPTED, AsJson, Quiet, Tables, completing, takes
 from scaffpd.data.tabular.settings import TableSettings
-from scaffpd.errors import InputError
 from scaffpd.run.settings.tables import (
     ModelSettings,
     PathSettings,
@@ -22,10 +21,7 @@ from scaffpd.run.settings.tables import (
 )
 
 if TYPE_CHECKING:
-    from scaffpd.privacy import Private
-    from scaffpd.run.prepare import Prepared
     from scaffpd.run.settings.run import RunConfig
-    from scaffpd.run.strengths import Choosing
     from scaffpd.study.gains import Joining
 
 TABLES: Tables = {
@@ -52,7 +48,7 @@ Goal = Annotated[
     typer.Option(
         help=f"What is optimised: {', '.join(OBJECTIVES)}, or module:Class of your own.",
         show_default="ChiSquare",
-        autocompletion=completing(*OBJECTIVES, several=True),
+        autocompletion=completing(*OBJECTIVES),
     ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")]
@@ -93,56 +89,32 @@ def train(
     report: Page = True,
     quiet: Quiet = False,
     as_json: AsJson = False,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Train one model that serves every client, and the average model to compare it with.
 
     A table needs two options, --client and --target. Texts become categories, missing values are
     filled client by client, and columns are scaled by sums over clients. The folder has settings,
     tables, model and report; the same command again goes on where it was interrupted. With
-    --epsilon every client clips and adds noise before it answers. Several objectives, with commas,
-    are trained in turn and compared.
+    --epsilon every client clips and adds noise before it answers. To compare objectives, train each
+    and give all folders to `scaffpd report`.
 
     Examples:
         scaffpd train hospitals
         scaffpd train hospitals --epsilon 4
         scaffpd train patients.csv --client hospital --target ill
-        scaffpd train hospitals --objective average,chi2,cvar
+        scaffpd train hospitals --objective CVaR
     """
-    method = {} if algorithm is None else {"algorithm": {"kind": algorithm}}
-    wanted: list[str | None] = [*dict.fromkeys(listed(objective))] or [None]
-    if len(wanted) > 1 and (strength is not None or given["epsilon"] is not None):
-        option = "--epsilon" if strength is None else "--strength"
-        raise InputError(
-            "several-objectives",
-            f"{option} goes with one objective, and several are named: leave it out, or name one.",
-        )
-    configs = []
-    for one in wanted:
-        table = objective_table(one, strength, what[0])
-        more = {"objective": table} if table else {}
-        configs.append(requested(what, TABLES, given, {**method, **more}))
-    base = out or configs[0].folder
-    places = [base]
-    if len(configs) > 1:
-        base = Path(base or Path("runs") / f"{_safe(configs[0].name)}-objectives")
-        if (base / "config.toml").exists():
-            raise InputError(
-                "folder-of-a-run",
-                f"{str(base)!r} holds a run: choose another folder for several with --out.",
-            )
-        places = [base / type(config.goal).__name__.lower() for config in configs]
-    folders = list[Path]()
-    prepared = None
-    interrupted = False
-    for config, place in zip(configs, places, strict=True):
-        if not interrupted:
-            with RoundsScreen(quiet or as_json) as screen:
-                folder, prepared, interrupted = _one_run(
-                    "train", config, prepared, place, fresh, screen, choose=choose
-                )
-            folders.append(folder)
-    end(folders, base, report and not interrupted, quiet, as_json)
+    method: dict[str, dict[str, object]] = {}
+    if algorithm is not None:
+        method["algorithm"] = {"kind": algorithm}
+    table = objective_table(objective, strength, what[0])
+    if table:
+        method["objective"] = table
+    config = requested(what, TABLES, given, method)
+    with RoundsScreen(quiet or as_json) as screen:
+        folder, interrupted = _one_run("train", config, out, fresh, screen, choose)
+    end(folder, report and not interrupted, quiet, as_json)
     if interrupted:
         if not (quiet or as_json):
             typer.echo("Interrupted; the same command goes on.", err=True)
@@ -159,7 +131,7 @@ def path(
     report: Page = True,
     quiet: Quiet = False,
     as_json: AsJson = False,
-    **given: Any,
+    **given: object,
 ) -> None:
     """Show the cost of fairness: models from the average to the worst case, with a suggestion.
 
@@ -170,45 +142,41 @@ def path(
         scaffpd path hospitals --points 5
         scaffpd path patients.csv --client hospital --target ill --objective CVaR
     """
-    if len(listed(objective)) > 1:
-        raise InputError(
-            "several-objectives", "A fairness path goes along one objective: name one."
-        )
     table = objective_table(objective, None, what[0], path=True)
     config = requested(what, PATH, given, {"objective": table} if table else {})
     with RoundsScreen(quiet or as_json) as screen:
-        folder, _, _ = _one_run("path", config, None, out or config.folder, fresh, screen)
-    end([folder], None, report, quiet, as_json)
+        folder, _ = _one_run("path", config, out, fresh, screen, choose=False)
+    end(folder, report, quiet, as_json)
 
 
 def _one_run(
     kind: Literal["train", "path"],
     config: RunConfig,
-    prepared: Prepared | None,
     out: Path | None,
     fresh: bool,
     screen: RoundsScreen,
-    choose: bool | None = False,
-) -> tuple[Path, Prepared, bool]:
-    """Train, score and write one run; return its folder, the data, whether it was interrupted."""
+    choose: bool | None,
+) -> tuple[Path, bool]:
+    """Train, score and write one run; return its folder and whether it was interrupted."""
+    from scaffpd.numbers import between
     from scaffpd.run import joint, path, prepare, scores, train  # seconds, so not for --help
     from scaffpd.run.folder import RunFolder, reading, title
     from scaffpd.run.recording import record
-    from scaffpd.run.strengths import strengthened
+    from scaffpd.run.strengths import Choosing, choosable, strengthened
     from scaffpd.training.loop import Status
 
     if kind == "path":
         path.walkable(config)
+    out = out or config.folder
     if out is not None:
         RunFolder(out).usable(kind)
-    screen.say(
-        f"Reading {config.name}"
-        if prepared is None
-        else f"\nObjective {type(config.goal).__name__}"
-    )
-    plain = prepared = prepared or prepare.prepare(config)
+    screen.say(f"Reading {config.name}")
+    prepared = prepare.prepare(config)
     joint.check_asked(config, prepared)
-    choosing = _choosing(config, prepared, choose, screen)
+    choosing = None
+    if choosable(config, prepared) if choose is None else choose:
+        choosing = Choosing()
+        screen.say(f"Choosing strengths by folds, in at most {choosing.budget} rounds")
     config, prepared, choice = strengthened(config, prepared, choosing)
     folder = RunFolder(_place(config, out, fresh, kind))
     folder.check(kind, config, fresh)
@@ -218,7 +186,11 @@ def _one_run(
     for line in (f"{prepared.about}; {len(prepared.names)} clients", *prepared.remarks):
         screen.say(line)
     if noise is not None:
-        screen.say(noise_of(noise, config.training.rounds))
+        screen.say(
+            f"Noise for ε = {noise.budget:g} in {config.training.rounds} rounds: "
+            f"z = {between(noise.noise or 0.0)} for gradients, "
+            f"z_L = {between(noise.loss_noise or 0.0)} for losses."
+        )
     with folder.opened(kind, config, fresh):
         found: Joining | str = ""
         points = None
@@ -243,20 +215,7 @@ def _one_run(
             scored=scored,
         )
         folder.write(run, prepared, models, found)
-    return folder.path, plain, kind == "train" and models[-1].result.status is Status.INTERRUPTED
-
-
-def _choosing(
-    config: RunConfig, prepared: Prepared, choose: bool | None, screen: RoundsScreen
-) -> Choosing | None:
-    """Return how strengths are chosen; `None` where they are not."""
-    from scaffpd.run.strengths import Choosing, choosable
-
-    if not (choosable(config, prepared) if choose is None else choose):
-        return None
-    found = Choosing()
-    screen.say(f"Choosing strengths by folds of training rows, in at most {found.budget} rounds")
-    return found
+    return folder.path, kind == "train" and models[-1].result.status is Status.INTERRUPTED
 
 
 def _place(
@@ -267,26 +226,10 @@ def _place(
 
     if out is not None:
         return out
-    safe = _safe(config.name)
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.name)
     first = folder = Path("runs") / (safe if kind == "train" else f"{safe}-{kind}")
     k = 1
     while not fresh and not RunFolder(folder).fits(kind, config):
         k += 1
         folder = first.with_name(f"{first.name}-{k}")
     return folder
-
-
-def _safe(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "-_" else "-" for c in name)
-
-
-def noise_of(model: Private, rounds: int) -> str:
-    """Say in a sentence how much noise was found."""
-    from scaffpd.numbers import between
-
-    z = between(model.noise or 0.0)
-    z_L = between(model.loss_noise or 0.0)
-    return (
-        f"Noise for ε = {model.budget:g} in {rounds} rounds: z = {z} for gradients, "
-        f"z_L = {z_L} for losses."
-    )

@@ -7,8 +7,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -18,9 +17,7 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
-from scaffpd.errors import InputError, unknown
 from scaffpd.fields import SettingsTable, parts
-from scaffpd.files import make_folder, write_file
 
 if TYPE_CHECKING:
     from click import Command as _AnyCommand
@@ -141,19 +138,15 @@ def takes(
 
     def add_to(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True).parameters.values()
-        all_of_them = [
-            parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD
-        ]
+        found = [parameter for parameter in own if parameter.kind is not parameter.VAR_KEYWORD]
         for title, table in tables.items():
             for name, setting in _settings(table):
                 if name not in but:
                     option = _option(title, name, setting)
                     kind = inspect.Parameter.KEYWORD_ONLY
-                    all_of_them.append(
-                        inspect.Parameter(name, kind, default=None, annotation=option)
-                    )
-        command.__signature__ = inspect.Signature(all_of_them)  # type: ignore[attr-defined]
-        command.__annotations__ = {one.name: one.annotation for one in all_of_them}
+                    found.append(inspect.Parameter(name, kind, default=None, annotation=option))
+        command.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in found}
         return command
 
     return add_to
@@ -205,28 +198,18 @@ def given_settings(
             if isinstance(value, str) and _is_list(setting):
                 value = listed(value)
             elif isinstance(value, str) and Path in parts(setting.annotation):
-                value = _number_or_file(value)
+                try:
+                    value = float(value)
+                except ValueError:
+                    value = str(Path(str(value)).absolute())
             values.setdefault(title, {})[name] = value
             options[f"{title}.{name}"] = f"--{name.replace('_', '-')}"
     return values, options
 
 
-def _number_or_file(value: str) -> object:
-    try:
-        return float(value)
-    except ValueError:
-        return str(Path(value).absolute())
-
-
 def listed(given: str | None) -> list[str]:
     """Return names that are joined by commas."""
     return [name.strip() for name in (given or "").split(",") if name.strip()]
-
-
-def checked(what: str, given: str, names: Iterable[str]) -> None:
-    """Refuse a name that is none of them, before anything takes time."""
-    if given not in names:
-        raise unknown(what, given, names)
 
 
 def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]:
@@ -243,29 +226,7 @@ def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]
     return complete
 
 
-# ------------------------------------------------------------------ files and JSON
-
-
-def prepare(folder: Path) -> None:
-    """Make a folder; refuse one that cannot be written before the work, not after it."""
-    probe = make_folder(folder) / ".writable"
-    write_file(probe, "")
-    probe.unlink()
-
-
-def write_template(name: str, out: Path, then: str) -> None:
-    """Write a settings file from its template in `scaffpd.run.settings`; say what comes next."""
-    if out.exists():
-        raise InputError(
-            "file-exists", f"The file {str(out)!r} already exists; choose another one with --out."
-        )
-    write_file(out, files("scaffpd.run.settings").joinpath(name).read_text(encoding="utf-8"))
-    typer.echo(f"Written to {out}. {then} {out}")
-
-
-def tell(value: Any, show: Callable[[Any], None], as_json: bool) -> None:
-    """Print a value as JSON, or show it to people."""
-    print_json(value) if as_json else show(value)
+# ------------------------------------------------------------------ JSON
 
 
 def print_json(value: object) -> None:

@@ -76,8 +76,7 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         squares = totals(SiloRequest("totals", about, arrays={"mean": mean}))
         scale = mean, deviation_of(squares, mean)
     model = file.model.values() if prepared else _completed(file.model.values(), schema)
-    numbers = "" if prepared else file.features.numbers or ""
-    return Setup(algorithm, model, schema, *scale, numbers, file.masking, noise)
+    return Setup(algorithm, model, schema, *scale, file.masking, noise)
 
 
 def propose_noise(file: FederationFile, columns: int) -> Json:
@@ -96,7 +95,7 @@ def propose_noise(file: FederationFile, columns: int) -> Json:
             "data.",
         )
     if linear and not {"radius", "smoothness"} & set(about):
-        about["radius"] = math.sqrt(columns + file.model.intercept)
+        about["radius"] = math.sqrt(columns + 1)  # and the intercept
     solved = Private.solved(
         Linear(),
         about["epsilon"],

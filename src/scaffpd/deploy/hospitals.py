@@ -26,7 +26,6 @@ folder = "run"
 [model]
 loss = "logistic"
 l2 = 0.03
-intercept = true
 
 [objective]
 kind = "ChiSquare"

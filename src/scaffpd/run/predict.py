@@ -29,7 +29,7 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
 from scaffpd.run.record import RunRecord, ScoreRow, is_run
 from scaffpd.run.scores import score_groups
-from scaffpd.run.settings.model_file import Setup, predict_encoded, read_model, read_owners
+from scaffpd.run.settings.model_file import Answer, Setup, predict_encoded, read_model, read_owners
 
 NOBODY = ""  # rows without a client belong together
 MODELS = {  # by name
@@ -37,7 +37,6 @@ MODELS = {  # by name
     "fair": "model.safetensors",
     "personal": "personal.safetensors",
 }
-Answer = str | int | float
 Fills = Mapping[str, Mapping[str, float | str]]
 
 

@@ -137,7 +137,7 @@ class Prepared:
         }
         if self.model.classes is not None:
             model["classes"] = self.model.classes
-        return Setup(algorithm, model, self.schema, self.mean, self.deviation)
+        return Setup(algorithm, model, dict(self.schema), self.mean, self.deviation)
 
     def metadata(self) -> dict[str, str]:
         """Describe what a network expects of a row of a table, and what its outputs mean."""

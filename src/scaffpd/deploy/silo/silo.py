@@ -119,7 +119,7 @@ class Silo:
             )
             test = None if ready.test is None else {self.name: ready.test}
             model = model if self.ledger is None else self.ledger.private(model)
-            own = Cohort({self.name: ready.train}, model, dtype=setup.dtype, test=test)
+            own = Cohort({self.name: ready.train}, model, test=test)
         self._check_dimension(own.dimension)
         if self.ledger is not None:
             self._local(self.ledger.open, own)

@@ -1,1 +1,1 @@
-"""Read settings files strictly, and make objectives, algorithms and the user's own functions from them."""
+"""Read settings files strictly, and make objectives and algorithms from them."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -13,11 +12,11 @@ import scaffpd.fields as key
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.algorithms.base import MEMORY, VECTORS
 from scaffpd.errors import InputError
-from scaffpd.fields import SettingsTable, validated
+from scaffpd.fields import Json, SettingsTable, validated
 from scaffpd.models import Linear
 from scaffpd.models.losses import LOSSES
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
-from scaffpd.run.settings.methods import algorithm_of, called, kind_of
+from scaffpd.run.settings.methods import algorithm_of, called, changed, kind_of
 from scaffpd.run.settings.reading import read_toml
 from scaffpd.run.settings.tables import PrivacyBudget, Tolerance
 
@@ -30,7 +29,6 @@ class FederationModel(SettingsTable):
     kind: key.Text = "linear"
     loss: Annotated[str, key.one_of(LOSSES)] = "logistic"
     l2: key.NonNegative = 1e-3
-    intercept: key.Switch = True
     classes: key.Count | None = None
     strength: key.Positive | None = None  # κ of personal models near the shared one
 
@@ -51,16 +49,17 @@ class FederationModel(SettingsTable):
             )
         return self
 
-    def values(self) -> dict[str, Any]:
-        """Return the values that silos get."""
-        return self.model_dump(exclude_none=True) if self.kind == "linear" else {"kind": self.kind}
+    def values(self) -> Json:
+        """Return the values that silos get; every linear model has an intercept."""
+        if self.kind != "linear":
+            return {"kind": self.kind}
+        return {**self.model_dump(exclude_none=True), "intercept": True}
 
 
 class FeatureSettings(SettingsTable):
-    """[features]: standardisation, the number format and declared ranges of columns."""
+    """[features]: standardisation and declared ranges of columns."""
 
     standardise: key.Switch = True
-    numbers: Annotated[str, key.one_of(("float32", "float64"))] | None = None
     # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by
     # these alone
     ranges: dict[str, key.Range] = Field(default_factory=dict)
@@ -97,21 +96,10 @@ class FaultPolicy(SettingsTable):
 
 
 class Server(SettingsTable):
-    """[server]: where silos reach the coordinator; FLARE's administrators have a separate port."""
+    """[server]: where silos reach the coordinator; FLARE's administrators use the next port."""
 
     host: key.Text = "localhost"
     port: key.Port = 8002
-    admin_port: key.Port = 8003
-
-    @model_validator(mode="after")
-    def _ports_differ(self, info: ValidationInfo[Path]) -> Self:
-        if self.port == self.admin_port:
-            raise InputError(
-                "same-ports",
-                f"{info.context.name!r} has the same server.port and server.admin_port: FLARE "
-                "needs two.",
-            )
-        return self
 
 
 class FederationFile(SettingsTable):
@@ -123,28 +111,28 @@ class FederationFile(SettingsTable):
     folder: key.FileName = Field(default="run", validate_default=True)
     model: FederationModel = Field(default_factory=dict, validate_default=True)
     features: FeatureSettings = FeatureSettings()
-    algorithm: dict[str, Any] = Field(default_factory=dict)
-    objective: dict[str, Any] | None = None
+    algorithm: Json = Field(default_factory=dict)
+    objective: Json | None = None
     training: FederationTraining = FederationTraining()
     secure: MaskingSettings | None = None
     privacy: DeployedPrivacy | None = None
     faults: FaultPolicy = FaultPolicy()
-    server: Server = Field(default_factory=dict, validate_default=True)
+    server: Server = Server()
     _path: Path
-    _method: Any  # an algorithm; those with an objective or local steps are dataclasses
+    _method: Algorithm
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
         """Read and check a `federation.toml`."""
         file = Path(path).absolute()
         found = validated(cls, read_toml(file, SILO), file)
-        method: Any = algorithm_of(found.algorithm, found.objective, file)
+        method = algorithm_of(found.algorithm, found.objective, file)
         private = found.privacy
         tol = found.training.tol
         if private is not None:
             _check_private(method, file)
             if hasattr(method, "local_steps") and "local_steps" not in found.algorithm:
-                method = replace(method, local_steps=LOCAL_STEPS)
+                method = changed(method, local_steps=LOCAL_STEPS)  # each costs privacy
         certified = method.proves and private is None
         if tol and not certified:
             kind = type(method).__name__ if private is None else "A run with noise"
@@ -172,16 +160,16 @@ class FederationFile(SettingsTable):
         return self._path
 
     @property
-    def method(self) -> Any:
+    def method(self) -> Algorithm:
         """Algorithm with its objective."""
         return self._method
 
     @property
-    def masking(self) -> dict[str, Any]:
+    def masking(self) -> Json:
         """Settings of masked sums; empty without masks."""
         return {} if self.secure is None else self.secure.model_dump()
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> Json:
         """Return the run's request, for silos to consent to."""
         objective = getattr(self.method, "objective", None)
         private = self.privacy
@@ -197,9 +185,9 @@ class FederationFile(SettingsTable):
             "delta": private and private.delta,
         }
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """Return the settings that identify a run: all but its length and how long it waits."""
-        about: dict[str, Any] = {
+        about: Json = {
             "algorithm or objective": repr(self.method),
             "model": self.model.values(),
             "features": self.features.model_dump(exclude_none=True),
@@ -211,7 +199,7 @@ class FederationFile(SettingsTable):
         return about | {name: part for name, part in more.items() if part}
 
 
-def _check_shared(tables: FederationFile, algorithm: Any, file: Path) -> None:
+def _check_shared(tables: FederationFile, algorithm: Algorithm, file: Path) -> None:
     """Refuse shared noise if a silo's part of it could be seen."""
     plain = (
         getattr(algorithm, "local_steps", 1) > 1

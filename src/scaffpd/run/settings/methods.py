@@ -11,12 +11,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import scaffpd.algorithms.steps as steps
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.errors import InputError, unknown
+from scaffpd.fields import Json
 from scaffpd.objectives import OBJECTIVES, Excess, Objective
 
 Made = TypeVar("Made")
@@ -86,7 +88,7 @@ def _no_class(kind: str, base: type, found: object) -> InputError:
 
 
 def algorithm_of(
-    given: Mapping[str, Any], objective: Mapping[str, Any] | None, file: Path
+    given: Mapping[str, object], objective: Mapping[str, object] | None, file: Path
 ) -> Algorithm:
     """Make the algorithm of [algorithm] and [objective], with its step rule."""
     values = dict(given)
@@ -99,8 +101,9 @@ def algorithm_of(
                 f"{kind} is complete: leave [objective] and other keys of [algorithm] out.",
             )
         return chosen
-    if isinstance(values.get("steps"), dict):
-        rule = dict(values["steps"])
+    given_rule = values.get("steps")
+    if isinstance(given_rule, dict):
+        rule = dict(given_rule)
         name = rule.pop("kind", None)
         if name not in steps.__all__:
             raise unknown(f"algorithm.steps.kind in {file.name!r},", name, steps.__all__)
@@ -121,7 +124,13 @@ def algorithm_of(
     return called(chosen, "algorithm", values, file)
 
 
-def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
+def changed(method: Any, **values: object) -> Algorithm:
+    """Return an algorithm, which is a dataclass where it has these settings, with other values."""
+    made: Algorithm = replace(method, **values)
+    return made
+
+
+def objective_of(given: Mapping[str, object], file: Path) -> Objective:
     """Make the objective of [objective]."""
     values = dict(given)
     offset = values.pop("offset", None)
@@ -134,7 +143,7 @@ def objective_of(given: Mapping[str, Any], file: Path) -> Objective:
     return called(Excess, "objective", {"objective": made, "offset": offset}, file)
 
 
-def with_usual(objective: dict[str, Any] | None, file: Path) -> dict[str, Any] | None:
+def with_usual(objective: Json | None, file: Path) -> Json | None:
     """Return [objective] with the default strength if it has none."""
     if objective is None:
         return None
@@ -144,7 +153,7 @@ def with_usual(objective: dict[str, Any] | None, file: Path) -> dict[str, Any] |
     return {**objective, kind.parameter: objective.get(kind.parameter, kind.usual)}
 
 
-def called(made: Callable[..., Made], table: str, values: Mapping[str, Any], file: Path) -> Made:
+def called(made: Callable[..., Made], table: str, values: Mapping[str, object], file: Path) -> Made:
     """Make an object from the keys of a table; prefix its error messages with the table's name."""
     takes = [name for name in inspect.signature(made).parameters if name != "kind"]
     for name in values:

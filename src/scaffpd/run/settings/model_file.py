@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import FiniteFloat, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
@@ -20,24 +19,25 @@ from typing_extensions import TypedDict  # pydantic wants its own before Python 
 
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
+from scaffpd.fields import Json
 from scaffpd.models import Linear
 from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import Personal, personalise
 
-FORMATS = {"float32": torch.float32, "float64": torch.float64}
+Answer = str | int | float  # a label or a number
+Array = NDArray[Any]  # of parameters in the model's own format, or of labels
 
 
 class AgreementValues(TypedDict):
     """JSON values of an agreement."""
 
     algorithm: str
-    model: dict[str, Any]
-    schema: dict[str, Any]
+    model: Json
+    schema: Json
     mean: list[FiniteFloat]
     deviation: list[FiniteFloat]
-    numbers: Literal["", "float32", "float64"]
-    secure: dict[str, Any]
-    privacy: dict[str, Any]
+    secure: Json
+    privacy: Json
 
 
 AGREEMENT = TypeAdapter(AgreementValues)
@@ -48,17 +48,16 @@ class Setup:
     """The agreement of a run."""
 
     algorithm: str  # its name, which determines the questions
-    model: Mapping[str, Any]  # the loss and its settings, or the silos' name of a network
-    schema: Mapping[str, Any]  # columns, categories and labels (see `tabular`)
+    model: Json  # the loss and its settings, or the silos' name of a network
+    schema: Json  # columns, categories and labels (see `tabular`)
     mean: Vector = field(repr=False)  # of every encoded column; empty without standardisation
     deviation: Vector = field(repr=False)  # likewise
-    numbers: str = ""  # number format, "float32" or "float64"; empty for the model's own
     # how vectors are masked (see `masks`); empty without masks
-    secure: Mapping[str, Any] = field(default_factory=dict)
+    secure: Json = field(default_factory=dict)
     # ε, δ, clips and noise (see `Private`); empty without noise
-    privacy: Mapping[str, Any] = field(default_factory=dict)
+    privacy: Json = field(default_factory=dict)
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> Json:
         """Return its JSON values, with exact floats."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         more = {name: np.asarray(values[name]).tolist() for name in ("mean", "deviation")}
@@ -74,21 +73,30 @@ class Setup:
         return hashlib.sha256(json.dumps(self.values(), sort_keys=True).encode()).hexdigest()[:32]
 
     @classmethod
-    def of(cls, values: Any) -> Setup:
+    def of(cls, values: object) -> Setup:
         """Read what `values` returned."""
         sentence = "The coordinator's agreement is not complete, or cannot be used."
         given = {"secure": {}, "privacy": {}, **values} if isinstance(values, dict) else values
         try:
-            read: Any = AGREEMENT.validate_python(given, strict=True)
+            read = AGREEMENT.validate_python(given, strict=True)
         except ValidationError as error:
             where = "".join(f" ({name})" for name in error.errors()[0]["loc"][:1])
             raise InputError("unusable-agreement", f"{sentence.rstrip('.')}{where}.") from None
-        mean, deviation = (np.array(read[name], dtype=np.float64) for name in ("mean", "deviation"))
+        mean = np.array(read["mean"], dtype=np.float64)
+        deviation = np.array(read["deviation"], dtype=np.float64)
         if mean.shape != deviation.shape or not (deviation > 0).all():
             raise InputError("unusable-agreement", sentence)
-        return cls(**{**read, "mean": mean, "deviation": deviation})
+        return cls(
+            read["algorithm"],
+            read["model"],
+            read["schema"],
+            mean,
+            deviation,
+            read["secure"],
+            read["privacy"],
+        )
 
-    def with_model(self, **changes: Any) -> Setup:
+    def with_model(self, **changes: object) -> Setup:
         """Return the agreement with changed settings of the model; `None` removes a setting."""
         model = {
             name: value for name, value in {**self.model, **changes}.items() if value is not None
@@ -99,11 +107,6 @@ class Setup:
     def columns(self) -> str:
         """Digest of the agreement without l2 and κ: it names what a silo answers about."""
         return self.with_model(l2=None, strength=None).digest
-
-    @property
-    def dtype(self) -> torch.dtype | None:
-        """Number format of the model, or `None` for the model's own choice."""
-        return FORMATS.get(self.numbers)
 
 
 PRIVACY = (
@@ -121,7 +124,7 @@ PRIVACY = (
 LINEAR = ("loss", "l2", "intercept", "classes", "strength")
 
 
-def linear(model: Mapping[str, Any]) -> Linear:
+def linear(model: Json) -> Linear:
     """Return the linear model of an agreement."""
     for name in model:
         if name not in (*LINEAR, "kind"):
@@ -131,23 +134,21 @@ def linear(model: Mapping[str, Any]) -> Linear:
     )
 
 
-def own_model(
-    model: Mapping[str, Any], x: NDArray[Any], X: NDArray[np.float64], y: NDArray[Any]
-) -> NDArray[Any]:
-    """Return the model of a client with these rows: personal if the agreement has a strength, else the shared one."""
+def own_model(model: Json, x: Array, X: NDArray[np.float64], y: Array) -> Array:
+    """Return a client's model: personal if the agreement has a strength, else the shared one."""
     if "strength" not in model:
         return x
     return personalise(x, X, y, Personal(linear(model), model["strength"]))
 
 
-def model_bytes(x: NDArray[Any], setup: Setup, clients: Sequence[str] = ()) -> bytes:
-    """Encode parameters as safetensors with their agreement and, for personal models, the clients' names."""
+def model_bytes(x: Array, setup: Setup, clients: Sequence[str] = ()) -> bytes:
+    """Encode parameters as safetensors, with their agreement and the owners of personal models."""
     tensors = {"x": np.ascontiguousarray(x), "mean": setup.mean, "deviation": setup.deviation}
     more = {"clients": json.dumps(list(clients))} if clients else {}
     return save_tensors(tensors, {"setup": json.dumps(setup.values()), **more})
 
 
-def read_model(path: Path) -> tuple[NDArray[Any], Setup]:
+def read_model(path: Path) -> tuple[Array, Setup]:
     """Read x and its agreement from a run's model.safetensors."""
     try:
         with safe_open(path, framework="np") as file:
@@ -174,13 +175,14 @@ def read_owners(path: Path) -> list[str]:
 
 def predict_encoded(
     X: NDArray[np.float64],
-    x: NDArray[Any],
+    x: Array,
     setup: Setup,
-    adjust: Callable[[Any], Any] | None = None,
-) -> tuple[list[Any], NDArray[np.float64]]:
+    adjust: Callable[[Vector], Vector] | None = None,
+) -> tuple[list[Answer], NDArray[np.float64]]:
     """Predict encoded rows by the linear model x: labels with the probability of each, or numbers.
 
-    The array of probabilities has no columns if the loss defines none. `adjust` changes outputs beforehand.
+    The array of probabilities has no columns if the loss defines none. `adjust` changes outputs
+    beforehand.
     """
     model = linear(setup.model)
     labels = setup.schema["labels"]
@@ -191,13 +193,13 @@ def predict_encoded(
 
 def answers(
     model: Linear, z: NDArray[np.float64], classify: bool
-) -> tuple[NDArray[Any], NDArray[np.float64]]:
-    """Turn the outputs z of a linear model into indices of labels with the probability of each, or into numbers."""
+) -> tuple[Array, NDArray[np.float64]]:
+    """Turn outputs z into indices of labels with the probability of each, or into numbers."""
     if not classify:
         return loss_named(model.loss).mean(z[:, 0]), np.empty((len(z), 0))
     if model.loss == "logistic":
         z = np.concatenate([np.zeros_like(z), z], axis=1)
+    if model.loss == "squared":  # has labels, but no probabilities
+        return z.argmax(1), np.empty((len(z), 0))
     shares = np.exp(z - z.max(1, keepdims=True))
-    return z.argmax(1), shares / shares.sum(
-        1, keepdims=True
-    ) if model.loss != "squared" else np.empty((len(z), 0))
+    return z.argmax(1), shares / shares.sum(1, keepdims=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 
 LARGEST = 2**20  # bytes: far above any file written by hand
 
 
-def read_toml(path: Path, others: Mapping[str, str]) -> dict[str, Any]:
+def read_toml(path: Path, others: Mapping[str, str]) -> Json:
     """Read a settings file; refuse one with a key of `others`, which marks another kind of file."""
     try:
         if path.stat().st_size > LARGEST:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tomli_w
 from pydantic import Discriminator, Field, Tag
@@ -15,11 +14,11 @@ import scaffpd.fields as key
 from scaffpd.algorithms import Algorithm, Fair
 from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError
-from scaffpd.fields import SettingsTable, validated
+from scaffpd.fields import Json, SettingsTable, validated
 from scaffpd.models import Linear, Module
 from scaffpd.objectives import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private
-from scaffpd.run.settings.methods import algorithm_kind, algorithm_of, kind_of, with_usual
+from scaffpd.run.settings.methods import algorithm_kind, algorithm_of, changed, kind_of, with_usual
 from scaffpd.run.settings.reading import read_toml
 from scaffpd.run.settings.tables import (
     EntrySettings,
@@ -61,8 +60,8 @@ class RunConfig(SettingsTable):
     code: key.FileName | None = None  # folder of the user's own functions; left out, `place`
     data: Data
     model: ModelSettings = ModelSettings()
-    objective: dict[str, Any] | None = None
-    algorithm: dict[str, Any] = Field(default_factory=dict)
+    objective: Json | None = None
+    algorithm: Json = Field(default_factory=dict)
     training: TrainingSettings = TrainingSettings()
     privacy: PrivacySettings | None = None
     path: PathSettings = PathSettings()
@@ -74,7 +73,7 @@ class RunConfig(SettingsTable):
     def read(
         cls,
         path: Path,
-        changes: Mapping[str, Mapping[str, Any]] | None = None,
+        changes: Mapping[str, Mapping[str, object]] | None = None,
         options: Mapping[str, str] | None = None,
     ) -> RunConfig:
         """Read a settings file; `changes` (by table) override it."""
@@ -90,7 +89,7 @@ class RunConfig(SettingsTable):
     @classmethod
     def of(
         cls,
-        values: Mapping[str, Any],
+        values: Mapping[str, object],
         label: str | Path,
         options: Mapping[str, str] | None = None,
     ) -> RunConfig:
@@ -173,7 +172,7 @@ class RunConfig(SettingsTable):
     def method_for(self, objective: Objective) -> Algorithm:
         """Return the algorithm with another objective; `Fair` if it takes none."""
         if self.goal is not None:
-            return _with_objective(self._method, objective)
+            return changed(self._method, objective=objective)
         return Fair(objective) if self.privacy is None else Fair(objective, LOCAL_STEPS)
 
     def with_tol(self, tol: float) -> RunConfig:
@@ -186,7 +185,7 @@ class RunConfig(SettingsTable):
         return self._left_out
 
     def with_strengths(
-        self, l2: float, objective: dict[str, Any] | None, kappa: float | None = None
+        self, l2: float, objective: Json | None, kappa: float | None = None
     ) -> RunConfig:
         """Return the same run with these strengths, as if the settings gave them."""
         strengths = {"l2": l2} if kappa is None else {"l2": l2, "kappa": kappa}
@@ -239,12 +238,6 @@ class RunConfig(SettingsTable):
         if isinstance(self.data, EntrySettings) or self.model.network:
             values["code"] = _relative(self.code_folder, folder)
         return f"# {heading}\n" * bool(heading) + tomli_w.dumps(values)
-
-
-def _with_objective(method: Any, objective: Objective) -> Algorithm:
-    """Return an algorithm, which is a dataclass where it has an objective, with another one."""
-    made: Algorithm = replace(method, objective=objective)
-    return made
 
 
 def _relative(path: Path, folder: Path) -> str:

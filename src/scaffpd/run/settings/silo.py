@@ -44,41 +44,29 @@ class SiloData(ColumnSettings):
     def _keys_go_together(self, info: ValidationInfo[Path]) -> Self:
         name = repr(info.context.name)
         given = self.model_fields_set
-        if (self.file is None) == (self.entry is None):
-            found = "both" if self.file else "neither"
-            raise InputError(
-                "file-or-entry", f"{name} needs either file or entry in [data], and has {found}."
-            )
         table = self.file
-        if table and not is_table(table):
-            raise InputError(
-                "not-a-table",
-                f"{name} needs a table ({ACCEPTED}) for data.file, got {table.name!r}; an entry "
-                "reads anything else.",
-            )
-        if "missing" in given and not table:
-            raise InputError(
-                "missing-without-table",
-                f"{name} names data.missing, which only tables have: return NaN for missing "
-                "values.",
-            )
-        if "target" in given and self.entry is not None:
-            raise InputError(
-                "target-of-entry",
-                f"{name} names data.target, but an entry returns the target itself; leave it out.",
-            )
-        if "target" not in given and table:
-            raise InputError(
-                "setting-missing",
-                f"{name} needs the name of the column to be predicted for data.target, but it is "
-                "missing.",
-            )
-        if table and self.target in self.columns:
-            raise InputError(
-                "learning-from-target",
-                f"{name} names the target {self.target!r} in data.columns as well; leave it out "
-                "there.",
-            )
+        code = ""
+        if (self.file is None) == (self.entry is None):
+            code = "file-or-entry"
+            found = "both" if self.file else "neither"
+            sentence = f"needs either file or entry in [data], and has {found}"
+        elif table and not is_table(table):
+            code = "not-a-table"
+            sentence = f"needs a table ({ACCEPTED}) for data.file, got {table.name!r}"
+        elif "missing" in given and not table:
+            code = "missing-without-table"
+            sentence = "names data.missing, which only tables have: return NaN instead"
+        elif "target" in given and self.entry is not None:
+            code = "target-of-entry"
+            sentence = "names data.target, but an entry returns the target itself; leave it out"
+        elif "target" not in given and table:
+            code = "setting-missing"
+            sentence = "needs the column to be predicted for data.target, but it is missing"
+        elif table and self.target in self.columns:
+            code = "learning-from-target"
+            sentence = f"names the target {self.target!r} in data.columns as well; leave it out"
+        if code:
+            raise InputError(code, f"{name} {sentence}.")
         return self
 
 
@@ -187,14 +175,12 @@ class SiloFile(SettingsTable):
     name: key.Name  # the silo's name in the federation
     # where its keys and its records of answers are written; one folder is for one silo
     folder: key.FileName = Field(default=".", validate_default=True)
-    data: SiloData = Field(default_factory=dict, validate_default=True)  # the source of the data
-    split: SplitSettings = SplitSettings()  # which rows are held out
-    limits: SiloLimits = Field(default_factory=dict, validate_default=True)  # what the silo allows
-    # how its vectors are masked
-    secure: SecureRules = Field(default_factory=dict, validate_default=True)
-    privacy: PrivacyRules = Field(default_factory=dict, validate_default=True)  # its privacy budget
-    # which runs it takes part in
-    consent: ConsentRules = Field(default_factory=dict, validate_default=True)
+    data: SiloData = Field(default_factory=dict, validate_default=True)
+    split: SplitSettings = SplitSettings()
+    limits: SiloLimits = SiloLimits()
+    secure: SecureRules = SecureRules()
+    privacy: PrivacyRules = PrivacyRules()
+    consent: ConsentRules = ConsentRules()
     # entries "module:function" of networks, by the names that a coordinator uses
     models: dict[str, key.Entry] = Field(default_factory=dict)
     _path: Path
