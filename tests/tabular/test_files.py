@@ -107,7 +107,7 @@ REFUSED = {
     "text after a quote": ("a.csv", text() + 'a,"1"2,0\n', "broken-line", {}),
     "zero bytes": ("a.csv", text().encode() + b"a,\0,1\n", "not-a-text", {}),
     "binary": ("a.csv", bytes(range(256)) * 20, "not-a-text", {}),
-    "title": ("a.csv", "# exported 2024\n" + text(), "unknown-unknown", {}),
+    "title": ("a.csv", "# exported 2024\n" + text(), "unknown-name", {}),
     "names twice": ("a.csv", text(header=("site", "x", "x")), "column-named-twice", {}),
     "nameless": ("a.csv", text(header=("site", "", "ill")), "nameless-column", {}),
     "unclear comma": (
