@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +49,7 @@ class Setup:
 
     algorithm: str  # its name, which determines the questions
     model: Json  # the loss and its settings, or the silos' name of a network
-    schema: Json  # columns, categories and labels (see `tabular`)
+    schema: Mapping[str, Any]  # columns, categories and labels (see `tabular`)
     mean: Vector = field(repr=False)  # of every encoded column; empty without standardisation
     deviation: Vector = field(repr=False)  # likewise
     # how vectors are masked (see `masks`); empty without masks
