@@ -33,7 +33,7 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
 
 
 def pytest_configure(config):
-    """Load what every process that runs tests needs; the one that hands them out (`-n`) runs none."""
+    """Load what processes that run tests need; the one that hands them out (`-n`) runs none."""
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
     import torch  # after the environment is set

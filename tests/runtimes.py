@@ -19,7 +19,15 @@ FEATURES = 3
 MODELS = ("squared", "logistic", "softmax", "module")
 RUNTIMES = ("cohort", "remote", "masked cohort", "masked remote")
 EVERYTHING = """
-from scaffpd.algorithms.base import CURVATURE, DIAGONAL, GRADIENTS, LOSSES, PROXIMAL, UPDATES, Algorithm
+from scaffpd.algorithms.base import (
+    CURVATURE,
+    DIAGONAL,
+    GRADIENTS,
+    LOSSES,
+    PROXIMAL,
+    UPDATES,
+    Algorithm,
+)
 
 class Everything(Algorithm):
     questions = frozenset({CURVATURE, DIAGONAL, GRADIENTS, LOSSES, PROXIMAL, UPDATES})
@@ -82,7 +90,8 @@ def remote_of(model, folder, runtime, projections, algorithm):
         place.mkdir()
         (place / "everything.py").write_text(algorithm)
         (place / "entry.py").write_text(
-            f"import sys; sys.path.insert(0, {__file__.rsplit('/', 1)[0]!r})\nfrom runtimes import cohort_of\n"
+            f"import sys; sys.path.insert(0, {__file__.rsplit('/', 1)[0]!r})\nfrom runtimes "
+            "import cohort_of\n"
             f"client = lambda: cohort_of({model!r}, [{name!r}])\n"
         )
         (place / "silo.toml").write_text(

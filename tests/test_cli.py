@@ -1,4 +1,6 @@
-"""The command line: exit codes, one sentence for what cannot work, and the demo as the README starts it."""
+"""The command line: exit codes, one sentence for what cannot work, and the demo as the README
+starts it.
+"""
 
 from __future__ import annotations
 
@@ -145,7 +147,9 @@ def test_main_exits_with_the_code(monkeypatch, capsys):
 
 
 def made(arguments, ready):
-    """`make demo` of the README, with its set-up skipped, because that is what runs the test; through a pipe."""
+    """`make demo` of the README, with its set-up skipped, because that is what runs the test;
+    through a pipe.
+    """
     (ready / "bin").mkdir()
     for name in ("python", "scaffpd"):
         (ready / "bin" / name).symlink_to(Path(sys.executable).parent / name)
@@ -237,7 +241,8 @@ def test_compare_prints_a_table_and_writes_everything(tmp_path, capsys):
     assert files_in(folder) == ["clients.csv", "run.json", "runs.csv"]
     command = RunRecord.read(folder).command
     assert command == (
-        "scaffpd compare synthetic --methods fedavg,scaff-pd --rounds 4 --local-steps 10 --seeds 2 --tune 2 "
+        "scaffpd compare synthetic --methods fedavg,scaff-pd --rounds 4 --local-steps 10 --seeds "
+        "2 --tune 2 "
         "--rho 0.1 --clients 4"
     )
     runs = (folder / "runs.csv").read_text().splitlines()

@@ -198,7 +198,7 @@ def test_refusals(code, change):
 
 
 def test_groups_too_small_for_a_cap_share_alike_and_all_together_keep_it():
-    """A cap of 0.4 needs three clients: of two each has a half, as with Average, and one has all."""
+    """A cap of 0.4 needs three clients: of two each has a half, as with Average; one has all."""
     train, test = made()
     losses = {}
     for goal in (sp.ChiSquare(1e-3, cap=0.4), sp.Average(), sp.ChiSquare(1e-3)):

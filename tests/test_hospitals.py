@@ -1,4 +1,4 @@
-"""What joining says of four hospitals, held against scikit-learn and the corrected t-test by hand."""
+"""What joining says of four hospitals, held against scikit-learn and a corrected t-test by hand."""
 
 from __future__ import annotations
 

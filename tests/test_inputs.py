@@ -389,7 +389,7 @@ GARBAGE = {
 
 
 def flipped(data):
-    """Sixty-four bytes in the middle turned over: enough to hit something that a checksum covers."""
+    """Sixty-four bytes in the middle turned over: enough to hit what a checksum covers."""
     start = len(data) // 3
     return (
         data[:start] + bytes(255 - byte for byte in data[start : start + 64]) + data[start + 64 :]

@@ -1,4 +1,4 @@
-"""The exception for users' mistakes: a single sentence that says what is wrong and what would work."""
+"""The exception for users' mistakes: one sentence that says what is wrong and what would work."""
 
 from __future__ import annotations
 

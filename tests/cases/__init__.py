@@ -1,1 +1,3 @@
-"""Cases that tests share: refusals, cohorts, tables, silos, folders. Look here before you write a helper."""
+"""Cases that tests share: refusals, cohorts, tables, silos, folders. Look here before you write a
+helper.
+"""

@@ -63,7 +63,7 @@ def federation(
 
 
 def rough(folder: Path, *what, **more):
-    """A federation whose certificate may be a thousand times as large: four rounds in place of six."""
+    """A federation whose certificate may be 1,000 times as large: four rounds in place of six."""
     path, places = federation(folder, *what, **more)
     path.write_text(path.read_text().replace("tol = 1e-6", "tol = 1e-3"))
     return path, places
@@ -183,7 +183,9 @@ def changed(**arrays):
 
 
 def mostly_long(every, *short):
-    """All of these values as parameters; those that are not in `short` only repeat, and take `make test-all`."""
+    """All of these values as parameters; those that are not in `short` only repeat, and take `make
+    test-all`.
+    """
     values = list(every)
     marks = [() if value in short else pytest.mark.long for value in values]
     return [

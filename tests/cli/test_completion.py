@@ -19,7 +19,9 @@ from scaffpd.study.comparison.grid import zoo
 
 @pytest.fixture
 def offered(monkeypatch, capsys):
-    """What a shell that sets these variables is offered, in this process; `test_nothing_heavy_is_loaded` starts one."""
+    """What a shell that sets these variables is offered, in this process;
+    `test_nothing_heavy_is_loaded` starts one.
+    """
 
     def ask(**variables):
         for name, value in variables.items():
@@ -77,7 +79,8 @@ def test_nothing_heavy_is_loaded():
         "from scaffpd.cli import app\n"
         "try:\n    app([], prog_name='scaffpd', standalone_mode=False)\n"
         "except SystemExit:\n    pass\n"
-        "print(*sorted({'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)), file=sys.stderr)\n"
+        "print(*sorted({'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)), "
+        "file=sys.stderr)\n"
     )
     variables = {
         "_SCAFFPD_COMPLETE": "complete_bash",

@@ -1,4 +1,6 @@
-"""How command lines end: pipes that close, disks that are full, screens that are narrow, bugs, and their exit codes."""
+"""How command lines end: pipes that close, disks that are full, screens that are narrow, bugs, and
+their exit codes.
+"""
 
 from __future__ import annotations
 

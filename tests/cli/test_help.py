@@ -1,4 +1,6 @@
-"""Help: every argument has its text, every command an example that runs, every line fits in 80 columns."""
+"""Help: every argument has its text, every command an example that runs, every line fits in 80
+columns.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from scaffpd.run.settings.federation import FederationFile
 from scaffpd.study import choosing
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
-# Examples that start an engine's processes: their command lines are parsed, and no more. What they do is tested
+# Examples that start an engine's processes: their command lines are parsed, and no more. What they
+# do is tested
 # elsewhere (tests/deploy with the mark `deploy`; --provision in tests/deploy/test_flare.py).
 HEAVY = ("scaffpd deploy local", "scaffpd deploy resume", "scaffpd deploy start")
 
@@ -136,7 +139,9 @@ def test_a_group_alone_shows_its_help(group, capsys):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """A folder with all that examples name: a silo and its data, a federation of two, a run's model."""
+    """A folder with all that examples name: a silo and its data, a federation of two, a run's
+    model.
+    """
     folder = tmp_path_factory.mktemp("site")
     path, places = federation(folder / "hospitals", 2, more=QUICK)
     assert run(path, places)[0].status == "converged"

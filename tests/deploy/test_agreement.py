@@ -1,4 +1,6 @@
-"""Columns, categories, labels and scales agreed by sums: the same as one computation over pooled rows."""
+"""Columns, categories, labels and scales agreed by sums: the same as one computation over pooled
+rows.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def agreed(silos: dict[str, Dataset], standardise: bool = True):
     return schema, mean, deviation
 
 
-# ------------------------------------------------------------------ one computation over pooled rows, written once more
+# ------------------------------------------------------------------ one computation over pooled
+# rows, written once more
 
 
 class Pooled:
@@ -172,7 +175,9 @@ letter = st.sampled_from(["", "a", "a", "a", "b", "b", "c", "d", "é x", 'q,"'])
 
 @st.composite
 def federations(draw):
-    """Tables of two to four silos: numbers u and v, categories c, each silo with its own order and empty columns."""
+    """Tables of two to four silos: numbers u and v, categories c, each silo with its own order and
+    empty columns.
+    """
     tables = {}
     for name in draw(st.lists(st.sampled_from("pqrs"), min_size=2, max_size=4, unique=True)):
         empty = draw(st.sets(st.sampled_from(["u", "v", "c"]), max_size=2))

@@ -1,4 +1,4 @@
-"""`scaffpd deploy` and federation.toml: what they write, and what they say when something is wrong."""
+"""`scaffpd deploy` and federation.toml: what they write, and what they say when it is wrong."""
 
 from __future__ import annotations
 

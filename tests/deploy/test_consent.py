@@ -1,4 +1,6 @@
-"""Consent: what a run asks for is shown and stored, and a silo goes by what its file and its people have decided."""
+"""Consent: what a run asks for is shown and stored, and a silo goes by what its file and its people
+have decided.
+"""
 
 from __future__ import annotations
 

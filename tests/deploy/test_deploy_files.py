@@ -1,4 +1,6 @@
-"""The files in deploy/ and the page about them: they fit the package, each other, and what they promise."""
+"""The files in deploy/ and the page about them: they fit the package, each other, and what they
+promise.
+"""
 
 from __future__ import annotations
 
@@ -229,7 +231,9 @@ def proxy():
 
 @pytest.mark.deploy
 def test_the_commands_for_plain_services_train_a_model_and_leave_no_process(tmp_path, proxy):
-    """As they stand on the page, with ports that are free and this very package; and through a proxy."""
+    """As they stand on the page, with ports that are free and this very package; and through a
+    proxy.
+    """
     code = blocks(PAGE, "sh")[1]
     ports = free_ports(1)
     (tmp_path / "deploy").symlink_to(DEPLOY)
@@ -273,7 +277,9 @@ def _environment(process):
     "SCAFFPD_COMPOSE" not in os.environ, reason="SCAFFPD_COMPOSE names no `docker compose`"
 )
 def test_the_commands_for_containers_train_a_model(tmp_path):
-    """With an image that is there already, SCAFFPD_IMAGE; the page's first line, the build, needs an index."""
+    """With an image that is there already, SCAFFPD_IMAGE; the page's first line, the build, needs
+    an index.
+    """
     compose = os.environ["SCAFFPD_COMPOSE"]
     there = str(tmp_path / "run")
     for written in (line for line in blocks(PAGE, "sh")[0].splitlines() if "compose" in line):

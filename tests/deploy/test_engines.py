@@ -1,4 +1,4 @@
-"""FLARE for real: mutual TLS, a process tree per silo on loopback, and what is killed among them."""
+"""FLARE for real: mutual TLS, a process tree per silo on loopback, and what is killed."""
 
 from __future__ import annotations
 

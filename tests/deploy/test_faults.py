@@ -1,4 +1,6 @@
-"""Silos that die, hang, restart and send garbage; coordinators that are killed: never a wrong result."""
+"""Silos that die, hang, restart and send garbage; coordinators that are killed: never a wrong
+result.
+"""
 
 from __future__ import annotations
 

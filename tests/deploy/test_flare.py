@@ -1,4 +1,6 @@
-"""FLARE without any process: what travels, what is written, what is refused, and when a job is started anew."""
+"""FLARE without any process: what travels, what is written, what is refused, and when a job is
+started anew.
+"""
 
 from __future__ import annotations
 
@@ -207,7 +209,8 @@ def test_a_folder_without_a_kit_is_no_administrator(tmp_path):
 def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
     (tmp_path / "parent.py").write_text(
         "import subprocess, sys, time\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], "
+        "start_new_session=True)\n"
         "time.sleep(60)\n"
     )
     processes = Processes()
@@ -226,7 +229,8 @@ def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     (tmp_path / "sleeper.py").write_text("import time; time.sleep(60)\n")
     program = (
-        "import os, sys, time; from pathlib import Path; from scaffpd.deploy.processes import Processes\n"
+        "import os, sys, time; from pathlib import Path; from scaffpd.deploy.processes import "
+        "Processes\n"
         "processes = Processes()\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "processes.start('north', ['sleeper'], folder / 'log', os.environ)\n"
@@ -253,7 +257,9 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
 
 
 def in_a_fork(command, cwd, **_):
-    """Run `python -m nvflare.cli …` where FLARE is loaded already; the deploy tests start a real one."""
+    """Run `python -m nvflare.cli …` where FLARE is loaded already; the deploy tests start a real
+    one.
+    """
     assert command[:3] == [sys.executable, "-m", "nvflare.cli"]
     return forked(
         f"import os, runpy, sys; os.chdir({str(cwd)!r}); sys.argv = {command[2:]}\n"

@@ -1,4 +1,4 @@
-"""Silos with differential privacy: what leaves them, what they count, and what they do not answer."""
+"""Silos with differential privacy: what leaves, what is counted, and what is not answered."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_books_logs_and_accounts_are_written_under_locks_that_processes_share(
 
 
 def test_what_it_has_cost_is_the_composition_of_what_was_asked(tmp_path):
-    """At most R + 1 points, each a gradient and a loss, and R rounds of J − 1 new local gradients."""
+    """At most R + 1 points, each a gradient and a loss; R rounds of J − 1 new local gradients."""
     path, places = private(tmp_path)
     outcome = coordinate(path, InProcess(opened(places)))
     agreed = decode_setup(path)
@@ -169,7 +169,9 @@ def test_sums_over_columns_stay_where_consent_is_to_noise_whatever_the_question_
 
 @pytest.mark.parametrize("full", ["privacy-spent.npz", "privacy-spent-"])
 def test_no_answer_leaves_before_its_release_is_on_disk(tmp_path, monkeypatch, full):
-    """The disk is full as a release is written, for either ledger; the question asked again leaves with its cost."""
+    """The disk is full as a release is written, for either ledger; the question asked again leaves
+    with its cost.
+    """
     path, places = private(tmp_path)
     transport = Faulty(places)
     coordinate(path, transport)
@@ -225,7 +227,9 @@ oldpeak = [-3, 7]
 
 
 def test_with_declared_ranges_no_sums_over_columns_leave_and_the_model_has_none(tmp_path):
-    """Silos that keep their column sums take part; the model's scale is the file's, whoever the patients are."""
+    """Silos that keep their column sums take part; the model's scale is the file's, whoever the
+    patients are.
+    """
     path, places = private(tmp_path, silo=OWN, more=PRIVACY + RANGES)
     transport = Faulty(places)
     assert coordinate(path, transport).status == "round limit"
@@ -243,7 +247,9 @@ def test_with_declared_ranges_no_sums_over_columns_leave_and_the_model_has_none(
 
 
 def test_one_row_changes_nothing_about_others_where_rows_are_apart(tmp_path):
-    """No median, no rare category and no deviation of a private silo depends on a row that is there or not."""
+    """No median, no rare category and no deviation of a private silo depends on a row that is there
+    or not.
+    """
     path, places = private(tmp_path, silo=OWN, more=PRIVACY + RANGES)
     table = places["va"].parent / places["va"].read_text().split('file = "')[1].split('"')[0]
     rows = table.read_text().splitlines()
@@ -305,7 +311,9 @@ def test_a_silo_that_wants_noise_takes_no_agreement_without(tmp_path):
 
 
 def test_restarts_neither_forget_nor_spend_again(tmp_path):
-    """The same model and the same ε, whether silos live through the run or are new for every question."""
+    """The same model and the same ε, whether silos live through the run or are new for every
+    question.
+    """
     path, places = private(tmp_path)
     steady = coordinate(path, InProcess(opened(places)))
     x = model_of(path)
@@ -321,7 +329,7 @@ def test_restarts_neither_forget_nor_spend_again(tmp_path):
 
 
 def test_a_secret_that_is_replaced_costs_again_and_no_more_than_the_budget(tmp_path):
-    """With other noise the same questions are other releases: the ledger, which stays, counts them."""
+    """With other noise the same questions are other releases: the ledger counts them."""
     path, places = private(tmp_path, silo=WILLING.replace("epsilon = 20", "epsilon = 9"))
     steady = coordinate(path, InProcess(opened(places)))
     again = path.with_name("again.toml")
@@ -359,7 +367,9 @@ def test_books_that_outlive_runs_stop_at_the_silo_s_own_budget(tmp_path):
 
 
 def test_an_agreed_epsilon_is_kept_where_the_silo_s_own_is_larger(tmp_path):
-    """A coordinator that goes on asking is refused at the ε that was agreed, also by a silo with a budget of 8."""
+    """A coordinator that goes on asking is refused at the ε that was agreed, also by a silo with a
+    budget of 8.
+    """
     path, places = private(
         tmp_path, more="[privacy]\nepsilon = 1\n", silo=WILLING.replace("20", "8")
     )
@@ -392,7 +402,8 @@ def test_with_masks_as_well(tmp_path):
         tmp_path, PRIVACY + "\n[secure]\n", WILLING + "\n[secure]\nrequired = true\n", silos=3
     )
     pinned(places)
-    # noise in the losses can move nearly all weight to one silo, which then declines to be nearly all of a sum
+    # noise in the losses can move nearly all weight to one silo, which then declines to be nearly
+    # all of a sum
     path.write_text(path.read_text().replace("rho = 0.1\n", "rho = 0.1\ncap = 0.6\n"))
     transport = Faulty(places)
     outcome = coordinate(path, transport)
@@ -448,7 +459,9 @@ def test_a_silo_s_settings_that_make_no_sense(tmp_path, line, match):
 
 
 def test_a_budget_is_for_every_cohort_and_is_never_ignored(tmp_path):
-    """An entry's own private Cohort is held to the silo's ε; and a budget means that plain runs are refused."""
+    """An entry's own private Cohort is held to the silo's ε; and a budget means that plain runs are
+    refused.
+    """
     path, places = private(
         tmp_path, silo='\n[privacy]\nepsilon = 9\ndelta = 1e-5\ncolumns = "exact"\n', more=""
     )
@@ -469,7 +482,9 @@ def test_a_budget_is_for_every_cohort_and_is_never_ignored(tmp_path):
 
 
 def test_processes_share_one_set_of_books(tmp_path):
-    """Two processes of a silo, answering different questions in turn: neither overwrites what the other has spent."""
+    """Two processes of a silo, answering different questions in turn: neither overwrites what the
+    other has spent.
+    """
     path, places = private(tmp_path)
     transport = InProcess(opened(places))
     coordinate(path, transport)

@@ -1,4 +1,4 @@
-"""A silo's data: CSV, data frames and entries; what is missing, what is held out, what is refused."""
+"""A silo's data: CSV, data frames and entries; what is missing, held out and refused."""
 
 from __future__ import annotations
 
@@ -169,7 +169,10 @@ def test_an_entry_beside_the_file_is_found_and_nothing_is_left_behind(tmp_path):
         folder = tmp_path / str(k)
         folder.mkdir()
         (folder / "helper.py").write_text(f"K = {k}\n")
-        code = "import numpy as np\nimport helper\ndef load():\n    return helper.K * np.ones((3, 2)), [0, 1, 1]\n"
+        code = (
+            "import numpy as np\nimport helper\ndef load():\n    return helper.K * np.ones((3, "
+            "2)), [0, 1, 1]\n"
+        )
         data = from_entry(folder, code)
         assert data.table.block is not None
         assert data.table.block[0, 0] == k
@@ -178,7 +181,10 @@ def test_an_entry_beside_the_file_is_found_and_nothing_is_left_behind(tmp_path):
 
 
 def test_an_entry_may_split_for_itself(tmp_path):
-    code = "import numpy as np\ndef load():\n    return np.ones((3, 2)), [0, 1, 1], np.zeros((2, 2)), ['nan', 0]\n"
+    code = (
+        "import numpy as np\ndef load():\n    return np.ones((3, 2)), [0, 1, 1], np.zeros((2, "
+        "2)), ['nan', 0]\n"
+    )
     with pytest.raises(InputError):  # texts here and numbers there
         from_entry(tmp_path, code.replace("'nan', 0", "'x', 'y', 'z'"))
     data = from_entry(tmp_path, code.replace("'nan'", "float('nan')"))
@@ -192,7 +198,8 @@ def test_frames(tmp_path):
         "def load():\n"
         "    X = pd.DataFrame({'age': [1, None, 3], 'c': ['a', None, 'b'], 'k': [1.0, 2.0, None],\n"
         "                      'b': [True, False, True],\n"
-        "                      'i': pd.array([1, None, 2], dtype='Int64'), 'g': pd.Categorical(['u', 'v', None])})\n"
+        "                      'i': pd.array([1, None, 2], dtype='Int64'), 'g': "
+        "pd.Categorical(['u', 'v', None])})\n"
         "    return X, pd.Series(['n', 'm', 'n'])\n"
     )
     data = from_entry(tmp_path, code, 'categories = ["k"]')

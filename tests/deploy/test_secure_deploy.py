@@ -1,4 +1,4 @@
-"""Secure sums across silos: a cohort's optimum, masks and scalars on the wire, never a wrong model."""
+"""Secure sums across silos: a cohort's optimum, masks and scalars on the wire, no wrong model."""
 
 from __future__ import annotations
 

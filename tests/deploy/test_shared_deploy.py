@@ -1,4 +1,6 @@
-"""Deployed silos that share the noise of their sums: its size, what each counts, and what they do not go along with."""
+"""Deployed silos that share the noise of their sums: its size, what each counts, and what they do
+not go along with.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def shared(folder, noise=NOISE, own=OWN, rules=REQUIRED, more=QUICK, pins=True, 
 
 
 def met(path, places):
-    """The silos after an agreement, as a federation with masks; and the session, to ask them what one likes."""
+    """The silos after an agreement, as a federation with masks; and the session, to ask them what
+    one likes.
+    """
     file = FederationFile.read(path)
     session = Session(InProcess(opened(places)))
     session.greet(5.0)

@@ -46,7 +46,9 @@ WORDS = {  # what an answer says besides, for every kind
 
 @pytest.fixture(scope="module")
 def exchanged(tmp_path_factory):
-    """Every question and answer of a short run, with the agreement and the algorithm's name; each run is made once."""
+    """Every question and answer of a short run, with the agreement and the algorithm's name; each
+    run is made once.
+    """
 
     @functools.cache
     def log(name, loss):
@@ -85,7 +87,9 @@ def test_nothing_leaves_but_what_the_algorithm_needs(exchanged, name):
 
 
 def test_algorithms_ask_what_they_say_they_ask(exchanged):
-    """Every algorithm of the package is listed, and every question that it declares is asked by some run."""
+    """Every algorithm of the package is listed, and every question that it declares is asked by
+    some run.
+    """
     classes = {
         name for name in sp.algorithms.__all__ if isinstance(getattr(sp.algorithms, name), type)
     }
@@ -109,7 +113,9 @@ def test_algorithms_ask_what_they_say_they_ask(exchanged):
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory):
-    """A silo after a run, and what it would be asked next; its answers depend on nothing that was asked before."""
+    """A silo after a run, and what it would be asked next; its answers depend on nothing that was
+    asked before.
+    """
     change = {
         "[objective]": '[algorithm]\nkind = "ScaffPD"\n\n[objective]',
         "rounds = 500": "rounds = 3",
@@ -200,7 +206,8 @@ def limited(tmp_path, text, change=None):
         ),
         (
             "dimension = 10",
-            "Silo 'va' refuses: A model of 24 parameters is larger than the 10 that this silo allows.",
+            "Silo 'va' refuses: A model of 24 parameters is larger than the 10 that this silo "
+            "allows.",
         ),
         ("rows = 150", "training rows"),
     ],
@@ -246,7 +253,9 @@ def test_an_exception_in_a_silo_says_its_kind_and_nothing_else(tmp_path, monkeyp
 
 
 def test_single_rows_are_not_told(tmp_path):
-    """Few held-out rows are not tested on; a second agreement, with other columns or means, is refused."""
+    """Few held-out rows are not tested on; a second agreement, with other columns or means, is
+    refused.
+    """
     path, places = federation(tmp_path, more=QUICK)
     place = places["va"]
     place.write_text(place.read_text().replace("test = 0.3", "test = 0.05"))
@@ -329,7 +338,8 @@ def test_a_network_that_silos_know_by_name(tmp_path):
     code = (
         "import torch\nimport scaffpd as sp\n"
         "def make():\n    torch.manual_seed(0)\n"
-        "    net = torch.nn.Sequential(torch.nn.Linear(24, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)).double()\n"
+        "    net = torch.nn.Sequential(torch.nn.Linear(24, 4), torch.nn.Tanh(), "
+        "torch.nn.Linear(4, 2)).double()\n"
         "    return sp.Module(net, 'cross_entropy', l2=0.01)\n"
     )
     for place in places.values():

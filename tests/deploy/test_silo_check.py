@@ -1,4 +1,6 @@
-"""`scaffpd silo check` and `init`: what the operator sees, and that nothing private is promised wrongly."""
+"""`scaffpd silo check` and `init`: what the operator sees, and that nothing private is promised
+wrongly.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +150,8 @@ def test_a_cohort_of_ones_own(tmp_path, capsys):
     (tmp_path / "own.py").write_text(
         "import numpy as np, scaffpd as sp\n"
         "def load():\n"
-        "    return sp.Cohort({'b': (np.ones((25, 3)), np.ones(25))}, sp.Linear('squared', l2=1.0))\n"
+        "    return sp.Cohort({'b': (np.ones((25, 3)), np.ones(25))}, sp.Linear('squared', "
+        "l2=1.0))\n"
     )
     (tmp_path / "b.toml").write_text('name = "b"\n[data]\nentry = "own:load"\n')
     words = " ".join(checked(capsys, str(tmp_path / "b.toml")).split())

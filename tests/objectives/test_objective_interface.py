@@ -1,4 +1,4 @@
-"""What else algorithms rely on: ψ, membership, curvature, the start, and refusals in one sentence."""
+"""What else algorithms rely on: ψ, membership, curvature, the start, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Jacobian of the proximal step: finite differences where it exists, its properties everywhere."""
+"""The Jacobian of the proximal step: finite differences where it exists, properties everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the server sees: uniform numbers, whatever the data; and what a client refuses so that it stays like that."""
+"""What the server sees: uniform numbers, whatever the data; and what a client refuses so that it
+stays like that.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_these_tests_would_notice(monkeypatch):
 
 
 def test_all_but_one_of_the_clients_together_are_still_uniform():
-    """Whatever a server does: a sum over fewer than all clients is as random as each of them, for good."""
+    """Whatever a server does: a sum over fewer than all clients is as random as each of them, for
+    good.
+    """
     vectors = {name: np.full(20_000, 3.0) for name in NAMES}
     view = exchange(parties(NAMES), vectors)
     for left_out in NAMES:
@@ -78,7 +82,9 @@ def test_all_but_one_of_the_clients_together_are_still_uniform():
 
 
 def test_all_but_the_colluding_are_still_uniform_without_one_of_them():
-    """t clients show the server their secrets: it can take their streams away, and is left with the others' sum."""
+    """t clients show the server their secrets: it can take their streams away, and is left with the
+    others' sum.
+    """
     clients = parties(NAMES)
     numbers = FixedPoint.finest(5, 10)
     view = exchange(clients, {name: np.full(20_000, 3.0) for name in NAMES}, numbers, 2)
@@ -140,8 +146,9 @@ def bits(view):
 
 
 def test_flipping_one_client_s_data_changes_nothing_that_the_server_sees_of_the_others():
-    """Two worlds with the same sum: a's data flipped, and b's with it. Nobody can tell the views apart better than
-    by tossing a coin, and every client's view has the same distribution in both."""
+    """Two worlds with the same sum: a's data flipped, and b's with it. Nobody can tell the views
+    apart better than by tossing a coin, and every client's view has the same distribution in both.
+    """
     rng = np.random.default_rng(1)
     clients = parties(NAMES)
     base = {name: rng.normal(size=4) for name in NAMES}

@@ -66,7 +66,9 @@ def test_any_numbers_within_the_clip(values, n, extra):
 @pytest.mark.parametrize("n", [1, 2, 3, 100, 1000, 2**20])
 @pytest.mark.parametrize("exponent", [-60, 0, 40])
 def test_no_sum_can_wrap_around(n, exponent):
-    """N times the largest number that the format takes is below 2⁶³, and one more digit would be refused."""
+    """N times the largest number that the format takes is below 2⁶³, and one more digit would be
+    refused.
+    """
     numbers = FixedPoint.finest(n, exponent)
     largest = int(numbers.encode(np.array([2.0**exponent])).view(np.int64)[0])
     assert n * (largest + 1) < 2**63

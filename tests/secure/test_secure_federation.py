@@ -1,4 +1,6 @@
-"""Training with masked sums: the same optimum, certified; the same steps of every method; the same run twice."""
+"""Training with masked sums: the same optimum, certified; the same steps of every method; the same
+run twice.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_the_optimum_is_that_of_plain_sums_and_of_an_independent_solver(loss, na
 
 
 def test_vectors_that_are_kept_are_not_summed_over_different_clients():
-    """Scaffold (option I) adds up kept variates over whoever is drawn: differences of such sums show single ones."""
+    """Scaffold (option I) adds up kept variates over whoever is drawn: differences of such sums
+    show single ones.
+    """
     method = sp.Scaffold(local_steps=4, option="I", clients_per_round=3, weights="samples")
     with pytest.raises(InputError, match="one over other clients would show a client's own"):
         sp.train(method, secure(cohort()), rounds=8)
@@ -168,7 +172,8 @@ def test_a_resumed_run_is_the_same_run(tmp_path, name):
     federation = secure(cohort())
     resumed = sp.train(method, federation, rounds=9, seed=3, checkpoint=file)
     assert resumed.rounds == whole.rounds
-    # the clip of a sum follows earlier sums, which a new process has not seen: its last digit may differ
+    # the clip of a sum follows earlier sums, which a new process has not seen: its last digit may
+    # differ
     np.testing.assert_allclose(resumed.x, whole.x, rtol=0, atol=1e-16)
     np.testing.assert_allclose(resumed.weights, whole.weights, rtol=0, atol=1e-16)
 

@@ -1,4 +1,6 @@
-"""Every masked sum is the plain one, and costs what messages would carry; what cannot be is said in a sentence."""
+"""Every masked sum is the plain one, and costs what messages would carry; what cannot be is said in
+a sentence.
+"""
 
 from __future__ import annotations
 
@@ -133,7 +135,9 @@ def test_the_same_sum_is_not_asked_for_twice():
 
 @pytest.mark.parametrize("up", [True, False])
 def test_weights_that_differ_by_a_last_digit_are_the_same_weights(up):
-    """λ is computed anew for the same point, and may round to the other side; clients would refuse the second sum."""
+    """λ is computed anew for the same point, and may round to the other side; clients would refuse
+    the second sum.
+    """
     federation = secure(cohort(), share=0.9)
     weights = np.linspace(0.1, 0.3, N)
     unit = 2.0 ** (-2 - PRECISE)  # between the numbers next to 0.2 of so many digits

@@ -1,4 +1,5 @@
-"""A coordinator that lies: it makes an honest agreement with the silos, and then asks what it likes.
+"""A coordinator that lies: it makes an honest agreement with the silos, and then asks what it
+likes.
 
 Every attack is a function that returns what it has learnt. `RefusedError` is a silo's sentence.
 """
@@ -58,7 +59,9 @@ def rows_of(seed, rows=ROWS):
 def written(
     folder: Path, kind="ScaffPD", rules="", names=NAMES, required=True, rows=ROWS, secure=""
 ):
-    """The files of a federation whose silos require masks: a federation.toml, and a silo.toml for each."""
+    """The files of a federation whose silos require masks: a federation.toml, and a silo.toml for
+    each.
+    """
     objective = (
         '\n[objective]\nkind = "ChiSquare"\nrho = 0.1\n' if kind in ("ScaffPD", "Fair") else ""
     )
@@ -87,7 +90,8 @@ def written(
             csv.writer(file).writerows([["a", "b", "c", "sick"], *table])
         rest = f"\n[secure]\nrequired = {str(required).lower()}\n{secure}{pins}"
         (place / "silo.toml").write_text(
-            f'name = "{name}"\n[data]\nfile = "rows.csv"\ntarget = "sick"\n[split]\ntest = 0.0\n{rules}{rest}'
+            f'name = "{name}"\n[data]\nfile = "rows.csv"\ntarget = "sick"\n[split]\ntest = '
+            f"0.0\n{rules}{rest}"
         )
         places[name] = place / "silo.toml"
     return path, places
@@ -132,7 +136,9 @@ class Coordinator:
         )
 
     def truth(self, name):
-        """The silo's encoded rows and labels, and the cohort that computes with them; for the tests alone."""
+        """The silo's encoded rows and labels, and the cohort that computes with them; for the tests
+        alone.
+        """
         silo = self.silos[name]
         ready = silo.data.encoded(dict(self.setup.schema), self.setup.mean, self.setup.deviation)
         return *ready.train, silo.cohort
@@ -161,7 +167,9 @@ def hinge(coordinator, name, scale):
 
 
 def kinks(g, v, n, low, high, marks=None):
-    """Where g(v, ·), which is convex and made of n + 1 lines of slopes (k − n₊)/n, bends; and the lines' places."""
+    """Where g(v, ·), which is convex and made of n + 1 lines of slopes (k − n₊)/n, bends; and the
+    lines' places.
+    """
     step = 1e-4
 
     def line(b):
@@ -194,8 +202,8 @@ def kinks(g, v, n, low, high, marks=None):
 def read_rows(coordinator, name, scale=1e6):
     """Rows of a silo, from losses alone: (m, d) numbers, or none where it refuses.
 
-    The loss at scale·(v, b) bends where the plane a·v + b = 0 passes a row. The bends along one direction u, and along
-    u + η e_j for every j, give every row's entries: n + 1 lines a direction.
+    The loss at scale·(v, b) bends where the plane a·v + b = 0 passes a row. The bends along one
+    direction u, and along u + η e_j for every j, give every row's entries: n + 1 lines a direction.
     """
     n = ROWS
     u = np.random.default_rng(5).normal(size=FEATURES)
@@ -276,7 +284,9 @@ def masked(coordinator, name, question, part, weights, numbers=None, names=None,
 
 
 def summed(coordinator, told, part="c", numbers=NUMBERS, **more):
-    """What a server makes of the answers; `told` has the question and the weights that each silo is told."""
+    """What a server makes of the answers; `told` has the question and the weights that each silo is
+    told.
+    """
     total = np.zeros(1, dtype=np.uint64)
     for name, (question, weights) in told.items():
         reply = masked(coordinator, name, question, part, weights, numbers, **more)
@@ -365,7 +375,9 @@ def subset(coordinator, x):
 
 
 def digits_beyond(coordinator, x):
-    """Everybody's c, from the remainders beyond ever fewer binary digits: in base 4, a digit of each silo per sum."""
+    """Everybody's c, from the remainders beyond ever fewer binary digits: in base 4, a digit of
+    each silo per sum.
+    """
     at = GradientsAt(point(x))
     weights = 4.0 ** np.arange(len(coordinator.names))
     low = 0.0
@@ -386,7 +398,9 @@ def digits_beyond(coordinator, x):
 
 
 def bisect_factor(coordinator, x, nudge=0.0):
-    """c of the first silo: in whole numbers the others vanish, and a common factor of the weights is searched."""
+    """c of the first silo: in whole numbers the others vanish, and a common factor of the weights
+    is searched.
+    """
     n = len(coordinator.names)
     found = []
     weights = np.array([0.85, *[0.15 / (n - 1)] * (n - 1)])
@@ -426,7 +440,7 @@ def _total(coordinator, at, weights, numbers, **more):
 
 
 def bisect_exponent(coordinator, name, x):
-    """c_1 to many digits, from the sizes (powers of two) of local work with the correction s e_1."""
+    """c_1 to many digits, from sizes (powers of two) of local work with correction s e_1."""
     low = -(2.0**20) - 8
     high = -(2.0**20) + 8
     plan = LocalPlan(1, 1.0)

@@ -1,7 +1,8 @@
-"""What a coordinator that lies learns from silos that require masks: every attack, and what is left of it.
+"""What a coordinator that lies learns from silos that require masks: every attack, and what is left
+of it.
 
-Docstrings say what the attack learnt, here or in an audit, before silos bound their answers to the question and went
-by a script (commit 4de0dbf).
+Docstrings say what the attack learnt, here or in an audit, before silos bound their answers to the
+question and went by a script (commit 4de0dbf).
 """
 
 from __future__ import annotations
@@ -119,7 +120,9 @@ def test_points_are_limited(tmp_path, monkeypatch, limit, answered):
 
 
 def test_runs_are_limited(tmp_path):
-    """FLARE starts a process for every job, and a job is the coordinator's: agreements are counted in a file."""
+    """FLARE starts a process for every job, and a job is the coordinator's: agreements are counted
+    in a file.
+    """
     first = Coordinator(tmp_path, rules="[limits]\nruns = 2\n")
     for k in range(4):
         silo = Silo.open(first.places["north"])
@@ -178,7 +181,9 @@ def test_rows_of_minibatches_are_the_silo_s_own_secret(tmp_path):
 
 
 def test_single_vectors_cannot_be_summed(coordinator):
-    """Before: the victim's own vector to rounding, by telling the others other weights, or another point."""
+    """Before: the victim's own vector to rounding, by telling the others other weights, or another
+    point.
+    """
     truth = coordinator.gradient("north", point(X))
     at = GradientsAt(point(X))
     weights = np.full(4, 0.25)
@@ -202,7 +207,7 @@ def test_weightings_of_one_vector(coordinator, nudge):
 
 @pytest.mark.parametrize("change", [-0.15, 1e-3, 5e-10, 1e-12])
 def test_two_weightings_that_differ_in_one_client(coordinator, change):
-    """Before: its vector to 1e-16 of its length, and to 7e-8 with weights that counted as the same."""
+    """Before: its vector to 1e-16 of its length, to 7e-8 with weights that counted as the same."""
     assert "could show it" in sentence(two_weightings, coordinator, X, change)
 
 
@@ -245,7 +250,9 @@ def test_digits_of_sums_over_columns_are_few(coordinator):
 
 
 def test_coarse_numbers_single_nobody_out(coordinator):
-    """Before: the victim's vector to 2e-13 of its length. The same vector with other factors is another weighting."""
+    """Before: the victim's vector to 2e-13 of its length. The same vector with other factors is
+    another weighting.
+    """
     assert "could show it" in sentence(bisect_factor, coordinator, X)
 
 
@@ -258,7 +265,9 @@ def test_coarse_numbers_at_points_nearby(coordinator):
 
 
 def test_sums_in_coarse_numbers_are_right_on_average(coordinator):
-    """A silo that rounds at random answers the same question with the same numbers, and another one with others."""
+    """A silo that rounds at random answers the same question with the same numbers, and another one
+    with others.
+    """
     party = coordinator.silos["north"].masking.party
     terms = Terms(NAMES, 1)
     numbers = FixedPoint(4, 20, 0)
@@ -299,7 +308,9 @@ def test_sums_over_fewer(coordinator):
 
 
 def test_parts_are_asked_for_once(coordinator):
-    """Before: ["c", "c"] was another vector to the silo, and so had further sums; many parts took much memory."""
+    """Before: ["c", "c"] was another vector to the silo, and so had further sums; many parts took
+    much memory.
+    """
     at = GradientsAt(point(X))
     coordinator.ask("north", at)
     for parts in (["c", "c"], [], ["scalars"], ["c"] * 10**5, ["d"]):
@@ -495,7 +506,7 @@ def test_what_remains_is_what_the_page_says(coordinator):
 
 
 def test_a_journal_whose_last_line_a_crash_has_cut_off_forgets_no_answer_that_has_left(coordinator):
-    """The silo goes on, and the answers before the cut count against `limits.points` as they did."""
+    """The silo goes on, and answers before the cut count against `limits.points` as before."""
     place = coordinator.places["north"]
     place.write_text(place.read_text() + "\n[limits]\npoints = 2\n")
     file = place.parent / "answered.jsonl"

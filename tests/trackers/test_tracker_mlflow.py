@@ -62,7 +62,7 @@ def test_the_run_that_is_open_is_used_and_left_open(store):
 
 
 def test_a_resumed_run_goes_on(store, tmp_path):
-    """The first part is killed after its last checkpoint: round 3 is made twice, and is there once."""
+    """The first part is killed after its last checkpoint: round 3 is made twice, logged once."""
     people = cohort(["a", "b"])
     with sp.MLflow() as first:
         sp.train(

@@ -135,7 +135,8 @@ class Objective(ABC):
         if len(self.prior) != n:
             raise InputError(
                 "prior-length",
-                f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are {n}.",
+                f"{type(self).__name__} has a prior for {len(self.prior)} clients, but there are "
+                f"{n}.",
             )
         return self.prior
 
@@ -264,12 +265,14 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
     if np.any(p <= 0):
         raise InputError(
             "prior-not-positive",
-            f"{owner} needs prior weights that are positive, but client {np.argmin(p)} has {p.min()}.",
+            f"{owner} needs prior weights that are positive, but client {np.argmin(p)} has "
+            f"{p.min()}.",
         )
     if p.min() < 1e-50 * p.max():
         raise InputError(
             "prior-too-uneven",
-            f"{owner} needs prior weights within a factor 1e50 of each other, got {p.min():g} and {p.max():g}.",
+            f"{owner} needs prior weights within a factor 1e50 of each other, got {p.min():g} and "
+            f"{p.max():g}.",
         )
     normalised: Vector = p / p.max()
     normalised /= normalised.sum()

@@ -1,4 +1,4 @@
-"""The χ² penalty on leaving the prior, and its limits: the worst client alone, and the prior alone."""
+"""The χ² penalty on leaving the prior, and its limits: the worst client alone, the prior alone."""
 
 from __future__ import annotations
 

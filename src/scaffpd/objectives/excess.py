@@ -75,7 +75,8 @@ class Excess(Objective):
         if isinstance(self.offset, str):
             raise InputError(
                 "offset-not-settled",
-                f"offset={self.offset!r} has no numbers before `train` has asked the clients for them.",
+                f"offset={self.offset!r} has no numbers before `train` has asked the clients for "
+                "them.",
             )
         b = np.asarray(self.offset)
         if len(b) not in (1, n):

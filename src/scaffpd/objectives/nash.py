@@ -131,6 +131,7 @@ class Nash(Objective):
         if losses[worst] >= b[worst]:
             raise InputError(
                 "nash-loss-too-large",
-                f"Nash needs every loss below b, but client {names[worst]} has loss {losses[worst]:.6g} "
+                f"Nash needs every loss below b, but client {names[worst]} has loss "
+                f"{losses[worst]:.6g} "
                 f"and b = {b[worst]:.6g}: raise b, or leave that client out.",
             )

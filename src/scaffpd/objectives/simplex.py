@@ -60,7 +60,7 @@ def project_weighted(b: Vector, w: Vector) -> Vector:
 
 
 def project_weighted_from(b: Vector, w: Vector) -> Vector:
-    """Project b that is relative to a value close to ν, by Newton's method on Σ w_i [b_i − ν]₊ = 1."""
+    """Project b, given relative to a value near ν, by Newton's method on Σ w_i [b_i − ν]₊ = 1."""
     for _ in range(20):
         slope = np.where(b > 0.0, w, 0.0)
         size = float(slope.sum())
@@ -78,7 +78,7 @@ def relative(sigma: float | Vector, n: int) -> tuple[float, Vector]:
 
 
 def measured(z: Vector, share: Vector) -> Vector:
-    """Return differences to the largest entry of the clients with long steps, whose digits matter."""
+    """Return differences to the largest entry of clients with long steps, whose digits matter."""
     shifted: Vector = z - z[share >= 0.5].max()
     return shifted
 

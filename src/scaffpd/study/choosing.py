@@ -245,7 +245,7 @@ class Choice:
 
     @property
     def personal(self) -> float | None:
-        """The κ for personal models, even if one model for all might do; `None` if none was tried."""
+        """The κ for personal models, even if one for all might do; `None` if none was tried."""
         finite = [point for point in self.line if math.isfinite(point.strength)]
         return simplest(finite, self.by).strength if finite else None
 

@@ -1,4 +1,5 @@
-r"""`coalition`: what does each client bring? Groups train together, and held-out losses make a game.
+r"""`coalition`: what does each client bring? Groups train together, and held-out losses make a
+game.
 
     L_i(S)   held-out loss of client i ∈ S under the model that the group S trains
     v(S)     Σ_{i∈S} L_i({i}) − L_i(S), what the group saves against everybody alone
@@ -212,7 +213,7 @@ def _runs(
 
 
 def among(objective: Objective, group: Group) -> Objective:
-    """Return the objective with the prior of some of the clients, and a cap that so few can meet."""
+    """Return the objective with the prior of some clients, and a cap that so few can meet."""
     if isinstance(objective, Excess):
         return Excess(among(objective.objective, group), objective.offset)
     changes: dict[str, object] = {}

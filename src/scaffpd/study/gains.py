@@ -191,8 +191,10 @@ class Joining:
         )
         name = "accuracy" if self.measure == "accuracy" else "error"
         return (
-            f"{first}Against one average model, the mean loss with {CALLED[shown]} is {mean.words} ({mean.range}); "
-            f"for {self._fifth} it is {worst.words} ({worst.range}). Mean {name} is {alone}, and {average}."
+            f"{first}Against one average model, the mean loss with {CALLED[shown]} is "
+            f"{mean.words} ({mean.range}); "
+            f"for {self._fifth} it is {worst.words} ({worst.range}). Mean {name} is {alone}, and "
+            f"{average}."
         )
 
     @property
@@ -259,7 +261,10 @@ class Joining:
     def method(self) -> str:
         """Describe how intervals were computed."""
         if self.splits > 1:
-            return f"Student's t over {self.splits} random splits, corrected for the rows that splits share, at 95 %"
+            return (
+                f"Student's t over {self.splits} random splits, corrected for the rows that "
+                "splits share, at 95 %"
+            )
         block = getattr(self.evidence, "block", 1)
         rows = "held-out rows" if block == 1 else f"blocks of {block} held-out rows"
         return f"Student's t over {rows}, paired, at 95 %"

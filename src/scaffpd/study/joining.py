@@ -224,7 +224,7 @@ class JoiningSplit:
         return np.tile(z if loss == "softmax" else z[1:] - z[:1], (rows, 1))
 
     def _trained(self, model: AnyModel, goal: Objective) -> tuple[Array, Array | None]:
-        """Train, and return the shared model, and the clients' own where the model is `Personal`."""
+        """Train; return the shared model, and the clients' own where the model is `Personal`."""
         cohort = Cohort(self.train, model, self.names)
         tol = self.tol if self.model.l2 > 0 else None
         found = run(fair(goal), cohort, self.rounds, tol, progress=False).uninterrupted()

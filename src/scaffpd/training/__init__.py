@@ -1,1 +1,1 @@
-"""The one loop that drives every algorithm, clients in this process, and what a run leaves behind."""
+"""The one loop that drives every algorithm, clients in this process, and a run's history."""

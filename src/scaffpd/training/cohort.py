@@ -264,7 +264,8 @@ class AnsweringClients(NamedTuple):
         if chosen is None:
             raise InputError(
                 "cohort-without-test-rows",
-                'This cohort has no test data: pass `test=` when you make it, or evaluate on "train".',
+                "This cohort has no test data: pass `test=` when you make it, or evaluate on "
+                '"train".',
             )
         return *chosen.oracle.scores(x), chosen.counts
 

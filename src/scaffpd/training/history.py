@@ -138,7 +138,8 @@ class History:
         if not self.every_client:
             raise InputError(
                 "history-without-clients",
-                f"This history has the spread of {len(self.names)} clients and not every one of them: see columns such "
+                f"This history has the spread of {len(self.names)} clients and not every one of "
+                "them: see columns such "
                 "as 'loss max', or keep all with train(..., every_client=True).",
             )
         return np.array([held[which] for held in self._clients.values()]).reshape(
@@ -314,6 +315,7 @@ def read(
     if about.get("format") != FORMAT:
         raise InputError(
             "checkpoint-format",
-            f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads {FORMAT}.",
+            f"{str(path)!r} has checkpoint format {about.get('format')}; this version reads "
+            f"{FORMAT}.",
         )
     return arrays, about

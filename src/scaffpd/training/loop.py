@@ -52,16 +52,19 @@ class Status(StrEnum):
 SENTENCES = {
     Status.CONVERGED: "The optimality gap is proven to be at most tol.",
     Status.ROUND_LIMIT: "All rounds were made.",
-    Status.PRECISION: "The gap is proven down to rounding error; this number format cannot certify the tol asked for.",
+    Status.PRECISION: "The gap is proven down to rounding error; this number format cannot "
+    "certify the tol asked for.",
     Status.STALLED: "No further step was acceptable: rounding or noise dominates.",
-    Status.DIVERGED: "The losses grew without bound; the last finite point is returned. Use smaller steps, or Auto().",
+    Status.DIVERGED: "The losses grew without bound; the last finite point is returned. Use "
+    "smaller steps, or Auto().",
     Status.INTERRUPTED: "The run was interrupted (Ctrl-C); the last finished round is returned.",
     Status.STOPPED: "A callback asked to stop.",
 }
 
 
 UNMOVED = (
-    f"No client's loss has moved by more than {MOVED:.1%} since the start: give a larger local_rate or more "
+    f"No client's loss has moved by more than {MOVED:.1%} since the start: give a larger "
+    "local_rate or more "
     "local_steps, or check that the network can learn these labels at all."
 )
 
@@ -370,7 +373,8 @@ class _TrainingRun:
             if about.get(name) != value:
                 raise InputError(
                     "checkpoint-of-another-run",
-                    f"The checkpoint {str(self.keeper.path)!r} is of another {name}; remove it, or use another file.",
+                    f"The checkpoint {str(self.keeper.path)!r} is of another {name}; remove it, "
+                    "or use another file.",
                 )
         try:
             if self.account is not None:

@@ -160,7 +160,10 @@ class PairedDifference(NamedTuple):
             ends = "too few rows for an interval"
         if not self.clear:
             return f"no different from {than} ({ends})"
-        return f"{scale * abs(self.mean):.{digits}f}{unit} {'above' if sign * self.mean > 0 else 'below'} {than} ({ends})"
+        return (
+            f"{scale * abs(self.mean):.{digits}f}{unit} "
+            f"{'above' if sign * self.mean > 0 else 'below'} {than} ({ends})"
+        )
 
 
 class RelativeGain(NamedTuple):

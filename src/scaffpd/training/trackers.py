@@ -1,4 +1,4 @@
-"""`TensorBoard` and `MLflow` track a run, round by round: callbacks that write what `train` knows."""
+"""`TensorBoard` and `MLflow` track a run round by round: callbacks of `train`."""
 
 from __future__ import annotations
 

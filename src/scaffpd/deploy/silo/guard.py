@@ -89,7 +89,8 @@ class SiloGuard:
             if len(seen) >= ATTEMPTS[what]:
                 raise InputError(
                     "another-agreement",
-                    f"Limit reached: this silo has already answered for another {what}; restart it.",
+                    f"Limit reached: this silo has already answered for another {what}; restart "
+                    "it.",
                 )
             seen.append(name)
         with self.journal.turn():

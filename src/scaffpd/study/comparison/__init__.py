@@ -35,8 +35,8 @@ def compare(
     Rates are chosen for each seed by itself, by the worst fifth of the clients on a quarter of the
     training rows: no test row takes part (a choice shared between seeds would see other seeds' test
     rows). The method is then trained on all training rows, with the chosen factors on the automatic
-    rates, and scored on the test rows. How many local steps and samples a round of each method takes
-    is up to the caller, and is in `rows`.
+    rates, and scored on the test rows. How many local steps and samples a round of each method
+    takes is up to the caller, and is in `rows`.
 
     Args:
         methods: by the label that each has in the table.
@@ -99,7 +99,7 @@ def _tried(
 
 
 def _best(runs: Sequence[MethodRun], label: str, seed: int) -> Factors:
-    """Return the best configuration, the first of equals; nothing if none was tuned, or all fail."""
+    """Return the best configuration, the first of equals; nothing if none is tuned or all fail."""
     own = [run for run in runs if (run.method, run.seed) == (label, seed) and not run.failed]
     return max(own, key=lambda run: run.merit).factors if own else {}
 
