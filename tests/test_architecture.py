@@ -23,10 +23,10 @@ PRIVATE_WORDS = r"\b(told|untold|kept|weighed|weighing|apart|is there already)\b
 
 # What is measured, and the most that is allowed; lower a number as soon as it can be lowered.
 BUDGETS = {
-    "bytes of the package": 1_585_000,
-    "bytes of the tests": 1_222_000,
+    "bytes of the package": 1_482_000,  # to come: 1_400_000
+    "bytes of the tests": 1_180_000,
     "files over 500 lines": 0,
-    "mentions of Any": 340,
+    "mentions of Any": 160,
     "fmt: skip": 0,
     "private words": 10,
     "class names used twice": 0,

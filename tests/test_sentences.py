@@ -14,6 +14,7 @@ import scaffpd
 
 PACKAGE = Path(scaffpd.__file__).parent
 GOLDEN = Path(__file__).with_name("sentences.txt")
+CODE = r"[a-z0-9]+(-[a-z0-9]+)*"
 
 
 def template(node):
@@ -34,13 +35,15 @@ def refusals():
             if not isinstance(node, ast.Call) or len(node.args) != 2:
                 continue
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-            first = node.args[0]
+            code = node.args[0]
             if (
-                (name.endswith("Error") or name[:1].isupper() or name == "__init__")
-                and isinstance(first, ast.Constant)
-                and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", str(first.value))
+                (name[:1].isupper() or name == "__init__")
+                and isinstance(code, ast.Constant)
+                and re.fullmatch(CODE, str(code.value))
+                and isinstance(node.args[1], ast.Constant | ast.JoinedStr)
+                and " " in template(node.args[1])
             ):
-                yield first.value, template(node.args[1])
+                yield code.value, template(node.args[1])
 
 
 def listing():
@@ -57,7 +60,7 @@ def test_every_refusal_has_a_code_that_can_be_read():
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "InputError":
                 code = node.args[0]
                 if isinstance(code, ast.Constant):
-                    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", code.value), (file, code.value)
+                    assert re.fullmatch(CODE, code.value), (file, code.value)
 
 
 if __name__ == "__main__":
