@@ -136,7 +136,7 @@ class Wire:
         ).stdout.splitlines():
             owner = re.search(r"pid=(\d+)", line)
             if owner is None or not self._of_a_silo(int(owner[1])):
-                continue  # Flower's coordinator uses the same port
+                continue  # another process that uses the same port
             numbers = [int(n) for n in re.findall(r"bytes_(?:sent|received):(\d+)", line)]
             self.seen[line.split()[2]] = max(sum(numbers), self.seen.get(line.split()[2], 0))
 
