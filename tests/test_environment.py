@@ -48,24 +48,6 @@ def test_gpus_have_a_name_and_a_size(monkeypatch):
     assert machine.environment()["gpus"] == []
 
 
-def test_free_memory_stays_within_the_limit_of_a_container(tmp_path, monkeypatch):
-    memory = SimpleNamespace(available=100 * GIB, total=128 * GIB)
-    monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: memory)
-    monkeypatch.setattr(machine, "CONTAINER", tmp_path)
-
-    def free(**files):
-        for name, content in files.items():
-            (tmp_path / f"memory.{name}").write_text(f"{content}\n")
-        return machine.free_memory(torch.device("cpu"))
-
-    assert free() == 100 * GIB  # no container
-    assert free(max=8 * GIB, current=3 * GIB, stat="anon 5\nfile 7") == 5 * GIB
-    cached = f"anon 5\ninactive_file {GIB}\nactive_file {GIB}"
-    assert free(stat=cached) == 7 * GIB  # the page cache gives way
-    assert free(current=9 * GIB, stat="anon 5") == 0
-    assert free(max="max") == free(max=200 * GIB, current=0) == 100 * GIB
-
-
 # --- files of JSON lines
 
 ENTRIES = [{"a": 1}, ["é", None, "x" * 70_000], 3, "", {"link": "0"}]

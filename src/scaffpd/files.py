@@ -227,7 +227,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
     """Write rows with the same keys as CSV, NaN as an empty cell.
 
     `columns` names them if there may be no rows. A text that spreadsheets would take for a
-    formula, which a hostile silo may have written, gets an apostrophe; `csv_cell` removes it.
+    formula, which a hostile silo may have written, gets an apostrophe.
     """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(columns or rows[0]))
@@ -240,8 +240,3 @@ def _plain_cell(cell: object) -> object:
     if cell != cell:
         return ""
     return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
-
-
-def csv_cell(cell: str) -> str:
-    """Return the text that `csv_text` was given."""
-    return cell[1:] if cell.startswith("'") and FORMULA.match(cell) else cell

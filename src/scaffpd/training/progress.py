@@ -38,10 +38,6 @@ class Tally(AbstractContextManager["Tally"]):
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def expect(self, runs: int) -> None:
-        """Add `runs` to the total."""
-        self.bar.update(self.task, total=(self.bar.tasks[0].total or 0) + runs)
-
     def advance(self, text: str, runs: int = 1) -> None:
         """Redraw after `runs` more runs, the last of which was of `text`."""
         self.bar.update(self.task, advance=runs, description=text)
