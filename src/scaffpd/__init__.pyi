@@ -50,6 +50,7 @@ from scaffpd.study.gains import Joining as Joining
 from scaffpd.study.joining import joining as joining
 from scaffpd.study.path import path as path
 from scaffpd.training.cohort import Cohort as Cohort
+from scaffpd.training.curves import Curves as Curves
 from scaffpd.training.history import Checkpoint as Checkpoint
 from scaffpd.training.history import History as History
 from scaffpd.training.loop import Result as Result

@@ -74,7 +74,7 @@ def negotiate(session: Session, members: Sequence[str], file: FederationFile) ->
         about = {"schema": schema, "private": bool(file.privacy)}
         mean = mean_of(totals(SiloRequest("totals", about)), schema)
         squares = totals(SiloRequest("totals", about, arrays={"mean": mean}))
-        scale = mean, deviation_of(squares, mean)
+        scale = mean, deviation_of(squares, mean, schema)
     model = file.model.values() if prepared else _completed(file.model.values(), schema)
     return Setup(algorithm, model, schema, *scale, file.masking, noise)
 

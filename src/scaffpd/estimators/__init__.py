@@ -51,6 +51,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         fit_intercept: whether there is a constant term.
         standardise: scale every column to mean zero and deviation one, by sums over clients
             (without an intercept, to deviation one only).
+        curves: give every column steps beside its line, at thresholds agreed on by sums over
+            clients; see `Curves`. `coef_` is then of the columns that `curves_.names` names.
         tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds, and
             so does `epsilon`, because with noise nothing can be proven.
         max_rounds: the most communication rounds; `None` is 1000, and 30 with `epsilon`.
@@ -71,6 +73,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         classes_: the labels, of all clients together.
         coef_: (1, features) for two classes, else (classes, features), in the units of X.
         intercept_: one number for each row of `coef_`.
+        curves_: the `Curves` of the columns, or `None`.
         clients_: the clients, sorted.
         client_weights_: client → λ, its weight in the worst mixture.
         client_losses_: client → f_i(x) on its training rows, regulariser included.
@@ -105,7 +108,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         weights, self.intercept_ = self._train(X, labels, group, loss, classes, shares)
         self.coef_ = np.ascontiguousarray(weights.T)
         self.client_scores_ = self._scores(
-            y, self._labels(X @ weights + self.intercept_), group, shares
+            y, self._labels(self._encoded(X) @ weights + self.intercept_), group, shares
         )
         return self._finish()
 
@@ -192,7 +195,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         self.coef_ = np.ascontiguousarray(weights[:, 0])
         self.intercept_ = float(intercept[0])
         self.client_scores_ = self._scores(
-            y, self._mean(X @ self.coef_ + self.intercept_), group, shares
+            y, self._mean(self._encoded(X) @ self.coef_ + self.intercept_), group, shares
         )
         return self._finish()
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from scaffpd.objectives import ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
 from scaffpd.training.cohort import Cohort
+from scaffpd.training.curves import Curves
 from scaffpd.training.loop import Result, Status, train
 from scaffpd.training.metrics import a_fifth
 
@@ -190,6 +191,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     l2: float = 1e-3
     fit_intercept: bool = True
     standardise: bool = True
+    curves: bool = False
     tol: float | None = 1e-6
     max_rounds: int | None = None
     algorithm: Algorithm | Callable[[Objective], Algorithm] | None = None
@@ -247,12 +249,21 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         algorithm = self._algorithm(self._objective())
         intercept = bool(self.fit_intercept)
         parts = group.split(X)
+        self.curves_ = None
+        if self.curves:
+            known = getattr(self, "feature_names_in_", None)
+            self.curves_ = Curves().fit([(part, None) for part in parts], known)
+            parts = [self.curves_.encode(part) for part in parts]
+        width = parts[0].shape[1]
         targets: list[Labels] = group.split(y)
         shares = None if row_weights is None else group.split(row_weights)
-        inputs = Scale.none(X.shape[1])
+        inputs = Scale.none(width)
         outputs = Scale.none(1)
         if self.standardise:
             inputs = Scale.of(parts, intercept, "Column", shares)
+            if self.curves_ is not None:  # steps are centred, but not scaled
+                unscaled = np.where(self.curves_.steps, 1.0, inputs.deviation)
+                inputs = replace(inputs, deviation=unscaled)
             if loss == "squared":
                 numbers = [part.astype(np.float64) for part in targets]
                 outputs = Scale.of([part[:, None] for part in numbers], intercept, "Target", shares)
@@ -286,7 +297,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.clients_ = group.clients
         self.client_weights_ = group.mapping(result.weights)
         self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)
-        weights, offset = model.reshape(result.x, X.shape[1])
+        weights, offset = model.reshape(result.x, width)
         return in_units(
             weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs
         )
@@ -362,8 +373,14 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         """Return ⟨a_j, x⟩ plus the intercept, for new rows."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
-        z: Array = X @ self.coef_.T + self.intercept_
+        z: Array = self._encoded(X) @ self.coef_.T + self.intercept_
         return z
+
+    def _encoded(self, X: Data) -> Data:
+        """Return rows as they are, or as lines and steps."""
+        if self.curves_ is None:
+            return X
+        return self.curves_.encode(X.toarray() if hasattr(X, "toarray") else X)
 
 
 def check_columns(X: Data) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from itertools import pairwise
 from math import prod
 from typing import Annotated, Final, Literal, NotRequired, TypeVar
 
@@ -17,6 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
 
+from scaffpd.data.curves import MOST, Feature, Total, curve, thresholds
 from scaffpd.data.silos import unless_constant
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER, UNKNOWN, Matrix
 from scaffpd.data.tabular.settings import CLASSIFICATION
@@ -55,8 +57,8 @@ def _names_differ(columns: list[Column]) -> bool:
     return len({column["name"] for column in columns}) == len(columns)
 
 
-def _rises(span: list[float]) -> bool:
-    return span[0] < span[1]
+def _rises(values: list[float]) -> bool:
+    return all(less < more for less, more in pairwise(values))
 
 
 def _fits(shape: list[int]) -> bool:
@@ -76,11 +78,10 @@ Shape = Annotated[
     Field(min_length=1, max_length=8),
     _need(_fits, "there are too many features"),
 ]
-Span = Annotated[
-    list[Annotated[float, Field(gt=-HUGE, lt=HUGE)]],
-    Field(min_length=2, max_length=2),
-    _need(_rises, "it does not go from less to more"),
-]
+Bound = Annotated[float, Field(gt=-HUGE, lt=HUGE)]
+RISING = _need(_rises, "it does not go from less to more")
+Span = Annotated[list[Bound], Field(min_length=2, max_length=2), RISING]
+Steps = Annotated[list[Bound], Field(min_length=1, max_length=MOST), RISING]
 
 
 class NumberColumn(TypedDict):
@@ -89,6 +90,7 @@ class NumberColumn(TypedDict):
     name: Name
     kind: Literal["number", "unknown"]
     range: NotRequired[Span]  # declared in the schema
+    steps: NotRequired[Steps]  # thresholds of its curve, agreed in the schema
 
 
 class CategoryColumn(TypedDict):
@@ -190,24 +192,43 @@ def width(schema: Schema) -> int:
 
 
 def features(schema: Schema) -> tuple[str, ...]:
-    """Name the encoded columns: "age", "cp=1", …, and "cp (other)" for what is not named."""
+    """Name the encoded columns: "age", "age > 37", "cp=1", …, "cp (other)" for all not named."""
+    return tuple(feature.name for feature in encoded_features(schema))
+
+
+def encoded_features(schema: Schema) -> list[Feature]:
+    """Return name and group of every encoded column."""
     if schema["shape"] is not None:
-        return tuple(f"x{j}" for j in range(prod(schema["shape"])))
-    names: list[str] = []
+        return [Feature(f"x{j}", f"x{j}") for j in range(prod(schema["shape"]))]
+    found: list[Feature] = []
     for column in schema["columns"]:
+        name = column["name"]
         if column["kind"] == CATEGORY:
-            names += [f"{column['name']}={category}" for category in column["categories"]]
-            names += [f"{column['name']} (other)"] if column["other"] else []
+            found += [Feature(f"{name}={category}", name) for category in column["categories"]]
+            found += [Feature(f"{name} (other)", name)] if column["other"] else []
         else:
-            names.append(column["name"])
-    return tuple(names)
+            found += curve(name, column.get("steps", ()))
+    return found
+
+
+def curved(schema: Schema, total: Total) -> Schema:
+    """Return the schema with curves of its numbers; `total` sums what silos count."""
+    numbers = [column for column in schema["columns"] if column["kind"] != CATEGORY]
+    agreed = thresholds(len(numbers), total)
+    curves = {
+        column["name"]: {"steps": own.tolist()}
+        for column, own in zip(numbers, agreed, strict=True)
+        if len(own)
+    }
+    columns = [column | curves.get(column["name"], {}) for column in schema["columns"]]
+    return checked_schema({**schema, "columns": columns})
 
 
 def declared_scale(schema: Schema) -> tuple[Matrix, Matrix] | None:
     """Return centres and scales that no row has a part in, where ranges are declared.
 
     The middle of the range and a quarter of it, which is about the deviation of numbers that fill a
-    range; categories stay zeros and ones.
+    range; categories and steps stay zeros and ones.
     """
     if not schema.get("declared"):
         return None
@@ -216,7 +237,7 @@ def declared_scale(schema: Schema) -> tuple[Matrix, Matrix] | None:
         if column["kind"] == CATEGORY:
             spans += [[-2.0, 2.0]] * (len(column["categories"]) + column["other"])
         else:
-            spans.append(column["range"])
+            spans += [column["range"], *[[-2.0, 2.0]] * len(column.get("steps", ()))]
     low, high = np.array(spans).T
     return (low + high) / 2, (high - low) / 4
 
@@ -227,11 +248,12 @@ def mean_of(totals: Totals, schema: Schema | None = None) -> Matrix:
     return np.divide(sums, n, out=np.zeros_like(sums), where=n > 0)
 
 
-def deviation_of(totals: Totals, mean: Matrix) -> Matrix:
-    """Return the deviation of every column, from n and Σ(x − mean)²; one where it is constant."""
+def deviation_of(totals: Totals, mean: Matrix, schema: Schema | None = None) -> Matrix:
+    """Return the deviation of every column, from n and Σ(x − mean)²; one of steps and constants."""
     n, squares = _added(totals, "squares", len(mean))
     deviation = np.sqrt(np.divide(squares, n, out=np.zeros_like(squares), where=n > 0))
-    return unless_constant(mean, deviation, n)
+    steps = [False] if schema is None else [one.step for one in encoded_features(schema)]
+    return np.where(steps, 1.0, unless_constant(mean, deviation, n))
 
 
 def _added(totals: Totals, what: str, length: int | None) -> tuple[Matrix, Matrix]:

@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.curves import counted
 from scaffpd.data.tabular import encode
 from scaffpd.data.tabular.agree import (
     Schema,
     agree,
+    curved,
     declared_scale,
     deviation_of,
     mean_of,
@@ -86,10 +88,16 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     ]
     rows = _cut(source, found, wanted, remarks, seed)
     schema = agree({own.name: own.describe() for own in rows}, ranges=source.ranges)
+    if source.curves == "on":
+        numbers = [own.sorted_numbers(schema) for own in rows]
+        schema = curved(
+            schema, lambda edges: np.sum([counted(own, edges) for own in numbers], axis=0)
+        )
     scale = declared_scale(schema)
     if scale is None:
         mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
-        scale = mean, deviation_of({own.name: own.totals(schema, mean) for own in rows}, mean)
+        squares = {own.name: own.totals(schema, mean) for own in rows}
+        scale = mean, deviation_of(squares, mean, schema)
     encoded = tuple(own.encoded(schema, *scale) for own in rows)
     return Clients(tuple(rows), encoded, schema, *scale, tuple(remarks), _groups(found, rows))
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.curves import with_steps
 from scaffpd.data.silos import held_out
 from scaffpd.data.tabular.agree import (
     LARGEST,
@@ -164,6 +165,19 @@ class ClientRows:
             )
         return {"n": n, "sum" if mean is None else "squares": values}
 
+    def sorted_numbers(self, given: object) -> list[Matrix]:
+        """Sort the numbers of training rows, column by column, for `counted` to count."""
+        schema = self._own(given)
+        own = {column.name: column for column in self.table.columns}
+        found = []
+        for agreed in schema["columns"]:
+            if agreed["kind"] != CATEGORY:
+                column = own[agreed["name"]]
+                there = column.values[~self.held & ~column.missing].astype(np.float64)
+                low, high = agreed.get("range", (-np.inf, np.inf))
+                found.append(np.sort(np.clip(there, low, high)))
+        return found
+
     def encoded(
         self, given: object, mean: Matrix, deviation: Matrix | None, separate: bool = False
     ) -> Encoded:
@@ -248,8 +262,8 @@ class ClientRows:
             if agreed["kind"] == CATEGORY:
                 blocks.append(self._one_hot(column, agreed, rows, separate))
             else:
-                numbers = column.values[:, None]
-                blocks.append(self._numbers(numbers, rows, agreed.get("range"), separate))
+                line = self._numbers(column.values[:, None], rows, agreed.get("range"), separate)
+                blocks.append(with_steps(line, [agreed.get("steps", [])]))
         return np.concatenate(blocks, 1)
 
     def _numbers(

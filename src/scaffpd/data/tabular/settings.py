@@ -15,6 +15,7 @@ CLASSIFICATION: Final = "classification"
 REGRESSION: Final = "regression"
 COUNTS = "counts"  # numbers of events, with Poisson loss
 DECIMALS = (".", ",")
+CURVES = ("auto", "on", "off")
 
 
 def _rows_or_share(given: object, info: ValidationInfo[Path | None]) -> object:
@@ -65,6 +66,8 @@ class TableSettings(ColumnSettings):
     """Hold out the latest rows by this column, or whole groups of it."""
     groups: key.Texts = ()
     """Columns to score by, beside clients: sex,race."""
+    curves: Annotated[str, key.one_of(CURVES)] = "auto"
+    """Numbers have curves, not lines alone: auto, on or off."""
     # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by
     # these alone
     ranges: dict[str, key.Range] = Field(default_factory=dict)
