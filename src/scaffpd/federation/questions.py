@@ -144,6 +144,16 @@ class Displacements(Protocol):
         """Return the d_i themselves, (N, d)."""
 
 
+class OwnModes(Protocol):
+    """Own models u_i of all clients around one x, for `ModesAt` and `ModeSpread`."""
+
+    def modes(self) -> dict[str, Vectors]:
+        """Return minima, gradients and Hessians as functions of x."""
+
+    def spread(self, C: Tensor, step: Tensor) -> Vectors:
+        """Return squared distances to x and their degrees of freedom."""
+
+
 class ClientSide(Protocol):
     """Clients that answer a question: their numerics, and what they remember."""
 
@@ -169,6 +179,9 @@ class ClientSide(Protocol):
 
     def lowest(self) -> Tensor:
         """Return min_u f_i(u), which every client solves by itself."""
+
+    def modes(self, at: Question) -> OwnModes:
+        """Solve for the clients' own models, once for as long as the question is in use."""
 
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
         """Return loss, accuracy and number of samples on the "train" or "test" rows."""

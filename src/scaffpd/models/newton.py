@@ -62,12 +62,12 @@ class LossHessian:
             solve = regularised(R, e)
             return lambda B: solve(B.flatten(2)).view(B.shape)
         if features * k <= DENSE:
-            H = self._matrix() + torch.diag_embed(e.expand(n, features, k).reshape(n, -1))
+            H = self.matrix() + torch.diag_embed(e.expand(n, features, k).reshape(n, -1))
             L = torch.linalg.cholesky_ex(H)[0]
             return lambda B: torch.cholesky_solve(B.reshape(*H.shape[:2], -1), L).view(B.shape)
         return lambda B: self._conjugate(e[..., None], B, goal)
 
-    def _matrix(self) -> Tensor:
+    def matrix(self) -> Tensor:
         """Return AᵀWA as (n, features·k, features·k), output by output."""
         (n, _, features), k = self.A.shape, self.z.shape[2]
         W = self.bent(

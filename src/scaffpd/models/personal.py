@@ -23,12 +23,14 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, positive, unknown
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation.modes import ModesAt
 from scaffpd.models.arrays import read_features, read_labels
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.envelope import Anchor, own_predictions
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.linear import Linear
+from scaffpd.models.modes import ClientModes
 from scaffpd.models.module import Module
 from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.newton import LossHessian, NewtonPoint, portions
@@ -447,6 +449,18 @@ class PersonalModuleOracle(Envelopes):
     def proximal_steps(self, *_: object) -> NoReturn:
         """Refuse: personal networks have no second derivatives."""
         refuse_curvature()
+
+
+def client_modes(oracle: Oracle, at: ModesAt, start: ClientModes | None) -> ClientModes:
+    """Solve for the clients' own modes around x, for strengths by evidence."""
+    inner = oracle.inner if isinstance(oracle, PersonalOracle) else oracle
+    if not isinstance(inner, LinearOracle):
+        raise InputError(
+            "evidence-of-linear-models",
+            "Strengths are known from the data for Linear models only: give l2 and strength as "
+            "numbers.",
+        )
+    return ClientModes(inner, at, start)
 
 
 def lowest(oracle: Oracle) -> Tensor:

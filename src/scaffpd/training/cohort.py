@@ -18,10 +18,12 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Key, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Displacements, EvaluatedPoint, GradientsAt, Question, Reply
 from scaffpd.models.arrays import read_features, read_labels
+from scaffpd.models.modes import ClientModes
 from scaffpd.models.oracle import ClientData, Oracle
-from scaffpd.models.personal import lowest
+from scaffpd.models.personal import client_modes, lowest
 from scaffpd.privacy.accountant import Account, Spent
 
 Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
@@ -163,6 +165,9 @@ class LocalChannel:
         self.points: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]] = (
             WeakKeyDictionary()
         )
+        self.modes: WeakKeyDictionary[ModesAt, dict[tuple[int, ...], ClientModes]] = (
+            WeakKeyDictionary()
+        )
         self._constants: Constants | None = None
         self._fingerprint: str | None = None
 
@@ -268,6 +273,15 @@ class AnsweringClients(NamedTuple):
                 '"train".',
             )
         return *chosen.oracle.scores(x), chosen.counts
+
+    def modes(self, at: Question) -> ClientModes:
+        """Solve for the u_i of a linear model, once for as long as the question is in use."""
+        assert isinstance(at, ModesAt)
+        solved = self.channel.modes.setdefault(at, {})
+        if self.chosen not in solved:
+            before = self.channel.modes.get(at.start, {}).get(self.chosen) if at.start else None
+            solved[self.chosen] = client_modes(self.oracle, at, before)
+        return solved[self.chosen]
 
     def own(self, x: Tensor) -> Tensor | None:
         """Return u_i(x) of these clients, if the model is `Personal`."""

@@ -1,0 +1,85 @@
+r"""Questions about the clients' own models around x, for strengths by evidence.
+
+    u_i(x) = argmin_u Σ_rows ℓ(⟨a, u⟩, y)/s + ½‖u − x‖²_{T⁻¹},    T = diag(τ)
+
+Everything goes up as a sum over clients: not even a loss is seen by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from scaffpd.federation.questions import ClientSide, Question, Reply
+
+
+@dataclass(frozen=True, eq=False)
+class ModesAt(Question):
+    """The clients' own modes at x: value, gradient and Hessian of their minima as functions of x.
+
+    Attributes:
+        tau: τ_j, one number per feature, the same for all outputs; 0 shares the coefficient.
+        scale: s, what a row's loss is divided by: 1, or 2σ² for squared loss.
+        outputs: the number of coefficients of a feature that the Hessian couples: those of a
+            softmax, and else 1.
+        close: the decrease of a client's next Newton step, in nats, at which it may stop.
+        start: an earlier question, from whose u_i the clients start; it changes nothing but time.
+    """
+
+    kind = "modes"
+    vectors = ("value", "gradient", "curvature")
+
+    x: Tensor
+    tau: Tensor
+    scale: float = 1.0
+    outputs: int = 1
+    close: float = 1e-8
+    start: ModesAt | None = None
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of (minimum, log det(I + T^½H_iT^½), n_i), ∇ and ∇²."""
+        q = len(self.tau) * self.outputs
+        return {"value": (3,), "gradient": (d,), "curvature": (q, q)}
+
+    def down(self, d: int) -> int:
+        """Count τ and s."""
+        return len(self.tau) + 1
+
+    def up(self, d: int, masked: bool = False) -> int:
+        """Count half of a symmetric matrix."""
+        q = len(self.tau) * self.outputs
+        return 0 if masked else 3 + d + q * (q + 1) // 2
+
+    def answer(self, clients: ClientSide) -> Reply:
+        """Solve for all u_i."""
+        return Reply({}, clients.modes(self).modes())
+
+
+@dataclass(frozen=True, eq=False)
+class ModeSpread(Question):
+    r"""How far the u_i are from x after a Newton step of x, and how far by chance.
+
+    With v_i = T^{-½}(u_i − x) and the posterior covariance C of x: Σ_i v_ij² after the step, and
+    Σ_i [1 − (V_i + B_i C B_iᵀ)_jj/τ_j] with V_i = (H_i + T⁻¹)⁻¹, B_i = V_iH_i.
+    """
+
+    kind = "spread"
+    vectors = ("spread",)
+
+    at: ModesAt
+    C: Tensor = field(metadata={"matrix": True})
+    step: Tensor
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of two numbers per row of C."""
+        return {"spread": (2, len(self.C))}
+
+    def down(self, d: int) -> int:
+        """Count the step; clients can form C from the sums of `ModesAt`."""
+        return math.prod(self.step.shape)
+
+    def answer(self, clients: ClientSide) -> Reply:
+        """Return two numbers per coefficient."""
+        return Reply({}, {"spread": clients.modes(self.at).spread(self.C, self.step)})
