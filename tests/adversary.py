@@ -23,7 +23,7 @@ import torch
 from mpmath import fdot, fsum, log, mp, mpf, sqrt
 
 import scaffpd as sp
-from scaffpd.algorithms.minimax import certify, length
+from scaffpd.algorithms.minimax import certify, length, shrinkage
 from scaffpd.models import quadratic
 
 mp.prec = 500
@@ -237,7 +237,7 @@ def value_and_slope(loss, z, y):
 
 
 def at(loss, A, y, l2, X):
-    """f(x) and its gradient for rows A, targets y and a (features × outputs) x."""
+    """f(x) and its gradient: rows A, targets y, l2 of every feature, a (features × outputs) x."""
     m = len(A)
     columns = list(zip(*X, strict=True))
     slopes = []
@@ -246,15 +246,15 @@ def at(loss, A, y, l2, X):
         value, slope = value_and_slope(loss, [fdot(a, c) for c in columns], t)
         slopes.append(slope)
         total += value
-    square = fsum(v * v for row in X for v in row)
+    square = fsum(ridge * v * v for ridge, row in zip(l2, X, strict=True) for v in row)
     gradient = [
         [
-            fdot([a[j] for a in A], [s[k] for s in slopes]) / m + l2 * X[j][k]
+            fdot([a[j] for a in A], [s[k] for s in slopes]) / m + l2[j] * X[j][k]
             for k in range(len(columns))
         ]
         for j in range(len(X))
     ]
-    return total / m + l2 / 2 * square, gradient
+    return total / m + square / 2, gradient
 
 
 def flat(X):
@@ -296,7 +296,8 @@ def newton(loss, data, shares, U, d, ridge, gradient):
     k = d * len(U[0])
     if loss != "squared":
         here = np.array([[float(v) for v in row] for row in U])
-        H = hessian(loss, data, shares, here)[:k, :k] + float(ridge) * np.eye(k)
+        H = hessian(loss, data, shares, here)[:k, :k]
+        H += np.diag(np.repeat([float(v) for v in ridge[:d]], outputs))
         return exact(solved(H, [float(v) for v in gradient]))
     H = mp.zeros(d)
     for w, (A, _) in zip(shares, data, strict=True):
@@ -304,7 +305,7 @@ def newton(loss, data, shares, U, d, ridge, gradient):
             for j in range(d):
                 H[i, j] += 2 * w / len(A) * fdot([a[i] for a in A], [a[j] for a in A])
     for i in range(d):
-        H[i, i] += ridge
+        H[i, i] += ridge[i]
     columns = [mp.lu_solve(H, mp.matrix(gradient[c::outputs])) for c in range(outputs)]
     return [columns[c][j] for j in range(d) for c in range(outputs)]
 
@@ -317,8 +318,8 @@ def solved(H, g):
         return np.zeros(len(g))
 
 
-def lowest(loss, data, shares, l2, X, pulls=(), free=None, steps=40):
-    """Minimise Σ_i w_i f_i(u) + (γ/2)‖u − x‖² from X, over the first `free` features.
+def lowest(loss, data, shares, l2, X, pulls=None, free=None, steps=40):
+    """Minimise Σ_i w_i f_i(u) + ½ Σ γ_k (u_k − x_k)² from X, over the first `free` features.
 
     Return u, value, gradient, and what is left.
 
@@ -336,14 +337,16 @@ def lowest(loss, data, shares, l2, X, pulls=(), free=None, steps=40):
             value += w * f
             total = [a + w * b for a, b in zip(total, flat(g), strict=True)]
         inside = list(total)
-        for g in pulls:
+        if pulls is not None:
             away = [a - b for a, b in zip(flat(U), flat(X), strict=True)]
-            value += g / 2 * fdot(away, away)
-            inside = [a + g * b for a, b in zip(inside, away, strict=True)]
+            pulled = [g * a for g, a in zip(np.repeat(pulls, outputs), away, strict=True)]
+            value += fdot(pulled, away) / 2
+            inside = [a + b for a, b in zip(inside, pulled, strict=True)]
         return value, inside[: d * outputs], total
 
     U = [list(row) for row in X]
-    ridge = l2 * fsum(shares) + fsum(pulls)
+    pulled = [mpf(0)] * len(X) if pulls is None else pulls
+    ridge = [v * fsum(shares) + g for v, g in zip(l2, pulled, strict=True)]
     value, gradient, total = slope(U)
     first = max((abs(v) for v in gradient), default=mpf(0))
     for _ in range(steps):
@@ -441,15 +444,31 @@ def problem(point: Point):
         else:
             y = random.integers(0, 2 if point.loss == "logistic" else 3, m)
         clients.append((X, y))
-    model = sp.Linear(point.loss, l2=point.l2, classes=3 if point.loss == "softmax" else None)
+    model = sp.Linear(point.loss, ridges(point), classes=3 if point.loss == "softmax" else None)
     return clients, model, random
+
+
+def ridges(point: Point):
+    """One l2, or, for one point of three, a larger one for every feature."""
+    more = 10 ** np.random.default_rng(point.seed).uniform(0, 3, point.features)
+    return point.l2 * more if point.seed % 3 == 0 else point.l2
+
+
+def strengths(point: Point):
+    """One strength, or, for every other point, one for every feature; the first alone is finite for
+    `columns`.
+    """
+    more = 10 ** np.random.default_rng(point.seed).uniform(-2, 2, point.features)
+    if point.store == "columns":
+        more[1:] = np.inf
+    return 0.5 * more if point.seed % 2 == 0 or point.store == "columns" else 0.5
 
 
 def bound(point: Point, clients, model):
     """A cohort whose rows are stored as the point says."""
     dtype = torch.float32 if point.single else torch.float64
     if point.store in ("personal", "columns"):
-        model = sp.Personal(model, 0.5, columns=[0] if point.store == "columns" else None)
+        model = sp.Personal(model, strengths(point))
     return sp.Cohort(clients, model, dtype=dtype)
 
 
@@ -508,9 +527,11 @@ def compared(point: Point) -> Verdict:
             weights = 10 ** random.uniform(-40, 3, len(start))
     if point.vertex and point.objective in ("Agnostic", "ChiSquare", "Tilted"):
         weights = np.eye(len(weights))[int(random.integers(len(weights)))]
-    mu = cohort.constants().strong_convexity
+    known = cohort.constants()
     c = answers.sum(weights)
-    proof = certify(objective, answers.losses, weights, length(c), mu, answers.rounding)
+    size = length(c, shrinkage(known, weights))
+    mu = known.strong_convexity
+    proof = certify(objective, answers.losses, weights, size, mu, answers.rounding)
     return verdict(point, cohort, clients, x, weights, objective, answers, c, proof.gap)
 
 
@@ -555,7 +576,8 @@ def descended(point: Point, cohort, x, clients):
     features = data[0][0].shape[1]
     for _ in range(5):
         u = x.double().numpy().reshape(features, -1)
-        H = hessian(point.loss, data, p, u) + point.l2 * np.eye(u.size)
+        l2 = np.broadcast_to(ridges(point), features)
+        H = hessian(point.loss, data, p, u) + np.diag(np.repeat(l2, u.shape[1]))
         x = x - torch.from_numpy(solved(H, cohort.gradients(x).sum(p).double().numpy())).to(x)
     return x
 
@@ -563,7 +585,7 @@ def descended(point: Point, cohort, x, clients):
 def verdict(point, cohort, clients, x, weights, objective, answers, c, certificate) -> Verdict:
     """The truth in 150 digits."""
     data = []
-    l2 = mpf(float(point.l2))
+    l2 = exact(np.broadcast_to(ridges(point), point.features))
     for X, y in clients:
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         data.append(
@@ -576,7 +598,7 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
     values = exact(x.double().numpy())
     X = [values[j : j + outputs] for j in range(0, len(values), outputs)]
     if point.store in ("personal", "columns"):
-        pairs = [own(point, cohort, i, rows, l2, X) for i, rows in enumerate(data)]
+        pairs = [own(point, rows, l2, X) for rows in data]
     else:
         pairs = [at(point.loss, *rows, l2, X) for rows in data]
     losses = [pair[0] for pair in pairs]
@@ -603,22 +625,23 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
     )
 
 
-def own(point, cohort, i, rows, l2, X):
-    """F_i(x) and ∇F_i(x) of a client with a model of its own; in the first feature alone for
-    `columns`.
-    """
-    gamma = mpf(float(cohort._oracle.anchor.gamma[i]))
-    free = 1 if point.store == "columns" else len(X)
-    U, value, gradient, left = lowest(point.loss, [rows], [mpf(1)], l2, X, [gamma], free)
-    if left / (l2 + gamma) > mpf(10) ** -30 * value:
+def own(point, rows, l2, X):
+    """F_i(x) and ∇F_i(x) of a client with a model of its own."""
+    kappa = np.broadcast_to(strengths(point), len(X))
+    gamma = [mpf(0) if np.isinf(k) else mpf(float(k)) / len(rows[0]) for k in kappa]
+    free = int(np.isfinite(kappa).sum())
+    nothing = [mpf(0)] * len(X)
+    U, value, gradient, left = lowest(point.loss, [rows], [mpf(1)], nothing, X, gamma, free)
+    if left / min(gamma[:free]) > mpf(10) ** -30 * value:
         raise UndecidedError
     outputs = len(X[0])
-    found = [
-        [gamma * (a - b) for a, b in zip(r, s, strict=True)] for r, s in zip(X, U, strict=True)
-    ]
-    for j in range(free, len(X)):
-        found[j] = gradient[j * outputs : (j + 1) * outputs]
-    return value, found
+    found = []
+    for j, (row, mine) in enumerate(zip(X, U, strict=True)):
+        slope = [gamma[j] * (a - b) for a, b in zip(row, mine, strict=True)]
+        if j >= free:
+            slope = gradient[j * outputs : (j + 1) * outputs]
+        found.append([a + l2[j] * b for a, b in zip(slope, row, strict=True)])
+    return value + fsum(v * b * b for v, row in zip(l2, X, strict=True) for b in row) / 2, found
 
 
 def gap(point, cohort, data, l2, X, w, objective, losses, mixed):

@@ -124,7 +124,7 @@ def test_sampled_clients_are_rotated_once(monkeypatch):
     """Whoever takes part in a round, the decomposition is that of all clients."""
     made = []
     rotate = quadratic.rotate
-    monkeypatch.setattr(quadratic, "rotate", lambda data: made.append(1) or rotate(data))
+    monkeypatch.setattr(quadratic, "rotate", lambda *data: made.append(1) or rotate(*data))
     federation = cohort("squared")
     sp.train(sp.FedAvg(local_steps=3, clients_per_round=2), federation, rounds=6, progress=False)
     assert len(made) == 1

@@ -14,7 +14,7 @@ from cases.cohorts import pairs
 from cases.reference import ReferenceProblem, reference_optimum, solve
 from cases.refusals import refuses
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.models import newton, personal
+from scaffpd.models import envelopes, newton
 
 L2 = 0.05
 LOSSES = ("squared", "logistic", "softmax")
@@ -30,10 +30,10 @@ def clients(loss, sizes=SIZES, d=4, seed=0):
 
 
 class Joint:
-    """min over u_1 … u_N of f_i(u_i) + (γ_i/2)‖u_i − x‖², by NumPy: what the reference solver asks
-    of a problem.
+    """min over u_1 … u_N of ℓ_i(u_i) + ½ Σ γ_ik (u_ik − x_k)² + ½ Σ l2_k x_k², by NumPy: what the
+    reference solver asks of a problem.
 
-    Coordinates that are not `own` have u = x.
+    Coordinates that are not `own`, or have strength ∞, have u = x.
     """
 
     def __init__(self, pairs, loss, l2, strength, own=None, intercept=False):
@@ -44,7 +44,7 @@ class Joint:
                 loss == "softmax"
             ):  # a row of weight zero would do; every class must be known to every client
                 one = ReferenceProblem(
-                    [(np.vstack([X, X[:1]]), np.append(y, 2))], loss, l2, intercept
+                    [(np.vstack([X, X[:1]]), np.append(y, 2))], loss, 0.0, intercept
                 )
                 one.A, one.Y, one.counts, one.parts = (
                     one.A[:-1],
@@ -53,26 +53,31 @@ class Joint:
                     [slice(0, len(X))],
                 )
             else:
-                one = ReferenceProblem([(X, y)], loss, l2, intercept)
+                one = ReferenceProblem([(X, y)], loss, 0.0, intercept)
             self.parts.append(one)
-        self.gamma = np.array([strength / len(X) for X, _ in pairs])
-        self.dimension = self.parts[0].A.shape[1] * classes
-        self.own = np.ones(self.dimension, dtype=bool) if own is None else np.repeat(own, classes)
+        width = self.parts[0].A.shape[1]
+        self.dimension = width * classes
+        kappa = np.repeat(np.broadcast_to(strength, width), classes)
+        if own is not None:
+            kappa = np.where(np.repeat(own, classes), kappa, np.inf)
+        self.own = np.isfinite(kappa)
+        self.gamma = np.array([kappa / len(X) for X, _ in pairs])
+        self.ridge = np.repeat(np.broadcast_to(l2, width), classes)
         # where models were solved for last
         self.at = None
         self.found = None
-        self.l2 = float(np.min(l2 * self.gamma / (l2 + self.gamma)))
+        self.l2 = float(self.ridge.min())
         self.sizes = np.linalg.norm(self.gradients(np.zeros(self.dimension)), axis=1)
 
     def model(self, i, x):
         """u_i(x) by damped Newton steps."""
         f = self.parts[i]
-        g = self.gamma[i]
         own = self.own
+        g = np.where(own, self.gamma[i], 0)
         u = x.copy()
 
         def value(u):
-            return f.losses(u)[0] + g / 2 * np.sum((u - x) ** 2)
+            return f.losses(u)[0] + g @ (u - x) ** 2 / 2
 
         last = np.inf
         for _ in range(100):
@@ -82,7 +87,7 @@ class Joint:
                 break
             step = np.zeros_like(u)
             step[own] = np.linalg.solve(
-                f.hessian(u, np.ones(1))[np.ix_(own, own)] + g * np.eye(own.sum()), slope
+                f.hessian(u, np.ones(1))[np.ix_(own, own)] + np.diag(g[own]), slope
             )
             t = 1.0
             while t > 1e-8 and value(u - t * step) > value(u) + 1e-14:
@@ -101,32 +106,33 @@ class Joint:
 
     def losses(self, x):
         U = self.models(x)
-        pulls = self.gamma / 2 * ((U - x) ** 2).sum(1)
-        return np.array([f.losses(u)[0] for f, u in zip(self.parts, U, strict=True)]) + pulls
+        pulls = (np.where(self.own, self.gamma, 0) * (U - x) ** 2).sum(1) / 2
+        found = np.array([f.losses(u)[0] for f, u in zip(self.parts, U, strict=True)])
+        return found + pulls + self.ridge @ x**2 / 2
 
     def gradients(self, x):
         rows = [f.gradients(u)[0] for f, u in zip(self.parts, self.models(x), strict=True)]
-        return np.array(
-            rows
-        )  # at u, the derivative in u and the pull cancel: what is left is ∇f_i(u_i)
+        # at u, the derivative in u and the pull cancel: what is left is ∇ℓ_i(u_i)
+        return np.array(rows) + self.ridge * x
 
     def hessians(self, x):
         """The Schur complement of the Hessian in (x, u_i)."""
         out = []
         for i, u in enumerate(self.models(x)):
             H = self.parts[i].hessian(u, np.ones(1))
-            g = self.gamma[i]
             n = self.dimension
             P = np.flatnonzero(self.own)
             S = np.flatnonzero(~self.own)
+            g = self.gamma[i][P]
             q = n + np.arange(len(P))
             J = np.zeros((n + len(P), n + len(P)))
             J[np.ix_(S, S)] = H[np.ix_(S, S)]
             J[P, P] = g
             J[np.ix_(S, q)], J[np.ix_(q, S)] = H[np.ix_(S, P)], H[np.ix_(P, S)]
             J[P, q] = J[q, P] = -g
-            J[np.ix_(q, q)] = H[np.ix_(P, P)] + g * np.eye(len(P))
-            out.append(J[:n, :n] - J[:n, n:] @ np.linalg.solve(J[n:, n:], J[n:, :n]))
+            J[np.ix_(q, q)] = H[np.ix_(P, P)] + np.diag(g)
+            H = J[:n, :n] - J[:n, n:] @ np.linalg.solve(J[n:, n:], J[n:, :n])
+            out.append(H + np.diag(self.ridge))
         return np.array(out)
 
     def hessian(self, x, weights):
@@ -151,7 +157,7 @@ def close(ours, theirs, tolerance=1e-10):
     np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), rtol=tolerance, atol=tolerance)
 
 
-def check_answers(loss, pairs, strength, columns, seed=1):
+def check_answers(loss, pairs, strength, columns, seed=1, l2=L2):
     """Every question to a cohort against the definitions."""
     d = pairs[0][0].shape[1]
     own = (
@@ -159,8 +165,8 @@ def check_answers(loss, pairs, strength, columns, seed=1):
         if columns is None
         else np.isin(np.arange(d + 1), [d if c == "intercept" else c for c in columns])
     )
-    cohort = bound(loss, pairs, strength, columns)
-    joint = Joint(pairs, loss, L2, strength, own, intercept=True)
+    cohort = bound(loss, pairs, strength, columns, l2=l2)
+    joint = Joint(pairs, loss, l2, strength, own, intercept=True)
     random = np.random.default_rng(seed)
     n = len(pairs)
     x = random.normal(size=joint.dimension)
@@ -189,6 +195,10 @@ def check_answers(loss, pairs, strength, columns, seed=1):
     values = np.linalg.eigvalsh(H)
     assert np.all(known.smoothness >= values[:, -1] * (1 - 1e-9))
     assert np.all(known.strong_convexity <= values[:, 0] * (1 + 1e-9))
+    if known.ridge is not None:
+        bent = known.strong_convexity[:, None] + known.ridge - known.ridge.min()
+        rest = np.linalg.eigvalsh(H - bent[:, None] * np.eye(joint.dimension))
+        assert np.all(rest[:, 0] >= -1e-9 * values[:, -1])
     if loss == "squared":
         close(at.diagonals(), np.diagonal(H, axis1=1, axis2=2))
         close(at.diagonal(w), w @ np.diagonal(H, axis1=1, axis2=2))
@@ -220,7 +230,8 @@ def walked(joint, x, shifts, rates, steps, prox=0.0):
     for i, (shift, rate) in enumerate(zip(shifts, rates, strict=True)):
         u = x.copy()
         for _ in range(steps):
-            u = u - rate * (joint.parts[i].gradients(joint.model(i, u))[0] + shift + prox * (u - x))
+            slope = joint.parts[i].gradients(joint.model(i, u))[0] + joint.ridge * u
+            u = u - rate * (slope + shift + prox * (u - x))
         out.append(x - u)
     return np.array(out)
 
@@ -230,6 +241,16 @@ def walked(joint, x, shifts, rates, steps, prox=0.0):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_answer_is_that_of_a_naive_loop(loss, d, columns):
     check_answers(loss, clients(loss, d=d), 2.0, columns)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_strengths_and_ridges_of_every_feature(loss):
+    """From shared to nearly alone, and on columns of very different scales."""
+    strength = [2.0, np.inf, 30.0, 0.01, 5.0]
+    scale = np.array([1.0, 3.0, 0.1, 10.0])
+    rows = [(X * scale, y) for X, y in clients(loss)]
+    check_answers(loss, rows, strength, None, l2=[0.05, 0.4, 1e-3, 2.0, 1e-2])
+    check_answers(loss, rows, strength, (0, 1, "intercept"), l2=[0.05, 0.4, 1e-3, 2.0, 1e-2])
 
 
 @settings(max_examples=4, deadline=None)
@@ -309,7 +330,7 @@ def test_a_conic_solver_of_the_joint_problem_agrees():
     for X, y in pairs:
         u = cp.Variable(4)
         pull = strength / len(X) / 2 * cp.sum_squares(u - x)
-        values.append(cp.sum_squares(X @ u - y) / len(X) + L2 / 2 * cp.sum_squares(u) + pull)
+        values.append(cp.sum_squares(X @ u - y) / len(X) + L2 / 2 * cp.sum_squares(x) + pull)
     level = cp.Variable()
     tail = level + sum(cp.pos(v - level) for v in values) / (0.5 * 4)
     best = cp.Problem(cp.Minimize(tail)).solve(solver=cp.CLARABEL)
@@ -331,11 +352,11 @@ def test_the_ends_are_one_model_and_everyone_alone(loss):
     )
     close(tied.x, one.x, 1e-8)
     close(tied.personal, np.tile(one.x, (4, 1)), 1e-8)
-    free = sp.train(sp.fair(objective), sp.Cohort(pairs, sp.Personal(model, 1e-11)), rounds=5)
-    for own, (X, y) in zip(free.personal, pairs, strict=True):
+    for X, y in pairs:
         if loss == "softmax" and y.max() < 2:
             continue
         alone = reference_optimum([(X, y)], loss, L2, sp.Average())
+        own = sp.personalise(0 * one.x, X, y, sp.Personal(model, L2 * len(X)))
         close(own, alone.x, 1e-8)
 
 
@@ -355,7 +376,7 @@ def test_minibatches_have_the_envelope_of_their_mean_loss(loss):
     draws = envelope_rows(cohort, pairs, 5, key)
     drawn = [(X[rows], y[rows]) for (X, y), rows in zip(pairs, draws, strict=True)]
     joint = Joint(drawn, loss, L2, 2.0)
-    joint.gamma = np.array([2.0 / len(X) for X, _ in pairs])
+    joint.gamma = np.array([[2.0 / len(X)] * joint.dimension for X, _ in pairs])
     close(cohort.gradients(x, 5, key).losses, joint.losses(x.numpy()))
     close(cohort.gradients(x, 5, key).each(), joint.gradients(x.numpy()))
     plan = LocalPlan(2, rate=0.1, batch_size=100)
@@ -426,9 +447,8 @@ def test_points_far_away_are_answered_without_an_accident(loss, size):
         close(
             at.losses, Joint(clients(loss), loss, L2, 2.0, intercept=True).losses(x.numpy()), 1e-8
         )
-    if size <= 1e9:  # the least that any rows leave of the pull and of the regulariser
-        gamma = 2.0 / np.array(SIZES)
-        assert np.all(at.losses >= L2 * gamma / (L2 + gamma) / 2 * float(x @ x) * (1 - 1e-9))
+    if size <= 1e9:
+        assert np.all(at.losses >= L2 / 2 * float(x @ x) * (1 - 1e-9))
 
 
 # ------------------------------------------------------------------ what users see
@@ -492,8 +512,8 @@ def test_columns_by_name():
 @pytest.fixture
 def to_the_minimum(monkeypatch):
     """Enough inner steps that F_i and its gradient are those of the definition."""
-    monkeypatch.setattr(personal, "INNER", 400)
-    monkeypatch.setattr(personal, "REACH", 40)
+    monkeypatch.setattr(envelopes, "INNER", 400)
+    monkeypatch.setattr(envelopes, "REACH", 40)
 
 
 def test_a_personal_linear_layer_is_a_personal_linear_model(to_the_minimum):
@@ -573,7 +593,11 @@ LINEAR = sp.Linear("logistic", l2=L2)
 @pytest.mark.parametrize(
     ("make", "code"),
     [
-        (lambda: sp.Personal(LINEAR, 0.0), "finite-positive"),
+        (lambda: sp.Personal(LINEAR, 0.0), "strength-range"),
+        (lambda: sp.Personal(LINEAR, [1.0, -1.0]), "strength-range"),
+        (lambda: sp.Personal(LINEAR, [[1.0]]), "not-a-vector"),
+        (lambda: sp.Personal(sp.Module(nn.Linear(2, 2)), [1.0, 2.0]), "strength-of-network"),
+        (lambda: bound("logistic", clients("logistic"), [1.0, 2.0]), "strength-length"),
         (lambda: sp.Personal(LINEAR, float("nan")), "number-nan"),
         (lambda: sp.Personal(LINEAR, "auto"), "number-real"),
         (lambda: sp.Personal(sp.Private(LINEAR), 1.0), "personal-of-what"),

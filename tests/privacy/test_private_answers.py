@@ -31,7 +31,7 @@ def clipped(made, x):
     sizes = torch.tensor([member.samples for member in made.members])
     means = made.sums.gradients(x) * made.clips[0].unit / sizes[:, None]
     losses = made.sums.losses(x) * made.clips[1].unit / sizes
-    return means + made.l2 * x, losses + made.l2 / 2 * (x @ x)
+    return means + made.ridge.times(x), losses + made.ridge.half(x)
 
 
 def test_noise_has_the_promised_size_and_no_bias():

@@ -11,6 +11,12 @@ Hence the duality gap of (x, λ), and with it the excess of x over the optimum, 
 and on the simplex ‖x − x*‖² ≤ 2 gap / min_i μ_i. It holds at every x and every λ ∈ Λ, from any
 method, but only for full losses and gradients.
 
+**Ridges.** Where coordinates have ridges of their own (`Constants.ridge`), Φ(·, λ) bends by at
+least D_j = Σ λ_i μ_i + (Σ λ_i)(ridge_j − min ridge) along coordinate j, and ½ Σ_j g_j²/D_j takes
+the place of the last term, for g = Σ λ_i ∇f_i(x). That is the term above for g_j √(Σ λ_i μ_i / D_j)
+in the place of g_j; no entry grows, so neither do errors. With columns of different scales it is
+lower by up to the square of their ratio.
+
 **Rounding.** Clients send L̂_i and Σ λ_i ĉ_i with bounds e_i ≥ |L̂_i − f_i(x)| and ε_i on
 ‖ĉ_i − ∇f_i(x)‖. As Λ has no negative weights, support grows with every loss, so that with
 g = ‖Σ λ_i ĉ_i‖
@@ -141,7 +147,8 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         c = at.sum(state.weights) if c is None else c
         mu = state.constants.strong_convexity
         rounding = at.rounding  # after the sum, whose own rounding is part of it
-        proof = certify(self.objective, state.losses, state.weights, length(c), mu, rounding)
+        size = length(c, shrinkage(state.constants, state.weights))
+        proof = certify(self.objective, state.losses, state.weights, size, mu, rounding)
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
 
@@ -214,7 +221,8 @@ def certify(
         objective: (Λ, ψ).
         losses: L_i = f_i(x).
         weights: λ.
-        gradient: ‖Σ λ_i ∇f_i(x)‖, see `length`; a GPU is waited for only at the end.
+        gradient: ‖Σ λ_i ∇f_i(x)‖, each entry times its `shrinkage`, see `length`; a GPU is waited
+            for only at the end.
         strong_convexity: μ_i.
         rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x) (its norm).
     """
@@ -262,9 +270,24 @@ def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> t
     return dual - raised, raised + arithmetic
 
 
-def length(c: Tensor) -> SupportsFloat:
-    """Bound ‖c‖ from above, for any format of c and any number of entries that have underflowed."""
+def shrinkage(constants: Constants, weights: Vector) -> Vector | float:
+    """Return √(Σ λ_i μ_i / D_j) ≤ 1 of every coordinate, from above; see "Ridges"."""
+    ridge = constants.ridge
+    modulus = inner(weights, constants.strong_convexity)
+    if ridge is None or not modulus > 0:
+        return 1.0
+    D = modulus + total(weights) * (ridge - ridge.min())
+    wide = 1 + EPSILON * (2 * roundings(len(weights)) + 16)
+    shrunk: Vector = np.minimum(wide * np.sqrt(modulus / D), 1.0)
+    return shrunk
+
+
+def length(c: Tensor, shrinkage: Vector | float = 1.0) -> SupportsFloat:
+    """Bound ‖c‖ from above, for any format of c and any number of entries that have underflowed.
+
+    Every entry counts by its `shrinkage`.
+    """
     least = UNDERFLOW if c.dtype == torch.float64 else torch.finfo(c.dtype).tiny
-    norm = c.double().norm()
+    norm = (c.double() * torch.as_tensor(shrinkage, device=c.device)).norm()
     size: Tensor | float = norm if c.is_cuda else norm.item()
     return size * (1 + EPSILON * (len(c) + 4)) + 2 * math.sqrt(len(c)) * least

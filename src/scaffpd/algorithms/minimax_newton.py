@@ -22,7 +22,7 @@ they halve the lowest certificate so far. In the end, with δ = 0, the certifica
 3/2 (docs/subspace-saddle.md).
 
 The certificate is that of the better of two λ: the model's, and the one that proves most at this x,
-argmax_{l∈Λ} ⟨L, l⟩ − ψ(l) − ‖Cl‖²/(2 Σ λ_i μ_i).
+argmax_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ_j (Cl)_j²/D_j (`minimax.py` has D).
 
 No secure sums are possible. Up go d(d + 1)/2 numbers of every client a round: for d up to a few
 hundred.
@@ -47,7 +47,13 @@ from scaffpd.algorithms.base import (
     VECTORS,
     RunState,
 )
-from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again, nearest
+from scaffpd.algorithms.minimax import (
+    AnsweredState,
+    MinimaxMethod,
+    asked_again,
+    nearest,
+    shrinkage,
+)
 from scaffpd.algorithms.saddle import Saddle, solve_quadratics, solve_saddle
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
@@ -211,7 +217,8 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         if not np.isfinite(own.certificate) or own.certificate <= PROVEN * own.floor:
             return own
         modulus = float(own.weights @ state.constants.strong_convexity)
-        E = state.gradients.mT / modulus**0.5
+        short = torch.as_tensor(shrinkage(state.constants, own.weights)).to(state.gradients)
+        E = (short * state.gradients).mT / modulus**0.5
         if len(E) > E.shape[1]:  # only EᵀE matters: R of E = QR has fewer rows
             E = torch.linalg.qr(E, mode="r")[1]
         tol = CERTIFIED * own.certificate

@@ -19,7 +19,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -303,6 +303,12 @@ class RemoteChannel:
 
     def own(self, x: Tensor) -> None:
         """Do nothing: a silo makes its personal model itself."""
+
+    def using(self, *_: object) -> NoReturn:
+        """Refuse: strengths are part of what silos have agreed to."""
+        raise InputError(
+            "strengths-agreed", "The strengths of a deployed run are those of its agreement."
+        )
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """Make one exchange."""

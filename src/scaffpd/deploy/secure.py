@@ -205,9 +205,10 @@ class MaskedRemote(SiloParties, RemoteChannel):
         scale = float(np.max(np.abs(w) / self.facts.constants.samples[list(chosen)])) or 1.0
         clip = Clip.of(float(noise["clip"]), float(noise["noise"]), int(noise["together"]))
         asked = replace(held, about=replace(held.about, values={**held.about.values, SCALE: scale}))
-        return SharedSum(
-            asked, np.inf, clip.unit * scale, float(linear(setup.model).l2) * float(w.sum()) * x
-        )
+        l2 = linear(setup.model).l2
+        if isinstance(l2, Sequence):
+            raise InputError("l2-of-shared-noise", "Shared noise needs one l2 for all columns.")
+        return SharedSum(asked, np.inf, clip.unit * scale, l2 * float(w.sum()) * x)
 
 
 @dataclass(frozen=True, eq=False)

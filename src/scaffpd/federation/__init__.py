@@ -10,8 +10,9 @@ can take the place of plain ones; per client they see scalars. Algorithms that n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -38,6 +39,7 @@ from scaffpd.federation.plans import (
     ProximalPlan,
     ReleaseCounts,
     Restriction,
+    Strength,
     Traffic,
     Vector,
     same_point,
@@ -68,6 +70,7 @@ __all__ = [
     "ProximalPlan",
     "ReleaseCounts",
     "Restriction",
+    "Strength",
     "Traffic",
     "Updates",
     "Vector",
@@ -156,6 +159,9 @@ class Channel(Protocol):
         clients are here.
         """
 
+    def using(self, l2: Strength | None, strength: Strength | None) -> Channel:
+        """Return access to the same clients with other strengths of their model."""
+
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """Return the answers of the chosen clients, in that order."""
 
@@ -226,6 +232,15 @@ class Federation:
     def start(self) -> Tensor:
         """Return the default x⁰ (zero for linear models, the module's own parameters otherwise)."""
         return self.channel.start()
+
+    def using(self, l2: Strength | None = None, strength: Strength | None = None) -> Self:
+        """Return the same clients with another l2 or another strength of `Personal`.
+
+        No data is read again, what is known of the data is kept, and traffic is counted together.
+        """
+        other = copy(self)
+        other.channel = self.channel.using(l2, strength)
+        return other
 
     def memory(self) -> Memory:
         """Store a zero vector at every client; nothing is sent."""
@@ -312,11 +327,11 @@ class Federation:
     def evaluate(
         self, x: Tensor | NDArray[np.float64], split: str = "train", accuracy: bool = True
     ) -> ClientScores:
-        """Return per-client loss f_i(x) (regulariser included), accuracy and sample counts of x on
-        "train" or "test".
+        """Return per-client loss, accuracy and sample counts of x on "train" or "test".
 
-        A `Personal` model is scored at each client's own u_i(x), from its training rows. Without
-        `accuracy` it is NaN: silos reveal few of them.
+        The loss is f_i(x), regulariser included. A `Personal` model is scored at each client's own
+        u_i(x), from its training rows, by the mean loss of the rows alone: its regulariser is on x.
+        Without `accuracy` it is NaN: silos reveal few of them.
         """
         question = Scores(self.point(x), split, accuracy)
         reply = self.sums.shown(question, self.channel.ask(question, self._everyone.chosen))

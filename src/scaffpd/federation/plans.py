@@ -17,6 +17,7 @@ from scaffpd.errors import InputError
 Vector = NDArray[np.float64]
 Clients = Sequence[int] | NDArray[np.int64] | None  # clients that a question goes to; `None`: all
 Key = tuple[int, ...]  # seeds random choices: the same key, the same choice
+Strength = float | Sequence[float]  # one number, or one per feature and for the intercept
 Array = TypeVar("Array", Tensor, NDArray[np.float64])
 
 
@@ -125,6 +126,8 @@ class Constants:
         noisy: whether clients clip their answers and add noise to them, for privacy.
         first_order: whether clients refuse questions about curvature, because their vectors are
             masked.
+        ridge: of every coordinate, public: every f_i minus ½ Σ_j (μ_i + ridge_j − min ridge) x_j²
+            is convex. `None` if μ_i says it all.
     """
 
     smoothness: Vector
@@ -137,6 +140,7 @@ class Constants:
         default=False, metadata={"transient": True}
     )  # known before a run is resumed
     first_order: bool = field(default=False, metadata={"transient": True})
+    ridge: Vector | None = field(default=None, metadata={"transient": True})
 
     def only(self, clients: list[int]) -> Constants:
         """Select some of the clients."""
@@ -159,7 +163,8 @@ class ClientScores:
 
     Attributes:
         names: the clients.
-        loss: f_i(x) on the chosen split, regulariser included.
+        loss: f_i(x) on the chosen split, regulariser included; for a `Personal` model the mean loss
+            of the client's own u_i, without one.
         accuracy: share of correct labels; NaN for regression.
         counts: number of samples.
     """

@@ -2,7 +2,7 @@
 
 from scaffpd.models.linear import Coefficients, Linear
 from scaffpd.models.module import Module
-from scaffpd.models.personal import Personal, personalise
+from scaffpd.models.personal import Personal, personalise, regulariser
 
 __all__ = [
     "Coefficients",
@@ -10,4 +10,5 @@ __all__ = [
     "Module",
     "Personal",
     "personalise",
+    "regulariser",
 ]

@@ -104,7 +104,7 @@ def _minibatch_loop(
         z: their predictions at x, (steps, n, k, b).
         weight: η/b, 0 for padding, (n, 1, b).
         push: η c, (n, k, features).
-        keep: 1 − η(l2 + μ), (n, 1, 1).
+        keep: 1 − η(l2 + μ), (n, 1, 1) or (n, k, features).
     """
     D = D.clone()
     sample = push.new_empty(len(push), weight.shape[2], push.shape[2])

@@ -1,12 +1,14 @@
 r"""Linear models of N clients at once, by hand-batched matrix products and without autograd:
 
-f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖²
-c_i = ∇f_i(x) = A_iᵀ r_i / m_i + l2 x,    r = ∂ℓ/∂z
+f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + ½ Σ_k l2_k x_k²
+c_i = ∇f_i(x) = A_iᵀ r_i / m_i + l2 ∘ x,    r = ∂ℓ/∂z
 """
 
 from __future__ import annotations
 
+from copy import copy
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ from scaffpd.models.local_steps import LocalProblem, Path, SpanDisplacements, ch
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import largest_eigenvalues
 from scaffpd.models.oracle import StackedDisplacements, shift
-from scaffpd.models.point import LinearPoint
+from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.proximal import pace, proximal_steps
 from scaffpd.models.sample_steps import SampleSteps
 from scaffpd.models.samples import StackedSamples
@@ -34,11 +36,11 @@ class LinearOracle:
     most_rows: float | None = float("inf")
 
     def __init__(
-        self, rows: StackedSamples, loss: Loss, l2: float, outputs: int, names: list[str]
+        self, rows: StackedSamples, loss: Loss, ridge: Ridge, outputs: int, names: list[str]
     ) -> None:
         self.rows = rows
         self.loss = loss
-        self.l2 = l2
+        self.ridge = ridge
         self.outputs = outputs
         self.names = names
         self.dimension = rows.A.shape[1] * outputs
@@ -65,23 +67,38 @@ class LinearOracle:
         return [self.rows.A, self.rows.y, self.rows.layout.sizes]
 
     def constants(self) -> Constants:
-        """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + l2 and μ_i = l2."""
-        return self._constants(torch.full_like(self.smoothness, self.l2, dtype=torch.float64))
+        """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2."""
+        return self._constants(torch.zeros_like(self.smoothness, dtype=torch.float64))
 
-    def _constants(self, strong_convexity: Tensor) -> Constants:
-        numbers = (self.smoothness, strong_convexity, self.steepest)
+    def _constants(self, bottom: Tensor) -> Constants:
+        """Return the constants, for mean losses that are `bottom`-strongly convex."""
+        numbers = (self.smoothness, bottom + self.ridge.least, self.steepest)
         L, mu, steepest = (t.double().cpu().numpy() for t in numbers)
         sizes = self.rows.layout.sizes.cpu().numpy()
-        return Constants(L, mu, True, steepest, sizes, self.loss.quadratic)
+        return Constants(
+            L, mu, True, steepest, sizes, self.loss.quadratic, ridge=self.ridge.vector()
+        )
 
     def only(self, clients: list[int]) -> LinearOracle:
         """Select some of the clients."""
         names = [self.names[i] for i in clients]
-        return type(self)(self.rows.only(clients), self.loss, self.l2, self.outputs, names)
+        return type(self)(self.rows.only(clients), self.loss, self.ridge, self.outputs, names)
 
-    @cached_property
+    def using(self, ridge: Ridge) -> Self:
+        """Return the same clients with another regulariser, and what is known of their data."""
+        other = copy(self)
+        other.ridge = ridge
+        other._expected = {}
+        return other
+
+    @property
     def smoothness(self) -> Tensor:
         """L_i per client."""
+        return self._top + self.ridge.most
+
+    @cached_property
+    def _top(self) -> Tensor:
+        """L_i without the regulariser."""
         tops = self.rows.share.new_empty(len(self.rows.layout))
         each = self.loss.steepness(self.rows.y).sqrt().to(tops)
 
@@ -90,13 +107,17 @@ class LinearOracle:
             tops[block.clients] = largest_eigenvalues(A * block.of(each)[..., None])
 
         parallel_map(work, self.rows.blocks, tops.device)
-        return tops / self.rows.layout.sizes + self.l2
+        return tops / self.rows.layout.sizes
 
-    @cached_property
+    @property
     def steepest(self) -> Tensor:
         """max_j L_ij per client: the smoothness of its steepest single sample."""
+        return self._steepest_row + self.ridge.most
+
+    @cached_property
+    def _steepest_row(self) -> Tensor:
         each = self.loss.steepness(self.rows.y).to(self.rows.norms)
-        return self.rows.layout.segment_max(each * self.rows.norms.square()) + self.l2
+        return self.rows.layout.segment_max(each * self.rows.norms.square())
 
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
@@ -106,7 +127,7 @@ class LinearOracle:
             return self.samples(x, fine=True)
         uniform = Draws(key, self._streams).uniform(batch_size)
         rows = self.rows.take(self.rows.layout.minibatch(uniform))
-        return LinearPoint(rows, self.loss, self.l2, x, self.outputs)
+        return LinearPoint(rows, self.loss, self.ridge, x, self.outputs)
 
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
@@ -119,7 +140,7 @@ class LinearOracle:
         """Evaluate every sample of every client at x; `fine` for certificates."""
         fine = fine or x.dtype == torch.float64
         rows = self.rows
-        return LinearPoint(rows, self.loss, self.l2, x, self.outputs, rows if fine else None)
+        return LinearPoint(rows, self.loss, self.ridge, x, self.outputs, rows if fine else None)
 
     def local_updates(
         self,
@@ -142,13 +163,14 @@ class LinearOracle:
             r = None
             moved = shift(at, correction)
             rest = self._own(moved) if isinstance(moved, Tensor) else None
-            c = self._own(moved + self.l2 * x)
+            c = self._own(moved + self.ridge.times(x))
         rates = self.rates(plan)
         if plan.batch_size is None and plan.steps == 1:
             return SpanDisplacements(self.rows, c, rates.flatten(), None)
         seeds = Draws(plan.key, self._streams).seeds
-        problem = LocalProblem(self.rows, self.loss, z, r, c, rest, rates, self.l2, plan, seeds)
-        path = cheapest_path(self.rows, self.loss, self.outputs, plan)
+        l2 = self.ridge.shaped(self._own(x)).mT
+        problem = LocalProblem(self.rows, self.loss, z, r, c, rest, rates, l2, plan, seeds)
+        path = cheapest_path(self.rows, self.loss, self.outputs, plan, self.ridge.even)
         steps = self._in_samples if path is Path.SAMPLES else self._over_features
         return steps.run(problem)
 
@@ -190,12 +212,13 @@ class LinearOracle:
         J grows with √κ. A minibatch is at most as smooth as the steepest sample.
         """
         L = self.smoothness if at.rows is self.rows else self.steepest
-        each_rate, each_momentum, steps = pace(plan, L.double().cpu().numpy(), self.l2)
+        least = float((self.ridge.times(torch.ones_like(plan.metric)) / plan.metric).min())
+        each_rate, each_momentum, steps = pace(plan, L.double().cpu().numpy(), least)
         c, D = (self._own(t).mT.contiguous() for t in (correction, plan.metric))
         rates = torch.from_numpy(each_rate).to(c)[:, None, None]
         momenta = torch.from_numpy(each_momentum).to(c)[:, None, None]
         each = c.new_empty(len(rates), *c.shape)
-        stay = self.l2 + plan.pull * D
+        stay = self.ridge.shaped(self._own(correction)).mT + plan.pull * D
 
         def work(block: PaddedBlock) -> None:
             who = block.clients

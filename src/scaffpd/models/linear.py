@@ -1,9 +1,9 @@
-"""`Linear`: f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖², as users describe it."""
+"""`Linear`: f_i(x) = (1/m_i) Σ_j ℓ(⟨a_j, x⟩, y_j) + ½ Σ_k l2_k x_k², as users describe it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,12 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError, count, real
+from scaffpd.errors import InputError, count, real, shortened
 from scaffpd.models.arrays import Array, check_range
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.layout import Ragged
 from scaffpd.models.losses import BUILT_IN, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Oracle
+from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.samples import StackedSamples
 from scaffpd.models.weighted_loss import Weighted
@@ -39,25 +40,33 @@ class Linear:
         loss: "squared" (one or several target columns), "logistic" (labels 0/1), "softmax" (labels
             0, 1, …) or "poisson" (counts, with mean log(1 + e^z)).
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests
-            on it.
+            on it. Or ½ Σ_k l2_k x_k²: one number for each feature, and a last one for the
+            intercept; the same for all outputs.
         intercept: append a constant feature 1 (as the last one).
         classes: the number of softmax outputs, if the clients at hand might not have seen every
             class; with squared loss, labels 0, 1, … become one-hot targets of `classes` columns,
             and models are scored by accuracy.
         weighted: the last column of y is the weight of a row among its client's rows: f_i is a
             weighted mean.
+        groups: the group of each feature, by name: features of one group share the strengths that
+            the evidence sets. Without groups every feature is one; so is the intercept.
     """
 
     loss: str = "squared"
-    l2: float = 1e-3
+    l2: float | Sequence[float] = 1e-3
     intercept: bool = False
     classes: int | None = None
     weighted: bool = False
+    groups: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         loss_named(self.loss)
-        if not 0 <= real("Linear", "l2", self.l2) < float("inf"):
+        # tuples, so that models compare, hash and print by their numbers
+        object.__setattr__(self, "l2", numbers("Linear", "l2", self.l2))
+        if not all(0 <= l2 < float("inf") for l2 in each_of(self.l2)):
             raise InputError("l2-range", f"Linear needs a finite l2 >= 0, got {self.l2!r}.")
+        if self.groups is not None:
+            object.__setattr__(self, "groups", _names(self.groups))
         if not isinstance(self.intercept, bool):
             raise InputError(
                 "intercept-not-boolean",
@@ -105,11 +114,47 @@ class Linear:
             check_loss(loss, y, targets.outputs)
         A = stack(features, self.intercept, device, dtype)
         check_range(names, sizes, A, "feature")
+        width = features[0].shape[1]
+        if self.groups is not None and len(self.groups) != width:
+            raise InputError(
+                "groups-length",
+                f"Linear has {len(self.groups)} groups for {width} features; the intercept is not "
+                "counted.",
+            )
         layout = Ragged(sizes, device, dtype)
         rows = StackedSamples(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype))
         # A subclass of Squared may be any function: only this one has a closed form.
         kind = QuadraticOracle if type(loss) is Squared else LinearOracle
-        return kind(rows, loss, float(self.l2), targets.outputs, names)
+        ridge = self.ridge(A.shape[1], targets.outputs, device)
+        return kind(rows, loss, ridge, targets.outputs, names)
+
+    def ridge(self, width: int, outputs: int, device: torch.device) -> Ridge:
+        """Return the regulariser of an x with `width` features, the intercept among them."""
+        if not isinstance(self.l2, tuple):
+            return Ridge(float(self.l2))  # type: ignore[arg-type]
+        each = fitted("Linear", "l2", self.l2, width, self.intercept)
+        l2 = torch.tensor(each, dtype=torch.float64, device=device)
+        return Ridge(l2.repeat_interleave(outputs))
+
+    def using(
+        self,
+        l2: float | Sequence[float] | None = None,
+        strength: float | Sequence[float] | None = None,
+    ) -> Linear:
+        """Return the model with another l2; a strength belongs to `Personal`."""
+        if strength is not None:
+            raise InputError(
+                "strength-of-one-model",
+                "Linear is one model for all, without a strength: use Personal(model, strength).",
+            )
+        return self if l2 is None else replace(self, l2=l2)
+
+    def rebound(self, oracle: Oracle, like: Oracle | None = None) -> Oracle:
+        """Return an oracle of this model's clients with this model's l2."""
+        assert isinstance(oracle, LinearOracle)
+        return oracle.using(
+            self.ridge(oracle.rows.A.shape[1], oracle.outputs, oracle.rows.A.device)
+        )
 
     def reshape(self, x: NDArray[np.float64] | Tensor, features: int) -> Coefficients:
         """Reshape a flat x to (features × outputs) weights and, if any, the outputs' offsets."""
@@ -136,6 +181,51 @@ class Linear:
         weights, intercept = self.reshape(x, rows.shape[1])
         z: NDArray[np.float64] = rows @ weights + (0.0 if intercept is None else intercept)
         return z
+
+
+def numbers(owner: str, name: str, value: object) -> float | tuple[float, ...]:
+    """Return a number, or a vector as a tuple of numbers; refuse anything else."""
+    value = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+    array = np.asarray(value, dtype=object)
+    if array.ndim == 0:
+        return real(owner, name, value)
+    if array.ndim > 1 or array.size == 0:
+        raise InputError(
+            "not-a-vector",
+            f"{owner} needs a number or a list of numbers for {name}, got {shortened(value)}.",
+        )
+    return tuple(real(owner, name, one) for one in array.tolist())
+
+
+def each_of(value: float | Sequence[float]) -> Sequence[float]:
+    """Return a vector's numbers, or one number as a vector."""
+    return value if isinstance(value, Sequence) else (value,)
+
+
+def fitted(
+    owner: str, name: str, value: float | Sequence[float], width: int, intercept: bool
+) -> list[float]:
+    """Return a strength for each of `width` features, the intercept among them."""
+    each = each_of(value)
+    if not isinstance(value, Sequence):
+        return [float(value)] * width
+    if len(each) != width:
+        last = " and the intercept" if intercept else ""
+        raise InputError(
+            f"{name}-length",
+            f"{owner} has {len(each)} numbers for {name}, but there are {width - intercept} "
+            f"features{last}.",
+        )
+    return list(each)
+
+
+def _names(groups: object) -> tuple[str, ...]:
+    found = list(groups) if isinstance(groups, Iterable) else []
+    if isinstance(groups, str) or not found or not all(isinstance(name, str) for name in found):
+        raise InputError(
+            "groups-not-names", f"Linear needs a list of names for groups, got {shortened(groups)}."
+        )
+    return tuple(found)
 
 
 def stack(

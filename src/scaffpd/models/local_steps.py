@@ -61,16 +61,19 @@ class Path(Enum):
     FEATURES = "many samples, or few features: products with features cost least"
 
 
-def cheapest_path(rows: StackedSamples, loss: Loss, outputs: int, plan: LocalPlan) -> Path:
+def cheapest_path(
+    rows: StackedSamples, loss: Loss, outputs: int, plan: LocalPlan, even: bool = True
+) -> Path:
     """Return how all clients take their steps, by the multiplications that this needs.
 
     In the space of samples a step takes Σ m_i² per output, and K_i, if it is not stored, m_i² times
     the features once; over features it takes 2 b, and collecting a minibatch costs as much again.
+    If l2 is not `even`, (1 − η l2) d leaves the span of c and the samples.
     """
     if type(loss) is Squared and plan.batch_size is None:
         return Path.CLOSED
     sizes = rows.layout.lengths
-    if max(sizes) ** 2 > LARGEST:
+    if max(sizes) ** 2 > LARGEST or not even:
         return Path.FEATURES
     collected = plan.batch_size is not None
     features = rows.A.shape[1]
@@ -136,7 +139,7 @@ class LocalProblem:
         c: pushed by every step, one for all, (features, k), or each client's own.
         rest: c without `l2` x, in the same shapes; `None` for zero. Full gradients: c.
         rates: η_i, (N, 1, 1).
-        l2: the regulariser.
+        l2: the regulariser, (1, 1) or (k, features).
         plan: J and the minibatches.
         seeds: seeds of the clients' minibatches, (N,).
     """
@@ -148,13 +151,13 @@ class LocalProblem:
     c: Tensor
     rest: Tensor | None
     rates: Tensor
-    l2: float
+    l2: Tensor
     plan: LocalPlan
     seeds: Tensor
 
     @property
     def keep(self) -> Tensor:
-        """1 − η(l2 + μ), (N, 1, 1)."""
+        """1 − η(l2 + μ), (N, 1, 1) or (N, k, features)."""
         return 1 - self.rates * (self.l2 + self.plan.prox)
 
     def slabs(self, who: Tensor, numbers: int) -> Iterator[tuple[int, int, PaddedBlock | None]]:

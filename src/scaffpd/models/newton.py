@@ -1,32 +1,100 @@
-r"""Personal models by Newton's method: v of `envelope.py`, for any loss and personal columns P,
+r"""Personal linear models of N clients: their own corrections v to the shared x.
 
-    min_v (1/m_i) Σ_j ℓ(z_j + ⟨a_j, v⟩, y_j) + ((l2 + γ_i)/2)‖v‖²,    z = A_i D_i x.
+    F_i(x) = min_v (1/m_i) Σ_j ℓ(⟨a_j, x + v⟩, y_j) + ½ Σ_k γ_ik v_k² + ½ Σ_k l2_k x_k²
 
-A step solves (A_PᵀWA_P + l2 + γ_i) s = ∇_v by Cholesky, in features or in samples, or by
-conjugate gradients.
+v lives on the personal features P; on the others γ = ∞, and u = x. With v = s ∘ w and
+s_ik = γ_ik^−½, the rows ã = s_i ∘ a_P make all penalties alike:
+
+    min_w (1/m_i) Σ_j ℓ(z_j + ⟨ã_j, w⟩, y_j) + ½‖w‖²,    z = A_i x
+    ∇F_i  = A_iᵀ r_i/m_i + l2 ∘ x,        r = ∂ℓ/∂z at the client's own predictions p = A_i u_i
+    ∇²F_i = A_iᵀ S_i A_i + diag(l2),      S_i = W − W Ã_i (Ã_iᵀW Ã_i + I)⁻¹ Ã_iᵀW,   W = ∂²ℓ/∂z²/m_i
+
+F_i is a function of A_i x like f_i, and most answers are those of a `LinearPoint` at p. ∇F_i is
+computed as the gradient of the mean loss at u_i: γ_i(x − u_i) would cancel for large γ_i. w is
+found by Newton's method, started at u = x, so that an answer depends on the question alone. A step
+solves (ÃᵀWÃ + I) s = ∇_w by Cholesky, in features or in samples, or by conjugate gradients.
+
+What a residual ε = ‖∇_w‖ changes: as W averaged between ŵ and w is some W̄ ⪰ 0 with
+(ÃᵀW̄Ã + I)(ŵ − w) = ∇_w,
+
+    0 ≤ F̂ − F ≤ ε²/2,    ‖∇F̂ − ∇F‖ = ‖AᵀW̄Ã(ŵ − w)‖ ≤ ½ √λ_max(AᵀW̄A) ε,
+
+and at most √(max_k γ_ik) ε if all features are personal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.models.envelope import Anchor, PersonalPoint
 from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import SAFE, gamma, norm_above, regularised
-from scaffpd.models.point import steepness
+from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above, regularised
+from scaffpd.models.point import LinearPoint, Ridge, steepness
 from scaffpd.models.quadratic import Compressed
-from scaffpd.models.samples import StackedSamples, product
+from scaffpd.models.samples import Levers, StackedSamples, product
 from scaffpd.models.threads import parallel_map
 
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved together
 NEWTON = 60
 HALVINGS = 40
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """What ties personal models to x.
+
+    Attributes:
+        gamma: γ_ik, (N, features), in double precision; ∞ for shared features.
+    """
+
+    gamma: Tensor
+
+    @cached_property
+    def own(self) -> Tensor | None:
+        """Which features are personal; `None` for all."""
+        finite = torch.isfinite(self.gamma).all(0)
+        return None if bool(finite.all()) else finite
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """s_ik = γ_ik^−½ of the personal features, (N, P)."""
+        return (self.gamma if self.own is None else self.gamma[:, self.own]).rsqrt()
+
+    def only(self, who: list[int]) -> Anchor:
+        """Select some of the clients."""
+        return Anchor(self.gamma[who])
+
+    def part(self, A: Tensor, who: Tensor) -> Tensor:
+        """Return Ã, the scaled personal columns, of some clients' A."""
+        own = A if self.own is None else A[..., self.own]
+        return own * self.scale[who].to(A.dtype)[:, None]
+
+    def spread(self, w: Tensor) -> Tensor:
+        """Return v = s ∘ w at all features, (N, features, k); zero at shared ones."""
+        v = self.scale.to(w)[..., None] * w
+        if self.own is None:
+            return v
+        out = w.new_zeros(len(w), len(self.own), w.shape[2])
+        out[:, self.own] = v
+        return out
+
+    def levers(self, rows: StackedSamples) -> Levers:
+        """Return the factors of rounding errors of Ãᵀr."""
+        norms = torch.zeros_like(rows.exact[1])
+
+        def work(block: PaddedBlock) -> None:
+            A = rows.of(block)[0].double()
+            block.put(norms, norm_above(self.part(A, block.clients), 2))
+
+        parallel_map(work, rows.blocks, norms.device)
+        return Levers.of(rows, norms)
 
 
 class LossHessian:
@@ -49,14 +117,16 @@ class LossHessian:
         T = (self.A @ V.flatten(2)).view(*self.z.shape, V.shape[3])
         return (self.A.mT @ self.bent(T).flatten(2)).view_as(V)
 
-    def solver(self, e: Tensor, goal: Tensor | float = 1e-10) -> Callable[[Tensor], Tensor]:
+    def solver(
+        self, e: Tensor | None = None, goal: Tensor | float = 1e-10
+    ) -> Callable[[Tensor], Tensor]:
         """Return B ↦ (AᵀWA + diag(e))⁻¹B, exact or up to a goal.
 
-        e is (n, features or 1, 1), B (n, features, k, c).
+        e is (n, features or 1, 1), ones if not given; B (n, features, k, c).
         """
         n, m, features = self.A.shape
         k = self.z.shape[2]
-        e = e.expand(n, features, 1)
+        e = (self.A.new_ones(n, 1, 1) if e is None else e).expand(n, features, 1)
         if self.even and min(m, features) <= 4 * DENSE:
             R = self.A * (self.weight * self.loss.bends(self.z, self.y)[..., 0]).sqrt()[..., None]
             solve = regularised(R, e)
@@ -107,84 +177,103 @@ class LossHessian:
         return solution
 
 
-class NewtonPoint(PersonalPoint):
-    """Personal models for any loss and columns: v by Newton's method from `start` (u = x)."""
+class NewtonPoint(LinearPoint):
+    """Personal models of all clients at one x, or of each at its own, (N, d), from `start` (w = 0).
+
+    With fine rows everything that a certificate needs is in double precision.
+    """
 
     def __init__(
         self,
         rows: StackedSamples,
         loss: Loss,
         anchor: Anchor,
+        ridge: Ridge,
         x: Tensor,
         outputs: int,
         start: Tensor | None = None,
         compressed: Compressed | None = None,
         minibatch: bool = False,
     ) -> None:
-        fine = None if x.ndim > 1 or minibatch else rows if compressed is None else compressed.fine
-        super().__init__(rows, loss, anchor, x, outputs, fine)
-        first = ((1 - anchor.factors) * self.X).expand(len(anchor.gamma), -1, outputs)
-        self.v = (anchor.part(first.mT).mT if start is None else start).clone()
+        self.anchor = anchor
         self.compressed = compressed
-        self.predictions, self.off = self.shrunk(), torch.empty_like(self.tie.gamma)
-        self.z, values = self.predictions.to(x.dtype, copy=True), torch.empty_like(self.tie.gamma)
+        shape = (*anchor.scale.shape, outputs)
+        self.w = x.new_zeros(shape) if start is None else start.clone()
+        fine = None if x.ndim > 1 or minibatch else rows if compressed is None else compressed.fine
+        constant = None if compressed is None else compressed.constant
+        super().__init__(rows, loss, ridge, x, outputs, fine, constant)
+
+    def _evaluated(self) -> tuple[Tensor, Tensor]:
+        """Solve for w; return predictions p and the inner problems' values."""
+        shared = self.shared()
+        z = shared.to(self.x.dtype)
+        predictions = torch.empty_like(shared)
+        exact = self.fine is not None and self.x.dtype != torch.float64
+        values = shared.new_empty(len(self.w))
+        self.off = torch.empty_like(values)
 
         def work(block: PaddedBlock) -> None:
-            A, y = rows.of(block)
+            A, y = self.rows.of(block)
             who = block.clients
-            own = anchor.part(A)
-            near = CorrectionProblem(
-                loss, own, y, block.of(self.z), block.weight, anchor.stiffness[who]
-            )
-            v, p, value, off = near.solve(self.v[who])
-            self.v[who] = v
-            block.put(self.z, p)
-            if fine is not None and x.dtype != torch.float64:
-                p, value, off = self._again(block, v.double())
-            block.put(self.predictions, p)
+            A = self.anchor.part(A, who)
+            near = CorrectionProblem(self.loss, A, y, block.of(z), block.weight)
+            w, p, value, off = near.solve(self.w[who])
+            self.w[who] = w
+            if exact:
+                p, value, off = self._again(block, w.double(), shared)
+            block.put(predictions, p)
             values[who] = value
             self.off[who] = off
 
-        parallel_map(work, portions(rows, self.v[0].numel()), x.device)
-        self.slopes = loss.residual(self.predictions, rows.y if fine is None else fine.exact[0])
-        self.losses = values + (0 if compressed is None else compressed.constant) + self.ridge()
+        parallel_map(work, portions(self.rows, self.w[0].numel()), z.device)
+        return predictions, values
 
-    def _again(self, block: PaddedBlock, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return predictions, value and the remaining gradient at v, in double precision."""
+    def _again(self, block: PaddedBlock, w: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return predictions, value and the remaining gradient at w, in double precision."""
         assert self.fine is not None
         y, share = self.fine.exact
-        A = self.tie.part(self.fine.of(block)[0].double())
+        A = self.anchor.part(self.fine.of(block)[0].double(), block.clients)
         weight = block.of(share) * (block.weight > 0)
-        stiff = self.tie.stiffness[block.clients]
-        near = CorrectionProblem(
-            self.loss, A, block.of(y), block.of(self.predictions), weight, stiff
-        )
-        value, p = near.value(v)
-        return p, value, near.gradient(v, p)[0].flatten(1).norm(dim=1)
+        near = CorrectionProblem(self.loss, A, block.of(y), block.of(z), weight)
+        value, p = near.value(w)
+        return p, value, near.gradient(w, p)[0].flatten(1).norm(dim=1)
 
     def bend(self, T: Tensor) -> Tensor:
-        """Return the stack m_i S_i T_i: m(W T − W A_P (A_PᵀWA_P + l2 + γ)⁻¹A_PᵀW T)."""
+        """Return the stack m_i S_i T_i: m(W T − W Ã (ÃᵀWÃ + I)⁻¹ÃᵀW T)."""
         out = torch.zeros_like(T)
 
         def work(block: PaddedBlock) -> None:
             A, bowl = self._bowl(block)
             bent = bowl.bent(block.of(T))
-            solve = bowl.solver(self.anchor.stiffness[block.clients][:, None, None])
             own = (A.mT @ bent.flatten(2)).view(len(A), A.shape[2], *T.shape[1:])
-            less = bowl.bent((A @ solve(own).flatten(2)).view_as(bent))
+            less = bowl.bent((A @ bowl.solver()(own).flatten(2)).view_as(bent))
             weight = block.weight[..., None, None]
             block.put(out, (bent - less) / torch.where(weight > 0, weight, 1))
 
-        parallel_map(work, portions(self.rows, self.v[0].numel()), T.device)
+        parallel_map(work, portions(self.rows, self.w[0].numel()), T.device)
         return out
 
     def _bowl(self, block: PaddedBlock) -> tuple[Tensor, LossHessian]:
         rows, y = self.rows.of(block)
-        A = self.anchor.part(rows)
+        A = self.anchor.part(rows, block.clients)
         return A, LossHessian(self.loss, A, y, block.of(self.z), block.weight)
 
+    def curvatures(self, V: Tensor) -> Tensor:
+        """Return every client's VᵀH_iV = T_iᵀS_iT_i + Vᵀl2 V, (N, k, k)."""
+        T = self._along(V)
+        bent = self.bend(T)
+        out = self.ridge.gram(V).repeat(len(self.w), 1, 1)
+        for block in self.rows.blocks:
+            some = (block.weight[..., None, None] * block.of(bent)).flatten(1, 2)
+            out[block.clients] += block.of(T).flatten(1, 2).mT @ some
+        return out
+
+    def diagonal(self, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i diag H_i."""
+        return weights @ self.diagonals()
+
     def diagonals(self) -> Tensor:
-        """Return diag H_i: D²(diag AᵀWA − rows of (AᵀWA_P)(…)⁻¹(A_PᵀWA)) + ridges."""
+        """Return diag H_i: diag AᵀWA − rows of (AᵀWÃ)(…)⁻¹(ÃᵀWA) + l2."""
         if not isinstance(self.loss, Squared):
             raise InputError(
                 "diagonal-unknown",
@@ -193,62 +282,67 @@ class NewtonPoint(PersonalPoint):
         out = self.x.new_empty(len(self.losses), self.rows.A.shape[1], 1)
         for block in self.rows.blocks:
             A = self.rows.of(block)[0]
-            own = self._bowl(block)
+            own, bowl = self._bowl(block)
             W = 2 * block.weight[..., None]
-            cross = own[0].mT @ (W * A)  # (n, personal, features)
-            solve = own[1].solver(self.anchor.stiffness[block.clients][:, None, None])
-            less = (cross * solve(cross[:, :, None])[:, :, 0]).sum(1)
+            cross = own.mT @ (W * A)  # (n, personal, features)
+            less = (cross * bowl.solver()(cross[:, :, None])[:, :, 0]).sum(1)
             out[block.clients] = ((W * A.square()).sum(1) - less)[..., None]
-        each = self.anchor.factors**2 * out + self.anchor.ridges
-        return each.expand(-1, -1, self.outputs).flatten(1)
+        each = out.expand(-1, -1, self.outputs).flatten(1)
+        return each + self.ridge.times(torch.ones_like(self.x))
+
+    def models(self) -> Tensor:
+        """Return u_i = x + v_i, (N, d)."""
+        return self.x + self.anchor.spread(self.w).flatten(1)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound the errors of arithmetic, where rows multiply x and v, and of Newton's method."""
-        length = norm_above(self.v.flatten(1), 1)
-        size = norm_above(self.x, 0) + length
-        stiff = self.tie.stiffness
-        loss, gradient = self.enveloped(size)
-        off = SAFE * self.off + gradient + gamma(self.v[0].numel() + 16) * stiff * length
+        """Bound the errors of arithmetic, where rows multiply x and v, and of Newton's method.
+
+        Rounded s_ik are those of other γ_ik, by a few units: a residual of as many units of w.
+        """
+        if self.fine is None:
+            return self.arithmetic(0.0)
+        size = norm_above(self.x, 0) + norm_above(self.anchor.spread(self.w.double()), (1, 2))
+        loss, gradient = self.arithmetic(size)
+        levers = self.anchor.levers(self.fine)
+        length = norm_above(self.w, (1, 2))
+        off = SAFE * self.off + self.slope_error(size, levers)
+        off = off + gamma(self.w[0].numel() + 16) * length
+        n = self.x.numel() + max(self.rows.layout.lengths)
+        unit = UNIT if self._format() == 0 else SINGLE
+        loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
         if self.compressed is not None:  # like `CompressedPoint.rounding`, at u
             more = self.compressed.off(size)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
             gradient = gradient + more[1]
-            off = off + more[1]
-        steep = (
-            steepness(self.loss, self.fine) * self.fine.levers[2] if self.fine is not None else off
-        )
-        seen = (
-            2 * self.tie.keep if self.anchor.own is None else 2 + steep / stiff
-        )  # shared features see v by A
-        return loss + SAFE * off.square() / (2 * stiff), gradient + SAFE * seen * off
+            off = off + self.compressed.off(size, levers.square.sqrt())[1]
+        seen = (steepness(self.loss, self.fine) * self.fine.levers.square).sqrt() / 2
+        if self.anchor.own is None:
+            seen = torch.minimum(seen, self.anchor.gamma.amax(1).sqrt())
+        return self.ridged(loss + SAFE * off.square() / 2, gradient + SAFE * seen * off)
 
 
 class CorrectionProblem:
-    """Inner problem min_v Σ_j w_j ℓ(z_j + ⟨a_j, v⟩, y_j) + (stiffness/2)‖v‖² of a few clients."""
+    """Inner problem min_v Σ_j w_j ℓ(z_j + ⟨a_j, v⟩, y_j) + ½‖v‖² of a few clients."""
 
-    def __init__(
-        self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor, stiffness: Tensor
-    ) -> None:
+    def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor) -> None:
         self.loss = loss
         self.A = A
         self.y = loss.dense(y, z.shape[2], A.dtype)
         self.z = z
         self.weight = weight
         self.targets = y
-        self.stiff = stiffness[:, None, None]
         self.lengths = A.norm(dim=2)
 
     def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return the objective and the predictions."""
         p = self.z + product(self.A, v)
-        return (self.loss.value(p, self.targets) * self.weight).sum(1) + (
-            self.stiff * v.square()
-        ).sum((1, 2)) / 2, p
+        mean = (self.loss.value(p, self.targets) * self.weight).sum(1)
+        return mean + v.square().sum((1, 2)) / 2, p
 
     def gradient(self, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivative in v, and the weighted residuals."""
         r = self.weight[..., None] * self.loss.residual(p, self.y)
-        return product(self.A.mT, r) + self.stiff * v, r
+        return product(self.A.mT, r) + v, r
 
     def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return v, predictions, value and gradient norm, by Newton steps, halved to descend.
@@ -262,9 +356,7 @@ class CorrectionProblem:
         for k in range(NEWTON + 1):
             gradient, r = self.gradient(v, p)
             size = gradient.flatten(1).norm(dim=1)
-            terms = (self.lengths * r.norm(dim=2)).sum(1) + self.stiff[:, 0, 0] * v.flatten(1).norm(
-                dim=1
-            )
+            terms = (self.lengths * r.norm(dim=2)).sum(1) + v.flatten(1).norm(dim=1)
             if k == NEWTON or bool(
                 ((size <= epsilon * terms) | (whole >= 2) | ~torch.isfinite(size)).all()
             ):
@@ -273,9 +365,8 @@ class CorrectionProblem:
             goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[
                 :, None, None, None
             ]
-            step = LossHessian(self.loss, self.A, self.y, p, self.weight).solver(self.stiff, goal)(
-                gradient[..., None]
-            )[..., 0]
+            bowl = LossHessian(self.loss, self.A, self.y, p, self.weight)
+            step = bowl.solver(goal=goal)(gradient[..., None])[..., 0]
             slope = (gradient * step).sum((1, 2))
             near = slope <= max(1e-9, 100 * epsilon) * (1 + value.abs())
             whole += near
@@ -298,7 +389,7 @@ class CorrectionProblem:
 
 def portions(rows: StackedSamples, unknowns: int) -> list[PaddedBlock]:
     """Return the blocks of rows, cut so that matrices of all clients' unknowns are small."""
-    n = max(1, TOGETHER // unknowns**2)
+    n = max(1, TOGETHER // max(1, unknowns**2))
     return [
         block
         if len(block.clients) <= n

@@ -8,18 +8,57 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Restriction
+from scaffpd.federation import Restriction, Vector
 from scaffpd.models.layout import SHORT
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import LEAST, SAFE, SINGLE, UNIT, gamma, norm_above, root_above
-from scaffpd.models.samples import StackedSamples, product, transposed
+from scaffpd.models.samples import Levers, StackedSamples, product, transposed
 
 # Vectors that a server adds up in double precision, one by one.
 CLIENTS = 2**13
 
 
+class Ridge:
+    """The regulariser ½ Σ_j l2_j x_j², with one l2 for all of x or one for every entry.
+
+    Args:
+        l2: a number, or a tensor in double precision with an entry for each of x.
+    """
+
+    def __init__(self, l2: float | Tensor) -> None:
+        self.l2 = l2
+        self.even = not isinstance(l2, Tensor)
+        self.least, self.most = (
+            (float(l2.min()), float(l2.max())) if isinstance(l2, Tensor) else (l2, l2)
+        )
+
+    def times(self, x: Tensor) -> Tensor:
+        """Return l2 ∘ x along the last axis, in the format of x."""
+        return (self.l2 * x).to(x.dtype)
+
+    def half(self, x: Tensor) -> Tensor:
+        """Return ½ Σ_j l2_j x_j² along the last axis, in double precision."""
+        return squares(x, self.l2) / 2
+
+    def gram(self, V: Tensor) -> Tensor:
+        """Return Vᵀ diag(l2) V."""
+        return V.mT @ self.times(V.mT).mT
+
+    def shaped(self, x: Tensor) -> Tensor:
+        """Return l2 in the format of x, (features, outputs), or one number as (1, 1)."""
+        return (
+            self.l2.view(x.shape).to(x)
+            if isinstance(self.l2, Tensor)
+            else x.new_full((1, 1), self.l2)
+        )
+
+    def vector(self) -> Vector | None:
+        """Return l2 of every entry of x; `None` if it is one number."""
+        return self.l2.cpu().numpy() if isinstance(self.l2, Tensor) else None
+
+
 class LinearPoint:
-    """L_i and c_i = A_iᵀ r_i / m_i + l2 x, held as residuals r and never as N vectors.
+    """L_i and c_i = A_iᵀ r_i / m_i + l2 ∘ x, held as residuals r and never as N vectors.
 
     With `fine` rows, which have the same losses, L_i and c_i are computed in double precision for
     any format of x: differences of losses near the optimum are below single precision.
@@ -29,7 +68,7 @@ class LinearPoint:
         self,
         rows: StackedSamples,
         loss: Loss,
-        l2: float,
+        ridge: Ridge,
         x: Tensor,
         outputs: int,
         fine: StackedSamples | None = None,
@@ -37,28 +76,32 @@ class LinearPoint:
     ) -> None:
         self.rows = rows
         self.loss = loss
-        self.l2 = l2
+        self.ridge = ridge
         self.x = x
         self.outputs = outputs
         self.fine = fine
-        X = x.view(-1, outputs)
-        if fine is None:
-            self.z = self.predictions = rows.A @ X
-            value = loss.value(self.z, rows.y) * rows.share
-            self.losses = rows.layout.segment_sum(value) + l2 / 2 * (x @ x)
-            return
-        y, share = fine.exact
-        self.predictions = fine.products.times(X.to(fine.A.dtype))
+        self.penalty = ridge.half(x)
+        self.predictions, values = self._evaluated()
         self.z = self.predictions.to(x.dtype)
-        value = loss.value(self.predictions, y) * share
-        self.losses = fine.layout.total(value) + l2 / 2 * self.square
-        if constant is not None:
-            self.losses = self.losses + constant
+        self.losses = values + self.penalty + (0 if constant is None else constant)
 
-    @cached_property
-    def square(self) -> Tensor:
-        """‖x‖²."""
-        return squares(self.x)
+    def _evaluated(self) -> tuple[Tensor, Tensor]:
+        """Return predictions and mean losses, in double precision if there are fine rows."""
+        p = self.shared()
+        if self.fine is None:
+            value = self.loss.value(p, self.rows.y) * self.rows.share
+            return p, self.rows.layout.segment_sum(value)
+        y, share = self.fine.exact
+        return p, self.fine.layout.total(self.loss.value(p, y) * share)
+
+    def shared(self) -> Tensor:
+        """Return the predictions A x of one x for all clients, or A_i x_i for x (N, d)."""
+        X = self.x.view(*self.x.shape[:-1], -1, self.outputs)
+        if X.ndim == 3:
+            return self.rows.along(X)
+        if self.fine is None:
+            return self.rows.A @ X
+        return self.fine.products.times(X.to(self.fine.A.dtype))
 
     @cached_property
     def slopes(self) -> Tensor:
@@ -72,14 +115,14 @@ class LinearPoint:
         return self.slopes.to(self.x.dtype)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i c_i = Aᵀ(w ∘ r) + l2 (Σ w) x by one matrix product, for any N."""
+        """Return Σ_i w_i c_i = Aᵀ(w ∘ r) + (Σ w) l2 ∘ x by one matrix product, for any N."""
         if self.fine is None:
             out = transposed(self.rows.A, self._weighted(weights) * self.residual).flatten()
-            return out + self.l2 * weights.sum() * self.x
+            return out + weights.sum() * self.ridge.times(self.x)
         weights = weights.double()
         scaled = self.fine.layout.scaled(self.slopes, weights * self.fine.shares)
         out = self.fine.products.transposed(scaled).flatten()
-        return (out + self.l2 * weights.sum() * self.x.double()).to(self.x.dtype)
+        return (out + weights.sum() * self.ridge.times(self.x.double())).to(self.x.dtype)
 
     def _weighted(self, weights: Tensor) -> Tensor:
         """Return w_i/m_i per row, (M, 1)."""
@@ -96,9 +139,9 @@ class LinearPoint:
         return (self.rows.A @ V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
 
     def _slopes(self, V: Tensor, T: Tensor) -> Tensor:
-        """Return Vᵀc_i = Σ_j T_jᵀr_j / m_i + l2 Vᵀx, (N, k)."""
+        """Return Vᵀc_i = Σ_j T_jᵀr_j / m_i + Vᵀ(l2 ∘ x), (N, k)."""
         slope = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
-        return self.rows.layout.segment_sum(slope) + self.l2 * (self.x @ V)
+        return self.rows.layout.segment_sum(slope) + self.ridge.times(self.x) @ V
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
         """Return Σ_k s_k c_ik² per client."""
@@ -106,26 +149,22 @@ class LinearPoint:
         return squares.sum(1) if scale is None else squares @ scale
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
-        """Return slopes and Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + l2 (Σ w) VᵀV, T = A V."""
+        """Return slopes and Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + (Σ w) Vᵀl2 V, T = A V."""
         T = self._along(V)
         bent = self._weighted(weights)[..., None] * self.bend(T)
         inner = T.flatten(0, 1).mT @ bent.flatten(0, 1)
-        curvature = inner + self._ridged(weights, V)
+        curvature = inner + weights.sum() * self.ridge.gram(V)
         return Restriction(self._slopes(V, T), curvature, self.norms(1 / metric))
 
     def bend(self, T: Tensor) -> Tensor:
         """Return ∂²ℓ/∂z² T for T (M, k, c)."""
         return self.loss.bend(self.z, self.rows.y, T)
 
-    def _ridged(self, weights: Tensor, V: Tensor) -> Tensor:
-        """Return the regulariser's part of Σ_i w_i VᵀH_iV."""
-        return self.l2 * weights.sum() * (V.mT @ V)
-
     def curvatures(self, V: Tensor) -> Tensor:
-        """Return every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + l2 VᵀV, (N, k, k), T = A V."""
+        """Return every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + Vᵀl2 V, (N, k, k), T = A V."""
         k = V.shape[1]
         features = self.rows.A.shape[1]
-        out = (self.l2 * (V.mT @ V)).repeat(len(self.rows.layout), 1, 1)
+        out = self.ridge.gram(V).repeat(len(self.rows.layout), 1, 1)
         for block in self.rows.blocks:
             z = block.of(self.z)
             A, y = self.rows.of(block)
@@ -137,7 +176,8 @@ class LinearPoint:
     def diagonal(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i diag H_i."""
         bends = self._weighted(weights) * self.loss.bends(self.z, self.rows.y)
-        return (self.rows.A.square().mT @ bends).flatten() + self.l2 * weights.sum()
+        ridge = self.ridge.times(torch.ones_like(self.x))
+        return (self.rows.A.square().mT @ bends).flatten() + weights.sum() * ridge
 
     def diagonals(self) -> Tensor:
         """Return every client's diag H_i, (N, d)."""
@@ -146,22 +186,27 @@ class LinearPoint:
         for block in self.rows.blocks:
             A, _ = self.rows.of(block)
             own = block.weight[..., None] * block.of(bends)
-            out[block.clients] = product(A.square().mT, own) + self.l2
-        return out.flatten(1)
+            out[block.clients] = product(A.square().mT, own)
+        return out.flatten(1) + self.ridge.times(torch.ones_like(self.x))
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound the rounding errors of L_i and, in norm, of c_i, for stored data, x and l2."""
         loss, gradient = self.arithmetic(self.size)
+        return self.ridged(loss, gradient)
+
+    def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the errors of the regulariser and of l2 ∘ x in a sum over clients."""
         d = len(self.x)
         additions = d if d <= SHORT else 2 * math.isqrt(d) + 4  # as in `squares`
-        square = SAFE * gamma(additions + 8) * self.size * self.size + d * LEAST
-        ridge = square * self.l2 / 2
-        return loss + ridge, gradient + self.scalings(self.l2 * self.size)
+        penalty = SAFE * gamma(additions + 8) * self.penalty + d * LEAST * (1 + self.ridge.most)
+        pull = norm_above(self.ridge.times(self.x.double()), 0)
+        sums = gamma(len(self.rows.layout) + CLIENTS + 8) + self._format()
+        return loss + penalty, gradient + SAFE * sums * pull
 
     @cached_property
     def size(self) -> Tensor | float:
         """‖x‖ from above, without waiting for a GPU."""
-        size = root_above(self.square, len(self.x))
+        size = root_above(squares(self.x), len(self.x))
         return size if size.is_cuda else float(size)
 
     def arithmetic(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
@@ -181,30 +226,40 @@ class LinearPoint:
         if fine is None:
             unknown = torch.full_like(self.losses, float("inf"))
             return unknown, unknown
-        levers, a, aa = fine.levers
+        levers = fine.levers
         m = fine.layout.additions
         value, offset, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
         curvature = steepness(self.loss, fine)
         features = fine.A.shape[1]
-        rows = len(levers)
         k = gamma(features + 4) * size
         tiny = LEAST * features * self.outputs
-        ra = fine.layout.segment_sum(norm_above(self.slopes, 1).mul_(levers))
-        loss = ((1 + slope) * k) * ra + (curvature * (k * k)) * aa
+        loss = ((1 + slope) * k) * self._pulls(levers) + (curvature * (k * k)) * levers.cross
         loss = loss + (UNIT * SAFE * m + (value + tiny + 8 * UNIT * SAFE)) * self.losses.abs()
-        loss = loss + (offset + curvature * tiny**2 + 2 * tiny + rows * LEAST)
-        sums = gamma(rows + 4) + gamma(CLIENTS)
-        gradient = (curvature * k) * aa + (slope + sums + self._format()) * ra
-        gradient = gradient + (curvature * tiny + 2 * jump) * a
+        loss = loss + (offset + curvature * tiny**2 + 2 * tiny + len(fine.A) * LEAST)
         if jump:
-            loss = loss + (jump * k) * a
-        least = LEAST if self._format() == 0 else 2.0**-126
-        underflow = rows * least * (features * self.outputs) ** 0.5
-        return SAFE * loss, SAFE * gradient + underflow
+            loss = loss + (jump * k) * levers.mean
+        return SAFE * loss, self.slope_error(size, levers)
 
-    def scalings(self, size: Tensor | float) -> Tensor | float:
-        """Bound the error of l2 x in a sum over clients, for ‖l2 x‖."""
-        return SAFE * (gamma(len(self.rows.layout) + CLIENTS + 8) + self._format()) * size
+    def slope_error(self, size: Tensor | float, levers: Levers) -> Tensor:
+        """Bound δc of `arithmetic`, for rows of these lengths."""
+        assert self.fine is not None
+        _, _, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
+        curvature = steepness(self.loss, self.fine)
+        rows, features = self.fine.A.shape
+        k = gamma(features + 4) * size
+        tiny = LEAST * features * self.outputs
+        sums = gamma(rows + 4) + gamma(CLIENTS)
+        gradient = (slope + sums + self._format()) * self._pulls(levers)
+        gradient = gradient + (curvature * k) * levers.cross
+        gradient = gradient + levers.mean * (curvature * tiny + 2 * jump)
+        least = LEAST if self._format() == 0 else 2.0**-126
+        underflow: float = rows * least * (features * self.outputs) ** 0.5
+        return SAFE * gradient + underflow
+
+    def _pulls(self, levers: Levers) -> Tensor:
+        """Return every client's mean of ‖a_j‖‖r_j‖."""
+        assert self.fine is not None
+        return self.fine.layout.segment_sum(norm_above(self.slopes, 1).mul_(levers.each))
 
     def _format(self) -> float:
         """Rounding of vectors and weights in the format of x: λ_i, r_i, c_i, l2 x and their sum."""
@@ -215,11 +270,11 @@ class LinearPoint:
         if self.fine is None:
             return self._vectors(self.residual)
         own = self.fine.each(self.fine.exact[1][:, None] * self.slopes).flatten(1)
-        return own.add_(self.x.double(), alpha=self.l2).to(self.x.dtype)
+        return own.add_(self.ridge.times(self.x.double())).to(self.x.dtype)
 
     def _vectors(self, residual: Tensor) -> Tensor:
         own = self.rows.each(self.rows.share[:, None] * residual).flatten(1)
-        return own.add(self.x, alpha=self.l2)
+        return own.add(self.ridge.times(self.x))
 
 
 def steepness(loss: Loss, rows: StackedSamples) -> Tensor | float:
@@ -229,12 +284,16 @@ def steepness(loss: Loss, rows: StackedSamples) -> Tensor | float:
     return rows.layout.segment_max(loss.steepness(rows.y).to(rows.share))
 
 
-def squares(x: Tensor) -> Tensor:
-    """Compute ‖x‖² in double precision, in blocks of about √d terms: its error grows like √d."""
-    terms = x.double().square()
-    d = len(terms)
+def squares(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+    """Compute Σ_j s_j x_j² along the last axis, in double precision.
+
+    In blocks of about √d terms, so that its error grows like √d.
+    """
+    terms = scale * x.double().square()
+    d = terms.shape[-1]
     if d <= SHORT:
-        return terms.sum()
+        return terms.sum(-1)
     width = math.isqrt(d)
     cut = d - d % width
-    return terms[:cut].view(-1, width).sum(1).sum() + terms[cut:].sum()
+    blocks = terms[..., :cut].reshape(*terms.shape[:-1], -1, width)
+    return blocks.sum(-1).sum(-1) + terms[..., cut:].sum(-1)

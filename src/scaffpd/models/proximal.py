@@ -2,7 +2,7 @@ r"""Proximal steps: accelerated ones towards the minimum of a client's model of 
 
     ϕ_i(e) = f_i(x − e) − ⟨c − c_i, e⟩ + (β/2)‖e‖²_D,    −∇ϕ_i(e) = ∇f_i(x − e) − c_i + c − βD e
 
-In the metric D the model is (L_i + β)-smooth, and strongly convex with μ at least l2/max D + β.
+In the metric D the model is (L_i + β)-smooth, and strongly convex with μ ≥ min_j l2_j/D_j + β.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from scaffpd.federation import ProximalPlan, Vector
 from scaffpd.models.feature_steps import NearbyGradients
 
 
-def pace(plan: ProximalPlan, smoothness: Vector, l2: float) -> tuple[Vector, Vector, int]:
+def pace(plan: ProximalPlan, smoothness: Vector, least: float) -> tuple[Vector, Vector, int]:
     """Return step sizes, momenta and number of steps, with L_i/min D for L_i.
 
-    With q_i² = μ/(L_i + β) these are 1/(L_i + β), 0 if a model is flat, (1 − q_i)/(1 + q_i), and
-    J = ⌈2/q_i⌉ of the slowest client, here or elsewhere, at most the plan's limit.
+    With μ = `least` + β, `least` = min_j l2_j/D_j and q_i² = μ/(L_i + β) these are 1/(L_i + β), 0
+    if a model is flat, (1 − q_i)/(1 + q_i), and J = ⌈2/q_i⌉ of the slowest client, here or
+    elsewhere, at most the plan's limit.
     """
     L = np.append(smoothness, plan.steepest) / float(plan.metric.min()) + plan.pull
-    mu = l2 / float(plan.metric.max()) + plan.pull
+    mu = least + plan.pull
     q = np.sqrt(np.minimum(np.divide(mu, L, out=np.ones_like(L), where=L > 0), 1))
     rates = np.divide(1, L, out=np.zeros_like(L), where=L > 0)
     steps = int(min(plan.limit, np.ceil(2 / max(q.min(), 1e-9))))

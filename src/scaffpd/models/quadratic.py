@@ -17,7 +17,8 @@ H = 2AᵀA/m + l2 I)
         = ϕ(l2) c + Ãᵀ diag( (ϕ(w_j + l2) − ϕ(l2)) / ‖ã_j‖² ) Ã c,
 
 and Σ_i λ_i d_i is two matrix products on the stack of all clients, for any N and J, with more
-samples than features or fewer.
+samples than features or fewer. If l2 differs between features, what exceeds the least l2 becomes
+more samples: rows √(m (l2_k − l2)/2) e_k.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
@@ -39,7 +41,7 @@ from scaffpd.models.local_steps import Path, SpanDisplacements, cheapest_path, l
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT
 from scaffpd.models.oracle import StackedDisplacements
-from scaffpd.models.point import LinearPoint
+from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.samples import StackedSamples, product
 from scaffpd.models.threads import parallel_map
 
@@ -77,16 +79,18 @@ class Compressed:
         y, share = self.fine.exact
         squares = share * numerics.norm_above(y, 1).square()
         targets = self.fine.layout.segment_sum(squares) + self.constant
-        return self.fine.levers[2].sqrt(), SAFE * targets.sqrt()
+        return self.fine.levers.square.sqrt(), SAFE * targets.sqrt()
 
-    def off(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
+    def off(self, size: Tensor | float, scaled: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Bound the errors of L_i and c_i, if rows multiply a vector of length `size`.
 
-        With δ = S·size + ‖y‖/√m these are at most noise δ² and 2 noise S δ.
+        With δ = S·size + ‖y‖/√m these are at most noise δ² and 2 noise S δ; where columns are
+        scaled before they are summed, the last S is that of the `scaled` ones.
         """
         top, y = self.sizes
         delta = top * size + y
-        return SAFE * self.noise * delta.square(), 2 * SAFE * self.noise * top * delta
+        last = top if scaled is None else scaled
+        return SAFE * self.noise * delta.square(), 2 * SAFE * self.noise * last * delta
 
     def only(self, clients: list[int]) -> Compressed:
         """Select some of the clients."""
@@ -143,9 +147,9 @@ def in_format(fine: StackedSamples, dtype: torch.dtype) -> StackedSamples:
 class CompressedPoint(LinearPoint):
     """All clients at one x, from compressed rows."""
 
-    def __init__(self, data: Compressed, loss: Loss, l2: float, x: Tensor, outputs: int) -> None:
+    def __init__(self, data: Compressed, loss: Loss, ridge: Ridge, x: Tensor, outputs: int) -> None:
         constant = data.constant if data.fewer else None
-        super().__init__(data.rows, loss, l2, x, outputs, data.fine, constant)
+        super().__init__(data.rows, loss, ridge, x, outputs, data.fine, constant)
         self.data = data
 
     def rounding(self) -> tuple[Tensor, Tensor]:
@@ -167,7 +171,7 @@ class CompressedPoint(LinearPoint):
         for block in self.rows.blocks:
             root = (2 * block.weight).sqrt()[..., None]
             out[block.clients] = numerics.squared(self.rows.of(block)[0] * root)
-        out.diagonal(dim1=1, dim2=2).add_(self.l2)
+        out.diagonal(dim1=1, dim2=2).add_(self.ridge.times(torch.ones_like(self.x)))
         return out
 
 
@@ -188,18 +192,26 @@ class Rotated:
         return Rotated(self.rows.only(clients), self.eigenvalues[picked], self.norms[picked])
 
 
-def rotate(rows: StackedSamples) -> Rotated:
-    """Rotate every client's rows to orthogonal ones."""
+def rotate(rows: StackedSamples, ridge: Ridge, outputs: int) -> Rotated:
+    """Rotate every client's rows to orthogonal ones; with them goes l2 above its least."""
     features = rows.A.shape[1]
-    lengths = [min(size, features) for size in rows.layout.lengths]
+    shares = rows.layout.segment_max(rows.share)
+    more = ridge.vector()
+    above = None if more is None else torch.from_numpy(more[::outputs] - ridge.least).to(rows.A)
+    lengths = [features if more is not None else min(m, features) for m in rows.layout.lengths]
     layout = Ragged(lengths, rows.A.device, rows.A.dtype)
     A = rows.A.new_zeros(len(layout.owner), features)
 
     def work(block: PaddedBlock) -> None:
-        layout.put(A, block.clients, orthogonal_rows(rows.alone(block)[0]))
+        who = block.clients
+        own = rows.alone(block)[0]
+        if above is not None:
+            extra = torch.diag_embed((above / (2 * shares[who, None])).sqrt())
+            own = torch.cat([own, extra], 1)
+        layout.put(A, who, orthogonal_rows(own))
 
     parallel_map(work, rows.blocks, A.device)
-    share = rows.layout.segment_max(rows.share)[layout.owner]
+    share = shares[layout.owner]
     norms = A.square().sum(1)
     return Rotated(StackedSamples(A, A[:, :0], layout, share), 2 * share * norms, norms)
 
@@ -230,7 +242,7 @@ class ClosedForm:
 
     Args:
         data: the orthogonal rows.
-        l2: the least eigenvalue of every H_i.
+        l2: the least l2, and the least eigenvalue of every H_i.
     """
 
     def __init__(self, data: Rotated, l2: float) -> None:
@@ -294,16 +306,16 @@ class QuadraticOracle(LinearOracle):
         if self._part is not None:
             whole, clients = self._part
             return whole.rotated.only(clients)
-        return rotate(self.compressed.rows)
+        return rotate(self.compressed.rows, self.ridge, self.outputs)
 
     @cached_property
     def closed(self) -> ClosedForm:
         """Local steps in closed form."""
-        return ClosedForm(self.rotated, self.l2)
+        return ClosedForm(self.rotated, self.ridge.least)
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Largest eigenvalue of every H_i − l2 I, and a lower bound on the smallest."""
+        """Largest eigenvalue of every H_i − diag(l2), and a lower bound on the smallest."""
         rows = self.compressed.fine
         share = rows.layout.segment_max(rows.exact[1])
         top = torch.zeros_like(share)
@@ -321,23 +333,34 @@ class QuadraticOracle(LinearOracle):
         parallel_map(work, rows.blocks, top.device)
         return top.to(self.rows.A.dtype), bottom
 
-    @cached_property
+    @property
     def smoothness(self) -> Tensor:
-        """L_i = max_j w_j + l2."""
-        return self.spectrum[0] + self.l2
+        """L_i = max_j w_j + max l2."""
+        return self.spectrum[0] + self.ridge.most
 
     def constants(self) -> Constants:
-        """Return L_i and μ_i = λ_min(H_i): above l2 for clients with d independent samples."""
-        return self._constants(self.spectrum[1] + self.l2)
+        """Return L_i and μ_i = min_j w_j + min l2: above l2 with d independent samples."""
+        return self._constants(self.spectrum[1])
 
     def only(self, clients: list[int]) -> QuadraticOracle:
         """Select some of the clients, without another decomposition."""
         names = [self.names[i] for i in clients]
-        chosen = QuadraticOracle(self.rows.only(clients), self.loss, self.l2, self.outputs, names)
+        rows = self.rows.only(clients)
+        chosen = QuadraticOracle(rows, self.loss, self.ridge, self.outputs, names)
         chosen.compressed = self.compressed.only(clients)
         chosen.spectrum = self.spectrum[0][clients], self.spectrum[1][clients]
         chosen._part = self, clients
         return chosen
+
+    def using(self, ridge: Ridge) -> Self:
+        """Return the same clients with another regulariser, without another decomposition."""
+        self.compressed, self.spectrum  # noqa: B018  # computed once for all
+        other = super().using(ridge)
+        vars(other).pop("closed", None)
+        if not (ridge.even and self.ridge.even):
+            vars(other).pop("rotated", None)
+            other._part = None
+        return other
 
     def _rows(self) -> StackedSamples:
         return self.compressed.rows
@@ -348,7 +371,7 @@ class QuadraticOracle(LinearOracle):
         """Evaluate from compressed rows; minibatches need the samples themselves."""
         if batch_size is not None:
             return super().evaluate(x, batch_size, key)
-        return CompressedPoint(self.compressed, self.loss, self.l2, x, self.outputs)
+        return CompressedPoint(self.compressed, self.loss, self.ridge, x, self.outputs)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """Score by the compressed rows if they exist and accuracy is not needed."""
@@ -375,7 +398,8 @@ class QuadraticOracle(LinearOracle):
     ) -> Displacements:
         """Return (H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""
         c = correction.view(-1, self.outputs)
-        e = self.l2 + plan.pull * plan.metric.view(-1, self.outputs)[None, :, :1]
+        pull = plan.pull * plan.metric.view(-1, self.outputs)
+        e = (self.ridge.shaped(pull) + pull)[None, :, :1]
         each = c.new_empty(len(self.names), *c.shape)
 
         def work(block: PaddedBlock) -> None:

@@ -53,7 +53,7 @@ class SampleSteps:
         rest = problem.rest
         common = rest is not None and rest.ndim == 2
         along = rows.A @ rest if rest is not None and common else None
-        faded = 0.0 if problem.plan.batch_size is None else problem.l2
+        faded = 0.0 if problem.plan.batch_size is None else float(problem.l2)
         out = torch.zeros_like(problem.z)
         rates = problem.rates
         keep = problem.keep

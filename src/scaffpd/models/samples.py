@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +61,29 @@ class DoubleProducts:
             yield piece.double()
 
 
+class Levers(NamedTuple):
+    """Factors of rounding errors of Ãᵀr, from above, for rows ã_j in the place of a_j.
+
+    Attributes:
+        each: ‖ã_j‖/m_i per row.
+        mean: the clients' means of ‖ã_j‖.
+        cross: of ‖ã_j‖‖a_j‖.
+        square: of ‖ã_j‖².
+    """
+
+    each: Tensor
+    mean: Tensor
+    cross: Tensor
+    square: Tensor
+
+    @classmethod
+    def of(cls, rows: StackedSamples, norms: Tensor) -> Levers:
+        """Return the factors for ‖ã_j‖ = norms."""
+        each = rows.exact[1] * norms
+        sums = torch.stack([each, each * rows.row_norms, each * norms], 1)
+        return cls(each, *rows.layout.segment_sum(sums).unbind(1))
+
+
 @dataclass(frozen=True)
 class StackedSamples:
     """Stacked samples of all clients: features A, targets y, a row's share in its client's mean."""
@@ -111,6 +135,16 @@ class StackedSamples:
         parallel_map(work, self.blocks, V.device)
         return out.mT
 
+    def along(self, U: Tensor) -> Tensor:
+        """Return A_i u_i of every client, (M, k), for U (N, features, k)."""
+        out = U.new_zeros(len(self.layout.owner), U.shape[2])
+
+        def work(block: PaddedBlock) -> None:
+            block.put(out, product(self.of(block)[0], U[block.clients]))
+
+        parallel_map(work, self.blocks, U.device)
+        return out
+
     @cached_property
     def norms(self) -> Tensor:
         """‖a_j‖ per row."""
@@ -136,15 +170,14 @@ class StackedSamples:
         return self.layout.segment_max(self.exact[1])
 
     @cached_property
-    def levers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Factors of rounding errors, from above.
+    def levers(self) -> Levers:
+        """Factors of rounding errors of Aᵀr."""
+        return Levers.of(self, self.row_norms)
 
-        ‖a_j‖/m_i per row, and the clients' means of ‖a_j‖ and ‖a_j‖².
-        """
-        norms = self.products.norms()
-        levers = self.exact[1] * norms
-        mean, square = self.layout.segment_sum(torch.stack([levers, levers * norms], 1)).unbind(1)
-        return levers, mean, square
+    @cached_property
+    def row_norms(self) -> Tensor:
+        """‖a_j‖ per row, in double precision and from above."""
+        return self.products.norms()
 
     def take(self, block: PaddedBlock) -> StackedSamples:
         """Return the rows of one block as a new stack."""

@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from scaffpd.errors import InputError
-from scaffpd.models.envelope import own_predictions
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import Loss
 from scaffpd.models.network import first_line
@@ -122,7 +121,7 @@ class LinearSums:
         """Return ⟨a_j, x⟩, or ⟨a_j, u_i⟩ with every client's own u_i."""
         if at.ndim == 1:
             return self.rows.A @ at.view(-1, self.outputs)
-        return own_predictions(self.rows, at.view(len(at), -1, self.outputs))
+        return self.rows.along(at.view(len(at), -1, self.outputs))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ norms, d_i) costs nothing.
 Where secure sums hide single vectors, the noise of gradients can be shared among n clients, of
 which t may add none:
 
-    Σ_i w_i c_i = (sC/2ᶠ) Σ_i (⌊(w_i/(m_i s)) S_i⌋ + N_ℤ(0, σ²)) + l2 x Σ_i w_i,
+    Σ_i w_i c_i = (sC/2ᶠ) Σ_i (⌊(w_i/(m_i s)) S_i⌋ + N_ℤ(0, σ²)) + l2 ∘ x Σ_i w_i,
     s = max_j |w_j|/m_j,   σ = z Δ/√(n − t),   Δ = max_j Δ_j
 
 with S_i the sum of client i in units of C/2ᶠ (Kairouz, Liu, Steinke, "The distributed discrete
@@ -46,6 +46,7 @@ from scaffpd.models.oracle import (
     refuse_curvature,
     shift,
 )
+from scaffpd.models.point import Ridge
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
 from scaffpd.privacy.noise import PrivateQuestion, digest, discrete_gaussians
@@ -137,7 +138,7 @@ class PrivateOracle:
         sums: their clipped sums.
         clips: of gradients and of losses.
         noise: z and z_L.
-        l2: of the regulariser, which is public.
+        ridge: the regulariser, which is public.
         known: public constants; `None` where there are none.
         members: the clients.
         account: what they have released.
@@ -150,7 +151,7 @@ class PrivateOracle:
     sums: ClippedSums
     clips: tuple[Clip, Clip]
     noise: tuple[float, float]
-    l2: float
+    ridge: Ridge
     known: Constants | None
     members: list[PrivateClient]
     account: Account
@@ -197,7 +198,7 @@ class PrivateOracle:
         questions = self._questions("loss", x)
         self.account.charge(self._entries(questions, self.noise[1]))
         total = self._noised(questions, self.sums.losses(x)[:, None], 1)[:, 0]
-        return total.clamp(0, self.clips[1].most).to(x) + self.l2 / 2 * (x @ x)
+        return total.clamp(0, self.clips[1].most).to(x) + self.ridge.half(x).to(x)
 
     def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> StackedPoint:
         """Release L_i and c_i: two releases; or L_i alone, where gradients wait for their sum."""
@@ -299,7 +300,7 @@ class PrivateOracle:
         scaled = self.sums.gradients(x) * torch.from_numpy(share / s).to(x.device)[:, None]
         parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)
         most = 2.0 ** math.ceil(math.log2(self.largest * 2.0**clip.bits + 16 * sigma))
-        return SharedSum(parts, most, clip.unit * s, self.l2 * float(w.sum()) * x)
+        return SharedSum(parts, most, clip.unit * s, float(w.sum()) * self.ridge.times(x))
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """Return f_i(x) and accuracy without noise: the experimenter's view, not released."""
@@ -318,7 +319,8 @@ class PrivateOracle:
 
     def _gradients(self, questions: Sequence[PrivateQuestion], at: Tensor) -> Tensor:
         """Release the gradients of all clients at x, or at every client's own u_i."""
-        return self._noised(questions, self.sums.gradients(at), 0).to(at) + self.l2 * at
+        noised = self._noised(questions, self.sums.gradients(at), 0).to(at)
+        return noised + self.ridge.times(at)
 
     def _noised(self, questions: Sequence[PrivateQuestion], sums: Tensor, which: int) -> Tensor:
         """Add noise to sums (N, ·), in whole numbers, and return means in plain numbers."""

@@ -18,6 +18,7 @@ from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import loss_named
 from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.oracle import ClientData, Oracle
+from scaffpd.models.point import Ridge
 from scaffpd.privacy.accountant import SAFE, Account, least_noise
 from scaffpd.privacy.mechanism import LARGEST_NOISE, Clip, ClippedSums, LinearSums, ModuleSums
 from scaffpd.privacy.noise import client_key, digest, secret_bytes
@@ -215,16 +216,18 @@ class Private:
         sums: ClippedSums
         if isinstance(oracle, LinearOracle):
             sums = LinearSums.of(oracle, clips, self.radius)
+            ridge = oracle.ridge
         else:
             assert isinstance(oracle, ModuleOracle)
             sums = ModuleSums(oracle, clips)
+            ridge = Ridge(oracle.l2)
         return PrivateOracle(
             oracle,
             sums,
             clips,
             (z, z_L),
-            float(self.model.l2),
-            self._public(sizes),
+            ridge,
+            self._public(sizes, ridge),
             self._members(data),
             Account(data.names, float(self.delta), self.budget),
             self.colluding,
@@ -254,16 +257,16 @@ class Private:
         named = isinstance(self.model.loss, str)
         return digest(*parts, *parts.values(), b"" if named else os.urandom(16))
 
-    def _public(self, samples: Sequence[int]) -> Constants | None:
+    def _public(self, samples: Sequence[int], ridge: Ridge) -> Constants | None:
         """Return constants on which no record has an influence."""
         linear = isinstance(self.model, Linear)
         L = self.smoothness
         if L is None and self.radius is not None:
-            L = loss_named(str(self.model.loss)).curvature * self.radius**2 + self.model.l2
+            L = loss_named(str(self.model.loss)).curvature * self.radius**2 + ridge.most
         if L is None:
             return None
         smooth = np.full(len(samples), float(L))
-        mu = np.full(len(samples), float(self.model.l2) if linear else 0.0)
+        mu = np.full(len(samples), ridge.least if linear else 0.0)
         return Constants(smooth, mu, linear, smooth, np.array(samples), noisy=True)
 
 

@@ -20,7 +20,7 @@ from scaffpd.data.tabular.encode import fills
 from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
-from scaffpd.models import Linear, Module
+from scaffpd.models import Linear, Module, regulariser
 from scaffpd.numbers import several
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup
@@ -110,9 +110,8 @@ class Prepared:
     def scores(self, cohort: Cohort, x: Tensor | NDArray[np.float64], split: str) -> ClientScores:
         """Score x: losses without the regulariser; of numbers, RMSE in the data's units."""
         found = cohort.evaluate(x, split)
-        l2 = float(self.model.l2)
-        point = torch.as_tensor(x).double()
-        found = replace(found, loss=found.loss - l2 / 2 * float(point @ point))
+        point = torch.as_tensor(x).double().numpy(force=True)
+        found = replace(found, loss=found.loss - regulariser(cohort.model, point))
         if self.task == CLASSIFICATION:
             return found
         if isinstance(self.model, Linear) and self.model.loss == "poisson":
@@ -171,7 +170,8 @@ class Prepared:
 def described(model: Any) -> str:
     """Describe a model in a phrase."""
     if isinstance(model, Linear):
-        return f"{LOSS[model.loss]}, l2 = {model.l2:g}{'' if model.intercept else ', no intercept'}"
+        l2 = "l2 by column" if isinstance(model.l2, tuple) else f"l2 = {model.l2:g}"
+        return f"{LOSS[model.loss]}, {l2}{'' if model.intercept else ', no intercept'}"
     return repr(model)
 
 

@@ -30,7 +30,7 @@ from scaffpd.algorithms import Fair
 from scaffpd.data.silos import checked_seed, enough_rows, fold_numbers
 from scaffpd.errors import InputError, count, real, unknown
 from scaffpd.federation import Vector
-from scaffpd.models import Linear, Module, Personal
+from scaffpd.models import Linear, Module, Personal, regulariser
 from scaffpd.objectives import Average, Objective, named
 from scaffpd.study.path import WarmStart, grid
 from scaffpd.training.cohort import Cohort, Pair, named_pairs
@@ -155,12 +155,9 @@ class Folds:
         return Cohort(self.rows(fold, False), model, self.names, self.device, test=held)
 
 
-def held_out_losses(clients: Cohort, x: Vector, l2: float) -> Vector:
-    """Return f_i(u_i) − (l2/2)‖u_i‖² on held-out rows; u_i = x if there is one model for all."""
-    own = clients.own_models(x)
-    models = np.asarray(x, dtype=np.float64)[None] if own is None else own.double().cpu().numpy()
-    found: Vector = clients.evaluate(x, "test").loss - l2 / 2 * np.square(models).sum(1)
-    return found
+def held_out_losses(clients: Cohort, x: Vector) -> Vector:
+    """Return the mean losses of held-out rows, without a regulariser."""
+    return clients.evaluate(x, "test").loss - regulariser(clients.model, np.asarray(x, np.float64))
 
 
 @dataclass(frozen=True)
@@ -478,7 +475,7 @@ class _Search:
             if key[2] == 0 and fold == 0:
                 self.average[kappa, l2] = np.asarray(result.history.last_losses)
             self.left -= result.rounds
-            yield key, held_out_losses(clients, result.x, l2), result.rounds
+            yield key, held_out_losses(clients, result.x), result.rounds
 
 
 def _error(terms: NDArray[np.float64]) -> float:

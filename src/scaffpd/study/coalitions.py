@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scaffpd.algorithms.fair import fair
 from scaffpd.errors import InputError, count
 from scaffpd.models import Linear, Module, Personal
+from scaffpd.models.linear import each_of
 from scaffpd.objectives import Average, Excess, Objective
 from scaffpd.study.choosing import AnyModel, Group, base_of, held_out_losses, with_classes
 from scaffpd.training.cohort import Cohort, Pair, in_order, named_pairs
@@ -202,14 +203,14 @@ def _runs(
     """
     base = base_of(model)
     x = None
-    proven = None if base.l2 == 0 or isinstance(base, Module) else tol
+    proven = None if 0 in each_of(base.l2) or isinstance(base, Module) else tol
     for group in groups:
         names, train, test = zip(*(clients[i] for i in group), strict=True)
         cohort = Cohort(train, model, names, test=test)
         method = fair(among(goal, group))
         found = run(method, cohort, rounds, proven, seed, x, progress=False).uninterrupted()
         x = None if proven is None else found.x
-        yield group, held_out_losses(cohort, found.x, base.l2)
+        yield group, held_out_losses(cohort, found.x)
 
 
 def among(objective: Objective, group: Group) -> Objective:

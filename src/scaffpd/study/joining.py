@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scaffpd.algorithms.fair import fair
 from scaffpd.errors import InputError, count
 from scaffpd.models import Linear, Personal
+from scaffpd.models.linear import each_of
 from scaffpd.models.losses import loss_named
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.choosing import MEAN, AnyModel, Choice, Folds, Group, search, short, with_classes
@@ -226,7 +227,7 @@ class JoiningSplit:
     def _trained(self, model: AnyModel, goal: Objective) -> tuple[Array, Array | None]:
         """Train; return the shared model, and the clients' own where the model is `Personal`."""
         cohort = Cohort(self.train, model, self.names)
-        tol = self.tol if self.model.l2 > 0 else None
+        tol = None if 0 in each_of(self.model.l2) else self.tol
         found = run(fair(goal), cohort, self.rounds, tol, progress=False).uninterrupted()
         return found.x, found.personal
 

@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,13 +17,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, Federation, Key, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation import (
+    Constants,
+    Federation,
+    Key,
+    LocalPlan,
+    ProximalPlan,
+    Strength,
+    Vector,
+)
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Displacements, EvaluatedPoint, GradientsAt, Question, Reply
 from scaffpd.models.arrays import read_features, read_labels
+from scaffpd.models.envelopes import client_modes, lowest
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.oracle import ClientData, Oracle
-from scaffpd.models.personal import client_modes, lowest
 from scaffpd.privacy.accountant import Account, Spent
 
 Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
@@ -133,6 +141,17 @@ class ModelSpec(Protocol):
         """
 
 
+@runtime_checkable
+class StrengthenedModel(ModelSpec, Protocol):
+    """A model whose strengths may change after it is bound to data."""
+
+    def using(self, l2: Strength | None, strength: Strength | None) -> StrengthenedModel:
+        """Return the model with other strengths; `None` keeps one."""
+
+    def rebound(self, oracle: Oracle, like: Oracle | None = None) -> Oracle:
+        """Return an oracle of this model with this model's strengths, on the same data."""
+
+
 class Split(NamedTuple):
     """Bound samples of one split."""
 
@@ -149,9 +168,17 @@ class LocalChannel:
     keeps = True
     here = True
 
-    def __init__(self, names: Sequence[str], about: str, train: Split, test: Split | None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        about: str,
+        train: Split,
+        test: Split | None,
+        model: ModelSpec | None = None,
+    ) -> None:
         self.names = tuple(names)
-        self.about = about
+        self.model = model
+        self.about = f"{about} {model!r}"
         self.train = train
         self.test = test
         self._everyone = list(range(len(self.names)))
@@ -206,6 +233,20 @@ class LocalChannel:
     def start(self) -> Tensor:
         """Return the default x⁰."""
         return self.train.oracle.start()
+
+    def using(self, l2: Strength | None, strength: Strength | None) -> LocalChannel:
+        """Return the same clients, with the same data in memory, with other strengths."""
+        if not isinstance(self.model, StrengthenedModel):
+            raise InputError(
+                "strengths-fixed",
+                f"Linear(...) and Personal(...) can change their strengths, not {self.model!r}.",
+            )
+        model = self.model.using(l2, strength)
+        train = self.train._replace(oracle=model.rebound(self.train.oracle))
+        test = self.test
+        if test is not None:
+            test = test._replace(oracle=model.rebound(test.oracle, train.oracle))
+        return LocalChannel(self.names, self.about, train, test, model)
 
     def own(self, x: Tensor) -> Tensor | None:
         """Return every client's own model u_i(x), (N, d); `None` if the model is not `Personal`."""
@@ -324,11 +365,16 @@ class Cohort(Federation):
                 "dtype-not-floating",
                 f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.",
             )
-        self.model, where = model, checked_device(device)
+        where = checked_device(device)
         train = bound(model, known, pairs, where, dtype)
         held = None if test is None else _bound_test(model, known, test, where, dtype, train)
-        about = repr((model, known, str(train.oracle.start().dtype), where.type))
-        super().__init__(LocalChannel(known, about, train, held))
+        about = repr((known, str(train.oracle.start().dtype), where.type))
+        super().__init__(LocalChannel(known, about, train, held, model))
+
+    @property
+    def model(self) -> ModelSpec | None:
+        """The model of the clients."""
+        return self.channel.model
 
     @property
     def account(self) -> Account | None:
