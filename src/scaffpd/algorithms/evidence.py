@@ -33,6 +33,7 @@ from scaffpd.federation.modes import ModesAt, ModeSpread
 
 INTERCEPT = "intercept"
 FEW = 7  # clients below which groups share one τ
+TOLERANCE = 0.02
 LIMIT = 60  # rounds of the fixed point
 # Start of τ and ω, the prior of flat groups, and the largest τ and ω, in units of what makes a
 # column explain about all there is.
@@ -44,6 +45,7 @@ NOTHING = 1e-3
 # Decrease of a Newton step in nats, from which x may move together with τ and ω.
 CLOSE = 0.1
 LEAST = 1e-8  # of the targets' variance: the smallest σ²
+SLACK = 0.1  # nats that a faster step may lose before it is shortened
 FASTER = 5.0
 JUMP = 30.0
 
@@ -102,7 +104,11 @@ class _Point:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Sums of squares over their variance, and degrees of freedom, of every group."""
+    """Sums of squares over their variance, and degrees of freedom, of every group.
+
+    Their difference is twice the derivative of log E in the log of the variance (where the loss is
+    not squared: at fixed curvature).
+    """
 
     spread: Vector
     spread_freedom: Vector
@@ -228,10 +234,9 @@ class Evidence:
     def moments(self, point: _Point) -> _Moments:
         """Return what the fixed point needs, after the Newton step."""
         question = ModeSpread(point.question, point.C, point.step.flatten())
-        spread = self.federation.ask(question).added("spread", self.weights)
+        spread = self.federation.ask(question).added("spread", self.weights).double()
         omega = self._rows(point.prior.omega)
-        x = point.x + point.step
-        size = x.square().sum(1) / omega
+        size = (point.x + point.step).square().sum(1) / omega
         size_freedom = self.copies * (1 - point.C.diagonal() / omega)
         left = point.value - point.decrease - float(spread[0].sum() + size.sum()) / 2
         a, b, c, d = map(self._per_group, (spread[0], spread[1], size, size_freedom))
@@ -266,6 +271,7 @@ class _Climb:
             a, b = self._sums(found)
             known = (a > 0) & (b > 0)
             residual = np.log(np.where(known, a, 1) / np.where(known, b, 1))
+            residual[self._capped() & (residual > 0)] = 0.0
             if float(np.abs((a - b) * residual).sum()) / 2 + self.point.decrease < tol:
                 break
             factor = np.ones_like(residual)
@@ -277,8 +283,8 @@ class _Climb:
             prior = self._changed(change, b, a < b)
             x = self.point.x + self.point.step
             self.point = self.problem.mode(prior, x, self.point.question)
-            if self.point.evidence < best - tol:
-                fastest = 1.0
+            if self.point.evidence < best - SLACK:
+                fastest = max(fastest / 2, 1.0)
             best = max(best, self.point.evidence)
             before = change, residual
             self.rounds += 1
@@ -303,6 +309,17 @@ class _Climb:
         free = self.problem.n * self.problem.copies - used
         last = (found.residual, max(free, 1e-9)) if self.problem.squared else (1.0, 1.0)
         return np.append(sums[0], last[0]), np.append(sums[1], last[1])
+
+    def _capped(self) -> NDArray[np.bool_]:
+        """Return which families are as large as they may be."""
+        limit = 0.999 * LARGEST * self.problem.unit
+        prior = self.point.prior
+        pairs = zip(self.families, (prior.tau, prior.omega), strict=True)
+        counts = [
+            np.bincount(family + 1, values < limit, minlength=len(family) + 1)[1:]
+            for family, values in pairs
+        ]
+        return np.append(np.concatenate(counts) == 0, False)
 
     def _changed(self, change: Vector, freedom: Vector, shrinks: NDArray[np.bool_]) -> Prior:
         """Return the prior with every family's change; share groups that have shrunk to nothing."""
@@ -335,7 +352,7 @@ def strengths(
     personal: bool = True,
     flat: Sequence[str] = (INTERCEPT,),
     few: int = FEW,
-    tol: float = 1e-3,
+    tol: float = TOLERANCE,
 ) -> Strengths:
     """Find τ_g, ω_g and σ² by restricted maximum evidence.
 
