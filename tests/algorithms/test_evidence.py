@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ import torch
 import naive_evidence
 from cases.refusals import refuses
 from scaffpd.algorithms.evidence import Evidence, Prior, strengths
-from scaffpd.models import Linear, Module, Personal
+from scaffpd.algorithms.fair import fair
+from scaffpd.models import Linear, Module, Personal, personalise
+from scaffpd.objectives import Average
+from scaffpd.privacy import Private
 from scaffpd.training.cohort import Cohort
+from scaffpd.training.loop import train
 
 OUTPUTS = {"squared": 2, "logistic": 1, "softmax": 3, "poisson": 1}
 GROUPS = ["a", "a", "b", "c", "intercept"]
@@ -62,20 +67,17 @@ def test_evidence_equals_that_of_a_dense_hessian(loss):
     k = OUTPUTS[loss]
     clients = made(loss, (2, 3, 10, 40), np.full(5, 0.3), outputs=k)
     scale = 1.7 if loss == "squared" else 1.0
-    tau = [0.5, 2.0, 0.01, 0.3]
-    omega = [1.0, 0.2, 3.0, 1e4]
+    each = np.array([0.5, 0.5, 2.0, 0.01, 0.3]), np.array([1.0, 1.0, 0.2, 3.0, 1e4])
     problem = Evidence(bound(loss, clients), GROUPS, loss, 1e-20)
-    found = evaluated(problem, tau, omega, scale)
-    place = [0, 0, 1, 2, 3]
-    each = [np.array(v)[place] for v in (tau, omega)]
+    found = evaluated(problem, *each, scale)
     want, mode = naive_evidence.evidence(loss, with_ones(clients), *each, scale, k)
     assert found.evidence == pytest.approx(want, rel=1e-8)
     np.testing.assert_allclose(found.x.flatten(), mode[: 5 * k], atol=1e-8)
     if loss == "squared":
-        check_slopes(problem, found, clients, each, place, scale, k)
+        check_slopes(problem, found, clients, each, scale, k)
 
 
-def check_slopes(problem, found, clients, each, place, scale, k, e=1e-4):
+def check_slopes(problem, found, clients, each, scale, k, e=1e-4):
     """The sums of the fixed point are derivatives of the evidence."""
     sums = problem.moments(found)
     halves = (
@@ -83,14 +85,14 @@ def check_slopes(problem, found, clients, each, place, scale, k, e=1e-4):
         (sums.size - sums.size_freedom) / 2,
     )
     for which in (0, 1):
-        for g in range(4):
+        for j in range(5):
             sides = []
             for sign in (1, -1):
                 own = [v.copy() for v in each]
-                own[which][np.array(place) == g] *= np.exp(sign * e)
+                own[which][j] *= np.exp(sign * e)
                 args = "squared", with_ones(clients), *own, scale, k
                 sides.append(naive_evidence.evidence(*args)[0])
-            assert halves[which][g] == pytest.approx((sides[0] - sides[1]) / (2 * e), abs=1e-5)
+            assert halves[which][j] == pytest.approx((sides[0] - sides[1]) / (2 * e), abs=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [(30,) * 12, (4, 9, 12, 30, 7, 15, 25, 6)])
@@ -102,7 +104,6 @@ def test_squared_loss_agrees_with_the_mixed_model_of_statsmodels(sizes):
         ["a", "b", "intercept"],
         "squared",
         flat=("a", "b", "intercept"),
-        few=0,
         tol=1e-9,
     )
     tau, sigma2, fixed = mixed_model(clients)
@@ -185,7 +186,10 @@ def test_clients_that_do_not_differ_share_all_coefficients():
     assert shared.all()
     assert np.isinf(found.strength[found.tau == 0]).all()
     one = strengths(
-        bound("squared", clients), ["a", "b", "c", "intercept"], "squared", personal=False
+        bound("squared", clients),
+        ["a", "b", "c", "intercept"],
+        "squared",
+        strength=np.full(4, np.inf),
     )
     assert np.isinf(one.strength).all()
     assert torch.allclose(one.x, found.x, atol=0.02)
@@ -231,7 +235,7 @@ def test_separated_clients_are_capped():
 
 def test_refusals():
     clients = made("logistic", (5, 6), np.full(3, 0.4))
-    with refuses("groups-length"):
+    with refuses("groups-of-coefficients"):
         strengths(bound("logistic", clients), ["a", "b"], "logistic")
     network = Module(torch.nn.Linear(2, 2).double())
     labels = [(X, y.astype(int)) for X, y in clients]
@@ -247,3 +251,40 @@ def test_a_personal_model_answers_like_the_model_inside():
         strengths(Cohort(clients, m), groups, "logistic") for m in (model, Personal(model, 3.0))
     )
     np.testing.assert_array_equal(inner.tau, outer.tau)
+
+
+def test_a_cohort_settles_what_its_model_leaves_to_the_data():
+    """Training for the clients' sizes then ends at the mode."""
+    sizes = np.array([30, 12, 45, 20, 8, 33, 27, 15])
+    clients = made("logistic", sizes, np.array([0.8, 0.0, 0.5]))
+    cohort = Cohort(clients, Personal(Linear("logistic", "auto", intercept=True)))
+    found = cohort.strengths
+    assert cohort.model.strength == tuple(found.strength)
+    assert cohort.model.model.l2 == tuple(found.l2)
+    assert found.l2[-1] < 1e-6 * found.l2[:-1].min()
+    result = train(fair(Average(prior=sizes / sizes.sum())), cohort, rounds=30, tol=1e-9)
+    np.testing.assert_allclose(result.x, found.x, atol=5e-3)
+    assert "shared" in str(found) or "intercept" in str(found)
+
+
+def test_numbers_that_are_given_stay():
+    clients = made("squared", (30, 12, 25, 20, 8, 33, 27, 15), np.array([0.8, 0.3, 0.5]))
+    model = Linear("squared", 0.02, intercept=True)
+    one = Cohort(clients, Personal(model, columns=[0, "intercept"]))
+    assert one.model.model.l2 == 0.02
+    assert np.isfinite(one.model.strength).tolist() == [True, False, True]
+    other = Cohort(clients, Personal(replace(model, l2="auto"), 3.0))
+    assert other.model.strength == 3.0
+    assert len(other.model.model.l2) == 3
+    np.testing.assert_allclose(other.strengths.strength, 3.0)
+    assert Cohort(clients, model).strengths is None
+
+
+def test_auto_is_refused_where_it_cannot_be():
+    model = Linear("logistic", "auto")
+    with refuses("private-evidence"):
+        Private(model)
+    with refuses("strength-of-network"):
+        Personal(Module(torch.nn.Linear(2, 2)))
+    with refuses("strength-not-settled"):
+        personalise(np.zeros(2), np.zeros((3, 2)), np.zeros(3), Personal(model))

@@ -599,7 +599,7 @@ LINEAR = sp.Linear("logistic", l2=L2)
         (lambda: sp.Personal(sp.Module(nn.Linear(2, 2)), [1.0, 2.0]), "strength-of-network"),
         (lambda: bound("logistic", clients("logistic"), [1.0, 2.0]), "strength-length"),
         (lambda: sp.Personal(LINEAR, float("nan")), "number-nan"),
-        (lambda: sp.Personal(LINEAR, "auto"), "number-real"),
+        (lambda: sp.Personal(LINEAR, "weak"), "number-real"),
         (lambda: sp.Personal(sp.Private(LINEAR), 1.0), "personal-of-what"),
         (lambda: sp.Personal(LINEAR, 1.0, []), "no-personal-column"),
         (

@@ -32,27 +32,28 @@ from scaffpd.federation import Federation, Vector
 from scaffpd.federation.modes import ModesAt, ModeSpread
 
 INTERCEPT = "intercept"
-FEW = 7  # clients below which groups share one τ
 TOLERANCE = 0.02
 LIMIT = 60  # rounds of the fixed point
-# Start of τ and ω, the prior of flat groups, and the largest τ and ω, in units of what makes a
+# Start of τ and ω, the prior of flat groups, and the largest τ and ω, in units of what lets a
 # column explain about all there is.
 START = 0.1, 1.0
 FLAT = 1e6
 LARGEST = 25.0
-# Degrees of freedom below which a group that shrinks has nothing to say any more.
+# Degrees of freedom below which a family that shrinks has nothing to say any more.
 NOTHING = 1e-3
 # Decrease of a Newton step in nats, from which x may move together with τ and ω.
 CLOSE = 0.1
 LEAST = 1e-8  # of the targets' variance: the smallest σ²
+FASTER = 5.0  # times the step of the fixed point, at most
 SLACK = 0.1  # nats that a faster step may lose before it is shortened
-FASTER = 5.0
-JUMP = 30.0
+JUMP = 30.0  # factor by which a variance may change in a round
+
+Families = NDArray[np.int64]  # per feature: the number of the variance that it shares, or −1
 
 
 @dataclass(frozen=True)
 class Prior:
-    """τ_g, ω_g and s (1, or 2σ²)."""
+    """τ_j and ω_j per feature, and s: 1, or 2σ² for squared loss."""
 
     tau: Vector
     omega: Vector
@@ -64,15 +65,15 @@ class Strengths:
     """Strengths that the data set themselves.
 
     Attributes:
-        groups: names of the groups of coefficients.
-        tau: τ_g, the variance between clients of a group's coefficients; 0 if they are shared.
-        omega: ω_g, the variance of the shared coefficients around 0.
+        groups: the group of every feature, the intercept's last.
+        tau: τ_j, the variance of a coefficient between clients; 0 if they share it.
+        omega: ω_j, the variance of the shared coefficients around 0.
         sigma2: σ² of squared loss, else 1.
         l2: ridge per feature, as `Linear` takes it.
-        strength: κ per feature, as `Personal` takes it; infinite for shared ones.
+        strength: κ per feature, as `Personal` takes it; infinite for shared coefficients.
         evidence: log evidence in nats.
         x: the shared coefficients at the mode.
-        freedom: degrees of freedom of every group's differences between clients.
+        freedom: degrees of freedom of every feature's differences between clients.
         rounds: rounds of the fixed point.
     """
 
@@ -86,6 +87,29 @@ class Strengths:
     x: Tensor = field(repr=False)
     freedom: Vector = field(repr=False)
     rounds: int
+
+    def table(self) -> list[tuple[str, int, float, float, float]]:
+        """Return for every group its number of features, the root mean square of x, √τ, and the
+        degrees of freedom of its differences between clients; the most different first.
+        """
+        names = np.array(self.groups)
+        size = self.x.double().cpu().numpy().reshape(len(names), -1)
+        rows = []
+        for name in dict.fromkeys(self.groups):
+            own = names == name
+            rms = float(np.sqrt(np.mean(size[own] ** 2)))
+            spread = float(np.sqrt(np.mean(self.tau[own])))
+            rows.append((name, int(own.sum()), rms, spread, float(self.freedom[own].sum())))
+        return sorted(rows, key=lambda row: -row[4])
+
+    def __str__(self) -> str:
+        """Write which groups of columns differ between clients, and by how much."""
+        width = max(len("columns"), *(len(name) for name in self.groups))
+        lines = [f"{'columns':{width}}  number  typical size  typical difference between clients"]
+        for name, number, size, spread, _ in self.table():
+            between = "shared" if spread == 0 else f"{spread:.3g}"
+            lines.append(f"{name:{width}}  {number:6d}  {size:12.3g}  {between:>10}")
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -104,10 +128,10 @@ class _Point:
 
 @dataclass(frozen=True)
 class _Moments:
-    """Sums of squares over their variance, and degrees of freedom, of every group.
+    """Sums of squares over their variance, and degrees of freedom, of every feature.
 
-    Their difference is twice the derivative of log E in the log of the variance (where the loss is
-    not squared: at fixed curvature).
+    Their difference is twice the derivative of log E in the log of the variance (at fixed
+    curvature, where the loss is not squared).
     """
 
     spread: Vector
@@ -118,84 +142,84 @@ class _Moments:
 
 
 class Evidence:
-    """Evidence of one federation, for any prior."""
+    """Evidence of one federation, for any prior.
+
+    Args:
+        federation: clients with a linear model.
+        groups: the group of every feature, the intercept's last.
+        loss: the loss by name.
+        close: the decrease of a client's Newton step, in nats, at which it may stop.
+    """
 
     def __init__(
         self, federation: Federation, groups: Sequence[str], loss: str, close: float = 1e-8
     ) -> None:
         self.federation = federation
+        self.groups = tuple(groups)
         self.close = close
         self.squared = loss == "squared"
-        self.names = tuple(dict.fromkeys(groups))
-        place = {name: g for g, name in enumerate(self.names)}
         like = federation.start()
         self.device = like.device
-        self.member = torch.tensor([place[name] for name in groups], device=like.device)
-        features = len(groups)
-        outputs = len(like) // features
-        if features * outputs != len(like):
+        outputs = len(like) // len(groups)
+        if len(groups) * outputs != len(like):
             raise InputError(
-                "groups-length",
-                f"There are {features} groups for {len(like)} coefficients: name one per feature, "
-                "the intercept included.",
+                "groups-of-coefficients",
+                f"There are {len(groups)} groups for {len(like)} coefficients: name one per "
+                "feature, and the intercept.",
             )
+        # A Hessian couples the outputs of a softmax; those of squared loss are copies.
         self.coupled = 1 if self.squared else outputs
-        self.row_member = self.member.repeat_interleave(self.coupled)
-        self.copies = len(like) // len(self.row_member)
+        self.copies = outputs // self.coupled
         self.weights = np.ones(len(federation.names))
-        self._measure(INTERCEPT in place and groups[-1] == INTERCEPT, loss == "poisson")
+        self._measure(groups[-1] == INTERCEPT, loss == "poisson")
 
     def _measure(self, intercept: bool, counts: bool) -> None:
-        """Set n, and the unit of every group: the variance that lets it explain about all.
+        """Find n, and the unit of every feature: a variance that lets its group explain about all.
 
-        Columns are centred if there is an intercept.
+        Columns are centred if there is an intercept. Counts are measured at their mean.
         """
-        G = len(self.names)
-        flat = Prior(np.zeros(G), np.full(G, np.inf), 1.0)
+        features = len(self.groups)
+        flat = Prior(np.zeros(features), np.full(features, np.inf), 1.0)
         x = self.zero()
-        last = slice(len(x) - self.coupled, None)
+        k = self.coupled
         for _ in range(8 if intercept and counts else 1):
             (total, _, n), gradient, Q = self.ask(flat, x, None)[1]
-            diagonal = Q.diagonal().clone()
-            if intercept and self.coupled == 1:
-                step = gradient[last] / Q[last, last]
-                total = total - float((gradient[last] * step).sum()) / 2
-                x[last] -= step
+            if intercept and k == 1:
+                step = gradient[-1] / Q[-1, -1]
+                total -= float(gradient[-1] @ step) / 2
+                x[-1] -= step
+        each = Q.view(features, k, features, k).diagonal(dim1=1, dim2=3)  # by output
+        h = each.diagonal(dim1=0, dim2=1)
         if intercept:
-            over = Q[last, last].diagonal().repeat(len(x) // self.coupled)
-            cross = torch.stack(
-                [Q[c :: self.coupled, len(x) - self.coupled + c] for c in range(self.coupled)], 1
-            ).flatten()
-            centred = diagonal - cross.square() / over
-            varies = centred > 1e-10 * diagonal
-            diagonal = torch.where(varies, centred, diagonal)
+            centred = h - (each[:, -1].square() / each[-1, -1]).mT
+            h = torch.where(centred > 1e-10 * h, centred, h)
         self.n = n
         self.noise = max(total / (n * self.copies), 1e-300) if self.squared else 1.0
-        h = self._per_group(diagonal) / self._per_group(torch.ones_like(diagonal))
-        h = h / (2 * self.noise if self.squared else 1.0)
-        self.unit = n / np.where(h > 0, h, n)
+        curvature = h.mean(0).cpu().numpy() / (2 * self.noise if self.squared else 1.0)
+        _, member = np.unique(self.groups, return_inverse=True)
+        mean = (np.bincount(member, curvature) / np.bincount(member))[member]
+        self.unit = n / np.where(mean > 0, mean, n)
 
-    def _per_group(self, values: Tensor) -> Vector:
-        out = torch.zeros(len(self.names), dtype=torch.float64, device=self.device)
-        return out.index_add_(0, self.row_member, values.double()).cpu().numpy()
+    def zero(self) -> Tensor:
+        """Return x = 0, (rows of C, copies)."""
+        shape = len(self.groups) * self.coupled, self.copies
+        return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
-    def _rows(self, per_group: Vector) -> Tensor:
-        return torch.from_numpy(np.asarray(per_group)).to(self.device)[self.row_member]
+    def _per_feature(self, values: Tensor) -> Vector:
+        return values.view(-1, self.coupled).sum(1).cpu().numpy()
+
+    def _rows(self, per_feature: Vector) -> Tensor:
+        return torch.from_numpy(per_feature).to(self.device).repeat_interleave(self.coupled)
 
     def ask(
         self, prior: Prior, x: Tensor, start: ModesAt | None
     ) -> tuple[ModesAt, tuple[list[float], Tensor, Tensor]]:
         """Return the sums of values, gradients and Hessians, with the question."""
-        tau = torch.from_numpy(prior.tau).to(self.device)[self.member]
+        tau = torch.from_numpy(prior.tau).to(self.device)
         question = ModesAt(x.flatten(), tau, prior.scale, self.coupled, self.close, start)
         seen = self.federation.ask(question)
         value, gradient, Q = (seen.added(part, self.weights).double() for part in question.vectors)
         return question, (value.tolist(), gradient.view_as(x), (Q + Q.mT) / 2)
-
-    def zero(self) -> Tensor:
-        """Return x = 0, (rows of C, copies)."""
-        shape = len(self.row_member), self.copies
-        return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
     def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> _Point:
         """Evaluate at x."""
@@ -239,25 +263,30 @@ class Evidence:
         size = (point.x + point.step).square().sum(1) / omega
         size_freedom = self.copies * (1 - point.C.diagonal() / omega)
         left = point.value - point.decrease - float(spread[0].sum() + size.sum()) / 2
-        a, b, c, d = map(self._per_group, (spread[0], spread[1], size, size_freedom))
+        a, b, c, d = map(self._per_feature, (spread[0], spread[1], size, size_freedom))
         return _Moments(a, b, c, d, 2 * left)
 
 
 class _Climb:
-    """The fixed point: groups with the same number in a family change by the same factor.
+    """The fixed point: features with the same number in a family change by the same factor.
 
-    A group with number −1 stays as it is.
+    A feature with number −1 stays as it is, or is `tied`: τ_j or ω_j is a multiple of s.
     """
 
     def __init__(
-        self, problem: Evidence, point: _Point, tau: NDArray[np.int64], omega: NDArray[np.int64]
+        self,
+        problem: Evidence,
+        point: _Point,
+        families: tuple[Families, Families],
+        tied: tuple[NDArray[np.bool_], NDArray[np.bool_]],
     ) -> None:
         self.problem = problem
         self.point = point
-        self.families = tau.copy(), omega.copy()
+        self.families = families[0].copy(), families[1].copy()
+        self.tied = tied
         self.rounds = 0
 
-    def run(self, tol: float) -> _Point:
+    def run(self, tol: float) -> _Moments:
         """Update τ, ω and σ² until the evidence gains less than `tol` nats a round.
 
         Every log variance moves by its residual log(a/b), times a factor that the last two
@@ -266,21 +295,22 @@ class _Climb:
         before: tuple[Vector, Vector] | None = None
         fastest = FASTER
         best = -np.inf
-        while self.rounds < LIMIT:
+        while True:
             found = self.problem.moments(self.point)
             a, b = self._sums(found)
             known = (a > 0) & (b > 0)
             residual = np.log(np.where(known, a, 1) / np.where(known, b, 1))
             residual[self._capped() & (residual > 0)] = 0.0
-            if float(np.abs((a - b) * residual).sum()) / 2 + self.point.decrease < tol:
-                break
+            gain = float(np.abs((a - b) * residual).sum()) / 2 + self.point.decrease
+            if gain < tol or self.rounds == LIMIT:
+                return found
             factor = np.ones_like(residual)
             if before is not None:
                 moved = np.abs(before[0]) > 1e-9
                 slope = (residual - before[1]) / np.where(moved, before[0], 1)
                 factor = np.where(moved, np.clip(-1 / np.minimum(slope, -0.01), 0.5, fastest), 1)
             change = np.clip(factor * residual, -np.log(JUMP), np.log(JUMP))
-            prior = self._changed(change, b, a < b)
+            prior = self._changed(change, (a < b) & (b < NOTHING))
             x = self.point.x + self.point.step
             self.point = self.problem.mode(prior, x, self.point.question)
             if self.point.evidence < best - SLACK:
@@ -288,60 +318,56 @@ class _Climb:
             best = max(best, self.point.evidence)
             before = change, residual
             self.rounds += 1
-        return self.point
 
     def _sums(self, found: _Moments) -> tuple[Vector, Vector]:
         """Return sums of squares and degrees of freedom: families of τ, families of ω, σ²."""
-        pairs = (
-            (found.spread, found.spread_freedom),
-            (found.size, found.size_freedom),
-        )
-        sums = [
-            np.concatenate(
-                [
-                    np.bincount(family + 1, pair[side], minlength=len(family) + 1)[1:]
-                    for family, pair in zip(self.families, pairs, strict=True)
-                ]
-            )
+        pairs = (found.spread, found.spread_freedom), (found.size, found.size_freedom)
+        a, b = (
+            np.concatenate([_added(f, p[side]) for f, p in zip(self.families, pairs, strict=True)])
             for side in (0, 1)
-        ]
+        )
+        if not self.problem.squared:
+            return np.append(a, 1.0), np.append(b, 1.0)
         used = found.spread_freedom.sum() + found.size_freedom.sum()
-        free = self.problem.n * self.problem.copies - used
-        last = (found.residual, max(free, 1e-9)) if self.problem.squared else (1.0, 1.0)
-        return np.append(sums[0], last[0]), np.append(sums[1], last[1])
+        free = max(self.problem.n * self.problem.copies - used, 1e-9)
+        more = [
+            sum(p[side][t].sum() for t, p in zip(self.tied, pairs, strict=True)) for side in (0, 1)
+        ]
+        return np.append(a, found.residual + more[0]), np.append(b, free + more[1])
 
     def _capped(self) -> NDArray[np.bool_]:
         """Return which families are as large as they may be."""
-        limit = 0.999 * LARGEST * self.problem.unit
+        below = 0.999 * LARGEST * self.problem.unit
         prior = self.point.prior
         pairs = zip(self.families, (prior.tau, prior.omega), strict=True)
-        counts = [
-            np.bincount(family + 1, values < limit, minlength=len(family) + 1)[1:]
-            for family, values in pairs
-        ]
-        return np.append(np.concatenate(counts) == 0, False)
+        return np.append(np.concatenate([_added(f, v < below) for f, v in pairs]) == 0, False)
 
-    def _changed(self, change: Vector, freedom: Vector, shrinks: NDArray[np.bool_]) -> Prior:
-        """Return the prior with every family's change; share groups that have shrunk to nothing."""
-        G = len(self.problem.unit)
-        gone = shrinks & (freedom < NOTHING)
-        values = []
+    def _changed(self, change: Vector, gone: NDArray[np.bool_]) -> Prior:
+        """Return the prior with every family's change; share what has shrunk to nothing."""
         prior = self.point.prior
+        scale = prior.scale * float(np.exp(change[-1]))
+        if self.problem.squared:
+            scale = max(scale, 2 * LEAST * self.problem.noise)
+        values = []
         for side, old in enumerate((prior.tau, prior.omega)):
             family = self.families[side]
             inside = family >= 0
-            place = np.where(inside, family + side * G, 0)
-            new = np.where(inside, old * np.exp(change[place]), old)
-            new = np.where(inside, np.minimum(new, LARGEST * self.problem.unit), old)
+            place = np.where(inside, family + side * len(family), 0)
+            new = np.minimum(old * np.exp(change[place]), LARGEST * self.problem.unit)
+            new = np.where(inside, new, old)
+            new[self.tied[side]] *= scale / prior.scale
             over = inside & gone[place]
             if side == 0:
                 new[over] = 0.0
             family[over] = -1
             values.append(new)
-        scale = prior.scale * float(np.exp(change[-1]))
-        if self.problem.squared:
-            scale = max(scale, 2 * LEAST * self.problem.noise)
         return Prior(values[0], values[1], scale)
+
+
+def _added(family: Families, values: Vector | NDArray[np.bool_]) -> Vector:
+    """Return sums over the features of every family."""
+    total = np.bincount(family + 1, values, minlength=len(family) + 1)[1:]
+    return np.asarray(total, dtype=np.float64)
 
 
 def strengths(
@@ -349,9 +375,9 @@ def strengths(
     groups: Sequence[str],
     loss: str,
     *,
-    personal: bool = True,
+    l2: Vector | None = None,
+    strength: Vector | None = None,
     flat: Sequence[str] = (INTERCEPT,),
-    few: int = FEW,
     tol: float = TOLERANCE,
 ) -> Strengths:
     """Find τ_g, ω_g and σ² by restricted maximum evidence.
@@ -360,41 +386,44 @@ def strengths(
         federation: clients with a linear model; its own l2 and strength do not matter.
         groups: the group of every feature, the intercept's last.
         loss: the model's loss.
-        personal: whether clients may differ; else there is one model for all.
-        flat: groups that are not shrunk.
-        few: number of clients below which all groups but the intercept share one τ.
+        l2: numbers per feature that are given and stay; `None` or NaN: by evidence.
+        strength: the same for κ; infinite for one model for all.
+        flat: groups whose shared coefficients are not shrunk.
         tol: gain of evidence, in nats a round, at which to stop.
     """
     problem = Evidence(federation, groups, loss)
-    G = len(problem.names)
-    personal = personal and len(federation.names) > 1
-    own = np.arange(G)
-    tau = own if personal else np.full(G, -1)
-    free = np.array([name not in flat for name in problem.names])
-    prior = Prior(
-        problem.unit * (START[0] if personal else 0.0),
-        problem.unit * np.where(free, START[1], FLAT),
-        2 * problem.noise if problem.squared else 1.0,
-    )
-    climb = _Climb(problem, problem.mode(prior, problem.zero(), None), tau, np.where(free, own, -1))
-    return _described(problem, climb.run(tol), climb.rounds)
-
-
-def _described(problem: Evidence, point: _Point, rounds: int) -> Strengths:
-    prior = point.prior
-    found = problem.moments(point)
-    member = problem.member.cpu().numpy()
+    unit = problem.unit
+    features = len(unit)
+    scale = 2 * problem.noise if problem.squared else 1.0
+    given = [np.full(features, np.nan) if v is None else np.array(v) for v in (strength, l2)]
+    if len(federation.names) == 1:
+        given[0] = np.full(features, np.inf)
+    tied = ~np.isnan(given[0]), ~np.isnan(given[1])
+    _, member = np.unique(groups, return_inverse=True)
+    free = ~np.isin(groups, flat)
     with np.errstate(divide="ignore"):
-        strength = prior.scale / prior.tau
+        tau = np.where(tied[0], scale / given[0], START[0] * unit)
+        omega = np.where(
+            tied[1], scale / (problem.n * given[1]), np.where(free, START[1], FLAT) * unit
+        )
+    omega = np.minimum(omega, FLAT * unit)
+    families = np.where(tied[0], -1, member), np.where(tied[1] | ~free, -1, member)
+    start = problem.mode(Prior(tau, omega, scale), problem.zero(), None)
+    climb = _Climb(problem, start, families, tied)
+    found = climb.run(tol)
+    point = climb.point
+    prior = point.prior
+    with np.errstate(divide="ignore"):
+        kappa = prior.scale / prior.tau
     return Strengths(
-        problem.names,
+        problem.groups,
         prior.tau,
         prior.omega,
         prior.scale / 2 if problem.squared else 1.0,
-        (prior.scale / (problem.n * prior.omega))[member],
-        strength[member],
+        prior.scale / (problem.n * prior.omega),
+        kappa,
         point.evidence,
         (point.x + point.step).flatten(),
         found.spread_freedom,
-        rounds,
+        climb.rounds,
     )

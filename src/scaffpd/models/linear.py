@@ -23,6 +23,7 @@ from scaffpd.models.samples import StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 
 DTYPES = (torch.float32, torch.float64)
+AUTO = "auto"  # strengths that the data set
 
 
 class Coefficients(NamedTuple):
@@ -41,7 +42,8 @@ class Linear:
             0, 1, …) or "poisson" (counts, with mean log(1 + e^z)).
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests
             on it. Or ½ Σ_k l2_k x_k²: one number for each feature, and a last one for the
-            intercept; the same for all outputs.
+            intercept; the same for all outputs. "auto": by evidence, when a cohort is made; the
+            intercept is then not shrunk.
         intercept: append a constant feature 1 (as the last one).
         classes: the number of softmax outputs, if the clients at hand might not have seen every
             class; with squared loss, labels 0, 1, … become one-hot targets of `classes` columns,
@@ -53,7 +55,7 @@ class Linear:
     """
 
     loss: str = "squared"
-    l2: float | Sequence[float] = 1e-3
+    l2: float | Sequence[float] | str = 1e-3
     intercept: bool = False
     classes: int | None = None
     weighted: bool = False
@@ -131,7 +133,7 @@ class Linear:
     def ridge(self, width: int, outputs: int, device: torch.device) -> Ridge:
         """Return the regulariser of an x with `width` features, the intercept among them."""
         if not isinstance(self.l2, tuple):
-            return Ridge(float(self.l2))  # type: ignore[arg-type]
+            return Ridge(0.0 if self.l2 == AUTO else float(self.l2))  # type: ignore[arg-type]
         each = fitted("Linear", "l2", self.l2, width, self.intercept)
         l2 = torch.tensor(each, dtype=torch.float64, device=device)
         return Ridge(l2.repeat_interleave(outputs))
@@ -183,8 +185,10 @@ class Linear:
         return z
 
 
-def numbers(owner: str, name: str, value: object) -> float | tuple[float, ...]:
-    """Return a number, or a vector as a tuple of numbers; refuse anything else."""
+def numbers(owner: str, name: str, value: object) -> float | tuple[float, ...] | str:
+    """Return a number, a vector as a tuple of numbers, or "auto"; refuse anything else."""
+    if isinstance(value, str) and value == AUTO:
+        return value
     value = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
     array = np.asarray(value, dtype=object)
     if array.ndim == 0:
@@ -197,9 +201,11 @@ def numbers(owner: str, name: str, value: object) -> float | tuple[float, ...]:
     return tuple(real(owner, name, one) for one in array.tolist())
 
 
-def each_of(value: float | Sequence[float]) -> Sequence[float]:
-    """Return a vector's numbers, or one number as a vector."""
-    return value if isinstance(value, Sequence) else (value,)
+def each_of(value: float | Sequence[float] | str) -> Sequence[float]:
+    """Return a vector's numbers, or one number as a vector; "auto" has none."""
+    if isinstance(value, str):
+        return ()
+    return (value,) if isinstance(value, int | float) else value
 
 
 def fitted(

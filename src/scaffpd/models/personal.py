@@ -28,7 +28,7 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.models.arrays import read_features, read_labels
 from scaffpd.models.envelopes import Envelopes, HeldOutModels, PersonalModuleOracle, PersonalOracle
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.linear import Linear, each_of, fitted, numbers
+from scaffpd.models.linear import AUTO, Linear, each_of, fitted, numbers
 from scaffpd.models.module import Module
 from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.newton import Anchor
@@ -53,14 +53,15 @@ class Personal:
         model: `Linear(...)`, or `Module(...)`, trained by at most 30 gradient steps per client and
             without a certificate.
         strength: κ in γ_i = κ/n_i, with n_i rows at client i; or one number for each feature of a
-            linear model and a last one for the intercept. ∞ is a shared coefficient.
+            linear model and a last one for the intercept. ∞ is a shared coefficient. "auto": by
+            evidence, when a cohort is made (`Cohort.strengths`).
         columns: the features with personal coefficients, by name (of data frames) or number, and
             "intercept"; of a network the layers, by name ("fc" is a personal head). All of them if
             not given. The others are shared.
     """
 
     model: Linear | Module
-    strength: float | Sequence[float]
+    strength: float | Sequence[float] | str = AUTO
     columns: str | int | Sequence[str | int] | None = None
 
     def __post_init__(self) -> None:
@@ -77,10 +78,11 @@ class Personal:
             raise InputError(
                 "strength-range", f"Personal needs strength > 0, got {self.strength!r}."
             )
-        if isinstance(self.model, Module) and isinstance(self.strength, tuple):
+        if isinstance(self.model, Module) and isinstance(self.strength, tuple | str):
             raise InputError(
                 "strength-of-network",
-                "A personal network has one strength: name its personal layers by columns=.",
+                "A personal network needs one number as its strength; name its personal layers by "
+                "columns=.",
             )
         if self.columns is not None and not self._columns:
             raise InputError("no-personal-column", "Personal needs at least one column.")
@@ -105,7 +107,8 @@ class Personal:
         if self.columns is not None and isinstance(inner, ModuleOracle):
             own = self._layers(inner).to(data.device)
         elif self.columns is not None:
-            own = self._features(data, cast(LinearOracle, inner).rows.A.shape[1]).to(data.device)
+            width = cast(LinearOracle, inner).rows.A.shape[1]
+            own = torch.from_numpy(self.marked(data.columns, width)).to(data.device)
         return cast(Oracle, self._bound(cast("LinearOracle | ModuleOracle", inner), own))
 
     def _bound(self, inner: LinearOracle | ModuleOracle, own: Tensor | None) -> Envelopes:
@@ -116,7 +119,8 @@ class Personal:
         assert isinstance(self.model, Linear)
         width = inner.rows.A.shape[1]
         device = inner.rows.A.device
-        each = fitted("Personal", "strength", self.strength, width, self.model.intercept)
+        strength = 1.0 if isinstance(self.strength, str) else self.strength  # until it is settled
+        each = fitted("Personal", "strength", strength, width, self.model.intercept)
         kappa = torch.tensor(each, dtype=torch.float64, device=device)
         if own is not None:
             kappa = torch.where(own, kappa, torch.inf)
@@ -152,12 +156,12 @@ class Personal:
             own |= torch.tensor(inside)
         return own.repeat_interleave(torch.tensor(inner.function.sizes))
 
-    def _features(self, data: ClientData, width: int) -> Tensor:
-        """Mark the personal features; the intercept is the last one."""
+    def marked(self, columns: Sequence[str] | None, width: int) -> NDArray[np.bool_]:
+        """Mark the personal ones of `width` features, the intercept last."""
         intercept = cast(Linear, self.model).intercept
         features = width - intercept
-        names = list(data.columns or [])
-        own = torch.zeros(width, dtype=torch.bool)
+        names = list(columns or [])
+        own = np.full(width, self.columns is None)
         for column in self._columns:
             whole = isinstance(column, int | np.integer) and not isinstance(column, bool)
             if column in names:
@@ -197,6 +201,11 @@ def personalise(
         raise InputError(
             "not-personal",
             f"personalise needs the Personal(...) that x was trained with, got {model!r}.",
+        )
+    if model.strength == AUTO:
+        raise InputError(
+            "strength-not-settled",
+            "personalise needs the strengths that x was trained with: give it the cohort's model.",
         )
     shared = torch.as_tensor(np.asarray(x))
     features = read_features("client", X) if np.shape(X)[0] else None

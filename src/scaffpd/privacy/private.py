@@ -15,6 +15,7 @@ from scaffpd.federation import Constants
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.models import Linear, Module
 from scaffpd.models.glm import LinearOracle
+from scaffpd.models.linear import AUTO
 from scaffpd.models.losses import loss_named
 from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.oracle import ClientData, Oracle
@@ -108,6 +109,11 @@ class Private:
             raise InputError(
                 "private-of-what",
                 f"Private needs Linear(...) or Module(...), got {self.model!r}.",
+            )
+        if getattr(self.model, "l2", None) == AUTO:
+            raise InputError(
+                "private-evidence",
+                "Private needs l2 as a number: strengths by evidence are not private.",
             )
         if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
             raise InputError(

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.algorithms.evidence import Strengths
 from scaffpd.errors import InputError
 from scaffpd.federation import (
     Constants,
@@ -33,6 +34,7 @@ from scaffpd.models.envelopes import client_modes, lowest
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.privacy.accountant import Account, Spent
+from scaffpd.training.settling import by_evidence, settled
 
 Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
 
@@ -178,7 +180,7 @@ class LocalChannel:
     ) -> None:
         self.names = tuple(names)
         self.model = model
-        self.about = f"{about} {model!r}"
+        self.about = about
         self.train = train
         self.test = test
         self._everyone = list(range(len(self.names)))
@@ -217,7 +219,7 @@ class LocalChannel:
     def fingerprint(self) -> str:
         """Hash of model, names, number format and all training data as the model sees it."""
         if self._fingerprint is None:
-            digest = hashlib.sha256(self.about.encode())
+            digest = hashlib.sha256(f"{self.about} {self.model!r}".encode())
             for tensor in self.train.oracle.contents():
                 digest.update(repr((tuple(tensor.shape), str(tensor.dtype))).encode())
                 digest.update(np.ascontiguousarray(tensor.detach().cpu()).data)
@@ -341,9 +343,12 @@ class Cohort(Federation):
         device: device of the data and x, such as "cpu" or "cuda".
         dtype: float64 by default for linear models, the network's own for modules.
         test: held-out pairs in the same order (or with the same names), for `evaluate(x, "test")`.
+        settle: whether strengths that are "auto" are set by evidence now, so that `model` has them
+            as numbers; `strengths` says what was found.
     """
 
     channel: LocalChannel
+    strengths: Strengths | None = None
 
     def __init__(
         self,
@@ -353,6 +358,7 @@ class Cohort(Federation):
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
         test: Sequence[Pair] | Mapping[str, Pair] | None = None,
+        settle: bool = True,
     ) -> None:
         if not hasattr(model, "oracle") or isinstance(model, type):
             raise InputError(
@@ -370,6 +376,9 @@ class Cohort(Federation):
         held = None if test is None else _bound_test(model, known, test, where, dtype, train)
         about = repr((known, str(train.oracle.start().dtype), where.type))
         super().__init__(LocalChannel(known, about, train, held, model))
+        self.strengths = by_evidence(self, model, train.shape[0], train.columns) if settle else None
+        if self.strengths is not None:
+            self.channel = settled(self, model, self.strengths).channel
 
     @property
     def model(self) -> ModelSpec | None:

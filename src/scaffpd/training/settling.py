@@ -1,0 +1,61 @@
+"""Strengths that a model leaves to the data ("auto"), found by evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from scaffpd.algorithms.evidence import INTERCEPT, Strengths, strengths
+from scaffpd.federation import Federation, Vector
+from scaffpd.models.linear import AUTO, Linear, fitted
+from scaffpd.models.personal import Personal
+
+Clients = TypeVar("Clients", bound=Federation)
+
+
+def by_evidence(
+    federation: Federation, model: object, features: int, columns: Sequence[str] | None = None
+) -> Strengths | None:
+    """Find what the model leaves to the data; `None` if it leaves nothing.
+
+    Args:
+        federation: clients with this model.
+        model: `Linear(...)`, or `Personal(...)` of one.
+        features: the number of features, without the intercept.
+        columns: their names, which name the groups if the model does not.
+    """
+    inner = model.model if isinstance(model, Personal) else model
+    if not isinstance(inner, Linear):
+        return None
+    personal = model.strength if isinstance(model, Personal) else np.inf
+    if AUTO not in (personal, inner.l2):
+        return None
+    width = features + inner.intercept
+    groups = list(inner.groups or columns or map(str, range(features)))
+    kappa = _given(personal, width, inner.intercept)
+    if isinstance(model, Personal):
+        kappa[~model.marked(columns, width)] = np.inf
+    return strengths(
+        federation,
+        [*groups, *[INTERCEPT] * inner.intercept],
+        inner.loss,
+        l2=_given(inner.l2, width, inner.intercept),
+        strength=kappa,
+    )
+
+
+def _given(value: float | Sequence[float] | str, width: int, intercept: bool) -> Vector:
+    """Return numbers per feature, NaN where the data decide."""
+    if isinstance(value, str):
+        return np.full(width, np.nan)
+    return np.array(fitted("Linear", "l2", value, width, intercept))
+
+
+def settled(federation: Clients, model: object, found: Strengths) -> Clients:
+    """Return the same clients with these strengths where the model leaves them to the data."""
+    inner = model.model if isinstance(model, Personal) else model
+    l2 = found.l2.tolist() if isinstance(inner, Linear) and inner.l2 == AUTO else None
+    auto = isinstance(model, Personal) and model.strength == AUTO
+    return federation.using(l2, found.strength.tolist() if auto else None)
