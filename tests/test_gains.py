@@ -170,21 +170,34 @@ def test_intervals_of_rows_are_paired_t_intervals():
     rows = [rng.gamma(2.0, size=(3, n)) for n in (9, 20, 33)]
     evidence = HeldOutMoments.of(rows)
     for i, own in enumerate(rows):
-        found = RelativeGain.of(evidence.difference(0, 2, lambda _, i=i: np.eye(3)[i]))
+        found = evidence.difference(0, 2, lambda _, i=i: np.eye(3)[i])
         low, high = stats.ttest_rel(own[0], own[2]).confidence_interval(0.95)
-        base = own[0].mean()
-        assert found == pytest.approx(((own[0] - own[2]).mean() / base, low / base, high / base))
-    total = RelativeGain.of(evidence.difference(0, 1, every))
+        assert found.ends == pytest.approx(((own[0] - own[2]).mean(), low, high))
+        ratio = own[2].mean() / own[0].mean()  # and of the ratio, by its linearisation
+        reach = stats.ttest_rel(ratio * own[0], own[2]).confidence_interval(0.95).high
+        reach /= own[0].mean()
+        assert RelativeGain.of(found) == pytest.approx(
+            (1 - ratio, 1 - ratio * math.exp(reach / ratio), 1 - ratio + reach)
+        )
+    total = evidence.difference(0, 1, every)
     d = [own[0] - own[1] for own in rows]
     error = math.sqrt(sum(x.var(ddof=1) / len(x) for x in d)) / 3
-    assert total.value == pytest.approx(
-        np.mean([x.mean() for x in d]) / np.mean([own[0].mean() for own in rows])
-    )
-    assert (
-        1.9 * error
-        < (total.high - total.value) * np.mean([own[0].mean() for own in rows])
-        < 2.3 * error
-    )
+    assert total.mean == pytest.approx(np.mean([x.mean() for x in d]))
+    assert total.base == pytest.approx(np.mean([own[0].mean() for own in rows]))
+    assert 1.9 * error < total.half < 2.3 * error
+
+
+def test_the_worst_served_are_named_by_rows_that_do_not_judge_them():
+    rng = np.random.default_rng(7)
+    rows = [rng.gamma(2.0, size=(2, n)) for n in (9, 20, 33, 14, 8, 10, 12)]
+    evidence = HeldOutMoments.of(rows)
+    for k in (0, 1):
+        level = 0.0
+        for h in (0, 1):
+            named = sorted(range(7), key=lambda i: -rows[i][k, 1 - h :: 2].mean())[:2]
+            level += sum(rows[i][k, h::2].sum() / rows[i].shape[1] for i in named) / 2
+        assert evidence.level(k, worst_fifth) == pytest.approx(level)
+        assert evidence.level(k, every) == pytest.approx(np.mean([own[k].mean() for own in rows]))
 
 
 def test_intervals_of_rows_cover_the_truth_as_often_as_they_say():
@@ -215,14 +228,14 @@ def test_too_few_rows_are_within_noise():
 
 
 def test_intervals_of_splits_are_corrected_t_intervals():
-    tables = np.random.default_rng(2).gamma(3.0, size=(5, 2, 6))
-    found = RelativeGain.of(SplitTables(tables, 0.25).difference(0, 1, worst_fifth))
-    worst = np.array([[np.sort(t[k])[-2:].mean() for k in (0, 1)] for t in tables])
+    rng = np.random.default_rng(2)
+    splits = [HeldOutMoments.of(list(rng.gamma(3.0, size=(6, 2, 8)))) for _ in range(5)]
+    found = SplitTables(splits, 0.25).difference(0, 1, worst_fifth)
+    worst = np.array([[one.level(k, worst_fifth) for k in (0, 1)] for one in splits])
     d = worst[:, 0] - worst[:, 1]
     reach = stats.t.ppf(0.975, 4) * d.std(ddof=1) * math.sqrt(1 / 5 + 0.25)
-    assert found == pytest.approx(
-        np.array([d.mean(), d.mean() - reach, d.mean() + reach]) / worst[:, 0].mean()
-    )
+    assert found.ends == pytest.approx((d.mean(), d.mean() - reach, d.mean() + reach))
+    assert found.base == pytest.approx(worst[:, 0].mean())
 
 
 def test_a_mean_over_splits_has_intervals_over_splits():
@@ -232,12 +245,13 @@ def test_a_mean_over_splits_has_intervals_over_splits():
     found = Joining.mean(several)
     assert found.splits == 3
     assert found.rows == ((30, 10),) * 3
-    np.testing.assert_allclose(found.evidence.tables[0], several[0].loss)
+    assert found.evidence.splits[0] is several[0].evidence
     np.testing.assert_allclose(found.loss, np.mean([one.loss for one in several], 0))
     gains = [one.loss[1].mean() - one.loss[2].mean() for one in several]
     reach = stats.t.ppf(0.975, 2) * np.std(gains, ddof=1) * math.sqrt(1 / 3 + 1 / 3)
-    base = found.loss[1].mean()
-    assert found.gain("average").high == pytest.approx((np.mean(gains) + reach) / base)
+    difference = found.evidence.difference(1, 2, every)
+    assert difference.ends[2] == pytest.approx(np.mean(gains) + reach)
+    assert found.gain("average").value == pytest.approx(np.mean(gains) / found.loss[1].mean())
     with refuses("one-split"):
         Joining.mean(several[:1])
 

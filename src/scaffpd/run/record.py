@@ -183,7 +183,9 @@ class JoiningRow(RecordPart):
 
 
 class JoiningTotal(RecordPart):
-    """One model over all clients, each counting the same, and over their worst-served fifth."""
+    """One model over all clients, each counting the same, and over their worst-served fifth, which
+    one half of the held-out rows names and the other judges.
+    """
 
     model: str
     test_loss_mean: float

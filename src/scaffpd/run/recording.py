@@ -180,12 +180,11 @@ def joining_record(found: Joining) -> JoiningRecord:
     """Make the record of what joining brings."""
     totals = []
     for k, model in enumerate(found.models):
-        losses = found.loss[k]
         totals.append(
             JoiningTotal(
                 model=model,
-                test_loss_mean=float(every(losses) @ losses),
-                test_loss_worst_20=float(worst_fifth(losses) @ losses),
+                test_loss_mean=found.evidence.level(k, every),
+                test_loss_worst_20=found.evidence.level(k, worst_fifth),
                 clearly_lose=found.losers(model),
                 over_alone_mean=_gain(found, model, ALONE, every),
                 over_alone_worst_20=_gain(found, model, ALONE, worst_fifth),

@@ -97,17 +97,18 @@ class Joining:
                 "splits-differ",
                 "another split leaves other clients rows enough for folds: take one split.",
             )
-        tables = np.stack([one.loss for one in several])
-        scores = np.stack([one.score for one in several])
         # n₂/n₁ of Nadeau and Bengio: splits share rows, which a plain interval does not know
         overlap = sum(held for _, held in first.rows) / sum(trained for trained, _ in first.rows)
-        errors = 1 - scores if first.measure == "accuracy" else scores
+        evidence, errors = (
+            SplitTables([part for part in parts if isinstance(part, HeldOutMoments)], overlap)
+            for parts in ([one.evidence for one in several], [one.errors for one in several])
+        )
         return replace(
             first,
-            loss=tables.mean(0),
-            score=scores.mean(0),
-            evidence=SplitTables(tables, overlap),
-            errors=SplitTables(errors, overlap),
+            loss=evidence.means,
+            score=np.mean([one.score for one in several], axis=0),
+            evidence=evidence,
+            errors=errors,
             splits=len(several),
         )
 
@@ -261,13 +262,15 @@ class Joining:
     def method(self) -> str:
         """Describe how intervals were computed."""
         if self.splits > 1:
-            return (
+            how = (
                 f"Student's t over {self.splits} random splits, corrected for the rows that "
                 "splits share, at 95 %"
             )
-        block = getattr(self.evidence, "block", 1)
-        rows = "held-out rows" if block == 1 else f"blocks of {block} held-out rows"
-        return f"Student's t over {rows}, paired, at 95 %"
+        else:
+            block = getattr(self.evidence, "block", 1)
+            rows = "held-out rows" if block == 1 else f"blocks of {block} held-out rows"
+            how = f"Student's t over {rows}, paired, at 95 %"
+        return f"{how}; half of the rows name the worst-served, the other half judge them"
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.sentence, self.details)))

@@ -129,11 +129,14 @@ def disagree(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
 
 
 class PairedDifference(NamedTuple):
-    """By how much a measure is lower than `base`, half of the 95 % interval, and `base`."""
+    """By how much a measure is lower than `base`, half of the 95 % interval, `base`, and half of
+    the interval of their ratio.
+    """
 
     mean: float
     half: float
     base: float
+    relative_half: float
 
     @property
     def ends(self) -> tuple[float, float, float]:
@@ -177,11 +180,18 @@ class RelativeGain(NamedTuple):
 
     @classmethod
     def of(cls, found: PairedDifference) -> RelativeGain:
-        """Take the difference as a share of the loss that it starts from."""
-        mean, half, base = found
-        if not base > 0:
+        """Take the difference as a share of the loss that it starts from.
+
+        With r = 1 − share and half an interval h, r + h and r·exp(h/r) agree to first order. The
+        low end is that of the logarithm, which is the wider: ratios of skewed losses need it.
+        """
+        if not found.base > 0:
             return cls(0.0, -math.inf, math.inf)
-        return cls(mean / base, (mean - half) / base, (mean + half) / base)
+        share = found.mean / found.base
+        half = found.relative_half
+        r = max(1 - share, 1e-12)
+        low = 1 - r * math.exp(half / r) if half < 50 * r else -math.inf
+        return cls(share, low, share + half)
 
     @property
     def pays(self) -> str:
@@ -221,17 +231,30 @@ def _percent(share: float) -> str:
 
 @dataclass(frozen=True)
 class HeldOutMoments:
-    """Losses of M models on the held-out rows of N clients, as far as intervals need them.
+    r"""Losses of M models on the held-out rows of N clients, as far as intervals need them.
+
+    Weights w(L) may depend on the losses, as those of the worst-served fifth do. Chosen on the rows
+    that are judged, the clients named are unlucky as well as badly served, and no interval covers.
+    So every second block of rows names the clients that the others judge, and the other way round:
+    with n_ih blocks and mean losses L_ih in half h ∈ {0, 1},
+
+        level = Σ_h Σ_i (n_ih/n_i) w_i(L_{1−h}) L_ih,
+
+    the mean over clients where weights are constant.
 
     Attributes:
         means: over rows, (M × N).
+        halves: over the rows of every half, (2 × M × N).
+        shares: n_ih/n_i, (2 × N).
         covariances: of the means over blocks of rows, (N × M × M); NaN where there is one block
             only.
-        blocks: how many blocks every client has.
+        blocks: how many blocks every client has, n_i.
         block: how many consecutive rows count as one.
     """
 
     means: Array
+    halves: Array
+    shares: Array
     covariances: Array
     blocks: NDArray[np.int64]
     block: int = 1
@@ -244,56 +267,88 @@ class HeldOutMoments:
         unknown = np.full((len(losses[0]),) * 2, math.nan)
         spread = [np.atleast_2d(np.cov(g)) if g.shape[1] > 1 else unknown for g in grouped]
         blocks = np.array([g.shape[1] for g in grouped])
-        return cls(
-            np.stack([own.mean(1) for own in losses], axis=1), np.stack(spread), blocks, block
+        means = np.stack([own.mean(1) for own in losses], axis=1)
+        rows = np.array([own.shape[1] for own in losses])
+        # of unequal blocks too, the halves' shares are those of rows: constant weights give `means`
+        first = [np.concatenate(own[::2], axis=1) for own in parts]
+        share = np.array([own.shape[1] for own in first]) / rows
+        one = np.stack([own.mean(1) for own in first], axis=1)
+        # a client with a single block has nothing but its mean to be named by
+        other = np.where(
+            share < 1, (means - share * one) / np.where(share < 1, 1 - share, 1), means
         )
+        halves = np.stack([one, other])
+        return cls(means, halves, np.stack([share, 1 - share]), np.stack(spread), blocks, block)
+
+    def weights(self, k: int, of: Weights) -> Array:
+        """Return (n_ih/n_i) w_i(L_{1−h}) of model k, (2 × N)."""
+        found: Array = self.shares * np.stack([of(self.halves[1, k]), of(self.halves[0, k])])
+        return found
+
+    def level(self, k: int, of: Weights) -> float:
+        """Return the level of model k under weights that `of` makes from losses."""
+        return float((self.weights(k, of) * self.halves[:, k]).sum())
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
-        """Return by how much Σ w_i L_i is lower under b than under a; `of` makes w from a model's
-        losses L.
+        """Return by how much the level is lower under b than under a.
 
-        The standard error is √(Σ_i s_i²/n_i) with s_i² the variance of w_i ℓ_a − w'_i ℓ_b over the
-        n_i blocks of client i; degrees of freedom are Welch's. A client with a single block takes
-        the mean of the others' s_i².
+        The interval of their ratio r = level_b/level_a is that of level_b − r·level_a with r held
+        at its estimate (the delta method), over level_a.
         """
-        w = of(self.means[a])
-        v = of(self.means[b])
+        base = self.level(a, of)
+        other = self.level(b, of)
+        w = self.weights(a, of)
+        v = self.weights(b, of)
+        ratio = other / base if base > 0 else 1.0
+        relative = self._half(a, b, ratio * w, v) / base if base > 0 else math.inf
+        return PairedDifference(base - other, self._half(a, b, w, v), base, relative)
+
+    def _half(self, a: int, b: int, w: Array, v: Array) -> float:
+        """Return half of the interval of Σ_h Σ_i w_ih ℓ_a − v_ih ℓ_b.
+
+        The standard error is √(Σ_i Σ_h s_ih²/n_ih) with s_ih² the variance of w_ih ℓ_a − v_ih ℓ_b
+        over the n_i blocks of client i; degrees of freedom are Welch's. A client with a single
+        block takes the mean of the others' s_ih².
+        """
         C = self.covariances
         spread = w**2 * C[:, a, a] + v**2 * C[:, b, b] - 2 * w * v * C[:, a, b]
         used = (w != 0) | (v != 0)
+        several = np.broadcast_to(self.blocks > 1, used.shape)[used]
         spread = np.maximum(spread[used], 0.0)
-        n = self.blocks[used]
-        known = spread[n > 1]
-        spread = np.where(n > 1, spread, known.mean() if len(known) else math.inf)
-        errors = spread / n
-        base = float(w @ self.means[a])
-        mean = base - float(v @ self.means[b])
+        known = spread[several]
+        spread = np.where(several, spread, known.mean() if len(known) else math.inf)
+        errors = spread / (self.shares * self.blocks)[used]
         if not np.isfinite(errors).all():
-            return PairedDifference(mean, math.inf, base)
-        welch = errors.sum() ** 2 / max((errors**2 / np.maximum(n - 1, 1)).sum(), 1e-300)
-        return PairedDifference(mean, student(max(welch, 1.0)) * math.sqrt(errors.sum()), base)
+            return math.inf
+        freedom = (self.shares * np.maximum(self.blocks - 1, 1))[used]
+        welch = errors.sum() ** 2 / max((errors**2 / freedom).sum(), 1e-300)
+        return student(max(welch, 1.0)) * math.sqrt(errors.sum())
 
 
 @dataclass(frozen=True)
 class SplitTables:
-    """Mean losses, or errors, of all models and clients, (splits × models × clients)."""
+    """The same of several random splits of the clients' rows."""
 
-    tables: Array
+    splits: Sequence[HeldOutMoments]
     overlap: float  # n₂/n₁
 
     @cached_property
     def means(self) -> Array:
         """(models × clients), the mean over splits."""
-        found: Array = self.tables.mean(0)
-        return found
+        return np.asarray(np.mean([one.means for one in self.splits], axis=0))
+
+    def level(self, k: int, of: Weights) -> float:
+        """Return the mean level over splits."""
+        return float(np.mean([one.level(k, of) for one in self.splits]))
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
-        """Return the same over splits; weights are those of every split by itself."""
-        base = np.array([of(t[a]) @ t[a] for t in self.tables])
-        d = base - np.array([of(t[b]) @ t[b] for t in self.tables])
-        return PairedDifference(
-            float(d.mean()), float(half_interval(d, self.overlap)), float(base.mean())
-        )
+        """Return the same over splits."""
+        base, other = (np.array([one.level(k, of) for one in self.splits]) for k in (a, b))
+        ratio = float(other.mean() / base.mean()) if base.mean() > 0 else 1.0
+        half, relative = (half_interval(r * base - other, self.overlap) for r in (1.0, ratio))
+        level = float(base.mean())
+        share = float(relative) / level if level > 0 else math.inf
+        return PairedDifference(level - float(other.mean()), float(half), level, share)
 
 
 def client_row(
