@@ -529,9 +529,10 @@ def compared(point: Point) -> Verdict:
         weights = np.eye(len(weights))[int(random.integers(len(weights)))]
     known = cohort.constants()
     c = answers.sum(weights)
-    size = length(c, shrinkage(known, weights))
-    mu = known.strong_convexity
-    proof = certify(objective, answers.losses, weights, size, mu, answers.rounding)
+    short = shrinkage(known, weights)
+    errors = answers.rounding[0], short.errors * answers.rounding[1]
+    size = length(c, short.factors)
+    proof = certify(objective, answers.losses, weights, size, known.strong_convexity, errors)
     return verdict(point, cohort, clients, x, weights, objective, answers, c, proof.gap)
 
 
@@ -611,18 +612,25 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
             broken.append(f"loss {i}: {float(abs(true - said)):.3g} > {float(e[i]):.3g}")
     each = answers.each().double().numpy()
     for i, true in enumerate(gradients):
-        off = sqrt(fsum((a - b) ** 2 for a, b in zip(true, exact(each[i]), strict=True)))
+        off = far(point, true, exact(each[i]))
         if off > slack[i]:
             broken.append(f"gradient {i}: {float(off):.3g} > {float(slack[i]):.3g}")
     plain = exact(weights)
     mixed = [fdot(plain, column) for column in zip(*gradients, strict=True)]
-    off = sqrt(fsum((a - b) ** 2 for a, b in zip(mixed, exact(c.double().numpy()), strict=True)))
+    off = far(point, mixed, exact(c.double().numpy()))
     least = (mpf(2) ** -126 if point.single else UNDERFLOW) * sqrt(len(values))  # see `length`
     if off > fdot(plain, slack) + least and torch.isfinite(c).all():
         broken.append(f"sum: {float(off):.3g} > {float(fdot(plain, slack)):.3g}")
     return Verdict(
         certificate, gap(point, cohort, data, l2, X, w, objective, losses, mixed), tuple(broken)
     )
+
+
+def far(point, a, b):
+    """The distance of two gradients in the metric of the ridge."""
+    l2 = np.broadcast_to(ridges(point), point.features)
+    share = np.repeat(exact(l2), len(a) // point.features)
+    return sqrt(fsum((s - t) ** 2 * min(share) / v for s, t, v in zip(a, b, share, strict=True)))
 
 
 def own(point, rows, l2, X):

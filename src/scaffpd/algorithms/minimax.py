@@ -14,8 +14,9 @@ method, but only for full losses and gradients.
 **Ridges.** Where coordinates have ridges of their own (`Constants.ridge`), Φ(·, λ) bends by at
 least D_j = Σ λ_i μ_i + (Σ λ_i)(ridge_j − min ridge) along coordinate j, and ½ Σ_j g_j²/D_j takes
 the place of the last term, for g = Σ λ_i ∇f_i(x). That is the term above for g_j √(Σ λ_i μ_i / D_j)
-in the place of g_j; no entry grows, so neither do errors. With columns of different scales it is
-lower by up to the square of their ratio.
+in the place of g_j. With columns of different scales it is lower by up to the square of their
+ratio. Clients bound the errors of gradients in the metric of the ridges, which is that of D up to a
+factor.
 
 **Rounding.** Clients send L̂_i and Σ λ_i ĉ_i with bounds e_i ≥ |L̂_i − f_i(x)| and ε_i on
 ‖ĉ_i − ∇f_i(x)‖. As Λ has no negative weights, support grows with every loss, so that with
@@ -44,7 +45,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Generic, SupportsFloat
+from typing import ClassVar, Generic, NamedTuple, SupportsFloat
 
 import numpy as np
 import torch
@@ -147,8 +148,10 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         c = at.sum(state.weights) if c is None else c
         mu = state.constants.strong_convexity
         rounding = at.rounding  # after the sum, whose own rounding is part of it
-        size = length(c, shrinkage(state.constants, state.weights))
-        proof = certify(self.objective, state.losses, state.weights, size, mu, rounding)
+        short = shrinkage(state.constants, state.weights)
+        size = length(c, short.factors)
+        errors = rounding[0], short.errors * rounding[1]
+        proof = certify(self.objective, state.losses, state.weights, size, mu, errors)
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
 
@@ -224,7 +227,7 @@ def certify(
         gradient: ‖Σ λ_i ∇f_i(x)‖, each entry times its `shrinkage`, see `length`; a GPU is waited
             for only at the end.
         strong_convexity: μ_i.
-        rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x) (its norm).
+        rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x), in norm.
     """
     if not all(bool(np.all(np.isfinite(bounds))) for bounds in rounding):
         return NOTHING  # a silo does not answer
@@ -270,16 +273,28 @@ def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> t
     return dual - raised, raised + arithmetic
 
 
-def shrinkage(constants: Constants, weights: Vector) -> Vector | float:
-    """Return √(Σ λ_i μ_i / D_j) ≤ 1 of every coordinate, from above; see "Ridges"."""
+class Shrinkage(NamedTuple):
+    """How gradients and their errors count in the metric D; see "Ridges".
+
+    Attributes:
+        factors: √(Σ λ_i μ_i / D_j) ≤ 1 of every coordinate.
+        errors: the most that √(ridge_j / min ridge) of them is, for errors in that metric.
+    """
+
+    factors: Vector | float
+    errors: float
+
+
+def shrinkage(constants: Constants, weights: Vector) -> Shrinkage:
+    """Return both, from above."""
     ridge = constants.ridge
     modulus = inner(weights, constants.strong_convexity)
-    if ridge is None or not modulus > 0:
-        return 1.0
+    if ridge is None or not modulus > 0 or not ridge.min() > 0:
+        return Shrinkage(1.0, 1.0)
     D = modulus + total(weights) * (ridge - ridge.min())
     wide = 1 + EPSILON * (2 * roundings(len(weights)) + 16)
-    shrunk: Vector = np.minimum(wide * np.sqrt(modulus / D), 1.0)
-    return shrunk
+    factors = np.minimum(wide * np.sqrt(modulus / D), 1.0)
+    return Shrinkage(factors, float((factors * np.sqrt(ridge / ridge.min())).max()) * wide)
 
 
 def length(c: Tensor, shrinkage: Vector | float = 1.0) -> SupportsFloat:

@@ -205,11 +205,17 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         if state.damping > 0:
             added = torch.from_numpy(state.damping * state.constants.smoothness).to(H)
             H = H + added[:, None, None] * torch.eye(H.shape[1]).to(H)
-        C = state.gradients.cpu().numpy().T
+        # In units of its own curvature every coordinate keeps its digits.
+        weights = torch.from_numpy(state.model_weights).to(H)
+        bends = weights @ H.diagonal(dim1=1, dim2=2)
+        unit = torch.where(bends > 0, bends, 1).rsqrt()
+        C = (unit * state.gradients).cpu().numpy().T
+        scaled = (unit[:, None] * H * unit).cpu().numpy()
         least = DIGITS * EPSILON * size
-        return solve_quadratics(
-            self.objective, state.losses, C, H.cpu().numpy(), state.model_weights, share, least
+        found = solve_quadratics(
+            self.objective, state.losses, C, scaled, state.model_weights, share, least
         )
+        return replace(found, z=unit.cpu().numpy() * found.z)
 
     def _proven(self, state: MinimaxNewtonState) -> MinimaxNewtonState:
         """Return the state with the better certificate of the two λ, unless one is rounding."""
@@ -217,8 +223,8 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         if not np.isfinite(own.certificate) or own.certificate <= PROVEN * own.floor:
             return own
         modulus = float(own.weights @ state.constants.strong_convexity)
-        short = torch.as_tensor(shrinkage(state.constants, own.weights)).to(state.gradients)
-        E = (short * state.gradients).mT / modulus**0.5
+        short = shrinkage(state.constants, own.weights).factors
+        E = (torch.as_tensor(short).to(state.gradients) * state.gradients).mT / modulus**0.5
         if len(E) > E.shape[1]:  # only EᵀE matters: R of E = QR has fewer rows
             E = torch.linalg.qr(E, mode="r")[1]
         tol = CERTIFIED * own.certificate

@@ -127,7 +127,8 @@ class Constants:
         first_order: whether clients refuse questions about curvature, because their vectors are
             masked.
         ridge: of every coordinate, public: every f_i minus ½ Σ_j (μ_i + ridge_j − min ridge) x_j²
-            is convex. `None` if μ_i says it all.
+            is convex, and errors e of gradients are Σ_j e_j²/ridge_j · min ridge. `None` if it is
+            one number for all.
     """
 
     smoothness: Vector

@@ -19,13 +19,14 @@ What a residual ε = ‖∇_w‖ changes: as W averaged between ŵ and w is some
 
     0 ≤ F̂ − F ≤ ε²/2,    ‖∇F̂ − ∇F‖ = ‖AᵀW̄Ã(ŵ − w)‖ ≤ ½ √λ_max(AᵀW̄A) ε,
 
-and at most √(max_k γ_ik) ε if all features are personal.
+and at most √(max_k γ_ik) ε if all features are personal. Errors of gradients are in the metric of
+the ridge (`Ridge`): there columns, and √γ_ik, are divided by s_k.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -55,6 +56,7 @@ class Anchor:
     """
 
     gamma: Tensor
+    _levers: list[tuple[StackedSamples, Levers]] = field(default_factory=list, repr=False)
 
     @cached_property
     def own(self) -> Tensor | None:
@@ -85,8 +87,10 @@ class Anchor:
         out[:, self.own] = v
         return out
 
-    def levers(self, rows: StackedSamples) -> Levers:
-        """Return the factors of rounding errors of Ãᵀr."""
+    def levers(self, rows: StackedSamples, ridge: Ridge) -> Levers:
+        """Return the factors of rounding errors of Ãᵀr; computed once."""
+        if self._levers and self._levers[0][0] is rows:
+            return self._levers[0][1]
         norms = torch.zeros_like(rows.exact[1])
 
         def work(block: PaddedBlock) -> None:
@@ -94,7 +98,9 @@ class Anchor:
             block.put(norms, norm_above(self.part(A, block.clients), 2))
 
         parallel_map(work, rows.blocks, norms.device)
-        return Levers.of(rows, norms)
+        plain = rows.exact[1].reciprocal() * ridge.levers(rows).each
+        self._levers[:] = [(rows, Levers.of(rows, norms, plain))]
+        return self._levers[0][1]
 
 
 class LossHessian:
@@ -301,9 +307,11 @@ class NewtonPoint(LinearPoint):
         """
         if self.fine is None:
             return self.arithmetic(0.0)
-        size = norm_above(self.x, 0) + norm_above(self.anchor.spread(self.w.double()), (1, 2))
+        v = self.anchor.spread(self.w.double()).flatten(1)
+        size = self.ridge.length(self.x) + self.ridge.length(v)
         loss, gradient = self.arithmetic(size)
-        levers = self.anchor.levers(self.fine)
+        plain = self.ridge.levers(self.fine)
+        levers = self.anchor.levers(self.fine, self.ridge)
         length = norm_above(self.w, (1, 2))
         off = SAFE * self.off + self.slope_error(size, levers)
         off = off + gamma(self.w[0].numel() + 16) * length
@@ -311,13 +319,15 @@ class NewtonPoint(LinearPoint):
         unit = UNIT if self._format() == 0 else SINGLE
         loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
         if self.compressed is not None:  # like `CompressedPoint.rounding`, at u
-            more = self.compressed.off(size)
+            more = self.compressed.off(size, plain)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
             gradient = gradient + more[1]
-            off = off + self.compressed.off(size, levers.square.sqrt())[1]
-        seen = (steepness(self.loss, self.fine) * self.fine.levers.square).sqrt() / 2
+            off = off + self.compressed.off(size, plain, levers)[1]
+        seen = (steepness(self.loss, self.fine) * plain.square).sqrt() / 2
         if self.anchor.own is None:
-            seen = torch.minimum(seen, self.anchor.gamma.amax(1).sqrt())
+            scale = self.ridge.scale
+            own = scale.view(-1, self.outputs)[:, 0] if isinstance(scale, Tensor) else scale
+            seen = torch.minimum(seen, (self.anchor.gamma.sqrt() / own).amax(1))
         return self.ridged(loss + SAFE * off.square() / 2, gradient + SAFE * seen * off)
 
 

@@ -21,6 +21,10 @@ CLIENTS = 2**13
 class Ridge:
     """The regulariser ½ Σ_j l2_j x_j², with one l2 for all of x or one for every entry.
 
+    Errors are bounded in its metric, in which coordinates count by s_j = √(l2_j/min l2): sums
+    ⟨a, x⟩ err by ‖a/s‖‖s ∘ x‖, and errors of gradients g are ‖g/s‖. Where l2 goes with the scales
+    of the columns, that hides no small column behind a large one.
+
     Args:
         l2: a number, or a tensor in double precision with an entry for each of x.
     """
@@ -28,6 +32,7 @@ class Ridge:
     def __init__(self, l2: float | Tensor) -> None:
         self.l2 = l2
         self.even = not isinstance(l2, Tensor)
+        self._levers: dict[int, tuple[StackedSamples, Levers]] = {}
         self.least, self.most = (
             (float(l2.min()), float(l2.max())) if isinstance(l2, Tensor) else (l2, l2)
         )
@@ -39,6 +44,27 @@ class Ridge:
     def half(self, x: Tensor) -> Tensor:
         """Return ½ Σ_j l2_j x_j² along the last axis, in double precision."""
         return squares(x, self.l2) / 2
+
+    @cached_property
+    def scale(self) -> Tensor | float:
+        """The s_j."""
+        if not isinstance(self.l2, Tensor) or self.least == 0:
+            return 1.0
+        return (self.l2 / self.least).sqrt()
+
+    def length(self, x: Tensor) -> Tensor:
+        """Return ‖s ∘ x‖ along the last axis, from above."""
+        return root_above(squares(self.scale * x.double()), x.shape[-1])
+
+    def levers(self, rows: StackedSamples) -> Levers:
+        """Return the factors of rounding errors of rows a/s; computed once."""
+        if id(rows) not in self._levers:
+            norms = rows.row_norms
+            if isinstance(self.scale, Tensor):
+                own = self.scale.view(rows.A.shape[1], -1)[:, 0]
+                norms = rows.products.norms(1 / own)
+            self._levers[id(rows)] = rows, Levers.of(rows, norms, norms)
+        return self._levers[id(rows)][1]
 
     def gram(self, V: Tensor) -> Tensor:
         """Return Vᵀ diag(l2) V."""
@@ -190,7 +216,7 @@ class LinearPoint:
         return out.flatten(1) + self.ridge.times(torch.ones_like(self.x))
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound the rounding errors of L_i and, in norm, of c_i, for stored data, x and l2."""
+        """Bound the rounding errors of L_i and c_i, in the metric of the ridge, for stored data."""
         loss, gradient = self.arithmetic(self.size)
         return self.ridged(loss, gradient)
 
@@ -199,18 +225,18 @@ class LinearPoint:
         d = len(self.x)
         additions = d if d <= SHORT else 2 * math.isqrt(d) + 4  # as in `squares`
         penalty = SAFE * gamma(additions + 8) * self.penalty + d * LEAST * (1 + self.ridge.most)
-        pull = norm_above(self.ridge.times(self.x.double()), 0)
+        pull = norm_above(self.ridge.times(self.x.double()) / self.ridge.scale, 0)
         sums = gamma(len(self.rows.layout) + CLIENTS + 8) + self._format()
         return loss + penalty, gradient + SAFE * sums * pull
 
     @cached_property
     def size(self) -> Tensor | float:
-        """‖x‖ from above, without waiting for a GPU."""
-        size = root_above(squares(self.x), len(self.x))
+        """‖s ∘ x‖ from above, without waiting for a GPU."""
+        size = self.ridge.length(self.x)
         return size if size.is_cuda else float(size)
 
     def arithmetic(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Bound the errors of sums, if the rows multiply vectors of length `size`.
+        """Bound the errors of sums, if the rows a (a/s) multiply vectors u (s ∘ u) of that `size`.
 
         The error of a sum of n products is at most γ_n times the sum of their sizes (worst case:
         any order, any signs). With a relative error v and an absolute error o of ℓ, w and j of r
@@ -226,7 +252,7 @@ class LinearPoint:
         if fine is None:
             unknown = torch.full_like(self.losses, float("inf"))
             return unknown, unknown
-        levers = fine.levers
+        levers = self.ridge.levers(fine)
         m = fine.layout.additions
         value, offset, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
         curvature = steepness(self.loss, fine)

@@ -42,7 +42,7 @@ from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT
 from scaffpd.models.oracle import StackedDisplacements
 from scaffpd.models.point import LinearPoint, Ridge
-from scaffpd.models.samples import StackedSamples, product
+from scaffpd.models.samples import Levers, StackedSamples, product
 from scaffpd.models.threads import parallel_map
 
 # Compress clients with more samples than this many times the features.
@@ -74,22 +74,22 @@ class Compressed:
     fewer: bool = True
 
     @cached_property
-    def sizes(self) -> tuple[Tensor, Tensor]:
-        """Bounds on S = ‖A‖/√m and ‖y‖/√m of every client."""
+    def targets(self) -> Tensor:
+        """Bound on ‖y‖/√m of every client."""
         y, share = self.fine.exact
         squares = share * numerics.norm_above(y, 1).square()
-        targets = self.fine.layout.segment_sum(squares) + self.constant
-        return self.fine.levers.square.sqrt(), SAFE * targets.sqrt()
+        return SAFE * (self.fine.layout.segment_sum(squares) + self.constant).sqrt()
 
-    def off(self, size: Tensor | float, scaled: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def off(
+        self, size: Tensor | float, levers: Levers, scaled: Levers | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Bound the errors of L_i and c_i, if rows multiply a vector of length `size`.
 
-        With δ = S·size + ‖y‖/√m these are at most noise δ² and 2 noise S δ; where columns are
-        scaled before they are summed, the last S is that of the `scaled` ones.
+        With S = ‖A‖/√m and δ = S·size + ‖y‖/√m these are at most noise δ² and 2 noise S δ; where
+        columns are scaled before they are summed, the last S is that of the `scaled` ones.
         """
-        top, y = self.sizes
-        delta = top * size + y
-        last = top if scaled is None else scaled
+        delta = levers.square.sqrt() * size + self.targets
+        last = (levers if scaled is None else scaled).square.sqrt()
         return SAFE * self.noise * delta.square(), 2 * SAFE * self.noise * last * delta
 
     def only(self, clients: list[int]) -> Compressed:
@@ -157,7 +157,7 @@ class CompressedPoint(LinearPoint):
         loss, gradient = super().rounding()
         if not self.data.fewer:
             return loss, gradient
-        more = self.data.off(self.size)
+        more = self.data.off(self.size, self.ridge.levers(self.data.fine))
         constant = numerics.gamma(self.outputs**2 + 8) * self.data.constant
         return loss + constant + more[0], gradient + more[1]
 

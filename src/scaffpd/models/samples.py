@@ -51,9 +51,9 @@ class DoubleProducts:
             start += len(piece)
         return out.mT
 
-    def norms(self) -> Tensor:
-        """Return ‖a_j‖ per row, from above."""
-        return torch.cat([norm_above(piece, 1) for piece in self._pieces()])
+    def norms(self, factors: Tensor | float = 1.0) -> Tensor:
+        """Return ‖a_j‖ per row, from above, with columns times `factors`."""
+        return torch.cat([norm_above(piece * factors, 1) for piece in self._pieces()])
 
     def _pieces(self) -> Iterator[Tensor]:
         size = PIECE.get(self.A.device.type, PIECE["cuda"])
@@ -62,12 +62,12 @@ class DoubleProducts:
 
 
 class Levers(NamedTuple):
-    """Factors of rounding errors of Ãᵀr, from above, for rows ã_j in the place of a_j.
+    """Factors of rounding errors of Ãᵀr, from above, for rows ã_j with scaled columns.
 
     Attributes:
         each: ‖ã_j‖/m_i per row.
         mean: the clients' means of ‖ã_j‖.
-        cross: of ‖ã_j‖‖a_j‖.
+        cross: of ‖ã_j‖‖a_j‖, with the lengths of rows as they multiply x.
         square: of ‖ã_j‖².
     """
 
@@ -77,10 +77,10 @@ class Levers(NamedTuple):
     square: Tensor
 
     @classmethod
-    def of(cls, rows: StackedSamples, norms: Tensor) -> Levers:
-        """Return the factors for ‖ã_j‖ = norms."""
+    def of(cls, rows: StackedSamples, norms: Tensor, plain: Tensor) -> Levers:
+        """Return the factors for ‖ã_j‖ = norms and ‖a_j‖ = plain."""
         each = rows.exact[1] * norms
-        sums = torch.stack([each, each * rows.row_norms, each * norms], 1)
+        sums = torch.stack([each, each * plain, each * norms], 1)
         return cls(each, *rows.layout.segment_sum(sums).unbind(1))
 
 
@@ -168,11 +168,6 @@ class StackedSamples:
     def shares(self) -> Tensor:
         """Share of a row in the mean of its client, (N,), in double precision."""
         return self.layout.segment_max(self.exact[1])
-
-    @cached_property
-    def levers(self) -> Levers:
-        """Factors of rounding errors of Aᵀr."""
-        return Levers.of(self, self.row_norms)
 
     @cached_property
     def row_norms(self) -> Tensor:
