@@ -66,8 +66,7 @@ def arm(silos: Any, choice: GridPoint) -> Array:
     model = with_strengths(MODEL, choice.l2, choice.strength)
     cohort = sp.Cohort(silos.train, model, silos.names, test=silos.test)
     result = sp.train(sp.fair(choice.objective), cohort, rounds=500, tol=1e-5, progress=False)
-    models = result.x[None] if result.personal is None else result.personal
-    return cohort.evaluate(result.x, "test").loss - choice.l2 / 2 * np.square(models).sum(1)
+    return cohort.evaluate(result.x, "test").loss - sp.models.regulariser(model, result.x)
 
 
 def study(load: Callable[[int], Any], seeds: int) -> list[dict[str, Any]]:

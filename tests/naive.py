@@ -11,7 +11,9 @@ CURVATURE = {"squared": 2.0, "logistic": 0.25, "softmax": 0.5}
 
 
 class Client:
-    """f(x) = (1/m) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖² of one client, x a flat (d·k) vector."""
+    """f(x) = (1/m) Σ_j ℓ(⟨a_j, x⟩, y_j) + (l2/2)‖x‖² of one client, x a flat (d·k) vector; l2 is a
+    number, or one for each of x.
+    """
 
     def __init__(self, X, y, loss, l2, outputs=1, intercept=False):
         A = np.asarray(X, dtype=np.float64)
@@ -41,7 +43,7 @@ class Client:
                 r = softmax(z) - np.eye(self.k)[int(b)]
             G += np.outer(a, r)
         m = len(rows)
-        return total / m + self.l2 / 2 * x @ x, (G / m).ravel() + self.l2 * x
+        return total / m + (self.l2 * x) @ x / 2, (G / m).ravel() + self.l2 * x
 
     def loss_at(self, x):
         return self.value_and_gradient(x)[0]
@@ -67,9 +69,8 @@ class Client:
 
     @property
     def smoothness(self):
-        return (
-            CURVATURE[self.loss] * np.linalg.eigvalsh(self.A.T @ self.A)[-1] / len(self.A) + self.l2
-        )
+        top = np.linalg.eigvalsh(self.A.T @ self.A)[-1] / len(self.A)
+        return CURVATURE[self.loss] * top + np.max(self.l2)
 
     def descend(self, x, c_i, c, rate, steps, batches=None):
         """d = x − u after u ← u − η (g_i(u) − c_i + c), `steps` times; `batches` are the rows of

@@ -35,9 +35,9 @@ def envelope_minimiser(pairs, l2, kappa):
     for i, (X, y) in enumerate(pairs, 1):
         own = slice(i * d, (i + 1) * d)
         gamma = kappa / len(y)
-        A[own, own] = 2 * X.T @ X / len(y) + (l2 + gamma) * np.eye(d)
+        A[own, own] = 2 * X.T @ X / len(y) + gamma * np.eye(d)
         A[own, :d] = A[:d, own] = -gamma * np.eye(d)
-        A[:d, :d] += gamma * np.eye(d)
+        A[:d, :d] += (l2 + gamma) * np.eye(d)
         b[own] = 2 * X.T @ y / len(y)
     return np.linalg.solve(A, b).reshape(N + 1, d)[1:]
 

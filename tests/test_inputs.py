@@ -162,7 +162,22 @@ MODELS = {
     "NaN for l2": ("number-nan", lambda: sp.Linear(l2=NAN)),
     "infinite l2": ("l2-range", lambda: sp.Linear(l2=INF)),
     "a string for l2": ("number-real", lambda: sp.Linear(l2="0.1")),
-    "a list for l2": ("number-real", lambda: sp.Linear(l2=[0.1])),
+    "a table for l2": ("not-a-vector", lambda: sp.Linear(l2=[[0.1]])),
+    "words for l2": ("number-real", lambda: sp.Linear(l2=["a", "b"])),
+    "negative l2 of a column": ("l2-range", lambda: sp.Linear(l2=[0.1, -0.1])),
+    "l2 of too many columns": (
+        "l2-length",
+        lambda: sp.Cohort([(np.ones((4, 2)), np.ones(4))], sp.Linear(l2=[0.1, 0.1, 0.1])),
+    ),
+    "groups of too few columns": (
+        "groups-length",
+        lambda: sp.Cohort([(np.ones((4, 2)), np.ones(4))], sp.Linear(groups=["age"])),
+    ),
+    "groups that are no names": ("groups-not-names", lambda: sp.Linear(groups=[1, 2])),
+    "strength of one model": (
+        "strength-of-one-model",
+        lambda: sp.Cohort([(np.ones((4, 2)), np.ones(4))], sp.Linear()).using(strength=1.0),
+    ),
     "intercept": ("intercept-not-boolean", lambda: sp.Linear(intercept="yes")),
     "one class": ("too-few-classes", lambda: sp.Linear("softmax", classes=1)),
     "half a class": ("whole-number", lambda: sp.Linear("softmax", classes=2.5)),

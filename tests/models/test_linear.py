@@ -31,14 +31,18 @@ ITERATIVE = [name for name in CASES if not name.startswith("squared")]
 
 
 def problem(case, l2=0.03, dtype=None, seed=0):
-    """A cohort, the same clients as naive ones, and a point x."""
+    """A cohort, the same clients as naive ones, and a point x; every column has an l2 of its own
+    where there is an intercept.
+    """
     loss, outputs, intercept = CASES[case]
     data = unequal_clients(loss, outputs, seed=seed)
+    l2 = l2 * 10 ** np.linspace(-1, 1, 7) if intercept else l2
     model = sp.Linear(
         loss, l2=l2, intercept=intercept, classes=outputs if loss == "softmax" else None
     )
     cohort = sp.Cohort(data, model, dtype=dtype)
-    clients = [Client(X, y, loss, l2, outputs, intercept) for X, y in data.values()]
+    ridge = np.repeat(l2, outputs) if intercept else l2
+    clients = [Client(X, y, loss, ridge, outputs, intercept) for X, y in data.values()]
     x = np.random.default_rng(seed + 1).standard_normal(cohort.dimension)
     return cohort, clients, x
 
@@ -261,7 +265,7 @@ def test_minibatch_rates_follow_the_expected_smoothness():
     for batch_size in (1, 4, 15):
         rates = cohort._oracle.rates(LocalPlan(1, batch_size=batch_size)).flatten().numpy()
         for rate, client in zip(rates, clients, strict=True):
-            steepest = 0.25 * (client.A**2).sum(1).max() + client.l2
+            steepest = 0.25 * (client.A**2).sum(1).max() + np.max(client.l2)
             L = client.smoothness
             expected = (
                 L
@@ -305,7 +309,7 @@ def test_smoothness_and_strong_convexity_hold_at_random_points(case, l2):
             slack = 1e-13 * max(1.0, spectrum[-1])
             assert spectrum[-1] <= constants.smoothness[i] + slack
             assert spectrum[0] >= constants.strong_convexity[i] - slack
-            assert constants.strong_convexity[i] >= l2
+            assert constants.strong_convexity[i] >= np.min(client.l2)
 
 
 @pytest.mark.parametrize("case", ITERATIVE)

@@ -158,6 +158,8 @@ def settle(session: Session, members: Sequence[str], setup: Setup) -> Facts:
     session.largest = max(LARGEST_REPLY, 3 * 8 * len(start))
     column = {what: np.array([read[name][what] for name in members]) for what in (*FACTS, "noisy")}
     L, mu, steepest, probes = np.array([read[name]["constants"] for name in members]).T
+    l2 = setup.model.get("l2")
+    ridge = np.repeat(l2, len(start) // len(l2)) if isinstance(l2, list | tuple) else None
     known = Constants(
         L,
         mu,
@@ -166,6 +168,7 @@ def settle(session: Session, members: Sequence[str], setup: Setup) -> Facts:
         column["samples"],
         bool(column["quadratic"].all()),
         bool(column["noisy"].any()),
+        ridge=ridge,
     )
     return Facts(tuple(members), known, start, probes, column["tested"])
 

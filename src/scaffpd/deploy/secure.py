@@ -206,7 +206,7 @@ class MaskedRemote(SiloParties, RemoteChannel):
         clip = Clip.of(float(noise["clip"]), float(noise["noise"]), int(noise["together"]))
         asked = replace(held, about=replace(held.about, values={**held.about.values, SCALE: scale}))
         l2 = linear(setup.model).l2
-        if isinstance(l2, Sequence):
+        if not isinstance(l2, float):
             raise InputError("l2-of-shared-noise", "Shared noise needs one l2 for all columns.")
         return SharedSum(asked, np.inf, clip.unit * scale, l2 * float(w.sum()) * x)
 
