@@ -47,7 +47,9 @@ def test_few_values_are_told_apart_exactly():
     assert agreed([ages[::2], ages[1::2]]).tolist() == list(range(20, 39))
     hundredths = np.repeat([-0.25, 0.0, 0.03, 7.5], 40)
     assert agreed([hundredths, hundredths]).tolist() == [-0.25, 0.0, 0.03]
-    assert not len(agreed([np.repeat([0, 1], 50)] * 2))  # a line says it all
+    assert agreed([np.repeat([0, 1], 50)] * 2).tolist() == [0]
+    two = [(np.repeat([[0.0], [1.0]], 50, 0), None)] * 2
+    assert sp.Curves().fit(two).names == ("x0",)  # a line says it all
     assert not len(agreed([np.full(50, 3.0)] * 2))
 
 

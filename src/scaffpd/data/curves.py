@@ -123,8 +123,6 @@ def _refined(edges: Matrix, n: Matrix, least: float) -> Matrix:
 
 def _chosen(edges: Matrix, n: Matrix, present: Matrix, rows: float, clients: float) -> Matrix:
     """Merge thin cells, and choose quantiles of those that are left, weighted by √rows."""
-    if (n > 0).sum() <= 2:  # two values: a line says it all
-        return np.empty(0)
     upper: list[float] = []
     sizes: list[float] = []
     size = most = 0.0

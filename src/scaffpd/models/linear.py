@@ -184,6 +184,16 @@ class Linear:
         z: NDArray[np.float64] = rows @ weights + (0.0 if intercept is None else intercept)
         return z
 
+    def slopes(
+        self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64], y: Array
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return ∂ℓ/∂z and ∂²ℓ/∂z² at z = ⟨a_j, x⟩ of every row, each (rows × outputs)."""
+        inner = loss_named(self.loss)
+        loss = Weighted(inner) if self.weighted else inner
+        targets = torch.as_tensor(loss.encode([y], ["rows"], self.classes).arrays[0])
+        z = torch.as_tensor(self.outputs(x, rows))
+        return loss.residual(z, targets).numpy(), loss.bends(z, targets).numpy()
+
 
 def numbers(owner: str, name: str, value: object) -> float | tuple[float, ...] | str:
     """Return a number, a vector as a tuple of numbers, or "auto"; refuse anything else."""

@@ -59,11 +59,12 @@ class Curves:
         columns = agreed_columns(owners, [X for X, _ in pairs], known)
         columns = columns or [f"x{j}" for j in range(width)]
         ordered = [list(np.sort(X, axis=0).T) for X in parts]
-        self.thresholds = thresholds(
+        agreed = thresholds(
             width,
             lambda edges: np.sum([counted(own, edges) for own in ordered], axis=0),
             clients=min(LEAST_CLIENTS, len(parts)),
         )
+        self.thresholds = [own if len(own) > 1 else own[:0] for own in agreed]
         features = [
             feature
             for name, own in zip(columns, self.thresholds, strict=True)

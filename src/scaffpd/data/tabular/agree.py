@@ -103,6 +103,14 @@ class CategoryColumn(TypedDict):
 
 
 Column = NumberColumn | CategoryColumn
+AnyColumn = Annotated[Column, Field(discriminator="kind")]
+
+
+class ColumnPair(TypedDict):
+    """Two columns with the steps or categories whose products are encoded."""
+
+    left: AnyColumn
+    right: AnyColumn
 
 
 class Agreed(TypedDict):
@@ -111,11 +119,7 @@ class Agreed(TypedDict):
     version: int
     task: Literal["classification", "regression", "prepared"]
     labels: Labels
-    columns: Annotated[
-        list[Annotated[Column, Field(discriminator="kind")]],
-        Field(max_length=MOST_COLUMNS),
-        _need(_names_differ, TWICE),
-    ]
+    columns: Annotated[list[AnyColumn], Field(max_length=MOST_COLUMNS), _need(_names_differ, TWICE)]
     shape: Shape | None
     dimension: Count | None
 
@@ -133,6 +137,7 @@ class Schema(Agreed):
     standardise: bool
     declared: NotRequired[bool]  # whether columns are scaled by declared ranges
     range: NotRequired[Span]  # of all features that have a shape
+    pairs: NotRequired[list[ColumnPair]]
 
 
 DESCRIPTION = TypeAdapter(Description)
@@ -151,7 +156,21 @@ def checked_schema(given: object) -> Schema:
             raise _unusable(owner, "a column has no kind")
     if schema.get("declared") and not all("range" in part for part in spans):
         raise _unusable(owner, "a range is missing")
+    columns = {column["name"]: column for column in schema["columns"]}
+    for pair in schema.get("pairs", ()):
+        for side in (pair["left"], pair["right"]):
+            if not _part_of(side, columns.get(side["name"])):
+                raise _unusable(owner, f"a pair of {side['name']!r} does not fit its column")
     return schema
+
+
+def _part_of(side: Column, column: Column | None) -> bool:
+    """Return whether a side of a pair is made of what its column has."""
+    if column is None or column["kind"] != side["kind"]:
+        return False
+    if side["kind"] == CATEGORY and column["kind"] == CATEGORY:
+        return set(side["categories"]) <= set(column["categories"])
+    return "steps" in side
 
 
 def _checked(owner: str, given: object, reader: TypeAdapter[T]) -> T:
@@ -208,20 +227,43 @@ def encoded_features(schema: Schema) -> list[Feature]:
             found += [Feature(f"{name} (other)", name)] if column["other"] else []
         else:
             found += curve(name, column.get("steps", ()))
+    for pair in schema.get("pairs", ()):
+        group = f"{pair['left']['name']} × {pair['right']['name']}"
+        found += [
+            Feature(f"{left} × {right}", group, True)
+            for left in _indicators(pair["left"])
+            for right in _indicators(pair["right"])
+        ]
     return found
 
 
-def curved(schema: Schema, total: Total) -> Schema:
-    """Return the schema with curves of its numbers; `total` sums what silos count."""
+def _indicators(side: Column) -> list[str]:
+    """Name the steps or categories of a side of a pair."""
+    name = side["name"]
+    if side["kind"] == CATEGORY:
+        return [f"{name}={category}" for category in side["categories"]]
+    return [feature.name for feature in curve(name, side["steps"])[1:]]
+
+
+def curved(schema: Schema, total: Total) -> tuple[Schema, list[Column]]:
+    """Return the schema with curves of its numbers, and what columns may be cut by in pairs.
+
+    `total` sums what silos count. A column with one threshold stays a line, which says as much.
+    """
+    columns: list[Column] = []
+    sides: list[Column] = []
     numbers = [column for column in schema["columns"] if column["kind"] != CATEGORY]
-    agreed = thresholds(len(numbers), total)
-    curves = {
-        column["name"]: {"steps": own.tolist()}
-        for column, own in zip(numbers, agreed, strict=True)
-        if len(own)
-    }
-    columns = [column | curves.get(column["name"], {}) for column in schema["columns"]]
-    return checked_schema({**schema, "columns": columns})
+    agreed = iter(thresholds(len(numbers), total))
+    for column in schema["columns"]:
+        if column["kind"] == CATEGORY:
+            columns.append(column)
+            sides.append(column)
+            continue
+        steps = next(agreed).tolist()
+        stepped: NumberColumn = {**column, "steps": steps}
+        columns.append(stepped if len(steps) > 1 else column)
+        sides += [stepped] if steps else []
+    return checked_schema({**schema, "columns": columns}), sides
 
 
 def declared_scale(schema: Schema) -> tuple[Matrix, Matrix] | None:
@@ -238,6 +280,7 @@ def declared_scale(schema: Schema) -> tuple[Matrix, Matrix] | None:
             spans += [[-2.0, 2.0]] * (len(column["categories"]) + column["other"])
         else:
             spans += [column["range"], *[[-2.0, 2.0]] * len(column.get("steps", ()))]
+    spans += [[-2.0, 2.0]] * (width(schema) - len(spans))  # products
     low, high = np.array(spans).T
     return (low + high) / 2, (high - low) / 4
 

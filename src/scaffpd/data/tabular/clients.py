@@ -7,21 +7,23 @@ clients, and no step looks at the pooled rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.curves import counted
+from scaffpd.data.curves import MOST, counted
 from scaffpd.data.tabular import encode
 from scaffpd.data.tabular.agree import (
+    Column,
     Schema,
     agree,
     curved,
     declared_scale,
     deviation_of,
+    features,
     mean_of,
 )
 from scaffpd.data.tabular.columns import (
@@ -66,6 +68,21 @@ class Clients:
     remarks: tuple[str, ...]  # what was left out, and why
     # of held-out rows, client by client: values of the columns to score by, as texts
     groups: Mapping[str, list[NDArray[np.object_]]] = field(default_factory=dict, repr=False)
+    sides: tuple[Column, ...] = field(default=(), repr=False)  # what pairs may be made of
+
+    def under(self, schema: Schema) -> Clients:
+        """Return the same rows, scaled and encoded as another schema says."""
+        mean, deviation = _scale(self.rows, schema)
+        encoded = tuple(own.encoded(schema, mean, deviation) for own in self.rows)
+        return replace(self, encoded=encoded, schema=schema, mean=mean, deviation=deviation)
+
+    def common(self, side: Column) -> Column:
+        """Return a side of pairs with its most common categories only."""
+        if side["kind"] != CATEGORY:
+            return side
+        shares = dict(zip(features(self.schema), self.mean, strict=True))
+        order = sorted(side["categories"], key=lambda name: -shares[f"{side['name']}={name}"])
+        return {**side, "categories": order[:MOST], "other": False}
 
 
 def read_clients(source: TableSettings, seed: int = 0) -> Clients:
@@ -88,18 +105,26 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     ]
     rows = _cut(source, found, wanted, remarks, seed)
     schema = agree({own.name: own.describe() for own in rows}, ranges=source.ranges)
+    sides: list[Column] = []
     if source.curves == "on":
         numbers = [own.sorted_numbers(schema) for own in rows]
-        schema = curved(
+        schema, sides = curved(
             schema, lambda edges: np.sum([counted(own, edges) for own in numbers], axis=0)
         )
+    nothing = np.empty(0)
+    groups = _groups(found, rows)
+    read = Clients(tuple(rows), (), schema, nothing, nothing, tuple(remarks), groups).under(schema)
+    return replace(read, sides=tuple(map(read.common, sides)))
+
+
+def _scale(rows: Sequence[ClientRows], schema: Schema) -> tuple[Matrix, Matrix]:
+    """Return mean and deviation of the encoded columns, by sums over clients or as declared."""
     scale = declared_scale(schema)
     if scale is None:
         mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
         squares = {own.name: own.totals(schema, mean) for own in rows}
         scale = mean, deviation_of(squares, mean, schema)
-    encoded = tuple(own.encoded(schema, *scale) for own in rows)
-    return Clients(tuple(rows), encoded, schema, *scale, tuple(remarks), _groups(found, rows))
+    return scale
 
 
 def _task(source: TableSettings, wanted: Target) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -42,6 +43,8 @@ from scaffpd.errors import InputError
 # whole numbers with more different values than this are taken for amounts, not for labels
 GUESSED = 5
 MANY_TEXTS = 50  # a target of texts with more labels than this, and than half the rows, is refused
+
+SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 Pair = tuple[Matrix, NDArray[Any]]
 
@@ -249,22 +252,40 @@ class ClientRows:
                     f"Silo {self.name!r} has other features than the agreement.",
                 )
             return self._numbers(self.table.block, rows, schema.get("range"), separate)
+        blocks = self._blocks(schema, rows, separate)
+        products = [
+            (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+            for pair in schema.get("pairs", ())
+            for left, right in [[_cut(schema, blocks, pair[side]) for side in SIDES]]
+        ]
+        return np.concatenate([*blocks.values(), *products], 1)
+
+    def _blocks(self, schema: Schema, rows: Mask, separate: bool) -> dict[str, Matrix]:
+        """Encode every column."""
         own = {column.name: column for column in self.table.columns}
-        blocks = []
+        blocks = {}
         for agreed in schema["columns"]:
-            column = own.get(agreed["name"])
+            name = agreed["name"]
+            column = own.get(name)
             if column is None or column.kind not in (agreed["kind"], UNKNOWN):
                 raise InputError(
                     "column-not-agreed",
-                    f"Silo {self.name!r} has no column {agreed['name']!r} of the kind that the "
-                    "agreement names.",
+                    f"Silo {self.name!r} has no column {name!r} of the kind that the agreement "
+                    "names.",
                 )
             if agreed["kind"] == CATEGORY:
-                blocks.append(self._one_hot(column, agreed, rows, separate))
+                blocks[name] = self._one_hot(column, agreed, rows, separate)
             else:
                 line = self._numbers(column.values[:, None], rows, agreed.get("range"), separate)
-                blocks.append(with_steps(line, [agreed.get("steps", [])]))
-        return np.concatenate(blocks, 1)
+                blocks[name] = with_steps(line, [agreed.get("steps", [])])
+        return blocks
+
+    def indicators(self, given: object, sides: Sequence[Column]) -> Matrix:
+        """Return zeros and ones of training rows: what columns may be cut by in pairs."""
+        schema = self._own(given)
+        blocks = self._blocks(schema, ~self.held, separate=False)
+        Z = np.concatenate([_cut(schema, blocks, side) for side in sides], 1)
+        return np.where(np.isnan(Z), 0.0, Z)
 
     def _numbers(
         self, values: Values, rows: Mask, span: list[float] | None, separate: bool
@@ -303,6 +324,16 @@ class ClientRows:
         block: Matrix = np.equal(place[:, None], np.arange(other + agreed["other"])).astype(float)
         block[place < 0] = np.nan
         return block
+
+
+def _cut(schema: Schema, blocks: Mapping[str, Matrix], side: Column) -> Matrix:
+    """Return the steps or categories of a side of a pair."""
+    block = blocks[side["name"]]
+    if side["kind"] != CATEGORY:
+        return with_steps(block[:, :1], [side["steps"]])[:, 1:]
+    agreed = next(column for column in schema["columns"] if column["name"] == side["name"])
+    assert agreed["kind"] == CATEGORY
+    return block[:, [agreed["categories"].index(name) for name in side["categories"]]]
 
 
 def held_whole(name: str, by: DataColumn, fraction: float, seed: int) -> Mask:

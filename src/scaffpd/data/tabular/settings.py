@@ -68,6 +68,8 @@ class TableSettings(ColumnSettings):
     """Columns to score by, beside clients: sex,race."""
     curves: Annotated[str, key.one_of(CURVES)] = "auto"
     """Numbers have curves, not lines alone: auto, on or off."""
+    pairs: key.Whole = 8
+    """With curves, at most so many pairs of columns that act together, where it pays."""
     # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by
     # these alone
     ranges: dict[str, key.Range] = Field(default_factory=dict)

@@ -1,0 +1,44 @@
+"""Pairs of a table's columns: searched for beside curves, and put into what clients agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scaffpd.data.pairs import Indicators, Places
+from scaffpd.data.tabular.agree import Column, ColumnPair, checked_schema
+from scaffpd.data.tabular.clients import Clients
+from scaffpd.data.tabular.columns import CATEGORY
+from scaffpd.models import Linear
+from scaffpd.training.cohort import Pair
+from scaffpd.training.pairs import search
+
+
+def with_pairs(found: Clients, train: Sequence[Pair], model: Linear, most: int) -> Clients:
+    """Return the clients with the products of pairs that pay beside their additive models."""
+    columns = []
+    place = 1
+    for side in found.sides:
+        after = place + _size(side)
+        columns.append(Indicators(tuple(range(place, after)), side["kind"] != CATEGORY))
+        place = after
+    indicators = [own.indicators(found.schema, found.sides) for own in found.rows]
+    pairs: list[ColumnPair] = []
+    for pair in search(train, model, indicators, columns, most):
+        left, right = (
+            _part(found.sides[k], columns[k].places, cuts)
+            for k, cuts in zip(pair.columns, pair.cuts, strict=True)
+        )
+        pairs.append({"left": left, "right": right})
+    return found.under(checked_schema({**found.schema, "pairs": pairs})) if pairs else found
+
+
+def _size(side: Column) -> int:
+    return len(side["categories"] if side["kind"] == CATEGORY else side["steps"])
+
+
+def _part(side: Column, places: Places, cuts: Places) -> Column:
+    """Return a column with the steps or categories that cut it."""
+    chosen = [place - places[0] for place in cuts]
+    if side["kind"] == CATEGORY:
+        return {**side, "categories": [side["categories"][k] for k in chosen]}
+    return {**side, "steps": [side["steps"][k] for k in chosen]}
