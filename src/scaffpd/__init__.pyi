@@ -43,6 +43,8 @@ from scaffpd.study.choosing import Choice as Choice
 from scaffpd.study.choosing import choose as choose
 from scaffpd.study.coalitions import Coalition as Coalition
 from scaffpd.study.coalitions import coalition as coalition
+from scaffpd.study.coefficients import CoefficientTable as CoefficientTable
+from scaffpd.study.coefficients import coefficients as coefficients
 from scaffpd.study.comparison import Comparison as Comparison
 from scaffpd.study.comparison import Problem as Problem
 from scaffpd.study.comparison import compare as compare

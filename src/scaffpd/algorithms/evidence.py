@@ -152,7 +152,12 @@ class Evidence:
     """
 
     def __init__(
-        self, federation: Federation, groups: Sequence[str], loss: str, close: float = 1e-8
+        self,
+        federation: Federation,
+        groups: Sequence[str],
+        loss: str,
+        close: float = 1e-8,
+        means: bool = False,
     ) -> None:
         self.federation = federation
         self.groups = tuple(groups)
@@ -171,6 +176,7 @@ class Evidence:
         self.coupled = 1 if self.squared else outputs
         self.copies = outputs // self.coupled
         self.weights = np.ones(len(federation.names))
+        self.means = means and not self.squared and outputs == 1
         self._measure(groups[-1] == INTERCEPT, loss == "poisson")
 
     def _measure(self, intercept: bool, counts: bool) -> None:
@@ -216,7 +222,9 @@ class Evidence:
     ) -> tuple[ModesAt, tuple[list[float], Tensor, Tensor]]:
         """Return the sums of values, gradients and Hessians, with the question."""
         tau = torch.from_numpy(prior.tau).to(self.device)
-        question = ModesAt(x.flatten(), tau, prior.scale, self.coupled, self.close, start)
+        question = ModesAt(
+            x.flatten(), tau, prior.scale, self.coupled, self.close, start, self.means
+        )
         seen = self.federation.ask(question)
         value, gradient, Q = (seen.added(part, self.weights).double() for part in question.vectors)
         return question, (value.tolist(), gradient.view_as(x), (Q + Q.mT) / 2)
@@ -234,6 +242,9 @@ class Evidence:
         step = -(C @ slope)
         decrease = -float((slope * step).sum()) / 2
         value = total + float((x.square() / omega).sum()) / 2
+        if self.means:
+            value += determinants / 2
+            determinants = 0.0
         inside = determinants + 2 * self.copies * float(L.diagonal().log().sum())
         evidence = decrease - value - inside / 2
         if self.squared:
@@ -391,12 +402,23 @@ def strengths(
         flat: groups whose shared coefficients are not shrunk.
         tol: gain of evidence, in nats a round, at which to stop.
     """
-    problem = Evidence(federation, groups, loss)
+    return climbed(Evidence(federation, groups, loss), l2, strength, flat, tol)[0]
+
+
+def climbed(
+    problem: Evidence,
+    l2: Vector | None,
+    strength: Vector | None,
+    flat: Sequence[str],
+    tol: float = TOLERANCE,
+) -> tuple[Strengths, _Point]:
+    """Return the strengths, and the answers there."""
+    groups = problem.groups
     unit = problem.unit
     features = len(unit)
     scale = 2 * problem.noise if problem.squared else 1.0
     given = [np.full(features, np.nan) if v is None else np.array(v) for v in (strength, l2)]
-    if len(federation.names) == 1:
+    if len(problem.federation.names) == 1:
         given[0] = np.full(features, np.inf)
     tied = ~np.isnan(given[0]), ~np.isnan(given[1])
     _, member = np.unique(groups, return_inverse=True)
@@ -415,8 +437,8 @@ def strengths(
     prior = point.prior
     with np.errstate(divide="ignore"):
         kappa = prior.scale / prior.tau
-    return Strengths(
-        problem.groups,
+    described = Strengths(
+        groups,
         prior.tau,
         prior.omega,
         prior.scale / 2 if problem.squared else 1.0,
@@ -427,3 +449,4 @@ def strengths(
         found.spread_freedom,
         climb.rounds,
     )
+    return described, point

@@ -131,13 +131,13 @@ class Answers(Generic[Asked]):
             part, self.reply.vectors[part], self.asked, self.asked.checked(weights)
         )
 
-    def each(self) -> Tensor:
+    def each(self, part: str = "") -> Tensor:
         """Return the v_i themselves, (n, …), in the order of the clients asked: for servers that
         may see them.
         """
         if self.federation.sums.hides_vectors:
             _hidden()
-        return self.reply.vectors[self.main].each()
+        return self.reply.vectors[part or self.main].each()
 
 
 def _hidden() -> NoReturn:

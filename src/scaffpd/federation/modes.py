@@ -24,6 +24,8 @@ class ModesAt(Question):
         scale: s, what a row's loss is divided by: 1, or 2σ² for squared loss.
         outputs: the number of coefficients of a feature that the Hessian couples: those of a
             softmax, and else 1.
+        means: whether u_i are posterior means to first order, not modes, and the gradient that of
+            Laplace's approximation; for losses with one output, to report and not to predict.
         close: the decrease of a client's next Newton step, in nats, at which it may stop.
         start: an earlier question, from whose u_i the clients start; it changes nothing but time.
     """
@@ -37,6 +39,7 @@ class ModesAt(Question):
     outputs: int = 1
     close: float = 1e-8
     start: ModesAt | None = None
+    means: bool = False
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of (minimum, log det(I + T^½H_iT^½), n_i), ∇ and ∇²."""
@@ -83,3 +86,24 @@ class ModeSpread(Question):
     def answer(self, clients: ClientSide) -> Reply:
         """Return two numbers per coefficient."""
         return Reply({}, {"spread": clients.modes(self.at).spread(self.C, self.step)})
+
+
+@dataclass(frozen=True, eq=False)
+class OwnCoefficients(ModeSpread):
+    r"""L u_i after the step, and the variances of its parts, which stay at the client.
+
+    Cov u_i = V_i + (I − B_i) C (I − B_i)ᵀ: what its own rows leave open, and what x does.
+    """
+
+    kind = "own"
+    vectors = ("own",)
+
+    L: Tensor = field(metadata={"matrix": True})
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of two numbers per row of C."""
+        return {"own": (2, len(self.C))}
+
+    def answer(self, clients: ClientSide) -> Reply:
+        """Return L u_i and variances."""
+        return Reply({}, {"own": clients.modes(self.at).own(self.C, self.step, self.L)})

@@ -153,6 +153,9 @@ class OwnModes(Protocol):
     def spread(self, C: Tensor, step: Tensor) -> Vectors:
         """Return squared distances to x and their degrees of freedom."""
 
+    def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors:
+        """Return L u_i, and the variances of its parts."""
+
 
 class ClientSide(Protocol):
     """Clients that answer a question: their numerics, and what they remember."""

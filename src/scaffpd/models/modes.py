@@ -27,6 +27,7 @@ from scaffpd.models.samples import StackedSamples
 from scaffpd.models.threads import parallel_map
 
 NEWTON = 50
+THIRD = 1e-4  # step of the difference that third derivatives of a loss are taken by
 HALVINGS = 30
 # Decrease of a Newton step, relative to the minimum, that rounding may hide.
 ROUNDING = 1e-12
@@ -52,7 +53,7 @@ class ManyRows:
 
     @cached_property
     def change(self) -> Tensor:
-        """M⁻¹SH."""
+        """J = M⁻¹SH."""
         return torch.cholesky_solve(self.S[:, None] * self.H, self.L)
 
     def curvature(self, weights: Tensor) -> Tensor:
@@ -81,6 +82,11 @@ class FewRows:
     def solve(self, B: Tensor) -> Tensor:
         """Return M⁻¹B = B − KᵀG⁻¹KB."""
         return B - self.K.mT @ torch.cholesky_solve(self.K @ B, self.L)
+
+    @property
+    def change(self) -> Tensor:
+        """J = KᵀG⁻¹R."""
+        return self.K.mT @ torch.cholesky_solve(self.R, self.L)
 
     def curvature(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i Q_i."""
@@ -119,6 +125,8 @@ class ClientModes:
             self.v = start.ahead * near[:, None]
             start.release()
         self.ahead = self.v  # after the Newton step of x, once that is known
+        self.means = at.means
+        self.shift = torch.zeros_like(self.v)  # from modes to means
         self.value = self.v.new_zeros(n, 3)
         self.gradient = self.v.new_zeros(n, self.X.numel())
         self._stored: dict[int | None, ManyRows | FewRows] | None = {}
@@ -169,10 +177,38 @@ class ClientModes:
         self.v[who] = v
         self.gradient[who] = (A.mT @ r).flatten(1)
         self.value[who, 0] = now
+        if self.means:
+            self._mean(block, A, y, weight, p, near)
         copies = self.v.shape[2]
         self.value[who, 1] = 2 * copies * near.L.diagonal(dim1=1, dim2=2).log().sum(1)
         if self._stored is not None:
             self._stored[block.number] = near
+
+    def _mean(
+        self,
+        block: PaddedBlock,
+        A: Tensor,
+        y: Tensor,
+        weight: Tensor,
+        p: Tensor,
+        near: ManyRows | FewRows,
+    ) -> None:
+        r"""Go from modes to means, and from Φ to Φ + ½ log det M.
+
+        With k = ½ Σ_rows ℓ‴ (aᵀVa) a, half of the gradient of the determinant, the mean of u is its
+        mode − Vk to first order (Tierney & Kadane 1986), and the gradient in x grows by
+        (I − B)ᵀk = k − HSM⁻¹Sk. Modes of labels are too near to x, and x to 0.
+        """
+        who = block.clients
+        up, down = (self.loss.bends(p + e, y)[..., 0] for e in (THIRD, -THIRD))
+        scaled = A * self.S
+        leverage = (scaled * near.solve(scaled.mT).mT).sum(2)
+        k = A.mT @ (weight * (up - down) / (4 * THIRD) * leverage)[..., None]
+        z = near.solve(self.S[:, None] * k)
+        curved = weight * self.loss.bends(p, y)[..., 0]
+        pulled = A.mT @ (curved[..., None] * (scaled @ z))
+        self.shift[who] = -z
+        self.gradient[who] += (k - pulled)[..., 0]
 
     def _rows(self, block: PaddedBlock) -> tuple[Tensor, Tensor, Tensor]:
         """Return features, targets and the weights n_i·share/s of a block's rows."""
@@ -240,8 +276,26 @@ class ClientModes:
 
         parallel_map(work, self.rows.blocks, self.v.device)
         self.ahead = moved
-        squares = moved.square().sum(2)
+        squares = (moved + self.shift).square().sum(2)
         return _held(torch.stack([squares, self.v.shape[2] * chance], 1))
+
+    def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors:
+        """Return the answer to `OwnCoefficients`."""
+        q = len(self.S)
+        found = self.v.new_empty(len(self.sizes), 2, q)
+        eye = torch.eye(q, dtype=torch.float64, device=self.v.device)
+
+        def work(block: PaddedBlock) -> None:
+            who = block.clients
+            J = self._near(block).change
+            K = eye - self.S[:, None] * J
+            moved = self.v[who] + self.shift[who] - J @ step.view(q, -1)
+            found[who, 0] = (self.X + step.view(q, -1) + self.S[:, None] * moved)[..., 0] @ L.mT
+            V = K * self.S.square()  # (H + T⁻¹)⁻¹ = (I − SJ)T
+            found[who, 1] = ((L @ (V + K @ C @ K.mT)) * L).sum(2)
+
+        parallel_map(work, self.rows.blocks, self.v.device)
+        return _held(found)
 
 
 def _held(each: Tensor) -> Vectors:
