@@ -104,6 +104,7 @@ def test_squared_loss_agrees_with_the_mixed_model_of_statsmodels(sizes):
         ["a", "b", "intercept"],
         "squared",
         flat=("a", "b", "intercept"),
+        worth=-np.inf,
         tol=1e-9,
     )
     tau, sigma2, fixed = mixed_model(clients)
@@ -131,7 +132,8 @@ def test_logistic_strengths_are_near_the_maximum_of_laplaces_evidence():
     little evidence.
     """
     clients = made("logistic", (30,) * 10, np.array([0.8, 0.3, 0.5]), x=[1.0, -0.5, 0.2])
-    found = strengths(bound("logistic", clients), ["a", "b", "intercept"], "logistic", tol=1e-8)
+    groups = ["a", "b", "intercept"]
+    found = strengths(bound("logistic", clients), groups, "logistic", worth=-np.inf, tol=1e-8)
 
     def minus(theta):
         tau = np.exp(theta[:3])

@@ -20,7 +20,7 @@ clients. A group whose clients do not differ ends at τ_g = 0: its coefficients 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -47,8 +47,13 @@ LEAST = 1e-8  # of the targets' variance: the smallest σ²
 FASTER = 5.0  # times the step of the fixed point, at most
 SLACK = 0.1  # nats that a faster step may lose before it is shortened
 JUMP = 30.0  # factor by which a variance may change in a round
+# Nats that an additional variance has to gain; where all are equal it gains ½ on average.
+WORTH = 0.75
+ROUGH = 0.1  # nats a round, to compare two fits
+AGAIN = 0.01  # of a group's share: where a variance starts that had shrunk to nothing
 
 Families = NDArray[np.int64]  # per feature: the number of the variance that it shares, or −1
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,14 @@ class _Moments:
 class Evidence:
     """Evidence of one federation, for any prior.
 
+    Attributes:
+        n: number of rows.
+        noise: variance of the targets (squared loss).
+        unit: per feature, the variance that lets a column like those of its group explain all.
+        share: the same for the whole group.
+        own: per feature, the number of its group.
+        joined: the same where all groups but the intercept are one.
+
     Args:
         federation: clients with a linear model.
         groups: the group of every feature, the intercept's last.
@@ -202,9 +215,12 @@ class Evidence:
         self.n = n
         self.noise = max(total / (n * self.copies), 1e-300) if self.squared else 1.0
         curvature = h.mean(0).cpu().numpy() / (2 * self.noise if self.squared else 1.0)
-        _, member = np.unique(self.groups, return_inverse=True)
-        mean = (np.bincount(member, curvature) / np.bincount(member))[member]
+        _, self.own = np.unique(self.groups, return_inverse=True)
+        sizes = np.bincount(self.own)
+        mean = (np.bincount(self.own, curvature) / sizes)[self.own]
         self.unit = n / np.where(mean > 0, mean, n)
+        self.share = self.unit / sizes[self.own]
+        self.joined = (np.array(self.groups) == INTERCEPT).astype(np.int64)
 
     def zero(self) -> Tensor:
         """Return x = 0, (rows of C, copies)."""
@@ -285,17 +301,28 @@ class _Climb:
     """
 
     def __init__(
-        self,
-        problem: Evidence,
-        point: _Point,
-        families: tuple[Families, Families],
-        tied: tuple[NDArray[np.bool_], NDArray[np.bool_]],
+        self, problem: Evidence, point: _Point, families: list[Families], tied: list[Mask]
     ) -> None:
         self.problem = problem
         self.point = point
-        self.families = families[0].copy(), families[1].copy()
+        self.families = [family.copy() for family in families]
         self.tied = tied
         self.rounds = 0
+
+    def split(self, side: int, family: Families) -> _Climb:
+        """Return a copy with other families of τ (0) or ω (1), from where this one is."""
+        families = list(self.families)
+        families[side] = family
+        prior = self.point.prior
+        if side == 0:  # what has shrunk to nothing may differ after all
+            least = np.where(family >= 0, AGAIN * self.problem.share, 0.0)
+            prior = replace(prior, tau=np.maximum(prior.tau, least))
+        x = self.point.x + self.point.step
+        other = _Climb(
+            self.problem, self.problem.mode(prior, x, self.point.question), families, self.tied
+        )
+        other.rounds = self.rounds
+        return other
 
     def run(self, tol: float) -> _Moments:
         """Update τ, ω and σ² until the evidence gains less than `tol` nats a round.
@@ -346,14 +373,14 @@ class _Climb:
         ]
         return np.append(a, found.residual + more[0]), np.append(b, free + more[1])
 
-    def _capped(self) -> NDArray[np.bool_]:
+    def _capped(self) -> Mask:
         """Return which families are as large as they may be."""
         below = 0.999 * LARGEST * self.problem.unit
         prior = self.point.prior
         pairs = zip(self.families, (prior.tau, prior.omega), strict=True)
         return np.append(np.concatenate([_added(f, v < below) for f, v in pairs]) == 0, False)
 
-    def _changed(self, change: Vector, gone: NDArray[np.bool_]) -> Prior:
+    def _changed(self, change: Vector, gone: Mask) -> Prior:
         """Return the prior with every family's change; share what has shrunk to nothing."""
         prior = self.point.prior
         scale = prior.scale * float(np.exp(change[-1]))
@@ -375,7 +402,7 @@ class _Climb:
         return Prior(values[0], values[1], scale)
 
 
-def _added(family: Families, values: Vector | NDArray[np.bool_]) -> Vector:
+def _added(family: Families, values: Vector | Mask) -> Vector:
     """Return sums over the features of every family."""
     total = np.bincount(family + 1, values, minlength=len(family) + 1)[1:]
     return np.asarray(total, dtype=np.float64)
@@ -389,9 +416,15 @@ def strengths(
     l2: Vector | None = None,
     strength: Vector | None = None,
     flat: Sequence[str] = (INTERCEPT,),
+    worth: float = WORTH,
     tol: float = TOLERANCE,
 ) -> Strengths:
     """Find τ_g, ω_g and σ² by restricted maximum evidence.
+
+    All groups but the intercept first have one τ and one ω, in units of what a group can explain. A
+    ω per group, and then a τ per group, take their place where they gain more than ¾ nat per
+    variance: with few clients or few rows a variance per column follows the noise
+    (`benchmarks/strengths.py`).
 
     Args:
         federation: clients with a linear model; its own l2 and strength do not matter.
@@ -400,9 +433,10 @@ def strengths(
         l2: numbers per feature that are given and stay; `None` or NaN: by evidence.
         strength: the same for κ; infinite for one model for all.
         flat: groups whose shared coefficients are not shrunk.
+        worth: nats that an additional variance has to gain.
         tol: gain of evidence, in nats a round, at which to stop.
     """
-    return climbed(Evidence(federation, groups, loss), l2, strength, flat, tol)[0]
+    return climbed(Evidence(federation, groups, loss), l2, strength, flat, tol, worth)[0]
 
 
 def climbed(
@@ -411,34 +445,46 @@ def climbed(
     strength: Vector | None,
     flat: Sequence[str],
     tol: float = TOLERANCE,
+    worth: float = WORTH,
 ) -> tuple[Strengths, _Point]:
     """Return the strengths, and the answers there."""
     groups = problem.groups
-    unit = problem.unit
-    features = len(unit)
     scale = 2 * problem.noise if problem.squared else 1.0
-    given = [np.full(features, np.nan) if v is None else np.array(v) for v in (strength, l2)]
+    given = [np.full(len(groups), np.nan) if v is None else np.array(v) for v in (strength, l2)]
     if len(problem.federation.names) == 1:
-        given[0] = np.full(features, np.inf)
-    tied = ~np.isnan(given[0]), ~np.isnan(given[1])
-    _, member = np.unique(groups, return_inverse=True)
-    free = ~np.isin(groups, flat)
+        given[0][:] = np.inf
+    free = [np.isnan(v) for v in given]
+    tied = [~free[0], ~free[1]]
+    wide = np.isin(groups, flat)
     with np.errstate(divide="ignore"):
-        tau = np.where(tied[0], scale / given[0], START[0] * unit)
-        omega = np.where(
-            tied[1], scale / (problem.n * given[1]), np.where(free, START[1], FLAT) * unit
-        )
-    omega = np.minimum(omega, FLAT * unit)
-    families = np.where(tied[0], -1, member), np.where(tied[1] | ~free, -1, member)
-    start = problem.mode(Prior(tau, omega, scale), problem.zero(), None)
-    climb = _Climb(problem, start, families, tied)
-    found = climb.run(tol)
+        tau = np.where(free[0], START[0] * problem.share, scale / given[0])
+        omega = np.where(free[1], START[1] * problem.share, scale / (problem.n * given[1]))
+    omega = np.minimum(np.where(free[1] & wide, np.inf, omega), FLAT * problem.unit)
+    free[1] &= ~wide
+    point = problem.mode(Prior(tau, omega, scale), problem.zero(), None)
+    families = [np.where(mask, problem.joined, -1) for mask in free]
+    best = _Climb(problem, point, families, tied)
+    found = best.run(ROUGH)
+    for side in (1, 0):
+        family = np.where(free[side], problem.own, -1)
+        more = len(np.unique(family)) - len(np.unique(families[side]))
+        if more > 0:
+            other = best.split(side, family)
+            seen = other.run(ROUGH)
+            if other.point.evidence - best.point.evidence > worth * more:
+                best, found = other, seen
+    if tol < ROUGH:
+        found = best.run(tol)
+    return _described(problem, best, found), best.point
+
+
+def _described(problem: Evidence, climb: _Climb, found: _Moments) -> Strengths:
     point = climb.point
     prior = point.prior
     with np.errstate(divide="ignore"):
         kappa = prior.scale / prior.tau
-    described = Strengths(
-        groups,
+    return Strengths(
+        problem.groups,
         prior.tau,
         prior.omega,
         prior.scale / 2 if problem.squared else 1.0,
@@ -449,4 +495,3 @@ def climbed(
         found.spread_freedom,
         climb.rounds,
     )
-    return described, point

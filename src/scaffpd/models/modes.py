@@ -65,7 +65,7 @@ class ManyRows:
     def spread(self, C: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change of v, (n, q, r), and 1 − (V + BCBᵀ)_jj/τ_j, (n, q)."""
         J = self.change
-        chance = ((J @ C) * J).sum(2)
+        chance = (_turned(J, C) * J).sum(2)
         return -(J @ step), self.S * J.diagonal(dim1=1, dim2=2) - chance
 
 
@@ -96,7 +96,7 @@ class FewRows:
     def spread(self, C: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change of v, (n, q, r), and 1 − (V + BCBᵀ)_jj/τ_j, (n, q)."""
         Z = torch.cholesky_solve(self.R, self.L)
-        chance = (Z @ C @ Z.mT) @ self.K
+        chance = (_turned(Z, C) @ Z.mT) @ self.K
         own = torch.cholesky_solve(self.K, self.L)
         return -(self.K.mT @ (Z @ step)), ((own - chance) * self.K).sum(1)
 
@@ -298,10 +298,15 @@ class ClientModes:
         return _held(found)
 
 
+def _turned(Z: Tensor, C: Tensor) -> Tensor:
+    """Return Z_i C by one product; a batched one would copy C for every client."""
+    return (Z.reshape(-1, Z.shape[2]) @ C).view(Z.shape)
+
+
 def _held(each: Tensor) -> Vectors:
     """Return a handle on one tensor per client, (N, …)."""
 
     def total(weights: Tensor) -> Tensor:
-        return torch.einsum("n,n...->...", weights, each)
+        return (weights @ each.flatten(1)).view(each.shape[1:])
 
     return Vectors(total, lambda: each, shape=tuple(each.shape[1:]), double_weights=True)

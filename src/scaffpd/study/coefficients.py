@@ -129,7 +129,7 @@ def coefficients(
         differs = model.marked(columns, len(names))
     problem = Evidence(cohort, groups, inner.loss, means=True)
     kappa = np.where(differs, np.nan, np.inf)
-    found, point = climbed(problem, None, kappa, groups, TOLERANCE)
+    found, point = climbed(problem, None, kappa, groups, TOLERANCE, -np.inf)
     L = np.eye(len(names)) if contrast is None else contrast
     rows = torch.from_numpy(L).to(point.C)
     question = OwnCoefficients(point.question, point.C, point.step.flatten(), rows)
