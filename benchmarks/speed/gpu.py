@@ -24,7 +24,7 @@ import torch
 from harness import Row, interleaved, table
 
 import scaffpd as sp
-from scaffpd.models.graphs import GraphReplay
+from scaffpd.models.execution import GraphReplay
 
 sys.path += [str(Path(__file__).resolve().parents[k]) for k in (1, 2)]
 TITLE = "On a GPU: fractions of what the device can do"

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.federation import LocalPlan
-from scaffpd.models import layout as ragged
 from scaffpd.models import numerics
+from scaffpd.models import samples as ragged
 from scaffpd.models.draws import Draws
-from scaffpd.models.layout import Ragged, cheapest_cuts
+from scaffpd.models.samples import Ragged, cheapest_cuts
 
 CASES = {
     "squared": ("squared", 1, False),

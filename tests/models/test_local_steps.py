@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.models import feature_steps, glm, local_steps, quadratic, sample_steps, threads
+from scaffpd.models import execution, glm, local_steps, quadratic
 from scaffpd.models.draws import Draws
+from scaffpd.models.execution import GraphReplay
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.graphs import GraphReplay
 from scaffpd.models.local_steps import Path, cheapest_path
 from scaffpd.models.numerics import extreme_values, triangle_of
 from scaffpd.models.quadratic import compress
@@ -135,7 +135,7 @@ def test_sampled_clients_are_rotated_once(monkeypatch):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_inference_mode_reaches_the_threads(loss, monkeypatch):
-    monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
+    monkeypatch.setattr("scaffpd.models.samples.CACHE", 60)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -162,7 +162,7 @@ def test_nothing_runs_any_more_after_a_failure():
 
     try:
         with pytest.raises(ValueError, match="first"):
-            threads.parallel_map(work, [0, 1], torch.device("cpu"))
+            execution.parallel_map(work, [0, 1], torch.device("cpu"))
         assert finished == [1]
     finally:
         torch.set_num_threads(before)
@@ -188,8 +188,8 @@ def test_the_path_is_the_one_with_fewer_multiplications(loss, sizes, features, p
 @pytest.mark.parametrize("loss", LOSSES)
 def test_cores_change_nothing(loss, batch_size, monkeypatch):
     """Work on two threads is that on one, but for rounding; PyTorch's setting is as before."""
-    monkeypatch.setattr("scaffpd.models.layout.CACHE", 60)
-    monkeypatch.setattr(feature_steps, "CACHE", 60)
+    monkeypatch.setattr("scaffpd.models.samples.CACHE", 60)
+    monkeypatch.setattr(local_steps, "CACHE", 60)
     before = torch.get_num_threads()
     answers = []
     for number in (1, 2):
@@ -211,9 +211,9 @@ def test_small_problems_run_on_one_thread_and_large_ones_do_not():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with threads.limit_threads(1000):
+        with execution.limit_threads(1000):
             assert torch.get_num_threads() == 1
-            assert threads.thread_count() == 2
+            assert execution.thread_count() == 2
             used = set()
             meeting = threading.Barrier(2)
 
@@ -221,14 +221,14 @@ def test_small_problems_run_on_one_thread_and_large_ones_do_not():
                 meeting.wait(10)
                 used.add((threading.get_ident(), torch.get_num_threads()))
 
-            threads.parallel_map(work, [0, 1], torch.device("cpu"))
+            execution.parallel_map(work, [0, 1], torch.device("cpu"))
             assert len(used) == 2
             assert {number for _, number in used} == {1}
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
-        with threads.limit_threads(10**9):
+        with execution.limit_threads(10**9):
             assert torch.get_num_threads() == 2
-        with pytest.raises(RuntimeError, match="stop"), threads.limit_threads(1):
+        with pytest.raises(RuntimeError, match="stop"), execution.limit_threads(1):
             raise RuntimeError("stop")
         assert torch.get_num_threads() == 2
     finally:
@@ -275,7 +275,7 @@ def test_a_sample_drawn_often_counts_often(m, b, n, steps, seed):
     random = torch.Generator().manual_seed(seed)
     positions = torch.randint(0, m, (n, steps, b), generator=random)
     share = torch.rand(n, b, dtype=torch.float64, generator=random)
-    weights = sample_steps.counted(positions, share, m + seed % 3)
+    weights = local_steps.counted(positions, share, m + seed % 3)
     assert weights.shape[:3] == (steps, n, 1)
     naive = np.zeros((steps, n, weights.shape[3]))
     step = np.arange(steps)[None, :, None]

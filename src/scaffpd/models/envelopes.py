@@ -14,8 +14,8 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.federation.modes import ModesAt
 from scaffpd.models.draws import Draws, streams
+from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.newton import Anchor, LossHessian, NewtonPoint, portions
@@ -28,7 +28,7 @@ from scaffpd.models.oracle import (
 )
 from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
-from scaffpd.models.threads import parallel_map
+from scaffpd.models.samples import PaddedBlock
 
 INNER = 30  # most gradient steps of a personal network
 REACH = 2  # of REACH/q accelerated steps, which shrink the distance to u_i by about e^−REACH

@@ -14,12 +14,11 @@ from torch import Tensor
 from scaffpd.errors import InputError, count, real, shortened
 from scaffpd.models.arrays import Array, check_range
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.layout import Ragged
 from scaffpd.models.losses import BUILT_IN, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
-from scaffpd.models.samples import StackedSamples
+from scaffpd.models.samples import Ragged, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 
 DTYPES = (torch.float32, torch.float64)

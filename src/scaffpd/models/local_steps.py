@@ -29,18 +29,23 @@ Minibatches are drawn on the device, for as many steps at a time as need little 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from scaffpd.federation import LocalPlan
 from scaffpd.models.draws import Draws
-from scaffpd.models.layout import PaddedBlock
+from scaffpd.models.execution import GraphReplay, parallel_map
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.samples import StackedSamples, transposed
+from scaffpd.models.numerics import FEW, Products, product, transposed
+from scaffpd.models.oracle import StackedDisplacements
+from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 
 # Speed per multiplication in the space of samples, relative to steps over the features of collected
 # minibatches, for several outputs (measured on digits).
@@ -51,6 +56,8 @@ LARGEST = 2**22
 STORED = {"cpu": 2**23, "cuda": 2**28}
 # Numbers that are drawn and collected at a time.
 SLAB = {"cpu": 2**22, "cuda": 2**27}
+# Bytes of a processor's registers.
+REGISTER = 64 if platform.machine() in ("x86_64", "AMD64") else 16
 
 
 class Path(Enum):
@@ -193,3 +200,288 @@ def local_gain(h: Tensor, rate: Tensor | float, steps: int) -> Tensor:
 def total(keep: Tensor, steps: int) -> Tensor:
     """Return Σ_j keep^j over J steps, for keep <= 1."""
     return local_gain(1 - keep, 1.0, steps)
+
+
+class SampleSteps:
+    """Local steps by the inner products of samples; K_i is stored if it is small."""
+
+    def __init__(self, loss: Loss, rows: StackedSamples, outputs: int) -> None:
+        self.loss = loss
+        self.rows = rows
+        self.outputs = outputs
+        self.loops: dict[int, GraphReplay] = {}
+
+    def _loop(self, number: int, block: PaddedBlock) -> GraphReplay:
+        """Return the loop over steps of a block of clients."""
+        loop = self.loops.get(number)
+        if loop is None:
+            A, y = self.rows.of(block)
+            A = widened(A, self.outputs)
+            y = widened(self.loss.dense(y, self.outputs, A.dtype), self.outputs).mT
+            K = in_layout(-torch.bmm(A, A.mT), block)
+            loop = GraphReplay(partial(_sample_loop, self.loss, K, in_layout(y, block)))
+            if stores_inner_products(self.rows):
+                self.loops[number] = loop
+        return loop
+
+    def run(self, problem: LocalProblem) -> SpanDisplacements:
+        """Take the steps; one matrix product gives A c, and none with features is in the steps."""
+        rows = self.rows
+        rest = problem.rest
+        common = rest is not None and rest.ndim == 2
+        along = rows.A @ rest if rest is not None and common else None
+        faded = 0.0 if problem.plan.batch_size is None else float(problem.l2)
+        out = torch.zeros_like(problem.z)
+        rates = problem.rates
+        keep = problem.keep
+
+        def work(item: tuple[int, PaddedBlock]) -> None:
+            number, block = item
+            who = block.clients
+            push = along
+            if rest is not None and not common:
+                push = product(rows.of(block)[0], rest[who])
+            Z, P, r = (self._across(block, t) for t in (problem.z, push, problem.r))
+            R = torch.zeros_like(Z)
+            m = Z.shape[2]
+            b = problem.plan.batch_size
+            for first, last, drawn in problem.slabs(who, 4 if b is None else m + 4 * b):
+                if drawn is None:
+                    weight = self._across(block, rates[who] * block.weight[..., None])[None]
+                else:
+                    places = drawn.rows - rows.layout.starts[who, None, None]
+                    weight = counted(places, rates[who, 0] * drawn.weight, m)
+                p = rates[who] * totals(keep[who], first, last)
+                fade = 1 - faded * p
+                R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who])
+            block.put(out, R.mT)
+
+        parallel_map(work, list(enumerate(rows.squares)), out.device)
+        p = rates.flatten() * total(keep.flatten(), problem.plan.steps)
+        return SpanDisplacements(rows, problem.c, p, out)
+
+    def _across(self, block: PaddedBlock, values: Tensor | None) -> Tensor:
+        """Return numbers of the samples output by output and with padding, (n, k, m)."""
+        if values is None:
+            return block.weight.new_zeros(())
+        if values.ndim == 2:
+            values = block.of(values)
+        return in_layout(widened(values, self.outputs).mT, block)
+
+
+def in_layout(values: Tensor, block: PaddedBlock) -> Tensor:
+    """Store (n, ...) contiguously, client by client; those of a few samples along the clients.
+
+    There one operation on all clients takes the place of one product for each.
+    """
+    if values.is_cuda or block.rows.shape[1] > FEW:
+        return values.contiguous()
+    return values.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+def _sample_loop(
+    loss: Loss,
+    K: Tensor,
+    y: Tensor,
+    R: Tensor,
+    Z: Tensor,
+    P: Tensor,
+    r: Tensor,
+    weight: Tensor,
+    p: Tensor,
+    fade: Tensor,
+    keep: Tensor,
+) -> Tensor:
+    """Return R after more steps, (n, k, m).
+
+    Args:
+        loss: ℓ.
+        K: the inner products with a minus sign, (n, m, m).
+        y: the targets, (n, ·, m).
+        R: R before.
+        Z: A x, (n, k, m).
+        P: A times the rest of c, (n, k, m), or a zero.
+        r: r₀, (n, k, m), or a zero.
+        weight: w of every step, (steps, n, 1, m), or of all, (1, n, 1, m).
+        p: p before every step, (steps, n, 1, 1).
+        fade: 1 − l2 p, or ones.
+        keep: 1 − η(l2 + μ), (n, 1, 1).
+    """
+    R = R.clone()
+    products = Products(K, R.shape[1])
+    weights = weight.unbind() if len(weight) > 1 else [weight[0]] * len(p)
+    for own, f, w in zip(p.unbind(), fade.unbind(), weights, strict=True):
+        out = products.times(R).addcmul_(f, Z)
+        if P.ndim:
+            out.addcmul_(own, P, value=-1)
+        if products.few:  # seen as they are stored, outputs × (samples and clients)
+            flat = (values.movedim(0, -1).flatten(1) for values in (out, y))
+            rho = loss.across(*flat).view(*Z.shape[1:], -1).movedim(-1, 0)
+        else:
+            rho = loss.across(out, y)
+        if r.ndim:
+            rho = rho.sub_(r)
+        rho = rho.mul_(w)
+        torch.addcmul(rho, keep, R, out=R)
+    return R
+
+
+def totals(keep: Tensor, first: int, last: int) -> Tensor:
+    """Return `total` before each of the steps from `first` to `last`, (steps, *keep.shape)."""
+    ones = torch.ones_like(keep)
+    powers = torch.stack([ones, *[keep] * (last - first - 1)]).cumprod(0)
+    return powers * total(keep, first) + (powers.cumsum(0) - powers)
+
+
+def widened(rows: Tensor, k: int) -> Tensor:
+    """Append zero rows to (n, m, ...) to fill registers: softmax is slow on a remainder."""
+    lanes = REGISTER // rows.dtype.itemsize
+    m = rows.shape[-2]
+    missing = -m % lanes if k > 1 and 2 * m >= lanes else 0
+    return pad(rows.mT, (0, missing)).mT if missing else rows
+
+
+def counted(positions: Tensor, share: Tensor, m: int) -> Tensor:
+    """Return the weights of n clients' samples in every step, (J, n, 1, m).
+
+    A sample that is drawn c times has c shares.
+
+    Args:
+        positions: (n, J, b), the drawn samples of each client.
+        share: (n, b), weight of a draw; 0 for padding.
+        m: samples of a client, with padding.
+    """
+    n, steps, b = positions.shape
+    out = share.new_zeros(steps, n, m)
+    out.transpose(0, 1).scatter_add_(2, positions, share[:, None].expand(n, steps, b))
+    return out[:, :, None]
+
+
+class FeatureSteps:
+    """Local steps over features, with every client's own d; a recorded graph for minibatches."""
+
+    def __init__(self, loss: Loss, rows: StackedSamples) -> None:
+        self.loss = loss
+        self.rows = rows
+        self._loop = GraphReplay(partial(_minibatch_loop, loss, rows.A))
+
+    def run(self, problem: LocalProblem) -> StackedDisplacements:
+        """Take the steps of all clients."""
+        n, k = len(problem.rates), problem.z.shape[1]
+        features = self.rows.A.shape[1]
+        out = problem.z.new_empty(n, k, features)
+        c = problem.c.expand(n, features, k).mT
+        keep = problem.keep
+
+        def full(block: PaddedBlock) -> None:
+            who = block.clients
+            push = (problem.rates[who] * c[who]).contiguous()
+            out[who] = self._full(problem, block, push, keep[who])
+
+        def minibatches(who: Tensor) -> None:
+            push = (problem.rates[who] * c[who]).contiguous()
+            out[who] = self._minibatches(problem, who, push, keep[who])
+
+        b = problem.plan.batch_size
+        if b is None:
+            parallel_map(full, self.rows.blocks, out.device)
+        else:
+            # Pieces of clients whose minibatches fit into a cache; a GPU takes all at once.
+            size = max(1, CACHE // (b * features)) if out.device.type == "cpu" else n
+            pieces = torch.split(torch.arange(n, device=out.device), size)
+            parallel_map(minibatches, pieces, out.device)
+        return StackedDisplacements(out.mT.flatten(1))
+
+    def _full(
+        self, problem: LocalProblem, block: PaddedBlock, push: Tensor, keep: Tensor
+    ) -> Tensor:
+        A, y = self.rows.of(block)
+        assert problem.r is not None
+        weight = problem.rates[block.clients, 0] * block.weight
+        near = NearbyGradients(self.loss, A, y, block.of(problem.z), block.of(problem.r), weight)
+        D = push.clone()  # the first step: nothing has changed at d = 0
+        for _ in range(1, problem.plan.steps):
+            change = near.change(D)
+            near.products.back(change, torch.addcmul(push, keep, D, out=D))
+        return D
+
+    def _minibatches(
+        self, problem: LocalProblem, who: Tensor, push: Tensor, keep: Tensor
+    ) -> Tensor:
+        rows = self.rows
+        k = problem.z.shape[1]
+        b = problem.plan.batch_size or 0
+        D = torch.zeros_like(push)
+        for first, last, drawn in problem.slabs(who, b * (2 * k + 4)):
+            assert drawn is not None
+            numbers = drawn.rows.transpose(0, 1).reshape(last - first, len(who) * b)
+            shape = (last - first, len(who), b)
+            y = self.loss.dense(rows.y[numbers].view(*shape, -1), k, push.dtype)
+            z = problem.z[numbers].view(*shape, k).mT.contiguous()
+            weight = (problem.rates[who, 0] * drawn.weight)[:, None]
+            D = self._loop(D, numbers, y, z, weight, push, keep)
+        return D
+
+
+def _minibatch_loop(
+    loss: Loss,
+    A: Tensor,
+    D: Tensor,
+    numbers: Tensor,
+    y: Tensor,
+    z: Tensor,
+    weight: Tensor,
+    push: Tensor,
+    keep: Tensor,
+) -> Tensor:
+    """Return the displacements after more steps, (n, k, features).
+
+    Args:
+        loss: ℓ.
+        A: the samples of all clients.
+        D: displacements before.
+        numbers: rows of every step, (steps, n·b).
+        y: their targets, (steps, n, b, ·).
+        z: their predictions at x, (steps, n, k, b).
+        weight: η/b, 0 for padding, (n, 1, b).
+        push: η c, (n, k, features).
+        keep: 1 − η(l2 + μ), (n, 1, 1) or (n, k, features).
+    """
+    D = D.clone()
+    sample = push.new_empty(len(push), weight.shape[2], push.shape[2])
+    products = Products(sample, push.shape[1])
+    flat = sample.view(-1, push.shape[2])
+    for t in range(len(numbers)):
+        torch.index_select(A, 0, numbers[t], out=flat)
+        ahead = torch.sub(z[t], products.along(D), out=products.out)
+        r = loss.residual(ahead.mT, y[t]).mT.mul_(weight)
+        products.back(r, torch.addcmul(push, keep, D, out=D))
+    return D
+
+
+class NearbyGradients:
+    """Gradients of some clients near x: their change A_iᵀ W_i (r(x − d) − r(x)).
+
+    Args:
+        loss: ℓ.
+        A: (n, m, features), the samples.
+        y: (n, m, ·), the targets.
+        z: (n, m, k), the predictions at x.
+        r: (n, m, k), the derivatives ∂ℓ/∂z there.
+        weight: (n, m), W_i.
+    """
+
+    def __init__(
+        self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, r: Tensor, weight: Tensor
+    ) -> None:
+        self.loss = loss
+        self.y = loss.dense(y, z.shape[2], A.dtype)
+        self.z = z.mT.contiguous()
+        self.r = r.mT.contiguous()
+        self.weight = weight[:, None]
+        self.products = Products(A, z.shape[2])
+
+    def change(self, D: Tensor) -> Tensor:
+        """Return W (r(x − D) − r(x)), (n, k, m), for D (n, k, features)."""
+        z = torch.sub(self.z, self.products.along(D), out=self.products.out)
+        return self.loss.residual(z.mT, self.y).mT.sub_(self.r).mul_(self.weight)

@@ -19,12 +19,11 @@ from torch import Tensor
 
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Vectors
+from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.layout import PaddedBlock
 from scaffpd.models.newton import LossHessian
 from scaffpd.models.quadratic import QuadraticOracle
-from scaffpd.models.samples import StackedSamples
-from scaffpd.models.threads import parallel_map
+from scaffpd.models.samples import PaddedBlock, StackedSamples
 
 NEWTON = 50
 THIRD = 1e-4  # step of the difference that third derivatives of a loss are taken by

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from scaffpd.federation import Constants, LocalPlan, Vector
 from scaffpd.models.convolution import BUFFERS, PRODUCTS
 from scaffpd.models.draws import Draws, streams
-from scaffpd.models.graphs import GraphReplay
+from scaffpd.models.execution import GraphReplay, parallel_map, thread_count
 from scaffpd.models.network import ROOM, NetworkFunction
 from scaffpd.models.numerics import random_direction
 from scaffpd.models.oracle import StackedDisplacements, StackedPoint, refuse_curvature, shift
-from scaffpd.models.threads import parallel_map, thread_count
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 Rows = Sequence[Tensor | None]  # of every client: numbers of its rows, or `None` for all

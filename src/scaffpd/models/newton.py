@@ -33,13 +33,12 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.models.layout import PaddedBlock
+from scaffpd.models.execution import parallel_map
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above, regularised
+from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above, product, regularised
 from scaffpd.models.point import LinearPoint, Ridge, steepness
 from scaffpd.models.quadratic import Compressed
-from scaffpd.models.samples import Levers, StackedSamples, product
-from scaffpd.models.threads import parallel_map
+from scaffpd.models.samples import Levers, PaddedBlock, StackedSamples
 
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved together

@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Restriction, Vector
-from scaffpd.models.layout import SHORT
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import LEAST, SAFE, SINGLE, UNIT, gamma, norm_above, root_above
-from scaffpd.models.samples import Levers, StackedSamples, product, transposed
+from scaffpd.models.numerics import (
+    LEAST,
+    SAFE,
+    SINGLE,
+    UNIT,
+    gamma,
+    norm_above,
+    product,
+    root_above,
+    transposed,
+)
+from scaffpd.models.samples import SHORT, Levers, StackedSamples
 
 # Vectors that a server adds up in double precision, one by one.
 CLIENTS = 2**13

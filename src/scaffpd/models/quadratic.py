@@ -35,15 +35,14 @@ from torch import Tensor
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.federation.questions import Displacements, EvaluatedPoint
 from scaffpd.models import numerics
+from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.layout import PaddedBlock, Ragged
 from scaffpd.models.local_steps import Path, SpanDisplacements, cheapest_path, local_gain
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import SAFE, UNIT
+from scaffpd.models.numerics import SAFE, UNIT, product
 from scaffpd.models.oracle import StackedDisplacements
 from scaffpd.models.point import LinearPoint, Ridge
-from scaffpd.models.samples import Levers, StackedSamples, product
-from scaffpd.models.threads import parallel_map
+from scaffpd.models.samples import Levers, PaddedBlock, Ragged, StackedSamples
 
 # Compress clients with more samples than this many times the features.
 WORTH = 1.2

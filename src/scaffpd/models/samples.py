@@ -1,64 +1,263 @@
-"""Samples of all clients, and products with them in double precision with bounds on errors."""
+r"""Samples of N clients in one stack, without a loop over clients of unequal size.
+
+`owner` is the client of each row. Sums over a client's own rows are segment sums. If every client
+has its own iterate (local steps), clients are padded to a common length and handled as one batched
+product. Padding costs arithmetic and one more block costs the overhead of a dozen small operations,
+so the clients, in order of size, are cut where
+
+    Σ_blocks ( overhead + clients · longest · width )
+
+is least: many small clients of any sizes make one block, and large ones are hardly padded at all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.models.layout import PaddedBlock, Ragged
-from scaffpd.models.numerics import ALONE, ALONE_VECTOR, norm_above, quiet
-from scaffpd.models.threads import parallel_map
+from scaffpd.models.execution import parallel_map, thread_count
+from scaffpd.models.numerics import DoubleProducts, from_left, product
 
+# Padded numbers that cost as much as one more block (measured); on a GPU launches are expensive and
+# arithmetic is cheap.
+OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
+# Numbers of all m × m matrices above which work in the space of samples is split over the cores.
+WORTH = 2**18
+# Rows of a client that are summed without blocks.
+SHORT = 1024
+# Numbers that a core's second-level cache holds: half a megabyte, or one in double precision.
+CACHE = 2**17
 # Numbers in all padded copies up to which they are stored between rounds.
 STORED = 2**23
-# Samples of a client up to which its inner products are multiplied number by number.
-FEW = 4
-# Numbers that are converted to double precision at a time: on a CPU they stay in the cache.
-PIECE = {"cpu": 2**16, "cuda": 2**24}
 
 
-class DoubleProducts:
-    """A X and AᵀV in double precision.
+@dataclass(frozen=True)
+class PaddedBlock:
+    """Clients with the same padded number of rows.
 
-    Products of numbers in single precision are exact in double precision, to which A is converted
-    piece by piece, so that no second copy of A is stored.
+    Attributes:
+        clients: (n,) which clients.
+        rows: (n, m) row numbers in the stack; padding repeats a client's first row.
+        weight: (n, m) weight of each row in its client's mean; 0 for padding.
+        first: the first of n·m consecutive rows if nothing is padded; else `None`.
+        number: place among the blocks of `Ragged.blocks`; `None` for others.
     """
 
-    def __init__(self, A: Tensor) -> None:
-        self.A = A
-        self.double = A.dtype == torch.float64
+    clients: Tensor
+    rows: Tensor
+    weight: Tensor
+    first: int | None = None
+    number: int | None = None
 
-    def times(self, X: Tensor) -> Tensor:
-        """Return A X."""
-        if self.double:
-            return self.A @ X
-        return torch.cat([piece @ X.double() for piece in self._pieces()])
+    def of(self, stack: Tensor) -> Tensor:
+        """Return the block's part of a stack (M, ...), (n, m, ...): a view if nothing is padded."""
+        if self.first is None:
+            return stack[self.rows]
+        part = stack[self.first : self.first + self.rows.numel()]
+        return part.view(*self.rows.shape, *stack.shape[1:])
 
-    def transposed(self, V: Tensor) -> Tensor:
-        """Return AᵀV for V in double precision."""
-        if self.double:
-            return transposed(self.A, V)
-        out = V.new_zeros(V.shape[1], self.A.shape[1])
-        start = 0
-        for piece in self._pieces():
-            out.addmm_(V[start : start + len(piece)].mT.contiguous(), piece)
-            start += len(piece)
-        return out.mT
+    def put(self, stack: Tensor, values: Tensor) -> None:
+        """Write (n, ≥ m, ...) to the block's part of a stack, and nothing for padding."""
+        values = values[:, : self.rows.shape[1]]
+        if self.first is not None:
+            self.of(stack).copy_(values)
+        else:
+            inside = self.weight > 0
+            stack[self.rows[inside]] = values[inside]
 
-    def norms(self, factors: Tensor | float = 1.0) -> Tensor:
-        """Return ‖a_j‖ per row, from above, with columns times `factors`."""
-        return torch.cat([norm_above(piece * factors, 1) for piece in self._pieces()])
 
-    def _pieces(self) -> Iterator[Tensor]:
-        size = PIECE.get(self.A.device.type, PIECE["cuda"])
-        for piece in torch.split(self.A, max(1, size // self.A.shape[1])):
-            yield piece.double()
+class Ragged:
+    """Layout of N clients' rows in one stack."""
+
+    def __init__(self, sizes: list[int], device: torch.device, dtype: torch.dtype) -> None:
+        self.lengths = list(sizes)
+        self.smallest = min(sizes, default=0)
+        self.largest = max(sizes, default=0)
+        self.equal = self.smallest == self.largest > 0
+        self.sizes = torch.tensor(sizes, device=device)
+        self.starts = torch.cumsum(self.sizes, 0) - self.sizes
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @cached_property
+    def owner(self) -> Tensor:
+        """The client of each row."""
+        clients = torch.arange(len(self), device=self.sizes.device)
+        return torch.repeat_interleave(clients, self.sizes)
+
+    def rows_of(self, clients: list[int]) -> Tensor:
+        """Return the row numbers of some clients, one client after the other."""
+        sizes = self.sizes[clients]
+        ends = torch.cumsum(sizes, 0)
+        rows = torch.arange(int(ends[-1]) if clients else 0, device=sizes.device)
+        return rows + torch.repeat_interleave(self.starts[clients] - (ends - sizes), sizes)
+
+    def put(self, stack: Tensor, clients: Tensor, values: Tensor) -> None:
+        """Write the rows of some clients, (n, ≥ m, ...), into a stack; skip rows they lack."""
+        if self.equal:
+            whole = stack.view(len(self), self.smallest, *stack.shape[1:])
+            whole[clients] = values[:, : self.smallest]
+            return
+        position = torch.arange(values.shape[1], device=self.sizes.device)
+        inside = position < self.sizes[clients, None]
+        stack[(self.starts[clients, None] + position)[inside]] = values[inside]
+
+    def scaled(self, rows: Tensor, values: Tensor) -> Tensor:
+        """Multiply the rows of each client, (M, k), by its number, (N,)."""
+        if self.equal:
+            blocks = rows.view(len(self), self.smallest, -1)
+            return (blocks * values[:, None, None]).view_as(rows)
+        return rows * values[self.owner][:, None]
+
+    def segment_sum(self, rows: Tensor) -> Tensor:
+        """Return Σ over each client's rows: (M, ...) → (N, ...)."""
+        if self.equal:
+            return rows.view(len(self), self.smallest, *rows.shape[1:]).sum(1)
+        return torch.segment_reduce(rows, "sum", lengths=self.sizes, unsafe=True)
+
+    def segment_max(self, rows: Tensor) -> Tensor:
+        """Return the largest of each client's rows."""
+        if self.equal:
+            return rows.view(len(self), self.smallest, *rows.shape[1:]).amax(1)
+        return torch.segment_reduce(rows, "max", lengths=self.sizes, unsafe=True)
+
+    @cached_property
+    def _cuts(self) -> tuple[Tensor, Tensor] | None:
+        """Cut each client's rows into blocks of about √(most rows): their lengths and numbers."""
+        if self.largest <= SHORT:
+            return None
+        width = math.isqrt(self.largest)
+        counts = (-(-self.sizes // width)).clamp_min(1)
+        lengths = torch.full((int(counts.sum()),), width, device=self.sizes.device)
+        lengths[torch.cumsum(counts, 0) - 1] = self.sizes - (counts - 1) * width
+        return lengths, counts
+
+    @cached_property
+    def additions(self) -> Tensor:
+        """Number of additions in `total` that a row of each client takes part in."""
+        if self._cuts is None:
+            return self.sizes.double()
+        return self._cuts[1].double() + math.isqrt(self.largest)
+
+    def total(self, rows: Tensor) -> Tensor:
+        """Return Σ over each client's rows, (M,) → (N,), in blocks of about √m rows.
+
+        A row then takes part in 2√m additions in place of m, and the error is at most γ_{2√m}
+        whatever the order within a block: certificates of long clients stay tight.
+        """
+        if self._cuts is None:
+            return self.segment_sum(rows)
+        lengths, counts = self._cuts
+        within = torch.segment_reduce(rows, "sum", lengths=lengths, unsafe=True)
+        return torch.segment_reduce(within, "sum", lengths=counts, unsafe=True)
+
+    def blocks(self, share: Tensor, width: int) -> list[PaddedBlock]:
+        """Cut all rows, weighted by their (M,) `share`, into the cheapest padded blocks.
+
+        A row has `width` numbers, and the rows of a block fit into the cache.
+        """
+        blocks = self._cut(share, width, lambda _: CACHE // width)
+        return [replace(block, number=number) for number, block in enumerate(blocks)]
+
+    def squares(self, share: Tensor, width: int) -> list[PaddedBlock]:
+        """Cut all rows into blocks whose m × m matrices fit into the cache, for all cores."""
+        enough = sum(m * m for m in self.lengths) >= WORTH
+        each = -(-sum(self.lengths) // thread_count()) if enough else CACHE
+        return self._cut(share, width, lambda m: min(CACHE // m, each))
+
+    def _cut(self, share: Tensor, width: int, most: Callable[[int], int]) -> list[PaddedBlock]:
+        lengths = np.array(self.lengths)
+        order = np.argsort(-lengths, kind="stable")
+        ordered = lengths[order]
+        device = self.sizes.device
+        cuts = [len(self)]
+        if not self.equal:
+            cuts = cheapest_cuts(ordered, OVERHEAD.get(device.type, OVERHEAD["cuda"]) / width)
+        if device.type == "cpu":
+            cuts = finer(cuts, ordered, most)
+        clients = torch.from_numpy(order).to(device)
+        return [
+            self._padded(clients[first:last], ordered[first:last], share)
+            for first, last in zip([0, *cuts[:-1]], cuts, strict=True)
+        ]
+
+    def _padded(self, clients: Tensor, sizes: NDArray[np.int64], share: Tensor) -> PaddedBlock:
+        position = torch.arange(int(sizes[0]), device=self.sizes.device)
+        inside = position < self.sizes[clients, None]
+        rows = self.starts[clients, None] + torch.where(inside, position, 0)
+        consecutive = bool((clients[1:] == clients[:-1] + 1).all()) and sizes[0] == sizes[-1]
+        first = int(rows[0, 0]) if consecutive else None
+        return PaddedBlock(clients, rows, torch.where(inside, share[rows], 0), first)
+
+    def minibatch(self, uniform: Tensor, clients: Tensor | None = None) -> PaddedBlock:
+        """Draw rows with replacement: b of every client, for every step.
+
+        A client with at most b rows gives them all.
+
+        Args:
+            uniform: numbers in [0, 1), (N, …, b).
+            clients: draw for these only.
+        """
+        who = torch.arange(len(self), device=self.sizes.device) if clients is None else clients
+        size = uniform.shape[-1]
+        sizes = self.sizes[who]
+        position = torch.arange(size, device=self.sizes.device)
+        share = 1 / sizes[:, None].clamp_max(size).to(self.dtype)
+        weight = torch.where(position < sizes[:, None], share, 0)
+        shape = (-1, *[1] * (uniform.ndim - 1))
+        sizes = sizes.view(shape)
+        drawn = torch.minimum((uniform * sizes).long(), sizes - 1)
+        if self.smallest <= size:
+            drawn = torch.where(sizes <= size, torch.where(position < sizes, position, 0), drawn)
+        return PaddedBlock(who, drawn.add_(self.starts[who].view(shape)), weight)
+
+
+def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
+    """Find the ends of blocks of descending `sizes`: least Σ_blocks (overhead + clients·longest).
+
+    Use dynamic programming over the few places where sizes, rounded up to six bits, change.
+    """
+    fraction, exponent = np.frexp(sizes)
+    rounded = np.ldexp(np.ceil(64 * fraction), exponent)
+    edges = np.concatenate([[0], 1 + np.flatnonzero(np.diff(rounded)), [len(sizes)]])
+    longest = sizes[edges[:-1]]
+    cost = np.zeros(len(edges))
+    cut = np.zeros(len(edges), dtype=np.int64)
+    for end in range(1, len(edges)):
+        options = cost[:end] + overhead + longest[:end] * (edges[end] - edges[:end])
+        cut[end] = options.argmin()
+        cost[end] = options[cut[end]]
+    ends = []
+    end = len(edges) - 1
+    while end > 0:
+        ends.append(int(edges[end]))
+        end = int(cut[end])
+    return ends[::-1]
+
+
+def finer(ends: list[int], sizes: NDArray[np.int64], most: Callable[[int], int]) -> list[int]:
+    """Split blocks so that no block of several clients has more padded rows than allowed.
+
+    Args:
+        ends: ends of the blocks.
+        sizes: the clients' numbers of rows, descending.
+        most: most rows of a block whose longest client has m of them.
+    """
+    cuts = []
+    for first, last in zip([0, *ends[:-1]], ends, strict=True):
+        longest = max(1, int(sizes[first]))
+        cuts += [*range(first, last, max(1, most(longest) // longest))[1:], last]
+    return cuts
 
 
 class Levers(NamedTuple):
@@ -189,70 +388,3 @@ class StackedSamples:
     def _part(self, rows: Tensor, lengths: list[int], share: Tensor) -> StackedSamples:
         layout = Ragged(lengths, self.A.device, self.A.dtype)
         return StackedSamples(self.A[rows], self.y[rows], layout, share)
-
-
-@quiet
-def from_left(V: Tensor, A: Tensor) -> Tensor:
-    """Return V_iᵀA_i, (n, k, features), of n clients; small ones by NumPy's loop over BLAS."""
-    if V.is_cuda or V.shape[1] * V.shape[2] * A.shape[2] > ALONE_VECTOR:
-        return torch.bmm(V.mT.contiguous(), A)
-    return torch.from_numpy(np.matmul(V.numpy().transpose(0, 2, 1), A.numpy()))
-
-
-def product(A: Tensor, v: Tensor) -> Tensor:
-    """Return A v, client by client; one column goes as a row from the left, which is faster."""
-    return (v.mT @ A.mT).mT if v.shape[-1] == 1 else A @ v
-
-
-def transposed(A: Tensor, V: Tensor) -> Tensor:
-    """Return AᵀV; several columns go as rows from the left, which takes BLAS half the time."""
-    return (V.mT.contiguous() @ A).mT if V.shape[1] > 1 else A.T @ V
-
-
-class Products:
-    """Products R A_i and D A_iᵀ of n clients, in buffers that the next such product overwrites.
-
-    On a CPU, NumPy's loop over BLAS takes down to an eighth of the time of torch.bmm for small
-    matrices; inner products of a few samples go number by number, for all clients at once.
-    """
-
-    def __init__(self, A: Tensor, k: int) -> None:
-        n, m, features = A.shape
-        self.A = A
-        self.out = A.new_empty(n, k, m)
-        self.own = A.new_empty(n, k, features)
-        most = ALONE if k > 1 else ALONE_VECTOR
-        self.few = not A.is_cuda and m == features <= FEW
-        self.small = not A.is_cuda and not self.few and k * m * features <= most
-        self._last: Tensor | None = None
-        if self.small:
-            self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
-
-    def along(self, D: Tensor) -> Tensor:
-        """Return D A_iᵀ, (n, k, m), for D (n, k, features)."""
-        if self.small:
-            np.matmul(D.numpy(), self.arrays[0].transpose(0, 2, 1), out=self.arrays[1])
-            return self.out
-        if D.shape[1] == 1:
-            return torch.bmm(D, self.A.mT, out=self.out)
-        # Several rows are transposed, because torch.bmm is slow at Aᵀ.
-        return self.out.copy_(torch.bmm(self.A, D.mT.contiguous()).mT)
-
-    def times(self, R: Tensor) -> Tensor:
-        """Return R A_i, (n, k, features), for R (n, k, m)."""
-        if self.few:
-            out = torch.zeros_like(R)
-            for one, row in zip(R.unbind(2), self.A.unbind(1), strict=True):
-                out.addcmul_(one[..., None], row[:, None])
-            return out
-        if not self.small:
-            return torch.bmm(R, self.A, out=self.own)
-        if self._last is not R:
-            self._last = R
-            self._array = R.numpy()
-        np.matmul(self._array, self.arrays[0], out=self.arrays[2])
-        return self.own
-
-    def back(self, R: Tensor, D: Tensor) -> Tensor:
-        """Compute D + R A_i in place, for R (n, k, m)."""
-        return D.add_(self.times(R)) if self.small else D.baddbmm_(R, self.A)

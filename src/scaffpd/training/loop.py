@@ -20,7 +20,7 @@ from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.algorithms.base import RunState
 from scaffpd.errors import ExposedError, InputError, count, positive
 from scaffpd.federation import Federation, PrivacyAccount, PrivacySpent, Traffic, Vector
-from scaffpd.models.threads import limit_threads
+from scaffpd.models.execution import limit_threads
 from scaffpd.objectives.base import Objective
 from scaffpd.training.history import MANY, Checkpoint, History
 from scaffpd.training.progress import Progress

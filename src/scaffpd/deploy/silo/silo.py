@@ -44,8 +44,8 @@ from scaffpd.deploy.silo.privacy import PrivacyLedger, check_shared, shared_part
 from scaffpd.deploy.silo.records import AWAITED, AuditLog, SiloConsent
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import QUESTIONS, GradientsAt, Question, Scores
+from scaffpd.models.execution import limit_threads
 from scaffpd.models.personal import Personal
-from scaffpd.models.threads import limit_threads
 from scaffpd.run.settings import methods
 from scaffpd.run.settings.model_file import Setup, linear
 from scaffpd.run.settings.silo import SiloFile

@@ -1,4 +1,4 @@
-"""Threads: one piece of work per core, in place of all cores on one operation.
+"""How work runs: one piece per core, and on a GPU loops that are recorded once.
 
 PyTorch synchronises all cores after every operation. If an operation takes a few microseconds that
 takes longer than the work, so `parallel_map` gives each core its own work, with PyTorch on a single
@@ -7,6 +7,7 @@ thread.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,6 +17,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 Item = TypeVar("Item")
 # Numbers up to which one core is faster than all cores at one pass over them.
@@ -81,3 +83,69 @@ def _pool(number: int) -> ThreadPoolExecutor:
 if hasattr(os, "register_at_fork"):
     # Threads are not copied into a new process.
     os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+# Calls with the same shapes before one is recorded: one or two are not worth it.
+BEFORE = 2
+
+
+class GraphReplay:
+    """Function of tensors that becomes a CUDA graph when called again with the same shapes.
+
+    Elsewhere than on a GPU it is called as it is.
+
+    Args:
+        function: operations on the device only, with one result; tensors that it uses besides its
+            arguments stay in place.
+    """
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        self.function = function
+        self._forget()
+
+    def __getstate__(self) -> dict[str, Callable[..., Tensor]]:
+        """Leave out the graph: a copy records its own."""
+        return {"function": self.function}
+
+    def __setstate__(self, state: dict[str, Callable[..., Tensor]]) -> None:
+        self.function = state["function"]
+        self._forget()
+
+    def _forget(self, key: object = None) -> None:
+        self.key = key
+        self.calls = 0
+        self.recorded: tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor] | None = None
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """Compute the function; record or replay it."""
+        if not tensors[0].is_cuda:
+            return self.function(*tensors)
+        key = tuple((t.shape, t.dtype, t.device) for t in tensors)
+        if key != self.key:
+            self._forget(key)
+        self.calls += 1
+        if self.calls <= BEFORE:
+            return self.function(*tensors)
+        if self.recorded is None:
+            self.recorded = self._record(tensors)
+        graph, inputs, out = self.recorded
+        for own, given in zip(inputs, tensors, strict=True):
+            own.copy_(given)
+        graph.replay()
+        return out.clone()
+
+    def _record(
+        self, tensors: tuple[Tensor, ...]
+    ) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
+        inputs = [t.clone() for t in tensors]
+        graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()  # unused graphs must not be freed while another is recorded
+        try:
+            with torch.cuda.graph(graph):
+                out = self.function(*inputs)
+        finally:
+            if collecting:
+                gc.enable()
+        return graph, inputs, out
