@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 from scipy.optimize import minimize
 from scipy.special import xlogy
+from scipy.stats import poisson
 
 import scaffpd as sp
 from cases.refusals import refuses
@@ -270,6 +271,40 @@ def test_whole_weights_are_repeated_rows(name):
                 [(X, np.column_stack([y[:, 0], np.full(len(y), wrong)]))],
                 sp.Linear(name, weighted=True),
             )
+
+
+def test_an_exposure_is_as_many_rows():
+    """Counts of E hours are E counts of an hour, up to a constant in x; a weight is one among rows,
+    an exposure is not.
+    """
+    random = np.random.default_rng(4)
+    X = random.standard_normal((8, 2))
+    hours = random.integers(1, 5, 8)
+    y = random.poisson(hours * 2.0)
+    weights = random.random(8)
+    each = np.repeat(X, hours, 0), np.repeat(y / hours, hours)
+    both = sp.Linear("poisson", l2=0.0, exposed=True)
+    by_hour = sp.Cohort([each], sp.Linear("poisson", l2=0.0))
+    exposed = sp.Cohort([(X, np.column_stack([y, hours]))], both)
+    many = len(each[1]) / 8
+    for x in torch.tensor(random.standard_normal((3, 2))):
+        ours, theirs = exposed.gradients(x), by_hour.gradients(x)
+        np.testing.assert_allclose(ours.losses, many * theirs.losses, rtol=1e-12)
+        torch.testing.assert_close(ours.each(), many * theirs.each(), rtol=1e-11, atol=1e-13)
+        rate = np.logaddexp(0, X @ x.numpy()) * hours
+        likelihood = -poisson.logpmf(y, rate).mean() + poisson.logpmf(y, y).mean()
+        np.testing.assert_allclose(ours.losses, likelihood, rtol=1e-10)
+    w = weights / weights.mean()
+    rows = X, np.column_stack([y, hours, weights])
+    model = sp.Linear("poisson", l2=0.0, exposed=True, weighted=True)
+    found = sp.Cohort([rows], model).losses(x)
+    losses = -poisson.logpmf(y, rate) + poisson.logpmf(y, y)
+    np.testing.assert_allclose(found, (w * losses).mean(), rtol=1e-10)
+    for wrong, code in (([0.0] * 8, "exposure-range"), ([], "weights-missing")):
+        with refuses(code):
+            sp.Cohort([(X, np.column_stack([y, wrong] if wrong else [y]))], both)
+    with refuses("exposure-of-counts"):
+        sp.Linear("squared", exposed=True)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch import Tensor
 from scaffpd.errors import InputError, count, real, shortened
 from scaffpd.models.arrays import Array, check_range
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.losses import BUILT_IN, Squared, check_loss, loss_named
+from scaffpd.models.losses import BUILT_IN, Loss, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
@@ -49,6 +49,8 @@ class Linear:
             and models are scored by accuracy.
         weighted: the last column of y is the weight of a row among its client's rows: f_i is a
             weighted mean.
+        exposed: the last column of y, or the one before the weights, is the exposure E of a count
+            (hours, persons; e^offset): its mean is E log(1 + e^z). "poisson" only.
         groups: the group of each feature, by name: features of one group share the strengths that
             the evidence sets. Without groups every feature is one; so is the intercept.
     """
@@ -59,6 +61,7 @@ class Linear:
     classes: int | None = None
     weighted: bool = False
     groups: Sequence[str] | None = None
+    exposed: bool = False
 
     def __post_init__(self) -> None:
         loss_named(self.loss)
@@ -72,6 +75,10 @@ class Linear:
             raise InputError(
                 "intercept-not-boolean",
                 f"Linear needs True or False for intercept, got {self.intercept!r}.",
+            )
+        if self.exposed and self.loss != "poisson":
+            raise InputError(
+                "exposure-of-counts", "Linear takes exposures of counts, with loss='poisson'."
             )
         if self.classes is None:
             return
@@ -104,14 +111,13 @@ class Linear:
         classes = self.classes
         if like is not None and self.loss == "softmax":
             classes = like.dimension // (features[0].shape[1] + self.intercept)
-        inner = loss_named(self.loss)
-        loss = Weighted(inner) if self.weighted else inner
+        loss = self._loss()
         targets = loss.encode(data.labels, names, classes)
         y = torch.as_tensor(np.concatenate(targets.arrays), device=device)
         y = y.to(dtype) if y.is_floating_point() else y
         sizes = [len(a) for a in features]
         check_range(names, sizes, y.to(dtype), "target")
-        if type(inner) not in BUILT_IN:
+        if type(loss_named(self.loss)) not in BUILT_IN:
             check_loss(loss, y, targets.outputs)
         A = stack(features, self.intercept, device, dtype)
         check_range(names, sizes, A, "feature")
@@ -128,6 +134,12 @@ class Linear:
         kind = QuadraticOracle if type(loss) is Squared else LinearOracle
         ridge = self.ridge(A.shape[1], targets.outputs, device)
         return kind(rows, loss, ridge, targets.outputs, names)
+
+    def _loss(self) -> Loss:
+        inner = loss_named(self.loss)
+        if not (self.weighted or self.exposed):
+            return inner
+        return Weighted(inner, self.weighted, self.exposed)
 
     def ridge(self, width: int, outputs: int, device: torch.device) -> Ridge:
         """Return the regulariser of an x with `width` features, the intercept among them."""
@@ -187,8 +199,7 @@ class Linear:
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64], y: Array
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return ∂ℓ/∂z and ∂²ℓ/∂z² at z = ⟨a_j, x⟩ of every row, each (rows × outputs)."""
-        inner = loss_named(self.loss)
-        loss = Weighted(inner) if self.weighted else inner
+        loss = self._loss()
         targets = torch.as_tensor(loss.encode([y], ["rows"], self.classes).arrays[0])
         z = torch.as_tensor(self.outputs(x, rows))
         return loss.residual(z, targets).numpy(), loss.bends(z, targets).numpy()

@@ -1,4 +1,4 @@
-"""`Weighted`: a loss whose samples count by weights."""
+"""`Weighted`: a loss whose samples count by weights, or by what they were exposed to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
@@ -19,12 +20,19 @@ class Weighted(Loss):
     Weights are divided by their mean over a client's samples, so that f_i = Σ w_j ℓ_j / Σ w_j: only
     their proportions count, and only among the samples of one client.
 
+    A count y with exposure E (hours, persons) is Poisson with mean E s(z): its loss is E ℓ(z, y/E),
+    a weight again, which is not divided by its mean, because a row of twice the exposure says twice
+    as much.
+
     Args:
         inner: ℓ.
+        weighted: whether y ends with a column of weights.
+        exposed: whether y ends with a column of exposures, before that of the weights.
     """
 
-    def __init__(self, inner: Loss) -> None:
+    def __init__(self, inner: Loss, weighted: bool = True, exposed: bool = False) -> None:
         self.inner = inner
+        self.columns = weighted, exposed
         self.name = inner.name
         self.curvature = inner.curvature
         self.quadratic = inner.quadratic
@@ -36,29 +44,30 @@ class Weighted(Loss):
         return True
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
-        """Encode targets of ℓ and weights >= 0, not all of them zero."""
-        arrays = []
+        """Encode targets of ℓ, exposures > 0 and weights >= 0, not all of them zero."""
+        weighted, exposed = self.columns
+        arrays: list[Array] = []
         weights = []
         for name, y in zip(names, labels, strict=True):
-            if y.ndim != 2 or y.shape[1] < 2:
+            own = y.shape[1] - weighted - exposed if y.ndim == 2 else 0
+            if own < 1:
+                more = ["exposure"] * exposed + ["weight"] * weighted
                 raise InputError(
                     "weights-missing",
-                    f"Client {name!r} needs two columns where samples are weighted: target and "
-                    "weight.",
+                    f"Client {name!r} needs these columns of y: target, {', '.join(more)}.",
                 )
-            w = np.asarray(y[:, -1], dtype=np.float64)
-            total = float(w.sum())
-            if not np.all(w >= 0) or not np.isfinite(total):
-                raise InputError(
-                    "weight-range", f"Client {name!r} has a weight that is negative or not finite."
-                )
-            if total == 0:
-                raise InputError(
-                    "weights-zero",
-                    f"Client {name!r} has weights of zero only: leave it out, or weight its rows.",
-                )
-            arrays.append(y[:, 0] if y.shape[1] == 2 else y[:, :-1])
-            weights.append(w * (len(w) / total))
+            target = y[:, 0] if own == 1 else y[:, :own]
+            w = _weights(name, y[:, -1]) if weighted else np.ones(len(y))
+            if exposed:
+                E = np.asarray(y[:, own], dtype=np.float64)
+                if not np.all((E > 0) & np.isfinite(E)):
+                    raise InputError(
+                        "exposure-range", f"Client {name!r} has an exposure that is not positive."
+                    )
+                target = np.asarray(target, dtype=np.float64) / E
+                w = w * E
+            arrays.append(target)
+            weights.append(w)
         targets = self.inner.encode(arrays, names, classes)
         self.heaviest = max(float(w.max()) for w in weights)
         pairs = zip(targets.arrays, weights, strict=True)
@@ -110,3 +119,19 @@ class Weighted(Loss):
         own = y[..., :-1]
         labels = isinstance(self.inner, Softmax) and own.shape[-1] == 1
         return own.long() if labels else own, y[..., -1:]
+
+
+def _weights(name: str, column: Array) -> NDArray[np.float64]:
+    """Return a client's weights, over their mean."""
+    w = np.asarray(column, dtype=np.float64)
+    total = float(w.sum())
+    if not np.all(w >= 0) or not np.isfinite(total):
+        raise InputError(
+            "weight-range", f"Client {name!r} has a weight that is negative or not finite."
+        )
+    if total == 0:
+        raise InputError(
+            "weights-zero",
+            f"Client {name!r} has weights of zero only: leave it out, or weight its rows.",
+        )
+    return w * (len(w) / total)
