@@ -80,10 +80,8 @@ def a_row_of_a_csv_file(*options: str) -> list[str]:
 
 
 def a_row_that_is_trained_on_and_no_more() -> list[str]:
-    """Take the same rows through `scaffpd train` without choosing strengths, comparing, and the
-    page.
-    """
-    return a_row_of_a_csv_file("--no-choose", "--splits", "0", "--no-report")
+    """Take the same rows through `scaffpd train` without comparing, and without the page."""
+    return a_row_of_a_csv_file("--splits", "0", "--no-report")
 
 
 def a_round_on_a_cohort() -> list[str]:

@@ -1,17 +1,15 @@
-"""Alone, one model, or a model of one's own: stations and schools, judged on rows that nothing was
-chosen by.
+"""Alone, one model, or a model of one's own: stations and schools, judged on rows held out.
 
 python -m experiments.personal stations|schools [--seeds 8] [--data FOLDER] [--out FOLDER]
 
 Every seed draws new rows: at the stations which four are new and their forty days (tested on the
-following year), at the schools which 30 % of the students are held out. l2 and κ are chosen by
-three folds of the training rows.
+following year), at the schools which 30 % of the students are held out. Strengths are set by the
+evidence of the training rows.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,92 +19,31 @@ from numpy.typing import NDArray
 
 import scaffpd as sp
 from experiments.tables import append_csv, markdown_table, read_csv
-from scaffpd.study.choosing import MEAN, Folds, GridPoint, simplest, with_strengths
-from scaffpd.study.joining import fit_alone
+from scaffpd.study.gains import ALONE, AVERAGE, FAIR, MODELS, PERSONAL
 from scaffpd.training.metrics import half_interval, worst_fifth
 
 Array = NDArray[np.float64]
-FOLDS = 3
-L2S = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-KAPPAS = (math.inf, 1000.0, 300.0, 100.0, 30.0, 10.0)
-FAIR = sp.CVaR(0.2)
-MODEL = sp.Linear("squared", intercept=True)
-
-
-def _one(p: Any) -> bool:
-    return math.isinf(p.strength)
-
-
-def _average(p: Any) -> bool:
-    return isinstance(p.objective, sp.Average)
-
-
-ARMS: dict[str, Callable[[Any], bool]] = {
-    "one model, average": lambda p: _one(p) and _average(p),
-    "one model, fair": lambda p: _one(p) and not _average(p),
-    "personal, average": lambda p: not _one(p) and _average(p),
-    "personal, fair": lambda p: not _one(p) and not _average(p),
-}
-FIRST = "alone"
-BEFORE = "one model, average"
-
-
-def alone(silos: Any, seed: int) -> tuple[Array, Array]:
-    """Loss of every client by itself on its test rows, and its κ, which folds of its own rows
-    choose.
-    """
-    models, kappas = fit_alone(Folds.of(silos.train, MODEL, silos.names, FOLDS, seed))
-    outputs = [MODEL.outputs(u, X)[:, 0] for u, (X, _) in zip(models, silos.test, strict=True)]
-    losses = [np.mean((z - y) ** 2) for z, (_, y) in zip(outputs, silos.test, strict=True)]
-    return np.array(losses), np.array(kappas)
-
-
-def arm(silos: Any, choice: GridPoint) -> Array:
-    """Train with what was chosen, on all training rows; every client's loss on its test rows."""
-    model = with_strengths(MODEL, choice.l2, choice.strength)
-    cohort = sp.Cohort(silos.train, model, silos.names, test=silos.test)
-    result = sp.train(sp.fair(choice.objective), cohort, rounds=500, tol=1e-5, progress=False)
-    return cohort.evaluate(result.x, "test").loss - sp.models.regulariser(model, result.x)
+MODEL = sp.Linear("squared", "auto", intercept=True)
 
 
 def study(load: Callable[[int], Any], seeds: int) -> list[dict[str, Any]]:
     """A row for every seed, model and client."""
     rows: list[dict[str, Any]] = []
-
-    def add(seed: int, silos: Any, name: str, losses: Array, l2: Any, strength: Any) -> None:
-        sizes = [len(y) for _, y in silos.train]
-        clients = enumerate(silos.names)
-        rows.extend(
-            {
-                "seed": seed,
-                "model": name,
-                "client": client,
-                "train_rows": sizes[i],
-                "l2": l2,
-                "strength": float(np.broadcast_to(strength, len(sizes))[i]),
-                "loss": float(losses[i]),
-            }
-            for i, client in clients
-        )
-
     for seed in range(seeds):
         silos = load(seed)
-        losses, kappas = alone(silos, seed)
-        add(seed, silos, FIRST, losses, 0.0, kappas)
-        grid = sp.choose(
-            silos.train,
-            MODEL,
-            [sp.Average(), FAIR],
-            L2S,
-            KAPPAS,
-            folds=FOLDS,
-            seed=seed,
-            names=silos.names,
-        )
-        for name, keep in ARMS.items():
-            point = simplest([one for one in grid.tried if keep(one)], MEAN)
-            add(seed, silos, name, arm(silos, point), point.l2, point.strength)
-            print(f"seed {seed}, {name}: {point.words()}", flush=True)
+        found = sp.joining(silos.train, silos.test, MODEL, sp.CVaR(0.2), names=silos.names)
+        for model, losses in zip(found.models, found.loss, strict=True):
+            rows += [
+                {
+                    "seed": seed,
+                    "model": model,
+                    "client": client,
+                    "train_rows": size,
+                    "loss": float(loss),
+                }
+                for client, (size, _), loss in zip(found.names, found.rows, losses, strict=True)
+            ]
+        print(f"seed {seed}: {found.sentence}", flush=True)
     return rows
 
 
@@ -115,7 +52,7 @@ def measures(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Array]]:
     one per seed.
     """
     table: dict[str, list[Array]] = {}
-    for name in (FIRST, *ARMS):
+    for name in MODELS:
         own = [row for row in rows if row["model"] == name]
         seeds = sorted({row["seed"] for row in own})
         table[name] = [
@@ -129,7 +66,7 @@ def measures(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Array]]:
                 [np.sort(each)[-max(1, round(len(each) / 5)) :].mean() for each in losses]
             ),
             "worst": np.array([each.max() for each in losses]),
-            "cost": np.array([(a - b).max() for a, b in zip(losses, table[FIRST], strict=True)]),
+            "cost": np.array([(a - b).max() for a, b in zip(losses, table[ALONE], strict=True)]),
         }
         for name, losses in table.items()
     }
@@ -145,7 +82,7 @@ def interval(after: Array, before: Array) -> tuple[float, float, float]:
 def page(found: dict[str, dict[str, dict[str, Array]]]) -> str:
     """The tables of all data sets as Markdown."""
     lines = [ABOUT]
-    lower = "lower than one model, average"
+    lower = "lower than one average model"
     for name, models in found.items():
         seeds = len(next(iter(models.values()))["mean"])
         lines += [
@@ -166,14 +103,14 @@ def page(found: dict[str, dict[str, dict[str, Array]]]) -> str:
             for measure in ("mean", "worst fifth"):
                 share = (
                     ""
-                    if model == BEFORE
-                    else words(interval(own[measure], models[BEFORE][measure]))
+                    if model == AVERAGE
+                    else words(interval(own[measure], models[AVERAGE][measure]))
                 )
                 cells += [f"{own[measure].mean():.4f}", share]
-            cells.append("" if model == FIRST else f"{own['cost'].mean():.4f}")
+            cells.append("" if model == ALONE else f"{own['cost'].mean():.4f}")
             rows.append(cells)
         lines += [*markdown_table(header, rows, words=len(header)), ""]
-        lines += [*(verdict(models, model) for model in ("personal, average", "personal, fair"))]
+        lines += [verdict(models, model) for model in (FAIR, PERSONAL)]
     return "\n".join(lines) + "\n"
 
 
@@ -186,7 +123,7 @@ def words(share: tuple[float, float, float]) -> str:
 def verdict(models: dict[str, dict[str, Array]], model: str) -> str:
     """In words, what a personal model brings against one average model and alone."""
     parts = []
-    for other in (BEFORE, FIRST):
+    for other in (AVERAGE, ALONE):
         shares = {m: interval(models[model][m], models[other][m]) for m in ("mean", "worst fifth")}
         said = (
             f"{m} {words(v) if v[1] > 0 or v[2] < 0 else 'no clear difference'}"
@@ -194,13 +131,13 @@ def verdict(models: dict[str, dict[str, Array]], model: str) -> str:
         )
         parts.append(f"lower than {other}: {', '.join(said)}")
     rounded, worst = (
-        words(interval(models[model][m], models[BEFORE][m])) for m in ("rounded", "worst")
+        words(interval(models[model][m], models[AVERAGE][m])) for m in ("rounded", "worst")
     )
     parts.append(
-        f"worst client against {BEFORE}: {worst}; a fifth rounded to the nearest number of "
+        f"worst client against {AVERAGE}: {worst}; a fifth rounded to the nearest number of "
         f"clients: {rounded}"
     )
-    cost, before = (float(models[m]["cost"].mean()) for m in (model, BEFORE))
+    cost, before = (float(models[m]["cost"].mean()) for m in (model, AVERAGE))
     share = f"{100 * cost / before:.0f} % of one average model's {before:.4f}"
     parts.append(f"the most that joining costs a client is {cost:.4f}, {share}")
     return f"- **{model}**: {'; '.join(parts)}."
@@ -214,11 +151,11 @@ ABOUT = """# A model of one's own, on new rows
 
 Mean squared error of log(1 + PM2.5) and of the standardised exam score, on test rows that nothing
 was chosen by. Written by `python -m experiments.personal stations` and `schools` (the schools need
-`--data` or SCAFFPD_DATA). l2 and κ were chosen by three folds of the training rows (`sp.choose`, by
-the mean, one standard error rule), and alone by every client for itself; fair is CVaR(0.2). The
-worst fifth is the mean over the ⌈N/5⌉ clients with the largest losses (3 stations, 28 schools).
-"Lower" is in per cent with its 95 % interval over seeds, paired. The last column is the largest
-(loss − loss alone) of any client, mean over seeds. Every client's losses are in the CSV files.
+`--data` or SCAFFPD_DATA). Strengths are set by the evidence of the training rows, alone by every
+client's own; fair is CVaR(0.2). The worst fifth is the mean over the ⌈N/5⌉ clients with the largest
+losses (3 stations, 28 schools). "Lower" is in per cent with its 95 % interval over seeds, paired.
+The last column is the largest (loss − loss alone) of any client, mean over seeds. Every client's
+losses are in the CSV files.
 [Images](../decisive/cifar100/README.md) are `python -m experiments.images decisive`."""
 
 

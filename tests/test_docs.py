@@ -14,7 +14,6 @@ import pytest
 import scaffpd as sp
 from cases.pages import ROOT, blocks, commands, pages, run_python, understood
 from scaffpd.models import losses
-from scaffpd.study import choosing, joining
 
 README = ROOT / "README.md"
 
@@ -40,13 +39,6 @@ def quickly(tmp_path, monkeypatch):
     )
     few = {"most": 3, "permutations": 2}
     monkeypatch.setattr(sp, "coalition", lambda *what, **more: orders(*what, **more | few))
-    for name, short in (
-        ("L2S", choosing.L2S[1:3]),
-        ("KAPPAS", choosing.KAPPAS[::2]),
-        ("STRENGTHS", 1),
-    ):
-        monkeypatch.setattr(choosing, name, short)
-    monkeypatch.setattr(joining, "PATH", joining.PATH[::3])
     for name in ("share", "huber"):  # losses that pages add are gone afterwards
         monkeypatch.setitem(losses.LOSSES, name, None)
         del losses.LOSSES[name]

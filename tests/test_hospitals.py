@@ -36,9 +36,8 @@ def fitted_by_sklearn(clients):
 @pytest.fixture(scope="module")
 def found():
     silos = sp.data.heart_disease(test_fraction=0.3)
-    model = sp.Linear("logistic", L2, intercept=True)
-    options = {"names": silos.names, "strength": 100.0}
-    return silos, sp.joining(silos.train, silos.test, model, sp.ChiSquare(RHO), **options)
+    model = sp.Personal(sp.Linear("logistic", L2, intercept=True), 100.0)
+    return silos, sp.joining(silos.train, silos.test, model, sp.ChiSquare(RHO), names=silos.names)
 
 
 def test_the_average_model_is_scikit_learns(found):

@@ -292,11 +292,12 @@ def pairs(seed=0):
 @pytest.mark.parametrize(
     "follow",
     [
-        lambda: sp.joining(pairs(), pairs(1), sp.Linear("logistic", l2=0.1), strength=1.0),
+        lambda: sp.joining(
+            pairs(), pairs(1), sp.Personal(sp.Linear("logistic", l2=0.1), strength=1.0)
+        ),
         lambda: sp.coalition(pairs(), pairs(1), sp.Linear("logistic", l2=0.1)),
-        lambda: sp.choose(pairs(), sp.Linear("logistic"), sp.Average(), l2=0.1, strength=np.inf),
     ],
-    ids=["joining", "coalition", "choose"],
+    ids=["joining", "coalition"],
 )
 def test_an_interruption_ends_what_would_go_on_from_the_model(monkeypatch, follow):
     def interrupted(self, federation, state):

@@ -5,12 +5,11 @@ import csv
 import numpy as np
 
 from scaffpd.run.folder import RunFolder, reading, title
-from scaffpd.run.joint import joining_of
 from scaffpd.run.prepare import prepare
 from scaffpd.run.recording import record
 from scaffpd.run.scores import held_out_scores
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import carry_out, settled
+from scaffpd.run.train import carry_out, joining_of, settled
 
 
 class Nobody:
@@ -50,9 +49,10 @@ def patients(path, n=240, number=False):
 
 
 def asked(file, data_test=0.2, data_groups=(), **tables):
-    """Settings of a run on such a table."""
+    """Settings of a run on such a table, without what joining brings unless it asks for splits."""
     data = {"file": str(file), "client": "hospital", "target": "outcome", "test": data_test}
     data |= {"groups": list(data_groups)} if data_groups else {}
+    tables["training"] = {"splits": 0} | tables.get("training", {})
     return RunConfig.of({"data": data, **tables}, file.name)
 
 
@@ -65,7 +65,7 @@ def trained(config, place, watcher=None, fresh=False, join=False):
     with folder.opened("train", config, fresh):
         models = carry_out(config, prepared, cohort, folder.path, watcher or Nobody())
         joining = joining_of(config, prepared, models) if join else ""
-        scored = held_out_scores(prepared, models, joining)
+        scored = held_out_scores(prepared, models)
         found = record(
             "train",
             title(config, prepared),

@@ -16,7 +16,6 @@ from cases.silos import QUICK, federation, run
 from scaffpd import cli
 from scaffpd.cli import EXIT_CODES
 from scaffpd.run.settings.federation import FederationFile
-from scaffpd.study import choosing
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
 # Examples that start an engine's processes: their command lines are parsed, and no more. What they
@@ -168,7 +167,6 @@ def site(tmp_path_factory):
         "--target",
         "ill",
         "--quiet",
-        "--no-choose",
         "--splits",
         "0",
     ]
@@ -183,12 +181,6 @@ DEMO = "scaffpd demo"  # tests/test_cli.py has it
     "example", [pytest.param(e, marks=pytest.mark.long) if e.startswith(DEMO) else e for e in RUN]
 )
 def test_examples_run(example, site, tmp_path, monkeypatch, capsys):
-    for name, few in (
-        ("L2S", choosing.L2S[1:3]),
-        ("KAPPAS", choosing.KAPPAS[::2]),
-        ("STRENGTHS", 1),
-    ):
-        monkeypatch.setattr(choosing, name, few)
     shutil.copytree(site, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     if example.startswith("scaffpd silo init"):

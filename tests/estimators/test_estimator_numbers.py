@@ -39,18 +39,14 @@ def test_one_client_is_logistic_regression(classes):
     assert ours.client_weights_ == {"all": 1.0}
 
 
-def test_one_client_with_an_intercept_is_logistic_regression_on_one_more_column():
-    """The column of ones is penalised like the others: that is what a certificate needs."""
+def test_one_client_with_an_intercept_is_logistic_regression_as_well():
+    """The ridge is on the coefficients alone; that of the intercept, 1e-6, changes nothing."""
     X, y, _, _ = table()
     Z = StandardScaler().fit_transform(X)
-    theirs = LogisticRegression(
-        C=1 / (0.01 * len(X)), fit_intercept=False, tol=1e-12, max_iter=10_000
-    )
-    theirs.fit(np.column_stack([Z, np.ones(len(Z))]), y)
+    theirs = LogisticRegression(C=1 / (0.01 * len(X)), tol=1e-12, max_iter=10_000).fit(Z, y)
     ours = sp.FairFederatedClassifier(l2=0.01, **TIGHT).fit(X, y)  # standardises by itself
-    scale = X.std(0)
-    near(ours.coef_[0] * scale, theirs.coef_[0, :-1])
-    near(ours.intercept_ + (ours.coef_ @ X.mean(0)), theirs.coef_[0, -1:])
+    near(ours.coef_[0] * X.std(0), theirs.coef_[0], 1e-4)
+    near(ours.intercept_ + (ours.coef_ @ X.mean(0)), theirs.intercept_, 1e-4)
 
 
 def test_one_client_is_ridge():
@@ -80,7 +76,8 @@ def test_several_clients_are_the_cohort(classes):
         ((part - mean) / deviation, labels[clients == name])
         for part, name in zip(parts, names, strict=True)
     ]
-    model = sp.Linear("softmax" if classes > 2 else "logistic", l2=0.02, intercept=True)
+    ridge = [0.02] * X.shape[1] + [1e-6]  # and hardly any on the intercept
+    model = sp.Linear("softmax" if classes > 2 else "logistic", ridge, intercept=True)
     expected = sp.train(sp.fair(sp.CVaR(0.4)), sp.Cohort(pairs, model, names), tol=1e-9)
     ours = sp.FairFederatedClassifier(sp.CVaR(0.4), l2=0.02, tol=1e-9).fit(X, y, clients=clients)
     np.testing.assert_array_equal(ours.result_.x, expected.x)
@@ -112,12 +109,12 @@ def test_units_change_no_prediction(unit):
 def test_two_other_solvers_agree():
     cvxpy = pytest.importorskip("cvxpy")
     X, _, y, clients = table(N=3)
-    Z = (X - X.mean(0)) / X.std(0)
-    t = (y - y.mean()) / y.std()
+    A = X / X.std(0)
+    t = y / y.std()
     groups = [clients == name for name in sorted(set(clients))]
-    A = np.column_stack([Z, np.ones(len(Z))])
     found = reference_optimum([(A[g], t[g]) for g in groups], "squared", 0.1, sp.ChiSquare(0.1))
-    ours = sp.FairFederatedRegressor(l2=0.1, tol=1e-12).fit(X, y, clients=clients)
+    settings = {"l2": 0.1, "fit_intercept": False}
+    ours = sp.FairFederatedRegressor(tol=1e-12, **settings).fit(X, y, clients=clients)
     near(ours.result_.x, found.x, 1e-5)
     near(list(ours.client_weights_.values()), found.weights, 1e-5)
 
@@ -126,7 +123,7 @@ def test_two_other_solvers_agree():
     value = cvxpy.Problem(cvxpy.Minimize(worst + 0.05 * cvxpy.sum_squares(x))).solve(
         solver="CLARABEL"
     )
-    ours = sp.FairFederatedRegressor(sp.Agnostic(), l2=0.1).fit(X, y, clients=clients)
+    ours = sp.FairFederatedRegressor(sp.Agnostic(), **settings).fit(X, y, clients=clients)
     assert max(ours.client_losses_.values()) == pytest.approx(value, abs=2e-6)
 
 
@@ -146,12 +143,12 @@ def test_the_worst_client_gains_and_the_average_pays():
 
 def test_a_method_by_name_reaches_the_same_point():
     X, y, _, clients = table()
-    base = sp.FairFederatedClassifier(l2=0.05, tol=1e-9).fit(X, y, clients=clients)
-    by_name = sp.FairFederatedClassifier(l2=0.05, tol=1e-9, algorithm=sp.ScaffPD, max_rounds=5000)
+    settings = {"l2": 0.05, "tol": 1e-9, "fit_intercept": False}
+    base = sp.FairFederatedClassifier(**settings).fit(X, y, clients=clients)
+    by_name = sp.FairFederatedClassifier(algorithm=sp.ScaffPD, max_rounds=5000, **settings)
     near(by_name.fit(X, y, clients=clients).coef_, base.coef_, 1e-3)
-    ready = sp.FairFederatedClassifier(
-        l2=0.05, tol=1e-9, algorithm=sp.MinimaxNewton(sp.ChiSquare(0.1))
-    )
+    method = sp.MinimaxNewton(sp.ChiSquare(0.1))
+    ready = sp.FairFederatedClassifier(algorithm=method, **settings)
     np.testing.assert_array_equal(ready.fit(X, y, clients=clients).coef_, base.coef_)
     drawn = [
         sp.FairFederatedClassifier(
@@ -164,3 +161,53 @@ def test_a_method_by_name_reaches_the_same_point():
     ]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert not np.array_equal(drawn[0], drawn[2])
+
+
+@pytest.mark.parametrize("strength", [True, 30.0])
+@pytest.mark.parametrize("classes", [None, 2, 3])
+def test_personal_models_are_those_of_the_cohort(classes, strength):
+    """Rows are answered by their clients' own models, those of strangers by the shared one."""
+    X, labels, target, clients = table(classes=classes or 2)
+    names = sorted(set(clients))
+    y = target if classes is None else labels
+    kind = sp.FairFederatedRegressor if classes is None else sp.FairFederatedClassifier
+    ours = kind(personal=strength, l2=0.05).fit(X, y, clients=clients)
+    parts = [X[clients == name] for name in names]
+    mean, deviation = sp.data.silos.standardiser(parts)
+    goal = (y - y.mean()) / y.std() if classes is None else np.unique(y, return_inverse=True)[1]
+    pairs = [
+        ((part - mean) / deviation, goal[clients == n])
+        for part, n in zip(parts, names, strict=True)
+    ]
+    loss = {None: "squared", 2: "logistic", 3: "softmax"}[classes]
+    model = sp.Linear(loss, [0.05] * X.shape[1] + [1e-6], intercept=True)
+    personal = sp.Personal(model) if strength is True else sp.Personal(model, strength)
+    cohort = sp.Cohort(pairs, personal, names)
+    found = sp.train(sp.fair(sp.Average(prior=[len(p) for p in parts])), cohort, tol=1e-6)
+    near(ours.result_.personal, found.personal, 1e-6)
+    new = np.where(clients == names[0], "nowhere", clients)
+    z = ours._linear(X, new).reshape(len(X), -1)
+    for k, name in enumerate(names):
+        x = found.x if k == 0 else found.personal[k]
+        expected = model.outputs(x, pairs[k][0])
+        if classes is None:
+            expected = expected * y.std() + y.mean()
+        near(z[clients == name], expected, 1e-6)
+    assert (ours.predict(X) == ours.predict(X, np.full(len(X), "nowhere"))).all()
+    own = ours.score_by_client(X, y, clients)
+    assert own == pytest.approx(ours.client_scores_)
+    assert np.mean(list(own.values())) > np.mean(
+        list(kind(l2=0.05).fit(X, y, clients=clients).client_scores_.values())
+    )
+
+
+def test_a_ridge_by_evidence_is_that_of_the_cohort():
+    X, _, y, clients = table()
+    ours = sp.FairFederatedRegressor().fit(X, y, clients=clients)
+    names = sorted(set(clients))
+    Z = (X - X.mean(0)) / X.std(0)
+    t = (y - y.mean()) / y.std()
+    pairs = [(Z[clients == name], t[clients == name]) for name in names]
+    cohort = sp.Cohort(pairs, sp.Linear("squared", "auto", intercept=True), names)
+    found = sp.train(sp.fair(sp.ChiSquare(0.1)), cohort, tol=1e-6)
+    near(ours.result_.x, found.x, 1e-9)

@@ -28,7 +28,15 @@ HOSTILE = (
     "x" * 300,
 )
 FIGURES = {
-    "hospitals": {"joining", "clients", "reliability", "coefficients", "certificate", "losses"},
+    "hospitals": {
+        "joining",
+        "clients",
+        "tradeoff",
+        "reliability",
+        "coefficients",
+        "certificate",
+        "losses",
+    },
     "hostile": {"clients", "certificate", "losses"},
     "path": {"clients", "tradeoff", "certificate", "losses"},
     "waiting": {"certificate", "losses"},

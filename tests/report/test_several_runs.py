@@ -12,9 +12,9 @@ from scaffpd import cli
 from scaffpd.numbers import measured
 from scaffpd.run import page as report
 from scaffpd.run.page.figures import figures
-from scaffpd.run.page.several import side_by_side
+from scaffpd.run.page.several import read_runs, side_by_side
 from scaffpd.run.page.verdict import verdict
-from scaffpd.run.record import RunRecord, read_runs
+from scaffpd.run.record import RunRecord
 
 TRAIN = [
     "--client",
@@ -23,7 +23,6 @@ TRAIN = [
     "ill",
     "--l2",
     "0.01",
-    "--no-choose",
     "--splits",
     "0",
     "--test",

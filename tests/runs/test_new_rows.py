@@ -198,7 +198,7 @@ def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
     made = [f"{left},-{k}.5,{labels[label]}" for k, (left, label) in enumerate(rows[1:])]
     (tmp_path / "p.csv").write_text("\n".join([f"{rows[0][0]},depth,outcome", *made]) + "\n")
     monkeypatch.chdir(tmp_path)
-    words = "train p.csv --client hospital --target outcome --no-choose --splits 1 --out run"
+    words = "train p.csv --client hospital --target outcome --splits 1 --out run"
     assert cli.run(words.split()) == 0
     assert cli.run(["predict", "run", "p.csv", "--keep", "depth,hospital"]) == 0
     with open("predictions.csv", newline="") as file:
@@ -349,7 +349,6 @@ def test_a_run_with_other_settings_leaves_nothing_of_the_one_before(tmp_path, mo
         "hospital",
         "--target",
         "outcome",
-        "--no-choose",
         "--no-report",
         "--quiet",
     ]
@@ -358,7 +357,7 @@ def test_a_run_with_other_settings_leaves_nothing_of_the_one_before(tmp_path, mo
     (folder / "notes.csv").write_text("mine")
     before = {file.name for file in folder.iterdir()}
     assert cli.run([*words, "--splits", "0", "--out", "run"]) == 0
-    gone = {"joining.csv", "personal.safetensors"}
+    gone = {"joining.csv", *(f"{name}.safetensors" for name in ("constant", "alone", "personal"))}
     assert gone <= before
     assert {file.name for file in folder.iterdir()} == before - gone
     assert cli.run([*words, "--splits", "0", "--out", "other"]) == 0

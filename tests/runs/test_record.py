@@ -6,13 +6,13 @@ import pytest
 
 from cases.records import model, record, rounds
 from cases.refusals import refuses
+from scaffpd.run.page.several import read_runs
 from scaffpd.run.record import (
     GainInterval,
     JoiningRecord,
     JoiningRow,
     RunRecord,
     is_run,
-    read_runs,
 )
 
 
@@ -32,7 +32,7 @@ def joining():
         for client, g in gains.items()
         for name, loss in (("alone", 1.0), ("fair", 1 - g))
     ]
-    return JoiningRecord(recommendation="fair", sentence="Join.", rows=rows)
+    return JoiningRecord(recommendation="fair", shown="fair", sentence="Join.", rows=rows)
 
 
 def test_what_is_written_is_read_back(tmp_path):

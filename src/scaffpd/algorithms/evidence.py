@@ -213,7 +213,8 @@ class Evidence:
             centred = h - (each[:, -1].square() / each[-1, -1]).mT
             h = torch.where(centred > 1e-10 * h, centred, h)
         self.n = n
-        self.noise = max(total / (n * self.copies), 1e-300) if self.squared else 1.0
+        # a constant target has no unit of its own
+        self.noise = total / (n * self.copies) if self.squared and total > 0 else 1.0
         curvature = h.mean(0).cpu().numpy() / (2 * self.noise if self.squared else 1.0)
         _, self.own = np.unique(self.groups, return_inverse=True)
         sizes = np.bincount(self.own)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from scaffpd.cli.names import ALGORITHMS, PROBLEMS
-from scaffpd.cli.requests import known_name, requested
+from scaffpd.cli.train import known_name, requested
 from scaffpd.cli.typer_ext import (
     AsJson,
     Quiet,

@@ -16,7 +16,7 @@ from scaffpd.files import make_folder, write_file
 AIR = (
     "Beijing air quality (UCI): twelve stations predict the fine dust of a day from its weather. "
     "Eight have three years of days, four are new and have forty. They train alone, with one "
-    "average model, with one fair model (the worst fifth counts), and with personal, fair models. "
+    "average model, with one fair model (the worst fifth counts), and with personal models. "
     "Tested on the following year, on {splits} draws of which stations are new."
 )
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
 FORMATS = ("html", "png", "svg")
+CLEARLY = {"yes": "gains", "no": "loses", "within noise": "–"}
 # scores that the terminal shows; the file has all
 HEADS = (
     "accuracy",
@@ -58,34 +59,27 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
 
 
 def show(folder: Path) -> None:
-    """Show who is served how, the verdict, and what is proven."""
+    """Show the verdict, who is served how, and what is proven."""
     from scaffpd.run.page import opened
     from scaffpd.run.page.tables import in_short
-    from scaffpd.run.page.verdict import cautions, one_for_all, promise
+    from scaffpd.run.page.verdict import cautions, promise, verdict
 
     console = Console(highlight=False)
     run = opened([folder])
-    section(console, run.title)
-    if run.joining is not None:
-        _show_joining(console, run.joining, run.word)
-    _show_clients(console, run)
-    found = [] if run.joining is not None and run.verdict else one_for_all(run)
-    say(console, *found, in_short(run), *cautions(run))
+    section(console, run.title, *verdict(run))
     console.print()
+    if run.joining is not None:
+        _show_joining(console, run, run.joining)
+    else:
+        _show_clients(console, run)
+    say(console, in_short(run), *cautions(run))
     if run.privacy is not None:
         say(console, promise(run.privacy))
     if run.path:
         _show_points(console, run)
-        say(console, f"Suggested: {run.path.why}" if run.pair else "")
         say(console, f"{len(run.models)} models in {run.path.rounds} rounds.")
     else:
         say(console, *map(_proof, run.models))
-    if any(model.certificate is not None and not model.vacuous for model in run.models):
-        say(
-            console,
-            "Certified gap: no model of this kind has an objective that is smaller "
-            "by more than this.",
-        )
 
 
 def _show_points(console: Console, run: RunRecord) -> None:
@@ -127,19 +121,22 @@ def _show_clients(console: Console, run: RunRecord) -> None:
     print_table(console, [*heads, "weight λ"], [row for _, row in rows], "clients.csv")
 
 
-def _show_joining(console: Console, found: JoiningRecord, word: str) -> None:
-    """Print every client's held-out loss under every model, its gain, and what follows."""
-    models = [model for model in found.models if model != "constant"]  # joining.csv has it
+def _show_joining(console: Console, run: RunRecord, found: JoiningRecord) -> None:
+    """Print every client's held-out loss under every model, and its gain."""
+    from scaffpd.run.page.tables import uncertain
+
+    models = found.models
+    few = {score.client for score in run.main.clients if uncertain(run, score)}
     rows = []
     for client in found.order:
         gain = found.gain(client)
         losses = [plain(found.by_client[client][model].test_loss) for model in models]
         share = f"{100 * gain.value:+.1f} %".replace("-", "−")
-        rows.append([client, *losses, share, gain.pays.removeprefix("within ")])
-    heads = (f"held-out loss\n{word}", *models, f"gain of\n{found.shown}", "does it\npay?")
+        name = f"{client} †" if client in few else client
+        rows.append([name, *losses, share, CLEARLY[gain.pays]])
+    heads = (f"held-out loss\n{run.word}", *models, f"{found.shown}\nover alone", "clearly?")
     print_table(console, heads, rows, "joining.csv")
-    say(console, found.sentence, found.details, f"Intervals: {found.interval}.")
-    console.print()
+    say(console, f"Intervals: {found.interval}.")
 
 
 def _proof(model: ModelRecord) -> str:
@@ -201,7 +198,7 @@ def predict(
     model: Annotated[
         str | None,
         typer.Option(
-            help="average, fair or personal.", show_default="the one that the run is about"
+            help="constant, alone, average, fair or personal.", show_default="the recommended one"
         ),
     ] = None,
     keep: Annotated[

@@ -197,11 +197,12 @@ def given_settings(
                 continue
             if isinstance(value, str) and _is_list(setting):
                 value = listed(value)
-            elif isinstance(value, str) and Path in parts(setting.annotation):
+            elif isinstance(value, str) and float in parts(setting.annotation):
                 try:
                     value = float(value)
                 except ValueError:
-                    value = str(Path(str(value)).absolute())
+                    if Path in parts(setting.annotation):
+                        value = str(Path(str(value)).absolute())
             values.setdefault(title, {})[name] = value
             options[f"{title}.{name}"] = f"--{name.replace('_', '-')}"
     return values, options

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, real
 
@@ -135,28 +134,3 @@ def unless_constant(mean: Matrix, deviation: Matrix, n: int | Matrix) -> Matrix:
     return np.where(
         deviation <= np.maximum(1e-12, n * np.finfo(np.float64).eps) * np.abs(mean), 1.0, deviation
     )
-
-
-def fold_numbers(name: str, y: ArrayLike, folds: int, seed: int) -> NDArray[np.int64]:
-    """Assign every row to a fold; folds have the same size, and labels are spread evenly over them.
-
-    The folds depend only on the client's name and rows, so that it can cut them locally.
-    """
-    random = np.random.default_rng([seed, crc32(name.encode())])
-    labels = np.asarray(y)
-    number = np.empty(len(labels), dtype=np.int64)
-    order = random.permutation(len(labels))
-    if labels.dtype.kind in "biu" and labels.ndim == 1:
-        order = order[np.argsort(labels[order], kind="stable")]
-    number[order] = (np.arange(len(labels)) + int(random.integers(folds))) % folds
-    return number
-
-
-def enough_rows(who: str, rows: int, folds: int) -> None:
-    """Refuse a client that has too few rows for the folds."""
-    if rows < folds:
-        advice = f"give folds={rows}" if rows >= 2 else "leave it out"
-        raise InputError(
-            "row-too-few",
-            f"{who} has {rows} row{'' if rows == 1 else 's'}, too few for {folds} folds: {advice}.",
-        )

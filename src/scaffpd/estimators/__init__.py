@@ -38,16 +38,21 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
     """Logistic (two classes) or softmax regression whose optimum is fair to the clients that own
     the rows.
 
-    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean log-loss of client i plus
-    (l2/2)‖x‖², and proves how far from the optimum it is. With one client it is scikit-learn's
-    `LogisticRegression` with C = 1/(l2 · rows), but for the intercept, which l2 shrinks as well.
+    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean log-loss of client i plus a ridge on
+    the coefficients, and proves how far from the optimum it is. With one client it is
+    scikit-learn's `LogisticRegression` with C = 1/(l2 · rows).
     Weights of rows count among the rows of one client: f_i is a weighted mean, and how much a
     client counts is for the objective to say.
 
     Args:
         objective: (Λ, ψ), such as `Agnostic()`, or its name, such as "cvar"; `None` is
-            `ChiSquare(rho=0.1)`. Its `prior` is in the order of `clients_`, which are sorted.
-        l2: the regulariser, for columns as they are trained on; `tol` needs l2 > 0.
+            `ChiSquare(rho=0.1)`, with personal models the mean over all rows. Its `prior` is in
+            the order of `clients_`, which are sorted.
+        l2: the ridge on all coefficients but the intercept, for columns as they are trained on;
+            "auto" sets it by the evidence of the rows. `tol` needs l2 > 0.
+        personal: give every client a model of its own near a shared one, as near as the evidence of
+            the rows says, or a number κ (see `Personal`); `predict(X, clients=...)` uses them, and
+            the shared one for other clients.
         fit_intercept: whether there is a constant term.
         standardise: scale every column to mean zero and deviation one, by sums over clients
             (without an intercept, to deviation one only).
@@ -74,6 +79,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         coef_: (1, features) for two classes, else (classes, features), in the units of X.
         intercept_: one number for each row of `coef_`.
         curves_: the `Curves` of the columns, or `None`.
+        client_coef_: client → the same of its own model; empty without personal models.
+        client_intercept_: likewise.
         clients_: the clients, sorted.
         client_weights_: client → λ, its weight in the worst mixture.
         client_losses_: client → f_i(x) on its training rows, regulariser included.
@@ -107,32 +114,30 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         loss, classes = ("logistic", None) if k == 2 else ("softmax", k)
         weights, self.intercept_ = self._train(X, labels, group, loss, classes, shares)
         self.coef_ = np.ascontiguousarray(weights.T)
-        self.client_scores_ = self._scores(
-            y, self._labels(self._encoded(X) @ weights + self.intercept_), group, shares
-        )
+        self.client_scores_ = self._scores(y, self._labels(self._outputs(X, group)), group, shares)
         return self._finish()
 
-    def decision_function(self, X: Data) -> Array:
+    def decision_function(self, X: Data, clients: Data = None) -> Array:
         """Return the log-odds of the second class for two classes, else one score per class."""
-        z = self._linear(X)
+        z = self._linear(X, clients)
         return z[:, 0] if z.shape[1] == 1 else z
 
-    def predict(self, X: Data) -> Labels:
-        """Return the most probable class of every row."""
-        return self._labels(self._linear(X))
+    def predict(self, X: Data, clients: Data = None) -> Labels:
+        """Return the most probable class of every row; `clients` says whose models to use."""
+        return self._labels(self._linear(X, clients))
 
-    def predict_proba(self, X: Data) -> Array:
+    def predict_proba(self, X: Data, clients: Data = None) -> Array:
         """Return the probability of each class, in the order of `classes_`."""
-        z = self._linear(X)
+        z = self._linear(X, clients)
         if z.shape[1] == 1:
             return np.column_stack([expit(-z), expit(z)])
         p: Array = softmax(z, axis=1)
         return p
 
-    def predict_log_proba(self, X: Data) -> Array:
+    def predict_log_proba(self, X: Data, clients: Data = None) -> Array:
         """Return the logarithm of `predict_proba`."""
         with np.errstate(divide="ignore"):
-            return np.log(self.predict_proba(X))
+            return np.log(self.predict_proba(X, clients))
 
     def score(
         self, X: Data, y: ArrayLike, sample_weight: Data = None, clients: Data = None
@@ -159,11 +164,11 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
 class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[misc]
     """Ridge regression whose optimum is fair to the clients that own the rows.
 
-    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean squared error of client i plus
-    (l2/2)‖x‖², and proves how far from the optimum it is. With one client it is scikit-learn's
-    `Ridge` with alpha = l2 · rows / 2. Weights of rows count among the rows of one client: f_i is a
-    weighted mean. Parameters and attributes are those of `FairFederatedClassifier`, without
-    `classes_`, and with these:
+    It solves min_x max_λ Σ λ_i f_i(x) − ψ(λ) with f_i the mean squared error of client i plus a
+    ridge on the coefficients, and proves how far from the optimum it is. With one client it is
+    scikit-learn's `Ridge` with alpha = l2 · rows / 2. Weights of rows count among the rows of one
+    client: f_i is a weighted mean. Parameters and attributes are those of
+    `FairFederatedClassifier`, without `classes_`, and with these:
 
     Args:
         standardise: scale every column and the target to mean zero and deviation one, by sums over
@@ -194,9 +199,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         weights, intercept = self._train(X, y, group, self.loss, None, shares)
         self.coef_ = np.ascontiguousarray(weights[:, 0])
         self.intercept_ = float(intercept[0])
-        self.client_scores_ = self._scores(
-            y, self._mean(self._encoded(X) @ self.coef_ + self.intercept_), group, shares
-        )
+        self.client_scores_ = self._scores(y, self._mean(self._outputs(X, group)), group, shares)
         return self._finish()
 
     def _mean(self, z: Array) -> Array:
@@ -211,9 +214,9 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         tags.regressor_tags.poor_score = self.epsilon is not None
         return tags
 
-    def predict(self, X: Data) -> Array:
-        """Return the expected target of every row."""
-        return self._mean(self._linear(X))
+    def predict(self, X: Data, clients: Data = None) -> Array:
+        """Return the expected target of every row; `clients` says whose models to use."""
+        return self._mean(self._linear(X, clients))
 
     def score(
         self, X: Data, y: ArrayLike, sample_weight: Data = None, clients: Data = None

@@ -20,9 +20,10 @@ from scaffpd.algorithms import fair
 from scaffpd.algorithms.base import Algorithm
 from scaffpd.data.partition import is_missing
 from scaffpd.data.silos import standardiser
-from scaffpd.errors import InputError, count, positive
-from scaffpd.models import Linear
-from scaffpd.objectives import ChiSquare, named
+from scaffpd.errors import InputError, count, positive, real
+from scaffpd.models import Linear, Personal
+from scaffpd.models.linear import AUTO
+from scaffpd.objectives import Average, ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
 from scaffpd.training.cohort import Cohort
@@ -31,6 +32,8 @@ from scaffpd.training.loop import Result, Status, train
 from scaffpd.training.metrics import a_fifth
 
 ALONE = "all"  # the name of the one client if nobody was named
+FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
+PRIVATE = 1e-3  # l2 with noise, where evidence would cost ε
 Array = NDArray[np.float64]
 Labels = NDArray[np.generic]
 Data: TypeAlias = Any  # what scikit-learn takes: arrays, lists, sparse matrices, data frames
@@ -188,7 +191,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
 
     objective: Objective | str | None = None
     _: KW_ONLY
-    l2: float = 1e-3
+    l2: float | str = AUTO
+    personal: bool | float = False
     fit_intercept: bool = True
     standardise: bool = True
     curves: bool = False
@@ -203,6 +207,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     noise_seed: int | None = None
 
     coef_: Array = field(init=False)
+    client_coef_: dict[Client, Array] = field(init=False)
+    client_intercept_: dict[Client, Array] = field(init=False)
     result_: Result = field(init=False)
     privacy_: Spent | None = field(init=False)
 
@@ -246,9 +252,9 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         )
         if self.tol is not None:
             positive(type(self).__name__, "tol", self.tol)
-        algorithm = self._algorithm(self._objective())
-        intercept = bool(self.fit_intercept)
         parts = group.split(X)
+        algorithm = self._algorithm(self._objective([len(part) for part in parts]))
+        intercept = bool(self.fit_intercept)
         self.curves_ = None
         if self.curves:
             known = getattr(self, "feature_names_in_", None)
@@ -270,10 +276,20 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 targets = [outputs(part) for part in numbers]
         if shares is not None:
             targets = [np.column_stack([part, w]) for part, w in zip(targets, shares, strict=True)]
-        model = Linear(loss, self.l2, intercept, classes, weighted=shares is not None)
+        ridge = self._ridge(width)
+        groups = None if self.curves_ is None else self.curves_.groups
+        model = Linear(loss, ridge, intercept, classes, shares is not None, groups)
         pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
-        trained: Linear | Private = model
+        trained: Linear | Private | Personal = model
+        if self.personal is not False:
+            trained = Personal(model, AUTO if self.personal is True else self.personal)
         if self.epsilon is not None:  # rows longer than R, once scaled, are shortened
+            if self.personal is not False:
+                raise InputError(
+                    "personal-with-noise",
+                    "Personal models are made after private training: leave personal out, and let "
+                    "every client call sp.personalise for itself.",
+                )
             epsilon = positive(type(self).__name__, "epsilon", self.epsilon)
             trained = Private.solved(
                 model,
@@ -297,19 +313,37 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.clients_ = group.clients
         self.client_weights_ = group.mapping(result.weights)
         self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)
-        weights, offset = model.reshape(result.x, width)
-        return in_units(
-            weights, np.zeros(weights.shape[1]) if offset is None else offset, inputs, outputs
-        )
+
+        def as_given(x: Array) -> tuple[Array, Array]:
+            weights, offset = model.reshape(x, width)
+            known = np.zeros(weights.shape[1]) if offset is None else offset
+            return in_units(weights, known, inputs, outputs)
+
+        own = [] if result.personal is None else [as_given(u) for u in result.personal]
+        names = group.clients.tolist()[: len(own)]
+        self.client_coef_ = {name: W.T for name, (W, _) in zip(names, own, strict=True)}
+        self.client_intercept_ = {name: b for name, (_, b) in zip(names, own, strict=True)}
+        return as_given(result.x)
+
+    def _ridge(self, features: int) -> float | str | list[float]:
+        """Return l2 as `Linear` takes it: on all coefficients but the intercept."""
+        if self.epsilon is not None:
+            return PRIVATE if isinstance(self.l2, str) else self.l2
+        if isinstance(self.l2, str):
+            return self.l2
+        l2 = real(type(self).__name__, "l2", self.l2)
+        return [l2] * features + [min(l2, FLAT)] * bool(self.fit_intercept)
 
     @property
     def _tol(self) -> float | None:
         """Return the tolerance; with noise nothing can be proven, and all rounds are made."""
         return self.tol if self.epsilon is None else None
 
-    def _objective(self) -> Objective:
+    def _objective(self, sizes: Sequence[int]) -> Objective:
         if isinstance(self.objective, str):
             return named(self.objective)
+        if self.objective is None and self.personal is not False:
+            return Average(prior=np.array(sizes, dtype=float))  # every row counts once
         objective = ChiSquare(rho=0.1) if self.objective is None else self.objective
         if not isinstance(objective, Objective):
             raise InputError(
@@ -351,7 +385,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         """Return client → accuracy on its rows; of numbers, 1 − (its mean squared error)/(variance
         of all y).
         """
-        found = self.predict(X)
+        found = self.predict(X, clients)
         scores: dict[Client, float] = self._scores(
             np.asarray(y), found, grouping(clients, len(found))
         )
@@ -369,11 +403,22 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         scores = sorted(self.score_by_client(X, y, clients).values())
         return float(np.mean(scores[: a_fifth(len(scores))]))
 
-    def _linear(self, X: Data) -> Array:
-        """Return ⟨a_j, x⟩ plus the intercept, for new rows."""
+    def _linear(self, X: Data, clients: Data = None) -> Array:
+        """Return ⟨a_j, x⟩ plus the intercept; rows of clients with models of their own by these."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=np.float64, accept_sparse="csr", reset=False)
-        z: Array = self._encoded(X) @ self.coef_.T + self.intercept_
+        return self._outputs(X, None if clients is None else grouping(clients, X.shape[0]))
+
+    def _outputs(self, X: Data, group: Grouping | None) -> Array:
+        X = self._encoded(X)
+        z: Array = X @ self.coef_.T + self.intercept_
+        if group is None or not self.client_coef_:
+            return z
+        for i, client in enumerate(group.clients.tolist()):
+            if client in self.client_coef_:
+                rows = group.owner == i
+                own = X[rows] @ self.client_coef_[client].T + self.client_intercept_[client]
+                z[rows] = own if z.ndim == 2 else own[:, 0]
         return z
 
     def _encoded(self, X: Data) -> Data:

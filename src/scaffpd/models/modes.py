@@ -24,6 +24,7 @@ from scaffpd.models.glm import LinearOracle
 from scaffpd.models.newton import LossHessian
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.samples import PaddedBlock, StackedSamples
+from scaffpd.models.weighted_loss import Weighted
 
 NEWTON = 50
 THIRD = 1e-4  # step of the difference that third derivatives of a loss are taken by
@@ -114,6 +115,8 @@ class ClientModes:
         self.scale = at.scale
         self.close = at.close
         self.sizes = inner.rows.layout.sizes.double()
+        if isinstance(inner.loss, Weighted):  # whole numbers count equal rows
+            self.sizes = torch.tensor(inner.loss.totals).to(self.sizes)
         self.S = at.tau.double().sqrt().repeat_interleave(at.outputs)
         self.X = at.x.double().view(len(at.tau), -1)
         n = len(self.sizes)

@@ -18,7 +18,8 @@ class Weighted(Loss):
     """Weighted loss w ℓ(z, y), the weights in the last column of the targets.
 
     Weights are divided by their mean over a client's samples, so that f_i = Σ w_j ℓ_j / Σ w_j: only
-    their proportions count, and only among the samples of one client.
+    their proportions count, and only among the samples of one client. Weights that are whole
+    numbers are counts of equal samples, for the evidence (`totals`).
 
     A count y with exposure E (hours, persons) is Poisson with mean E s(z): its loss is E ℓ(z, y/E),
     a weight again, which is not divided by its mean, because a row of twice the exposure says twice
@@ -37,6 +38,7 @@ class Weighted(Loss):
         self.curvature = inner.curvature
         self.quadratic = inner.quadratic
         self.heaviest = float("inf")
+        self.totals: list[float] = []  # of every client, the number of samples
 
     @property
     def uneven(self) -> bool:
@@ -48,6 +50,7 @@ class Weighted(Loss):
         weighted, exposed = self.columns
         arrays: list[Array] = []
         weights = []
+        totals = []
         for name, y in zip(names, labels, strict=True):
             own = y.shape[1] - weighted - exposed if y.ndim == 2 else 0
             if own < 1:
@@ -68,8 +71,11 @@ class Weighted(Loss):
                 w = w * E
             arrays.append(target)
             weights.append(w)
+            raw = np.asarray(y[:, -1], dtype=np.float64) if weighted else np.ones(len(y))
+            totals.append(float(raw.sum()) if np.all(raw == np.round(raw)) else float(len(y)))
         targets = self.inner.encode(arrays, names, classes)
         self.heaviest = max(float(w.max()) for w in weights)
+        self.totals = totals
         pairs = zip(targets.arrays, weights, strict=True)
         both: list[Array] = [np.column_stack([np.asarray(y, np.float64), w]) for y, w in pairs]
         return Targets(both, targets.outputs)

@@ -87,8 +87,8 @@ class Objective(ABC):
         parameter: name of the argument that says how fair it is, if there is one; `symbol` is its
             letter, `usual` its default value, and `meaning` says in a sentence what it means.
         strengths: from the average model's losses, as many values of it as wanted, from nearly the
-            average to nearly the worst case, for a path to go along and folds to choose from;
-            `None` if there is no such rule.
+            average to nearly the worst case, for a path to go along; `None` if there is no such
+            rule.
     """
 
     simplex: ClassVar[bool] = True

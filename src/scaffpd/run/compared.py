@@ -16,7 +16,7 @@ from scaffpd.numbers import several
 from scaffpd.run.prepare import prepare
 from scaffpd.run.record import ClientScore, ModelRecord, Overall, RunRecord
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.strengths import strengthened
+from scaffpd.run.settings.tables import AUTO
 
 if TYPE_CHECKING:
     from scaffpd.study.comparison.problem import Problem
@@ -40,19 +40,23 @@ def problem_of(config: RunConfig, seeds: Sequence[int]) -> Problem:
         raise InputError(
             "compare-not-linear", "compare takes linear models without differential privacy."
         )
+    if config.table is not None and config.table.curves == AUTO:  # methods of first order crawl
+        lines = config.table.model_copy(update={"curves": "off"})
+        config = config.model_copy(update={"data": lines})
     first = prepare(config)
     if not first.test:
         raise InputError(
             "compare-without-test",
             "compare scores methods on held-out rows: leave --test out, or give a share above 0.",
         )
-    _, first, _ = strengthened(config, first)
     silos = {}
     for seed in seeds:
         own = first if seed == config.training.seed else prepare(config, seed)
         silos[seed] = Silos(own.names, own.train, own.test, own.columns)
     name = f"{config.name}, {several(len(first.names), 'client')}"
-    return Problem(lambda seed: silos[seed], first.model, name, config.training.device)
+    model = first.cohort(config).model  # strengths by evidence, the same for all methods
+    assert model is not None
+    return Problem(lambda seed: silos[seed], model, name, config.training.device)
 
 
 def comparison_record(found: Comparison, command: str) -> RunRecord:

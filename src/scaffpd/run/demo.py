@@ -2,7 +2,7 @@
 
 Beijing's stations predict the fine dust of a day from its weather, tested on the following year.
 Four of them are new and have forty days. They train alone, with one average or fair model, and with
-personal, fair models, on several draws of the new stations and their days.
+personal models, on several draws of the new stations and their days.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from scaffpd.data import beijing_air
 from scaffpd.errors import InputError
 from scaffpd.federation import Vector
 from scaffpd.files import csv_text
-from scaffpd.models import Linear
-from scaffpd.objectives import Average, CVaR
+from scaffpd.models import Linear, Personal
+from scaffpd.objectives import Average, CVaR, Objective
 from scaffpd.run.folder import write_files
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.recording import exports, record
 from scaffpd.run.train import Trained, train_model
 from scaffpd.study.comparison.runs import one_thread
 from scaffpd.study.gains import ALONE, AVERAGE, FAIR, PERSONAL, Joining
-from scaffpd.study.joining import joining
+from scaffpd.study.joining import joining, joint_mode
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import RelativeGain, half_interval
 
-L2 = 0.03
 TOL = 1e-8
 MOST_ROUNDS = 2000
 STATIONS = 12
@@ -50,7 +49,7 @@ class StationStudy:
     problem: Prepared  # stations and model on the first draw
     seeds: tuple[int, ...]  # one per draw
     found: tuple[Joining, ...] = field(repr=False)  # draw by draw
-    models: tuple[Trained, ...] = field(repr=False)  # average and fair on the first draw
+    models: tuple[Trained, ...] = field(repr=False)  # average, fair, personal on the first draw
 
     def gain(self, model: str, over: str, new: bool) -> RelativeGain:
         """Return how much lower a model's loss is for the new stations, or the others.
@@ -83,7 +82,7 @@ class StationStudy:
         average = self.gain(AVERAGE, ALONE, True)
         costs = {model: f"{100 * self.cost(model):.0f} %" for model in (AVERAGE, FAIR, PERSONAL)}
         first = (
-            f"With personal, fair models the loss of the {NEW} new stations is "
+            f"With personal models the loss of the {NEW} new stations is "
             f"{new.than('alone')} ({new.range}); "
             f"that of the {STATIONS - NEW} others is {old.words} ({old.range})."
         )
@@ -117,13 +116,19 @@ def stations(
     found: list[Joining] = []
     with one_thread():
         cohort = Cohort(first.train, first.model, first.names, test=first.test)
-        goals = (("average", "before", Average()), ("fair", "after", FAIRLY))
-        models = [
-            train_model(name, role, Fair(goal), first, cohort, MOST_ROUNDS, TOL)
-            for name, role, goal in goals
+        own = Cohort(first.train, Personal(first.linear), first.names, test=first.test)
+        sizes = [len(y) for _, y in first.train]
+        goals: list[tuple[str, str, Objective, Cohort]] = [
+            (AVERAGE, "before", Average(), cohort),
+            (FAIR, "after", FAIRLY, cohort),
+            (PERSONAL, "", joint_mode(sizes), own),
         ]
-        known = {one.name: one.result.uninterrupted().x for one in models}
-        for draw, problem in zip(seeds, problems, strict=True):
+        models = [
+            train_model(name, role, Fair(goal), first, clients, MOST_ROUNDS, TOL)
+            for name, role, goal, clients in goals
+        ]
+        known = {one.name: one.result.uninterrupted() for one in models}
+        for problem in problems:
             found.append(
                 joining(
                     problem.train,
@@ -131,7 +136,6 @@ def stations(
                     problem.linear,
                     FAIRLY,
                     names=problem.names,
-                    seed=draw,
                     block=WEEK,
                     word="station",
                     known=known if problem is first else None,
@@ -151,7 +155,7 @@ def _stations(seed: int) -> Prepared:
         f"Beijing air quality (Chen 2017, UCI, CC BY 4.0): {rows} days, "
         f"{len(silos.features)} columns"
     )
-    model = Linear("squared", L2, intercept=True)
+    model = Linear("squared", "auto", intercept=True)
     return Prepared(names, silos.train, silos.test, model, "regression", (), about, "station")
 
 

@@ -2,9 +2,9 @@
 
 config.toml           the settings, complete and re-runnable
 run.json              the record (see `run.record`): what was trained, how it ended, all tables
-model.safetensors     the model that the run is about
-average.safetensors   the average model, where it was trained to compare with
-personal.safetensors  a shared model and every client's own; for nobody but the clients
+model.safetensors     the model to use: the one recommended
+NAME.safetensors      every model that was compared: constant, alone, average, fair, personal. One
+                      of clients' own has the shared one first; each is its client's business
 noise.secret          of a private run: what noise is drawn from, readable by its owner alone
 checkpoint/           one file for every model
 report.html           the page
@@ -33,12 +33,13 @@ from scaffpd.run.recording import exports
 from scaffpd.run.settings.model_file import model_bytes
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import SECRET, Trained, main_model
-from scaffpd.study.gains import Joining
+from scaffpd.study.gains import AVERAGE, FAIR, MODELS, Joining
 
 Kind = Literal["train", "path"]
-MODELS = ("model.safetensors", "average.safetensors", "personal.safetensors")
+MAIN = "model.safetensors"
+OTHERS = tuple(f"{name}.safetensors" for name in MODELS)
 TABLES = ("rounds.csv", "clients.csv", "joining.csv", "scores.csv", "coefficients.csv")
-RESULTS = (record.NAME, *MODELS, *TABLES)
+RESULTS = (record.NAME, MAIN, *OTHERS, *TABLES)
 FILES = ("config.toml", "report.html", SECRET, *RESULTS)
 # settings that may change when a run goes on
 PASSING = ("rounds", "tol", "splits")
@@ -126,15 +127,21 @@ class RunFolder:
     ) -> None:
         """Write record, models and tables."""
         files: dict[str, str | bytes] = dict(exports(run))
-        main = main_model(models)
-        for one in models:
-            if one is main or one.role == "before":
-                name = "model.safetensors" if one is main else "average.safetensors"
-                files[name] = _model(one, prepared)
-        setup = prepared.setup(main.algorithm)
-        if isinstance(joining, Joining) and joining.own is not None and setup is not None:
-            own = np.stack([prepared.in_units(x) for x in joining.own])
-            files["personal.safetensors"] = model_bytes(own, setup, prepared.names)
+        files[MAIN] = _model(main_model(models), prepared)
+        files |= {
+            f"{one.name}.safetensors": _model(one, prepared)
+            for one in models
+            if one.name in MODELS and len(models) > 1
+        }
+        if isinstance(joining, Joining):
+            for name, own in joining.parameters.items():
+                setup = prepared.setup(name)
+                if setup is not None and f"{name}.safetensors" not in files:
+                    shared = name in (AVERAGE, FAIR)
+                    x = prepared.in_units(own[0] if shared else own)
+                    owners = () if shared else prepared.names
+                    files[f"{name}.safetensors"] = model_bytes(x, setup, owners)
+            files[MAIN] = files.get(f"{joining.recommendation}.safetensors", files[MAIN])
         write_files(self.path, files)
         run.write(self.path)
         # what an earlier run with other settings has left must not be taken for this one's
@@ -149,9 +156,15 @@ def write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
 
 
 def _model(one: Trained, prepared: Prepared) -> bytes:
-    x = np.ascontiguousarray(prepared.in_units(one.result.x))
+    """Encode a model: the shared one, and below it the clients' own where they have some."""
+    found = one.result
+    owners = () if found.personal is None else prepared.names
+    x = found.x if found.personal is None else np.stack([found.x, *found.personal])
+    x = np.ascontiguousarray(prepared.in_units(x))
     setup = prepared.setup(one.algorithm)
-    return save_tensors({"x": x}, prepared.metadata()) if setup is None else model_bytes(x, setup)
+    if setup is None:
+        return save_tensors({"x": x}, prepared.metadata())
+    return model_bytes(x, setup, owners)
 
 
 def _lasting(text: str) -> dict[str, object] | None:

@@ -12,7 +12,8 @@ from scaffpd.objectives import Average, Objective
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import PathRecord
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import AVERAGE, Trained, Watcher, judged, main_model, trained
+from scaffpd.run.train import Trained, Watcher, main_model, trained
+from scaffpd.study.gains import AVERAGE
 from scaffpd.study.path import WALKABLE, WarmStart, grid
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import Spread, spread
@@ -84,10 +85,9 @@ def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
     at = _chosen(models, prepared)
     if not knee([models[k].spread(prepared) for k in (0, at)], prepared.upwards):
         at = 0
-    marked = [
+    return [
         replace(one, role="after") if k == at and k > 0 else one for k, one in enumerate(models)
     ]
-    return judged(marked, prepared)
 
 
 def _chosen(models: Sequence[Trained], prepared: Prepared) -> int:

@@ -30,13 +30,9 @@ from scaffpd.numbers import several
 from scaffpd.run.record import RunRecord, ScoreRow, is_run
 from scaffpd.run.scores import score_groups
 from scaffpd.run.settings.model_file import Answer, Setup, predict_encoded, read_model, read_owners
+from scaffpd.study.gains import MODELS
 
 NOBODY = ""  # rows without a client belong together
-MODELS = {  # by name
-    "average": "average.safetensors",
-    "fair": "model.safetensors",
-    "personal": "personal.safetensors",
-}
 Fills = Mapping[str, Mapping[str, float | str]]
 
 
@@ -106,8 +102,8 @@ def predict(
     Args:
         run: the folder, or one of its model files.
         file: the rows.
-        model: "average", "fair" or "personal" (a client's own, and the shared one for clients that
-            were not trained on); `None` takes the one that the run is about.
+        model: "constant", "alone", "average", "fair" or "personal" (a client's own, and the shared
+            one for clients that were not trained on); `None` takes the recommended one.
         copy: columns of the table to return beside the predictions.
     """
     file_of = _model_file(run, model)
@@ -152,11 +148,6 @@ def predict(
     labels = tuple(setup.schema["labels"])
     truth, unsure = _truth(table, reading.target if reading else None, labels, how)
     strangers = sum(name not in owners for name in names) if owners else 0
-    if strangers == rows and strangers:
-        raise InputError(
-            "no-personal-model",
-            f"No row of {file.name!r} is of a client with a model of its own: leave out --model.",
-        )
     if strangers:
         rows_of = f"{several(strangers, 'row')} of no client that was trained on"
         unsure.append(f"{rows_of}: predicted by the shared model.")
@@ -182,11 +173,11 @@ def _model_file(run: Path, model: str | None) -> Path:
             )
         return run
     if model is None:
-        return run / "model.safetensors"
+        return run / "model.safetensors"  # the recommended one
     if model not in MODELS:
-        raise unknown("model", model, list(MODELS))
-    found = run / MODELS[model]
-    if not found.exists() or (model == "fair" and not (run / MODELS["average"]).exists()):
+        raise unknown("model", model, MODELS)
+    found = run / f"{model}.safetensors"
+    if not found.exists():
         raise InputError(
             "no-such-model", f"The run in {str(run)!r} has no {model} model beside its own."
         )

@@ -8,27 +8,28 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from scaffpd.algorithms import Fair
 from scaffpd.data import Silos
-from scaffpd.data.tabular.agree import Schema, features
+from scaffpd.data.tabular.agree import Schema, encoded_features, features
 from scaffpd.data.tabular.clients import Clients, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.encode import fills
 from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
-from scaffpd.models import Linear, Module, regulariser
+from scaffpd.models import Linear, Module, Personal, regulariser
 from scaffpd.numbers import several
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.settings.tables import EntrySettings, SourceSettings
+from scaffpd.run.settings.tables import AUTO, EntrySettings, SourceSettings
 from scaffpd.training.cohort import Cohort
 
 Pair = tuple[Any, Any]
+FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
+PRIVATE = 1e-3  # l2 of a private run
 SHOWN = 20  # names of columns in a sentence
 WANTED = (
     "clients as a mapping from names to (X, y), or two such mappings, the second of held-out rows"
@@ -107,11 +108,14 @@ class Prepared:
         chosen = self.model if model is None else model
         return Cohort(self.train, chosen, self.names, device=device, test=test)
 
-    def scores(self, cohort: Cohort, x: Tensor | NDArray[np.float64], split: str) -> ClientScores:
+    def personal(self, config: RunConfig) -> Personal:
+        """Return the model that every client makes its own."""
+        return Personal(self.linear, config.model.kappa)
+
+    def scores(self, cohort: Cohort, x: NDArray[np.float64], split: str) -> ClientScores:
         """Score x: losses without the regulariser; of numbers, RMSE in the data's units."""
         found = cohort.evaluate(x, split)
-        point = torch.as_tensor(x).double().numpy(force=True)
-        found = replace(found, loss=found.loss - regulariser(cohort.model, point))
+        found = replace(found, loss=found.loss - regulariser(cohort.model, x))
         if self.task == CLASSIFICATION:
             return found
         if isinstance(self.model, Linear) and self.model.loss == "poisson":
@@ -130,10 +134,7 @@ class Prepared:
         """Describe what the parameters expect of a row; `None` where the rows are no table."""
         if self.schema is None or not isinstance(self.model, Linear):
             return None
-        model = {
-            "kind": "linear",
-            **{name: getattr(self.model, name) for name in ("loss", "l2", "intercept")},
-        }
+        model = {"kind": "linear", "loss": self.model.loss, "intercept": self.model.intercept}
         if self.model.classes is not None:
             model["classes"] = self.model.classes
         return Setup(algorithm, model, dict(self.schema), self.mean, self.deviation)
@@ -154,7 +155,7 @@ class Prepared:
         return about | {"schema": json.dumps(self.schema), **scale}
 
     def in_units(self, x: NDArray[Any]) -> NDArray[Any]:
-        """Convert the parameters to the units of the target in the file."""
+        """Convert parameters, of one model or of several, to the units of the target's file."""
         if (
             self.task == CLASSIFICATION
             or not isinstance(self.model, Linear)
@@ -163,15 +164,15 @@ class Prepared:
             return x
         scaled = x * self.unit
         if self.model.intercept:
-            scaled[-1] += self.centre
+            scaled[..., -1] += self.centre
         return scaled
 
 
 def described(model: Any) -> str:
     """Describe a model in a phrase."""
     if isinstance(model, Linear):
-        l2 = "l2 by column" if isinstance(model.l2, tuple) else f"l2 = {model.l2:g}"
-        return f"{LOSS[model.loss]}, {l2}{'' if model.intercept else ', no intercept'}"
+        ridge = "by evidence" if model.l2 == AUTO else f"{np.max(model.l2):g}"
+        return f"{LOSS[model.loss]}, ridge {ridge}{'' if model.intercept else ', no intercept'}"
     return repr(model)
 
 
@@ -188,6 +189,8 @@ def prepare(config: RunConfig, seed: int | None = None) -> Prepared:
 
 
 def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
+    if source.curves == AUTO:
+        source = source.model_copy(update={"curves": "on" if _curved(config) else "off"})
     found = read_clients(source, seed)
     task = found.schema["task"]
     labels = tuple(map(str, found.schema["labels"]))
@@ -198,14 +201,14 @@ def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
     if task == REGRESSION and not counts:
         train, test = ([(X, (y - centre) / unit) for X, y in part] for part in (train, test))
     rows = sum(sum(own.rows) for own in found.rows)
-    width = found.encoded[0].train[0].shape[1]
+    encoded = encoded_features(found.schema)
     columns = several(len(found.schema["columns"]), "column")
-    about = f"{source.file[0].name}: {several(rows, 'row')}, {columns}, {width} once encoded"
+    about = f"{source.file[0].name}: {several(rows, 'row')}, {columns}, {len(encoded)} once encoded"
     return Prepared(
         tuple(own.name for own in found.rows),
         train,
         test,
-        _model(config, source.task or task, len(labels)),
+        _model(config, source.task or task, len(labels), [one.group for one in encoded]),
         task,
         labels,
         about,
@@ -219,6 +222,14 @@ def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
         found.groups,
         {} if found.schema.get("declared") else {own.name: fills(own) for own in found.rows},
     )
+
+
+def _curved(config: RunConfig) -> bool:
+    """Return whether numbers have curves unasked: thresholds are values of rows, which ε would have
+    to cover, and methods of first order are slow on steps.
+    """
+    plain = config.privacy is None and config.model.network is None
+    return plain and isinstance(config.method, Fair)
 
 
 def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, float]:
@@ -235,7 +246,9 @@ def _kinds(found: Clients) -> tuple[str, ...]:
     numbers = [c["name"] for c in columns if c["kind"] == NUMBER]
     categories = [f"{c['name']} ({len(c['categories'])})" for c in columns if c["kind"] == CATEGORY]
     sentences = []
-    for kind, names in (("Numbers", numbers), ("Categories", categories)):
+    steps = sum(len(c.get("steps", ())) for c in columns if c["kind"] == NUMBER)
+    curves = f"Numbers, as lines and {steps} steps" if steps else "Numbers"
+    for kind, names in ((curves, numbers), ("Categories", categories)):
         more = "" if len(names) <= SHOWN else f" and {len(names) - SHOWN} more"
         sentences += [f"{kind}: {', '.join(names[:SHOWN])}{more}."] if names else []
     return tuple(sentences)
@@ -302,7 +315,7 @@ def _of_silos(
         silos.names,
         silos.train,
         silos.test,
-        _model(config, asked or task, classes),
+        _model(config, asked or task, classes, range(silos.train[0][0].shape[1])),
         task,
         tuple(map(str, range(classes))),
         about,
@@ -311,13 +324,26 @@ def _of_silos(
     )
 
 
-def _model(config: RunConfig, task: str, classes: int) -> Linear | Module:
-    """Make the model whose loss goes by the task; a network has an output for every class."""
+def _model(
+    config: RunConfig, task: str, classes: int, groups: Sequence[str | int]
+) -> Linear | Module:
+    """Make the model whose loss goes by the task; a network has an output for every class.
+
+    Strengths are those of `groups` of columns.
+    """
+    l2 = config.model.l2
     if classes:
         loss = "logistic" if classes == 2 and config.model.network is None else "softmax"
     else:
         loss = "poisson" if task == COUNTS else "squared"
     if config.model.network is not None:
         network = load(config.code_folder, config.model.network)
-        return Module(network, loss, config.model.l2)
-    return Linear(loss, config.model.l2, True, classes if loss == "softmax" else None)
+        assert not isinstance(l2, str)  # settings give a network none but its own
+        return Module(network, loss, l2)
+    ridge: float | str | list[float] = l2
+    if config.privacy is not None:  # evidence would cost ε
+        ridge = PRIVATE if isinstance(l2, str) else l2
+    elif not isinstance(l2, str):
+        ridge = [l2] * len(groups) + [min(l2, FLAT)]
+    named = None if config.privacy is not None else tuple(map(str, groups))
+    return Linear(loss, ridge, True, classes if loss == "softmax" else None, groups=named)

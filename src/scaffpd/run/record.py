@@ -8,7 +8,7 @@ records. The models lie beside it, and CSV files are exports that no command rea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -22,7 +22,6 @@ from scaffpd.training.metrics import NO, NOISE, YES, RelativeGain, a_fifth
 
 NAME = "run.json"
 EVERYONE = "all rows"  # in the place of a client or a group: all of them together
-ALONE = "alone"
 
 
 def _finite(value: object) -> object:
@@ -200,12 +199,12 @@ class JoiningTotal(RecordPart):
 class JoiningRecord(RecordPart):
     """Whether it pays for a client to train with the others."""
 
-    recommendation: str  # alone, average, fair or personal
+    recommendation: str  # constant, alone, average, fair or personal
+    shown: str  # the joint model that sentences compare: the one recommended, or the best of them
     sentence: str
     details: str = ""
     interval: str = ""  # how intervals were made
     splits: int = 1
-    kappa: Number = None  # κ of the personal models
     totals: list[JoiningTotal] = []
     rows: list[JoiningRow]
 
@@ -221,11 +220,6 @@ class JoiningRecord(RecordPart):
     def models(self) -> tuple[str, ...]:
         """The models that were compared."""
         return tuple(dict.fromkeys(row.model for row in self.rows))
-
-    @property
-    def shown(self) -> str:
-        """The model that sentences are about: the one recommended, else the last."""
-        return self.recommendation if self.recommendation != ALONE else self.models[-1]
 
     def gain(self, client: str) -> RelativeGain:
         """Return how much lower a client's loss is with the shown model than alone."""
@@ -286,6 +280,16 @@ class CoefficientRow(RecordPart):
     values: dict[str, float]
 
 
+class StrengthRow(RecordPart):
+    """Strengths of a group of coefficients: a column, its steps, a category, the intercept."""
+
+    group: str
+    columns: int
+    ridge: Number = None  # l2 of one model for all
+    personal_ridge: Number = None  # l2 of what personal models share
+    kappa: Number = None  # κ, in rows; null where clients share these coefficients
+
+
 class PathRecord(RecordPart):
     """A fairness path: the parameter that it goes along, and the point that is suggested."""
 
@@ -337,6 +341,7 @@ class RunRecord(RecordPart):
     path: PathRecord | None = None
     privacy: PrivacyRecord | None = None
     joining: JoiningRecord | None = None
+    strengths: list[StrengthRow] = []
     scores: list[ScoreRow] = []
     bins: list[BinRow] = []
     coefficients: list[CoefficientRow] = []
@@ -396,14 +401,16 @@ class RunRecord(RecordPart):
 
     @property
     def main(self) -> ModelRecord:
-        """The model that the run is about: the one after, else the one before, else the last."""
+        """The model to use: the one recommended, else the one after, before, or the last."""
+        if self.joining is not None and self.joining.recommendation in self.names:
+            return self.model(self.joining.recommendation)
         return self.role("after") or self.role("before") or self.models[-1]
 
     @property
     def pair(self) -> tuple[ModelRecord, ModelRecord] | None:
-        """The models before and after; `None` where there is nothing to compare."""
+        """The model before and the main one; `None` where there is nothing to compare."""
         before = self.role("before")
-        after = self.role("after")
+        after = self.role("after") if self.main is before else self.main
         return (before, after) if before and after else None
 
     @property
@@ -479,14 +486,6 @@ def runs_below(folder: Path) -> list[Path]:
     """Return the runs in a folder, in the order in which they were written."""
     found = [(file.stat().st_mtime, file.parent) for file in folder.glob(f"*/{NAME}")]
     return [place for _, place in sorted(found)]
-
-
-def read_runs(folders: Sequence[Path]) -> list[tuple[Path, RunRecord]]:
-    """Read the runs that are named, or all of those in one folder that is itself no run."""
-    places = list(folders)
-    if len(places) == 1 and not is_run(places[0]):
-        places = runs_below(places[0]) or places
-    return [(place, RunRecord.read(place)) for place in places]
 
 
 def _no_run(folder: Path) -> InputError:

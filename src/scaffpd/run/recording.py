@@ -13,6 +13,8 @@ import scaffpd
 from scaffpd.federation import Vector
 from scaffpd.files import csv_text
 from scaffpd.machine import environment
+from scaffpd.models import Linear, Personal
+from scaffpd.privacy import Private
 from scaffpd.run.prepare import Prepared, described
 from scaffpd.run.record import (
     ClientScore,
@@ -27,13 +29,14 @@ from scaffpd.run.record import (
     RecordPart,
     RoundRecord,
     RunRecord,
+    StrengthRow,
     TableReading,
 )
 from scaffpd.run.scores import HeldOutScores
-from scaffpd.run.train import AVERAGE, FAIR, Trained
-from scaffpd.study.gains import ALONE, Joining
+from scaffpd.run.train import Trained
+from scaffpd.study.gains import ALONE, AVERAGE, PERSONAL, Joining
 from scaffpd.training.history import SCALARS, History
-from scaffpd.training.metrics import Weights, every, worst_fifth
+from scaffpd.training.metrics import NOISE, Weights, every, worst_fifth
 
 MOST_LABELS = 12  # that are named among the settings
 Cell = str | int | float | bool | None
@@ -60,7 +63,7 @@ def record(
     if measured is not None and verdict:
         said = {"sentence": verdict[0], "details": " ".join(verdict[1:])}
         measured = measured.model_copy(update=said)
-    caution = joining.caution if isinstance(joining, Joining) else joining
+    caution = "" if isinstance(joining, Joining) else joining
     privacy = _privacy(models)
     return RunRecord(
         kind=kind,
@@ -82,6 +85,7 @@ def record(
         path=path,
         privacy=privacy,
         joining=measured,
+        strengths=_strengths(models, prepared),
         scores=scored.scores if scored else [],
         bins=scored.bins if scored else [],
         coefficients=scored.coefficients if scored else [],
@@ -105,7 +109,7 @@ def _model(one: Trained, prepared: Prepared, joining: JoiningRecord | None) -> M
         {
             "name": one.name,
             "role": one.role,
-            "objective": "" if one.objective is None else repr(one.objective),
+            "objective": _objective(one),
             "algorithm": "chosen by itself" if one.algorithm == "Fair" else one.algorithm,
             "status": str(result.status),
             "message": result.message,
@@ -118,6 +122,12 @@ def _model(one: Trained, prepared: Prepared, joining: JoiningRecord | None) -> M
             "history": round_records(result.history),
         }
     )
+
+
+def _objective(one: Trained) -> str:
+    if one.name == PERSONAL:  # its prior is the numbers of rows
+        return "the mean over all rows"
+    return "" if one.objective is None else repr(one.objective)
 
 
 def round_records(history: History) -> list[RoundRecord]:
@@ -158,22 +168,11 @@ def _client_scores(
 
 
 def _marks(one: Trained, joining: JoiningRecord | None) -> dict[str, bool]:
-    """Return which changes of the model after are more than chance.
-
-    Of labels that is McNemar's test; of numbers, the intervals of its gain over the average model.
-    """
-    if one.role != "after":
+    """Return where the gain over the average model is more than chance."""
+    if joining is None or one.name not in joining.models:
         return {}
-    if one.clear is not None:
-        return dict(zip(one.result.names, one.clear, strict=True))
-    if one.name != FAIR or joining is None or joining.splits > 1 or FAIR not in joining.models:
-        return {}
-    gains = {client: own[FAIR].over_average for client, own in joining.by_client.items()}
-    return {
-        client: found.gain.low > 0 or found.gain.high < 0
-        for client, found in gains.items()
-        if found
-    }
+    gains = {client: own[one.name].over_average for client, own in joining.by_client.items()}
+    return {client: found.gain.pays != NOISE for client, found in gains.items() if found}
 
 
 def joining_record(found: Joining) -> JoiningRecord:
@@ -210,11 +209,11 @@ def joining_record(found: Joining) -> JoiningRecord:
             )
     return JoiningRecord(
         recommendation=found.recommendation,
+        shown=found.shown,
         sentence=found.sentence,
         details=found.details,
         interval=found.method,
         splits=found.splits,
-        kappa=found.strength,
         totals=totals,
         rows=rows,
     )
@@ -236,9 +235,9 @@ def _gain(found: Joining, model: str, over: str, of: Weights) -> GainInterval | 
 
 def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
     """State what all models together have cost the clients' records."""
-    private = models[-1].private
+    private = models[-1].model
     spent = models[-1].result.privacy
-    if private is None or spent is None:
+    if not isinstance(private, Private) or spent is None:
         return None
     clips = {name: getattr(private, name) for name in ("clip", "loss_clip", "radius", "smoothness")}
     noise = {name: getattr(private, name) for name in ("noise", "loss_noise")}
@@ -256,6 +255,31 @@ def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
         seeded=isinstance(private.secret, int),
         models=len(models),
     )
+
+
+def _strengths(models: Sequence[Trained], prepared: Prepared) -> list[StrengthRow]:
+    """List ridge and κ of every group of columns; a number per group where they differ in it."""
+    found = {one.name: one.model for one in models}
+    shared = found.get(AVERAGE)
+    mine = found.get(PERSONAL)
+    if not isinstance(shared, Linear) or prepared.schema is None:
+        return []
+    groups = [*(shared.groups or prepared.columns), "intercept"]
+
+    def of(values: object, group: str) -> float:
+        each = np.broadcast_to(np.asarray(values, dtype=float), len(groups))
+        return float(np.mean([v for v, name in zip(each, groups, strict=True) if name == group]))
+
+    return [
+        StrengthRow(
+            group=group,
+            columns=groups.count(group),
+            ridge=of(shared.l2, group),
+            personal_ridge=of(mine.model.l2, group) if isinstance(mine, Personal) else None,
+            kappa=of(mine.strength, group) if isinstance(mine, Personal) else None,
+        )
+        for group in dict.fromkeys(groups)
+    ]
 
 
 def _settings(prepared: Prepared) -> dict[str, str]:

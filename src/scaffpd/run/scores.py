@@ -20,7 +20,7 @@ from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import EVERYONE, BinRow, CoefficientRow, ScoreRow
 from scaffpd.run.settings.model_file import answers
 from scaffpd.run.train import Trained
-from scaffpd.study.gains import PERSONAL, Joining
+from scaffpd.study.gains import PERSONAL
 from scaffpd.training.metrics import CONFIDENCE
 
 # the most bins of a reliability table, and the fewest rows in each
@@ -43,18 +43,14 @@ class HeldOutScores:
     coefficients: list[CoefficientRow] = field(repr=False)
 
 
-def held_out_scores(
-    prepared: Prepared, models: Sequence[Trained], joining: Joining | str = ""
-) -> HeldOutScores | None:
+def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> HeldOutScores | None:
     """Score a run's linear models, personal ones among them; `None` where there is nothing."""
     model = prepared.model
     if not prepared.test or not isinstance(model, Linear):
         return None
     parameters: dict[str, Sequence[Matrix]] = {
-        one.name: [one.result.x] * len(prepared.names) for one in models
+        one.name: [one.own(i) for i in range(len(prepared.names))] for one in models
     }
-    if isinstance(joining, Joining) and joining.own is not None:
-        parameters[PERSONAL] = list(joining.own[1:])
     outputs = {
         name: [
             model.outputs(x, np.asarray(X, dtype=np.float64))
@@ -63,7 +59,7 @@ def held_out_scores(
         for name, own in parameters.items()
     }
     # of a path with many points, only those that are compared
-    few = {one.name for one in models if one.role or len(models) <= MOST_POINTS} | {PERSONAL}
+    few = {one.name for one in models if one.role or len(models) <= MOST_POINTS}
     main = {name: own for name, own in outputs.items() if name in few}
     return HeldOutScores(
         list(_score_rows(prepared, outputs)),

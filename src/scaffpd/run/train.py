@@ -1,37 +1,41 @@
-"""Train the average model to compare with and the model that was asked for, and score both."""
+"""Train the models of a run, score them, and measure on held-out rows what joining brings."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.algorithms import Fair
 from scaffpd.algorithms.base import Algorithm
-from scaffpd.data.tabular.settings import CLASSIFICATION
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.files import load_or_create
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
-from scaffpd.run.prepare import Prepared
-from scaffpd.run.settings.model_file import answers
+from scaffpd.run.prepare import Prepared, prepare
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.training.cohort import Cohort
+from scaffpd.run.settings.tables import AUTO
+from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
+from scaffpd.study.joining import joining, joint_mode, start_of
+from scaffpd.training.cohort import Cohort, ModelSpec
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import Callback, Result, RoundInfo, Status, train
-from scaffpd.training.metrics import Spread, disagree, spread
+from scaffpd.training.metrics import Spread, spread
 
 SECRET = "noise.secret"
 OTHERS = 0o077  # permissions that nobody but the owner should have
-AVERAGE = "average"
-FAIR = "fair"
 TOL = 1e-6
+MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
+# rows × columns up to which a table is small, and its splits
+SMALL = 50_000
+SPLITS = 5
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,16 @@ class Trained:
     role: str  # "before", "after" or "", for comparisons
     algorithm: str  # its name
     objective: Objective | None  # what was minimised; `None` where the algorithm has one of its own
+    model: ModelSpec | None  # with the strengths that it was trained with
     result: Result = field(repr=False)
     train: ClientScores = field(repr=False)
     test: ClientScores | None = field(repr=False)
     strength: float | None = None  # of the objective, on a fairness path
-    private: Private | None = field(default=None, repr=False)  # the model with its noise
-    # whether each client's change from the model before is more than chance, where that is known
-    clear: tuple[bool, ...] | None = None
+
+    def own(self, i: int) -> NDArray[np.float64]:
+        """Return the parameters that serve a client."""
+        found = self.result.personal
+        return self.result.x if found is None else np.asarray(found[i])
 
     def spread(self, prepared: Prepared) -> Spread:
         """Summarise the clients' scores, on held-out rows where there are some."""
@@ -69,15 +76,21 @@ class Watcher(Protocol):
 def carry_out(
     config: RunConfig, prepared: Prepared, cohort: Cohort, folder: Path, watcher: Watcher
 ) -> list[Trained]:
-    """Train the one or two models that are asked for; the last may have been interrupted."""
+    """Train the models that are asked for; the last may have been interrupted."""
     models: list[Trained] = []
     if config.privacy is not None:
         secret = None if config.privacy.seed is not None else noise_secret(folder)
         cohort = prepared.cohort(config, private(config, prepared, secret))
     settings = config.training
-    for name, role, algorithm in contestants(config):
+    asked = contestants(config)
+    if joins(config, prepared):
+        sizes = [len(y) for _, y in prepared.train]
+        asked.append((PERSONAL, "", Fair(joint_mode(sizes))))
+    for name, role, algorithm in asked:
+        if name == PERSONAL:
+            cohort = prepared.cohort(config, prepared.personal(config))
         tol = settings.tol or None
-        if tol is None and role == "before" and _alone_certified(algorithm, config, cohort):
+        if tol is None and role != "after" and _alone_certified(algorithm, config, cohort):
             tol = TOL
         watcher.begin(name, cohort.names, settings.rounds, tol)
         models.append(
@@ -96,7 +109,7 @@ def carry_out(
         )
         if models[-1].result.status is Status.INTERRUPTED:
             break
-    return judged(models, prepared)
+    return models
 
 
 def train_model(
@@ -119,6 +132,7 @@ def train_model(
         rounds,
         tol,
         seed,
+        start_of(cohort),
         progress=False,
         checkpoint=Checkpoint(folder / "checkpoint" / f"{file}.npz") if folder else None,
         callbacks=callbacks,
@@ -141,49 +155,94 @@ def trained(
         role,
         type(algorithm).__name__,
         getattr(algorithm, "objective", None),
+        cohort.model,
         result,
         prepared.scores(cohort, result.x, "train"),
         prepared.scores(cohort, result.x, "test") if prepared.test else None,
         strength,
-        cohort.model if isinstance(cohort.model, Private) else None,
     )
-
-
-def judged(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
-    """Mark which changes of the model after are more than chance."""
-    before = next((one for one in models if one.role == "before"), None)
-    if before is None:
-        return list(models)
-    first = before.result.x
-    return [
-        replace(m, clear=clear(prepared, first, m.result.x)) if m.role == "after" else m
-        for m in models
-    ]
-
-
-def clear(
-    prepared: Prepared, before: NDArray[np.float64], after: NDArray[np.float64]
-) -> tuple[bool, ...] | None:
-    """Return whether each client's change in accuracy is more than chance (McNemar's test).
-
-    It goes by the rows on which two models disagree; `None` without labels, held-out rows or a
-    linear model.
-    """
-    model = prepared.model
-    if prepared.task != CLASSIFICATION or not prepared.test or not isinstance(model, Linear):
-        return None
-    found = []
-    for X, y in prepared.test:
-        rows = np.asarray(X, dtype=np.float64)
-        right = [answers(model, model.outputs(x, rows), True)[0] == y for x in (before, after)]
-        found.append(disagree(*right))
-    return tuple(found)
 
 
 def main_model(models: Sequence[Trained]) -> Trained:
     """Return the model that a run is about: the one after, else the one before, else the last."""
     by_role = {one.role: one for one in models}
     return by_role.get("after") or by_role.get("before") or models[-1]
+
+
+def check_asked(config: RunConfig, prepared: Prepared) -> None:
+    """Refuse, before any work, a strength of personal models where none are trained."""
+    if config.model.kappa != AUTO and not joins(config, prepared):
+        raise InputError(
+            "no-personal-models",
+            "--kappa is for personal models: they need several clients, a linear model without "
+            "noise, and --splits above 0.",
+        )
+
+
+def joins(config: RunConfig, prepared: Prepared) -> bool:
+    """Return whether clients are given models of their own, and compared with staying alone."""
+    able = isinstance(prepared.model, Linear) and config.privacy is None
+    return able and config.training.splits != 0 and len(prepared.names) > 1
+
+
+def splits_of(config: RunConfig, prepared: Prepared) -> int:
+    """Return the number of random splits: as asked, else 5 of a small table and 1 of others."""
+    if config.training.splits is not None:
+        return config.training.splits
+    table = config.table
+    drawn = table and table.split_by is None and isinstance(table.test, float)
+    numbers = prepared.numbers + sum(X.shape[0] * X.shape[1] for X, _ in prepared.test)
+    return SPLITS if drawn and numbers <= SMALL else 1
+
+
+def joining_of(config: RunConfig, prepared: Prepared, models: Sequence[Trained]) -> Joining | str:
+    """Measure what joining brings on held-out rows; or say why not, nothing where nobody asks."""
+    splits = splits_of(config, prepared)
+    if not splits or not prepared.test or models[-1].result.status is Status.INTERRUPTED:
+        return ""
+    if config.privacy is not None or not isinstance(prepared.model, Linear):
+        what = "private run" if config.privacy is not None else "network"
+        return (
+            f"What joining brings is not measured for a {what}: "
+            "that takes linear models without noise."
+        )
+    if not joins(config, prepared):
+        return "What joining brings is not measured: there is one client."
+    if prepared.numbers > MOST_NUMBERS:
+        return (
+            f"What joining brings is not measured: {prepared.numbers:,} numbers are more than the "
+            f"{MOST_NUMBERS:,} it is for."
+        )
+    try:
+        found = [_joining(config, prepared, models)]
+        for k in range(1, splits):
+            other = prepare(config, config.training.seed + k)
+            pairs = zip(prepared.test, other.test, strict=True)
+            if all(np.array_equal(old[0], new[0]) for old, new in pairs):
+                raise InputError(
+                    "splits-all-alike",
+                    "the held-out rows are the same whatever the seed, so --splits says nothing.",
+                )
+            found.append(_joining(config, other))
+    except InputError as error:
+        return f"What joining brings is not known: {error}"
+    return found[0] if splits == 1 else Joining.mean(found)
+
+
+def _joining(config: RunConfig, prepared: Prepared, models: Sequence[Trained] = ()) -> Joining:
+    training = config.training
+    return joining(
+        prepared.train,
+        prepared.test,
+        prepared.personal(config),
+        config.goal,
+        names=prepared.names,
+        tol=training.tol or TOL,
+        rounds=training.rounds,
+        unit=prepared.unit,
+        word=prepared.word,
+        known={one.name: one.result for one in models if one.name in (AVERAGE, FAIR, PERSONAL)},
+    )
 
 
 def contestants(config: RunConfig) -> list[tuple[str, str, Algorithm]]:

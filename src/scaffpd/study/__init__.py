@@ -1,3 +1,1 @@
-"""Studies over many runs: does joining pay, which strengths, the path of fairness, coalitions,
-comparisons.
-"""
+"""Studies over many runs: does joining pay, the path of fairness, coalitions, comparisons."""

@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 
 from scaffpd.algorithms.fair import fair
 from scaffpd.errors import InputError, count
-from scaffpd.models import Linear, Module, Personal
-from scaffpd.models.linear import each_of
+from scaffpd.models import Linear, Module, Personal, regulariser
 from scaffpd.objectives import Average, Excess, Objective
-from scaffpd.study.choosing import AnyModel, Group, base_of, held_out_losses, with_classes
+from scaffpd.study.joining import AnyModel, provable, with_classes
 from scaffpd.training.cohort import Cohort, Pair, in_order, named_pairs
 from scaffpd.training.loop import train as run
 
 Array = NDArray[np.float64]
 Orders = NDArray[np.int64]
+Group = tuple[int, ...]  # numbers of clients
 Client = tuple[str, Pair, Pair]  # its name, training rows and held-out rows
 
 
@@ -162,7 +162,7 @@ def coalition(
         raise InputError(
             "one-permutation", "coalition needs permutations >= 2, to know their error."
         )
-    Cohort(train, model, names, test=test)  # refuses what does not fit together
+    Cohort(train, model, names, test=test, settle=False)  # refuses what does not fit together
     held = in_order(test, known)
     groups, orders = _groups(len(pairs), count("coalition", "most", most), permutations, seed)
     clients = list(zip(known, pairs, held, strict=True))
@@ -201,16 +201,20 @@ def _runs(
     Each group starts where the last ended, if a proof says when to stop: without one, the result
     would depend on the start.
     """
-    base = base_of(model)
     x = None
-    proven = None if 0 in each_of(base.l2) or isinstance(base, Module) else tol
     for group in groups:
         names, train, test = zip(*(clients[i] for i in group), strict=True)
         cohort = Cohort(train, model, names, test=test)
+        proven = tol if provable(cohort.model) else None
         method = fair(among(goal, group))
         found = run(method, cohort, rounds, proven, seed, x, progress=False).uninterrupted()
         x = None if proven is None else found.x
         yield group, held_out_losses(cohort, found.x)
+
+
+def held_out_losses(clients: Cohort, x: Array) -> Array:
+    """Return the mean losses of held-out rows, without a regulariser."""
+    return clients.evaluate(x, "test").loss - regulariser(clients.model, x)
 
 
 def among(objective: Objective, group: Group) -> Objective:

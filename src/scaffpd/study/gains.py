@@ -8,16 +8,17 @@ over rows j, with Student's t interval; over splits, it is corrected for rows th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.algorithms.evidence import Strengths
 from scaffpd.errors import InputError
-from scaffpd.numbers import plural
-from scaffpd.study.choosing import FOLDS
+from scaffpd.numbers import measured, plural
+from scaffpd.training.loop import Result
 from scaffpd.training.metrics import (
     NO,
     NOISE,
@@ -42,8 +43,18 @@ MODELS = (CONSTANT, ALONE, AVERAGE, FAIR, PERSONAL)
 CALLED = {
     AVERAGE: "one average model",
     FAIR: "one fair model",
-    PERSONAL: "personal, fair models",
+    PERSONAL: "personal models",
     ALONE: "alone",
+    CONSTANT: "a constant answer",
+}
+STRICT = 1.31  # a 99 % interval in units of one of 95 %
+# how a recommendation begins
+USE = {
+    CONSTANT: "These columns do not predict the target",
+    ALONE: "Stay alone",
+    AVERAGE: "Use one average model",
+    FAIR: "Use one fair model",
+    PERSONAL: "Use personal models",
 }
 
 
@@ -61,14 +72,12 @@ class Joining:
         evidence: what intervals of losses are made from.
         errors: the same of the share of wrong labels or, for regression, of root mean squared
             errors.
-        ridges: κ_i that every client has chosen alone.
-        strength: κ of the personal models.
         splits: how many splits this is the mean of.
         word: what a client is called.
-        own: the shared model first, then the personal ones, client by client, (1 + clients × d) on
-            the first split; `None` where silos keep theirs.
-        without: clients with too few rows for folds, which train with the others and are not
-            compared.
+        results: of the training of average, fair and personal, on the first split.
+        parameters: of every model, (1 + clients × d) on the first split: for a client that was not
+            trained on, then client by client.
+        strengths: of the personal models, where the evidence has set them.
     """
 
     names: tuple[str, ...]
@@ -79,12 +88,11 @@ class Joining:
     rows: tuple[tuple[int, int], ...] = field(repr=False)
     evidence: HeldOutMoments | SplitTables = field(repr=False)
     errors: HeldOutMoments | SplitTables = field(repr=False)
-    ridges: tuple[float, ...] = field(repr=False)
-    strength: float
     splits: int = 1
     word: str = "client"
-    own: Array | None = field(default=None, repr=False)
-    without: tuple[str, ...] = ()
+    results: Mapping[str, Result] = field(default_factory=dict, repr=False)
+    parameters: Mapping[str, Array] = field(default_factory=dict, repr=False)
+    strengths: Strengths | None = field(default=None, repr=False)
 
     @classmethod
     def mean(cls, several: Sequence[Joining]) -> Joining:
@@ -92,11 +100,6 @@ class Joining:
         first = several[0]
         if len(several) < 2:
             raise InputError("one-split", "A mean over splits needs at least two of them.")
-        if any(one.names != first.names for one in several):
-            raise InputError(
-                "splits-differ",
-                "another split leaves other clients rows enough for folds: take one split.",
-            )
         # n₂/n₁ of Nadeau and Bengio: splits share rows, which a plain interval does not know
         overlap = sum(held for _, held in first.rows) / sum(trained for trained, _ in first.rows)
         evidence, errors = (
@@ -140,85 +143,96 @@ class Joining:
         """Count the clients that a model costs clearly, against training alone."""
         return sum(gain.pays == NO for gain in self.gains(model))
 
-    def better(self, model: str, than: str) -> bool:
-        """Return whether its loss is clearly lower in the mean or for the worst-served fifth, and
-        higher in neither.
+    def by_rows(self, losses: Array) -> Array:
+        """Return weights by which every held-out row counts the same: few rows of a client are a
+        rough measure, and must not hide what all others show.
         """
-        found = {self.gain(model, than, of).pays for of in (every, worst_fifth)}
-        return YES in found and NO not in found
+        held = np.array([held for _, held in self.rows], dtype=float)
+        weights: Array = held / held.sum()
+        return weights
+
+    def better(self, model: str, than: str) -> bool:
+        """Return whether its loss is clearly lower over clients, for their worst-served fifth or
+        over rows, at 99 % since many pairs are compared, and clearly higher in none of these.
+        """
+        found = [self.gain(model, than, of) for of in (every, worst_fifth, self.by_rows)]
+        lower = any(g.pays == YES and g.value > STRICT * (g.value - g.low) for g in found)
+        return lower and all(g.pays != NO for g in found)
 
     @cached_property
     def recommendation(self) -> str:
-        """Alone, average, fair or personal: the simplest that no other is clearly better than.
+        """The simplest of constant, alone, average, fair and personal that no other clearly beats.
 
-        A model that clearly costs fewer clients something is better too, unless it is clearly worse
-        for all.
+        If every model is beaten by some other, the one that the fewest beat.
         """
-        chosen = ALONE
-        for model in (m for m in (AVERAGE, FAIR, PERSONAL) if m in self.models):
-            spares = chosen != ALONE and self.losers(model) < self.losers(chosen)
-            worse = NO in {self.gain(model, chosen, of).pays for of in (every, worst_fifth)}
-            if self.better(model, chosen) or (spares and not worse):
-                chosen = model
-        return chosen
+        return min(self.models, key=lambda m: sum(self.better(other, m) for other in self.models))
+
+    @property
+    def shown(self) -> str:
+        """The joint model that is compared: the one recommended, else the best in the mean."""
+        joint = [m for m in (AVERAGE, FAIR, PERSONAL) if m in self.models]
+        if self.recommendation in joint:
+            return self.recommendation
+        return min(joint, key=lambda m: float(self.loss[self.models.index(m)].mean()))
 
     @property
     def sentence(self) -> str:
         """Describe the recommendation and the gains, with intervals."""
         best = self.recommendation
-        if best == ALONE:
-            gain = self.gain(self.shown)
-            start = "Joining brings no clear gain" if gain.pays == NOISE else "Stay alone"
-            whose = f"with {CALLED[self.shown]} the loss"
-            return f"{start}: {whose} is {gain.than(ALONE)} ({gain.range})."
-        gain = self.gain(best)
-        whose = "the loss"
-        if gain.pays != YES:
-            gain = self.gain(best, of=worst_fifth)
-            whose = f"the loss of {self._fifth}"
-        start = "Keep one average model" if best == AVERAGE else f"Join with {CALLED[best]}"
-        return f"{start}: {whose} is {gain.than(ALONE)} ({gain.range}); {self._who(best)}."
+        over = CONSTANT if best == CONSTANT else ALONE
+        start = USE[best]
+        if best == ALONE and self.gain(self.shown).pays == NOISE:
+            start = "Joining brings no clear gain"
+        compared = self._compared(self.shown, over)
+        if best != self.shown:
+            return f"{start}: on held-out rows, with {CALLED[self.shown]} the loss is {compared}."
+        if not self.better(best, ALONE):
+            start += ", which nothing clearly beats"
+        return f"{start}: on held-out rows the loss is {compared}; {self._who(best)}."
 
     @property
     def details(self) -> str:
-        """The same against one average model."""
-        shown = self.shown if self.shown != AVERAGE else self.models[-1]
-        mean = self.gain(shown, AVERAGE)
-        worst = self.gain(shown, AVERAGE, worst_fifth)
-        first = f"On held-out rows, {self._who(shown)}. " if self.recommendation == ALONE else ""
-        alone, average = (
-            self.change(shown, over).in_units(self.measure, CALLED[over])
-            for over in (ALONE, AVERAGE)
-        )
+        """The same against one average model, in units of the target, and on the fair model."""
+        found = []
+        if self.shown != AVERAGE:
+            found.append(f"Against one average model it is {self._compared(self.shown, AVERAGE)}.")
+        if self.shown != FAIR:
+            found.append(self.fairness)
+        called = {ALONE: "alone", **{m: f"with {text}" for m, text in CALLED.items() if m != ALONE}}
+        means = {m: float(self.score[k].mean()) for k, m in enumerate(self.models)}
+        named = dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT])
+        texts = [f"{measured(means[m], self.measure)} {called[m]}" for m in named]
         name = "accuracy" if self.measure == "accuracy" else "error"
-        return (
-            f"{first}Against one average model, the mean loss with {CALLED[shown]} is "
-            f"{mean.words} ({mean.range}); "
-            f"for {self._fifth} it is {worst.words} ({worst.range}). Mean {name} is {alone}, and "
-            f"{average}."
-        )
+        found.append(f"The mean {name} is {', '.join(texts[:-1])}, and {texts[-1]}.")
+        return " ".join(filter(None, found))
 
     @property
-    def caution(self) -> str:
-        """Name the clients that have too few rows to be compared; empty where there are none."""
-        if not self.without:
+    def fairness(self) -> str:
+        """Say whether the fair model serves somebody that one average model does not."""
+        if FAIR not in self.models:
             return ""
-        names = ", ".join(self.without[:5])
-        more = f" and {len(self.without) - 5} more" if self.without[5:] else ""
-        return (
-            f"What joining brings is not known at {names}{more}: with fewer than {FOLDS} rows to "
-            f"train on, too few for folds, a {self.word} only trains with the others."
-        )
+        pays = {self.gain(FAIR, AVERAGE, of).pays for of in (every, worst_fifth)}
+        start = "Do not use the fair model here"
+        if YES in pays:
+            helps = "The fair model helps"
+            start = f"{helps} some and costs others" if NO in pays else helps
+        return f"{start}: against one average model its loss is {self._compared(FAIR, AVERAGE)}."
 
-    @property
-    def shown(self) -> str:
-        """The model that sentences are about: the one recommended, else the last."""
-        return self.recommendation if self.recommendation != ALONE else self.models[-1]
+    def _compared(self, model: str, over: str) -> str:
+        """Say how the losses compare in the mean and for the worst-served fifth."""
+        mean = self.gain(model, over)
+        worst = self.gain(model, over, worst_fifth)
+        than = mean.words if over == AVERAGE else mean.than(CALLED[over])
+        said = f"{than} ({_ends(mean)}), for {self._fifth} {worst.words} ({_ends(worst)})"
+        rows = self.gain(model, over, self.by_rows)
+        if rows.pays != NOISE and mean.pays == NOISE:
+            said += f", over all rows {rows.words} ({_ends(rows)})"
+        return said
 
     @property
     def _fifth(self) -> str:
         k = a_fifth(len(self.names))
-        return f"the worst-served {self.word if k == 1 else f'fifth of {plural(self.word)}'}"
+        return f"the worst-served {self.word if k == 1 else 'fifth'}"
 
     def _who(self, model: str) -> str:
         """Say who gains, such as "4 of 12 clients clearly gain, none clearly loses"."""
@@ -274,3 +288,8 @@ class Joining:
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.sentence, self.details)))
+
+
+def _ends(gain: RelativeGain) -> str:
+    """Return the interval in short: a sentence has several, and the record says of what kind."""
+    return gain.range.removeprefix("95 % interval ")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtr, stdtrit
+from scipy.special import stdtrit
 
 from scaffpd.federation import ClientScores, Vector
 
@@ -115,17 +115,6 @@ def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
 def student(freedom: float) -> float:
     """Return half of the width of a 95 % interval, in standard errors."""
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
-
-
-def disagree(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> bool:
-    """Return whether two models differ by more than chance in which rows they get right.
-
-    Of the rows that exactly one of the two gets right, either should have half if nothing had
-    changed (McNemar's test, exact: a binomial with probability ½).
-    """
-    gained = int((after & ~before).sum())
-    lost = int((before & ~after).sum())
-    return bool(2 * bdtr(min(gained, lost), gained + lost, 0.5) < 1 - CONFIDENCE)
 
 
 class PairedDifference(NamedTuple):
@@ -308,7 +297,7 @@ class HeldOutMoments:
 
         The standard error is √(Σ_i Σ_h s_ih²/n_ih) with s_ih² the variance of w_ih ℓ_a − v_ih ℓ_b
         over the n_i blocks of client i; degrees of freedom are Welch's. A client with a single
-        block takes the mean of the others' s_ih².
+        block takes the mean of the others' s_ih², and with it their degrees of freedom.
         """
         C = self.covariances
         spread = w**2 * C[:, a, a] + v**2 * C[:, b, b] - 2 * w * v * C[:, a, b]
@@ -320,7 +309,8 @@ class HeldOutMoments:
         errors = spread / (self.shares * self.blocks)[used]
         if not np.isfinite(errors).all():
             return math.inf
-        freedom = (self.shares * np.maximum(self.blocks - 1, 1))[used]
+        freedom = (self.shares * (self.blocks - 1))[used]
+        freedom = np.where(several, freedom, freedom.sum())
         welch = errors.sum() ** 2 / max((errors**2 / freedom).sum(), 1e-300)
         return student(max(welch, 1.0)) * math.sqrt(errors.sum())
 

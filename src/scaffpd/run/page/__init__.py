@@ -21,9 +21,9 @@ from scaffpd.files import make_folder, write_file
 from scaffpd.numbers import measured, plain, plural, small, whole
 from scaffpd.run.page import vega, verdict
 from scaffpd.run.page.figures import figures
-from scaffpd.run.page.several import side_by_side
+from scaffpd.run.page.several import read_runs, side_by_side
 from scaffpd.run.page.tables import FEW, client_lines, score_tables, shown_models
-from scaffpd.run.record import ModelRecord, RunRecord, read_runs
+from scaffpd.run.record import ModelRecord, RunRecord
 
 NAME = "report.html"
 SEVERAL = "comparison.html"

@@ -235,7 +235,7 @@ def tradeoff(run: RunRecord) -> Figure | None:
         caption += "neighbour."
     return Figure(
         "tradeoff",
-        "What fairness costs",
+        "What fairness costs" if run.path else "Mean and worst-served",
         caption,
         f"{len(models)} models as points: mean against worst 20 % of the {title}.",
         "models",

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from scaffpd.errors import InputError
 from scaffpd.numbers import brief, measured, several
-from scaffpd.run.record import RunRecord
+from scaffpd.run.record import RunRecord, is_run, runs_below
+
+
+def read_runs(folders: Sequence[Path]) -> list[tuple[Path, RunRecord]]:
+    """Read the runs that are named, or all of those in one folder that is itself no run."""
+    places = list(folders)
+    if len(places) == 1 and not is_run(places[0]):
+        places = runs_below(places[0]) or places
+    return [(place, RunRecord.read(place)) for place in places]
 
 
 def side_by_side(runs: Sequence[tuple[Path, RunRecord]]) -> RunRecord:

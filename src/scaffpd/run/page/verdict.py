@@ -19,12 +19,11 @@ QUESTIONS = {
     "sure": "How sure is the optimum?",
 }
 DO = {
-    "personal": "Join, and let every {word} make the shared model its own: “personal”.",
-    "fair": "Join with one fair model for all {words}: nothing else is clearly better.",
-    "average": (
-        "Join with one average model for all {words}: nothing more elaborate is clearly better."
-    ),
-    "alone": "Let every {word} train alone: joining is not clearly better.",
+    "personal": "Use personal models: every {word} makes the shared model its own.",
+    "fair": "Use one fair model for all {words}: nothing clearly beats it.",
+    "average": "Use one average model for all {words}: nothing clearly beats it.",
+    "alone": "Let every {word} train alone: nothing clearly beats it.",
+    "constant": "Look for other columns: these do not predict the target.",
 }
 NAMED = 3  # clients that a sentence names
 MEANINGS = {kind.parameter: kind.meaning for kind in OBJECTIVES.values() if kind.meaning}
@@ -55,11 +54,12 @@ def verdict(run: RunRecord) -> list[str]:
 
 def one_for_all(run: RunRecord) -> list[str]:
     """Compare the model after with the one before, or describe the only one."""
-    one = run.main.overall
+    main = run.pair[1] if run.pair else run.main
+    one = main.overall
     if one is None:
         return ["There is no result yet.", run.main.message or "The run has not ended."]
     worst = f"{brief(one.worst_client)} with {measured(one.worst, run.measure)}"
-    served = f"On {run.scored_rows}, {worst} is served worst by “{brief(run.main.name)}”"
+    served = f"On {run.scored_rows}, {worst} is served worst by “{brief(main.name)}”"
     if run.pair and run.pair[0].overall:
         return [_headline(run, run.pair[0].overall, one), f"{served}."]
     suggested = [f"Suggested: {run.path.why}"] if run.path else []

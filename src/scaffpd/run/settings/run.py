@@ -67,7 +67,6 @@ class RunConfig(SettingsTable):
     path: PathSettings = PathSettings()
     _place: Path
     _method: Algorithm
-    _left_out: set[str]
 
     @classmethod
     def read(
@@ -125,11 +124,6 @@ class RunConfig(SettingsTable):
         if objective is None and isinstance(chosen, type) and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
         complete = with_usual(objective, file)
-        left_out = {"strength"} if complete != objective else set[str]()
-        if found.model.network is None and "l2" not in found.model.model_fields_set:
-            left_out.add("l2")
-        if found.model.network is None and found.model.kappa is None:
-            left_out.add("kappa")
         made = found.model_copy(
             update={
                 "name": found.name or found.data.name or file.stem,
@@ -141,7 +135,6 @@ class RunConfig(SettingsTable):
         )
         made._place = file.parent
         made._method = algorithm_of(algorithm, complete, file)
-        made._left_out = left_out
         return made
 
     @property
@@ -178,22 +171,6 @@ class RunConfig(SettingsTable):
     def with_tol(self, tol: float) -> RunConfig:
         """Return the same run with another certified gap to stop at."""
         return self.model_copy(update={"training": self.training.model_copy(update={"tol": tol})})
-
-    @property
-    def left_out(self) -> set[str]:
-        """Settings left out, among l2, strength (of the objective) and kappa."""
-        return self._left_out
-
-    def with_strengths(
-        self, l2: float, objective: Json | None, kappa: float | None = None
-    ) -> RunConfig:
-        """Return the same run with these strengths, as if the settings gave them."""
-        strengths = {"l2": l2} if kappa is None else {"l2": l2, "kappa": kappa}
-        model = self.model.model_copy(update=strengths)
-        made = self.model_copy(update={"model": model, "objective": objective})
-        made._method = algorithm_of(self.algorithm, objective, self._place / "config.toml")
-        made._left_out = set()
-        return made
 
     def private_model(
         self,

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import ValidationInfo, model_validator
+from pydantic import BeforeValidator, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
 
 import scaffpd.fields as key
 from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION
 from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable
 
+AUTO = "auto"
 Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
+
+
+def _strength(least: float) -> BeforeValidator:
+    """Return a validator that accepts "auto", or a finite number from `least` on."""
+
+    def check(given: object) -> float | str:
+        if given == AUTO:
+            return AUTO
+        number = isinstance(given, int | float) and not isinstance(given, bool)
+        if not number or not least <= given < math.inf:  # type: ignore[operator]
+            raise PydanticCustomError("strength", "no strength")
+        return float(given)  # type: ignore[arg-type]
+
+    return BeforeValidator(check)
 
 
 class SourceSettings(SettingsTable):
@@ -42,10 +59,10 @@ class EntrySettings(SettingsTable):
 class ModelSettings(SettingsTable):
     """[model]: a linear model, or a network that a function returns."""
 
-    l2: key.NonNegative = 1e-3
-    """The regulariser; of a table, by folds if left out."""
-    kappa: key.Positive | None = None
-    """κ of personal models, to compare with one for all; left out, by folds."""
+    l2: Annotated[float | str, _strength(0.0), Needs('"auto" or a number >= 0')] = AUTO
+    """Ridge on the coefficients, not on the intercept; auto: by evidence."""
+    kappa: Annotated[float | str, _strength(1e-12), Needs('"auto" or a number above 0')] = AUTO
+    """κ of personal models, which ties them to the shared one; auto: by evidence."""
     # a function that returns a torch.nn.Module
     network: Annotated[key.Text, Needs('a function such as "networks:small"')] | None = None
 
@@ -57,7 +74,7 @@ class ModelSettings(SettingsTable):
 
     @model_validator(mode="after")
     def _network_is_shared(self, info: ValidationInfo[Path]) -> Self:
-        if self.network is not None and self.kappa is not None:
+        if self.network is not None and self.kappa != AUTO:
             raise InputError(
                 "kappa-of-network",
                 f"{info.context.name!r} has model.kappa, which goes with a linear model only.",
