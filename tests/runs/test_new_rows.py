@@ -200,7 +200,7 @@ def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
     monkeypatch.chdir(tmp_path)
     words = "train p.csv --client hospital --target outcome --splits 1 --out run"
     assert cli.run(words.split()) == 0
-    assert cli.run(["predict", "run", "p.csv", "--keep", "depth,hospital"]) == 0
+    assert cli.run(["predict", "run", "p.csv", "--model", "fair", "--keep", "depth,hospital"]) == 0
     with open("predictions.csv", newline="") as file:
         found = list(csv.DictReader(file))
     assert [row["depth"] for row in found] == [f"-{k}.5" for k in range(240)]

@@ -47,6 +47,7 @@ CALLED = {
     ALONE: "alone",
     CONSTANT: "a constant answer",
 }
+LARGE = 0.1  # a gain that would matter
 STRICT = 1.31  # a 99 % interval in units of one of 95 %
 # how a recommendation begins
 USE = {
@@ -183,6 +184,8 @@ class Joining:
         start = USE[best]
         if best == ALONE and self.gain(self.shown).pays == NOISE:
             start = "Joining brings no clear gain"
+        if best == CONSTANT and self.gain(self.shown, CONSTANT).high > LARGE:
+            start = "It is not clear that these columns predict the target"
         compared = self._compared(self.shown, over)
         if best != self.shown:
             return f"{start}: on held-out rows, with {CALLED[self.shown]} the loss is {compared}."
