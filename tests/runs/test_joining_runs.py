@@ -107,7 +107,7 @@ def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):
     _, command, _ = run
     folder = tmp_path / "old"
     assert cli.run([*command[:-1], str(folder), "--splits", "0", "--kappa", "3"]) == 2
-    assert "--kappa is for personal models" in capsys.readouterr().err
+    assert "are for personal models" in capsys.readouterr().err
     assert cli.run([*command[:-1], str(folder), "--splits", "0"]) == 0
     assert not (folder / "joining.csv").exists()
     assert "clearly?" not in capsys.readouterr().out

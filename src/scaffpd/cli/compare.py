@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TABLES: Tables = {"data": TableSettings, "model": ModelSettings}
 
 
-@takes(TABLES, but=("kappa", "groups"))
+@takes(TABLES, but=("kappa", "personal", "groups"))
 def compare(
     problem: Annotated[
         str,

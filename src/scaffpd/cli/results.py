@@ -16,7 +16,7 @@ from scaffpd.cli.screens import print_table, say, section
 from scaffpd.cli.typer_ext import AsJson, listed, print_json
 from scaffpd.errors import InputError, unknown
 from scaffpd.files import csv_text, write_file
-from scaffpd.numbers import format_bytes, measured, plain, several, whole
+from scaffpd.numbers import format_bytes, measured, plain, plural, several, whole
 
 if TYPE_CHECKING:
     from scaffpd.run.record import JoiningRecord, ModelRecord, RunRecord, ScoreRow
@@ -72,6 +72,8 @@ def show(folder: Path) -> None:
         _show_joining(console, run, run.joining)
     else:
         _show_clients(console, run)
+    if run.effects:
+        _show_effects(console, run)
     say(console, in_short(run), *cautions(run))
     if run.privacy is not None:
         say(console, promise(run.privacy))
@@ -137,6 +139,20 @@ def _show_joining(console: Console, run: RunRecord, found: JoiningRecord) -> Non
     heads = (f"held-out loss\n{run.word}", *models, f"{found.shown}\nover alone", "clearly?")
     print_table(console, heads, rows, "joining.csv")
     say(console, f"Intervals: {found.interval}.")
+
+
+def _show_effects(console: Console, run: RunRecord) -> None:
+    """Print coefficients, those that are the clearest first."""
+    rows = []
+    for one in sorted(run.effects, key=lambda one: -abs(one.estimate) / (one.error or 1.0)):
+        ends = f"{plain(one.low)} to {plain(one.high)}"
+        between = plain(one.between) if one.between else "shared"
+        rows.append([one.column, plain(one.estimate), ends, between])
+    heads = ("column", "coefficient", "95 % interval", f"deviation\nbetween {plural(run.word)}")
+    print_table(console, heads, rows, "effects.csv")
+    if run.between_share is not None:
+        share = f"{run.between_share:.0%} of the variance that they leave open"
+        say(console, f"{share} lies between {plural(run.word)}.")
 
 
 def _proof(model: ModelRecord) -> str:

@@ -123,7 +123,7 @@ def train(
         raise typer.Exit(INTERRUPTED)
 
 
-@takes(PATH, but=("kappa", "splits", "groups"))
+@takes(PATH, but=("kappa", "personal", "splits", "groups"))
 def path(
     what: What,
     *,
@@ -284,6 +284,7 @@ def _one_run(
     """Train, score and write one run; return its folder and whether it was interrupted."""
     from scaffpd.numbers import between
     from scaffpd.run import path, prepare, scores, train  # seconds, so not for --help
+    from scaffpd.run.effects import effects as estimated
     from scaffpd.run.folder import RunFolder, reading, title
     from scaffpd.run.recording import record
     from scaffpd.training.loop import Status
@@ -320,6 +321,7 @@ def _one_run(
             screen.say("Training every client alone, to see what joining brings")
             found = train.joining_of(config, prepared, models)
         scored = scores.held_out_scores(prepared, models)
+        effects = estimated(config, prepared) if kind == "train" else None
         run = record(
             kind,
             title(config, prepared),
@@ -331,6 +333,7 @@ def _one_run(
             path=points,
             joining=found,
             scored=scored,
+            effects=effects,
         )
         folder.write(run, prepared, models, found)
     return folder.path, kind == "train" and models[-1].result.status is Status.INTERRUPTED

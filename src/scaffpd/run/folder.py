@@ -38,7 +38,14 @@ from scaffpd.study.gains import AVERAGE, FAIR, MODELS, Joining
 Kind = Literal["train", "path"]
 MAIN = "model.safetensors"
 OTHERS = tuple(f"{name}.safetensors" for name in MODELS)
-TABLES = ("rounds.csv", "clients.csv", "joining.csv", "scores.csv", "coefficients.csv")
+TABLES = (
+    "rounds.csv",
+    "clients.csv",
+    "joining.csv",
+    "scores.csv",
+    "coefficients.csv",
+    "effects.csv",
+)
 RESULTS = (record.NAME, MAIN, *OTHERS, *TABLES)
 FILES = ("config.toml", "report.html", SECRET, *RESULTS)
 # settings that may change when a run goes on

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.algorithms import Fair
+from scaffpd.algorithms.evidence import INTERCEPT
 from scaffpd.data import Silos
 from scaffpd.data.tabular.agree import Schema, encoded_features, features
 from scaffpd.data.tabular.clients import Clients, read_clients
@@ -110,7 +111,28 @@ class Prepared:
 
     def personal(self, config: RunConfig) -> Personal:
         """Return the model that every client makes its own."""
-        return Personal(self.linear, config.model.kappa)
+        own = self.differing(config.model.personal)
+        kappa = config.model.kappa
+        if own is None or isinstance(kappa, str):
+            return Personal(self.linear, kappa, own)
+        each = np.full(len(self.columns) + 1, np.inf)  # a model's file has strengths only
+        each[[-1 if j == INTERCEPT else int(j) for j in own]] = kappa
+        return Personal(self.linear, each.tolist())
+
+    def differing(self, names: Sequence[str]) -> list[int | str] | None:
+        """Return the encoded columns of those named, and "intercept"; `None` for all."""
+        if not names:
+            return None
+        owners = list(self.columns)
+        if self.schema is not None:
+            owners = [one.group.removesuffix(" steps") for one in encoded_features(self.schema)]
+        found: list[int | str] = []
+        for name in names:
+            if name not in (*owners, INTERCEPT):
+                known = [owner for owner in dict.fromkeys(owners) if " × " not in owner]
+                raise unknown("column", name, [*known, INTERCEPT])
+            found += [j for j, owner in enumerate(owners) if owner == name]
+        return [*found, INTERCEPT] if INTERCEPT in names else found
 
     def scores(self, cohort: Cohort, x: NDArray[np.float64], split: str) -> ClientScores:
         """Score x: losses without the regulariser; of numbers, RMSE in the data's units."""

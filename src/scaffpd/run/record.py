@@ -290,6 +290,19 @@ class StrengthRow(RecordPart):
     kappa: Number = None  # κ, in rows; null where clients share these coefficients
 
 
+class EffectRow(RecordPart):
+    """A coefficient in units of its column, with standard error, 95 % interval, and its standard
+    deviation between clients.
+    """
+
+    column: str
+    estimate: float
+    error: float
+    low: float
+    high: float
+    between: float
+
+
 class PathRecord(RecordPart):
     """A fairness path: the parameter that it goes along, and the point that is suggested."""
 
@@ -345,6 +358,8 @@ class RunRecord(RecordPart):
     scores: list[ScoreRow] = []
     bins: list[BinRow] = []
     coefficients: list[CoefficientRow] = []
+    effects: list[EffectRow] = []
+    between_share: Number = None  # of the variance around the effects, for numbers
     events: list[EventRecord] = []
     settings: dict[str, str] = {}  # for people, by name: data, model, rounds, ..
     config: str = ""  # the settings file

@@ -18,6 +18,7 @@ from scaffpd.privacy import Private
 from scaffpd.run.prepare import Prepared, described
 from scaffpd.run.record import (
     ClientScore,
+    EffectRow,
     GainInterval,
     JoiningRecord,
     JoiningRow,
@@ -34,6 +35,7 @@ from scaffpd.run.record import (
 )
 from scaffpd.run.scores import HeldOutScores
 from scaffpd.run.train import Trained
+from scaffpd.study.coefficients import CoefficientTable
 from scaffpd.study.gains import ALONE, AVERAGE, PERSONAL, Joining
 from scaffpd.training.history import SCALARS, History
 from scaffpd.training.metrics import NOISE, Weights, every, worst_fifth
@@ -55,6 +57,7 @@ def record(
     path: PathRecord | None = None,
     joining: Joining | str = "",
     scored: HeldOutScores | None = None,
+    effects: CoefficientTable | None = None,
     verdict: Sequence[str] = (),
     answers: Mapping[str, str] | None = None,
 ) -> RunRecord:
@@ -89,6 +92,8 @@ def record(
         scores=scored.scores if scored else [],
         bins=scored.bins if scored else [],
         coefficients=scored.coefficients if scored else [],
+        effects=[EffectRow.model_validate(row) for row in effects.table()] if effects else [],
+        between_share=effects.share if effects else None,
         settings=_settings(prepared),
         config=config,
         environment=environment(),
@@ -310,6 +315,7 @@ def exports(run: RunRecord) -> dict[str, str]:
         "joining.csv": [_cells(run, row) for row in run.joining.rows] if run.joining else [],
         "scores.csv": [_cells(run, row) for row in run.scores],
         "coefficients.csv": [_cells(run, row) for row in run.coefficients],
+        "effects.csv": [_cells(run, row) for row in run.effects],
     }
     return {
         name: csv_text(rows, list(dict.fromkeys(key for row in rows for key in row)))

@@ -170,13 +170,15 @@ def main_model(models: Sequence[Trained]) -> Trained:
 
 
 def check_asked(config: RunConfig, prepared: Prepared) -> None:
-    """Refuse, before any work, a strength of personal models where none are trained."""
-    if config.model.kappa != AUTO and not joins(config, prepared):
+    """Refuse, before any work, settings of personal models where none are trained."""
+    asked = config.model.kappa != AUTO or config.model.personal
+    if asked and not joins(config, prepared):
         raise InputError(
             "no-personal-models",
-            "--kappa is for personal models: they need several clients, a linear model without "
-            "noise, and --splits above 0.",
+            "--kappa and --personal are for personal models: they need several clients, a linear "
+            "model without noise, and --splits above 0.",
         )
+    prepared.differing(config.model.personal)
 
 
 def joins(config: RunConfig, prepared: Prepared) -> bool:

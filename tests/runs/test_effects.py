@@ -1,0 +1,72 @@
+"""Coefficients of a run in the columns' own units, and columns that may differ."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import scaffpd as sp
+from cases.refusals import refuses
+from cases.runs import asked, patients
+from scaffpd import cli
+from scaffpd.run.effects import effects
+from scaffpd.run.prepare import prepare
+from scaffpd.run.train import check_asked
+
+
+@pytest.mark.parametrize("number", [True, False])
+def test_effects_are_those_of_the_raw_columns(tmp_path, number):
+    """Against `coefficients` of raw columns with one category left out."""
+    file = patients(tmp_path / "patients.csv", number=number)
+    personal = {"personal": ["age", "intercept"]}
+    config = asked(file, training={"splits": 1}, model=personal)
+    prepared = prepare(config)
+    found = effects(config, prepared)
+    assert found.names == ("age", "sex=f", "sex=m", "pressure", "intercept")
+    columns = list(prepared.columns)
+    kept = [columns.index(name) for name in ("age", "sex=m", "pressure")]
+    scale, mean = prepared.deviation, prepared.mean
+    raw = []
+    for X, y in prepared.train:
+        lines = X[:, kept] * scale[kept] + mean[kept]
+        lines = lines - mean[kept]  # the intercept is that of a row with mean columns
+        raw.append((lines, y * prepared.unit + prepared.centre if number else y))
+    model = sp.Linear("squared" if number else "logistic", intercept=True)
+    peer = sp.coefficients(sp.Cohort(raw, sp.Personal(model, columns=[0, "intercept"])))
+    age, male, pressure, intercept = peer.estimate
+    share = mean[columns.index("sex=m")]
+    wanted = [age, -share * male, (1 - share) * male, pressure, intercept]
+    np.testing.assert_allclose(found.estimate, wanted, rtol=0.01, atol=0.01 * np.abs(male))
+    np.testing.assert_allclose(found.error[[0, 3, 4]], peer.error[[0, 2, 3]], rtol=0.02)
+    np.testing.assert_allclose(found.between[[0, 4]], peer.between[[0, 3]], rtol=0.03)
+    assert list(found.between[1:4]) == [0, 0, 0]
+    assert (found.share is None) == (not number)
+
+
+def test_the_folder_and_the_terminal_have_them(tmp_path, capsys):
+    file = patients(tmp_path / "patients.csv", number=True)
+    out = tmp_path / "run"
+    words = "--client hospital --target outcome --splits 1 --personal sex,intercept --no-report"
+    assert cli.run(["train", str(file), *words.split(), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "between hospitals" in shown
+    assert "of the variance that they leave open" in shown
+    rows = list(csv.DictReader((out / "effects.csv").read_text().splitlines()))
+    run = json.loads((out / "run.json").read_text())
+    assert [row["column"] for row in rows] == [row["column"] for row in run["effects"]]
+    assert [float(row["between"]) for row in rows if row["column"] == "age"] == [0.0]
+    shared = {row["group"] for row in run["strengths"] if row.get("kappa") is None}
+    assert shared >= {"age", "age steps"}
+
+
+def test_columns_that_are_not_there_are_refused(tmp_path):
+    file = patients(tmp_path / "patients.csv")
+    config = asked(file, training={"splits": 1}, model={"personal": ["agee"]})
+    with refuses("unknown-name"):
+        check_asked(config, prepare(config))
+    config = asked(file, model={"personal": ["age"]})  # without personal models
+    with refuses("no-personal-models"):
+        check_asked(config, prepare(config))
