@@ -64,12 +64,11 @@ def test_joining_is_recommended_where_all_have_few_rows_of_the_same_truth():
     assert "of 6 clients clearly gain, none clearly loses." in found.sentence
 
 
-def test_staying_alone_is_recommended_among_strangers():
+def test_one_model_is_not_recommended_among_strangers():
     found = strangers()
-    assert found.recommendation == "alone"
+    assert found.recommendation in ("alone", "personal")
     assert found.gain("average").pays == "no"
     assert found.losers("average") == 6
-    assert found.sentence.startswith(("Stay alone", "Joining brings no clear gain"))
     # a model of one's own is nearly alone
     assert found.gain("personal").value > -0.02 > found.gain("average").value
 

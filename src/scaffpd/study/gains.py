@@ -182,8 +182,10 @@ class Joining:
         best = self.recommendation
         over = CONSTANT if best == CONSTANT else ALONE
         start = USE[best]
-        if best == ALONE and self.gain(self.shown).pays == NOISE:
-            start = "Joining brings no clear gain"
+        pays = {self.gain(self.shown, of=of).pays for of in (every, worst_fifth)}
+        if best == ALONE and NO not in pays:
+            sure = "may pay, but that is not certain" if YES in pays else "brings no clear gain"
+            start = f"Joining {sure}"
         if best == CONSTANT and self.gain(self.shown, CONSTANT).high > LARGE:
             start = "It is not clear that these columns predict the target"
         compared = self._compared(self.shown, over)
