@@ -40,7 +40,6 @@ bench: $(READY)
 	$(BIN)/python benchmarks/speed/run.py
 	$(BIN)/python benchmarks/rounds.py
 	$(BIN)/python benchmarks/privacy/cost_of_privacy.py
-	$(BIN)/python benchmarks/privacy/secure_cost.py
 
 # the site, into site/: open site/index.html, or for the search as well: python3 -m http.server -d site
 docs: $(READY)

@@ -1,6 +1,6 @@
 """What an engine costs: seconds per round and bytes on the wire against silos in this process.
 
-    python benchmarks/deploy.py [--dimensions 10 10000 1000000 5000000]
+    python benchmarks/deploy.py [--dimensions 10 10000 1000000]
 
 Three silos with two rows each, so that computing costs next to nothing; Scaff-PD with one local
 step, six rounds. A round is two exchanges. The seconds are medians of the last five rounds; every
@@ -29,10 +29,12 @@ import psutil
 import scaffpd as sp
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.flare.local import FlareEngine
+from scaffpd.deploy.local import LocalDeployment
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.processes import MARK
-from scaffpd.deploy.silo.silo import Silo
+from scaffpd.deploy.silo import Silo
 from scaffpd.run.record import RunRecord
+from scaffpd.run.settings.federation import FederationFile
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -57,13 +59,12 @@ name = "{name}"
 [data]
 entry = "rows:load"
 [limits]
-dimension = 10_000_000
-message_mb = 2048
 rows = 1
 """
 FEDERATION = """\
 silos = ["north", "south", "west"]
 folder = "{folder}"
+timeout = 300.0
 [objective]
 kind = "ChiSquare"
 rho = 0.1
@@ -73,9 +74,6 @@ local_steps = 1
 [training]
 rounds = {rounds}
 tol = 0
-[faults]
-timeout = 300.0
-start_timeout = 300.0
 """
 
 
@@ -89,6 +87,7 @@ def write(folder: Path, d: int) -> tuple[Path, dict[str, Path]]:
         places[name] = home / "silo.toml"
     path = folder / "federation.toml"
     path.write_text(FEDERATION.format(folder="run", rounds=ROUNDS))
+    LocalDeployment(folder, path, places).agree(FederationFile.read(path))
     return path, places
 
 
@@ -207,9 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--dimensions", nargs="*", type=int, default=[10, 10_000, 1_000_000, 5_000_000]
-    )
+    parser.add_argument("--dimensions", nargs="*", type=int, default=[10, 10_000, 1_000_000])
     parser.add_argument("--out", type=Path, default=HERE / "DEPLOY.md")
     given = parser.parse_args()
     rows = [measure(d) for d in given.dimensions]

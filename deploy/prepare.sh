@@ -10,8 +10,7 @@ out=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 scaffpd deploy local --out "$work/files" --write
-printf '\n[server]\nhost = "%s"\nport = %s\n' \
-    "${SERVER_HOST:-coordinator}" "${SERVER_PORT:-8002}" >> "$work/files/federation.toml"
+sed -i "1i server = \"${SERVER_HOST:-coordinator}:${SERVER_PORT:-8002}\"" "$work/files/federation.toml"
 scaffpd deploy flare "$work/files/federation.toml" --out "$work/flare" > "$work/said" || { cat "$work/said"; exit 1; }
 for part in "$work"/flare/parts/*; do
     name=$(basename "$part")

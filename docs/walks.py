@@ -92,32 +92,35 @@ def a_round_on_a_cohort() -> list[str]:
     return passed(lambda: method.round(cohort, state))
 
 
-def a_question_to_a_silo() -> list[str]:
-    """Ask deployed silos, behind a transport in this process, for their losses and gradients at a
-    point.
-    """
+def an_exchange_of_silos() -> list[str]:
+    """Make a masked sum in a deployed run, as one of its silos does."""
     from scaffpd.deploy.coordinate import coordinate
     from scaffpd.deploy.hospitals import write_hospitals
+    from scaffpd.deploy.local import LocalDeployment
     from scaffpd.deploy.messages import InProcess
-    from scaffpd.deploy.remote import Remote
-    from scaffpd.deploy.silo.silo import Silo
+    from scaffpd.deploy.silo import Silo
+    from scaffpd.deploy.transcript import Session
+    from scaffpd.run.settings.federation import FederationFile
 
     found: list[str] = []
-    ask = Remote.gradients
+    total = Session.total
 
-    def watched(self: Remote, *arguments: Any, **named: Any) -> Any:
+    def watched(self: Session, *given: Any) -> Any:
         answers: list[Any] = []
-        found[:] = passed(lambda: answers.append(ask(self, *arguments, **named)))
+        if self.name != "va":
+            return total(self, *given)
+        found[:] = passed(lambda: answers.append(total(self, *given)))
         return answers[0]
 
     with tempfile.TemporaryDirectory() as folder:
         file, places = write_hospitals(Path(folder))
+        LocalDeployment(Path(folder), file, places).agree(FederationFile.read(file))
         silos = {name: Silo.open(path) for name, path in places.items()}
-        Remote.gradients = watched  # type: ignore[method-assign]
+        Session.total = watched  # type: ignore[method-assign]
         try:
             coordinate(file, InProcess(silos))
         finally:
-            Remote.gradients = ask  # type: ignore[method-assign]
+            Session.total = total  # type: ignore[method-assign]
     return found
 
 
@@ -125,7 +128,7 @@ WALKS = (
     a_row_of_a_csv_file,
     a_row_that_is_trained_on_and_no_more,
     a_round_on_a_cohort,
-    a_question_to_a_silo,
+    an_exchange_of_silos,
 )
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ cell in an editor that knows `# %%`. Everything that it writes goes to the folde
 must not be there yet.
 
 The silos are objects in this process, but all that passes between them and the coordinator are the
-bytes of a real deployment; `scaffpd deploy local --engine flare` does the same with a process and a
+bytes of a real deployment; `scaffpd deploy local` does the same with a process and a
 certificate for everyone.
 """
 
@@ -14,7 +14,7 @@ certificate for everyone.
 # What there is
 # -------------
 # Four hospitals with patients of their own (UCI heart disease). Each has a table and a file,
-# silo.toml, that says what the table is and what may be asked of it. The coordinator has
+# silo.toml, that says where the table is and what is allowed. The coordinator has
 # federation.toml and no table at all.
 
 import csv
@@ -25,16 +25,18 @@ import numpy as np
 from scaffpd.cli import run as scaffpd
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.hospitals import write_hospitals
+from scaffpd.deploy.local import LocalDeployment
 from scaffpd.deploy.messages import Failure, InProcess
-from scaffpd.deploy.silo.silo import Silo
+from scaffpd.deploy.silo import Silo
 from scaffpd.run.record import RunRecord
+from scaffpd.run.settings.federation import FederationFile
 
 HOME = Path("hospitals")
 federation, silos = write_hospitals(HOME)
 print((silos["va"]).read_text())
 
 # %%
-# Every operator looks first at what would leave the site. It is a command, and it sends nothing.
+# Every operator looks first at the data. It is a command, and it sends nothing.
 
 assert scaffpd(["silo", "check", str(silos["va"])]) == 0
 
@@ -42,8 +44,8 @@ assert scaffpd(["silo", "check", str(silos["va"])]) == 0
 # Which objective?
 # ----------------
 # The one choice that no software can make. We try three, each a line in federation.toml, and look
-# at every hospital. Silos agree on columns, categories, labels and scale by themselves, by names
-# and sums.
+# at every hospital. Columns are declared in that file; their scale comes from masked sums. Every
+# operator agrees to every run (`scaffpd silo agree`), which `LocalDeployment` does here for all.
 
 
 def written(name, **changes):
@@ -54,6 +56,7 @@ def written(name, **changes):
         text = text.replace(old, new)
     path = HOME / f"{name}.toml"
     path.write_text(text)
+    LocalDeployment(HOME, path, silos).agree(FederationFile.read(path))
     return path
 
 
@@ -95,19 +98,34 @@ for hospital in silos:
 # %%
 # The coordinator's machine goes down
 # -----------------------------------
-# Every round is on disk before the next one begins. Here a run stops after three rounds; asked
-# again for more, it goes on from there, and ends with the very numbers of a run that was never
-# interrupted.
+# Every round is on disk before the next one begins, at the coordinator and at every silo. Here the
+# coordinator is stopped in the middle; started again, the run goes on from there, and ends with the
+# very numbers of a run that was never interrupted.
 
-short = written("resumed", rounds=("rounds = 500", "rounds = 3"))
-print("\nstopped:", coordinate(short, InProcess(opened())).status)
-outcome = coordinate(written("resumed"), InProcess(opened()))
+
+class Lost(InProcess):
+    """A line to the silos that is cut after some exchanges."""
+
+    left = 25
+
+    def ask(self, questions, timeout):
+        """Answers, as long as there is a line."""
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().ask(questions, timeout)
+
+
+resumed = written("resumed")
+try:
+    coordinate(resumed, Lost(opened()))
+except KeyboardInterrupt:
+    print("\nstopped")
+outcome = coordinate(resumed, InProcess(opened()))
 print("resumed:", outcome.status, "after", outcome.rounds, "rounds")
-same = (HOME / "resumed" / "model.safetensors").read_bytes() == (
-    HOME / "fair" / "model.safetensors"
-).read_bytes()
-print("the same model, bit for bit:", same)
-assert same
+models = [(HOME / name / "model.safetensors").read_bytes() for name in ("resumed", "fair")]
+print("the same model, bit for bit:", models[0] == models[1])
+assert models[0] == models[1]
 
 # %%
 # A hospital goes away
@@ -122,19 +140,16 @@ class WithoutHungary(InProcess):
 
     left = 18
 
-    def sites(self):
-        """Who can be reached."""
-        return tuple(site for site in super().sites() if site != "hungarian" or self.left > 0)
-
     def ask(self, questions, timeout):
         """Answers of those who are there."""
         self.left -= 1
-        there = {site: question for site, question in questions.items() if site in self.sites()}
+        away = {"hungarian"} if self.left <= 0 else set()
+        there = {site: asked for site, asked in questions.items() if site not in away}
         gone = {site: Failure("nobody answers") for site in questions if site not in there}
         return super().ask(there, timeout) | gone
 
 
-hasty = ("[training]", "[faults]\nstart_timeout = 1.0\n\n[training]")
+hasty = ('name = "hospitals"', 'name = "hospitals"\ntimeout = 1.0')
 print(f"\n{coordinate(written('paused', faults=hasty), WithoutHungary(opened())).sentence}")
 outcome = coordinate(written("paused", faults=hasty), InProcess(opened()))
 print("with Hungary again:", outcome.status, f"; certified gap {outcome.certificate:.1e}")

@@ -1,4 +1,4 @@
-"""One problem in four runtimes: a cohort or silos behind bytes, with plain or masked sums."""
+"""One problem in three runtimes: a cohort, one with masked sums, and silos that run it all."""
 
 from __future__ import annotations
 
@@ -6,43 +6,13 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from scaffpd.data.tabular.agree import PREPARED, VERSION
-from scaffpd.deploy.agreement import settle
-from scaffpd.deploy.messages import InProcess
-from scaffpd.deploy.remote import Remote, Session
-from scaffpd.deploy.silo.silo import Silo
-from scaffpd.run.settings.model_file import Setup
+from cases.boards import lockstep, singles
 
 NAMES = ("a", "b", "c", "d")
 SIZES = (8, 13, 21, 10)
 FEATURES = 3
 MODELS = ("squared", "logistic", "softmax", "module")
-RUNTIMES = ("cohort", "remote", "masked cohort", "masked remote")
-EVERYTHING = """
-from scaffpd.algorithms.base import (
-    CURVATURE,
-    DIAGONAL,
-    GRADIENTS,
-    LOSSES,
-    PROXIMAL,
-    UPDATES,
-    Algorithm,
-)
-
-class Everything(Algorithm):
-    questions = frozenset({CURVATURE, DIAGONAL, GRADIENTS, LOSSES, PROXIMAL, UPDATES})
-"""
-SILO = """
-name = "{name}"
-[data]
-entry = "entry:client"
-[limits]
-algorithms = ["everything:Everything"]
-rows = 1
-[secure]
-share = 1.0
-projections = {projections}
-"""
+RUNTIMES = ("cohort", "masked cohort", "masked silos")
 
 
 def data_of(model):
@@ -71,42 +41,16 @@ def cohort_of(model, names=NAMES):
     )
 
 
-def federation_of(runtime, model, folder, projections=True, algorithm=EVERYTHING):
-    """The four clients of that model; silos have their files in the folder, and the algorithm's."""
-    federation = cohort_of(model)
-    if "remote" in runtime:
-        federation = remote_of(model, folder, runtime, projections, algorithm)
-    return (
-        sp.SecureAggregation(federation, share=1.0, projections=projections)
-        if "masked" in runtime
-        else federation
-    )
+def federation_of(runtime, model, projections=True):
+    """The four clients of that model."""
+    if runtime == "masked silos":
+        return lockstep(singles(lambda names: cohort_of(model, names), NAMES))
+    cohort = cohort_of(model)
+    masked = runtime.startswith("masked")
+    return sp.SecureAggregation(cohort, projections=projections) if masked else cohort
 
 
-def remote_of(model, folder, runtime, projections, algorithm):
-    silos = {}
-    for name in NAMES:
-        place = folder / f"{runtime}-{model}-{name}".replace(" ", "-")
-        place.mkdir()
-        (place / "everything.py").write_text(algorithm)
-        (place / "entry.py").write_text(
-            f"import sys; sys.path.insert(0, {__file__.rsplit('/', 1)[0]!r})\nfrom runtimes "
-            "import cohort_of\n"
-            f"client = lambda: cohort_of({model!r}, [{name!r}])\n"
-        )
-        (place / "silo.toml").write_text(
-            SILO.format(name=name, projections=str(projections).lower())
-        )
-        silos[name] = Silo.open(place / "silo.toml")
-    session = Session(InProcess(silos))
-    nothing = np.zeros(0)
-    session.greet(60.0)
-    secure = {"projections": projections} if "masked" in runtime else {}
-    schema = {"version": VERSION, "task": PREPARED, "standardise": False, "dimension": 1}
-    setup = Setup("everything:Everything", {}, schema, nothing, nothing, secure)
-    facts = settle(session, NAMES, setup)
-    if "masked" not in runtime:
-        return Remote(session, facts)
-    from scaffpd.deploy.secure import MaskedRemote  # needs cryptography
-
-    return Remote(session, facts, MaskedRemote)
+def point_of(federation, seed=1):
+    """A point that is nobody's start."""
+    start = federation.start()
+    return start + 0.3 * torch.from_numpy(np.random.default_rng(seed).standard_normal(len(start)))

@@ -14,10 +14,13 @@ from typer.testing import CliRunner
 
 import scaffpd as sp
 from scaffpd.cli import app
+from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.hospitals import write_hospitals
+from scaffpd.deploy.local import LocalDeployment
 from scaffpd.deploy.messages import InProcess
-from scaffpd.deploy.silo.silo import Silo
+from scaffpd.deploy.silo import Silo
+from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.methods import kind_of
 
 OWN = '''
@@ -38,13 +41,6 @@ class Alternating(CentralMethod):
         state = self._moved(federation, state, x, state.weights)
         weights = self.objective.prox(state.losses, state.weights, state.dual_rate)
         return self._certified(state.__class__(**{**vars(state), "weights": weights}), state.at)
-
-
-@dataclass(frozen=True)
-class Shy(Alternating):
-    """Says that it asks for nothing."""
-
-    questions = frozenset()
 
 
 READY = Alternating(ChiSquare(rho=0.3))
@@ -97,38 +93,19 @@ def test_it_is_compared(own):
     assert {line.method for line in found.table} == {"own", "FedAvg"}
 
 
-def deployed(folder, listed, kind=ALGORITHM):
-    path, places = write_hospitals(folder)
-    text = path.read_text().replace("[objective]", f'[algorithm]\nkind = "{kind}"\n\n[objective]')
+def test_it_is_deployed_where_operators_agree(own, tmp_path):
+    """Its code is the silo's own file, and the agreement announces it."""
+    path, places = write_hospitals(tmp_path / "silos")
+    text = path.read_text().replace(
+        "[objective]", f'[algorithm]\nkind = "{ALGORITHM}"\n\n[objective]'
+    )
     path.write_text(text[: text.index("[training]")] + "[training]\nrounds = 4\ntol = 0\n")
-    for place in places.values():
-        text = place.read_text()
-        assert "[limits]" not in text
-        place.write_text(
-            text + (f"\n[limits]\nalgorithms = {json.dumps(listed)}\n" if listed else "")
-        )
-    return coordinate(path, InProcess({name: Silo.open(place) for name, place in places.items()}))
-
-
-def test_it_is_deployed_where_the_silos_name_it(own, tmp_path):
-    outcome = deployed(tmp_path / "named", [ALGORITHM])
-    assert outcome.rounds == 4
-    for listed, sentence in (
-        (None, "SubspaceSaddle, Fair, not in own_algorithm:Alternating."),
-        (
-            "all",
-            "This silo does not know own_algorithm:Alternating: limits.algorithms has to name it.",
-        ),
-    ):
-        outcome = deployed(tmp_path / str(listed), listed)
-        assert outcome.status == "failed"
-        assert sentence in outcome.sentence
-
-
-def test_silos_answer_nothing_that_it_does_not_say_it_asks(own, tmp_path):
-    outcome = deployed(tmp_path, ["own_algorithm:Shy"], "own_algorithm:Shy")
-    assert outcome.rounds == 0
-    assert "needs no question 'gradients'" in outcome.sentence
+    silos = {name: Silo.open(place) for name, place in places.items()}
+    LocalDeployment(tmp_path, path, places).agree(FederationFile.read(path))
+    outcome = coordinate(path, InProcess(silos))
+    assert (outcome.status, outcome.rounds) == ("round limit", 4)
+    (document,) = silos["va"].records.documents().values()
+    assert Agreement(document).summary(places["va"])["code"] == [ALGORITHM]
 
 
 def test_commands_take_it(own, tmp_path):

@@ -43,7 +43,7 @@ def offered(monkeypatch, capsys):
         ("scaffpd compare d", {"digits"}),
         ("scaffpd compare --methods AFL,Sc", {"AFL,ScaffPD", "AFL,Scaffold"}),
         ("scaffpd compare --cl", {"--client", "--clients"}),
-        ("scaffpd silo c", {"check", "consent"}),
+        ("scaffpd silo a", {"agree", "audit"}),
     ],
 )
 def test_bash(offered, line, found):

@@ -12,7 +12,7 @@ import click
 import pytest
 import typer
 
-from cases.silos import QUICK, federation, run
+from cases.silos import ROUGH, federation, run
 from scaffpd import cli
 from scaffpd.cli import EXIT_CODES
 from scaffpd.run.settings.federation import FederationFile
@@ -142,9 +142,9 @@ def site(tmp_path_factory):
     model.
     """
     folder = tmp_path_factory.mktemp("site")
-    path, places = federation(folder / "hospitals", 2, more=QUICK)
+    path, places = federation(folder / "hospitals", 3, replacing=ROUGH)
     assert run(path, places)[0].status == "converged"
-    for name, place in zip("ab", places.values(), strict=True):
+    for name, place in zip("abc", places.values(), strict=True):
         text = place.read_text().replace(
             'file = "patients.csv"', f'file = "{place.parent / "patients.csv"}"'
         )

@@ -34,12 +34,12 @@ FILES = {
     "nowhere.toml": silo("nowhere.csv"),
     "word.toml": silo("data.docx"),
     "parquet.toml": silo("spoilt.parquet"),
-    "splt.toml": silo("good.csv", more="[splt]\ntest = 0\n"),
+    "splt.toml": silo("good.csv", more="[limts]\nrows = 2\n"),
     "entry.toml": 'name = "a"\n[data]\nentry = "nomodule:load"\n',
     "both.toml": silo("good.csv", more='entry = "m:load"\n'),
     "silos.toml": OBJECTIVE,
     "rho.toml": f'silos = ["a", "b"]\n{OBJECTIVE.replace("0.1", "0")}',
-    "port.toml": f'silos = ["a", "b"]\n{OBJECTIVE}[server]\nport = 99999\n',
+    "port.toml": f'silos = ["a", "b"]\nserver = "host:port"\n{OBJECTIVE}',
     "model.safetensors": "no",
     "file": "x",
     "full/file": "x",
@@ -122,7 +122,7 @@ LINES = {
     "silo check entry.toml": "entry-not-found",
     "silo check both.toml": "file-or-entry",
     "silo check target.toml": "unknown-name",
-    "silo check itself.toml": "learning-from-target",
+    "silo check itself.toml": "unknown-name",
     "silo check nowhere.toml": "unreadable-data",
     "silo check word.toml": "not-a-table",
     "deploy flare silos.toml": "setting-missing",
@@ -165,9 +165,8 @@ SENTENCES = {  # in red on standard error, with the nearest name; nothing on sta
     " is to be predicted? There are 'hospital', 'age', 'sex', 'note', 'ill'.",
     f"{QUICK} --task classify": "Unknown --task 'classify': did you mean 'classification'?",
     f"{QUICK} --l2 -1": "--l2 needs a number >= 0, got -1.0.",
-    "silo check splt.toml": "Unknown key in 'splt.toml', 'splt': did you mean 'split'?",
-    "deploy flare port.toml": "'port.toml' needs a whole number from 1 to 65534 for server.port, "
-    "got 99999.",
+    "silo check splt.toml": "Unknown key in 'splt.toml', 'limts': did you mean 'limits'?",
+    "deploy flare port.toml": "'port.toml' needs a host, or host:port for server, got 'host:port'.",
 }
 
 

@@ -1,537 +1,311 @@
-"""Columns, categories, labels and scales agreed by sums: the same as one computation over pooled
-rows.
-"""
+"""The agreement: what it says, what a silo refuses from it alone, who agrees, and the records."""
 
 from __future__ import annotations
 
-import csv
 import json
-import statistics
-from collections import Counter
-from importlib import import_module
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cases.refusals import refuses
-from scaffpd.data.tabular.agree import agree, deviation_of, mean_of
-from scaffpd.deploy.silo.dataset import Dataset
-from scaffpd.errors import InputError
+from cases.silos import QUICK, ROUGH, agree, agreement, federation, opened, run
+from scaffpd import cli
+from scaffpd.deploy.agreement import Agreement, check_size, leaves
+from scaffpd.deploy.board import BEGIN, LOST, NEWS
+from scaffpd.deploy.messages import REFUSED, Message, WireError, decode, encode
+from scaffpd.deploy.records import GRANTED, SiloRecords, audit
+from scaffpd.deploy.silo import CARD, NOT_TOLD, READY, Silo
+from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
 
-heart = import_module("scaffpd.data.hospitals")
-RAREST = 3
+
+def answered(silo, kind, values=None):
+    return decode(silo.answer(encode(Message(kind, values or {}))))
 
 
-def write(
-    folder: Path,
-    name: str,
-    header: list[str],
-    rows: list[list[str]],
-    data: str = "",
-    rarest: int = RAREST,
-) -> Dataset:
-    """A silo with its own CSV file, read."""
-    with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([header, *rows])
-    path = folder / f"{name}.toml"
-    path.write_text(
-        f'name = "{name}"\n[data]\nfile = "{name}.csv"\ntarget = "y"\n{data}\n[split]\ntest = 0.3\n'
-        f"[limits]\nrarest = {rarest}\n",
-        encoding="utf-8",
-    )
-    return Dataset.read(SiloFile.read(path))
+def began(silo, document, epoch="1"):
+    return answered(silo, BEGIN, {"agreement": document, "epoch": epoch, "states": []})
 
 
-def agreed(silos: dict[str, Dataset], standardise: bool = True):
-    """The whole exchange; what travels is turned into JSON and back."""
-    told = {
-        name: json.loads(json.dumps(data.describe(), allow_nan=False))
-        for name, data in silos.items()
-    }
-    schema = json.loads(json.dumps(agree(told, standardise), allow_nan=False))
-    mean = mean_of({name: data.totals(schema) for name, data in silos.items()}, schema)
-    deviation = deviation_of(
-        {name: data.totals(schema, mean) for name, data in silos.items()}, mean
-    )
-    return schema, mean, deviation
-
-
-# ------------------------------------------------------------------ one computation over pooled
-# rows, written once more
-
-
-class Pooled:
-    """All rows in one place, with plain loops: what the agreement has to come to."""
-
-    def __init__(self, tables, held, categories, order):
-        self.tables = tables
-        self.held = held
-        self.order = order
-        self.blocks = {name: [] for name in tables}
-        self.known = []
-        for column in order:
-            if column in categories:
-                self._category(column)
-            else:
-                self._number(column)
-        whole = {
-            name: np.array(list(map(list, zip(*blocks, strict=True))))
-            for name, blocks in self.blocks.items()
-        }
-        train = {name: X[~held[name]] for name, X in whole.items()}
-        self.mean = []
-        self.deviation = []
-        for j in range(len(self.known)):
-            pool = np.concatenate(
-                [X[:, j] for name, X in train.items() if self.known[j][name]] or [np.zeros(1)]
-            )
-            deviation = pool.std()
-            self.mean.append(pool.mean())
-            self.deviation.append(
-                1.0 if deviation <= 1e-12 * max(1, abs(pool.mean())) else deviation
-            )
-        self.X = {}
-        for name, X in whole.items():
-            filled = np.where(np.isnan(X), np.array(self.mean), X)
-            self.X[name] = (filled - np.array(self.mean)) / np.array(self.deviation)
-
-    def _cells(self, name, column):
-        return [None if row[column] == "" else row[column] for row in self.tables[name]]
-
-    def _training(self, name, column):
-        pairs = zip(self._cells(name, column), self.held[name], strict=True)
-        return [cell for cell, out in pairs if cell is not None and not out]
-
-    def _number(self, column):
-        known = {}
-        for name in self.tables:
-            there = [float(cell) for cell in self._training(name, column)]
-            known[name] = bool(there)
-            fill = statistics.median(there) if there else np.nan
-            self.blocks[name].append(
-                [fill if c is None else float(c) for c in self._cells(name, column)]
-            )
-        self.known.append(known)
-
-    def _category(self, column):
-        named = set()
-        other = False
-        own = {}
-        for name in self.tables:
-            counts = Counter(self._training(name, column))
-            mine = own[name] = {cell for cell, count in counts.items() if count >= RAREST}
-            other = other or any(
-                cell is not None and cell not in mine for cell in self._cells(name, column)
-            )
-            named |= mine
-        places = [*sorted(named), *([None] if other else [])]
-        known = {name: bool(self._training(name, column)) for name in self.tables}
-        for name in self.tables:
-            counts = Counter(self._training(name, column))
-            fill = min(counts, key=lambda cell: (-counts[cell], cell)) if counts else None
-            cells = [fill if cell is None else cell for cell in self._cells(name, column)]
-            for place in places:
-                known_here = [named if out else own[name] for out in self.held[name]]
-                pairs = zip(cells, known_here, strict=True)
-                hit = [
-                    np.nan if c is None else float(place == (c if c in there else None))
-                    for c, there in pairs
-                ]
-                self.blocks[name].append(hit)
-        self.known += [known] * len(places)
-
-
-def compare(silos, pooled, schema, mean, deviation, labels):
-    size = np.maximum(
-        1, np.abs(pooled.mean)
-    )  # of a column's numbers: they, not their differences, carry rounding
-    assert (np.abs(mean - pooled.mean) <= 1e-12 * size).all()
-    assert (np.abs(deviation - pooled.deviation) <= 1e-12 * size).all()
-    for name, data in silos.items():
-        encoded = data.encoded(schema, mean, deviation)
-        parts = [(encoded.train, ~data.held)] + (
-            [(encoded.test, data.held)] if encoded.test is not None else []
-        )
-        assert (encoded.test is None) == (not data.held.any())
-        for (X, y), rows in parts:
-            expected = pooled.X[name][rows]
-            assert (
-                np.abs(X - expected) * deviation <= 1e-12 * size * np.maximum(1, np.abs(expected))
-            ).all()
-            assert [labels[k] for k in y] == [
-                str(row["y"]) for row, r in zip(pooled.tables[name], rows, strict=True) if r
-            ]
-        assert len(encoded.features) == encoded.train[0].shape[1] == len(mean)
-
-
-number = st.one_of(st.just(""), st.floats(-100, 100, width=32).map(lambda x: repr(round(x, 3))))
-letter = st.sampled_from(["", "a", "a", "a", "b", "b", "c", "d", "é x", 'q,"'])
-
-
-@st.composite
-def federations(draw):
-    """Tables of two to four silos: numbers u and v, categories c, each silo with its own order and
-    empty columns.
-    """
-    tables = {}
-    for name in draw(st.lists(st.sampled_from("pqrs"), min_size=2, max_size=4, unique=True)):
-        empty = draw(st.sets(st.sampled_from(["u", "v", "c"]), max_size=2))
-        rows = draw(
-            st.lists(
-                st.fixed_dictionaries(
-                    {"u": number, "v": number, "c": letter, "y": st.sampled_from(["no", "yes"])}
-                ),
-                min_size=4,
-                max_size=25,
-            )
-        )
-        tables[name] = [{k: "" if k in empty else v for k, v in row.items()} for row in rows]
-        tables[name][0]["y"] = "yes"
-        tables[name][1]["y"] = "no"
-    orders = {name: draw(st.permutations(["u", "v", "c", "y"])) for name in tables}
-    return tables, orders
-
-
-@settings(max_examples=25, deadline=None)
-@given(federations())
-def test_the_agreement_equals_one_computation_over_pooled_rows(federation):
-    tables, orders = federation
-    with TemporaryDirectory() as folder:
-        silos = {
-            name: write(
-                Path(folder),
-                name,
-                orders[name],
-                [[row[k] for k in orders[name]] for row in rows],
-                "",
-            )
-            for name, rows in tables.items()
-        }
-    order = [k for k in orders[next(iter(tables))] if k != "y"]
-    has_letters = any(row["c"] for rows in tables.values() for row in rows)
-    schema, mean, deviation = agreed(silos)
-    pooled = Pooled(
-        tables, {n: d.held for n, d in silos.items()}, ["c"] if has_letters else [], order
-    )
-    compare(silos, pooled, schema, mean, deviation, ["no", "yes"])
-
-
-def hospitals(folder: Path) -> tuple[dict[str, Dataset], dict[str, list[dict[str, str]]]]:
-    silos = {}
-    tables = {}
-    for name in heart.HOSPITALS:
-        raw, y = heart.read(name)
-        cells = [["" if np.isnan(v) else f"{v:g}" for v in row] for row in raw]
-        data = f"categories = {list(heart.CATEGORIES)}"
-        silos[name] = write(
-            folder,
-            name,
-            [*heart.COLUMNS, "y"],
-            [[*c, str(k)] for c, k in zip(cells, y, strict=True)],
-            data,
-        )
-        tables[name] = [
-            dict(zip([*heart.COLUMNS, "y"], [*c, str(k)], strict=True))
-            for c, k in zip(cells, y, strict=True)
-        ]
-    return silos, tables
-
-
-def test_the_hospitals_agree(tmp_path):
-    silos, tables = hospitals(tmp_path)
-    schema, mean, deviation = agreed(silos)
-    pooled = Pooled(
-        tables, {n: d.held for n, d in silos.items()}, list(heart.CATEGORIES), list(heart.COLUMNS)
-    )
-    compare(silos, pooled, schema, mean, deviation, ["0", "1"])
-    features = silos["va"].encoded(schema, mean, deviation).features
-    assert features[:6] == ("age", "sex", "cp=1", "cp=2", "cp=3", "cp=4")
-    assert silos["switzerland"].totals(schema)["n"][features.index("chol")] == 0
-    X = silos["switzerland"].encoded(schema, mean, deviation).train[0]
-    assert (X[:, features.index("chol")] == 0).all()
-    everyone = np.concatenate(
-        [data.encoded(schema, mean, deviation).train[0] for data in silos.values()]
-    )
-    no_hole = [j for j, name in enumerate(features) if name not in ("chol", "slope (other)")]
-    # one hospital has no value of chol; what is rare of slope is only among held-out patients
-    np.testing.assert_allclose(everyone.mean(0), 0, atol=1e-12)
-    np.testing.assert_allclose(everyone[:, no_hole].std(0), 1, atol=1e-12)
-
-
-def test_without_standardising_values_stay_as_they_are(tmp_path):
-    silos, _ = hospitals(tmp_path)
-    schema, mean, _ = agreed(silos, standardise=False)
-    data = silos["cleveland"]
-    X = data.encoded(schema, mean, None).train[0]
-    np.testing.assert_array_equal(X[:, 0], data.table.columns[0].values[~data.held])
-    chol = silos["switzerland"].encoded(schema, mean, None)
-    assert np.allclose(
-        chol.train[0][:, chol.features.index("chol")], mean[chol.features.index("chol")]
-    )
-
-
-def test_unnamed_arrays_keep_their_shape(tmp_path):
-    random = np.random.default_rng(0)
-    silos = {}
-    for k, name in enumerate("ab"):
-        X = random.normal(size=(30, 2, 3)) + k
-        X[0, 0, 0] = np.nan
-        np.save(tmp_path / f"{name}.npy", X)
-        (tmp_path / f"rows_{name}.py").write_text(
-            "import numpy as np\nfrom pathlib import Path\ndef load():\n"
-            f"    X = np.load(Path(__file__).parent / '{name}.npy')\n"
-            "    return X, np.arange(len(X)) % 2\n"
-        )
-        (tmp_path / f"{name}.toml").write_text(
-            f'name = "{name}"\n[data]\nentry = "rows_{name}:load"\n[split]\ntest = 0\n'
-        )
-        silos[name] = Dataset.read(SiloFile.read(tmp_path / f"{name}.toml"))
-    schema, mean, deviation = agreed(silos)
-    parts = [data.encoded(schema, mean, deviation) for data in silos.values()]
-    assert parts[0].train[0].shape == (30, 2, 3)
-    assert parts[0].test is None
-    pool = np.concatenate([part.train[0] for part in parts]).reshape(60, 6)
-    np.testing.assert_allclose(pool.mean(0), 0, atol=1e-14)
-    np.testing.assert_allclose(pool.std(0), 1, atol=1e-14)
-
-
-def test_a_description_says_no_more_than_it_has_to(tmp_path):
-    rows = [[str(k), "often" if k < 20 else "SECRET", "", str(k % 2)] for k in range(22)]
-    data = write(tmp_path, "a", ["x", "c", "e", "y"], rows, rarest=5)
-    about = data.describe()
-    assert about == {
-        "version": 1,
-        "task": "classification",
-        "train": data.rows[0],
-        "test": data.rows[1],
-        "labels": [0, 1],
-        "columns": [
-            {"name": "x", "kind": "number"},
-            {"name": "c", "kind": "category", "categories": ["often"], "other": True},
-            {"name": "e", "kind": "unknown"},
-        ],
-        "shape": None,
-        "dimension": None,
-    }
-    assert "SECRET" not in json.dumps(about)
-    schema, mean, deviation = agreed({"a": data})
-    assert data.encoded(schema, mean, deviation).features == ("x", "c=often", "c (other)", "e")
-    hidden = {
-        **schema,
-        "columns": [{**c, "other": False} for c in schema["columns"] if c["name"] == "c"],
-    }
-    assert (
-        data.totals(hidden)["sum"].sum() == data.rows[0] - data.totals(schema)["sum"][2]
-    )  # none of the categories
-    guessed = {
-        **schema,
-        "columns": [
-            {**c, "categories": ["SECRET", "often"]} for c in schema["columns"] if c["name"] == "c"
-        ],
-    }
-    assert data.totals(guessed)["sum"][0] == 0  # guessing its name does not tell how many there are
-
-
-# ------------------------------------------------------------------ refusals
-
-
-def about(columns=None, **changes):
-    columns = [{"name": "x", "kind": "number"}] if columns is None else columns
-    return {
-        "version": 1,
-        "task": "classification",
-        "labels": [0, 1],
-        "train": 9,
-        "test": 1,
-        "columns": columns,
-    } | changes
-
-
-def column(name, kind="number", **more):
-    return (
-        {"name": name, "kind": kind}
-        | ({"categories": ["p"], "other": False} if kind == "category" else {})
-        | more
-    )
+def test_one_document_one_hash(tmp_path):
+    path, places = federation(tmp_path)
+    one = agreement(path, places)
+    assert one == agreement(path, places)
+    again = Agreement.of(json.loads(json.dumps(one.values)), places["va"])
+    assert again.digest == one.digest
+    assert list(again.cards) == list(places)
+    for old, new in (("rho = 0.1", "rho = 0.2"), ("rounds = 500", "rounds = 501")):
+        text = path.read_text()
+        path.write_text(text.replace(old, new))
+        assert agreement(path, places).digest != one.digest
+        path.write_text(text)
+    other, theirs = federation(tmp_path / "b")
+    (theirs["va"].parent / "identity.key").write_text("f" * 64)
+    assert agreement(other, theirs).digest != one.digest
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "code"),
+    ("change", "code"),
     [
-        (about([column("age"), column("chol")]), about([column("age")]), "column-missing"),
-        (about([column("age")]), about([column("age"), column("chol")]), "column-missing"),
-        (about([column("chol")]), about([column("Chol.")]), "column-missing"),
-        (about([column("cp")]), about([column("cp", "category")]), "column-of-two-kinds"),
-        (about(), about(task="regression"), "different-task"),
-        (about(), about(labels=["no", "yes"]), "labels-of-two-kinds"),
-        (about(shape=[3]), about(shape=[4]), "different-shape"),
-        (about(shape=[3]), about(), "different-shape"),
-        (about(labels=[1]), about(labels=[1]), "constant-target"),
-        (
-            about(task="prepared", dimension=3),
-            about(task="prepared", dimension=4),
-            "different-dimension",
-        ),
-        (about(task="prepared", dimension=3), about(), "different-task"),
+        (lambda values: values.update(version="0.0"), "other-version"),
+        (lambda values: values.update(more=1), "unusable-agreement"),
+        (lambda values: values.update(keys=3), "unusable-agreement"),
+        (lambda values: values.pop("terms"), "unusable-agreement"),
+        (lambda values: values["terms"].update(x0=[1.0]), "unknown-name"),
+        (lambda values: values["terms"]["training"].update(start=1), "unknown-name"),
+        (lambda values: values["keys"].pop("va"), "unusable-agreement"),
+        (lambda values: values["keys"].update(va="00"), "key-unreadable"),
+        (lambda values: values["noise"].update(clip=1.0), "unusable-agreement"),
+        (lambda values: values["terms"]["model"].update(kind="evil:code"), "network-with-settings"),
     ],
 )
-def test_silos_that_differ_are_refused(first, second, code):
+def test_a_document_that_says_more_or_less_is_refused(tmp_path, change, code):
+    path, places = federation(tmp_path)
+    values = json.loads(json.dumps(agreement(path, places).values))
+    change(values)
     with refuses(code):
-        agree({"a": first, "b": second})
+        Agreement.of(values, places["va"])
 
 
-def test_what_may_differ():
-    first = about(
-        [column("x"), column("c", "category", categories=["10", "2", "b"])], labels=[3, 1]
+def checked(path, places, name="va", **settings):
+    silo = Silo.open(places[name])
+    file = silo.file.model_copy(update=settings)
+    file._path = silo.file.path
+    agreement(path, places).check(file, silo.identity.card)
+
+
+def limits(places, **changes):
+    return {"limits": SiloFile.read(places["va"]).limits.model_copy(update=changes)}
+
+
+def test_what_a_silo_refuses_from_the_document_alone(tmp_path):
+    path, places = federation(tmp_path)
+    checked(path, places)
+    prints = {name: card.fingerprint for name, card in agreement(path, places).cards.items()}
+    others = {name: one for name, one in prints.items() if name != "va"}
+    checked(path, places, members=others)
+    with refuses("unknown-member"):
+        checked(path, places, members={**others, "hungarian": "0" * 64})
+    with refuses("unknown-member"):  # one more than the operator knows
+        checked(path, places, members={"hungarian": others["hungarian"]})
+    with refuses("run-without-noise"):
+        checked(path, places, **limits(places, epsilon=1.0))
+    text = path.read_text()
+    path.write_text(text.replace("rho = 0.1", "rho = 0.1\nprior = [0.97, 0.01, 0.01, 0.01]"))
+    with refuses("share-too-large"):
+        checked(path, places)
+    checked(path, places, **limits(places, share=1.0))
+    path.write_text(text.replace("rho = 0.1", "rho = 0.1\ncap = 0.95"))
+    with refuses("share-too-large"):
+        checked(path, places)
+    path.write_text(text)
+    (places["cleveland"].parent / "identity.key").write_text(
+        (places["hungarian"].parent / "identity.key").read_text()
     )
-    second = about([column("c", "unknown"), column("x", "unknown")], labels=[2])
-    third = about([column("c", "category", categories=["a"], other=True), column("x")], labels=[1])
-    schema = agree({"a": first, "b": second, "c": third})
-    assert schema["labels"] == [1, 2, 3]
-    assert schema["columns"] == [
-        {"name": "x", "kind": "number"},
-        {"name": "c", "kind": "category", "categories": ["2", "10", "a", "b"], "other": True},
-    ]
-    prepared = about(task="prepared", dimension=3)
-    assert agree({"a": prepared, "b": prepared})["dimension"] == 3
+    with refuses("key-twice"):
+        checked(path, places)
+    path, places = federation(tmp_path / "two", 2, granted=False)
+    with refuses("too-few-clients"):
+        checked(path, places)
+    path, places = federation(tmp_path / "t", 3, {'folder = "run"': "colluding = 2"}, granted=False)
+    with refuses("colluding-out-of-range"):
+        checked(path, places)
 
 
-GARBLED = [
-    None,
-    "x",
-    {},
-    about(task=["regression"]),
-    about(labels=[]),
-    about(labels=[True, False]),
-    about(labels=[1.5]),
-    about(labels=[2**70]),
-    about(labels=["x" * 501]),
-    about(train="9"),
-    about(train=0),
-    about(columns=3),
-    about([3]),
-    about([column("")]),
-    about([column(3)]),
-    about([column("x", "thing")]),
-    about([column("x", "category", categories=[1])]),
-    about([column("x", "category", other=1)]),
-    about([column("\ud800")]),
-    about(shape=[0]),
-    about(shape="3"),
-    about(task="prepared"),
-    about(labels=[[1], [2]]),
-]
+def test_somebody_elses_key_in_ones_own_name(tmp_path):
+    path, places = federation(tmp_path)
+    document = agreement(path, places)
+    (places["va"].parent / "identity.key").write_text("e" * 64)
+    with refuses("another-key"):
+        document.check(SiloFile.read(places["va"]), Silo.open(places["va"]).identity.card)
 
 
-@pytest.mark.parametrize("given", GARBLED, ids=range(len(GARBLED)))
-def test_garbled_descriptions_name_the_silo(given):
-    with pytest.raises(InputError, match="Silo 'b' sent a description"):
-        agree({"a": about(), "b": given})
-
-
-anything = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(max_size=3)
-    | st.sampled_from(["number", "category"]),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=12, deadline=None)
-@given(
-    st.dictionaries(st.sampled_from([*about(), "shape", "dimension"]), anything),
-    st.booleans(),
-    anything,
-)
-def test_whatever_a_silo_sends_there_is_a_schema_or_a_sentence(changes, inside, value):
-    broken = about([column("x") | {"kind": value} if inside else value]) | changes
-    for description in (broken, changes):
-        try:
-            json.dumps(agree({"a": about(), "b": description}), allow_nan=False)
-        except InputError as error:
-            named = "'b'" in str(error)
-        else:
-            named = True
-        assert named
-
-
-@pytest.mark.parametrize(
-    "sums",
-    [
-        None,
-        {},
-        {"n": np.ones(2)},
-        {"n": [1, 1], "sum": [1, 1]},
-        {"n": np.ones(3), "sum": np.ones(3)},
-        {"n": np.ones(2), "sum": np.ones(3)},
-        {"n": -np.ones(2), "sum": np.ones(2)},
-        {"n": np.ones(2) / 2, "sum": np.ones(2)},
-        {"n": np.ones(2), "sum": np.array([np.nan, 1])},
-        {"n": np.ones(2), "sum": np.array([np.inf, 1])},
-        {"n": np.zeros(2), "sum": np.ones(2)},
-        {"n": np.ones((2, 1)), "sum": np.ones(2)},
-        {"n": np.array(["1", "1"]), "sum": np.ones(2)},
-        {"n": np.full(2, 1e300), "sum": np.ones(2)},
-    ],
-)
-def test_garbled_sums_name_the_silo(sums):
-    schema = agree({"a": about([column("x"), column("z")])})
-    right = {"n": np.ones(2, dtype=np.int64), "sum": np.ones(2)}
-    with pytest.raises(InputError, match="Silo 'b' sent sums"):
-        mean_of({"a": right, "b": sums}, schema)
-    with pytest.raises(InputError, match="Silo 'b' sent sums"):
-        deviation_of({"b": {"n": np.ones(2), "squares": -np.ones(2)}}, np.zeros(2))
-    with pytest.raises(InputError, match="too large"):
-        mean_of(
-            {"a": right | {"sum": np.full(2, 1.7e308)}, "b": right | {"sum": np.full(2, 1.7e308)}},
-            schema,
-        )
-
-
-def test_a_silo_checks_what_the_coordinator_sends(tmp_path):
-    rows = [[str(k), "p" if k % 2 else "q", str(k % 2)] for k in range(12)]
-    data = write(tmp_path, "a", ["x", "c", "y"], rows)
-    schema, mean, deviation = agreed({"a": data})
-    for wrong in (
-        None,
-        {},
-        {**schema, "version": 0},
-        {**schema, "task": "regression"},
-        {**schema, "labels": [0]},
-        {**schema, "shape": [2]},
-        {**schema, "standardise": "yes"},
-        {**schema, "columns": schema["columns"] * 2},
-        {**schema, "columns": [{"name": "nothing", "kind": "number"}]},
-        {**schema, "columns": [{"name": "c", "kind": "number"}]},
-        {**schema, "columns": []},
-        {**schema, "task": "prepared", "dimension": 3},
+def test_what_leaves_is_listed(tmp_path):
+    path, _ = federation(tmp_path)
+    words = " ".join(leaves(FederationFile.read(path)))
+    for text in (
+        "of every column, how many rows have a value",
+        "with at most 2 weightings",
+        "Each of the other 3 learns the sum over 3 silos",
+        "your loss at every point",
+        "five or more hide them",
     ):
-        with pytest.raises(InputError):
-            data.encoded(wrong, mean, deviation)  # type: ignore[arg-type]
-    for vector in (None, "x", mean[:-1], mean * np.nan, mean[None], mean.astype(str), {}):
-        with pytest.raises(InputError):
-            data.encoded(schema, vector, deviation)
-        with pytest.raises(InputError):
-            data.encoded(schema, mean, vector)
-    with pytest.raises(InputError, match="above zero"):
-        data.encoded(schema, mean, 0 * deviation)
-    with pytest.raises(InputError, match="no list of"):
-        data.totals(schema, mean[:1])
+        assert text in words, text
+    path, _ = federation(tmp_path / "b", replacing=PRIVATE)
+    words = " ".join(leaves(FederationFile.read(path)))
+    assert "costs at most ε = 2" in words
+    assert "column" not in words
 
 
-def test_numbers_too_large_to_be_added_are_refused(tmp_path):
-    rows = [["1.7e308" if k else "-1.7e308", str(k % 2)] for k in range(12)]
-    data = write(tmp_path, "a", ["x", "y"], rows)
-    with pytest.raises(InputError, match="column 'x' that are too large"):
-        data.totals(agree({"a": data.describe()}))
+RANGES = {
+    'age = "number"': "age = [20, 90]",
+    'sex = "number"': "sex = [0, 1]",
+    'trestbps = "number"': "trestbps = [80, 200]",
+    'chol = "number"': "chol = [0, 600]",
+    'fbs = "number"': "fbs = [0, 1]",
+    'thalach = "number"': "thalach = [60, 210]",
+    'exang = "number"': "exang = [0, 1]",
+    'oldpeak = "number"': "oldpeak = [-3, 7]",
+    'ca = "number"': "ca = [0, 3]",
+}
+PRIVATE = RANGES | {
+    "[training]\nrounds = 500\ntol = 1e-6": "[privacy]\nepsilon = 2.0\n[training]\nrounds = 3"
+}
+
+
+@pytest.mark.parametrize("shared", ["", "shared = true\n"], ids=["own noise", "shared noise"])
+def test_runs_with_noise_keep_to_their_budgets(tmp_path, fake_clock, shared):
+    path, places = federation(tmp_path, replacing=PRIVATE | QUICK, granted=False)
+    path.write_text(path.read_text().replace("epsilon = 2.0\n", f"epsilon = 2.0\n{shared}"))
+    for place in places.values():
+        place.write_text(place.read_text() + "\n[limits]\nepsilon = 2\n")
+    agree(path, places)
+    outcome, transport = run(path, places)
+    assert outcome.status == "round limit", outcome
+    assert 0 < outcome.privacy["epsilon"] <= 2.0
+    for silo in transport.silos.values():
+        sent = audit(silo.records.read())[0]["posts"]
+        assert not {"clear scores", "masked sum", "masked squares"} & set(sent)
+    with np.load(tmp_path / "va" / "privacy-spent.npz") as spent:
+        assert spent["privacy.times"].sum() > 0
+    # a second run, under another agreement, would exceed the silo's own budget
+    text = path.read_text().replace('folder = "run"', 'folder = "two"')
+    path.write_text(text.replace("rounds = 3", "rounds = 3\nseed = 1"))
+    agree(path, places)
+    outcome, _ = run(path, places)
+    assert outcome.status in ("paused", "failed")
+    assert NOT_TOLD.rstrip(".") in outcome.sentence
+
+
+def test_operators_agree_and_withdraw(tmp_path, capsys):
+    path, places = federation(tmp_path, granted=False)
+    place = places["va"]
+    document = agreement(path, places)
+    silo = Silo.open(place)
+    assert cli.run(["silo", "agree", str(place)]) == 0
+    assert "No run has asked" in capsys.readouterr().out
+    reply = began(silo, document.values)
+    assert (reply.kind, reply.values["waits"]) == (REFUSED, True)
+    digest = document.digest.hex()
+    assert cli.run(["silo", "agree", str(place), "--grant", digest[:6]]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "agreed to" in words
+    assert document.cards["hungarian"].fingerprint in words.replace(" ", "")
+    assert began(silo, document.values).kind == READY
+    assert cli.run(["silo", "agree", str(place), "--revoke", digest[:6], "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)
+    assert (shown["state"], shown["agreement"]) == ("withdrawn from", digest)
+    reply = began(silo, document.values)
+    assert "has withdrawn" in reply.values["sentence"]
+    assert cli.run(["silo", "agree", str(place), "--grant", "zz"]) == 2
+    assert cli.run(["silo", "agree", str(place), "--grant", "a", "--revoke", "b"]) == 2
+
+
+def test_always_agrees_to_known_members_alone(tmp_path):
+    path, places = federation(tmp_path, granted=False)
+    document = agreement(path, places)
+    pins = "".join(f'{name} = "{card.fingerprint}"\n' for name, card in document.cards.items())
+    text = places["va"].read_text()
+    places["va"].write_text(f'agree = "always"\n{text}\n[members]\n{pins}')
+    assert began(Silo.open(places["va"]), document.values).kind == READY
+    (places["hungarian"].parent / "identity.key").write_text("d" * 64)
+    reply = began(Silo.open(places["va"]), agreement(path, places).values)
+    assert reply.values["code"] == "unknown-member"
+
+
+def test_no_more_runs_than_allowed(tmp_path):
+    path, places = federation(tmp_path, granted=False)
+    place = places["va"]
+    place.write_text(place.read_text() + "\n[limits]\nruns = 2\n")
+    text = path.read_text()
+    for seed in range(3):
+        path.write_text(text.replace("rounds = 500", f"rounds = 500\nseed = {seed}"))
+        document = agreement(path, places)
+        silo = Silo.open(place)
+        silo.records.note(GRANTED, document.digest.hex(), by="test")
+        reply = began(silo, document.values)
+        if seed < 2:
+            assert began(silo, document.values, "2").kind == READY  # the same run, again
+    assert reply.values["code"] == "too-many-runs"
+
+
+def test_a_silo_answers_nothing_else(tmp_path):
+    _, places = federation(tmp_path)
+    silo = Silo.open(places["va"])
+    for kind in ("gradients", "evaluate", "describe", "totals", "setup", "losses", "masked", ""):
+        reply = answered(silo, kind, {"x": [1.0]})
+        assert (reply.kind, reply.values["code"]) == (REFUSED, "question-unknown")
+    assert answered(silo, CARD).values["card"] == silo.identity.card.digits
+    assert answered(silo, NEWS, {"epoch": "", "start": 0, "end": 0}).kind == LOST
+    for garbage in (b"", b"\0" * 100, encode(Message("news"))[:-3]):
+        assert decode(silo.answer(garbage)).kind == REFUSED
+    with refuses("other-protocol"):
+        text = encode(Message(CARD))
+        decode(text.replace(b'"protocol": 4', b'"protocol": 3'))
+    with pytest.raises(WireError):
+        decode("text")
+
+
+def test_refusals_say_nothing_about_rows(tmp_path, fake_clock):
+    """Too few rows, a strange label, a missing column, a value too large: one sentence."""
+    changes = {
+        "few": lambda rows: rows[:8],
+        "label": lambda rows: [*rows[:-1], rows[-1].rsplit(",", 1)[0] + ",7"],
+        "column": lambda rows: [rows[0].replace("age", "years"), *rows[1:]],
+        "large": lambda rows: [*rows[:-1], "1e300" + rows[-1][rows[-1].index(",") :]],
+    }
+    said = {}
+    for what, change in changes.items():
+        path, places = federation(tmp_path / what, replacing=ROUGH | QUICK)
+        table = places["va"].parent / "patients.csv"
+        table.write_text("\n".join(change(table.read_text().splitlines())) + "\n")
+        outcome, _ = run(path, places)
+        assert outcome.status in ("paused", "failed")
+        said[what] = outcome.sentence
+    assert said["few"] == said["label"] == said["column"]
+    assert "too large" in said["large"]
+    assert "va" not in said["large"].replace("values", "")
+    assert "age" not in " ".join(said.values())
+
+
+def test_records_are_linked(tmp_path, capsys):
+    path, places = federation(tmp_path, replacing=ROUGH)
+    run(path, places)
+    place = places["va"]
+    assert cli.run(["silo", "audit", str(place)]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "masked c" in words
+    assert "granted by test" in words
+    assert cli.run(["silo", "audit", str(place), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (one,) = found["runs"]
+    assert one["posts"]["confirm"][0] == 1
+    records = SiloRecords(SiloFile.read(place).records)
+    assert audit(records.read(), found["link"]) == found["runs"]
+    with refuses("link-missing"):
+        audit(records.read(), "00")
+    file = SiloFile.read(place).records
+    lines = file.read_text().splitlines(keepends=True)
+    for tampered in (lines[1:], [lines[0].replace("test", "eve"), *lines[1:]]):
+        file.write_text("".join(tampered))
+        with refuses("broken-records"):
+            records.read()
+    assert cli.run(["silo", "audit", str(place)]) == 2
+
+
+def test_a_model_that_is_too_large_is_refused():
+    check_size(10**6, 4)
+    with refuses("model-too-large"):
+        check_size(10**7, 30)
+
+
+def test_code_of_somebody_else_is_announced(tmp_path):
+    path, places = federation(tmp_path, granted=False)
+    for place in places.values():
+        (place.parent / "mine.py").write_text(
+            "from scaffpd.objectives import ChiSquare\nclass Mine(ChiSquare):\n    pass\n"
+        )
+    (tmp_path / "mine.py").write_text((places["va"].parent / "mine.py").read_text())
+    path.write_text(path.read_text().replace('"ChiSquare"', '"mine:Mine"'))
+    assert agreement(path, places).summary(places["va"])["code"] == ["mine:Mine"]
+    assert len(opened(places)) == 4

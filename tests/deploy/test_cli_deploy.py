@@ -51,8 +51,16 @@ def refused(capsys, *arguments):
         ("[objective]", "[algorithm]\nlocal_step = 3\n[objective]", "unknown-name"),
         ("tol = 1e-6", "tol = -1", "setting-invalid"),
         ("rounds = 500", "rounds = 0", "setting-invalid"),
-        ("[training]", "[faults]\ntimeout = 0\n[training]", "setting-invalid"),
-        ("[training]", "[server]\nport = 99999\n[training]", "setting-invalid"),
+        ('folder = "run"', 'folder = "run"\ntimeout = 0', "setting-invalid"),
+        ('folder = "run"', 'folder = "run"\nserver = "a b"', "setting-invalid"),
+        ('age = "number"', 'age = "numbers"', "column-kind"),
+        ('age = "number"', "age = 3", "setting-invalid"),
+        ('age = "number"', "age = [3, 1]", "unusable-agreement"),
+        ("labels = [0, 1]", "labels = [0]", "setting-invalid"),
+        ("[objective]", '[algorithm]\nkind = "MinimaxNewton"\n[objective]', "method-sees-vectors"),
+        ("[objective]", '[algorithm]\nkind = "SubspaceSaddle"\n[objective]', "method-sees-vectors"),
+        ("[training]", "[privacy]\nepsilon = 1.0\n[training]", "tol-without-certificate"),
+        ("tol = 1e-6", "[privacy]\nepsilon = 1.0", "range-missing"),
         ("[training]", "[training", "settings-not-toml"),
     ],
 )
@@ -70,7 +78,8 @@ def test_defaults(tmp_path):
     path = tmp_path / "federation.toml"
     path.write_text('silos = ["a", "b", "c"]\n[objective]\nkind = "Agnostic"\n')
     file = FederationFile.read(path)
-    assert file.training.tol == 1e-6
+    assert file.tol == 1e-6
+    assert file.address == ("localhost", 8002)
     assert file.folder == tmp_path / "run"
     assert repr(file.method) == "Fair(objective=Agnostic(), local_steps=None, batch_size=None)"
 
@@ -111,8 +120,8 @@ def test_hospitals(tmp_path):
 
 
 def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys, fake_clock):
-    path, places = federation(tmp_path, more=QUICK)
-    outcome, _ = run(path, places, {14: [("kill", "va")]})
+    path, places = federation(tmp_path, replacing=QUICK)
+    outcome, _ = run(path, places, {24: [("kill", "va")]})
     with _screen(FederationFile.read(path), quiet=False) as screen:
         screen.say("Up.")
         for line in JsonLines(tmp_path / "run" / PROGRESS).read():

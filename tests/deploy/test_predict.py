@@ -7,7 +7,7 @@ import csv
 import numpy as np
 import pytest
 
-from cases.silos import MODEL, QUICK, federation, run
+from cases.silos import MODEL, ROUGH, federation, run
 from scaffpd.cli import run as cli
 from scaffpd.run.record import RunRecord
 from scaffpd.run.settings.federation import FederationFile
@@ -15,9 +15,7 @@ from scaffpd.run.settings.federation import FederationFile
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "squared"])
 def test_predictions_have_the_accuracy_that_the_record_has(tmp_path, capsys, loss):
-    path, places = federation(
-        tmp_path, replacing={MODEL: MODEL.replace("logistic", loss)}, more=QUICK
-    )
+    path, places = federation(tmp_path, replacing={MODEL: MODEL.replace("logistic", loss), **ROUGH})
     outcome, _ = run(path, places)
     assert outcome.status == "converged"
     folder = FederationFile.read(path).folder

@@ -43,30 +43,23 @@ def checked(capsys, path: str, *more: str) -> str:
     return captured.out
 
 
-def test_it_shows_the_data_and_what_leaves(tmp_path, capsys):
-    out = checked(capsys, site(tmp_path, rest="[split]\ntest = 0.3\n"))
+def test_it_shows_the_data_and_how_to_declare_it(tmp_path, capsys):
+    out = checked(capsys, site(tmp_path, data="test = 0"))
     words = " ".join(out.split())
     for text in (
         "Silo a",
         "classification",
-        "29 to train on, 12 held out",
-        "6 columns",
+        "41 to train on, 0 held out",
         "Rows without a target are left out: 1.",
         "All values are the same in one.",
         "No training row has a value in nothing",
         "The label 2 has one row only.",
         "Column 'v' is read as categories because of 'x' in line 42.",
-        "Column 'id' has 41 categories, each in fewer",
-        "What leaves this site",
-        "What never leaves",
-        "Categories of 'c': also, often.",
-        "Labels: 0, 1, 2.",
-        "never fewer than 20 rows",
-        "not anonymous",
-        "predictions of single rows",
+        "labels = [0, 1, 2]",
+        '"c" = ["also", "often", "seldom"]',
+        '"k" = "number"',
     ):
         assert text in words, text
-    assert "seldom" not in out
     assert str(tmp_path) not in out
     assert "a.csv" not in out
 
@@ -76,11 +69,12 @@ def test_it_fits_the_screen_and_is_plain_in_a_pipe(tmp_path, capsys, monkeypatch
     monkeypatch.setenv("COLUMNS", str(width))
     out = checked(capsys, site(tmp_path))
     assert "\x1b" not in out
-    assert max(map(len, out.splitlines())) <= min(max(width, 50), 100)
+    lines = [line for line in out.splitlines() if " = " not in line]  # those are to be copied
+    assert max(map(len, lines)) <= min(max(width, 50), 100)
 
 
 def test_the_same_as_json(tmp_path, capsys):
-    found = json.loads(checked(capsys, site(tmp_path, rest="[split]\ntest = 0\n"), "--json"))
+    found = json.loads(checked(capsys, site(tmp_path, data="test = 0"), "--json"))
     assert found["rows"] == {"train": 41, "test": 0, "without_target": 1}
     assert found["labels"] == [
         {"label": 0, "train": 20, "test": 0},
@@ -94,24 +88,13 @@ def test_the_same_as_json(tmp_path, capsys):
         "kind": "unknown",
         "missing": 41,
         "categories": 0,
-        "withheld": 0,
     }
-    assert by_name["c"] == {
-        "name": "c",
-        "kind": "category",
-        "missing": 0,
-        "categories": 3,
-        "withheld": 1,
-    }
-    assert by_name["id"]["withheld"] == 41
-    assert found["bytes"]["encoded"] == 8 * 41 * found["features"]["encoded"]
+    assert by_name["c"]["categories"] == 3
     assert found["warnings"]
-    assert found["leaves"]
-    assert found["stays"]
 
 
 def test_a_silo_that_could_not_take_part_is_shown_and_refused(tmp_path, capsys):
-    path = site(tmp_path, "x,y\n1,0\n2,1\n3,0\n4,1\n", rest="[split]\ntest = 0\n")
+    path = site(tmp_path, "x,y\n1,0\n2,1\n3,0\n4,1\n", data="test = 0")
     assert cli.run(["silo", "check", str(path)]) == 2
     shown = capsys.readouterr()
     assert "There are 4 training rows, and limits.rows asks for 20" in " ".join(shown.out.split())
@@ -122,7 +105,7 @@ def test_a_silo_that_could_not_take_part_is_shown_and_refused(tmp_path, capsys):
 
 
 def test_regression_arrays_and_names_with_control_characters(tmp_path, capsys):
-    few = "[limits]\nrows = 2\n"
+    few = "test = 0\n[limits]\nrows = 2\n"
     out = checked(capsys, site(tmp_path, "x\x1b[31m,y\n1,0.5\n2,1\n3,0\n4,1\n", rest=few))
     assert "\x1b" not in out
     assert "smallest 0, mean 0.625, largest 1" in out
@@ -135,13 +118,13 @@ def test_regression_arrays_and_names_with_control_characters(tmp_path, capsys):
         "import numpy as np\nfrom pathlib import Path\ndef load():\n"
         "    return np.load(Path(__file__).parent / 'b.npy'), np.arange(30) % 2\n"
     )
-    (tmp_path / "b.toml").write_text('name = "b"\n[data]\nentry = "rows_b:load"\n')
+    (tmp_path / "b.toml").write_text('name = "b"\n[data]\nentry = "rows_b:load"\ntest = 0\n')
     words = " ".join(checked(capsys, str(tmp_path / "b.toml")).split())
     for text in (
         "31 values",
         "All values are the same in x0",
         "a value in x2",
-        "The shape of the features: 3.",
+        "columns = [3]",
     ):
         assert text in words
 
@@ -156,16 +139,14 @@ def test_a_cohort_of_ones_own(tmp_path, capsys):
     (tmp_path / "b.toml").write_text('name = "b"\n[data]\nentry = "own:load"\n')
     words = " ".join(checked(capsys, str(tmp_path / "b.toml")).split())
     assert "the entry's own Cohort" in words
-    assert "a model of 3 parameters" in words
+    assert "25 to train on" in words
 
 
 def test_a_mistake_is_one_sentence_and_code_2(tmp_path, capsys):
-    assert cli.run(["silo", "check", site(tmp_path, data='colums = ["k"]')]) == 2
+    assert cli.run(["silo", "check", site(tmp_path, data="tes = 0.1")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert (
-        captured.err == "Unknown key in [data] of 'silo.toml', 'colums': did you mean 'columns'?\n"
-    )
+    assert captured.err == "Unknown key in [data] of 'silo.toml', 'tes': did you mean 'test'?\n"
     assert cli.run(["silo", "check", str(tmp_path / "none.toml")]) == 2
     assert "No such file" in capsys.readouterr().err
 
@@ -179,7 +160,7 @@ def test_init_writes_a_template_that_can_be_read_and_is_never_overwritten(tmp_pa
         'name = "my-hospital"\n[data]\nfile = "data.csv"\ntarget = "disease"\n'
     )
     short = SiloFile.read(path.with_name("short.toml"))
-    assert (file.limits, file.data, file.split) == (short.limits, short.data, short.split)
+    assert (file.limits, file.data) == (short.limits, short.data)
     text = path.read_text()
     assert cli.run(["silo", "init", "--out", str(path)]) == 2
     assert "already exists" in capsys.readouterr().err
@@ -189,32 +170,4 @@ def test_init_writes_a_template_that_can_be_read_and_is_never_overwritten(tmp_pa
     bare = re.sub(r"(?m)^# (?=\w+ = |\[)(?!entry)", "", text)
     path.write_text(bare)
     file = SiloFile.read(path)
-    assert (file.data.columns, file.models) == (("age", "sex"), {"small": "networks:small"})
-
-
-def test_it_says_what_a_dishonest_coordinator_could_learn(tmp_path, capsys):
-    """Every number in it is a limit of the file; tests/security shows that silos keep to them."""
-    words = " ".join(
-        checked(capsys, site(tmp_path, rest="[limits]\npoints = 77\nruns = 5\n")).split()
-    )
-    for text in (
-        "If the coordinator is dishonest",
-        "at 77 points of its choice",
-        "accuracy at 20 points",
-        "in 5 runs",
-        "your gradients and updates at those points, as they are",
-        "secure.pins",
-    ):
-        assert text in words, text
-    rest = "[secure]\nrequired = true\nshare = 0.5\nmembers = 4\ncolluding = 2\n"
-    path = site(tmp_path, rest=rest)
-    words = " ".join(checked(capsys, path).split())
-    for text in (
-        "sums over 4 silos or more",
-        "yours is up to 50%",
-        "2 other silos help it",
-        "needs the others' keys in secure.pins",
-    ):
-        assert text in words, text
-    Path(path).write_text(Path(path).read_text() + f'[secure.pins]\nb = "{"0" * 64}"\n')
-    assert "would not take part" not in " ".join(checked(capsys, path).split())
+    assert (file.data.missing, file.models) == ((-999,), {"small": "networks:small"})

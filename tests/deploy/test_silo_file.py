@@ -7,26 +7,26 @@ from pathlib import Path
 import pytest
 
 from cases.refusals import refuses
-from scaffpd.algorithms import ALGORITHMS
-from scaffpd.algorithms.base import VECTORS
 from scaffpd.errors import InputError
+from scaffpd.fields import tables_in
+from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
 
-FULL = """
+PIN = "0" * 64
+FULL = f"""
 name = "cleveland"
+agree = "always"
 [data]
 file = "data/cleveland.csv"
 target = "disease"
-columns = ["age", "sex"]
-categories = ["cp"]
-task = "classification"
-[split]
 test = 0.3
 [limits]
-algorithms = ["ScaffPD", "Fair"]
-dimension = 100
-rarest = 3
 rows = 4
+runs = 3
+share = 0.5
+epsilon = 2
+[members]
+va = "{PIN}"
 [models]
 small = "networks:small"
 """
@@ -39,34 +39,34 @@ def read(folder: Path, text: str) -> SiloFile:
     return SiloFile.read(path)
 
 
+def keys(table):
+    """All keys of a settings file; a table whose names are the user's own is one."""
+    found = 0
+    for field in table.model_fields.values():
+        inner = tables_in(field.annotation)
+        found += keys(inner[0]) if inner else 1
+    return found
+
+
+def test_there_is_little_to_set():
+    assert keys(SiloFile) <= 15
+    assert keys(FederationFile) <= 25
+
+
 def test_everything_can_be_said(tmp_path):
     file = read(tmp_path, FULL)
-    assert (file.name, file.split.test) == ("cleveland", 0.3)
+    assert (file.name, file.data.test, file.agree) == ("cleveland", 0.3, "always")
     assert file.data.file == tmp_path / "data" / "cleveland.csv"
-    assert (file.data.target, file.data.entry, file.data.task) == (
-        "disease",
-        None,
-        "classification",
-    )
-    assert (file.data.columns, file.data.categories) == (("age", "sex"), ("cp",))
-    assert file.models == {"small": "networks:small"}
+    assert (file.members, file.models) == ({"va": PIN}, {"small": "networks:small"})
     limits = file.limits
-    assert limits.algorithms == ("ScaffPD", "Fair")
-    assert (limits.dimension, limits.rarest, limits.rows) == (100, 3, 4)
-    assert file.audit == tmp_path / "audit.jsonl"
-    assert read(tmp_path, 'folder = "state"\n' + SHORT).audit == tmp_path / "state" / "audit.jsonl"
+    assert (limits.rows, limits.runs, limits.share, limits.epsilon) == (4, 3, 0.5, 2)
+    assert read(tmp_path, 'folder = "state"\n' + SHORT).records == tmp_path / "state/records.jsonl"
 
 
 def test_little_has_to_be_said(tmp_path):
     file = read(tmp_path, SHORT)
-    assert (file.split.test, file.data.columns, file.data.categories) == (0.2, (), ())
-    limits = file.limits
-    assert (limits.dimension, limits.rarest, limits.rows) == (1_000_000, 5, 20)
-    assert limits.algorithms is not None
-    assert {"ScaffPD", "SubspaceSaddle", "Fair", "FedAvg", "Scaffold", "DRFA"} <= set(
-        limits.algorithms
-    )
-    assert not any(VECTORS in ALGORITHMS[name].needs for name in limits.algorithms)
+    assert (file.data.test, file.agree, file.members) == (0.2, "ask", {})
+    assert (file.limits.rows, file.limits.epsilon) == (20, None)
 
 
 def test_the_path_may_be_relative(tmp_path, monkeypatch):
@@ -80,14 +80,10 @@ def test_entries_have_defaults(tmp_path):
     assert (source.file, source.entry) == (None, "hospital.data:load")
 
 
-def test_all_algorithms_can_be_allowed(tmp_path):
-    assert read(tmp_path, SHORT + '[limits]\nalgorithms = "all"\n').limits.algorithms is None
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        (SHORT + "[split]\ntets = 0.1\n", "unknown-name"),
+        (SHORT + "[limits]\nrowss = 1\n", "unknown-name"),
         ('nmae = "a"\n', "unknown-name"),
         ("[data]\n", "setting-missing"),
         ("name = 3\n", "setting-invalid"),
@@ -99,17 +95,14 @@ def test_all_algorithms_can_be_allowed(tmp_path):
         ('name = "a"\n[data]\nfile = "a.csv"\n', "setting-missing"),
         ('name = "a"\n[data]\nentry = "load"\n', "setting-invalid"),
         ('name = "a"\n[data]\nentry = "a:b"\ntarget = "y"\n', "target-of-entry"),
-        (SHORT + 'columns = "age"\n', "setting-invalid"),
-        (SHORT + 'columns = ["age", "age"]\n', "named-twice"),
-        (SHORT + 'columns = ["age", "y"]\n', "learning-from-target"),
-        (SHORT + 'task = "regresion"\n', "unknown-name"),
-        (SHORT + "[split]\ntest = 1\n", "setting-invalid"),
-        (SHORT + "[split]\ntest = nan\n", "setting-invalid"),
+        ('name = "a"\n[data]\nentry = "a:b"\nmissing = [-9]\n', "missing-without-table"),
+        (SHORT + "test = 1\n", "setting-invalid"),
+        (SHORT + "test = nan\n", "setting-invalid"),
         (SHORT + "[limits]\nrows = 0\n", "setting-invalid"),
-        (SHORT + "[limits]\nrarest = 2.5\n", "setting-invalid"),
-        (SHORT + '[limits]\nalgorithms = ["ScafPD"]\n', "unknown-name"),
-        (SHORT + "[limits]\nalgorithms = []\n", "setting-invalid"),
-        (SHORT + "[models]\nsmall = 3\n", "setting-invalid"),
+        (SHORT + "[limits]\nshare = 1.5\n", "setting-invalid"),
+        (SHORT + '[members]\nb = "12"\n', "setting-invalid"),
+        ('agree = "always"\n' + SHORT, "members-missing"),
+        ('agree = "never"\n' + SHORT, "unknown-name"),
         (SHORT + '[models]\nsmall = "small"\n', "setting-invalid"),
         ("models = 3\n" + SHORT, "not-a-table"),
         ("name = \n", "settings-not-toml"),

@@ -124,26 +124,6 @@ def test_a_solved_run_fits_its_budget_and_masked_sums_are_the_same_sums(method):
     assert np.array_equal(plain.x, masked.x)
 
 
-def test_masked_parts_tell_nothing_by_their_size():
-    """Clients say how large their vectors are, as a power of two: with shared noise that is a
-    public number."""
-    pytest.importorskip("cryptography")
-    federation = sp.SecureAggregation(sp.Cohort(clients(), private(colluding=1)))
-    said = []
-    mask = federation.sums.sums.parties.mask
-
-    def listening(*given):
-        replies = mask(*given)
-        said.extend(reply.exponent for reply in replies.values())
-        return replies
-
-    federation.sums.sums.parties.mask = listening
-    for x in points(3):
-        federation.gradients(x).sum(WEIGHTS)
-    assert len(said) >= 9
-    assert len(set(said)) == 1
-
-
 def test_networks_share_noise_as_well():
     model = sp.Private(network(outputs=2), noise=2.0, smoothness=1.0, secret=1, colluding=0)
     cohort = sp.Cohort(clients(), model)

@@ -1,3 +1,3 @@
-"""As in tests/deploy: silos of the tests wait for no lock."""
+"""Coordinators of the tests wait on a clock of their own; their silos wait for no lock."""
 
 from cases.silos import fake_clock, no_locks  # noqa: F401 - fixtures

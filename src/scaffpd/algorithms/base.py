@@ -107,6 +107,8 @@ class Algorithm(Generic[S]):
         proves: whether it can certify its result.
         knobs: rates that `compare` may tune; `automatic` has those that are left out.
         strengths: settings that say how fair the result is, which `compare` may tune as well.
+        tolerance: by how much of its size a point may differ between processors, where several
+            silos run the method together.
     """
 
     published: ClassVar[str] = ""
@@ -116,6 +118,7 @@ class Algorithm(Generic[S]):
     proves: ClassVar[bool] = False
     knobs: ClassVar[tuple[str, ...]] = ()
     strengths: ClassVar[tuple[str, ...]] = ()
+    tolerance: ClassVar[float] = 1e-6
 
     def __post_init__(self) -> None:
         check_settings(self)

@@ -31,7 +31,9 @@ NEXT = """
 2. At every silo, NAME being its own, beside its data
   cp silo.toml NAME/
   scaffpd silo check NAME/silo.toml
+  scaffpd silo key NAME/silo.toml      # compare fingerprints with the other operators
   scaffpd deploy start NAME
+  scaffpd silo agree NAME/silo.toml    # once the run has asked
 
 3. At the server
   scaffpd deploy start {own}
@@ -64,6 +66,7 @@ def local(
         scaffpd deploy local federation.toml --silo a.toml --silo b.toml
     """
     from scaffpd.deploy.local import LocalDeployment, flare_module
+    from scaffpd.run.settings.federation import FederationFile
 
     flare_module("local")  # before anything is written
     if federation is None:
@@ -75,7 +78,9 @@ def local(
         deployment = LocalDeployment.hospitals(out)
     else:
         deployment = LocalDeployment.of(out, federation, silo or [])
-    if not write:
+    if write:
+        deployment.agree(FederationFile.read(deployment.federation))
+    else:
         _run_here(deployment, seconds, keep, quiet)
 
 
@@ -161,17 +166,15 @@ def flare(
 
     project = flare_module("provision")
     file = FederationFile.read(federation)
-    server = file.server
+    host, port = file.address
     checked_folder(out)
-    if server.host == "localhost":
+    if host == "localhost":
         typer.secho(
-            "[server] host is localhost: only silos on this machine can reach it.",
+            "The server is localhost: only silos on this machine can reach it.",
             fg="yellow",
             err=True,
         )
-    described = project.FlareProject(
-        file.name, list(file.silos), server.host, server.port, server.port + 1
-    )
+    described = project.FlareProject(file.name, list(file.silos), host, port, port + 1)
     parts = project.write_parts(described, out, file.path)
     own = parts / project.COORDINATOR
     typer.echo(
@@ -262,7 +265,7 @@ def _screen(file: FederationFile, quiet: bool) -> RoundsScreen:
     from scaffpd.cli.screens import RoundsScreen
 
     screen = RoundsScreen(quiet, errors=False, pause=0.0)
-    screen.begin("", file.silos, file.training.rounds, file.training.tol)
+    screen.begin("", file.silos, file.rounds, file.tol)
     return screen
 
 

@@ -20,11 +20,13 @@ from scaffpd.files import write_file
 from scaffpd.numbers import several
 
 if TYPE_CHECKING:
+    from scaffpd.deploy.dataset import Dataset
     from scaffpd.run.settings.silo import SiloFile
 
 SiloToml = Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)]
 
 MOST = 40  # columns of data that are listed
+SHOWN = 12  # digits of a hash
 Overview = Mapping[str, Any]  # JSON values that `deploy.silo` has checked and written
 
 
@@ -52,93 +54,113 @@ def init(
 
 
 def check(file: SiloToml, as_json: AsJson = False) -> None:
-    """Read the data, and show what would leave this site and what never does; nothing is sent.
+    """Read the data, and show what was found and how to declare it; nothing is sent.
 
     Examples:
         scaffpd silo check silo.toml
         scaffpd silo check silo.toml --json
     """
-    from scaffpd.deploy.silo.check import site_overview
-    from scaffpd.deploy.silo.dataset import Dataset
+    from scaffpd.deploy.check import site_overview
 
     settings = _settings(file)
-    data = Dataset.read(settings)
+    data = _data(settings)
     found = site_overview(settings, data)
     print_json(found) if as_json else _show_check(found)
     data.check(settings.limits)
 
 
+def _data(settings: SiloFile) -> Dataset:
+    from scaffpd.deploy.dataset import Dataset
+    from scaffpd.files import load_or_create
+
+    there = settings.identity.exists()  # a check leaves nothing behind
+    return Dataset.read(settings, load_or_create(settings.identity) if there else bytes(32))
+
+
 def key(file: SiloToml) -> None:
-    """Make this silo's key for secure sums if it has none; show the fingerprint for others to pin.
+    """Make this silo's keys if it has none; show the fingerprint for others to compare.
 
     Examples:
         scaffpd silo key silo.toml
     """
-    from scaffpd.secure.masking import Identity
+    from scaffpd.secure.keys import Identity
+
+    typer.echo(Identity.stored(_settings(file).identity).card.fingerprint)
+
+
+def agree(
+    file: SiloToml,
+    grant: Annotated[
+        str, typer.Option(help="Agree to this run; the first digits of its hash are enough.")
+    ] = "",
+    revoke: Annotated[str, typer.Option(help="Withdraw from this run before its next epoch.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what runs ask of this site and what would leave; agree to one, or withdraw.
+
+    Compare the fingerprints with what the other operators say on the telephone.
+
+    Examples:
+        scaffpd silo agree silo.toml
+        scaffpd silo agree silo.toml --json
+    """
+    from scaffpd.deploy.agreement import Agreement
+    from scaffpd.deploy.records import GRANTED, REVOKED, SiloRecords
 
     settings = _settings(file)
-    typer.echo(Identity.stored(settings.name, settings.identity).card.fingerprint)
+    records = SiloRecords(settings.records)
+    known = records.documents()
+    wanted = grant or revoke
+    if grant and revoke:
+        raise InputError("grant-and-revoke", "Give --grant or --revoke, not both.")
+    if wanted:
+        matching = [digest for digest in known if digest.startswith(wanted.lower())]
+        if len(matching) != 1:
+            names = ", ".join(matching or (digest[:SHOWN] for digest in known))
+            raise InputError(
+                "no-such-agreement",
+                f"{wanted!r} is not the beginning of one agreement: {names or 'none has come'}.",
+            )
+        records.note(GRANTED if grant else REVOKED, matching[0], by=_account())
+        known = {matching[0]: known[matching[0]]}
+    states = {True: "agreed to", False: "withdrawn from", None: "waiting"}
+    shown = [
+        {
+            "agreement": digest,
+            "state": states[records.granted(digest)],
+            **Agreement(document).summary(settings.path),
+        }
+        for digest, document in known.items()
+    ]
+    print_json(shown) if as_json else show_agreements(shown)
+
+
+def _account() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name  # whatever the environment says
+    except KeyError:  # an account without a name, as containers may have
+        return f"user {os.getuid()}"
 
 
 def audit(
     file: SiloToml,
     noted: Annotated[
-        str, typer.Option(help="A link that was noted down earlier and must be in the log.")
+        str, typer.Option(help="A link that was noted down earlier and must be in the records.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check this site's log link by link; show what has left in every run and what was refused.
+    """Check this site's records link by link; show what has left in every run.
 
     Examples:
         scaffpd silo audit silo.toml
         scaffpd silo audit silo.toml --json
     """
-    from scaffpd.deploy.silo import records as log
+    from scaffpd.deploy.records import SiloRecords
+    from scaffpd.deploy.records import audit as audited
 
-    found = log.audit(_settings(file).audit, noted)
+    lines = SiloRecords(_settings(file).records).read()
+    found = {"runs": audited(lines, noted), "link": lines[-1]["link"] if lines else ""}
     print_json(found) if as_json else _show_audit(found)
-    if not found["whole"]:
-        raise InputError("broken-audit", found["broken"])
-
-
-def consent(
-    file: SiloToml,
-    grant: Annotated[
-        str, typer.Option(help="Agree to this request; its first digits are enough.")
-    ] = "",
-    revoke: Annotated[
-        str, typer.Option(help="Withdraw consent to this request, also while its run goes on.")
-    ] = "",
-    as_json: AsJson = False,
-) -> None:
-    """Show what runs ask of this site; agree to one, or withdraw, from any shell.
-
-    Examples:
-        scaffpd silo consent silo.toml
-        scaffpd silo consent silo.toml --json
-    """
-    from scaffpd.deploy.silo.records import SHOWN, decide, requests
-
-    settings = _settings(file)
-    wanted = grant or revoke
-    known = requests(settings)
-    if grant and revoke:
-        raise InputError("grant-and-revoke", "Give --grant or --revoke, not both.")
-    if wanted:
-        matching = [own["request"] for own in known if own["request"].startswith(wanted.lower())]
-        if len(matching) != 1:
-            names = ", ".join(matching or (own["request"][:SHOWN] for own in known))
-            raise InputError(
-                "no-such-request",
-                f"{wanted!r} is not the beginning of one request: {names or 'none has come yet'}.",
-            )
-        try:
-            account = pwd.getpwuid(os.getuid()).pw_name  # whatever the environment says
-        except KeyError:  # an account without a name, as containers may have
-            account = f"user {os.getuid()}"
-        decide(settings.consents, matching[0], bool(grant), account)
-        known = [own for own in requests(settings) if own["request"] == matching[0]]
-    print_json(known) if as_json else show_requests(known)
 
 
 def predict(
@@ -151,11 +173,15 @@ def predict(
     Examples:
         scaffpd silo predict silo.toml run/model.safetensors --out predictions.csv
     """
-    from scaffpd.deploy.silo import dataset
+    from scaffpd.deploy.dataset import Dataset, Wanted
+    from scaffpd.deploy.dataset import predict as predicted
+    from scaffpd.files import load_or_create
     from scaffpd.run.settings.model_file import read_model
 
     x, setup = read_model(model)
-    found = dataset.predict(dataset.Dataset.read(_settings(file)), x, setup)
+    settings = _settings(file)
+    secret = load_or_create(settings.identity)
+    found = predicted(Dataset.read(settings, secret, Wanted.named(setup.schema)), x, setup)
     columns: Columns = {
         "target": found.targets,
         "predicted": found.predicted,
@@ -171,22 +197,19 @@ silo = group(
     Examples:
         scaffpd silo init
     """,
-    *(init, check, key, consent, audit, predict),
+    *(init, check, key, agree, audit, predict),
 )
 
 
 def _show_check(found: Overview) -> None:
-    """Show what was found in the data, and what would leave the site."""
+    """Show what was found in the data."""
     console = Console(highlight=False)
     console.print(f"Silo {found['silo']}", style="bold", markup=False)
     rows = found["rows"]
-    features = found["features"]
     prepared = found["task"] == "prepared"
-    size = f"{several(features['columns'], 'column')}, {features['encoded']} once encoded"
     lines = {
         "task": "the entry's own Cohort" if prepared else found["task"],
         "rows": f"{rows['train']} to train on, {rows['test']} held out",
-        "features": f"a model of {several(features['encoded'], 'parameter')}" if prepared else size,
     }
     if found["missing"] is not None:
         lines["missing"] = f"{found['missing']} values"
@@ -201,19 +224,15 @@ def _show_check(found: Overview) -> None:
     if found["columns"]:
         console.print()
         columns = [[str(v) for v in entry.values()] for entry in found["columns"][:MOST]]
-        print_table(console, ("column", "kind", "missing", "categories", "withheld"), columns)
+        print_table(console, ("column", "kind", "missing", "categories"), columns)
         if len(found["columns"]) > MOST:
             console.print(f"and {len(found['columns']) - MOST} more (--json lists all)")
-    titles = {
-        "warnings": "Look at this",
-        "leaves": "What leaves this site",
-        "stays": "What never leaves",
-        "dishonest": "If the coordinator is dishonest",
-    }
-    for part, title in titles.items():
-        if found[part]:
-            section(console, title)
-            bullets(console, found[part])
+    if found["warnings"]:
+        section(console, "Look at this")
+        bullets(console, found["warnings"])
+    if found["dictionary"]:
+        section(console, "These columns in federation.toml, for all silos to agree on")
+        typer.echo("\n".join(found["dictionary"]))
 
 
 def _show_audit(found: Overview) -> None:
@@ -222,53 +241,47 @@ def _show_audit(found: Overview) -> None:
 
     console = Console(highlight=False)
     for run in found["runs"]:
-        title = f"Run {run['run'][:12]}, {run['algorithm']}" if run["run"] else "Before a run"
-        how = [word for word, key in (("masked", "masked"), ("noisy", "private")) if run[key]]
-        vectors = f"; vectors were {' and '.join(how) or 'in the clear'}" if run["run"] else ""
-        spent = f", ε = {run['epsilon']:.3g} spent" if run["epsilon"] is not None else ""
-        section(console, title, f"{run['from'][:19]} to {run['to'][:19]} UTC{vectors}{spent}.")
-        rows = []
-        for row in run["questions"]:
-            counts = (f"{row[name]:,}" for name in ("asked", "answered", "numbers"))
-            rows.append([row["what"], *counts, format_bytes(row["bytes"])])
-        print_table(console, ("what left", "asked", "answered", "numbers", "bytes"), rows)
-    if found["refused"]:
-        section(console, "Refused")
-        refused = found["refused"].items()
-        bullets(console, [f"{several(count, 'time')}: {why}" for why, count in refused])
-    if not found["lines"]:
+        section(
+            console,
+            f"Agreement {run['agreement'][:SHOWN]}",
+            f"{run['from'][:19]} to {run['to'][:19]} UTC, {several(run['epochs'], 'epoch')}, "
+            f"{run.get('decision', 'no decision')}.",
+        )
+        rows = [
+            [kind, f"{count:,}", format_bytes(size)] for kind, (count, size) in run["posts"].items()
+        ]
+        print_table(console, ("what left", "posts", "bytes"), rows)
+    if not found["runs"]:
         say(console, "Nothing has left this site yet.")
-    elif found["whole"]:
+    else:
         section(
             console,
             None,
-            f"All {several(found['lines'], 'reply')}, {format_bytes(found['bytes'])} in all, are "
-            "accounted for, and no line was changed. Note down the last link, below: --noted will "
-            "show later that nothing before it was removed.",
+            "No line was changed. Note down the last link, below: --noted will show later that "
+            "nothing before it was removed.",
         )
         typer.echo(found["link"])
 
 
-def show_requests(known: Sequence[Overview]) -> None:
+def show_agreements(known: Sequence[Overview]) -> None:
     """Show what every run asks for, and what became of that."""
-    from scaffpd.deploy.silo.records import SHOWN
-
     console = Console(highlight=False)
     if not known:
         say(console, "No run has asked anything of this site yet.")
     for own in known:
-        asks = own["asks"]
-        noise = f"ε = {asks['epsilon']}, δ = {asks['delta']}"
+        noise = own["noise"]
         lines = {
             "is": own["state"],
-            "federation": f"{asks['federation']}, with {', '.join(asks['silos'])}",
-            "model": f"{asks['model'].get('kind', 'linear')} {asks['model'].get('loss', '')}",
-            "columns": ", ".join(own["columns"]) or "not agreed on yet: at most those of silo.toml",
-            "method": f"{asks['algorithm']}, {asks['rounds']} rounds at most",
-            "objective": asks["objective"] or "none",
-            "vectors": "masked" if asks["secure"] else "in the clear",
-            "noise": "none" if asks["epsilon"] is None else noise,
-            "asked": f"{own['first'][:19]} to {own['last'][:19]} UTC",
+            "federation": own["federation"],
+            "columns": ", ".join(own["columns"]) or "those of the silo's own Cohort",
+            "model": own["model"],
+            "method": f"{own['method']}, {own['rounds']} rounds at most",
+            "noise": "none" if noise is None else f"ε = {noise[0]}, δ = {noise[1]}",
+            "code": ", ".join(own["code"]) or "the package's own",
         }
-        section(console, f"Request {own['request'][:SHOWN]}")
+        section(console, f"Agreement {own['agreement'][:SHOWN]}")
         facts(console, {name: printable(text) for name, text in lines.items()})
+        section(console, "Members and fingerprints of their keys")
+        facts(console, own["silos"])
+        section(console, "What leaves this site")
+        bullets(console, own["leaves"])

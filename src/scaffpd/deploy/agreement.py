@@ -1,93 +1,216 @@
-"""The handshake before training: silos agree on features, model and privacy, and describe losses.
+r"""`Agreement`: one document and one hash of all that silos agree on before a run.
 
-Three short exchanges of names and sums (see `tabular`), and one in which every silo builds its
-model. No row leaves.
+It has the terms of federation.toml (columns, model, method, objective, rounds, tolerance, seed, ε),
+the noise that follows from them, the members' keys and the version of the software. A silo decides
+from it alone: nothing that comes later can ask for more, as every silo runs the method itself.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
-from pydantic import NonNegativeInt, PositiveInt
 
-from scaffpd.data.tabular.agree import (
-    PREPARED,
-    agree,
-    declared_scale,
-    deviation_of,
-    mean_of,
-    width,
+from scaffpd import __version__
+from scaffpd.algorithms.base import (
+    CURVATURE,
+    DIAGONAL,
+    GRADIENTS,
+    LOSSES,
+    PROXIMAL,
+    SIZES,
+    UPDATES,
 )
-from scaffpd.deploy.messages import (
-    GARBAGE,
-    Array,
-    Failure,
-    Json,
-    JsonMapping,
-    Message,
-    digest,
-    read_values,
-)
-from scaffpd.deploy.remote import LARGEST_REPLY, Facts, Session, SiloRequest, SiloTrouble
+from scaffpd.data.tabular.agree import width
+from scaffpd.deploy.messages import PROTOCOL, Json
+from scaffpd.deploy.transcript import NEAR, close_values
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants
+from scaffpd.fields import validated
 from scaffpd.models import Linear
 from scaffpd.privacy import Private
-from scaffpd.run.settings.federation import FederationFile
-from scaffpd.run.settings.methods import kind_of
-from scaffpd.run.settings.model_file import Setup
+from scaffpd.run.settings.federation import FederationTerms
+from scaffpd.run.settings.silo import ALWAYS, SiloFile
+from scaffpd.secure.aggregation import colluding_of, most_weightings
+from scaffpd.secure.keys import Card
+from scaffpd.secure.ring import BYTES
 
 SPARE = 2  # further rounds that the noise allows for: a round that is repeated after a restart
-FACTS = {
-    "dimension": PositiveInt,
-    "samples": PositiveInt,
-    "tested": NonNegativeInt,
-    "convex": bool,
-    "quadratic": bool,
-    "dtype": Literal["float32", "float64"],
-    "start": str,
+SAFE = 5  # honest silos from which on sums hide single losses
+LARGEST = 2**26  # bytes of all posts of an exchange; a network of 10⁶ parameters at four silos
+CLEAR = {  # what a method's questions reveal of every silo, as they are
+    GRADIENTS: "your loss at every point that the method visits",
+    LOSSES: "your loss at every point that the method visits",
+    SIZES: "the length of your update in every round",
+}
+SUMMED = {  # and in sums over all silos
+    GRADIENTS: "the weighted sum of gradients",
+    UPDATES: "the weighted sum of local updates",
+    PROXIMAL: "the weighted sum of local steps",
+    CURVATURE: "the weighted sum of curvatures",
+    DIAGONAL: "the weighted sum of the Hessians' diagonals",
 }
 
 
-def negotiate(session: Session, members: Sequence[str], file: FederationFile) -> Setup:
-    """Agree on columns, categories, labels, means and deviations.
+@dataclass(frozen=True)
+class Agreement:
+    """The document of a run."""
 
-    The sums over columns are masked under [secure].
+    values: Json
+
+    @classmethod
+    def made(cls, terms: FederationTerms, cards: Mapping[str, Card]) -> Agreement:
+        """Complete the terms of a federation."""
+        keys = {name: cards[name].digits for name in terms.silos}
+        values = {
+            "version": __version__,
+            "protocol": PROTOCOL,
+            "terms": terms.terms(),
+            "keys": keys,
+            "noise": {} if terms.privacy is None else _noise(terms),
+        }
+        return cls(json.loads(json.dumps(values)))
+
+    @classmethod
+    def of(cls, values: object, path: Path) -> Agreement:
+        """Read a document that came from outside; `path` is the silo's own file."""
+        if not isinstance(values, dict) or not isinstance(values.get("keys"), dict):
+            raise InputError("unusable-agreement", "The agreement cannot be read.")
+        if (values.get("version"), values.get("protocol")) != (__version__, PROTOCOL):
+            raise InputError(
+                "other-version",
+                f"The agreement is of scaffpd {str(values.get('version'))[:20]}, and this is "
+                f"{__version__}: install the same version everywhere.",
+            )
+        found = cls(values)
+        terms = found.terms(path)
+        if not close_values(cls.made(terms, found.cards).values, values, NEAR):
+            raise InputError("unusable-agreement", "The agreement says more than its terms.")
+        return found
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The hash that names it."""
+        return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).digest()
+
+    @cached_property
+    def cards(self) -> dict[str, Card]:
+        """Members' keys, in the order of the results."""
+        names = self.values["terms"].get("silos")
+        keys = self.values["keys"]
+        if not isinstance(names, list) or sorted(map(str, names)) != sorted(keys):
+            raise InputError("unusable-agreement", "The agreement has other keys than members.")
+        return {str(name): Card.of(keys[name]) for name in names}
+
+    def terms(self, path: Path) -> FederationTerms:
+        """Return the terms, checked; own methods are loaded beside the silo's file."""
+        given = self.values.get("terms")
+        if not isinstance(given, dict):
+            raise InputError("unusable-agreement", "The agreement has no terms.")
+        terms = validated(FederationTerms, given, path.with_name("the agreement"))
+        terms.check()
+        return terms
+
+    def check(self, file: SiloFile, card: Card) -> None:
+        """Refuse what this silo's file does not allow, from the document alone."""
+        terms = self.terms(file.path)
+        names = list(self.cards)
+        if self.cards.get(file.name) != card:
+            raise InputError(
+                "another-key", f"The agreement has another key of silo {file.name!r} than its own."
+            )
+        for name, own in self.cards.items():
+            pin = file.members.get(name, own.fingerprint)
+            if own.fingerprint != pin or (file.members and name not in (*file.members, file.name)):
+                raise InputError(
+                    "unknown-member",
+                    f"The agreement has a key of silo {name!r} that [members] of this silo's file "
+                    "does not have.",
+                )
+        if len({own.digits for own in self.cards.values()}) < len(names):
+            raise InputError("key-twice", "Two silos of the agreement have the same key.")
+        colluding_of(len(names), terms.colluding)
+        _check_share(terms, file.limits.share)
+        if file.limits.epsilon is not None:
+            if terms.privacy is None:
+                raise InputError(
+                    "run-without-noise",
+                    "This silo takes part only with differential privacy, and the agreement has no "
+                    "[privacy].",
+                )
+            if terms.privacy.epsilon > file.limits.epsilon:
+                raise InputError(
+                    "epsilon-too-large",
+                    f"The agreement may cost ε = {terms.privacy.epsilon:g}, more than the "
+                    f"{file.limits.epsilon:g} of this silo's file.",
+                )
+
+    def summary(self, path: Path) -> Json:
+        """Return what an operator decides about, as words."""
+        terms = self.terms(path)
+        private = terms.privacy
+        objective = getattr(terms.method, "objective", None)
+        return {
+            "federation": terms.name,
+            "silos": {name: card.fingerprint for name, card in self.cards.items()},
+            "columns": _columns(terms),
+            "model": ", ".join(f"{key} = {value}" for key, value in terms.linear().items()),
+            "method": repr(terms.method),
+            "objective": "" if objective is None else repr(objective),
+            "rounds": terms.rounds,
+            "noise": None if private is None else [private.epsilon, private.delta],
+            "code": [name for name in _code(terms) if name],
+            "leaves": leaves(terms),
+        }
+
+
+def _columns(terms: FederationTerms) -> list[str]:
+    if isinstance(terms.columns, dict):
+        return list(terms.columns)
+    return [] if terms.columns is None else [f"shape {' × '.join(map(str, terms.columns))}"]
+
+
+def _code(terms: FederationTerms) -> list[str]:
+    """Name code that is not the package's own, and is loaded from the silo's folder."""
+    kinds = [terms.algorithm.get("kind"), (terms.objective or {}).get("kind")]
+    own = [str(kind) for kind in kinds if isinstance(kind, str) and ":" in kind]
+    return [*own, "" if terms.model.kind == "linear" else f"model {terms.model.kind!r}"]
+
+
+def _check_share(terms: FederationTerms, most: float) -> None:
+    """Refuse a prior or a cap that lets one silo have more than its share of a sum."""
+    objective = getattr(terms.method, "objective", None)
+    n = len(terms.silos)
+    shares: dict[str, float] = {}
+    prior = getattr(objective, "prior", None)
+    if prior is not None:
+        shares["the prior"] = float(np.max(np.asarray(prior)) / np.sum(prior))
+    cap = getattr(objective, "cap", None)
+    if cap is not None:
+        shares["the cap"] = float(cap)
+    for what, share in shares.items():
+        if share > max(most, 1 / n):
+            raise InputError(
+                "share-too-large",
+                f"With {what} of the agreement one silo may have {share:.0%} of a sum, and this "
+                f"silo's file allows {most:.0%}.",
+            )
+
+
+def _noise(terms: FederationTerms) -> Json:
+    """Find the noise for the method and its rounds; silos stop at ε by their own accounts.
+
+    By default rows are shortened to √d, their usual length once columns are scaled.
     """
-    algorithm = kind_of(file.method)
-    answers = session.ask(SiloRequest("describe"), members)
-    described: Json = {name: reply.values.get("description") for name, reply in answers.items()}
-    schema = agree(described, file.features.standardise, file.features.ranges)
-    prepared = schema["task"] == PREPARED
-    noise: Json = {}
-    if file.privacy:
-        noise = propose_noise(file, 1 if prepared else width(schema))
-        if "colluding" in noise:  # so that the units leave room for the sum
-            rows = [int(silo["train"]) for silo in described.values()]
-            noise["together"] = max(rows) * len(file.silos)
-    scale = (np.zeros(0), np.zeros(0)) if prepared else declared_scale(schema)
-    if scale is None:  # declared ranges need no sums
-        totals = _totals(session, members, file)
-        about = {"schema": schema, "private": bool(file.privacy)}
-        mean = mean_of(totals(SiloRequest("totals", about)), schema)
-        squares = totals(SiloRequest("totals", about, arrays={"mean": mean}))
-        scale = mean, deviation_of(squares, mean, schema)
-    model = file.model.values() if prepared else _completed(file.model.values(), schema)
-    return Setup(algorithm, model, schema, *scale, file.masking, noise)
-
-
-def propose_noise(file: FederationFile, columns: int) -> Json:
-    """Find the noise for the run's method and rounds.
-
-    A silo has its own ledger and stops at its own ε; this only makes the run end there. By default
-    rows are shortened to √d, their usual length once columns are standardised.
-    """
-    assert file.privacy is not None
-    about = file.privacy.model_dump(exclude_none=True)
-    linear = file.model.kind == "linear"
+    private = terms.privacy
+    assert private is not None
+    about = private.model_dump(exclude_none=True, exclude={"shared"})
+    linear = terms.model.kind == "linear"
     if not linear and "smoothness" not in about:
         raise InputError(
             "network-without-smoothness",
@@ -95,98 +218,75 @@ def propose_noise(file: FederationFile, columns: int) -> Json:
             "data.",
         )
     if linear and not {"radius", "smoothness"} & set(about):
+        columns = 1 if terms.columns is None else width(terms.encoding())
         about["radius"] = math.sqrt(columns + 1)  # and the intercept
     solved = Private.solved(
-        Linear(),
-        about["epsilon"],
-        file.method,
-        file.training.rounds + SPARE,
-        about["delta"],
+        Linear(), about["epsilon"], terms.method, terms.rounds + SPARE, about["delta"]
     )
-    return {**about, "noise": solved.noise, "loss_noise": solved.loss_noise}
+    made = {**about, "noise": solved.noise, "loss_noise": solved.loss_noise}
+    if private.shared:
+        made["colluding"] = colluding_of(len(terms.silos), terms.colluding)
+    return made
 
 
-def _totals(
-    session: Session, members: Sequence[str], file: FederationFile
-) -> Callable[[SiloRequest], dict[str, Mapping[str, Array]]]:
-    """Return a function that asks for totals: every silo's, or masked those of all together."""
-    if file.secure:
-        from scaffpd.deploy.secure import secure_totals  # needs the optional package cryptography
-
-        return secure_totals(session, members, file.secure.colluding)
-    return lambda request: {
-        name: reply.arrays for name, reply in session.ask(request, members).items()
-    }
-
-
-def _completed(model: JsonMapping, schema: JsonMapping) -> Json:
-    """Return the model with the number of classes over all silos."""
-    labels = schema.get("labels")
-    classes = len(labels) if isinstance(labels, list) else 0
-    if model.get("loss") == "logistic" and classes not in (0, 2):
-        raise InputError(
-            "logistic-of-many-labels",
-            f"Logistic loss has two classes, but the silos have {classes} labels: use "
-            'loss = "softmax".',
+def leaves(terms: FederationTerms) -> list[str]:
+    """List what leaves a silo, and who learns what: nothing else does."""
+    n = len(terms.silos)
+    t = colluding_of(n, terms.colluding)
+    kinds = terms.method.questions
+    private = terms.privacy
+    clear = sorted({CLEAR[kind] for kind in kinds if kind in CLEAR})
+    if not terms.method.asks_losses:
+        clear = sorted({*clear, "your loss after every round"})
+    noisy = "" if private is None else ", with noise"
+    lines = []
+    if isinstance(terms.columns, dict) and not terms.encoding().get("declared"):
+        lines.append(
+            "Summed over all silos: of every column, how many rows have a value, their sum, and "
+            "the sum of squared distances from the mean."
         )
-    needed = model.get("loss") in ("softmax", "squared") and classes and not model.get("classes")
-    return {**model, "classes": classes} if needed else dict(model)
-
-
-def settle(session: Session, members: Sequence[str], setup: Setup) -> Facts:
-    """Send the agreement to every silo and return what they report about their losses."""
-    session.setup = setup
-    first = members[0]
-    replies = session.ask(SiloRequest("setup", {"setup": setup.values()}), members)
-    read = {name: _facts(name, replies[name]) for name in members}
-    for name in members:
-        for what in ("dimension", "dtype", "start"):
-            if read[name][what] != read[first][what]:
-                raise InputError(
-                    "models-differ", f"The models of silos {name!r} and {first!r} differ in {what}."
-                )
-    start = np.zeros(read[first]["dimension"], dtype=read[first]["dtype"])
-    if read[first]["start"]:
-        shape = start.shape
-        start = session.ask(SiloRequest("start"), [first])[first].arrays.get("x", start)
-        if start.shape != shape or digest(start) != read[first]["start"]:
-            raise InputError(
-                "another-start", f"Silo {first!r} sent another starting point than it announced."
-            )
-    for name in members:
-        session.constants[name] = np.append(read[name]["constants"], read[name]["samples"])
-    session.largest = max(LARGEST_REPLY, 3 * 8 * len(start))
-    column = {what: np.array([read[name][what] for name in members]) for what in (*FACTS, "noisy")}
-    L, mu, steepest, probes = np.array([read[name]["constants"] for name in members]).T
-    l2 = setup.model.get("l2")
-    ridge = np.repeat(l2, len(start) // len(l2)) if isinstance(l2, list | tuple) else None
-    known = Constants(
-        L,
-        mu,
-        bool(column["convex"].all()),
-        steepest,
-        column["samples"],
-        bool(column["quadratic"].all()),
-        bool(column["noisy"].any()),
-        ridge=ridge,
+    summed = sorted({SUMMED[kind] for kind in kinds if kind in SUMMED})
+    lines.append(
+        f"Summed over all silos{noisy}: {', '.join(summed)}; at one point with at most "
+        f"{most_weightings(n, t)} weightings, in {terms.rounds} rounds at most. Each of the other "
+        f"{n - 1} learns the sum over {n - 1} silos; {t} of them together that over {n - t}."
     )
-    return Facts(tuple(members), known, start, probes, column["tested"])
+    if clear:
+        lines.append(f"In the clear{noisy}, to all: {'; '.join(clear)}.")
+    if private is None:
+        lines.append(
+            "In the clear, to all: how many rows you have and three numbers on how curved the loss "
+            "is; and at the end loss, accuracy and number of your training and held-out rows."
+        )
+    else:
+        lines.append(
+            f"In the clear, to all: how many rows you have. All else costs at most ε = "
+            f"{private.epsilon:g} at δ = {private.delta:g}, over the whole run."
+        )
+    if n - t < SAFE:
+        lines.append(
+            f"With {n - t} silos that do not collude, single losses and gradients can be worked "
+            f"out from sums over time; five or more hide them."
+        )
+    return lines
 
 
-def _facts(name: str, reply: Message) -> Json:
-    """Read one silo's answer to the agreement."""
-    constants = reply.arrays.get("constants", np.zeros(0))
-    useless = SiloTrouble(name, Failure("its answer to the agreement cannot be used", GARBAGE))
-    try:
-        read = read_values(FACTS, reply.values, "")
-    except InputError:
-        raise useless from None
-    whole = max(read["dimension"], read["samples"], read["tested"]) < 2**53
-    numbers = (
-        constants.shape == (4,)
-        and constants.dtype == np.float64
-        and bool(np.isfinite(constants).all())
-    )
-    if not whole or not numbers or constants[:3].min() < 0:
-        raise useless
-    return {**read, "constants": constants, "noisy": reply.values.get("noisy") is True}
+def check_size(dimension: int, members: int) -> None:
+    """Refuse a model whose exchanges would be too large for all vectors to go to all silos."""
+    size = BYTES * dimension * members
+    if size > LARGEST:
+        raise InputError(
+            "model-too-large",
+            f"An exchange of {members} silos with {dimension} parameters takes {size:,} bytes to "
+            f"every silo, more than {LARGEST:,}: use a smaller model.",
+        )
+
+
+def allowed(file: SiloFile, granted: bool | None) -> None:
+    """Refuse an agreement that a person has to agree to, or has revoked."""
+    if granted is False:
+        raise InputError("agreement-revoked", "The operator of this silo has withdrawn.")
+    if granted is None and file.agree != ALWAYS:
+        raise InputError(
+            "agreement-awaited", "The operator of this silo has not agreed to this run yet."
+        )

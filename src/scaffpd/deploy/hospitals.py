@@ -13,15 +13,23 @@ name = "{name}"
 [data]
 file = "patients.csv"
 target = "disease"
-categories = ["cp", "restecg", "slope", "thal"]
-
-[split]
 test = 0.3
 """
+NUMBER = '"number"'
+KINDS = {
+    "cp": '["1", "2", "3", "4"]',
+    "restecg": '["0", "1", "2"]',
+    "slope": '["1", "2", "3"]',
+    "thal": '["3", "6", "7"]',
+}
 FEDERATION = """\
 name = "hospitals"
 silos = [{silos}]
 folder = "run"
+labels = [0, 1]
+
+[columns]
+{columns}
 
 [model]
 loss = "logistic"
@@ -53,5 +61,6 @@ def write_hospitals(folder: Path) -> tuple[Path, dict[str, Path]]:
         places[name].write_text(SILO.format(name=name), encoding="utf-8")
     path = folder / "federation.toml"
     names = ", ".join(f'"{name}"' for name in places)
-    path.write_text(FEDERATION.format(silos=names), encoding="utf-8")
+    columns = "\n".join(f"{name} = {KINDS.get(name, NUMBER)}" for name in COLUMNS)
+    path.write_text(FEDERATION.format(silos=names, columns=columns), encoding="utf-8")
     return path, places

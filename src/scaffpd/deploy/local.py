@@ -16,9 +16,12 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.deployed_run import FAILED, PROGRESS, DeployedRun, Outcome
 from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.messages import JsonMapping
+from scaffpd.deploy.records import GRANTED
+from scaffpd.deploy.silo import Silo
 from scaffpd.errors import InputError, not_installed
 from scaffpd.files import JsonLines
 from scaffpd.run.settings.federation import FederationFile
@@ -99,6 +102,15 @@ class LocalDeployment:
         (self.folder / NOTE).write_text(json.dumps(note, indent=1), encoding="utf-8")
         return self
 
+    def agree(self, file: FederationFile) -> None:
+        """Agree to the run for all silos: whoever starts them here is the operator of each."""
+        opened = {name: Silo.open(path) for name, path in self.silos.items()}
+        cards = {name: silo.identity.card for name, silo in opened.items()}
+        digest = Agreement.made(file, cards).digest.hex()
+        for silo in opened.values():
+            if silo.records.granted(digest) is None:
+                silo.records.note(GRANTED, digest, by="deploy local")
+
     def run(
         self,
         watch: Watch,
@@ -108,6 +120,7 @@ class LocalDeployment:
     ) -> Outcome:
         """Start everything, follow the run to its end, and stop everything."""
         file = FederationFile.read(self.federation)
+        self.agree(file)
         look = follower(DeployedRun(file.folder).path / PROGRESS, watch)
         work = self.folder / WORK
         shutil.rmtree(work, ignore_errors=True)

@@ -64,7 +64,6 @@ def record_of(
         clients=clients,
         history=last,
     )
-    masked = "masked: the coordinator saw sums over silos" if file.secure else "in the clear"
     return RunRecord(
         kind="deploy",
         title=f"{file.name}: {len(file.silos)} silos",
@@ -90,12 +89,12 @@ def record_of(
         events=folder.entries()[1],
         settings={
             "Silos": ", ".join(file.silos),
-            "Model": ", ".join(f"{key} = {value}" for key, value in file.model.values().items()),
+            "Model": ", ".join(f"{key} = {value}" for key, value in file.linear().items()),
             "Method": repr(method),
-            "Rounds at most": str(file.training.rounds),
-            "Tolerance": str(file.training.tol),
+            "Rounds at most": str(file.rounds),
+            "Tolerance": str(file.tol),
             "Seed": str(file.training.seed),
-            "Vectors": masked,
+            "Vectors": "masked: everybody saw sums over silos",
         },
         config=file.path.read_text(encoding="utf-8"),
     )

@@ -162,6 +162,9 @@ class Channel(Protocol):
     def using(self, l2: Strength | None, strength: Strength | None) -> Channel:
         """Return access to the same clients with other strengths of their model."""
 
+    def decided(self, status: str | None) -> str | None:
+        """Return whether and how a run ends: the same everywhere, if several run it together."""
+
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """Return the answers of the chosen clients, in that order."""
 

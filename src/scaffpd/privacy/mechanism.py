@@ -10,12 +10,13 @@ zero to whole units by itself. Then all sums are exact, in whatever order they a
 record moves them by at most 2ᶠ units: floating point has no part in the sensitivity. A linear
 model's part is the product of two vectors,
 
-    ∇ℓ_j = a_j ⊗ r_j   →   ⌊2ᵃ a_j/‖a_j‖⌋ ⊗ ⌊2ᵇ r_j min(1/‖r_j‖, ‖a_j‖/C)⌋,   a + b = f,
+    ∇ℓ_j = a_j ⊗ r_j   →   ⌊2ᵃ a_j/‖a_j‖⌋ ⊗ ⌊2ᵇ (r_j/‖r_j‖) min(1, ‖r_j‖‖a_j‖/C)⌋,   a + b = f,
 
-whose lengths are at most 2ᵃ and 2ᵇ. All whole numbers stay below 2⁵³, so that a matrix product in
-double precision is exact: m 2ᶠ ≤ 2⁵² for clients of m records. Predictions and losses of single
-records are in floating point; they depend on that record and on public numbers alone, and on
-nothing that another record could change.
+whose lengths are at most 2ᵃ and 2ᵇ, whatever underflows or overflows on the way: directions are
+those of a vector over its largest entry, and a factor is at most one. All whole numbers stay below
+2⁵³, so that a matrix product in double precision is exact: m 2ᶠ ≤ 2⁵² for clients of m records.
+Predictions and losses of single records are in floating point; they depend on that record and on
+public numbers alone, and on nothing that another record could change.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class LinearSums:
         A = rows.A if radius is None else rows.A * (radius / rows.norms).clamp_max(1)[:, None]
         rows = StackedSamples(A, rows.y, rows.layout, torch.ones_like(rows.share))
         long = A.double()
-        units = floored(long, 1 / long.norm(dim=1), clips[0].bits // 2)
+        units = floored(directions(long)[0], 1.0, clips[0].bits // 2)
         whole = StackedSamples(units, rows.y, rows.layout, rows.share.double())
         return cls(rows, whole, oracle.loss, oracle.outputs, clips)
 
@@ -109,8 +110,9 @@ class LinearSums:
         r = self.loss.residual(self._predictions(at), self.rows.y).double()
         r = torch.nan_to_num(r, posinf=0.0, neginf=0.0)
         clip = self.clips[0]
-        scale = torch.minimum(1 / r.norm(dim=1), self.rows.norms.double() / clip.most)
-        parts = floored(r, scale, clip.bits - clip.bits // 2)
+        unit, sizes = directions(r)
+        scale = (sizes * (self.rows.norms.double() / clip.most)).clamp_max(1)
+        parts = floored(unit, scale, clip.bits - clip.bits // 2)
         return self.whole.each(parts).flatten(1)
 
     def only(self, clients: list[int]) -> LinearSums:
@@ -171,7 +173,8 @@ class ModuleSums:
         """Return what every record's gradient counts, (m, d)."""
         each = torch.where(torch.isfinite(each).all(1, keepdim=True), each, 0).double()
         clip = self.clips[0]
-        return floored(each, (1 / each.norm(dim=1)).clamp_max(1 / clip.most), clip.bits)
+        unit, sizes = directions(each)
+        return floored(unit, (sizes / clip.most).clamp_max(1), clip.bits)
 
 
 ClippedSums = LinearSums | ModuleSums
@@ -186,6 +189,15 @@ def _each(one: Callable[..., Tensor], x: Tensor, X: Tensor, y: Tensor) -> Tensor
             "not-record-by-record",
             f"The network cannot be differentiated record by record: {first_line(error)}.",
         ) from None
+
+
+def directions(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return r_j/‖r_j‖, zero where r_j is, and ‖r_j‖, of numbers of any size."""
+    largest = rows.abs().amax(1, keepdim=True)
+    scaled = rows / torch.where(largest > 0, largest, 1)
+    norms = scaled.norm(dim=1, keepdim=True)  # from 1 to √d, or 0
+    sizes = (largest * norms)[:, 0].clamp_max(torch.finfo(rows.dtype).max)
+    return scaled / torch.where(norms > 0, norms, 1), sizes
 
 
 def bounded(values: Tensor, clip: Clip) -> Tensor:

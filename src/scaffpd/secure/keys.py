@@ -1,123 +1,138 @@
-r"""Identities of clients, shared secrets of two of them, and the key streams derived from these.
+r"""Keys of silos: who signs, and masks that two silos share.
 
-The others know a client by a long-term X25519 key on a card, which the server passes on. A client
-that trusts the server to pass cards on unchanged needs no more; otherwise it pins the others' keys
-by their fingerprints, compared by telephone.
+A silo has one secret of 32 bytes in a file, and from it an Ed25519 key that signs and an X25519 key
+that agrees on masks. Both public keys are its card, whose fingerprint operators compare once, by
+telephone. Every process has one more X25519 key, which never touches a disk. The mask of silos i
+and j at a step is a stream of AES in counter mode with the key
 
-A card also has a key for the lifetime of the process (`once`). The secret of two clients combines
-both agreements,
+    HKDF(X25519(fresh_i, fresh_j) ‖ X25519(own_i, own_j);  transcript, step, kind, length),
 
-    k_ij = HKDF(X25519(a_i, A_j) ‖ X25519(e_i, E_j)),
-
-so that impersonating a client takes its long-term key, and a long-term key that is stolen later
-opens no sum of an earlier process. Keys are derived by HKDF-SHA256, streams are those of ChaCha20,
-both of `cryptography`.
+which i adds and j subtracts: it takes a card's secret to impersonate a silo, a secret stolen later
+opens no earlier sum, and two silos that have seen different things share nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from scaffpd.errors import InputError
 from scaffpd.files import load_or_create
-from scaffpd.secure.terms import Ring
+from scaffpd.secure.ring import BYTES, Ring, add, negative
+
+SIGNATURE = 64  # bytes
+KEY = 32
+
+
+def derived(secret: bytes, about: bytes, salt: bytes = b"") -> bytes:
+    """Return a key of 32 bytes for one use."""
+    return HKDF(SHA256(), KEY, salt, b"scaffpd " + about).derive(secret)
 
 
 @dataclass(frozen=True)
 class Card:
-    """Public card of a client."""
+    """Public keys of a silo."""
 
-    name: str  # the client
-    key: bytes  # its public key, 32 bytes
-    once: bytes  # the public key of its process, 32 bytes
+    signs: bytes
+    masks: bytes
+
+    @classmethod
+    def of(cls, digits: object) -> Card:
+        """Read the hexadecimal digits that `scaffpd silo key` shows."""
+        try:
+            both = bytes.fromhex(str(digits))
+            Ed25519PublicKey.from_public_bytes(both[:KEY])
+            X25519PublicKey.from_public_bytes(both[KEY:])
+        except ValueError:
+            raise InputError(
+                "key-unreadable",
+                f"{str(digits)[:20]!r} is no silo's key: `scaffpd silo key` shows it.",
+            ) from None
+        return cls(both[:KEY], both[KEY:])
+
+    @cached_property
+    def digits(self) -> str:
+        """The card as text."""
+        return (self.signs + self.masks).hex()
 
     @property
     def fingerprint(self) -> str:
-        """Short name of the key, for people to compare and to write down as a pin."""
-        return hashlib.sha256(self.key).hexdigest()
+        """Short name of both keys, for people to compare."""
+        return hashlib.sha256(self.signs + self.masks).hexdigest()
 
-    def values(self) -> dict[str, str]:
-        """Return the card as JSON values."""
-        return {"name": self.name, "key": self.key.hex(), "once": self.once.hex()}
-
-    @classmethod
-    def of(cls, values: Any) -> Card:
-        """Read the JSON values of a card, and check them."""
+    def signed(self, signature: bytes, message: bytes) -> bool:
+        """Return whether the signature is this silo's."""
         try:
-            key = bytes.fromhex(values["key"])
-            once = bytes.fromhex(values["once"])
-            if len(key) != 32 or len(once) != 32:
-                raise ValueError
-            return cls(str(values["name"]), key, once)
-        except (KeyError, TypeError, ValueError):
-            raise InputError("card-unreadable", "A card of a client cannot be read.") from None
+            Ed25519PublicKey.from_public_bytes(self.signs).verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
 
 
 class Identity:
-    """Private keys of a client: a long-term one, by default new, and one for its process."""
+    """Private keys of a silo, by default new."""
 
-    def __init__(self, name: str, key: X25519PrivateKey | None = None) -> None:
-        self.name = name
-        self._key = key or X25519PrivateKey.generate()
-        self._once = X25519PrivateKey.generate()
-        self.card = Card(
-            name,
-            self._key.public_key().public_bytes_raw(),
-            self._once.public_key().public_bytes_raw(),
-        )
+    def __init__(self, secret: bytes | None = None) -> None:
+        self._signs = Ed25519PrivateKey.generate()
+        self._masks = X25519PrivateKey.generate()
+        if secret is not None:
+            self._signs = Ed25519PrivateKey.from_private_bytes(derived(secret, b"signs"))
+            self._masks = X25519PrivateKey.from_private_bytes(derived(secret, b"masks"))
+        public = self._signs.public_key().public_bytes_raw()
+        self.card = Card(public, self._masks.public_key().public_bytes_raw())
 
     @classmethod
-    def stored(cls, name: str, path: Path) -> Identity:
-        """Load the key of a file that only its owner can read; create it if missing."""
-        return cls(name, X25519PrivateKey.from_private_bytes(load_or_create(path)))
+    def stored(cls, path: Path) -> Identity:
+        """Load the secret of a file that only its owner can read; create it if missing."""
+        return cls(load_or_create(path))
 
-    def secret(self) -> bytes:
-        """Return the private key of this process, which never leaves it."""
-        return self._once.private_bytes_raw()
+    def sign(self, message: bytes) -> bytes:
+        """Return a signature."""
+        return self._signs.sign(message)
 
-    def agreed(self, other: Card) -> bytes:
-        """Return k_ij, which only the two know."""
-        pairs = (self._key, other.key), (self._once, other.once)
-        both = b"".join(
-            own.exchange(X25519PublicKey.from_public_bytes(theirs)) for own, theirs in pairs
-        )
-        shown = sorted((self.card.key + self.card.once, other.key + other.once))
-        return derive_key(both, b"".join(shown), "pair")
+    def shared(self, card: Card) -> bytes:
+        """Return the secret that this silo and another always share."""
+        return self._masks.exchange(X25519PublicKey.from_public_bytes(card.masks))
 
 
-BLOCK = 2**14  # numbers at a time, to stay in the cache
-_ZEROS = bytes(8 * BLOCK)
+class Masks:
+    """Masks of one silo in one epoch."""
 
+    def __init__(self, name: str, identity: Identity) -> None:
+        self.name = name
+        self._identity = identity
+        self._fresh = X25519PrivateKey.generate()
+        self.fresh = self._fresh.public_key().public_bytes_raw()
+        self._secrets: dict[str, bytes] = {}
 
-def derive_key(secret: bytes, salt: bytes, purpose: str) -> bytes:
-    """Derive a key of 32 bytes for one purpose only."""
-    return HKDF(SHA256(), 32, salt, f"scaffpd {purpose}".encode()).derive(secret)
+    def meet(self, cards: Mapping[str, Card], fresh: Mapping[str, bytes]) -> None:
+        """Agree with every other silo on a secret, from the keys of its card and of its process."""
+        for name in cards.keys() - {self.name}:
+            try:
+                new = self._fresh.exchange(X25519PublicKey.from_public_bytes(fresh[name]))
+            except ValueError:
+                raise InputError(
+                    "key-unreadable", f"Silo {name!r} has posted no usable key."
+                ) from None
+            self._secrets[name] = new + self._identity.shared(cards[name])
 
-
-def add_stream(total: Ring, key: bytes, sign: int) -> None:
-    """Add a key's stream of uniform numbers modulo 2⁶⁴ to `total`, or subtract it.
-
-    A key is for one stream, which starts at zero. Numbers are little-endian on every machine.
-    """
-    stream: Any = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
-    held = bytearray(8 * BLOCK)
-    numbers = np.frombuffer(held, dtype="<u8")
-    change = np.add if sign > 0 else np.subtract
-    for first in range(0, len(total), BLOCK):
-        part = total[first : first + BLOCK]
-        stream.update_into(memoryview(_ZEROS)[: 8 * len(part)], held)
-        change(part, numbers[: len(part)], out=part)
-
-
-def sign(name: str, other: str) -> int:
-    """Return +1 for the neighbour that adds the stream of two, -1 for the one that subtracts it."""
-    return 1 if name < other else -1
+    def add(self, numbers: Ring, transcript: bytes, about: bytes) -> Ring:
+        """Return the numbers with all masks of a step, of which everybody's cancel in the sum."""
+        for name, secret in self._secrets.items():
+            key = derived(secret, about, transcript)
+            stream = Cipher(algorithms.AES(key), modes.CTR(bytes(BYTES))).encryptor()
+            drawn = np.frombuffer(stream.update(bytes(numbers.nbytes)), np.uint64)
+            mask = drawn.reshape(numbers.shape)
+            numbers = add(numbers, mask if self.name < name else negative(mask))
+        return numbers

@@ -254,7 +254,7 @@ class _TrainingRun:
     def until(self, rounds: int, tol: float | None, callbacks: Sequence[Callback]) -> Status:
         """Make rounds until one of the named outcomes."""
         try:
-            while (status := self._outcome(rounds, tol)) is None:
+            while (status := self._decided(rounds, tol)) is None:
                 self.state = self.method.round(self.federation, self.state)
                 self._record()
                 self._complete()
@@ -304,6 +304,11 @@ class _TrainingRun:
             return bool(torch.isfinite(self.state.x).all())
         limit = EXPLOSION * (1 + np.abs(self.history.first_losses).max())
         return bool(np.all(np.isfinite(losses)) and np.abs(losses).max() <= limit)
+
+    def _decided(self, rounds: int, tol: float | None) -> Status | None:
+        """Return how the run ends, as all who run it together agree; `None` goes on."""
+        status = self.federation.channel.decided(self._outcome(rounds, tol))
+        return None if status is None else Status(status)
 
     def _outcome(self, rounds: int, tol: float | None) -> Status | None:
         state = self.state

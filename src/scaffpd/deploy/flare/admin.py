@@ -248,7 +248,7 @@ def _patiently(ask: Callable[[], bool], say: Callable[[str], object]) -> bool:
 
 def _wait_for_silos(job: FlareJob, file: FederationFile, say: Callable[[str], object]) -> None:
     """Wait until all silos are connected: FLARE admits none to a job that has started."""
-    deadline = time.monotonic() + file.faults.start_timeout
+    deadline = time.monotonic() + file.timeout
     said = False
     while True:
         with contextlib.suppress(LostError):
@@ -258,7 +258,7 @@ def _wait_for_silos(job: FlareJob, file: FederationFile, say: Callable[[str], ob
             if time.monotonic() > deadline:
                 raise InputError(
                     "silos-not-connected",
-                    f"Not connected after {file.faults.start_timeout:g} seconds: "
+                    f"Not connected after {file.timeout:g} seconds: "
                     f"{', '.join(missing)}. Start them, then resume.",
                 )
             if not said:

@@ -17,7 +17,7 @@ from nvflare.collab import collab
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.silo.silo import Silo
+    from scaffpd.deploy.silo import Silo
 
 VARIABLE = "SCAFFPD_SILO"  # of the environment: the path of silo.toml
 # A reply that starts like this is the site's refusal. FLARE would send an exception's traceback to
@@ -51,7 +51,7 @@ class SiloClient:
 
 def open_silo(site: str, file: Path) -> Silo:
     """Open the silo of a file; refuse if its name is not that of FLARE's certificate."""
-    from scaffpd.deploy.silo.silo import Silo
+    from scaffpd.deploy.silo import Silo
 
     silo = Silo.open(file)
     if silo.name != site:

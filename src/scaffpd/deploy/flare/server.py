@@ -25,22 +25,19 @@ GRACE = 2.0  # seconds that FLARE gets for its own timeout
 
 
 class CollabTransport:
-    """Sites of the running job, each by FLARE's proxy for it; `aborted` says when to end."""
-
-    named = True  # a site's name is in its certificate
+    """Sites of the running job, by FLARE's proxies; a site's name is in its certificate."""
 
     def __init__(self, proxies: JsonMapping, aborted: Callable[[], bool] = lambda: False) -> None:
         self._proxies = dict(proxies)
         self._aborted = aborted
 
-    def sites(self) -> tuple[str, ...]:
-        """Return the sites of this job; FLARE admits none later."""
-        return tuple(sorted(self._proxies))
-
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
         """Ask the named sites in parallel."""
         arrived: queue.SimpleQueue[tuple[str, bytes | Failure | RunAborted]] = queue.SimpleQueue()
         for site, question in questions.items():
+            if site not in self._proxies:
+                arrived.put((site, Failure("it is not connected")))
+                continue
             task = (site, question, timeout, arrived)
             threading.Thread(target=self._deliver, args=task, daemon=True).start()
         late = Failure(f"No reply within {timeout:g} seconds.")

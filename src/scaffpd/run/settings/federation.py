@@ -1,4 +1,4 @@
-"""`federation.toml`: the coordinator's settings."""
+"""`federation.toml`: what silos agree on, and the coordinator's own settings."""
 
 from __future__ import annotations
 
@@ -6,21 +6,42 @@ import os
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
 
 import scaffpd.fields as key
 from scaffpd.algorithms import ALGORITHMS, Algorithm
-from scaffpd.algorithms.base import MEMORY, VECTORS
+from scaffpd.algorithms.base import HESSIANS, SLOPES, VECTORS
+from scaffpd.data.tabular.agree import PREPARED, REST, VERSION, Column, Schema, checked_schema
+from scaffpd.data.tabular.columns import CATEGORY, NUMBER
+from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.errors import InputError
-from scaffpd.fields import Json, SettingsTable, validated
+from scaffpd.fields import Json, Needs, SettingsTable, validated
 from scaffpd.models import Linear
 from scaffpd.models.losses import LOSSES
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
-from scaffpd.run.settings.methods import algorithm_of, called, changed, kind_of
+from scaffpd.run.settings.methods import algorithm_of, called, changed
 from scaffpd.run.settings.reading import read_toml
 from scaffpd.run.settings.tables import PrivacyBudget, Tolerance
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
+NUMBERS = "number"  # the kind of a column without a range
+Categories = Annotated[list[str], Field(min_length=1)]
+ColumnKind = Annotated[
+    str | key.Range | Categories,
+    Needs('"number", [least, largest] or a list of categories such as ["f", "m", "*"]'),
+]
+
+
+def _names(given: object) -> object:
+    """Read numbers among categories as texts, as tables have them."""
+    if not isinstance(given, dict):
+        return given
+    return {name: _category(kind) for name, kind in given.items()}
+
+
+def _category(kind: object) -> object:
+    texts = isinstance(kind, list) and any(isinstance(one, str) for one in kind)
+    return [str(one) for one in kind] if texts and isinstance(kind, list) else kind
 
 
 class FederationModel(SettingsTable):
@@ -29,18 +50,12 @@ class FederationModel(SettingsTable):
     kind: key.Text = "linear"
     loss: Annotated[str, key.one_of(LOSSES)] = "logistic"
     l2: key.NonNegative = 1e-3
-    classes: key.Count | None = None
     strength: key.Positive | None = None  # κ of personal models near the shared one
 
     @model_validator(mode="after")
     def _networks_have_a_name_only(self, info: ValidationInfo[Path]) -> Self:
         if self.kind == "linear":
-            called(
-                Linear,
-                "model",
-                self.model_dump(exclude={"kind", "strength"}, exclude_none=True),
-                info.context,
-            )
+            called(Linear, "model", {"loss": self.loss, "l2": self.l2}, info.context)
         elif more := self.model_fields_set - {"kind"}:
             raise InputError(
                 "network-with-settings",
@@ -48,21 +63,6 @@ class FederationModel(SettingsTable):
                 f"not with {self.kind!r}: silos know that network by its name.",
             )
         return self
-
-    def values(self) -> Json:
-        """Return the values that silos get; every linear model has an intercept."""
-        if self.kind != "linear":
-            return {"kind": self.kind}
-        return {**self.model_dump(exclude_none=True), "intercept": True}
-
-
-class FeatureSettings(SettingsTable):
-    """[features]: standardisation and declared ranges of columns."""
-
-    standardise: key.Switch = True
-    # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by
-    # these alone
-    ranges: dict[str, key.Range] = Field(default_factory=dict)
 
 
 class FederationTraining(SettingsTable):
@@ -73,91 +73,51 @@ class FederationTraining(SettingsTable):
     seed: key.Whole = 0
 
 
-class MaskingSettings(SettingsTable):
-    """[secure]: how many silos may collude, and whether projections of gradients leave."""
-
-    colluding: key.Count | None = None
-    projections: key.Switch = False
-
-
 class DeployedPrivacy(PrivacyBudget):
     """[privacy] of a federation."""
 
-    # with noise shared under masks, how many silos may collude or add none; left out, each silo
-    # adds all of its noise
-    colluding: key.Whole | None = None
+    # whether silos share the noise of gradients under their masks: then a silo's is smaller, and
+    # protects as long as no more than `colluding` silos leave theirs out
+    shared: key.Switch = False
 
 
-class FaultPolicy(SettingsTable):
-    """[faults]: how long a run waits for a silo. It never goes on without one."""
-
-    timeout: key.Positive = 60.0  # seconds that a silo has for an answer
-    start_timeout: key.Positive = 120.0  # seconds to wait for all silos before the run pauses
-
-
-class Server(SettingsTable):
-    """[server]: where silos reach the coordinator; FLARE's administrators use the next port."""
-
-    host: key.Text = "localhost"
-    port: key.Port = 8002
-
-
-class FederationFile(SettingsTable):
-    """A coordinator's settings; `read` completes those whose defaults depend on others."""
+class FederationTerms(SettingsTable):
+    """What all silos agree on; everything in it is part of the agreement's hash."""
 
     name: key.Text = "federation"
-    silos: key.Names  # its members, in the order of the results
-    # of the run: checkpoints, tables, the model
-    folder: key.FileName = Field(default="run", validate_default=True)
+    silos: key.Names  # in the order of the results; the first one proposes the next point
+    # the data dictionary: "number", a range, or the categories of every column ("*": all others);
+    # a list of numbers is the shape of features without names; left out, silos bring a Cohort
+    columns: (
+        Annotated[
+            dict[str, ColumnKind] | Annotated[list[key.Count], Field(min_length=1, max_length=8)],
+            BeforeValidator(_names),
+            Needs('a table such as age = "number"'),
+        ]
+        | None
+    ) = None
+    # of a classification; left out, the target is a number
+    labels: Annotated[list[int] | list[str], Field(min_length=2)] | None = None
+    standardise: key.Switch = True
     model: FederationModel = Field(default_factory=dict, validate_default=True)
-    features: FeatureSettings = FeatureSettings()
     algorithm: Json = Field(default_factory=dict)
     objective: Json | None = None
     training: FederationTraining = FederationTraining()
-    secure: MaskingSettings | None = None
+    # t, how many silos may show others all that they know; a third of them if left out
+    colluding: key.Count | None = None
     privacy: DeployedPrivacy | None = None
-    faults: FaultPolicy = FaultPolicy()
-    server: Server = Server()
     _path: Path
     _method: Algorithm
 
-    @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> FederationFile:
-        """Read and check a `federation.toml`."""
-        file = Path(path).absolute()
-        found = validated(cls, read_toml(file, SILO), file)
-        method = algorithm_of(found.algorithm, found.objective, file)
-        private = found.privacy
-        tol = found.training.tol
-        if private is not None:
-            _check_private(method, file)
-            if hasattr(method, "local_steps") and "local_steps" not in found.algorithm:
-                method = changed(method, local_steps=LOCAL_STEPS)  # each costs privacy
-        certified = method.proves and private is None
-        if tol and not certified:
-            kind = type(method).__name__ if private is None else "A run with noise"
-            raise InputError(
-                "tol-without-certificate",
-                f"{kind} certifies nothing: leave training.tol out of {file.name!r}.",
-            )
-        if found.secure is not None:
-            _check_masking(found.secure, found, method, file)
-        if private is not None and private.colluding is not None:
-            _check_shared(found, method, file)
-        given = private is None or "rounds" in found.training.model_fields_set
-        tol = (1e-6 if certified else None) if tol is None else tol or None
-        training = found.training.model_copy(
-            update={"rounds": found.training.rounds if given else ROUNDS, "tol": tol}
-        )
-        made = found.model_copy(update={"training": training})
-        made._path = file
-        made._method = method
-        return made
-
-    @property
-    def path(self) -> Path:
-        """Path of the file."""
-        return self._path
+    def model_post_init(self, context: Path) -> None:
+        """Make the method, and complete the settings whose defaults depend on it."""
+        self._path = context
+        method = algorithm_of(self.algorithm, self.objective, context)
+        given = "local_steps" in self.algorithm or not hasattr(method, "local_steps")
+        if self.privacy is not None and not given:
+            steps = 1 if self.privacy.shared else LOCAL_STEPS  # each costs privacy
+            method = changed(method, local_steps=steps)
+        self._method = method
 
     @property
     def method(self) -> Algorithm:
@@ -165,76 +125,159 @@ class FederationFile(SettingsTable):
         return self._method
 
     @property
-    def masking(self) -> Json:
-        """Settings of masked sums; empty without masks."""
-        return {} if self.secure is None else self.secure.model_dump()
+    def certified(self) -> bool:
+        """Whether a run proves how good its result is."""
+        return self.method.proves and self.privacy is None
 
-    def request(self) -> Json:
-        """Return the run's request, for silos to consent to."""
-        objective = getattr(self.method, "objective", None)
+    @property
+    def rounds(self) -> int:
+        """The most rounds."""
+        given = self.privacy is None or "rounds" in self.training.model_fields_set
+        return self.training.rounds if given else ROUNDS
+
+    @property
+    def tol(self) -> float | None:
+        """The certified gap to stop at; `None` makes all rounds."""
+        given = self.training.tol
+        return (1e-6 if self.certified else None) if given is None else given or None
+
+    def check(self) -> None:
+        """Refuse settings that do not go together."""
+        file = self._path.name
+        name = type(self.method).__name__
+        if self.training.tol and not self.certified:
+            kind = name if self.privacy is None else "A run with noise"
+            raise InputError(
+                "tol-without-certificate",
+                f"{kind} certifies nothing: leave training.tol out of {file!r}.",
+            )
+        if self.method.needs & {VECTORS, SLOPES, HESSIANS}:
+            raise InputError(
+                "method-sees-vectors",
+                f"{name} looks at every silo's own vectors, and only sums leave silos: use another "
+                f"algorithm in {file!r}, such as Fair.",
+            )
+        if getattr(self.method, "clients_per_round", None) is not None:
+            raise InputError(
+                "sums-over-some",
+                f"All silos are in every sum: leave clients_per_round out of {file!r}.",
+            )
+        if self.privacy is not None:
+            self._check_private(file)
+        if isinstance(self.columns, dict):
+            self.encoding()
+
+    def _check_private(self, file: str) -> None:
         private = self.privacy
-        return {
-            "federation": self.name,
-            "silos": list(self.silos),
-            "algorithm": kind_of(self.method),
-            "objective": "" if objective is None else repr(objective),
-            "model": self.model.values(),
-            "rounds": self.training.rounds,
-            "secure": self.masking,
-            "epsilon": private and private.epsilon,
-            "delta": private and private.delta,
+        assert private is not None
+        if not self.method.asks_losses:
+            able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
+            raise InputError(
+                "method-not-private",
+                f"[privacy] of {file!r} needs a method that asks for losses itself, for nothing "
+                f"else may leave silos: {able}, not {type(self.method).__name__}.",
+            )
+        several = (
+            getattr(self.method, "local_steps", 1) not in (None, 1)
+            or getattr(self.method, "batch_size", None) is not None
+        )
+        if private.shared and (self.model.kind != "linear" or several):
+            raise InputError(
+                "shared-noise-visible",
+                f"[privacy] shared of {file!r} needs a linear model, one local step and all rows: "
+                "noise that silos share is in sums of their gradients alone.",
+            )
+        if isinstance(self.columns, dict) and not self.encoding().get("declared"):
+            raise InputError(
+                "range-missing",
+                f"[privacy] of {file!r} needs the range of every column of numbers, such as "
+                "age = [0, 100]: means and deviations carry no noise.",
+            )
+        if not 1e-6 <= private.clip <= 1e6 or not 1e-6 <= private.loss_clip <= 1e6:
+            raise InputError("clip-out-of-range", f"{file!r} needs clips from 1e-6 to 1e6.")
+
+    def encoding(self) -> Schema:
+        """Return the columns as silos encode them."""
+        task = REGRESSION if self.labels is None else CLASSIFICATION
+        shape = self.columns if isinstance(self.columns, list) else None
+        columns = [
+            _column(name, kind, self._path.name)
+            for name, kind in (self.columns.items() if isinstance(self.columns, dict) else ())
+        ]
+        numbers = [column for column in columns if column["kind"] != CATEGORY]
+        declared = shape is None and all("range" in column for column in numbers)
+        made: Json = {
+            "version": VERSION,
+            "task": PREPARED if self.columns is None else task,
+            "standardise": self.standardise,
+            "labels": list(self.labels or ()),
+            "shape": shape,
+            "columns": columns,
+            "dimension": 1 if self.columns is None else None,
         }
+        return checked_schema(made | ({"declared": True} if declared and columns else {}))
 
-    def identity(self) -> Json:
-        """Return the settings that identify a run: all but its length and how long it waits."""
-        about: Json = {
-            "algorithm or objective": repr(self.method),
-            "model": self.model.values(),
-            "features": self.features.model_dump(exclude_none=True),
-            "seed": self.training.seed,
-            "list of silos": list(self.silos),
-        }
-        budget = {} if self.privacy is None else self.privacy.model_dump(exclude_none=True)
-        more = {"way of masking": self.masking, "budget of privacy": budget}
-        return about | {name: part for name, part in more.items() if part}
+    def linear(self) -> Json:
+        """Return the model as its file has it; every linear model has an intercept."""
+        if self.model.kind != "linear":
+            return {"kind": self.model.kind}
+        made = {**self.model.model_dump(exclude_none=True), "intercept": True}
+        classes = len(self.labels or ())
+        if self.model.loss == "logistic" and classes not in (0, 2):
+            raise InputError(
+                "logistic-of-many-labels",
+                f'Logistic loss has two classes, but there are {classes} labels: use "softmax".',
+            )
+        return made | ({"classes": classes} if classes and self.model.loss != "logistic" else {})
+
+    def terms(self) -> Json:
+        """Return all of it as JSON values."""
+        names = FederationTerms.model_fields
+        dumped = self.model_dump(mode="json", exclude_none=True, exclude_unset=True)
+        return {name: value for name, value in dumped.items() if name in names}
 
 
-def _check_shared(tables: FederationFile, algorithm: Algorithm, file: Path) -> None:
-    """Refuse shared noise if a silo's part of it could be seen."""
-    plain = (
-        getattr(algorithm, "local_steps", 1) > 1
-        or getattr(algorithm, "batch_size", None) is not None
-    )
-    if tables.secure is None or tables.model.kind != "linear" or plain:
+def _column(name: str, kind: object, file: str) -> Column:
+    if isinstance(kind, list) and all(isinstance(one, float) for one in kind):
+        return {"name": name, "kind": NUMBER, "range": kind}
+    if isinstance(kind, list):
+        named = [category for category in kind if category != REST]
+        return {"name": name, "kind": CATEGORY, "categories": named, "other": REST in kind}
+    if kind != NUMBERS:
         raise InputError(
-            "shared-noise-visible",
-            f"[privacy] colluding of {file.name!r} needs [secure], a linear model, one local step "
-            "and all rows: noise that silos share is in sums of their gradients alone.",
+            "column-kind", f'{file!r} says {kind!r} of column {name!r}: write "number", or a list.'
         )
+    return {"name": name, "kind": NUMBER}
 
 
-def _check_private(algorithm: Algorithm, file: Path) -> None:
-    if not algorithm.asks_losses:
-        able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
-        raise InputError(
-            "method-not-private",
-            f"[privacy] of {file.name!r} needs a method that asks for losses itself, for nothing "
-            f"else may leave silos: {able}, not {type(algorithm).__name__}.",
-        )
+class FederationFile(FederationTerms):
+    """A coordinator's settings."""
 
+    # of the run: checkpoints, tables, the model
+    folder: key.FileName = Field(default="run", validate_default=True)
+    # where silos reach it; FLARE's administrators use the next port
+    server: Annotated[
+        str,
+        StringConstraints(pattern=r"^[A-Za-z0-9.-]+(:[1-9][0-9]{0,4})?$"),
+        Needs("a host, or host:port"),
+    ] = "localhost:8002"
+    timeout: key.Positive = 120.0  # seconds to wait for a silo before the run pauses
 
-def _check_masking(
-    secure: MaskingSettings, tables: FederationFile, algorithm: Algorithm, file: Path
-) -> None:
-    from scaffpd.secure.masking import Terms  # needs the optional package cryptography
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> FederationFile:
+        """Read and check a `federation.toml`."""
+        file = Path(path).absolute()
+        found = validated(cls, read_toml(file, SILO), file)
+        found.check()
+        return found
 
-    if algorithm.needs & {VECTORS, MEMORY}:
-        raise InputError(
-            "method-sees-vectors",
-            f"{type(algorithm).__name__} looks at every silo's own vectors, or stores them: take "
-            f"[secure] out of {file.name!r}, or use another algorithm, such as ScaffPD.",
-        )
-    try:
-        Terms.usual([str(i) for i in range(len(tables.silos))], secure.colluding)
-    except InputError as error:
-        raise InputError(error.code, f"[secure] of {file.name!r}: {error}") from None
+    @property
+    def path(self) -> Path:
+        """Path of the file."""
+        return self._path
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the server."""
+        host, _, port = self.server.partition(":")
+        return host, int(port or 8002)

@@ -1,4 +1,4 @@
-"""A model's file and its agreement: columns, scale, model, masks and privacy."""
+"""A model's file and its agreement: columns, scale, model and privacy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ class AgreementValues(TypedDict):
     schema: Json
     mean: list[FiniteFloat]
     deviation: list[FiniteFloat]
-    secure: Json
     privacy: Json
 
 
@@ -52,8 +51,6 @@ class Setup:
     schema: Mapping[str, Any]  # columns, categories and labels (see `tabular`)
     mean: Vector = field(repr=False)  # of every encoded column; empty without standardisation
     deviation: Vector = field(repr=False)  # likewise
-    # how vectors are masked (see `masks`); empty without masks
-    secure: Json = field(default_factory=dict)
     # ε, δ, clips and noise (see `Private`); empty without noise
     privacy: Json = field(default_factory=dict)
 
@@ -61,11 +58,7 @@ class Setup:
         """Return its JSON values, with exact floats."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         more = {name: np.asarray(values[name]).tolist() for name in ("mean", "deviation")}
-        return {
-            name: part
-            for name, part in (values | more).items()
-            if part or name not in ("secure", "privacy")
-        }
+        return {name: part for name, part in (values | more).items() if part or name != "privacy"}
 
     @cached_property
     def digest(self) -> str:
@@ -76,7 +69,7 @@ class Setup:
     def of(cls, values: object) -> Setup:
         """Read what `values` returned."""
         sentence = "The coordinator's agreement is not complete, or cannot be used."
-        given = {"secure": {}, "privacy": {}, **values} if isinstance(values, dict) else values
+        given = {"privacy": {}, **values} if isinstance(values, dict) else values
         try:
             read = AGREEMENT.validate_python(given, strict=True)
         except ValidationError as error:
@@ -92,7 +85,6 @@ class Setup:
             read["schema"],
             mean,
             deviation,
-            read["secure"],
             read["privacy"],
         )
 

@@ -1,16 +1,18 @@
-"""A silo's own table: read it, split it, sum its columns, and predict its rows."""
+"""A silo's own table: read it as agreed, split it, commit to it, and predict its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.tabular.agree import PREPARED, VERSION, Description
+from scaffpd.data.tabular.agree import PREPARED
 from scaffpd.data.tabular.columns import (
+    CATEGORY,
     DATE,
     DataColumn,
     FeatureTable,
@@ -18,18 +20,47 @@ from scaffpd.data.tabular.columns import (
     Matrix,
     array_block,
 )
-from scaffpd.data.tabular.encode import ClientRows, Target, held_rows, target
+from scaffpd.data.tabular.encode import ClientRows, Target, target
 from scaffpd.data.tabular.formats import entry_column, entry_table, open_table
 from scaffpd.data.tabular.read import read_columns
-from scaffpd.data.tabular.settings import CLASSIFICATION
+from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
+from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
 from scaffpd.run.settings.silo import SiloFile, SiloLimits
+from scaffpd.secure.keys import derived
 from scaffpd.training.cohort import Cohort
 
 WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
+
+
+class Wanted(NamedTuple):
+    """What to read of a table; all of it where nothing is agreed yet."""
+
+    columns: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    task: str | None = None
+
+    @classmethod
+    def of(cls, terms: FederationTerms) -> Wanted:
+        """Read what the terms name."""
+        kinds = terms.columns if isinstance(terms.columns, dict) else {}
+        categories = [name for name, kind in kinds.items() if isinstance(kind, list)]
+        texts = [name for name in categories if any(isinstance(k, str) for k in kinds[name])]
+        task = REGRESSION if terms.labels is None else CLASSIFICATION
+        return cls(tuple(kinds), tuple(texts), task)
+
+    @classmethod
+    def named(cls, schema: Mapping[str, Any]) -> Wanted:
+        """Read what a model's columns name."""
+        columns = schema.get("columns") or []
+        texts = [column["name"] for column in columns if column["kind"] == CATEGORY]
+        return cls(tuple(column["name"] for column in columns), tuple(texts), schema.get("task"))
+
+
+ANYTHING = Wanted()
 
 
 @dataclass(frozen=True)
@@ -40,8 +71,8 @@ class Dataset(ClientRows):
     cohort: Cohort | None = None
 
     @classmethod
-    def read(cls, file: SiloFile) -> Dataset:
-        """Read the data that a `silo.toml` names."""
+    def read(cls, file: SiloFile, secret: bytes, wanted: Wanted = ANYTHING) -> Dataset:
+        """Read the data that a `silo.toml` names; `secret` chooses the rows to hold out."""
         source = file.data
         owner = f"Silo {file.name!r}"
         if source.entry is not None:
@@ -53,29 +84,32 @@ class Dataset(ClientRows):
                     "entry-of-other-type",
                     f"The entry {source.entry!r} must return {WANTED}, got {type(given).__name__}.",
                 )
-            return _from_parts(file, list(given[0::2]), list(given[1::2]))
+            return _from_parts(file, secret, wanted, list(given[0::2]), list(given[1::2]))
         assert source.file is not None
         opened = open_table(source.file)
-        wanted = source.target
-        names = source.columns or [name for name in opened.names if name != wanted]
-        needed = {wanted: "label" if source.task == CLASSIFICATION else "target"}
+        goal_name = source.target
+        names = wanted.columns or [name for name in opened.names if name != goal_name]
+        needed = {goal_name: "label" if wanted.task == CLASSIFICATION else "target"}
         (goal, *columns), dropped = read_columns(
-            opened, [wanted, *names], source.categories, needed, source.decimal, source.missing
+            opened,
+            [goal_name, *names],
+            wanted.categories,
+            needed,
+            source.decimal,
+            source.missing,
         )
         features = _without_dates(file, columns)
-        return _split(file, features, target(owner, goal, source.task), dropped[wanted])
+        goal_read = target(owner, goal, wanted.task)
+        return _split(file, secret, features, goal_read, dropped[goal_name])
 
     @property
     def rows(self) -> tuple[int, int]:
         """Numbers of training rows and held-out rows."""
         if self.cohort is None:
             return super().rows
-        x = self.cohort.start()
-        try:
-            test = int(self.cohort.evaluate(x, "test").counts[0])
-        except InputError:
-            test = 0
-        return int(self.cohort.evaluate(x, "train").counts[0]), test
+        test = self.cohort.channel.test
+        held = 0 if test is None else int(test.counts[0])
+        return int(self.cohort.channel.train.counts[0]), held
 
     def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: sums over few rows reveal much about each."""
@@ -91,24 +125,44 @@ class Dataset(ClientRows):
             raise InputError(
                 "label-per-row",
                 f"Silo {self.name!r} has {labels} labels for {train} training rows: that is a name "
-                'for every row, not a class; choose another target, or task = "regression".',
+                "for every row, not a class; choose another target.",
             )
 
-    def describe(self) -> Description:
-        """Return the description of columns and labels that the others need, and nothing else."""
-        if self.cohort is None:
-            return super().describe()
-        train, test = self.rows
-        return {
-            "version": VERSION,
-            "task": PREPARED,
-            "train": train,
-            "test": test,
-            "labels": [],
-            "columns": [],
-            "shape": None,
-            "dimension": self.cohort.dimension,
-        }
+    def commitment(self, salt: bytes) -> str:
+        """Return what shows later that the rows are the same, and nothing else."""
+        if self.cohort is not None:
+            content = self.cohort.fingerprint.encode()
+        else:
+            marks = row_marks(self.table, self.target, derived(salt, b"rows"))
+            content = np.sort(marks).tobytes() + bytes(np.packbits(self.held))
+        return hashlib.sha256(salt + content).hexdigest()
+
+
+def row_marks(features: FeatureTable, goal: Target, secret: bytes) -> NDArray[np.uint64]:
+    """Return a keyed hash of every row's content: a sum of those of its values."""
+
+    def marked(name: str, values: Array) -> NDArray[np.uint64]:
+        distinct, place = np.unique(values, return_inverse=True)
+        found = [
+            hashlib.blake2b(f"{name}\0{value!r}".encode(), key=secret, digest_size=8).digest()
+            for value in distinct.tolist()
+        ]
+        return np.frombuffer(b"".join(found), np.uint64)[place.ravel()]
+
+    labels = np.array(list(goal.labels), dtype=object)
+    total = marked("target", labels[goal.values].astype(str) if len(labels) else goal.values)
+    if features.block is not None:
+        found = [
+            hashlib.blake2b(row.tobytes(), key=secret, digest_size=8).digest()
+            for row in features.block
+        ]
+        total = total + np.frombuffer(b"".join(found), np.uint64)
+    for column in features.columns:
+        cells: Array = column.values
+        if column.kind == CATEGORY:
+            cells = np.array([*column.categories, ""])[cells.astype(np.int64)]
+        total = total + marked(column.name, cells)
+    return total
 
 
 def _without_dates(file: SiloFile, columns: Sequence[DataColumn]) -> FeatureTable:
@@ -122,20 +176,21 @@ def _without_dates(file: SiloFile, columns: Sequence[DataColumn]) -> FeatureTabl
     return FeatureTable(len(columns[0].values) if columns else 0, tuple(columns))
 
 
-def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
+def _from_parts(
+    file: SiloFile, secret: bytes, wanted: Wanted, X: list[Any], y: list[Any]
+) -> Dataset:
     """Take features and targets of all rows, or of training rows and held-out rows."""
     source = file.data
     owner = f"Silo {file.name!r}"
     entry = source.entry or ""
     if hasattr(X[0], "columns"):  # a data frame
         frame = entry_table(entry, X)
-        names = source.columns or frame.names
-        features = _without_dates(file, read_columns(frame, names, source.categories)[0])
-    elif source.columns or source.categories:
+        names = wanted.columns or frame.names
+        features = _without_dates(file, read_columns(frame, names, wanted.categories)[0])
+    elif wanted.columns:
         raise InputError(
             "features-without-names",
-            f"{owner} has features without names, so data.columns and data.categories cannot be "
-            "used.",
+            f"{owner} has features without names, and the agreement names columns.",
         )
     else:
         features = array_block(owner, X)
@@ -153,19 +208,27 @@ def _from_parts(file: SiloFile, X: list[Any], y: list[Any]) -> Dataset:
         features = features.take(there)
         goal = goal.take(there)
     held = None if len(y) == 1 else (np.arange(len(there)) >= sizes[0])[there]
-    return _split(file, features, target(owner, goal, source.task), int((~there).sum()), held)
+    read = target(owner, goal, wanted.task)
+    return _split(file, secret, features, read, int((~there).sum()), held)
 
 
 def _split(
-    file: SiloFile, features: FeatureTable, goal: Target, dropped: int, held: Mask | None = None
+    file: SiloFile,
+    secret: bytes,
+    features: FeatureTable,
+    goal: Target,
+    dropped: int,
+    held: Mask | None = None,
 ) -> Dataset:
+    """Hold out rows by a keyed hash of their content: no row's place depends on others."""
     if features.width == 0:
         raise InputError("no-columns", f"Silo {file.name!r} has no columns besides its target.")
     if held is None:
-        held = held_rows(file.name, goal, file.split.test, 0)
+        marks = row_marks(features, goal, derived(secret, b"split"))
+        held = marks < np.uint64(int(file.data.test * 2**64))
     if held.all():
         raise InputError("no-training-rows", f"Silo {file.name!r} has no training rows.")
-    return Dataset(file.name, features, goal, held, dropped, file.limits.rarest)
+    return Dataset(file.name, features, goal, held, dropped)
 
 
 def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:

@@ -1,0 +1,130 @@
+"""Show a silo's operator what was found in the data; nothing is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from scaffpd.data.tabular.agree import PREPARED
+from scaffpd.data.tabular.columns import CATEGORY, leaking_columns
+from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
+from scaffpd.deploy.dataset import Dataset
+from scaffpd.deploy.messages import Array, Json
+from scaffpd.run.settings.silo import SiloFile
+
+SHOWN = 30  # names in a list before it is cut off
+
+
+def site_overview(file: SiloFile, data: Dataset) -> Json:
+    """Return all that `scaffpd silo check` shows, as JSON values."""
+    train, test = data.rows
+    y = data.target.values
+    return {
+        "silo": file.name,
+        "task": data.target.task,
+        "rows": {"train": train, "test": test, "without_target": data.dropped},
+        "labels": _labels(data),
+        "target": {"smallest": float(y.min()), "mean": float(y.mean()), "largest": float(y.max())}
+        if data.target.task == REGRESSION
+        else None,
+        "columns": [
+            {
+                "name": column.name,
+                "kind": column.kind,
+                "missing": int(column.missing.sum()),
+                "categories": len(column.categories),
+            }
+            for column in data.table.columns
+        ],
+        "missing": int(np.isnan(data.table.block).sum()) if data.table.block is not None else None,
+        "warnings": list(warnings(file, data)),
+        "dictionary": dictionary(data),
+    }
+
+
+def dictionary(data: Dataset) -> list[str]:
+    """Return these columns as federation.toml declares them, for the consortium to agree on."""
+    if data.target.task == PREPARED:
+        return []
+    lines = []
+    if data.target.task == CLASSIFICATION:
+        lines.append(f"labels = {json.dumps(list(data.target.labels))}")
+    if data.table.block is not None:
+        return [*lines, f"columns = {json.dumps(list(data.table.shape))}"]
+    lines += ["", "[columns]"]
+    for column in data.table.columns:
+        kind = '"number"'
+        if column.kind == CATEGORY:
+            kind = json.dumps(list(column.categories), ensure_ascii=False)
+        lines.append(f"{json.dumps(column.name, ensure_ascii=False)} = {kind}")
+    return lines
+
+
+def _labels(data: Dataset) -> list[Json]:
+    labels = data.target.labels
+    if data.target.task != CLASSIFICATION:
+        return []
+    train, test = (
+        np.bincount(data.target.values[rows], minlength=len(labels))
+        for rows in (~data.held, data.held)
+    )
+    return [
+        {"label": label, "train": int(train[k]), "test": int(test[k])}
+        for k, label in enumerate(labels)
+    ]
+
+
+def warnings(file: SiloFile, data: Dataset) -> Iterator[str]:
+    """Yield warnings for the operator."""
+    limits = file.limits
+    if data.rows[0] < limits.rows:
+        yield (
+            f"There are {data.rows[0]} training rows, and limits.rows asks for {limits.rows}: this "
+            "silo would not take part."
+        )
+    if data.dropped:
+        yield f"Rows without a target are left out: {data.dropped}."
+    if data.target.task == PREPARED:
+        return
+    found = _labels(data)
+    for entry in found:
+        if entry["train"] == 0:
+            yield f"The label {entry['label']!r} has no training row."
+        elif entry["train"] + entry["test"] == 1:
+            yield f"The label {entry['label']!r} has one row only."
+    if len(found) == 1:
+        yield f"All rows have the label {found[0]['label']!r}."
+    present = dict(_present(data))
+    empty = [name for name, values in present.items() if len(values) == 0]
+    constant = [
+        name for name, values in present.items() if len(values) and values.min() == values.max()
+    ]
+    if empty:
+        yield f"No training row has a value in {_cut(empty)}: the mean over all silos is used."
+    if constant:
+        yield f"All values are the same in {_cut(constant)}."
+    if data.target.note:
+        yield f"The target {data.target.note}."
+    yield from leaking_columns(
+        data.table.columns, data.target.values, data.target.task == CLASSIFICATION
+    )
+    for column in data.table.columns:
+        if column.note:
+            yield f"Column {column.name!r} {column.note}."
+
+
+def _present(data: Dataset) -> Iterator[tuple[str, Array]]:
+    """Yield every column's name and training values: numbers, or codes of categories."""
+    train = ~data.held
+    if data.table.block is not None:
+        for j, values in enumerate(data.table.block[train].T):
+            yield f"x{j}", values[~np.isnan(values)]
+    for column in data.table.columns:
+        yield column.name, column.values[train & ~column.missing]
+
+
+def _cut(names: list[str]) -> str:
+    short = [name if len(name) <= 40 else f"{name[:37]}..." for name in names[:SHOWN]]
+    return ", ".join(short) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")

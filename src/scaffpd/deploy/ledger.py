@@ -1,0 +1,77 @@
+r"""A silo's account of its releases, over all runs, in a file.
+
+Noise comes from the operating system and is never stored, so that a question that is repeated after
+a restart is another release; all of them are on disk before an answer leaves.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from scaffpd.deploy.messages import Json
+from scaffpd.errors import InputError
+from scaffpd.files import atomic_write, lock_file
+from scaffpd.privacy.accountant import Account
+from scaffpd.training.cohort import Cohort
+
+DELTA = 1e-5  # of a silo's own budget
+
+
+class PrivacyLedger:
+    """Releases of one silo under an agreement, and under all of them within its own budget.
+
+    Args:
+        file: of all releases; those under the agreement are beside it.
+        digest: the agreement's.
+        epsilon: the silo's own budget; `None` leaves it to every agreement.
+    """
+
+    def __init__(self, file: Path, digest: str, epsilon: float | None) -> None:
+        self._all = file
+        self._file = file.with_stem(f"{file.stem}-{digest[:12]}")
+        self._epsilon = epsilon
+        self._written: dict[Path, int] = {}
+
+    def open(self, cohort: Cohort) -> None:
+        """Bind a cohort to both budgets, with what was released before."""
+        account = cohort.account
+        if account is None:
+            raise InputError(
+                "cohort-not-private",
+                "The silo's own Cohort is not private: make it of a Private model.",
+            )
+        if self._epsilon is not None:
+            account.wider = Account(account.names, DELTA, self._epsilon)
+        with lock_file(self._all.with_suffix(".lock")):
+            for file, own in self._accounts(cohort).items():
+                self._read(file, own)
+
+    def _accounts(self, cohort: Cohort) -> dict[Path, Account]:
+        account = cohort.account
+        assert account is not None
+        wider = {} if account.wider is None else {self._all: account.wider}
+        return {**wider, self._file: account}
+
+    def write(self, cohort: Cohort) -> None:
+        """Write down what is new, before a post leaves."""
+        for file, account in self._accounts(cohort).items():
+            if account.total > self._written.get(file, 0):
+                packed: Json = account.pack()
+                with atomic_write(file) as written:
+                    np.savez(written, **packed)
+                self._written[file] = account.total
+
+    def _read(self, file: Path, account: Account) -> None:
+        if not file.exists():
+            return
+        try:
+            with np.load(file, allow_pickle=False) as earlier:
+                account.merge(dict(earlier))
+            self._written[file] = account.total
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+            raise InputError(
+                "ledger-unreadable", f"The privacy ledger {str(file)!r} cannot be read."
+            ) from None

@@ -1,0 +1,270 @@
+r"""What every silo runs, and the coordinator without rows: one agreed run, from epoch to model.
+
+epoch       keys, commitments to rows, and the last state that all can go on from
+columns     n, Σx and Σ(x − mean)² over all silos, masked
+training    `train(method, replica)`; every round ends in a state that all have
+scores      of the last point, in the clear
+confirm     everybody has seen the same: only now a model is written
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.data.tabular.agree import (
+    PREPARED,
+    Schema,
+    declared_scale,
+    deviation_of,
+    mean_of,
+    width,
+)
+from scaffpd.deploy.agreement import Agreement, check_size
+from scaffpd.deploy.messages import Json
+from scaffpd.deploy.replica import replica
+from scaffpd.deploy.transcript import Session, Tampered
+from scaffpd.errors import InputError
+from scaffpd.federation import ClientScores, Federation
+from scaffpd.files import write_file
+from scaffpd.run.settings.federation import FederationTerms
+from scaffpd.run.settings.methods import kind_of
+from scaffpd.run.settings.model_file import Setup
+from scaffpd.secure.aggregation import colluding_of
+from scaffpd.training.cohort import Cohort
+from scaffpd.training.history import Checkpoint
+from scaffpd.training.loop import Result, RoundInfo, train
+
+KEPT = 2  # states: a silo may be one round ahead of another
+SCORES = 6  # loss, accuracy and number of training and of held-out rows
+T = TypeVar("T")
+Totals = Mapping[str, NDArray[np.float64] | NDArray[np.int64]]
+
+
+class Rows(Protocol):
+    """A silo's rows, as a run needs them."""
+
+    def commitment(self) -> str:
+        """Return what shows later that they are the same."""
+
+    def totals(self, schema: Schema, mean: NDArray[np.float64] | None) -> Totals:
+        """Return n and Σx of every encoded column, or n and Σ(x − mean)²."""
+
+    def cohort(self, setup: Setup) -> Cohort:
+        """Return them with the agreed model, as a cohort of one."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run has found."""
+
+    result: Result
+    setup: Setup
+    scores: dict[str, ClientScores]
+    spent: dict[str, dict[str, float]]  # (ε, δ) of every silo, with noise
+
+
+class RunStates:
+    """The states of a run on disk that can be gone on from, each with the transcript up to it."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.checkpoint = folder / "checkpoint.npz"
+        self._file = folder / "states.json"
+
+    def known(self) -> list[list[object]]:
+        """Return rounds and transcripts, the latest last."""
+        states: list[list[object]] = _read(self._file, [])
+        return states
+
+    def note(self, rounds: int, digest: bytes) -> None:
+        """Keep the checkpoint of a round that has ended."""
+        shutil.copyfile(self.checkpoint, self._place(rounds))
+        states = [*self.known(), [rounds, digest.hex()]][-KEPT:]
+        write_file(self._file, json.dumps(states))
+        kept = {self._place(int(str(state[0]))) for state in states}
+        for old in set(self.folder.glob("state-*.npz")) - kept:
+            old.unlink()
+
+    def restore(self, others: Sequence[Sequence[Sequence[object]]]) -> str:
+        """Go back to the last state that all have, and return its transcript; else to none."""
+        known = [{tuple(state) for state in states} for states in (self.known(), *others)]
+        common = set.intersection(*known)
+        states = [state for state in self.known() if tuple(state) in common]
+        write_file(self._file, json.dumps(states))
+        self.checkpoint.unlink(missing_ok=True)
+        if not states:
+            return ""
+        shutil.copyfile(self._place(int(str(states[-1][0]))), self.checkpoint)
+        return str(states[-1][1])
+
+    def same(self, name: str, now: Json) -> None:
+        """Refuse facts that were others when this run began."""
+        before = _read(self.folder / name, now)
+        for silo, fact in now.items():
+            if before.get(silo) != fact:
+                raise InputError(
+                    "rows-changed",
+                    f"The rows of silo {silo!r} are not those that this run began with: changed "
+                    "rows need a new agreement.",
+                )
+        write_file(self.folder / name, json.dumps(now))
+
+    def _place(self, rounds: int) -> Path:
+        return self.folder / f"state-{rounds}.npz"
+
+
+def take_part(
+    session: Session,
+    agreement: Agreement,
+    terms: FederationTerms,
+    states: RunStates,
+    coordinator: Sequence[Sequence[object]],
+    rows: Rows | None,
+    after: Callable[[RoundInfo, Federation], None] | None = None,
+) -> Finished:
+    """Run the agreement to its end; `rows` is `None` at an onlooker.
+
+    Args:
+        session: the exchanges.
+        agreement: what is run.
+        terms: the same, read.
+        states: of this run.
+        coordinator: the states that the coordinator has.
+        rows: this silo's own.
+        after: called after every round.
+    """
+    session.tolerance = terms.method.tolerance
+    own = None if rows is None else rows.commitment()
+    facts = session.open({"rows": own, "states": states.known()})
+    commitments = {name: fact.get("rows") for name, fact in facts.items()}
+    states.same("rows.json", commitments)
+    before = states.restore([coordinator, *(_states(fact) for fact in facts.values())])
+    session.propose("state", {"state": before}, {})
+    setup = _agreed_columns(session, agreement, terms, rows)
+    cohort = None if rows is None else rows.cohort(setup)
+    about = hashlib.sha256(agreement.digest + repr(sorted(commitments.items())).encode())
+    federation = replica(
+        session,
+        None if cohort is None else cohort.channel,
+        colluding_of(len(session.names), terms.colluding),
+        about.hexdigest(),
+        terms.model.l2 if terms.privacy is not None and terms.privacy.shared else None,
+    )
+    check_size(federation.dimension, len(session.names))
+
+    def ended(info: RoundInfo) -> None:
+        states.note(info.rounds, session.digest)
+        if after is not None:
+            after(info, federation)
+
+    result = train(
+        terms.method,
+        federation,
+        terms.rounds,
+        terms.tol,
+        terms.training.seed,
+        progress=False,
+        checkpoint=Checkpoint(states.checkpoint, every=1),
+        callbacks=[ended],
+    )
+    scores = _scores(session, terms, cohort, result)
+    spent = _spent(session, cohort) if terms.privacy is not None else {}
+    session.confirm()
+    return Finished(result, setup, scores, spent)
+
+
+def _read(file: Path, default: T) -> T:
+    """Read a file of JSON that this process, or one before, has written."""
+    try:
+        found: T = json.loads(file.read_text(encoding="utf-8"))
+        return found
+    except FileNotFoundError:
+        return default
+    except (OSError, ValueError):
+        raise InputError(
+            "run-file-unreadable", f"The file {str(file)!r} cannot be read; remove its folder."
+        ) from None
+
+
+def _states(fact: Json) -> list[list[object]]:
+    given = fact.get("states")
+    if not isinstance(given, list) or not all(isinstance(state, list) for state in given):
+        raise Tampered("post-unreadable", "A silo's states cannot be read.")
+    return given
+
+
+def _agreed_columns(
+    session: Session, agreement: Agreement, terms: FederationTerms, rows: Rows | None
+) -> Setup:
+    """Return the scale of all columns, from sums over all silos or as it was declared."""
+    schema = terms.encoding()
+    scale = (np.zeros(0), np.zeros(0))
+    if schema["task"] != PREPARED:
+        declared = declared_scale(schema)
+        scale = _summed_scale(session, schema, rows) if declared is None else declared
+    noise = dict(agreement.values["noise"])
+    return Setup(kind_of(terms.method), terms.linear(), dict(schema), *scale, noise)
+
+
+def _summed_scale(
+    session: Session, schema: Schema, rows: Rows | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    columns = width(schema)
+
+    def total(kind: str, mean: NDArray[np.float64] | None) -> dict[str, Totals]:
+        own = np.zeros(2 * columns)
+        if rows is not None:
+            found = rows.totals(schema, mean)
+            own = np.concatenate([found["n"], found[kind]])
+        both = session.wide_total(kind, own)
+        return {"": {"n": np.rint(both[:columns]), kind: both[columns:]}}
+
+    mean = mean_of(total("sum", None), schema)
+    return mean, deviation_of(total("squares", mean), mean, schema)
+
+
+def _scores(
+    session: Session, terms: FederationTerms, cohort: Cohort | None, result: Result
+) -> dict[str, ClientScores]:
+    """Exchange scores of the last point; none with noise."""
+    if terms.privacy is not None:
+        return {}
+    own = np.zeros(SCORES)
+    if cohort is not None:
+        for place, split in enumerate(("train", "test")):
+            if split == "train" or cohort.tested:
+                found = cohort.evaluate(result.x, split)
+                three = found.loss[0], found.accuracy[0], found.counts[0]
+                own[3 * place : 3 * place + 3] = three
+    table = session.clear("scores", own)
+    scores = {}
+    for place, split in enumerate(("train", "test")):
+        loss, accuracy, counts = table[:, 3 * place : 3 * place + 3].T
+        if counts.any():
+            there = np.where(counts > 0, 1.0, np.nan)
+            scores[split] = ClientScores(
+                session.names, loss * there, accuracy * there, counts.astype(np.int64)
+            )
+    return scores
+
+
+def _spent(session: Session, cohort: Cohort | None) -> dict[str, dict[str, float]]:
+    """Exchange (ε, δ) so far, which depend on the questions and not on the rows."""
+    own = np.zeros(2)
+    if cohort is not None and cohort.privacy is not None:
+        own = np.array([cohort.privacy.worst, cohort.privacy.delta])
+    table = session.clear("spent", own)
+    return {
+        name: {"epsilon": float(epsilon), "delta": float(delta)}
+        for name, (epsilon, delta) in zip(session.names, table, strict=True)
+    }

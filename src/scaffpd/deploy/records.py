@@ -1,0 +1,121 @@
+r"""A silo's records, which outlive runs and processes: what was asked, agreed to, and has left.
+
+Every line of records.jsonl has a link, the SHA-256 of the link before and of the line: changing,
+removing or inserting one changes all later links, and a link that was noted down elsewhere proves
+that the end was not cut off. Write access to the file is the right to agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from scaffpd.deploy.messages import Json, JsonMapping
+from scaffpd.errors import InputError
+from scaffpd.files import JsonLines
+
+ASKED = "asked"  # an agreement came
+GRANTED = "granted"  # by a person here
+REVOKED = "revoked"
+BEGUN = "begun"  # an epoch, whatever became of it
+LEFT = "left"  # how many posts of which kind, in an epoch
+
+
+class SiloRecords:
+    """The file of records."""
+
+    def __init__(self, file: Path) -> None:
+        self._lines = JsonLines(file)
+
+    def note(self, what: str, digest: str, **about: object) -> None:
+        """Append a line; what cannot be written down does not happen."""
+        try:
+            self._lines.file.parent.mkdir(parents=True, exist_ok=True)
+            with self._lines.lock():
+                before = self._lines.last({"link": ""})
+                line = {
+                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "what": what,
+                    "agreement": digest,
+                    **about,
+                }
+                self._lines.append({**line, "link": _link(before["link"], line)})
+        except (OSError, ValueError, KeyError):
+            raise InputError(
+                "records-not-writable", f"The silo's records {self._lines.file.name!r} are broken."
+            ) from None
+
+    def read(self) -> list[Json]:
+        """Return all lines; refuse a file in which a link is wrong."""
+        lines = list[Json]()
+        link = ""
+        try:
+            for line in JsonLines(self._lines.file).read():
+                link = _link(link, {name: part for name, part in line.items() if name != "link"})
+                if line["link"] != link:
+                    raise ValueError
+                lines.append(line)
+        except (OSError, ValueError, KeyError, AttributeError):
+            raise InputError(
+                "broken-records",
+                f"Line {len(lines) + 1} of the silo's records {self._lines.file.name!r} was "
+                "changed, or one before it removed.",
+            ) from None
+        return lines
+
+    def granted(self, digest: str) -> bool | None:
+        """Return the last decision about an agreement; `None` without one."""
+        found = [
+            line["what"] == GRANTED
+            for line in self.read()
+            if line["agreement"] == digest and line["what"] in (GRANTED, REVOKED)
+        ]
+        return found[-1] if found else None
+
+    def begin(self, digest: str, most: int) -> None:
+        """Note an epoch; refuse one run too many."""
+        runs = {line["agreement"] for line in self.read() if line["what"] == BEGUN}
+        if len(runs | {digest}) > most:
+            raise InputError(
+                "too-many-runs",
+                f"This silo has taken part in {len(runs)} runs, and its limits.runs is {most}.",
+            )
+        self.note(BEGUN, digest)
+
+    def documents(self) -> dict[str, Json]:
+        """Return every agreement that came, by its hash."""
+        asked = (line for line in self.read() if line["what"] == ASKED)
+        return {line["agreement"]: line["document"] for line in asked}
+
+    def ask(self, digest: str, document: JsonMapping) -> None:
+        """Note an agreement, once."""
+        if digest not in self.documents():
+            self.note(ASKED, digest, document=document)
+
+
+def _link(before: str, line: JsonMapping) -> str:
+    content = json.dumps(line, sort_keys=True)
+    return hashlib.sha256(f"{before}{content}".encode()).hexdigest()
+
+
+def audit(lines: Sequence[Json], noted: str = "") -> list[Json]:
+    """Return run by run what has left; refuse if a noted link is missing."""
+    if noted and not any(line["link"] == noted for line in lines):
+        raise InputError("link-missing", "The noted link is not in these records.")
+    runs: dict[str, Json] = {}
+    for line in lines:
+        run = runs.setdefault(
+            line["agreement"],
+            {"agreement": line["agreement"], "from": line["time"], "epochs": 0, "posts": {}},
+        )
+        run["to"] = line["time"]
+        run["epochs"] += line["what"] == BEGUN
+        if line["what"] in (GRANTED, REVOKED):
+            run["decision"] = f"{line['what']} by {line.get('by', 'somebody')}"
+        for kind, (count, size) in (line.get("posts") or {}).items():
+            had = run["posts"].get(kind, [0, 0])
+            run["posts"][kind] = [had[0] + count, had[1] + size]
+    return list(runs.values())

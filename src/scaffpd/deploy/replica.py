@@ -1,0 +1,404 @@
+r"""Every silo as a `Federation`: its own answers from its rows, all sums from everybody's posts.
+
+`train(method, federation)` runs at every silo and, without rows, at the coordinator. A question is
+proposed by the first silo, found by the others to be what the method asks here, and adopted, so
+that processors that differ in the last digit go on from the same point. Numbers that a question
+reveals of every silo (`Question.scalars`) are one exchange in the clear, which the agreement lists;
+vectors leave only as masked terms of a sum over all silos.
+
+At one point x, sums with min(2, N − t − 1) weightings are made at most, over the whole run: with
+more, t silos could work out what another one has added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from typing import NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.deploy.messages import Array, Json
+from scaffpd.deploy.transcript import Session
+from scaffpd.errors import InputError
+from scaffpd.federation import Channel, Constants, Federation, PrivacyAccount, Vector
+from scaffpd.federation.plans import ClientSelection, LocalPlan, ProximalPlan, Strength
+from scaffpd.federation.questions import (
+    GradientsAt,
+    LocalSteps,
+    Question,
+    Reply,
+    SharedSum,
+    Vectors,
+)
+from scaffpd.privacy.noise import digest
+from scaffpd.privacy.oracle import SumTerms
+from scaffpd.secure.ring import Places
+
+FACTS = ("smoothness", "strong_convexity", "steepest", "samples", "convex", "quadratic", "noisy")
+END = "end"
+SHARED = "shared noise"
+DIGITS = 12  # of weights: others are the same weighting
+
+
+class AskedQuestion:
+    """A question that all silos answer at the same time, and this silo's answer.
+
+    It is proposed with the first numbers, or together with the weights of the first sum.
+    """
+
+    def __init__(self, channel: ReplicaChannel, question: Question, chosen: Sequence[int]) -> None:
+        self.channel = channel
+        self.question = question
+        self.chosen = list(chosen)
+        names = [channel.names[i] for i in chosen]
+        own = channel.session.name
+        self.place = names.index(own) if own in names else None  # among those that are asked
+        self._proposed = False
+        self._own: Reply | None = None
+
+    def propose(self, part: str = "", weights: Vector | None = None) -> Vector | None:
+        """Agree on the question, unless that is done, and on the weights of a sum."""
+        more = {} if weights is None else {"weights": np.array(weights)}
+        if self._proposed and weights is not None:
+            return self.channel.session.propose(f"sum {part}", {}, more)[1]["weights"]
+        if self._proposed:
+            return None
+        self._proposed = True
+        values, tensors = question_parts(self.question)
+        values |= {"clients": self.chosen, "part": part}
+        arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+        adopted, theirs = self.channel.session.propose(self.question.kind, values, arrays | more)
+        for name, tensor in tensors.items():
+            if not np.array_equal(theirs[name], arrays[name]):  # in place: states have it too
+                with torch.no_grad():
+                    tensor.copy_(torch.from_numpy(np.array(theirs[name])))
+        plan = adopted.get("plan")
+        if plan is not None and plan != values["plan"]:
+            numbers = {name: part for name, part in plan.items() if isinstance(part, float)}
+            mine = getattr(self.question, "plan", None)
+            self.question = replace(self.question, plan=replace(mine, **numbers))  # type: ignore
+        return theirs.get("weights")
+
+    @property
+    def point(self) -> str:
+        """Name of the point that the question is about."""
+        return _place(self.question)
+
+    @property
+    def own(self) -> Reply | None:
+        """This silo's answer; `None` if it was not asked, or has no rows."""
+        if self._own is None:  # no cached_property, whose lock all threads share
+            self.propose()
+            self._own = self._answer()
+        return self._own
+
+    def _answer(self) -> Reply | None:
+        question = self.question
+        if self.channel.rows is None or self.place is None:
+            return None
+        if isinstance(question, LocalSteps) and isinstance(question.at, Tensor):
+            question = replace(question, at=question.at[self.place : self.place + 1])
+        return self.channel.rows.ask(question, [0])
+
+    def numbers(self, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+        """Exchange the numbers that the question reveals of every silo, all at once."""
+        sizes = [int(np.prod(shape)) for shape in wanted.values()]
+        mine = np.zeros(sum(sizes))
+        if self.own is not None:
+            given = self.own.numbers
+            mine = np.concatenate(
+                [given[name]()[0].double().cpu().numpy().ravel() for name in wanted]
+            )
+        table = self.channel.session.clear(self.question.kind, mine)[self.chosen]
+        parts = np.split(table, np.cumsum(sizes)[:-1], 1)
+        return {
+            name: torch.from_numpy(part.reshape(len(table), *shape))
+            for part, (name, shape) in zip(parts, wanted.items(), strict=True)
+        }
+
+    def vectors(self, part: str, shape: tuple[int, ...]) -> OwnVectors:
+        """Return a handle on a vector of every silo; norms are exchanged if a method asks."""
+        like = self.channel.start()
+
+        def each() -> Tensor:
+            rows = like.new_zeros(len(self.chosen), *shape)
+            if self.own is not None and self.place is not None:
+                rows[self.place] = self.own.vectors[part].each()[0]
+            return rows
+
+        def norms() -> Tensor:
+            mine = np.zeros(1)
+            if self.own is not None:
+                mine = self.own.vectors[part].norms().double().cpu().numpy()
+            table = self.channel.session.clear(f"norm {part}", mine)
+            return torch.from_numpy(table[self.chosen, 0])
+
+        return OwnVectors(_not_available, each, norms, shape, asked=self, part=part)
+
+
+@dataclass(frozen=True, eq=False)
+class OwnVectors(Vectors):
+    """One vector of every silo, of which this one has its own; none at an onlooker."""
+
+    asked: AskedQuestion = field(kw_only=True)
+    part: str = field(kw_only=True)
+
+
+class ReplicaChannel:
+    """A `Channel`: this silo's rows, and everybody's posts.
+
+    Args:
+        session: the exchanges.
+        own: a channel to this silo's rows, its only client; `None` at an onlooker.
+        about: what identifies agreement and rows of all silos.
+    """
+
+    absent = 0
+    keeps = True
+    here = False
+
+    def __init__(self, session: Session, own: Channel | None, about: str) -> None:
+        self.session = session
+        self.rows = own
+        self.names = session.names
+        self.fingerprint = about
+        self._constants: Constants | None = None
+        start = None if own is None else {"x": own.start().detach().cpu().numpy()}
+        agreed = self._public("start", start)["x"]
+        self._start = torch.from_numpy(np.array(agreed)) if own is None else own.start()
+
+    def _public(self, kind: str, own: Mapping[str, Array] | None) -> dict[str, Array]:
+        """Return what every silo knows by itself; an onlooker learns it here."""
+        known = self.session.upcoming().arrays if own is None else own
+        return self.session.propose(kind, {}, known)[1]
+
+    @property
+    def work(self) -> float:
+        """Number of numbers that a pass over this silo's features reads."""
+        return float("inf") if self.rows is None else self.rows.work
+
+    @property
+    def account(self) -> PrivacyAccount | None:
+        """Account of this silo's releases, if it is private."""
+        return None if self.rows is None else self.rows.account
+
+    def start(self) -> Tensor:
+        """Return x⁰, the model's own."""
+        return self._start
+
+    def own(self, x: Tensor) -> None:
+        """Do nothing: a silo makes its personal model after the run."""
+
+    def using(self, l2: Strength | None, strength: Strength | None) -> ReplicaChannel:
+        """Return the same silos with other strengths of the model, as the first one has them."""
+        given = {"l2": l2, "strength": strength}
+        wanted = {k: np.atleast_1d(np.asarray(v, float)) for k, v in given.items() if v is not None}
+        agreed = self.session.propose("using", {}, wanted)[1]
+        other = copy(self)
+        other._constants = None
+        if self.rows is not None:
+            single = {k: isinstance(v, float | int) for k, v in given.items()}
+            found = {k: float(v[0]) if single[k] else v.tolist() for k, v in agreed.items()}
+            other.rows = self.rows.using(found.get("l2"), found.get("strength"))
+        return other
+
+    def decided(self, status: str | None) -> str | None:
+        """Return whether the run ends, and how, as the first silo has decided."""
+        if self.session.proposes:
+            if status is not None:
+                self.session.propose(END, {"status": str(status)}, {})
+            return status
+        upcoming = self.session.upcoming()
+        if upcoming.kind != END:
+            return None
+        self.session.propose(END, upcoming.values, {})
+        return str(upcoming.values.get("status"))
+
+    def constants(self) -> Constants:
+        """Return what all silos say of their losses, in the clear, once."""
+        if self._constants is None:
+            own = np.zeros(len(FACTS))
+            public = None
+            if self.rows is not None:
+                known = self.rows.constants()
+                own = np.array([float(np.ravel(getattr(known, name))[0]) for name in FACTS])
+                public = {"ridge": np.zeros(0) if known.ridge is None else known.ridge}
+            ridge = self._public("constants", public)["ridge"]
+            table = dict(zip(FACTS, self.session.clear("constants", own).T, strict=True))
+            self._constants = Constants(
+                table["smoothness"],
+                table["strong_convexity"],
+                bool(table["convex"].all()),
+                table["steepest"],
+                table["samples"].astype(np.int64),
+                bool(table["quadratic"].all()),
+                bool(table["noisy"].any()),
+                ridge=ridge if len(ridge) else None,
+            )
+        return self._constants
+
+    def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
+        """Agree on the question, and answer it for this silo; sums wait for their weights."""
+        asked = AskedQuestion(self, question, chosen)
+        shapes = question.shapes(len(self._start))
+        vectors = {
+            part: asked.vectors(part, shapes.pop(part))
+            for part in question.vectors
+            if part in shapes
+        }
+        wanted = dict[str, tuple[int, ...]](dict.fromkeys(question.scalars, ())) | shapes
+        numbers = asked.numbers(wanted) if wanted else {}
+        return Reply({name: partial(_itself, table) for name, table in numbers.items()}, vectors)
+
+
+class ReplicaSums:
+    """A `Summer`: masked sums over all silos, added up here."""
+
+    hides_vectors = True
+    allows_projections = False
+
+    def __init__(
+        self, channel: ReplicaChannel, colluding: int, shared: float | None = None
+    ) -> None:
+        self.channel = channel
+        self.shared = shared  # l2, if gradients carry noise that silos share
+        self.session = channel.session
+        n = len(channel.names)
+        self.colluding = colluding
+        self.most = min(2, n - colluding - 1)  # weightings at one point
+        self.allows_reweighting = self.most > 1
+        self._seen: dict[str, set[bytes]] = {}
+        self._last = Places.usual(1, n)
+
+    def shown(self, question: Question, reply: Reply) -> Reply:
+        """Return the reply: its numbers were exchanged."""
+        return reply
+
+    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
+        """Return Σ_i w_i v_i over all silos; one that was not asked adds zero."""
+        w: Vector | None = None
+        if isinstance(vectors, OwnVectors):
+            w = vectors.asked.propose(part, weights)
+            assert w is not None
+            self._check(vectors.asked.point, w)
+            question = vectors.asked.question
+            if self.shared is not None and isinstance(question, GradientsAt):
+                ridge = self.shared * float(w.sum()) * question.x
+                return self._shared(part, vectors.asked, w) + ridge
+        else:  # stored at silos
+            w = self.session.propose(part, {}, {"weights": np.array(weights)})[1]["weights"]
+        shape = vectors.shape or tuple(asked.like.shape)
+        self._last = Places.usual(int(np.prod(shape)), len(w))
+        total = self.session.total(part, self._own(vectors, asked, w), self._last)
+        return torch.from_numpy(total.reshape(shape)).to(asked.like)
+
+    def _own(self, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Vector:
+        """Return this silo's term."""
+        nothing = np.zeros(len(self._last.fraction))
+        if self.channel.rows is None:
+            return nothing
+        w = float(weights[self.channel.names.index(self.session.name)])
+        if not isinstance(vectors, OwnVectors):
+            at = asked.chosen.index(self.channel.names.index(self.session.name))
+            return w * vectors.each()[at].double().cpu().numpy().ravel()
+        own = vectors.asked.own
+        if own is None:
+            return nothing
+        held = own.vectors[vectors.part]
+        kind = torch.float64 if held.double_weights else asked.like.dtype
+        sent = torch.tensor([w], dtype=kind, device=asked.like.device)
+        return held.sum(sent).double().cpu().numpy().ravel()
+
+    def _shared(self, part: str, asked: AskedQuestion, weights: Vector) -> Tensor:
+        """Add up terms with every silo's share of the noise, in whole units that all know."""
+        samples = self.channel.constants().samples
+        scale = float(np.max(np.abs(weights) / samples)) or 1.0
+        places = Places.usual(len(self.channel.start()), len(samples), 0)
+        own = asked.own
+        if own is None:
+            public = self.channel._public(SHARED, None)
+            total = self.session.total(part, None, places)
+        else:
+            addends = own.vectors[part].addends
+            assert addends is not None
+            about = digest(*self.channel.names, torch.from_numpy(weights), scale)
+            w = weights[self.channel.names.index(self.session.name)]
+            terms = SumTerms(len(samples), scale, about)
+            made: SharedSum = addends(torch.tensor([w], dtype=torch.float64), terms)
+            assert isinstance(made.parts, Tensor)
+            public = self.channel._public(SHARED, {"unit": np.array([made.unit])})
+            total = self.session.total(part, made.parts[0].long().numpy(), places)
+        return torch.from_numpy(total * public["unit"][0])
+
+    def _check(self, place: str, weights: Vector) -> None:
+        """Refuse one weighting too many of what was answered at one point."""
+        size = float(np.abs(weights).max(initial=0.0)) or 1.0
+        seen = self._seen.setdefault(place, set())
+        seen.add(np.round(weights / size, DIGITS).tobytes())
+        if len(seen) > self.most:
+            raise InputError(
+                "too-many-weightings",
+                f"The method sums the same vectors with {len(seen)} weightings, and {self.most} "
+                f"are safe with {len(weights)} silos of which {self.colluding} may collude.",
+            )
+
+    def error(self, length: int, weights: Vector) -> float:
+        """Return √d times the largest error of an entry, per unit of weight."""
+        return float(length**0.5 * self._last.error / (np.abs(weights).sum() or 1.0))
+
+
+def replica(
+    session: Session,
+    own: Channel | None,
+    colluding: int,
+    about: str = "",
+    shared: float | None = None,
+) -> Federation:
+    """Return the federation that a method is trained on at this silo, or at an onlooker."""
+    channel = ReplicaChannel(session, own, about)
+    return Federation(channel, ReplicaSums(channel, colluding, shared))
+
+
+def question_parts(question: object) -> tuple[Json, dict[str, Tensor]]:
+    """Split a question into public JSON values, and its vectors and matrices by their roles."""
+    values: Json = {}
+    tensors: dict[str, Tensor] = {}
+    assert is_dataclass(question)
+    for item in fields(question):
+        part = getattr(question, item.name)
+        if isinstance(part, GradientsAt):  # everybody has answered there
+            values[item.name] = _place(part)
+        elif isinstance(question, LocalSteps) and item.name == "at":
+            values[item.name] = None if part is None else "stored"  # and stays where it is
+        elif isinstance(part, LocalPlan | ProximalPlan):
+            more, vectors = question_parts(part)
+            values[item.name] = more
+            tensors |= {f"{item.name}.{name}": vector for name, vector in vectors.items()}
+        elif isinstance(part, Tensor):
+            tensors[item.name] = part
+        else:
+            values[item.name] = [int(k) for k in part] if isinstance(part, tuple) else part
+    return values, tensors
+
+
+def _place(question: object) -> str:
+    """Name the point that a question is about, whatever model and minibatch: x alone counts."""
+    at = getattr(question, "at", None)
+    x = at.x if isinstance(at, GradientsAt) else getattr(question, "x", None)
+    if not isinstance(x, Tensor):
+        return type(question).__name__
+    return hashlib.sha256(x.detach().double().cpu().numpy().tobytes()).hexdigest()
+
+
+def _itself(table: Tensor) -> Tensor:
+    return table
+
+
+def _not_available(*_: object) -> NoReturn:
+    raise InputError("vectors-stay-at-silos", "Vectors of a deployed run stay at their silos.")

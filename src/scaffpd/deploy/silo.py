@@ -1,0 +1,220 @@
+r"""`Silo`: one site. It runs the agreed method itself, and answers the board with its next post.
+
+It takes an agreement from outside and decides from that document alone. What it cannot do with its
+own rows it says in one sentence for all cases: refusals tell nothing about rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.data.tabular.agree import Schema
+from scaffpd.deploy.agreement import Agreement, allowed
+from scaffpd.deploy.board import BEGIN, DONE, LOST, NEWS, Abandoned, Mailbox, read_news
+from scaffpd.deploy.dataset import Dataset, Wanted
+from scaffpd.deploy.ledger import PrivacyLedger
+from scaffpd.deploy.messages import REFUSED, Message, decode, encode
+from scaffpd.deploy.program import RunStates, Totals, take_part
+from scaffpd.deploy.records import LEFT, SiloRecords
+from scaffpd.deploy.transcript import Session, Tampered
+from scaffpd.errors import InputError
+from scaffpd.files import load_or_create, write_file
+from scaffpd.models import Personal
+from scaffpd.privacy import Private
+from scaffpd.run.settings.federation import FederationTerms
+from scaffpd.run.settings.methods import load
+from scaffpd.run.settings.model_file import Setup, linear, model_bytes
+from scaffpd.run.settings.silo import SiloFile
+from scaffpd.secure.keys import Identity, derived
+from scaffpd.secure.ring import ClippedSum
+from scaffpd.training.cohort import Cohort
+
+log = logging.getLogger("scaffpd.silo")
+CARD = "card"
+READY = "ready"
+PATIENCE = 20.0  # seconds after which a silo that computes says so
+AWAITED = "agreement-awaited"
+NOT_TOLD = "This silo cannot take part; its own log says why."
+MODEL = "model.safetensors"
+
+
+class SiloRows:
+    """The rows of a silo under an agreement."""
+
+    def __init__(self, file: SiloFile, agreement: Agreement, terms: FederationTerms) -> None:
+        self.file = file
+        self.terms = terms
+        self.digest = agreement.digest
+        self.noise = agreement.values["noise"]
+        self._secret = load_or_create(file.identity)
+        self.data = Dataset.read(file, self._secret, Wanted.of(terms))
+        self.data.check(file.limits)
+        self.ledger = PrivacyLedger(file.spent, agreement.digest.hex(), file.limits.epsilon)
+        self.made: Cohort | None = None
+
+    def commitment(self) -> str:
+        """Return a hash of the rows, salted for this agreement."""
+        return self.data.commitment(derived(self._secret, b"salt" + self.digest))
+
+    def totals(self, schema: Schema, mean: NDArray[np.float64] | None) -> Totals:
+        """Return the sums of encoded columns over training rows."""
+        return self.data.totals(schema, mean)
+
+    def cohort(self, setup: Setup) -> Cohort:
+        """Return the rows with the agreed model, private if so agreed."""
+        if self.data.cohort is not None:
+            made = self.data.cohort
+        else:
+            ready = self.data.encoded(
+                setup.schema, setup.mean, setup.deviation, separate=bool(self.noise)
+            )
+            test = None if ready.test is None else {self.file.name: ready.test}
+            made = Cohort({self.file.name: ready.train}, self._model(setup), test=test)
+        if self.noise:
+            self.ledger.open(made)
+        self.made = made
+        return made
+
+    def _model(self, setup: Setup) -> Any:
+        kind = setup.model.get("kind", "linear")
+        if kind != "linear":
+            if kind not in self.file.models:
+                raise InputError("model-unknown-here", f"[models] has no model {kind!r}.")
+            log.warning("The model %r is the code of %r.", kind, self.file.models[kind])
+            model = load(self.file.path.parent, self.file.models[kind])
+        else:
+            model = linear(setup.model)
+        if not self.noise:
+            strength = setup.model.get("strength")
+            return model if strength is None else Personal(model, strength)
+        about = {name: value for name, value in self.noise.items() if name != "epsilon"}
+        together = {"together": self.together} if "colluding" in about else {}
+        return Private(model, **about, **together, budget=self.noise["epsilon"])
+
+    @property
+    def together(self) -> int:
+        """A public bound on the rows of all silos, for the units of shared noise."""
+        return 2**20 * len(self.terms.silos)
+
+    def written_down(self) -> None:
+        """Write releases down before a post leaves."""
+        if self.noise and self.made is not None:
+            self.ledger.write(self.made)
+
+
+class Silo:
+    """One site: its file, its rows, its records, and the run that it takes part in."""
+
+    def __init__(self, file: SiloFile) -> None:
+        self.file = file
+        self.name = file.name
+        self.records = SiloRecords(file.records)
+        self._mailbox: Mailbox | None = None
+        self._epoch = ""
+        self._lock = threading.Lock()
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Silo:
+        """Open the silo of a silo.toml; its rows are read once it takes part."""
+        return cls(SiloFile.read(Path(path)))
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The silo's keys."""
+        self.file.folder.mkdir(parents=True, exist_ok=True)
+        return Identity.stored(self.file.identity)
+
+    def answer(self, question: bytes) -> bytes:
+        """Return the silo's card, the beginning of a run, or its next post; never raise."""
+        try:
+            with self._lock:
+                return encode(self._answer(decode(question)))
+        except InputError as error:
+            return encode(_refusal(error))
+        except Exception:
+            log.exception("a question failed")
+            return encode(Message(REFUSED, {"sentence": NOT_TOLD}))
+
+    def _answer(self, asked: Message) -> Message:
+        if asked.kind == CARD:
+            return Message(CARD, {"card": self.identity.card.digits})
+        if asked.kind == BEGIN:
+            self._begin(asked)
+            return Message(READY)
+        if asked.kind != NEWS:
+            raise InputError("question-unknown", "This silo knows no such message.")
+        mailbox = self._mailbox
+        if mailbox is None or asked.values.get("epoch") != self._epoch:
+            return Message(LOST)
+        mailbox.show(*read_news(asked))
+        reply = mailbox.next(PATIENCE)
+        if reply.kind == DONE and mailbox.failure is not None:
+            if isinstance(mailbox.failure, InputError):
+                return _refusal(mailbox.failure)
+            return Message(REFUSED, {"sentence": NOT_TOLD})
+        return reply
+
+    def _begin(self, asked: Message) -> None:
+        """Decide about an agreement, and start to run it."""
+        agreement = Agreement.of(asked.values.get("agreement"), self.file.path)
+        digest = agreement.digest.hex()
+        agreement.check(self.file, self.identity.card)
+        self.records.ask(digest, agreement.values)
+        allowed(self.file, self.records.granted(digest))
+        states = asked.values.get("states")
+        if not isinstance(states, list):
+            raise InputError("question-unknown", "This silo knows no such message.")
+        self.records.begin(digest, self.file.limits.runs)
+        if self._mailbox is not None:
+            self._mailbox.close()
+        self._epoch = str(asked.values.get("epoch"))
+        mailbox = Mailbox()
+        self._mailbox = mailbox
+        program = threading.Thread(
+            target=mailbox.run,
+            args=(lambda: self._run(mailbox, agreement, states),),
+            daemon=True,
+            name=f"silo {self.name}",
+        )
+        program.start()
+
+    def _run(self, mailbox: Mailbox, agreement: Agreement, states: list[Any]) -> None:
+        """Run the agreement; write the model once everybody has confirmed."""
+        terms = agreement.terms(self.file.path)
+        session = Session(mailbox, agreement.cards, agreement.digest, self.name, self.identity)
+        folder = self.file.run(agreement.digest.hex())
+        try:
+            rows = SiloRows(self.file, agreement, terms)
+            session.before = rows.written_down
+            done = take_part(session, agreement, terms, RunStates(folder), states, rows)
+            write_file(folder / MODEL, model_bytes(done.result.x, done.setup))
+        except Abandoned:
+            raise
+        except InputError as error:
+            log.error("%s", error)
+            raise error if _public(error) else InputError("silo-cannot", NOT_TOLD) from None
+        except Exception:
+            log.exception("the run failed")  # the details may contain data and stay here
+            raise InputError("silo-cannot", NOT_TOLD) from None
+        finally:
+            self.records.note(LEFT, agreement.digest.hex(), posts=session.sent)
+
+
+def _public(error: InputError) -> bool:
+    """Return whether a sentence is about what everybody sees."""
+    known = ("too-many-weightings", "rows-changed", "model-too-large")
+    return isinstance(error, Tampered | ClippedSum) or error.code in known
+
+
+def _refusal(error: InputError) -> Message:
+    log.warning("refused: %s", error)
+    waits = {"waits": True} if error.code == AWAITED else {}
+    return Message(REFUSED, {"sentence": str(error), "code": error.code, **waits})

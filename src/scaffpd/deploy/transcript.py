@@ -1,0 +1,231 @@
+r"""`Session`: one silo's part in the exchanges of a run, each tied to all that went before.
+
+At a step the first silo alone posts (a proposal: the next question), or all silos do. A post is
+signed together with the hash of all posts before,
+
+    T_{k+1} = H(T_k, k, kind, all posts of step k),
+
+so that a post that was forged, replayed, moved to another step or made for others is noticed at
+that step, two views of a step at the next one, and an omission by time. Everybody checks all
+signatures, with the keys of the agreement, and adds up by itself. Masks are derived from T_k, in
+which the proposal is: silos that were shown different proposals add up to noise.
+
+An epoch begins with every start of a process: each silo posts the agreement's hash, a fresh key, a
+commitment to its rows, and the states that it can go on from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaffpd.deploy.messages import Array, Json, JsonMapping, Message, decode, encode
+from scaffpd.errors import InputError
+from scaffpd.federation import Traffic, Vector
+from scaffpd.secure.keys import SIGNATURE, Card, Identity, Masks
+from scaffpd.secure.ring import Places, Ring, add, narrow, wide
+
+FIRST = "first"  # who posts at a step
+ALL = "all"
+NEAR = 1e-9  # numbers of a proposal may differ by this share of the largest, whatever the method
+EPOCH = "epoch"
+
+
+class Tampered(InputError):
+    """Posts that are not what the silos of the agreement have posted."""
+
+
+class Link(Protocol):
+    """The way to the board."""
+
+    def exchange(self, step: int, senders: str, own: bytes | None) -> Mapping[str, bytes]:
+        """Post `own` at a step, and return the posts of the first silo or of all by name."""
+
+
+@dataclass(eq=False)
+class Session:
+    """Exchanges of one epoch; without an identity, those of an onlooker, who posts nothing."""
+
+    link: Link
+    cards: Mapping[str, Card]  # of all silos in their order: the first one proposes
+    agreement: bytes  # its hash
+    name: str = ""
+    identity: Identity | None = None
+    tolerance: float = NEAR  # by how much a proposal may differ from one's own, as a share
+    wire: Traffic = field(default_factory=Traffic)
+    before: Callable[[], None] = lambda: None  # called before a post leaves
+    sent: dict[str, list[int]] = field(default_factory=dict, init=False)  # posts and bytes by kind
+    step: int = field(default=0, init=False)
+    digest: bytes = field(default=b"", init=False)  # T
+    _masks: Masks | None = field(default=None, init=False, repr=False)
+    _next: Message | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.names = tuple(self.cards)
+        self.digest = hashlib.sha256(b"scaffpd board" + self.agreement).digest()
+
+    @property
+    def proposes(self) -> bool:
+        """Whether this is the first silo."""
+        return self.name == self.names[0]
+
+    def open(self, about: JsonMapping) -> dict[str, Json]:
+        """Begin an epoch: post one's own facts, and return everybody's."""
+        own = None
+        if self.identity is not None:
+            self._masks = Masks(self.name, self.identity)
+            facts = {
+                **about,
+                "agreement": self.agreement.hex(),
+                "fresh": self._masks.fresh.hex(),
+            }
+            own = json.dumps(facts).encode()
+        found: dict[str, Json] = {}
+        for name, post in self._exchange(EPOCH, ALL, own).items():
+            try:
+                found[name] = dict(json.loads(post))
+                fresh = bytes.fromhex(found[name]["fresh"])
+                same = found[name]["agreement"] == self.agreement.hex() and len(fresh) == 32
+            except (ValueError, KeyError, TypeError):
+                same = False
+            if not same:
+                raise Tampered("another-agreement", f"Silo {name!r} has another agreement.")
+        if self._masks is not None:
+            keys = {name: bytes.fromhex(facts["fresh"]) for name, facts in found.items()}
+            self._masks.meet(self.cards, keys)
+        return found
+
+    def _exchange(self, kind: str, senders: str, body: bytes | None) -> dict[str, bytes]:
+        """Post, check everybody's signature, and add the posts to the transcript."""
+        said = self.digest + self.step.to_bytes(8, "big") + f"{senders} {kind}".encode()
+        own = None
+        if body is not None and self.identity is not None:
+            self.before()
+            own = self.identity.sign(said + body) + body
+            count, size = self.sent.get(kind, (0, 0))
+            self.sent[kind] = [count + 1, size + len(own)]
+        posts = self.link.exchange(self.step, senders, own)
+        names = self.names[:1] if senders == FIRST else self.names
+        if set(posts) != set(names):
+            raise Tampered("other-members", f"The board shows posts of others at step {self.step}.")
+        digest = hashlib.sha256(said)
+        for name in names:
+            post = posts[name]
+            if not self.cards[name].signed(post[:SIGNATURE], said + post[SIGNATURE:]):
+                raise Tampered(
+                    "post-not-signed",
+                    f"The post of silo {name!r} at step {self.step} is not the one that it made "
+                    "after what this silo has seen.",
+                )
+            digest.update(len(post).to_bytes(8, "big") + post)
+        if own is not None and posts[self.name] != own:
+            raise Tampered("own-post-changed", "The board shows another post of this silo.")
+        self.wire.add(
+            exchanges=1, up=len(own or b""), down=sum(len(post) for post in posts.values())
+        )
+        self.digest = digest.digest()
+        self.step += 1
+        return {name: posts[name][SIGNATURE:] for name in names}
+
+    # --- proposals
+
+    def upcoming(self) -> Message:
+        """Return the first silo's next proposal, which is not its turn to make here."""
+        if self._next is None:
+            (body,) = self._exchange("proposal", FIRST, None).values()
+            self._next = decode(body)
+        return self._next
+
+    def propose(
+        self, kind: str, values: JsonMapping, arrays: Mapping[str, Array]
+    ) -> tuple[Json, dict[str, Array]]:
+        """Return the first silo's question, once it is found to be the one expected here."""
+        own = Message(kind, values, arrays)
+        if self.proposes:
+            self._exchange("proposal", FIRST, encode(own))
+            return dict(values), dict(arrays)
+        theirs = self.upcoming()
+        self._next = None
+        if theirs.kind != kind or theirs.arrays.keys() != arrays.keys():
+            raise _unexpected(kind, theirs.kind)
+        adopted = _same(values, theirs.values, self.tolerance)
+        for name, array in arrays.items():
+            other = theirs.arrays[name]
+            if other.shape != array.shape or other.dtype != array.dtype:
+                raise _unexpected(kind, name)
+            apart = array != other  # infinite numbers have to be the same
+            pair = np.stack([array[apart], other[apart]])
+            size = np.abs(array[np.isfinite(array)]).max(initial=0)
+            if not np.all(np.abs(np.diff(pair, axis=0)) <= self.tolerance * size):
+                raise _unexpected(kind, name)
+        return adopted, dict(theirs.arrays)
+
+    # --- what all silos post
+
+    def clear(self, kind: str, own: Vector) -> NDArray[np.float64]:
+        """Return the numbers of all silos as they are, (N, k)."""
+        body = np.ascontiguousarray(own, dtype="<f8").tobytes()
+        posts = self._exchange(f"clear {kind}", ALL, body)
+        for name, post in posts.items():
+            if len(post) != len(body):
+                raise Tampered("post-of-other-length", f"Silo {name!r} has posted other numbers.")
+        return np.stack([np.frombuffer(posts[name], dtype="<f8") for name in self.names])
+
+    def total(self, kind: str, own: Vector | NDArray[np.int64] | None, places: Places) -> Vector:
+        """Return the sum of all silos' vectors, of which each leaves masked."""
+        body = None
+        about = f"{self.step} masked {kind} {len(places.fraction)}"
+        if self._masks is not None and own is not None:
+            masked = self._masks.add(places.encode(own), self.digest, about.encode())
+            body = masked.astype("<u8").tobytes()
+        total: Ring | None = None
+        for name, post in self._exchange(f"masked {kind}", ALL, body).items():
+            if len(post) != places.bytes:
+                raise Tampered("post-of-other-length", f"Silo {name!r} has posted other numbers.")
+            term = np.frombuffer(post, dtype="<u8").reshape(2, -1)
+            total = term if total is None else add(total, term)
+        assert total is not None
+        return places.decode(total)
+
+    def wide_total(self, kind: str, own: Vector) -> Vector:
+        """Return the sum of vectors whose numbers have any scale; an onlooker passes zeros."""
+        places, parts = wide(np.asarray(own, dtype=np.float64), len(self.names))
+        return narrow(self.total(kind, parts, places))
+
+    def confirm(self) -> None:
+        """End the epoch: everybody has seen the same."""
+        self._exchange("confirm", ALL, b"")
+
+
+def _same(own: object, theirs: object, tolerance: float) -> Json:
+    """Return the first silo's values if they agree with one's own; only numbers may differ."""
+    if not close_values(own, theirs, tolerance) or not isinstance(theirs, dict):
+        raise _unexpected("question", "values")
+    return theirs
+
+
+def close_values(own: object, theirs: object, tolerance: float) -> bool:
+    """Return whether JSON values are the same but for the last digits of numbers."""
+    if isinstance(own, float) and isinstance(theirs, float):
+        return abs(own - theirs) <= tolerance * max(abs(own), abs(theirs))
+    if isinstance(own, Mapping) and isinstance(theirs, Mapping):
+        pairs = [(own[key], theirs[key]) for key in own if key in theirs]
+        return own.keys() == theirs.keys() and all(close_values(a, b, tolerance) for a, b in pairs)
+    if isinstance(own, list | tuple) and isinstance(theirs, list | tuple):
+        pairs = list(zip(own, theirs, strict=False))
+        return len(own) == len(theirs) and all(close_values(a, b, tolerance) for a, b in pairs)
+    return type(own) is type(theirs) and own == theirs
+
+
+def _unexpected(kind: str, what: str) -> Tampered:
+    return Tampered(
+        "another-proposal",
+        f"The first silo asks for something else ({what}) than the agreed method does here "
+        f"({kind}).",
+    )

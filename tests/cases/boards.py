@@ -1,0 +1,173 @@
+"""Silos of one process around a board: threads that exchange posts, with hooks for lies."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import torch
+
+import scaffpd as sp
+from scaffpd.deploy.replica import replica
+from scaffpd.deploy.transcript import FIRST, Session
+from scaffpd.secure.keys import Identity
+
+AGREEMENT = bytes(range(32))
+
+
+class GoneError(Exception):
+    """Another silo has ended early."""
+
+
+class ThreadBoard:
+    """Posts by step; `tamper(name, step, senders, posts, log)` returns what a silo is shown."""
+
+    def __init__(self, names, tamper=None, patience=20.0):
+        self.names = tuple(names)
+        self.tamper = tamper
+        self.patience = patience
+        self.log = {}
+        self.changed = threading.Condition()
+        self.broken = False
+
+    def link(self, name):
+        board = self
+
+        class Linked:
+            def exchange(self, step, senders, own):
+                return board.exchange(name, step, senders, own)
+
+        return Linked()
+
+    def exchange(self, name, step, senders, own):
+        wanted = self.names[:1] if senders == FIRST else self.names
+        with self.changed:
+            posts = self.log.setdefault(step, {})
+            if own is not None:
+                posts[name] = own
+                self.changed.notify_all()
+            there = self.changed.wait_for(
+                lambda: self.broken or set(wanted) <= set(posts), self.patience
+            )
+            if not there or not set(wanted) <= set(posts):
+                raise GoneError
+            shown = dict(posts)
+            log = {k: dict(v) for k, v in self.log.items()}
+        return shown if self.tamper is None else self.tamper(name, step, senders, shown, log)
+
+    def end(self):
+        with self.changed:
+            self.broken = True
+            self.changed.notify_all()
+
+
+def sessions(names, tamper=None, identities=None, onlooker=True, **options):
+    """A session for every silo and an onlooker, and their board."""
+    board = ThreadBoard(names, tamper, **options)
+    identities = identities or {name: Identity() for name in names}
+    cards = {name: identities[name].card for name in names}
+    made = {
+        name: Session(board.link(name), cards, AGREEMENT, name, identities[name]) for name in names
+    }
+    if onlooker:
+        made[""] = Session(board.link(""), cards, AGREEMENT)
+    return made, board
+
+
+def together(made, board, action):
+    """Run action(name, session) everywhere at once; return results, or what was raised."""
+    found = {}
+
+    def go(name):
+        try:
+            found[name] = action(name, made[name])
+        except BaseException as error:
+            found[name] = error
+            board.end()
+
+    threads = [threading.Thread(target=go, args=(name,), daemon=True) for name in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return found
+
+
+def trained(cohorts, method, tamper=None, colluding=1, rounds=50, tol=1e-8, meddle=None, **options):
+    """Train at every silo, each with its own rows; results by silo, "" the onlooker's."""
+    made, board = sessions(list(cohorts), tamper, **options)
+
+    def action(name, session):
+        session.tolerance = method.tolerance
+        session.open({})
+        own = cohorts[name].channel if name else None
+        federation = replica(session, own, colluding, "test")
+        chosen = method if meddle is None else meddle(name, method, federation)
+        result = sp.train(chosen, federation, rounds, tol, progress=False)
+        session.confirm()
+        return result
+
+    return together(made, board, action), made, board
+
+
+def singles(cohort_of, names):
+    return {name: cohort_of([name]) for name in names}
+
+
+class Many:
+    """One object per silo, used in lockstep: what is called on it is called on each in a thread."""
+
+    def __init__(self, objects, board):
+        self._objects = objects
+        self._board = board
+
+    def __getattr__(self, name):
+        found = {who: getattr(one, name) for who, one in self._objects.items()}
+        return (
+            self._result(found)
+            if not all(map(callable, found.values()))
+            else Many(found, self._board)
+        )
+
+    def __call__(self, *given, **named):
+        def action(who, function):
+            own = [_own(one, who) for one in given]
+            return function(*own, **{key: _own(one, who) for key, one in named.items()})
+
+        self._board.broken = False
+        found = together(self._objects, self._board, action)
+        errors = [one for one in found.values() if isinstance(one, BaseException)]
+        told = [error for error in errors if not isinstance(error, GoneError)]
+        if errors:
+            raise (told or errors)[0]
+        return self._result(found)
+
+    def _result(self, found):
+        plain = (float, int, str, tuple, np.ndarray, torch.Tensor, type(None))
+        first = next(iter(found.values()))
+        if isinstance(first, plain) and not isinstance(first, tuple):
+            for other in found.values():
+                np.testing.assert_array_equal(np.asarray(other), np.asarray(first))
+            return first
+        data = type(first).__name__ in ("Constants", "ClientScores", "Traffic", "tuple")
+        return first if data else Many(found, self._board)
+
+
+def _own(given, who):
+    return given._objects[who] if isinstance(given, Many) else given
+
+
+def lockstep(cohorts, colluding=1):
+    """The federation of all silos and an onlooker, as one object."""
+    made, board = sessions(list(cohorts), patience=20.0)
+
+    def action(name, session):
+        session.tolerance = 1e-6
+        session.open({})
+        return replica(session, cohorts[name].channel if name else None, colluding, "test")
+
+    found = together(made, board, action)
+    for one in found.values():
+        if isinstance(one, BaseException):
+            raise one
+    return Many(found, board)

@@ -1,0 +1,224 @@
+"""Runs over bytes: the cohort's numbers at every silo, faults, pauses, and going on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cases.refusals import refuses
+from cases.silos import (
+    MODEL,
+    OBJECTIVE,
+    QUICK,
+    ROUGH,
+    Faulty,
+    Killed,
+    agree,
+    events,
+    federation,
+    is_right,
+    model_of,
+    models_of,
+    mostly_long,
+    run,
+)
+from scaffpd.deploy.board import POST, SiloTrouble
+from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.deployed_run import DeployedRun, Outcome
+from scaffpd.deploy.messages import Message, decode, encode
+from scaffpd.run.record import RunRecord
+from scaffpd.run.settings.federation import FederationFile
+
+
+def without_proof(kind, settings="", rounds=4):
+    return {
+        OBJECTIVE: f'[algorithm]\nkind = "{kind}"\n{settings}\n',
+        "rounds = 500\ntol = 1e-6": f"rounds = {rounds}",
+    }
+
+
+WAYS = {
+    "fair": {},
+    "ScaffPD": {
+        "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 3\n[objective]',
+        **ROUGH,
+    },
+    "softmax": {'"logistic"': '"softmax"', **ROUGH},
+    "squared": {'"logistic"': '"squared"', **ROUGH},
+    "FedAvg": without_proof("FedAvg", "local_steps = 2\nbatch_size = 16"),
+    "Scaffold": without_proof("Scaffold", "local_steps = 2"),
+    "QFFL": without_proof("QFFL", "local_steps = 2"),
+    "CVaR": {OBJECTIVE: '[objective]\nkind = "CVaR"\nalpha = 0.5\n', **ROUGH},
+}
+
+
+@pytest.mark.parametrize("way", mostly_long(WAYS, "fair", "Scaffold"))
+def test_every_silo_has_the_cohorts_model(tmp_path, way):
+    path, places = federation(tmp_path, replacing=WAYS[way])
+    outcome, _ = run(path, places)
+    is_right(path, places, outcome)
+
+
+def test_what_a_run_leaves(tmp_path):
+    path, places = federation(tmp_path, replacing=ROUGH)
+    outcome, transport = run(path, places)
+    folder = DeployedRun(FederationFile.read(path).folder)
+    record = RunRecord.read(folder.path)
+    assert record.clients == list(places)
+    assert record.main.certificate == outcome.certificate <= 1e-3
+    assert {one.client for one in record.main.clients} == set(places)
+    assert all(one.test_rows > 0 for one in record.main.clients)
+    rounds, _ = folder.entries()
+    assert [line["round"] for line in rounds] == list(range(1, outcome.rounds + 1))
+    assert folder.status()["state"] == "converged"
+    count = transport.count
+    assert coordinate(path, transport) == outcome  # nothing is trained again
+    assert transport.count == count
+    path.write_text(path.read_text().replace("rho = 0.1", "rho = 0.2"))
+    assert coordinate(path, transport).status == "failed"  # a folder is for one agreement
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_silo_that_was_restarted_goes_on_with_the_same_numbers(tmp_path, first):
+    path, places = federation(tmp_path / "a", replacing=ROUGH)
+    undisturbed, _ = run(path, places)
+    wanted = model_of(path)
+    path, places = federation(tmp_path / "b", replacing=ROUGH)
+    who = next(iter(places)) if first else "va"
+    outcome, _ = run(path, places, {16: [("restart", who)]})
+    assert (outcome.status, outcome.rounds) == (undisturbed.status, undisturbed.rounds)
+    np.testing.assert_array_equal(model_of(path), wanted)
+    models_of(path, places)
+    assert [(one.client, one.what) for one in events(path)] == [(who, "absent")]
+    assert "was restarted" in events(path)[0].sentence
+
+
+def test_a_silo_that_dies_pauses_the_run_until_it_is_back(tmp_path, fake_clock):
+    path, places = federation(tmp_path / "a", replacing=ROUGH)
+    run(path, places)
+    wanted = model_of(path)
+    path, places = federation(tmp_path / "b", replacing=ROUGH | QUICK)
+    outcome, transport = run(path, places, {15: [("kill", "va")]})
+    assert (outcome.status, outcome.final) == ("paused", False)
+    assert "'va' did not answer" in outcome.sentence
+    with pytest.raises(StopIteration):
+        next((tmp_path / "b").rglob("model.safetensors"))
+    transport.restart("va")
+    outcome = coordinate(path, transport)
+    assert outcome.status == "converged"
+    np.testing.assert_array_equal(model_of(path), wanted)
+
+
+def test_a_coordinator_that_is_killed_goes_on(tmp_path):
+    path, places = federation(tmp_path / "a", replacing=ROUGH)
+    run(path, places)
+    wanted = model_of(path)
+    path, places = federation(tmp_path / "b", replacing=ROUGH)
+    transport = Faulty(places, {17: [("crash",)]})
+    with pytest.raises(Killed):
+        coordinate(path, transport)
+    outcome = coordinate(path, transport)
+    assert outcome.status == "converged"
+    np.testing.assert_array_equal(model_of(path), wanted)
+    models_of(path, places)
+
+
+def test_a_run_waits_for_operators(tmp_path, fake_clock):
+    path, places = federation(tmp_path, replacing=ROUGH | QUICK, granted=False)
+    outcome, transport = run(path, places)
+    assert (outcome.status, outcome.final) == ("paused", False)
+    assert "refuses for now" in outcome.sentence
+    assert [one.what for one in events(path)] == ["waits"]
+    agree(path, places)
+    assert coordinate(path, transport).status == "converged"
+
+
+def test_changed_rows_need_a_new_agreement(tmp_path, fake_clock):
+    path, places = federation(tmp_path, replacing=ROUGH | QUICK)
+    outcome, transport = run(path, places, {15: [("kill", "va")]})
+    assert outcome.status == "paused"
+    table = tmp_path / "va" / "patients.csv"
+    table.write_text("\n".join(table.read_text().splitlines()[:-1]) + "\n")
+    transport.restart("va")
+    outcome = coordinate(path, transport)
+    assert outcome.status in ("paused", "failed")
+    assert "not those that this run began with" in outcome.sentence
+
+
+def test_a_snapshot_that_was_restored_is_no_state_of_the_others(tmp_path, fake_clock):
+    """The silo goes back, and all begin anew from a state that everybody has, or from the start."""
+    path, places = federation(tmp_path, replacing=ROUGH | QUICK)
+    outcome, transport = run(path, places, {15: [("kill", "va")]})
+    (states,) = (tmp_path / "va" / "runs").glob("*/states.json")
+    states.write_text('[[1, "00"]]')
+    transport.restart("va")
+    outcome = coordinate(path, transport)
+    assert outcome.status == "converged"
+    is_right(path, places, outcome)
+
+
+def test_garbage_is_no_post(tmp_path, fake_clock):
+    path, places = federation(tmp_path, replacing=ROUGH | QUICK)
+
+    def lie(answer):
+        reply = decode(answer)
+        if reply.kind != POST:
+            return answer
+        return encode(Message(POST, {**reply.values, "step": 10**6}, reply.arrays))
+
+    outcome, _ = run(path, places, {12: [("lie", "va", lie)]})
+    assert outcome.status == "paused"
+    assert "cannot be used" in outcome.sentence
+    outcome, _ = run(
+        *federation(tmp_path / "b", replacing=ROUGH | QUICK),
+        {12: [("lie", "va", lambda answer: b"\0" * 40)]},
+    )
+    assert "unreadable" in outcome.sentence
+
+
+def test_a_board_that_changes_a_post_gets_no_model(tmp_path, fake_clock):
+    path, places = federation(tmp_path, replacing=ROUGH | QUICK)
+
+    def lie(answer):
+        reply = decode(answer)
+        if reply.kind != POST:
+            return answer
+        post = np.array(reply.arrays[POST])
+        post[-1] ^= 1
+        return encode(Message(POST, reply.values, {POST: post}))
+
+    outcome, _ = run(path, places, {14: [("lie", "va", lie)]})
+    assert outcome.status in ("failed", "paused")
+    assert "is not the one that it made" in outcome.sentence
+    assert list(tmp_path.rglob("model.safetensors")) == []
+
+
+def test_trouble_has_words():
+    from scaffpd.deploy.messages import REFUSED, Failure
+
+    assert "refuses for now: x." in str(SiloTrouble("a", Failure("x", REFUSED, True)))
+    assert "refuses: x." in str(SiloTrouble("a", Failure("x.", REFUSED)))
+    assert "did not answer: x." in str(SiloTrouble("a", Failure("x")))
+
+
+def test_a_file_of_the_folder_that_is_broken_is_named(tmp_path):
+    path, places = federation(tmp_path, replacing=ROUGH)
+    folder = FederationFile.read(path).folder
+    folder.mkdir()
+    (folder / "states.json").write_text("{")
+    outcome, _ = run(path, places)
+    assert outcome.status == "failed"
+    assert "states.json" in outcome.sentence
+    with refuses("run-file-unreadable"):
+        (folder / "outcome.json").write_text("{")
+        Outcome.of(DeployedRun(folder))
+
+
+PERSONAL = {MODEL: f"{MODEL}strength = 5.0\n", **ROUGH}
+
+
+def test_personal_models_stay_at_their_silos(tmp_path):
+    path, places = federation(tmp_path, replacing=PERSONAL)
+    outcome, _ = run(path, places)
+    assert outcome.status == "converged"
+    models_of(path, places)

@@ -1,0 +1,221 @@
+"""Methods that every silo runs by itself, against the same method on a cohort of this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+import scaffpd as sp
+from cases.boards import GoneError, lockstep, singles, trained
+from cases.refusals import refuses
+from runtimes import NAMES, cohort_of, point_of
+from scaffpd.deploy.transcript import Tampered
+from scaffpd.federation.questions import Question, Reply, Vectors
+
+OBJECTIVES = (
+    sp.Average(),
+    sp.Agnostic(),
+    sp.ChiSquare(rho=0.1),
+    sp.ChiSquare(rho=0.05, cap=0.4),
+    sp.ChiSquareBall(0.2),
+    sp.CVaR(0.5),
+    sp.Tilted(1.0),
+    sp.QFair(1.0),
+    sp.Nash(b=2.0),
+)
+METHODS = [
+    *(sp.fair(objective) for objective in OBJECTIVES),
+    sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=10, batch_size=4),
+    sp.ScaffPD(sp.CVaR(0.5), local_steps=1),
+    sp.FedAvg(local_steps=3, batch_size=4),
+    sp.Scaffold(local_steps=3),
+    sp.Scaffold(local_steps=3, option="I"),
+    sp.AFL(local_steps=2),
+    sp.DRFA(sp.Tilted(1.0), local_steps=3),
+    sp.QFFL(local_steps=2),
+]
+
+
+def results(method, model="logistic", **options):
+    found, made, _ = trained(
+        singles(lambda names: cohort_of(model, names), NAMES), method, **options
+    )
+    for one in found.values():
+        if isinstance(one, BaseException):
+            raise one
+    return found, made
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_silos_find_the_cohorts_answer(method):
+    tol = 1e-6 if method.proves and getattr(method, "batch_size", None) is None else None
+    rounds = 20 if tol else 8
+    found, made = results(method, rounds=rounds, tol=tol)
+    wanted = sp.train(method, sp.SecureAggregation(cohort_of("logistic")), rounds, tol)
+    for one in found.values():
+        assert (one.status, one.rounds) == (wanted.status, wanted.rounds)
+        np.testing.assert_array_equal(one.x, found[""].x)
+        np.testing.assert_allclose(one.x, wanted.x, rtol=0, atol=1e-8)
+        np.testing.assert_allclose(one.weights, wanted.weights, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(one.certificate, wanted.certificate, rtol=1e-4)
+    assert len({session.digest for session in made.values()}) == 1
+
+
+@pytest.mark.parametrize("model", ["squared", "softmax", "module"])
+def test_other_models(model):
+    method = sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=5)
+    found, _ = results(method, model, rounds=8, tol=None)
+    wanted = sp.train(method, sp.SecureAggregation(cohort_of(model)), 8)
+    np.testing.assert_allclose(found["c"].x, wanted.x, rtol=0, atol=1e-8)
+
+
+class Rounded(sp.ChiSquare):
+    """The same objective on a processor whose last digits are others."""
+
+    drawn = np.random.default_rng(7)
+
+    def _prox(self, s, weights, rate):
+        found = super()._prox(s, weights, rate)
+        return np.maximum(found * (1 + 4e-15 * self.drawn.standard_normal(len(found))), 0)
+
+
+@pytest.mark.parametrize("who", ["a", "c"], ids=["first", "another"])
+@pytest.mark.parametrize("kind", ["fair", "ScaffPD", "FedAvg", "Scaffold"])
+def test_processors_that_round_differently_finish_a_run_together(kind, who):
+    """Last digits of weights, points and rates differ at one silo, in every round."""
+    objective = sp.ChiSquare(rho=0.1)
+    made = {
+        "fair": sp.fair(objective),
+        "ScaffPD": sp.ScaffPD(objective, local_steps=10),
+        "FedAvg": sp.FedAvg(local_steps=3),
+        "Scaffold": sp.Scaffold(local_steps=3),
+    }[kind]
+    random = np.random.default_rng(3)
+
+    def meddle(name, method, federation):
+        if name != who:
+            return method
+        ask = federation.channel.ask
+
+        def noisy(question, chosen):
+            x = getattr(question, "x", None)
+            if isinstance(x, torch.Tensor) and getattr(question, "at", None) is None:
+                x.mul_(torch.from_numpy(1 + 2e-15 * random.standard_normal(len(x))))
+            plan = getattr(question, "plan", None)
+            if plan is not None and plan.rate is not None:
+                question = replace(question, plan=replace(plan, rate=plan.rate * (1 + 3e-16)))
+            return ask(question, chosen)
+
+        federation.channel.ask = noisy
+        own = Rounded(rho=0.1)
+        return replace(method, objective=own) if hasattr(method, "objective") else method
+
+    tol = 1e-7 if made.proves else None
+    found, _ = results(made, meddle=meddle, rounds=60 if tol else 15, tol=tol)
+    wanted = sp.train(made, sp.SecureAggregation(cohort_of("logistic")), 60 if tol else 15, tol)
+    for one in found.values():
+        np.testing.assert_array_equal(one.x, found[""].x)
+        np.testing.assert_allclose(one.x, wanted.x, rtol=0, atol=1e-8)
+
+
+def test_a_first_silo_that_goes_elsewhere_is_not_followed():
+    def meddle(name, method, federation):
+        ask = federation.channel.ask
+
+        def elsewhere(question, chosen):
+            if name == "a" and getattr(question, "x", None) is not None and question.x.any():
+                question.x.add_(1e-3)
+            return ask(question, chosen)
+
+        federation.channel.ask = elsewhere
+        return method
+
+    found, made, _ = trained(
+        singles(lambda names: cohort_of("logistic", names), NAMES),
+        sp.ScaffPD(sp.ChiSquare(rho=0.1)),
+        meddle=meddle,
+    )
+    for name in ("b", "c", "d", ""):
+        assert isinstance(found[name], Tampered | GoneError)
+        if isinstance(found[name], Tampered):
+            assert found[name].code == "another-proposal"
+    sums = [kind for kind in made["b"].sent if kind.startswith("masked")]
+    assert made["b"].sent[sums[0]][0] == 1  # at the start, before anybody went elsewhere
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTerms(Question):
+    """A sum of what clients compute with weights that only they know, as losses stay at home."""
+
+    kind = "own terms of a test"
+    vectors = ("terms",)
+
+    x: torch.Tensor
+    nu: float
+
+    def shapes(self, d):
+        return {"terms": (d + 2,)}
+
+    def answer(self, clients):
+        loss = clients.losses(self.x, None, (0,))
+        share = (0.25 + (loss - self.nu)).clamp_min(0)
+        rows = torch.cat([share[:, None], loss[:, None], share[:, None] * self.x], 1)
+        return Reply(
+            {}, {"terms": Vectors(lambda w: w @ rows, lambda: rows, shape=(rows.shape[1],))}
+        )
+
+
+def test_a_question_whose_weights_stay_at_home_is_one_exchange():
+    here = sp.SecureAggregation(cohort_of("logistic"))
+    silos = lockstep(singles(lambda names: cohort_of("logistic", names), NAMES))
+    ones = np.ones(len(NAMES))
+    x = point_of(here)
+    before = silos.channel.session.step
+    seen = silos.ask(OwnTerms(x, 0.6)).added("terms", ones)
+    assert silos.channel.session.step == before + 2  # the proposal, and the sum
+    wanted = here.ask(OwnTerms(x, 0.6)).added("terms", ones)
+    np.testing.assert_allclose(seen, wanted, rtol=0, atol=1e-12)
+
+
+def test_few_weightings_at_one_point():
+    silos = lockstep(singles(lambda names: cohort_of("logistic", names), NAMES))
+    at = silos.gradients(point_of(silos))
+    for weights in ([0.4, 0.3, 0.2, 0.1], [0.8, 0.6, 0.4, 0.2], [0.25, 0.25, 0.25, 0.25]):
+        at.sum(np.array(weights))  # the second is the first one's double
+    with refuses("too-many-weightings"):
+        at.sum(np.array([0.1, 0.2, 0.3, 0.4]))
+    with refuses("too-many-weightings"):  # another question about the same point
+        silos.gradients(at.x + 0).sum(np.array([0.1, 0.2, 0.3, 0.4]))
+
+
+def test_no_single_vector_is_shown():
+    silos = lockstep(singles(lambda names: cohort_of("logistic", names), NAMES))
+    at = silos.gradients(point_of(silos))
+    for what in ("each", "hessians", "diagonals"):
+        with refuses("secure-sums-hide"):
+            getattr(at, what)()
+    with refuses("secure-sums-hide"):
+        at.project(torch.ones(3).double())
+
+
+def test_other_strengths_on_the_same_rows():
+    here = sp.SecureAggregation(cohort_of("logistic"))
+    silos = lockstep(singles(lambda names: cohort_of("logistic", names), NAMES))
+    x = point_of(here)
+    w = np.full(4, 0.25)
+    for l2 in (0.3, [0.1, 0.2, 0.5]):
+        seen = silos.using(l2=l2)
+        wanted = here.using(l2=l2)
+        np.testing.assert_allclose(
+            seen.gradients(x).sum(w), wanted.gradients(x).sum(w), rtol=0, atol=1e-12
+        )
+        ridge = wanted.constants().ridge
+        assert (seen.constants().ridge is None) == (ridge is None)
+        if ridge is not None:
+            np.testing.assert_array_equal(seen.constants().ridge, ridge)
+    with refuses("too-many-weightings"):  # an offset l2 x that all know makes no other vector
+        for k, l2 in enumerate((0.1, 0.2, 0.3)):
+            silos.using(l2=l2).gradients(x).sum(np.roll([0.7, 0.1, 0.1, 0.1], k))
