@@ -19,7 +19,7 @@ from scaffpd.files import csv_text, write_file
 from scaffpd.numbers import format_bytes, measured, plain, plural, several, whole
 
 if TYPE_CHECKING:
-    from scaffpd.run.record import JoiningRecord, ModelRecord, RunRecord, ScoreRow
+    from scaffpd.run.record import CoefficientRow, JoiningRecord, ModelRecord, RunRecord, ScoreRow
 
 Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
 FORMATS = ("html", "png", "svg")
@@ -141,13 +141,19 @@ def _show_joining(console: Console, run: RunRecord, found: JoiningRecord) -> Non
     say(console, f"Intervals: {found.interval}.")
 
 
+def _clarity(one: CoefficientRow) -> float:
+    return -abs(one.values["estimate"]) / (one.values["error"] or 1.0)
+
+
 def _show_effects(console: Console, run: RunRecord) -> None:
     """Print coefficients, those that are the clearest first."""
     rows = []
-    for one in sorted(run.effects, key=lambda one: -abs(one.estimate) / (one.error or 1.0)):
-        ends = f"{plain(one.low)} to {plain(one.high)}"
-        between = plain(one.between) if one.between else "shared"
-        rows.append([one.column, plain(one.estimate), ends, between])
+    for one in sorted(run.effects, key=_clarity):
+        estimate, _, *ends, between = one.values.values()
+        interval = " to ".join(map(plain, ends))
+        rows.append(
+            [one.column, plain(estimate), interval, plain(between) if between else "shared"]
+        )
     heads = ("column", "coefficient", "95 % interval", f"deviation\nbetween {plural(run.word)}")
     print_table(console, heads, rows, "effects.csv")
     if run.between_share is not None:

@@ -36,21 +36,21 @@ def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
     ):
         return None
     encoded = encoded_features(schema)
-    kept = [j for j, feature in enumerate(encoded) if not feature.step]
-    if len(kept) > MOST:
+    lines = [j for j, feature in enumerate(encoded) if not feature.step]
+    if len(lines) > MOST:
         return None
     categorical = {column["name"] for column in schema["columns"] if column["kind"] == CATEGORY}
-    groups = [encoded[j].group for j in kept]
+    groups = [encoded[j].group for j in lines]
     named = prepared.differing(config.model.personal)
-    places = {j: k for k, j in enumerate(kept)} | {INTERCEPT: INTERCEPT}
+    places = {j: k for k, j in enumerate(lines)} | {INTERCEPT: INTERCEPT}
     differ = None if named is None else [places[j] for j in named if j in places]
-    rows = [(np.asarray(X)[:, kept], y) for X, y in prepared.train]
-    lines = Linear(model.loss, 0.0, True, groups=groups)
-    cohort = Cohort(rows, Personal(lines, 1.0, differ), prepared.names)
+    rows = [(np.asarray(X)[:, lines], y) for X, y in prepared.train]
+    shape = replace(model, l2=0.0, groups=tuple(groups))
+    cohort = Cohort(rows, Personal(shape, 1.0, differ), prepared.names)
     L = level_contrast(
         [*(group if group in categorical else "" for group in groups), ""],
-        np.append(prepared.mean[kept], 1.0),
-        np.append(prepared.deviation[kept], 1.0),
+        np.append(prepared.mean[lines], 1.0),
+        np.append(prepared.deviation[lines], 1.0),
     )
     found = coefficients(cohort, prepared.unit * L, prepared.centre)
-    return replace(found, names=(*(encoded[j].name for j in kept), INTERCEPT))
+    return replace(found, names=(*(encoded[j].name for j in lines), INTERCEPT))

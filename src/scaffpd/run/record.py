@@ -182,9 +182,7 @@ class JoiningRow(RecordPart):
 
 
 class JoiningTotal(RecordPart):
-    """One model over all clients, each counting the same, and over their worst-served fifth, which
-    one half of the held-out rows names and the other judges.
-    """
+    """One model over all clients, and over the worst-served fifth that half of the rows name."""
 
     model: str
     test_loss_mean: float
@@ -273,7 +271,7 @@ class BinRow(RecordPart):
 
 
 class CoefficientRow(RecordPart):
-    """What one standard deviation of a column adds to the output, by model."""
+    """What one standard deviation of a column adds to the output, by model; or its effect."""
 
     column: str
     label: str = ""
@@ -288,19 +286,6 @@ class StrengthRow(RecordPart):
     ridge: Number = None  # l2 of one model for all
     personal_ridge: Number = None  # l2 of what personal models share
     kappa: Number = None  # κ, in rows; null where clients share these coefficients
-
-
-class EffectRow(RecordPart):
-    """A coefficient in units of its column, with standard error, 95 % interval, and its standard
-    deviation between clients.
-    """
-
-    column: str
-    estimate: float
-    error: float
-    low: float
-    high: float
-    between: float
 
 
 class PathRecord(RecordPart):
@@ -358,7 +343,8 @@ class RunRecord(RecordPart):
     scores: list[ScoreRow] = []
     bins: list[BinRow] = []
     coefficients: list[CoefficientRow] = []
-    effects: list[EffectRow] = []
+    # in units of the columns: estimate, error, low, high, and the deviation between clients
+    effects: list[CoefficientRow] = []
     between_share: Number = None  # of the variance around the effects, for numbers
     events: list[EventRecord] = []
     settings: dict[str, str] = {}  # for people, by name: data, model, rounds, ..

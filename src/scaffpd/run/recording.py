@@ -18,7 +18,7 @@ from scaffpd.privacy import Private
 from scaffpd.run.prepare import Prepared, described
 from scaffpd.run.record import (
     ClientScore,
-    EffectRow,
+    CoefficientRow,
     GainInterval,
     JoiningRecord,
     JoiningRow,
@@ -35,7 +35,7 @@ from scaffpd.run.record import (
 )
 from scaffpd.run.scores import HeldOutScores
 from scaffpd.run.train import Trained
-from scaffpd.study.coefficients import CoefficientTable
+from scaffpd.study.coefficients import FIELDS, CoefficientTable
 from scaffpd.study.gains import ALONE, AVERAGE, PERSONAL, Joining
 from scaffpd.training.history import SCALARS, History
 from scaffpd.training.metrics import NOISE, Weights, every, worst_fifth
@@ -92,7 +92,7 @@ def record(
         scores=scored.scores if scored else [],
         bins=scored.bins if scored else [],
         coefficients=scored.coefficients if scored else [],
-        effects=[EffectRow.model_validate(row) for row in effects.table()] if effects else [],
+        effects=_effects(effects) if effects else [],
         between_share=effects.share if effects else None,
         settings=_settings(prepared),
         config=config,
@@ -100,6 +100,13 @@ def record(
         reading=reading,
         fills={client: dict(own) for client, own in prepared.fills.items()},
     )
+
+
+def _effects(found: CoefficientTable) -> list[CoefficientRow]:
+    return [
+        CoefficientRow(column=str(row["column"]), values={k: float(row[k]) for k in FIELDS})
+        for row in found.table()
+    ]
 
 
 def _model(one: Trained, prepared: Prepared, joining: JoiningRecord | None) -> ModelRecord:
@@ -315,7 +322,7 @@ def exports(run: RunRecord) -> dict[str, str]:
         "joining.csv": [_cells(run, row) for row in run.joining.rows] if run.joining else [],
         "scores.csv": [_cells(run, row) for row in run.scores],
         "coefficients.csv": [_cells(run, row) for row in run.coefficients],
-        "effects.csv": [_cells(run, row) for row in run.effects],
+        "effects.csv": [{"column": row.column, **row.values} for row in run.effects],
     }
     return {
         name: csv_text(rows, list(dict.fromkeys(key for row in rows for key in row)))

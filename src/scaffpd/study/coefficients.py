@@ -29,6 +29,7 @@ from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import student
 
 Array = NDArray[np.float64]
+FIELDS = ("estimate", "error", "low", "high", "between")
 TOLERANCE = 1e-3  # nats: estimates are reported, not only used
 
 
@@ -73,9 +74,8 @@ class CoefficientTable:
             error = self.own_error[i]
         reach = np.array([student(f) for f in self.freedom]) * error
         columns = (estimate, error, estimate - reach, estimate + reach, self.between)
-        keys = ("estimate", "error", "low", "high", "between")
         return [
-            {"column": name, **dict(zip(keys, map(float, row), strict=True))}
+            {"column": name, **dict(zip(FIELDS, map(float, row), strict=True))}
             for name, *row in zip(self.names, *columns, strict=True)
         ]
 

@@ -205,7 +205,8 @@ class RunConfig(SettingsTable):
         values = self.model_dump(mode="json", exclude_none=True)
         values["folder"] = "."
         empty: tuple[object, ...] = ([], {})  # as if left out
-        values["data"] = {name: one for name, one in values["data"].items() if one not in empty}
+        for part in ("data", "model"):
+            values[part] = {name: one for name, one in values[part].items() if one not in empty}
         values["algorithm"] = {"kind": kind_of(self.method), **self.algorithm}
         if self.table is not None:
             files = [_relative(file, folder) for file in self.table.file]

@@ -64,7 +64,7 @@ class ModelSettings(SettingsTable):
     kappa: Annotated[float | str, _strength(1e-12), Needs('"auto" or a number above 0')] = AUTO
     """κ of personal models, which ties them to the shared one; auto: by evidence."""
     personal: key.Texts = ()
-    """Columns that may differ between clients, with commas: age,intercept; left out, all."""
+    """Columns that may differ between clients: age,intercept; left out, all."""
     # a function that returns a torch.nn.Module
     network: Annotated[key.Text, Needs('a function such as "networks:small"')] | None = None
 
