@@ -48,7 +48,7 @@ FASTER = 5.0  # times the step of the fixed point, at most
 SLACK = 0.1  # nats that a faster step may lose before it is shortened
 JUMP = 30.0  # factor by which a variance may change in a round
 # Nats that an additional variance has to gain; where all are equal it gains ½ on average.
-WORTH = 0.75
+WORTH = 1.0
 ROUGH = 0.1  # nats a round, to compare two fits
 AGAIN = 0.01  # of a group's share: where a variance starts that had shrunk to nothing
 
@@ -423,7 +423,7 @@ def strengths(
     """Find τ_g, ω_g and σ² by restricted maximum evidence.
 
     All groups but the intercept first have one τ and one ω, in units of what a group can explain. A
-    ω per group, and then a τ per group, take their place where they gain more than ¾ nat per
+    ω per group, and then a τ per group, take their place where they gain more than a nat per
     variance: with few clients or few rows a variance per column follows the noise
     (`benchmarks/strengths.py`).
 
