@@ -55,10 +55,14 @@ def test_gains_are_means_over_draws_with_both_sources_of_doubt(study):
         weeks = np.array([-(-held // 7) for _, held in one.rows])[own]
         assert (one.evidence.blocks[own] == weeks).all()
         base = one.loss[1, own].mean()
-        errors = (C[:, 1, 1] + C[:, 4, 4] - 2 * C[:, 1, 4]) / 16 / weeks
+        share = 1 - one.loss[4, own].mean() / base
+        r = 1 - share
+        errors = (r**2 * C[:, 1, 1] + C[:, 4, 4] - 2 * r * C[:, 1, 4]) / 16 / weeks
         freedom = errors.sum() ** 2 / (errors**2 / (weeks - 1)).sum()
-        values.append(1 - one.loss[4, own].mean() / base)
-        halves.append(stats.t.ppf(0.975, freedom) * np.sqrt(errors.sum()) / base)
+        half = stats.t.ppf(0.975, freedom) * np.sqrt(errors.sum()) / base
+        values.append(share)
+        # the low end is that of the logarithm of the ratio
+        halves.append((half + share - (1 - r * np.exp(half / r))) / 2)
     draws = stats.t.ppf(0.975, 1) * np.std(values, ddof=1) / np.sqrt(2)
     reach = np.sqrt(draws**2 + np.mean(np.square(halves)))
     found = study.gain(PERSONAL, ALONE, True)

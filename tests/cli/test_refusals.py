@@ -164,7 +164,7 @@ SENTENCES = {  # in red on standard error, with the nearest name; nothing on sta
     "train patients.csv --client hospital": "A table needs --target: which column of 'patients.csv'"
     " is to be predicted? There are 'hospital', 'age', 'sex', 'note', 'ill'.",
     f"{QUICK} --task classify": "Unknown --task 'classify': did you mean 'classification'?",
-    f"{QUICK} --l2 -1": "--l2 needs a number >= 0, got -1.0.",
+    f"{QUICK} --l2 -1": '--l2 needs "auto" or a number >= 0, got -1.0.',
     "silo check splt.toml": "Unknown key in 'splt.toml', 'limts': did you mean 'limits'?",
     "deploy flare port.toml": "'port.toml' needs a host, or host:port for server, got 'host:port'.",
 }
