@@ -9,11 +9,14 @@ import pytest
 import torch
 
 import scaffpd as sp
-from cases.boards import GoneError, lockstep, singles, trained
+from cases.boards import GoneError, lockstep, sessions, singles, together, trained
+from cases.cohorts import linear, pairs
 from cases.refusals import refuses
 from runtimes import NAMES, cohort_of, point_of
+from scaffpd.deploy.replica import replica
 from scaffpd.deploy.transcript import Tampered
 from scaffpd.federation.questions import Question, Reply, Vectors
+from scaffpd.training.settling import by_evidence, settled
 
 OBJECTIVES = (
     sp.Average(),
@@ -219,3 +222,31 @@ def test_other_strengths_on_the_same_rows():
     with refuses("too-many-weightings"):  # an offset l2 x that all know makes no other vector
         for k, l2 in enumerate((0.1, 0.2, 0.3)):
             silos.using(l2=l2).gradients(x).sum(np.roll([0.7, 0.1, 0.1, 0.1], k))
+
+
+@pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
+def test_silos_find_the_cohorts_strengths(loss):
+    """Silos that settle "auto" together, from masked sums, and an onlooker without rows."""
+    model = linear(loss, "auto", intercept=True)
+    rows = dict(zip("abcd", pairs(loss, (30, 12, 45, 20)), strict=True))
+    wanted = sp.Cohort(rows, sp.Personal(model))
+
+    def action(name, session):
+        session.open({})
+        own = sp.Cohort({name: rows[name]}, sp.Personal(model), settle=False) if name else None
+        federation = replica(session, own.channel if own else None, 1, "test")
+        found = by_evidence(federation, sp.Personal(model), 3)
+        using = settled(federation, sp.Personal(model), found)
+        session.confirm()
+        return found, using.channel.rows.model if name else None
+
+    answers = together(*sessions(list("abcd")), action)
+    for name, answer in answers.items():
+        if isinstance(answer, BaseException):
+            raise answer
+        found, own = answer
+        np.testing.assert_allclose(found.l2, wanted.strengths.l2, rtol=1e-6)
+        np.testing.assert_allclose(found.strength, wanted.strengths.strength, rtol=1e-6)
+        np.testing.assert_allclose(found.x, wanted.strengths.x, atol=1e-8)
+        if name:
+            np.testing.assert_allclose(own.strength, wanted.model.strength, rtol=1e-6)

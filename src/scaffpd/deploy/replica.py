@@ -372,7 +372,7 @@ def question_parts(question: object) -> tuple[Json, dict[str, Tensor]]:
     assert is_dataclass(question)
     for item in fields(question):
         part = getattr(question, item.name)
-        if isinstance(part, GradientsAt):  # everybody has answered there
+        if isinstance(part, Question):  # everybody has answered there
             values[item.name] = _place(part)
         elif isinstance(question, LocalSteps) and item.name == "at":
             values[item.name] = None if part is None else "stored"  # and stays where it is
@@ -390,7 +390,7 @@ def question_parts(question: object) -> tuple[Json, dict[str, Tensor]]:
 def _place(question: object) -> str:
     """Name the point that a question is about, whatever model and minibatch: x alone counts."""
     at = getattr(question, "at", None)
-    x = at.x if isinstance(at, GradientsAt) else getattr(question, "x", None)
+    x = getattr(at if isinstance(at, Question) else question, "x", None)
     if not isinstance(x, Tensor):
         return type(question).__name__
     return hashlib.sha256(x.detach().double().cpu().numpy().tobytes()).hexdigest()
