@@ -199,7 +199,7 @@ def test_a_silos_own_check_says_both(tmp_path, capsys):
     text = rows(copy=label, chol=lambda k, r: -999 if k % 10 == 0 else 3 + r, y=label)
     (tmp_path / "a.csv").write_text(text, encoding="utf-8")
     settings_file = tmp_path / "silo.toml"
-    asked = 'name = "a"\n[data]\nfile = "a.csv"\ntarget = "y"\ncolumns = ["age", "copy", "chol"]\n'
+    asked = 'name = "a"\n[data]\nfile = "a.csv"\ntarget = "y"\n'
     settings_file.write_text(asked, encoding="utf-8")
     assert cli.run(["silo", "check", str(settings_file), "--json"]) == 0
     warnings = json.loads(capsys.readouterr().out)["warnings"]
@@ -208,7 +208,7 @@ def test_a_silos_own_check_says_both(tmp_path, capsys):
     settings_file.write_text(asked + "missing = [-999]\n", encoding="utf-8")
     assert cli.run(["silo", "check", str(settings_file), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [column["missing"] for column in found["columns"]] == [0, 0, 12]
+    assert [column["missing"] for column in found["columns"]] == [0, 0, 0, 12]
     assert not any("-999" in line for line in found["warnings"])
     settings_file.write_text(
         'name = "a"\n[data]\nentry = "mine:rows"\nmissing = [-999]\n', encoding="utf-8"
