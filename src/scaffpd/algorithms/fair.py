@@ -2,7 +2,7 @@ r"""`fair`: the method for the problem at hand.
 
 It is the first of these whose declared `needs` the federation meets:
 
-    minimax Newton       convex losses, full gradients, clients in one process, unmasked, d ≤ 300
+    minimax Newton       convex losses, full gradients, clients in one process, unmasked, d ≤ 600
                          and N d² ≤ 10⁷
     subspace saddle      convex losses, full gradients: sums and scalars only, so for silos
     Scaff-PD             minibatches, or clients that hide their curvature: with `Auto` steps;
@@ -34,7 +34,7 @@ from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.objectives.base import Objective
 
 # d, and the numbers N d² of all Hessians, up to which they go up
-WIDEST = 300
+WIDEST = 600
 LARGEST = 10**7
 STEPS = 100  # local steps of a round
 BATCH = 32  # samples of a minibatch for networks
