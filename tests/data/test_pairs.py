@@ -170,4 +170,4 @@ def test_nothing_is_looked_for_where_nothing_can_be(paired):
     train = [own.train for own in before.encoded]
     model = sp.Linear("squared", "auto", True)
     assert with_pairs(before, train, model, 0) is before
-    assert search(train, model, [], COLUMNS[:1], 3) == []
+    assert search(train, model, [], [Indicators(tuple(range(1, 2000)), True)] * 2, 3) == []

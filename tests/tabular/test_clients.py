@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cases.refusals import refuses
 from cases.tables import read, text
 from scaffpd.errors import InputError
 
@@ -134,3 +135,34 @@ def test_any_table_is_either_read_whole_or_refused_in_one_sentence(tmp_path, row
         assert np.isfinite(ready.train[0]).all()
         assert ready.train[0].shape[1] == len(ready.features)
         assert ready.test is None or np.isfinite(ready.test[0]).all()
+
+
+def test_weights_follow_targets_and_are_no_features(tmp_path, rows):
+    weighted = [(*row, k % 5) for k, row in enumerate(rows)]
+    columns = ("site", "age", "smoker", "ill", "w")
+    found = read(table(tmp_path / "a.csv", weighted, columns), weight="w")
+    assert [column["name"] for column in found.schema["columns"]] == ["age", "smoker"]
+    for own, encoded in zip(found.rows, found.encoded, strict=True):
+        mine = np.array([row[3:] for row in weighted if row[0] == own.name], dtype=float)
+        mine[:, 1] /= mine[~own.held, 1].mean()
+        assert encoded.train[1] == pytest.approx(mine[~own.held])
+        assert encoded.test[1] == pytest.approx(mine[own.held])
+    weighted[3] = (*rows[3], "much")
+    with refuses("texts-for-numbers"):
+        read(table(tmp_path / "a.csv", weighted, columns), weight="w")
+
+
+def test_exposures_are_in_units_of_their_mean(tmp_path):
+    random = np.random.default_rng(1)
+    exposure = random.uniform(0.5, 40, 60)
+    made = [("ab"[k % 2], random.normal(), np.log(exposure[k]), k % 7) for k in range(60)]
+    file = table(tmp_path / "a.csv", made, ("site", "x", "log_days", "ill"))
+    found = read(file, task="counts", offset="log_days", test=0.0)
+    assert [column["name"] for column in found.schema["columns"]] == ["x"]
+    assert found.exposure == pytest.approx(exposure.mean())
+    counts, shares = np.concatenate([own.train[1] for own in found.encoded]).T
+    order = np.argsort(np.arange(60) % 2, kind="stable")
+    assert counts.tolist() == (order % 7).tolist()
+    assert shares == pytest.approx(exposure[order] / exposure.mean())
+    with refuses("offset-without-counts"):
+        read(file, task="regression", offset="log_days")

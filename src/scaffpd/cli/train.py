@@ -296,6 +296,7 @@ def _one_run(
         RunFolder(out).usable(kind)
     screen.say(f"Reading {config.name}")
     prepared = prepare.prepare(config)
+    config = config.counting([len(y) for _, y in prepared.train])
     train.check_asked(config, prepared)
     folder = RunFolder(_place(config, out, fresh, kind))
     folder.check(kind, config, fresh)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError, count, real, shortened
+from scaffpd.federation import Vector
 from scaffpd.models.arrays import Array, check_range
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import BUILT_IN, Loss, Squared, check_loss, loss_named
@@ -140,6 +141,14 @@ class Linear:
         if not (self.weighted or self.exposed):
             return inner
         return Weighted(inner, self.weighted, self.exposed)
+
+    def parts(self, y: Array) -> tuple[Vector, Vector, Vector]:
+        """Return targets, exposures and weights of mean one; ones where there are none."""
+        ones = np.ones(len(y))
+        exposure = np.asarray(y[:, 1], dtype=np.float64) if self.exposed else ones
+        w = np.asarray(y[:, -1], dtype=np.float64) if self.weighted else ones
+        own = y[:, 0] if self.weighted or self.exposed else y
+        return cast("Vector", own), exposure, w / (w.mean() or 1.0)
 
     def ridge(self, width: int, outputs: int, device: torch.device) -> Ridge:
         """Return the regulariser of an x with `width` features, the intercept among them."""

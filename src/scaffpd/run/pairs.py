@@ -15,6 +15,8 @@ from scaffpd.training.pairs import search
 
 def with_pairs(found: Clients, train: Sequence[Pair], model: Linear, most: int) -> Clients:
     """Return the clients with the products of pairs that pay beside their additive models."""
+    if len(found.sides) < 2 or not most:
+        return found
     columns = []
     place = 1
     for side in found.sides:

@@ -152,6 +152,13 @@ def predict(
         rows_of = f"{several(strangers, 'row')} of no client that was trained on"
         unsure.append(f"{rows_of}: predicted by the shared model.")
     predicted, shares = _answers(X, x, setup, whose, owners)
+    if "exposure" in setup.model:
+        offset, usual = setup.model["exposure"]
+        if offset in table.names:
+            (logs,), _ = read_columns(table, [offset], **how)
+            predicted = (np.array(predicted) * np.exp(logs.values) / usual).tolist()
+        else:
+            unsure.append(f"No column {offset!r}: counts are for an exposure of {usual:g}.")
     cells = table.cells(copy) if copy else []
     copied = {name: own.to_pylist() for name, own in zip(copy, cells, strict=True)}
     return Predictions(names, predicted, shares, copied, labels, truth, (*remarks, *unsure))

@@ -22,6 +22,7 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module, Personal, regulariser
 from scaffpd.numbers import several
+from scaffpd.run.pairs import with_pairs
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.run.settings.run import RunConfig
@@ -65,9 +66,10 @@ class Prepared:
     groups: Mapping[str, Sequence[NDArray[Any]]] = field(default_factory=dict, repr=False)
     # what stands in for missing values, by client and column
     fills: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict, repr=False)
-    features: tuple[
-        str, ...
-    ] = ()  # names of columns where the rows are no table; empty where they have none
+    # names of columns where the rows are no table; empty where they have none
+    features: tuple[str, ...] = ()
+    # of counts: the column with the log of their exposures, and the exposure that means are for
+    exposure: tuple[str, float] | None = None
 
     @property
     def measure(self) -> Literal["accuracy", "rmse"]:
@@ -146,8 +148,9 @@ class Prepared:
             models = cohort.own_models(x)
             own = [x] * len(rows) if models is None else [u.numpy(force=True) for u in models]
             errors = [
-                np.mean((model.predict(u, np.asarray(X)) - y) ** 2)
+                np.mean(w * (exposure * model.predict(u, np.asarray(X)) - counts) ** 2)
                 for u, (X, y) in zip(own, rows, strict=True)
+                for counts, exposure, w in [model.parts(y)]
             ]
             return replace(found, accuracy=np.sqrt(errors))
         return replace(found, accuracy=self.unit * np.sqrt(np.maximum(found.loss, 0.0)))
@@ -159,6 +162,8 @@ class Prepared:
         model = {"kind": "linear", "loss": self.model.loss, "intercept": self.model.intercept}
         if self.model.classes is not None:
             model["classes"] = self.model.classes
+        if self.exposure is not None:
+            model["exposure"] = list(self.exposure)
         return Setup(algorithm, model, dict(self.schema), self.mean, self.deviation)
 
     def metadata(self) -> dict[str, str]:
@@ -216,21 +221,24 @@ def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
     found = read_clients(source, seed)
     task = found.schema["task"]
     labels = tuple(map(str, found.schema["labels"]))
-    train = [e.train for e in found.encoded]
-    test = [e.test for e in found.encoded if e.test is not None]
-    counts = source.task == COUNTS
-    unit, centre = _target_scale(train, config) if task == REGRESSION and not counts else (1.0, 0.0)
-    if task == REGRESSION and not counts:
-        train, test = ([(X, (y - centre) / unit) for X, y in part] for part in (train, test))
+    model = _weighted(config, source, found, len(labels))
+    targets = [own.train[1] for own in found.encoded]
+    numbers = task == REGRESSION and source.task != COUNTS
+    unit, centre = _target_scale(targets, config) if numbers else (1.0, 0.0)
+    train, test = _rows(found, unit, centre)
+    if isinstance(model, Linear) and config.privacy is None:
+        found = with_pairs(found, train, model, source.pairs)
+        model = _weighted(config, source, found, len(labels))
+        train, test = _rows(found, unit, centre)
     rows = sum(sum(own.rows) for own in found.rows)
-    encoded = encoded_features(found.schema)
     columns = several(len(found.schema["columns"]), "column")
-    about = f"{source.file[0].name}: {several(rows, 'row')}, {columns}, {len(encoded)} once encoded"
+    width = train[0][0].shape[1]
+    about = f"{source.file[0].name}: {several(rows, 'row')}, {columns}, {width} once encoded"
     return Prepared(
         tuple(own.name for own in found.rows),
         train,
         test,
-        _model(config, source.task or task, len(labels), [one.group for one in encoded]),
+        model,
         task,
         labels,
         about,
@@ -243,7 +251,38 @@ def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
         (*_kinds(found), *found.remarks),
         found.groups,
         {} if found.schema.get("declared") else {own.name: fills(own) for own in found.rows},
+        exposure=None if source.offset is None else (source.offset, found.exposure or 1.0),
     )
+
+
+def _rows(found: Clients, unit: float, centre: float) -> tuple[list[Pair], list[Pair]]:
+    """Return training and held-out rows; what stands behind a target stays as it is."""
+
+    def scaled(pair: Pair) -> Pair:
+        X, y = pair
+        if (unit, centre) == (1.0, 0.0):
+            return pair
+        if y.ndim == 1:
+            return X, (y - centre) / unit
+        return X, np.column_stack([(y[:, 0] - centre) / unit, y[:, 1:]])
+
+    test = [scaled(own.test) for own in found.encoded if own.test is not None]
+    return [scaled(own.train) for own in found.encoded], test
+
+
+def _weighted(
+    config: RunConfig, source: TableSettings, found: Clients, classes: int
+) -> Linear | Module:
+    """Make the model of a table, with its weights and exposures."""
+    groups = [feature.group for feature in encoded_features(found.schema)]
+    made = _model(config, source.task or found.schema["task"], classes, groups)
+    if source.weight is None and source.offset is None:
+        return made
+    if not isinstance(made, Linear) or config.privacy is not None:
+        raise InputError(
+            "weights-not-linear", "--weight and --offset go with linear models without noise."
+        )
+    return replace(made, weighted=source.weight is not None, exposed=source.offset is not None)
 
 
 def _curved(config: RunConfig) -> bool:
@@ -254,11 +293,12 @@ def _curved(config: RunConfig) -> bool:
     return plain and isinstance(config.method, Fair)
 
 
-def _target_scale(train: Sequence[Pair], config: RunConfig) -> tuple[float, float]:
+def _target_scale(targets: Sequence[Vector], config: RunConfig) -> tuple[float, float]:
     """Return deviation and mean of the target; without an intercept, the mean is taken as zero."""
-    n = sum(len(y) for _, y in train)
-    centre = sum(float(y.sum()) for _, y in train) / n if not config.model.network else 0.0
-    squares = sum(float(((y - centre) ** 2).sum()) for _, y in train) / n
+    parts = [y if y.ndim == 1 else y[:, 0] for y in targets]
+    n = sum(map(len, parts))
+    centre = sum(float(y.sum()) for y in parts) / n if not config.model.network else 0.0
+    squares = sum(float(((y - centre) ** 2).sum()) for y in parts) / n
     return (squares**0.5 if squares > 0 else 1.0), centre
 
 
@@ -273,6 +313,10 @@ def _kinds(found: Clients) -> tuple[str, ...]:
     for kind, names in ((curves, numbers), ("Categories", categories)):
         more = "" if len(names) <= SHOWN else f" and {len(names) - SHOWN} more"
         sentences += [f"{kind}: {', '.join(names[:SHOWN])}{more}."] if names else []
+    pairs = [f"{p['left']['name']} × {p['right']['name']}" for p in found.schema.get("pairs", ())]
+    sentences += [f"Pairs: {', '.join(pairs)}."] if pairs else []
+    if found.exposure is not None:
+        sentences.append(f"Counts are for an exposure of {found.exposure:g}.")
     return tuple(sentences)
 
 

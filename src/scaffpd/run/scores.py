@@ -223,7 +223,7 @@ def score_groups(
 
 
 def _truth(prepared: Prepared, i: int) -> NDArray[np.generic]:
-    y = np.asarray(prepared.test[i][1])
+    y = prepared.linear.parts(np.asarray(prepared.test[i][1]))[0]
     return y if prepared.task == CLASSIFICATION else y * prepared.unit + prepared.centre
 
 
@@ -237,10 +237,13 @@ def _score_rows(prepared: Prepared, outputs: Outputs) -> Iterator[ScoreRow]:
     """Yield a row for every model and client, and for every value of every column of groups."""
     y = np.concatenate([_truth(prepared, i) for i in range(len(prepared.names))])
     sizes = [len(own) for _, own in prepared.test]
+    exposure = np.concatenate([prepared.linear.parts(own)[1] for _, own in prepared.test])
     owner = np.repeat(np.array(prepared.names, dtype=object), sizes)
     cuts = {"client": owner} | {by: np.concatenate(parts) for by, parts in prepared.groups.items()}
     for name, z in outputs.items():
         guess, shares = _answers(prepared, np.concatenate(z))
+        if shares is None:
+            guess = guess.astype(np.float64) * exposure
         for by, values in cuts.items():
             order = list(dict.fromkeys(values.tolist()))
             groups = order if by == "client" else sorted(order)

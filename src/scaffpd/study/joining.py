@@ -191,16 +191,22 @@ class JoiningSplit:
         losses = []
         errors = []
         measure = "accuracy"
-        for own, (_, y) in zip(outputs, self.test, strict=True):
-            found = [answered(self.model, z, y) for z in own]
-            losses.append(np.stack([loss for loss, _ in found]))
-            rooted = [loss for loss, _ in found]
+        for own, (_, targets) in zip(outputs, self.test, strict=True):
+            y, exposure, w = self.model.parts(targets)
+            rates = y / exposure if self.model.exposed else y
+            found = [answered(self.model, z, rates) for z in own]
+            rooted = [w * exposure * loss for loss, _ in found]
+            losses.append(np.stack(rooted))
             if self.model.loss == "poisson":
-                rooted = [(loss_named("poisson").mean(z[:, 0]) - y) ** 2 for z in own]
+                means = [loss_named("poisson").mean(z[:, 0]) for z in own]
+                rooted = [w * (exposure * mean - y) ** 2 for mean in means]
             pairs = zip(rooted, found, strict=True)
             errors.append(
                 np.stack(
-                    [_root(unit, square) if hit is None else 1 - hit for square, (_, hit) in pairs]
+                    [
+                        _root(unit, square) if hit is None else w * (1 - hit)
+                        for square, (_, hit) in pairs
+                    ]
                 )
             )
             measure = "rmse" if found[0][1] is None else measure
@@ -264,6 +270,9 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
     them, by moments. Clients whose means differ by no more than chance (an F test) get that of all.
     """
     labels = model.loss in ("logistic", "softmax")
+    split = [model.parts(y) for y in targets]
+    targets = [y / exposure if model.exposed else y for y, exposure, _ in split]
+    shares = [w * exposure for _, exposure, w in split]
     if labels:
         classes = np.arange(model.classes or 2)
         parts = [(y.ravel()[:, None] == classes).astype(float) for y in targets]
@@ -276,7 +285,7 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
             for y in targets
         ]
     n = np.array([len(part) for part in parts], dtype=float)[:, None]
-    means = np.stack([part.mean(0) for part in parts])
+    means = np.stack([w @ part / w.sum() for part, w in zip(parts, shares, strict=True)])
     centre = (n * means).sum(0) / n.sum()
     within = sum(float(((p - m) ** 2).sum()) for p, m in zip(parts, means, strict=True))
     variance = within / max(n.sum() - len(n), 1)

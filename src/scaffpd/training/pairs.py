@@ -30,8 +30,7 @@ def search(
         columns: which indicators are of which column, numbered from 1 on.
         most: the most pairs.
     """
-    size = sum(len(column.places) for column in columns)
-    if not most or len(columns) < 2 or size > MOST_INDICATORS:
+    if sum(len(column.places) for column in columns) > MOST_INDICATORS:
         return []
     cohort = Cohort(clients, Personal(model))
     found = cohort.strengths

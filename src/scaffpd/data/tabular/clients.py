@@ -40,7 +40,7 @@ from scaffpd.data.tabular.columns import (
 from scaffpd.data.tabular.encode import ClientRows, Encoded, Target
 from scaffpd.data.tabular.formats import open_table, stacked
 from scaffpd.data.tabular.read import read_columns
-from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION, TableSettings
+from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
 
@@ -69,6 +69,7 @@ class Clients:
     # of held-out rows, client by client: values of the columns to score by, as texts
     groups: Mapping[str, list[NDArray[np.object_]]] = field(default_factory=dict, repr=False)
     sides: tuple[Column, ...] = field(default=(), repr=False)  # what pairs may be made of
+    exposure: float | None = None  # the usual one, that counts are for
 
     def under(self, schema: Schema) -> Clients:
         """Return the same rows, scaled and encoded as another schema says."""
@@ -104,6 +105,9 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
         ),
     ]
     rows = _cut(source, found, wanted, remarks, seed)
+    usual = None
+    if source.offset is not None:
+        rows, usual = _exposed(source, found, rows)
     schema = agree({own.name: own.describe() for own in rows}, ranges=source.ranges)
     sides: list[Column] = []
     if source.curves == "on":
@@ -114,7 +118,35 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     nothing = np.empty(0)
     groups = _groups(found, rows)
     read = Clients(tuple(rows), (), schema, nothing, nothing, tuple(remarks), groups).under(schema)
-    return replace(read, sides=tuple(map(read.common, sides)))
+    return replace(read, sides=tuple(map(read.common, sides)), exposure=usual)
+
+
+def _exposed(
+    source: TableSettings, found: _Rows, rows: list[ClientRows]
+) -> tuple[list[ClientRows], float]:
+    """Give counts their exposures, in units of the mean of training rows; and return that mean."""
+    if source.task != COUNTS:
+        raise InputError(
+            "offset-without-counts", "--offset is the log exposure of counts: say --task counts."
+        )
+    owner = found.owner
+    own = [np.exp(found.offset[owner.values == owner.categories.index(one.name)]) for one in rows]
+    training = [e[~one.held] for e, one in zip(own, rows, strict=True)]
+    usual = float(np.concatenate(training).mean())
+    pairs = zip(own, rows, strict=True)
+    return [replace(one, extra=(e / usual, *one.extra)) for e, one in pairs], usual
+
+
+def _numbers_of(columns: Mapping[str, DataColumn], name: str | None) -> Matrix:
+    """Return a column that is no feature; nothing where none is named."""
+    if name is None:
+        return np.empty(0)
+    column = columns[name]
+    if column.kind == CATEGORY:
+        raise InputError(
+            "texts-for-numbers", f"Column {name!r} has texts such as {column.categories[0]!r}."
+        )
+    return column.values.astype(np.float64)
 
 
 def _scale(rows: Sequence[ClientRows], schema: Schema) -> tuple[Matrix, Matrix]:
@@ -154,6 +186,8 @@ class _Rows:
     tested: Mask | None  # which rows are of the test file
     remarks: list[str]
     groups: list[DataColumn]
+    weight: Matrix
+    offset: Matrix
 
 
 def _read(source: TableSettings) -> _Rows:
@@ -182,8 +216,10 @@ def _read(source: TableSettings) -> _Rows:
             )
         both = [table, open_table(source.test)]
         table = stacked(source.file[0], both, ["train", "test"], PART)
-    if source.split_by is not None:
-        needed.setdefault(source.split_by, "split")
+    roles = ((source.split_by, "split"), (source.weight, "weight"), (source.offset, "offset"))
+    for one, what in roles:
+        if one is not None:
+            needed.setdefault(one, what)
     for name in source.groups:
         if name not in table.names:
             raise unknown(f"column of {source.file[0].name!r},", name, table.names)
@@ -218,6 +254,8 @@ def _read(source: TableSettings) -> _Rows:
         tested,
         remarks,
         [found[name] for name in source.groups],
+        _numbers_of(found, source.weight),
+        _numbers_of(found, source.offset),
     )
 
 
@@ -336,5 +374,8 @@ def _cut(
             held = encode.held_rows(name, wanted, source.test, seed)
         else:
             held = encode.held_whole(name, found.by.take(own), source.test, seed)
-        clients.append(ClientRows(name, found.features.take(own), wanted, held))
+        extra: tuple[Matrix, ...] = ()
+        if source.weight is not None:  # whole numbers would be taken for numbers of equal rows
+            extra = (found.weight[own] / (found.weight[own][~held].mean() or 1.0),)
+        clients.append(ClientRows(name, found.features.take(own), wanted, held, extra=extra))
     return clients

@@ -108,6 +108,8 @@ class ClientRows:
     held: Mask = field(repr=False)  # which rows are held out
     dropped: int = 0  # how many rows had no target
     rarest: int = 1  # categories with fewer training rows than this are "other"
+    # exposures and weights of rows: further columns of encoded targets
+    extra: tuple[Matrix, ...] = field(default=(), repr=False)
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -195,10 +197,11 @@ class ClientRows:
                     f"Silo {self.name!r} has a label that the agreement does not have.",
                 )
             y = np.array([place[label] for label in self.target.labels], dtype=np.int64)[y]
+        targets = np.column_stack([y, *self.extra]) if self.extra else y
 
         def part(rows: Mask) -> Pair:
             X = self.matrix(schema, mean, deviation, rows, separate)
-            return X.reshape(len(X), *self.table.shape) if self.table.shape else X, y[rows]
+            return X.reshape(len(X), *self.table.shape) if self.table.shape else X, targets[rows]
 
         test = part(self.held) if self.held.any() else None
         return Encoded(part(~self.held), test, features(schema))

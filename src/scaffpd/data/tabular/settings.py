@@ -66,6 +66,10 @@ class TableSettings(ColumnSettings):
     """Hold out the latest rows by this column, or whole groups of it."""
     groups: key.Texts = ()
     """Columns to score by, beside clients: sex,race."""
+    weight: key.Column | None = None
+    """Column of survey weights: what a row counts for among its client's."""
+    offset: key.Column | None = None
+    """Column with the logarithm of the exposure of counts."""
     curves: Annotated[str, key.one_of(CURVES)] = "auto"
     """Numbers have curves, not lines alone: auto, on or off."""
     pairs: key.Whole = 8

@@ -113,7 +113,7 @@ PRIVACY = (
     "colluding",
     "together",
 )
-LINEAR = ("loss", "l2", "intercept", "classes", "strength")
+LINEAR = ("loss", "l2", "intercept", "classes", "strength", "exposure")
 
 
 def linear(model: Json) -> Linear:
@@ -122,7 +122,7 @@ def linear(model: Json) -> Linear:
         if name not in (*LINEAR, "kind"):
             raise unknown("model setting", name, LINEAR)
     return Linear(
-        **{name: value for name, value in model.items() if name not in ("kind", "strength")}
+        **{name: model[name] for name in ("loss", "l2", "intercept", "classes") if name in model}
     )
 
 

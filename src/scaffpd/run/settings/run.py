@@ -16,7 +16,7 @@ from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError
 from scaffpd.fields import Json, SettingsTable, validated
 from scaffpd.models import Linear, Module
-from scaffpd.objectives import Objective
+from scaffpd.objectives import Excess, Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private
 from scaffpd.run.settings.methods import algorithm_kind, algorithm_of, changed, kind_of, with_usual
 from scaffpd.run.settings.reading import read_toml
@@ -167,6 +167,24 @@ class RunConfig(SettingsTable):
         if self.goal is not None:
             return changed(self._method, objective=objective)
         return Fair(objective) if self.privacy is None else Fair(objective, LOCAL_STEPS)
+
+    def counting(self, sizes: Sequence[int]) -> RunConfig:
+        """Return the same run whose objective counts clients by their sizes, if that is asked."""
+        if self.training.count_clients == "alike" or self.goal is None:
+            return self
+        inner = self.goal.objective if isinstance(self.goal, Excess) else self.goal
+        if "prior" not in inner.arguments():
+            raise InputError(
+                "objective-without-prior",
+                f"{type(inner).__name__} has no weights to count clients by: leave "
+                "--count-clients out.",
+            )
+        goal: Objective = inner.with_arguments(prior=sizes)
+        if isinstance(self.goal, Excess):
+            goal = self.goal.with_arguments(objective=goal)
+        made = self.model_copy()
+        made._method = changed(self._method, objective=goal)
+        return made
 
     def with_tol(self, tol: float) -> RunConfig:
         """Return the same run with another certified gap to stop at."""

@@ -15,6 +15,7 @@ from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable
 
 AUTO = "auto"
+COUNTED = ("alike", "rows")
 Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
 
 
@@ -97,6 +98,8 @@ class TrainingSettings(SettingsTable):
     """cpu or cuda."""
     splits: key.Whole | None = None
     """Splits that tell what joining brings; 0: none; left out, 5 of small tables."""
+    count_clients: Annotated[str, key.one_of(COUNTED)] = "alike"
+    """What clients count for in one model for all: alike, or rows (as many as they have)."""
 
 
 class PrivacyBudget(SettingsTable):
