@@ -99,7 +99,7 @@ class TrainingSettings(SettingsTable):
     splits: key.Whole | None = None
     """Splits that tell what joining brings; 0: none; left out, 5 of small tables."""
     count_clients: Annotated[str, key.one_of(COUNTED)] = "alike"
-    """What clients count for in one model for all: alike, or rows (as many as they have)."""
+    """How clients count in one model for all: alike, or by their rows."""
 
 
 class PrivacyBudget(SettingsTable):
