@@ -49,7 +49,8 @@ SLACK = 0.1  # nats that a faster step may lose before it is shortened
 JUMP = 30.0  # factor by which a variance may change in a round
 # Nats that an additional variance has to gain; where all are equal it gains ½ on average.
 WORTH = 1.0
-ROUGH = 0.1  # nats a round, to compare two fits
+# Gain a round at which two fits are compared: nats at least, and per additional variance.
+ROUGH = 0.1, 0.05
 AGAIN = 0.01  # of a group's share: where a variance starts that had shrunk to nothing
 
 Families = NDArray[np.int64]  # per feature: the number of the variance that it shares, or −1
@@ -169,7 +170,7 @@ class Evidence:
         federation: Federation,
         groups: Sequence[str],
         loss: str,
-        close: float = 1e-8,
+        close: float = 1e-6,
         means: bool = False,
     ) -> None:
         self.federation = federation
@@ -464,18 +465,19 @@ def climbed(
     free[1] &= ~wide
     point = problem.mode(Prior(tau, omega, scale), problem.zero(), None)
     families = [np.where(mask, problem.joined, -1) for mask in free]
+    single = [np.where(mask, problem.own, -1) for mask in free]
+    more = [len(set(a)) - len(set(b)) for a, b in zip(single, families, strict=True)]
+    rough = max(ROUGH[0], ROUGH[1] * max(more), tol)
     best = _Climb(problem, point, families, tied)
-    found = best.run(ROUGH)
+    if max(more) > 0:
+        best.run(rough)
     for side in (1, 0):
-        family = np.where(free[side], problem.own, -1)
-        more = len(np.unique(family)) - len(np.unique(families[side]))
-        if more > 0:
-            other = best.split(side, family)
-            seen = other.run(ROUGH)
-            if other.point.evidence - best.point.evidence > worth * more:
-                best, found = other, seen
-    if tol < ROUGH:
-        found = best.run(tol)
+        if more[side] > 0:
+            other = best.split(side, single[side])
+            other.run(rough)
+            if other.point.evidence - best.point.evidence > worth * more[side]:
+                best = other
+    found = best.run(tol)
     return _described(problem, best, found), best.point
 
 
