@@ -84,7 +84,9 @@ def test_the_folder_and_the_words(study, tmp_path):
     assert run.joining.recommendation == study.recommendation
     said = answers(run)
     assert list(said) == [QUESTIONS["do"], QUESTIONS["sure"]]
-    assert study.gain(PERSONAL, ALONE, True).range in study.verdict[0]
+    assert study.gain(study.shown, ALONE, True).range in study.verdict[0]
+    assert run.joining.shown == study.shown
+    assert study.shown == study.recommendation or study.recommendation in ("alone", "constant")
     assert {figure.name for figure in figures(run)} > {"joining", "clients", "certificate"}
     assert "2 draws" in study.verdict[1]
     with (tmp_path / "draws.csv").open(newline="") as file:

@@ -27,7 +27,7 @@ from scaffpd.run.prepare import Prepared
 from scaffpd.run.recording import exports, record
 from scaffpd.run.train import Trained, train_model
 from scaffpd.study.comparison.runs import one_thread
-from scaffpd.study.gains import ALONE, AVERAGE, FAIR, PERSONAL, Joining
+from scaffpd.study.gains import ALONE, AVERAGE, CALLED, FAIR, PERSONAL, Joining
 from scaffpd.study.joining import joining, joint_mode
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import RelativeGain, half_interval
@@ -76,22 +76,29 @@ class StationStudy:
         return Counter(one.recommendation for one in self.found).most_common(1)[0][0]
 
     @property
+    def shown(self) -> str:
+        """The joint model that sentences, table and chart are about: the one recommended."""
+        joint = self.recommendation in (AVERAGE, FAIR, PERSONAL)
+        return self.recommendation if joint else PERSONAL
+
+    @property
     def verdict(self) -> tuple[str, str]:
         """Describe the gains with their intervals, and the cost of one model for all."""
-        new, old = (self.gain(PERSONAL, ALONE, which) for which in (True, False))
-        average = self.gain(AVERAGE, ALONE, True)
+        new, old = (self.gain(self.shown, ALONE, which) for which in (True, False))
+        other = AVERAGE if self.shown == PERSONAL else PERSONAL
+        compared = self.gain(other, ALONE, True)
         costs = {model: f"{100 * self.cost(model):.0f} %" for model in (AVERAGE, FAIR, PERSONAL)}
         first = (
-            f"With personal models the loss of the {NEW} new stations is "
+            f"With {CALLED[self.shown]} the loss of the {NEW} new stations is "
             f"{new.than('alone')} ({new.range}); "
             f"that of the {STATIONS - NEW} others is {old.words} ({old.range})."
         )
         return first, (
-            f"With one average model that of the new ones is {average.than('alone')}; the station "
-            f"that pays most for joining loses {costs[AVERAGE]} by it, {costs[FAIR]} by one fair "
-            f"model, and {costs[PERSONAL]} with models of their own. Means over {len(self.seeds)} "
-            f"draws of new stations and their {DAYS} days, tested on the following year; table and "
-            "charts are those of the first draw."
+            f"With {CALLED[other]} that of the new ones is {compared.than('alone')}; the station "
+            f"that pays most for joining loses {costs[AVERAGE]} by one average model, "
+            f"{costs[FAIR]} by one fair model, and {costs[PERSONAL]} with models of their own. "
+            f"Means over {len(self.seeds)} draws of new stations and their {DAYS} days, tested on "
+            "the following year; table and charts are those of the first draw."
         )
 
 
@@ -173,7 +180,9 @@ def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path
         joining=study.found[0],
     )
     assert run.joining is not None
-    advised = run.joining.model_copy(update={"recommendation": study.recommendation})
+    advised = run.joining.model_copy(
+        update={"recommendation": study.recommendation, "shown": study.shown}
+    )
     run = run.model_copy(update={"joining": advised})
     rows = [
         {"seed": seed, **row}
