@@ -124,7 +124,6 @@ Names = Annotated[
 Switch = Annotated[bool, Needs("true or false")]
 Whole = Annotated[int, Field(ge=0, le=MOST), Needs("a whole number >= 0")]
 Count = Annotated[int, Field(ge=1, le=MOST), Needs("a whole number >= 1")]
-Port = Annotated[int, Field(ge=1, le=65534), Needs("a whole number from 1 to 65534")]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), Needs("a number >= 0")]
 Positive = Annotated[float, Field(ge=1e-12, allow_inf_nan=False), Needs("a number above 0")]
 Between = Annotated[float, Field(ge=1e-300, lt=1), Needs("a number between 0 and 1")]

@@ -176,6 +176,11 @@ class Personal:
         return own
 
 
+def base_of(model: Any) -> Any:
+    """Return the model that is, or could be, personal."""
+    return model.model if isinstance(model, Personal) else model
+
+
 def regulariser(model: Any, x: NDArray[np.float64]) -> float:
     """Return the regulariser at x that `evaluate` includes: none if the model is `Personal`."""
     if isinstance(model, Personal):

@@ -25,6 +25,7 @@ from scaffpd.algorithms.evidence import INTERCEPT, Evidence, Prior, climbed
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation.modes import OwnCoefficients
 from scaffpd.models import Linear, Personal
+from scaffpd.models.personal import base_of
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import student
 
@@ -109,7 +110,7 @@ def coefficients(
         shift: is added to the intercept.
     """
     model = cohort.model
-    inner = model.model if isinstance(model, Personal) else model
+    inner = base_of(model)
     if not isinstance(inner, Linear):
         raise InputError(
             "coefficients-of-linear-models",

@@ -26,6 +26,7 @@ from scaffpd.algorithms.fair import fair
 from scaffpd.errors import InputError, count
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.models.losses import loss_named
+from scaffpd.models.personal import base_of
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Array, Joining
 from scaffpd.training.cohort import Cohort, Pair, in_order
@@ -35,11 +36,6 @@ from scaffpd.training.metrics import CONFIDENCE, HeldOutMoments
 
 AnyModel = Linear | Module | Personal
 Rows = tuple[Array, NDArray[np.float64]]
-
-
-def base_of(model: AnyModel) -> Linear | Module:
-    """Return the model that is, or could be, personal."""
-    return model.model if isinstance(model, Personal) else model
 
 
 def with_classes(model: AnyModel, pairs: Sequence[Pair]) -> AnyModel:
@@ -236,7 +232,7 @@ def start_of(cohort: Cohort) -> Array | None:
 
 def provable(model: object) -> bool:
     """Return whether a gap can be proven: every coefficient of a linear model has a ridge."""
-    base = getattr(model, "model", model)
+    base = base_of(model)
     return isinstance(base, Linear) and bool(np.min(np.asarray(base.l2, dtype=float)) > 0)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from scaffpd.algorithms.evidence import INTERCEPT, Strengths, strengths
 from scaffpd.federation import Federation, Vector
 from scaffpd.models.linear import AUTO, Linear, fitted
-from scaffpd.models.personal import Personal
+from scaffpd.models.personal import Personal, base_of
 
 Clients = TypeVar("Clients", bound=Federation)
 
@@ -26,7 +26,7 @@ def by_evidence(
         features: the number of features, without the intercept.
         columns: their names, which name the groups if the model does not.
     """
-    inner = model.model if isinstance(model, Personal) else model
+    inner = base_of(model)
     if not isinstance(inner, Linear):
         return None
     personal = model.strength if isinstance(model, Personal) else np.inf
@@ -55,7 +55,7 @@ def _given(value: float | Sequence[float] | str, width: int, intercept: bool) ->
 
 def settled(federation: Clients, model: object, found: Strengths) -> Clients:
     """Return the same clients with these strengths where the model leaves them to the data."""
-    inner = model.model if isinstance(model, Personal) else model
+    inner = base_of(model)
     l2 = found.l2.tolist() if isinstance(inner, Linear) and inner.l2 == AUTO else None
     auto = isinstance(model, Personal) and model.strength == AUTO
     return federation.using(l2, found.strength.tolist() if auto else None)
