@@ -183,11 +183,11 @@ def test_groups_that_lack_a_class_train_the_same_model():
 @pytest.mark.parametrize(
     ("code", "change"),
     [
-        ("coalition-of-one", {"train": made()[0][:1], "test": made()[1][:1]}),
+        ("too-few-clients", {"train": made()[0][:1], "test": made()[1][:1]}),
         ("test-data-unusable", {"test": made()[1][:3]}),
         ("not-a-model", {"model": "linear"}),
         ("not-an-objective", {"objective": "fair"}),
-        ("one-permutation", {"permutations": 1}),
+        ("too-few-permutations", {"permutations": 1}),
     ],
 )
 def test_refusals(code, change):

@@ -146,8 +146,8 @@ def test_categories_are_differences_from_their_mean_in_any_coding():
 def test_what_has_no_coefficients_is_refused():
     X = np.random.default_rng(0).standard_normal((9, 2))
     three = sp.Cohort([(X, np.arange(9) % 3)] * 2, sp.Linear("softmax", 0.1, intercept=True))
-    with refuses("coefficients-one-output"):
+    with refuses("coefficients-of-several-outputs"):
         sp.coefficients(three)
     network = sp.Module(torch.nn.Linear(2, 1), "squared", 0.1)
-    with refuses("coefficients-of-linear-models"):
+    with refuses("coefficients-not-linear"):
         sp.coefficients(sp.Cohort([(X, expit(X[:, 0]))] * 2, network))

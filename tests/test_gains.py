@@ -320,7 +320,7 @@ def test_a_mean_over_splits_has_intervals_over_splits():
     difference = found.evidence.difference(1, 2, every)
     assert difference.ends[2] == pytest.approx(np.mean(gains) + reach)
     assert found.gain("average").value == pytest.approx(np.mean(gains) / found.loss[1].mean())
-    with refuses("one-split"):
+    with refuses("too-few-splits"):
         Joining.mean(several[:1])
 
 

@@ -50,7 +50,7 @@ def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
 def not_installed(package: str, extra: str) -> InputError:
     """Return an `InputError` for a missing package of one of our extras."""
     return InputError(
-        "installed-pip-install", f"{package} is not installed: pip install 'scaffpd[{extra}]'."
+        "package-missing", f"{package} is not installed: pip install 'scaffpd[{extra}]'."
     )
 
 
@@ -66,13 +66,15 @@ def positive(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or refuse it unless it is a finite number above zero."""
     number = real(owner, name, value)
     if not 0 < number < float("inf"):
-        raise InputError("finite-positive", f"{owner} needs {name} > 0 and finite, got {value!r}.")
+        raise InputError(
+            "number-not-positive", f"{owner} needs {name} > 0 and finite, got {value!r}."
+        )
     return number
 
 
 def real(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or refuse it if it is not a number."""
-    refusal = InputError("number-real", f"{owner} needs a number for {name}, got {value!r}.")
+    refusal = InputError("not-a-number", f"{owner} needs a number for {name}, got {value!r}.")
     if isinstance(value, (str, bytes, bool)):
         raise refusal
     try:
@@ -80,16 +82,14 @@ def real(owner: str, name: str, value: Any) -> float:
     except (TypeError, ValueError):
         raise refusal from None
     if number != number:
-        raise InputError("number-nan", f"{owner} needs a number for {name}, got NaN.")
+        raise InputError("not-a-number", f"{owner} needs a number for {name}, got NaN.")
     return number
 
 
 def count(owner: str, name: str, value: Any) -> int:
     """Return `value` as an int, or refuse it unless it is a whole number of at least one."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < 1:
-        raise InputError(
-            "whole-number", f"{owner} needs a whole number {name} >= 1, got {value!r}."
-        )
+        raise InputError("not-a-count", f"{owner} needs a whole number {name} >= 1, got {value!r}.")
     return int(value)
 
 

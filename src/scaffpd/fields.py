@@ -183,7 +183,7 @@ def _refusal(
             )
         case "model_type" | "dict_type" | "union_tag_not_found":
             return InputError(
-                "not-a-table", f"{file!r} needs a table [{label}], got {label} = {given!r}."
+                "setting-not-a-table", f"{file!r} needs a table [{label}], got {label} = {given!r}."
             )
         case "missing":
             return InputError(

@@ -237,11 +237,11 @@ def test_separated_clients_are_capped():
 
 def test_refusals():
     clients = made("logistic", (5, 6), np.full(3, 0.4))
-    with refuses("groups-of-coefficients"):
+    with refuses("groups-length"):
         strengths(bound("logistic", clients), ["a", "b"], "logistic")
     network = Module(torch.nn.Linear(2, 2).double())
     labels = [(X, y.astype(int)) for X, y in clients]
-    with refuses("evidence-of-linear-models"):
+    with refuses("evidence-not-linear"):
         strengths(Cohort(labels, network), ["a", "b", "intercept"], "softmax")
 
 
@@ -286,7 +286,7 @@ def test_auto_is_refused_where_it_cannot_be():
     model = Linear("logistic", "auto")
     with refuses("private-evidence"):
         Private(model)
-    with refuses("strength-of-network"):
+    with refuses("strength-not-one-number"):
         Personal(Module(torch.nn.Linear(2, 2)))
     with refuses("strength-not-settled"):
         personalise(np.zeros(2), np.zeros((3, 2)), np.zeros(3), Personal(model))

@@ -96,8 +96,8 @@ def test_it_is_a_plain_value():
     [
         (lambda: sp.fair(0.1), "not-an-objective"),
         (lambda: sp.fair(sp.ChiSquare), "not-an-objective"),
-        (lambda: sp.fair(CHI, local_steps=0), "whole-number"),
-        (lambda: sp.fair(CHI, batch_size=2.5), "whole-number"),
+        (lambda: sp.fair(CHI, local_steps=0), "not-a-count"),
+        (lambda: sp.fair(CHI, batch_size=2.5), "not-a-count"),
     ],
 )
 def test_mistakes_are_refused(make, code):

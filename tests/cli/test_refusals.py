@@ -56,10 +56,10 @@ LINES = {
     "train": "MissingParameter",
     "silo predict good.toml": "MissingParameter",
     # numbers
-    "compare --rho 0": "finite-positive",
-    "compare --rho nan": "number-nan",
+    "compare --rho 0": "number-not-positive",
+    "compare --rho nan": "not-a-number",
     "compare --rho 0,5": "BadParameter",
-    "compare --alpha 0": "finite-positive",
+    "compare --alpha 0": "number-not-positive",
     "demo --seed -1": "BadParameter",
     "compare --rounds 0": "BadParameter",
     "deploy local --seconds -1": "BadParameter",
@@ -87,46 +87,46 @@ LINES = {
     "compare digits --l2 1": "option-not-applicable",
     "compare good.csv --clients 3": "option-not-applicable",
     "train hospitals --client age": "option-not-applicable",
-    "train hospitals good.csv": "named-with-others",
+    "train hospitals good.csv": "name-goes-alone",
     "train patients.csv": "client-missing",
     "train patients.csv --client hospital": "target-missing",
     "train patients.csv --client ill --target ill": "client-is-target",
-    f"{QUICK} --columns age,ill": "learning-from-target",
+    f"{QUICK} --columns age,ill": "column-of-two-roles",
     f"{TABLE} --delta 1e-6": "delta-without-epsilon",
-    f"{QUICK} --objective Agnostic --strength 1": "no-strength",
+    f"{QUICK} --objective Agnostic --strength 1": "objective-without-strength",
     f"{QUICK} --objective Nash": "strength-missing",
     "train key.toml --strength 1": "strength-without-objective",
     "deploy local --silo good.toml": "silo-without-federation",
     # folders and files
-    "train nothing.csv": "unreadable-data",
+    "train nothing.csv": "data-file-unreadable",
     "train broken.csv.gz": "file-cut-off",
-    "train spoilt.parquet --client a --target b": "unreadable-parquet",
+    "train spoilt.parquet --client a --target b": "parquet-unreadable",
     "train notes.doc": "not-a-table",
     "train empty": "folder-without-tables",
     "demo --out file": "folder-not-writable",
     "silo init --out good.toml": "file-exists",
     "silo predict good.toml nowhere": "model-missing",
-    "silo predict good.toml model.safetensors": "not-a-model",
+    "silo predict good.toml model.safetensors": "not-a-model-file",
     # settings files
-    "train nothing.toml": "unreadable-settings",
+    "train nothing.toml": "settings-unreadable",
     "train wrong.toml": "settings-not-toml",
-    "train empty.toml": "data-source",
-    "train key.toml": "data-source",
+    "train empty.toml": "data-source-unclear",
+    "train key.toml": "data-source-unclear",
     "train federation.toml": "other-settings-file",
-    "silo check none.toml": "unreadable-settings",
+    "silo check none.toml": "settings-unreadable",
     "silo check empty.toml": "setting-missing",
     "silo check binary.toml": "settings-not-utf8",
     "silo check federation.toml": "other-settings-file",
     "deploy local good.toml": "other-settings-file",
     "silo check splt.toml": "unknown-name",
     "silo check entry.toml": "entry-not-found",
-    "silo check both.toml": "file-or-entry",
+    "silo check both.toml": "data-source-unclear",
     "silo check target.toml": "unknown-name",
     "silo check itself.toml": "unknown-name",
-    "silo check nowhere.toml": "unreadable-data",
+    "silo check nowhere.toml": "data-file-unreadable",
     "silo check word.toml": "not-a-table",
     "deploy flare silos.toml": "setting-missing",
-    "deploy flare rho.toml": "finite-positive",
+    "deploy flare rho.toml": "number-not-positive",
     "deploy flare port.toml": "setting-invalid",
 }
 
@@ -179,7 +179,7 @@ def test_a_mistake_gets_one_sentence_with_the_nearest_name(here, capsys, line):
 @pytest.mark.parametrize(
     ("line", "module", "code"),
     [
-        ("deploy flare federation.toml", "nvflare", "installed-pip-install"),
+        ("deploy flare federation.toml", "nvflare", "package-missing"),
         ("silo check parquet.toml", "pyarrow", "reader-not-installed"),
     ],
 )
@@ -197,6 +197,6 @@ def test_an_extra_that_is_missing(line, module, code, here, monkeypatch):
 def test_what_may_not_be_read_or_written(here):
     (here / "good.toml").chmod(0)
     here.chmod(0o500)
-    assert refusal("silo check good.toml") == "unreadable-settings"
+    assert refusal("silo check good.toml") == "settings-unreadable"
     assert refusal("demo --out new") == "folder-not-writable"
     here.chmod(0o700)

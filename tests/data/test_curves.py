@@ -228,5 +228,5 @@ def test_a_table_s_curves_are_agreed_scaled_and_encoded(tmp_path):
 def test_an_agreement_with_falling_steps_is_refused(tmp_path):
     found = opened(tmp_path, text([("ab"[k % 2], k / 4, k % 2) for k in range(80)]), curves="on")
     column = {**found.schema["columns"][0], "steps": [3.0, 2.0]}
-    with refuses("unusable-agreement"):
+    with refuses("agreement-unusable"):
         found.rows[0].encoded({**found.schema, "columns": [column]}, found.mean, found.deviation)

@@ -345,15 +345,15 @@ def test_the_real_people():
 @pytest.mark.parametrize(
     ("code", "load"),
     [
-        ("sizes-per-client", lambda place: synthetic(sizes=[3])),
-        ("synthetic-not-finite", lambda place: synthetic(sigma=-1)),
-        ("whole-number-seed", lambda place: synthetic(seed=0.5)),
-        ("client-single-row", lambda place: held_out(np.ones(1), 0.5, None)),
+        ("sizes-length", lambda place: synthetic(sizes=[3])),
+        ("spread-out-of-range", lambda place: synthetic(sigma=-1)),
+        ("seed-out-of-range", lambda place: synthetic(seed=0.5)),
+        ("client-of-one-row", lambda place: held_out(np.ones(1), 0.5, None)),
         ("no-such-stations", lambda place: beijing_air(new=13)),
-        ("no-data-folder", lambda place: sp.data.school()),
-        ("missing-data-folder", lambda place: sp.data.school(folder=place / "nowhere")),
-        ("missing-data-file", lambda place: sp.data.adult(folder=place)),
-        ("damaged-data-file", lambda place: sp.data.school(folder=place)),
+        ("data-folder-not-named", lambda place: sp.data.school()),
+        ("data-folder-missing", lambda place: sp.data.school(folder=place / "nowhere")),
+        ("data-file-missing", lambda place: sp.data.adult(folder=place)),
+        ("data-file-damaged", lambda place: sp.data.school(folder=place)),
     ],
 )
 def test_what_cannot_be_loaded(code, load, tmp_path, monkeypatch):

@@ -161,7 +161,7 @@ def test_pairs_that_do_not_fit_their_columns_are_refused(paired):
         {k: v for k, v in pair["left"].items() if k != "steps"},
         {**pair["right"], "categories": ["never"]},
     ):
-        with refuses("unusable-agreement"):
+        with refuses("agreement-unusable"):
             checked_schema({**schema, "pairs": [{**pair, "left": wrong}]})
 
 

@@ -73,7 +73,7 @@ def test_the_numbers_stay():
     ],
 )
 def test_every_sample_needs_a_label(y):
-    with refuses("label-missing"):
+    with refuses("labels-shape"):
         sp.data.dirichlet(y, 1, 1.0)
 
 
@@ -82,7 +82,7 @@ def test_every_sample_needs_a_label(y):
     [
         ("too-few-samples", {"clients": 11, "alpha": 1.0}),
         ("no-partition", {"clients": 10, "alpha": 1e-3}),
-        ("whole-number-seed", {"clients": 2, "alpha": 1.0, "seed": -1}),
+        ("seed-out-of-range", {"clients": 2, "alpha": 1.0, "seed": -1}),
     ],
 )
 def test_what_cannot_be_cut(code, setting):

@@ -48,14 +48,14 @@ def test_one_document_one_hash(tmp_path):
     ("change", "code"),
     [
         (lambda values: values.update(version="0.0"), "other-version"),
-        (lambda values: values.update(more=1), "unusable-agreement"),
-        (lambda values: values.update(keys=3), "unusable-agreement"),
-        (lambda values: values.pop("terms"), "unusable-agreement"),
+        (lambda values: values.update(more=1), "agreement-unusable"),
+        (lambda values: values.update(keys=3), "agreement-unusable"),
+        (lambda values: values.pop("terms"), "agreement-unusable"),
         (lambda values: values["terms"].update(x0=[1.0]), "unknown-name"),
         (lambda values: values["terms"]["training"].update(start=1), "unknown-name"),
-        (lambda values: values["keys"].pop("va"), "unusable-agreement"),
+        (lambda values: values["keys"].pop("va"), "agreement-unusable"),
         (lambda values: values["keys"].update(va="00"), "key-unreadable"),
-        (lambda values: values["noise"].update(clip=1.0), "unusable-agreement"),
+        (lambda values: values["noise"].update(clip=1.0), "agreement-unusable"),
         (lambda values: values["terms"]["model"].update(kind="evil:code"), "network-with-settings"),
     ],
 )
@@ -84,9 +84,9 @@ def test_what_a_silo_refuses_from_the_document_alone(tmp_path):
     prints = {name: card.fingerprint for name, card in agreement(path, places).cards.items()}
     others = {name: one for name, one in prints.items() if name != "va"}
     checked(path, places, members=others)
-    with refuses("unknown-member"):
+    with refuses("member-unknown"):
         checked(path, places, members={**others, "hungarian": "0" * 64})
-    with refuses("unknown-member"):  # one more than the operator knows
+    with refuses("member-unknown"):  # one more than the operator knows
         checked(path, places, members={"hungarian": others["hungarian"]})
     with refuses("run-without-noise"):
         checked(path, places, **limits(places, epsilon=1.0))
@@ -105,7 +105,7 @@ def test_what_a_silo_refuses_from_the_document_alone(tmp_path):
     with refuses("key-twice"):
         checked(path, places)
     path, places = federation(tmp_path / "two", 2, granted=False)
-    with refuses("too-few-clients"):
+    with refuses("too-few-to-hide"):
         checked(path, places)
     path, places = federation(tmp_path / "t", 3, {'folder = "run"': "colluding = 2"}, granted=False)
     with refuses("colluding-out-of-range"):
@@ -116,7 +116,7 @@ def test_somebody_elses_key_in_ones_own_name(tmp_path):
     path, places = federation(tmp_path)
     document = agreement(path, places)
     (places["va"].parent / "identity.key").write_text("e" * 64)
-    with refuses("another-key"):
+    with refuses("key-differs"):
         document.check(SiloFile.read(places["va"]), Silo.open(places["va"]).identity.card)
 
 
@@ -210,7 +210,7 @@ def test_always_agrees_to_known_members_alone(tmp_path):
     assert began(Silo.open(places["va"]), document.values).kind == READY
     (places["hungarian"].parent / "identity.key").write_text("d" * 64)
     reply = began(Silo.open(places["va"]), agreement(path, places).values)
-    assert reply.values["code"] == "unknown-member"
+    assert reply.values["code"] == "member-unknown"
 
 
 def test_no_more_runs_than_allowed(tmp_path):
@@ -288,7 +288,7 @@ def test_records_are_linked(tmp_path, capsys):
     lines = file.read_text().splitlines(keepends=True)
     for tampered in (lines[1:], [lines[0].replace("test", "eve"), *lines[1:]]):
         file.write_text("".join(tampered))
-        with refuses("broken-records"):
+        with refuses("records-changed"):
             records.read()
     assert cli.run(["silo", "audit", str(place)]) == 2
 

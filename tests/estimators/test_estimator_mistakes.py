@@ -33,7 +33,7 @@ def with_missing(value):
         ("clients-not-a-column", 3),
         ("clients-not-a-column", np.ones((ROWS, 2))),
         ("clients-not-a-column", [["a"]] * ROWS),
-        ("clients-of-other-length", CLIENTS[:-1]),
+        ("clients-length", CLIENTS[:-1]),
         ("client-name-twice", ["1", 1] * (ROWS // 2)),
     ],
 )

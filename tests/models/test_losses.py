@@ -224,7 +224,7 @@ def test_counts_are_fitted_as_a_general_purpose_solver_fits_them():
     other = sp.train(sp.ScaffPD(sp.Agnostic(), local_steps=20), cohort, tol=1e-6, rounds=3000)
     assert worst.status == other.status == "converged"
     assert abs(cohort.evaluate(worst.x).loss.max() - cohort.evaluate(other.x).loss.max()) <= 2e-6
-    with refuses("negative-count"):
+    with refuses("count-below-zero"):
         sp.Cohort([(np.ones((2, 1)), np.array([1, -1]))], sp.Linear("poisson"))
 
 
@@ -264,7 +264,11 @@ def test_whole_weights_are_repeated_rows(name):
     assert one.rounds == other.rounds
     np.testing.assert_allclose(one.x, other.x, rtol=1e-7, atol=1e-9)
     assert one.certificate == pytest.approx(other.certificate, rel=0.1, abs=1e-10)
-    for wrong, code in ((-1.0, "weight-range"), (np.nan, "not-finite"), (0.0, "weights-zero")):
+    for wrong, code in (
+        (-1.0, "weight-out-of-range"),
+        (np.nan, "not-finite"),
+        (0.0, "client-without-weight"),
+    ):
         X, y = weighted["c0"]
         with refuses(code):
             sp.Cohort(
@@ -300,10 +304,10 @@ def test_an_exposure_is_as_many_rows():
     found = sp.Cohort([rows], model).losses(x)
     losses = -poisson.logpmf(y, rate) + poisson.logpmf(y, y)
     np.testing.assert_allclose(found, (w * losses).mean(), rtol=1e-10)
-    for wrong, code in (([0.0] * 8, "exposure-range"), ([], "weights-missing")):
+    for wrong, code in (([0.0] * 8, "exposure-not-positive"), ([], "target-columns-missing")):
         with refuses(code):
             sp.Cohort([(X, np.column_stack([y, wrong] if wrong else [y]))], both)
-    with refuses("exposure-of-counts"):
+    with refuses("exposure-without-counts"):
         sp.Linear("squared", exposed=True)
 
 

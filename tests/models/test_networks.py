@@ -364,11 +364,11 @@ def test_control_variates_of_one_full_step_are_gradients(method):
 @pytest.mark.parametrize(
     ("make", "code"),
     [
-        (lambda: sp.Module(nn.Linear(2, 2), momentum=1.0), "momentum-range"),
-        (lambda: sp.Module(nn.Linear(2, 2), clip=0.0), "finite-positive"),
+        (lambda: sp.Module(nn.Linear(2, 2), momentum=1.0), "momentum-out-of-range"),
+        (lambda: sp.Module(nn.Linear(2, 2), clip=0.0), "number-not-positive"),
         (lambda: sp.Module(nn.Linear(2, 2), precision="int8"), "unknown-name"),
         (lambda: sp.Module(network("batch norm").train()), "layer-with-statistics"),
-        (lambda: sp.Module(nn.Linear(2, 2)).network(np.zeros(5)), "wrong-length"),
+        (lambda: sp.Module(nn.Linear(2, 2)).network(np.zeros(5)), "point-length"),
     ],
 )
 def test_mistakes_are_refused(make, code):

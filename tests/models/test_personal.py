@@ -593,14 +593,14 @@ LINEAR = sp.Linear("logistic", l2=L2)
 @pytest.mark.parametrize(
     ("make", "code"),
     [
-        (lambda: sp.Personal(LINEAR, 0.0), "strength-range"),
-        (lambda: sp.Personal(LINEAR, [1.0, -1.0]), "strength-range"),
+        (lambda: sp.Personal(LINEAR, 0.0), "strength-not-positive"),
+        (lambda: sp.Personal(LINEAR, [1.0, -1.0]), "strength-not-positive"),
         (lambda: sp.Personal(LINEAR, [[1.0]]), "not-a-vector"),
-        (lambda: sp.Personal(sp.Module(nn.Linear(2, 2)), [1.0, 2.0]), "strength-of-network"),
+        (lambda: sp.Personal(sp.Module(nn.Linear(2, 2)), [1.0, 2.0]), "strength-not-one-number"),
         (lambda: bound("logistic", clients("logistic"), [1.0, 2.0]), "strength-length"),
-        (lambda: sp.Personal(LINEAR, float("nan")), "number-nan"),
-        (lambda: sp.Personal(LINEAR, "weak"), "number-real"),
-        (lambda: sp.Personal(sp.Private(LINEAR), 1.0), "personal-of-what"),
+        (lambda: sp.Personal(LINEAR, float("nan")), "not-a-number"),
+        (lambda: sp.Personal(LINEAR, "weak"), "not-a-number"),
+        (lambda: sp.Personal(sp.Private(LINEAR), 1.0), "personal-of-other-model"),
         (lambda: sp.Personal(LINEAR, 1.0, []), "no-personal-column"),
         (
             lambda: sp.Cohort(
@@ -622,7 +622,7 @@ LINEAR = sp.Linear("logistic", l2=L2)
             lambda: sp.personalise(
                 np.zeros(3), np.ones((2, 4)), np.ones(2), sp.Personal(LINEAR, 1.0)
             ),
-            "wrong-length",
+            "point-length",
         ),
     ],
 )

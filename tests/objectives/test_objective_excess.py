@@ -118,7 +118,7 @@ def test_a_settings_file_names_an_offset(tmp_path):
 @pytest.mark.parametrize(
     ("code", "make"),
     [
-        ("unknown-offset", lambda: sp.Excess(sp.CVaR(0.5), "mine")),
+        ("offset-not-numbers", lambda: sp.Excess(sp.CVaR(0.5), "mine")),
         ("number-not-finite", lambda: sp.Excess(sp.CVaR(0.5), [0.1, np.nan])),
         ("not-an-objective", lambda: sp.Excess("CVaR", 0.0)),
         ("not-an-objective", lambda: sp.Excess(sp.Excess(sp.CVaR(0.5), 0.0), 0.0)),

@@ -153,7 +153,7 @@ def test_nobody_without_the_secret_can_draw_or_read():
     assert cohort.fingerprint == sp.Cohort(clients(), private(secret=9)).fingerprint
     assert cohort.fingerprint != sp.Cohort(clients(), private(noise=3.1)).fingerprint
     assert "tensor" not in repr(cohort._oracle)
-    with refuses("short-secret") as refusal:
+    with refuses("secret-too-short") as refusal:
         private(secret=b"short one")
     assert "short one" not in str(refusal.value)
 
@@ -256,7 +256,7 @@ def test_questions_that_are_refused():
             lambda: cohort.local_updates(X, None, None, LocalPlan(1, 0.1, batch_size=4)),
         ],
         "no-public-smoothness": [lambda: sp.train(sp.FedAvg(), bare, rounds=1, progress=False)],
-        "not-record-by-record": [lambda: odd.gradients(odd.start())],
+        "network-not-per-record": [lambda: odd.gradients(odd.start())],
     }
     for code, asks in refused.items():
         for ask in asks:
@@ -268,16 +268,16 @@ def test_questions_that_are_refused():
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        ({"model": 3}, "private-of-what"),
-        ({"model": sp.Linear("poisson")}, "private-weights-counts"),
-        ({"clip": 0.0}, "finite-positive"),
-        ({"noise": 0.0}, "finite-positive"),
-        ({"noise": 2.0**33}, "too-much-noise"),
-        ({"loss_clip": float("inf")}, "finite-positive"),
-        ({"model": network(), "radius": 1.0}, "radius-of-network"),
-        ({"secret": "words"}, "short-secret"),
-        ({"delta": 2.0}, "delta-range"),
-        ({"colluding": -1}, "whole-number"),
+        ({"model": 3}, "private-of-other-model"),
+        ({"model": sp.Linear("poisson")}, "private-rows-weighted"),
+        ({"clip": 0.0}, "number-not-positive"),
+        ({"noise": 0.0}, "number-not-positive"),
+        ({"noise": 2.0**33}, "noise-too-large"),
+        ({"loss_clip": float("inf")}, "number-not-positive"),
+        ({"model": network(), "radius": 1.0}, "radius-with-network"),
+        ({"secret": "words"}, "secret-too-short"),
+        ({"delta": 2.0}, "delta-out-of-range"),
+        ({"colluding": -1}, "not-a-count"),
     ],
 )
 def test_mistakes_are_refused(arguments, code):
@@ -289,9 +289,9 @@ def test_mistakes_are_refused(arguments, code):
     ("arguments", "code"),
     [
         ({"algorithm": sp.FedAvg(batch_size=3)}, "private-minibatch"),
-        ({"epsilon": -1}, "finite-positive"),
-        ({"rounds": 0}, "whole-number"),
-        ({"loss_share": 1.0}, "loss-share-range"),
+        ({"epsilon": -1}, "number-not-positive"),
+        ({"rounds": 0}, "not-a-count"),
+        ({"loss_share": 1.0}, "loss-share-out-of-range"),
     ],
 )
 def test_mistakes_of_solving_are_refused(arguments, code):

@@ -90,7 +90,7 @@ def test_single_gradients_stay_with_the_clients():
         lambda: cohort.local_updates(x, other, x, plan),
         lambda: cohort.local_updates(x, None, None, plan).norms(),
     ):
-        with refuses("shared-noise"):
+        with refuses("shared-noise-visible"):
             ask()
 
 
@@ -131,7 +131,7 @@ def test_networks_share_noise_as_well():
 
 
 def test_noise_is_not_shared_among_too_few():
-    with refuses("too-few-share"):
+    with refuses("too-few-to-share-noise"):
         sp.Cohort(clients(), private(colluding=3))
 
 

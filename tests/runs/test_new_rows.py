@@ -162,7 +162,7 @@ def test_the_average_model_is_kept_beside_the_fair_one(trained):
         assert scores["all rows"].rows == sum(scores[name].rows for name in prepared.names)
     with pytest.raises(InputError, match="Unknown model 'fare': did you mean 'fair'"):
         predict(folder / "run", folder / "p.csv", "fare")
-    with refuses("model-of-file"):
+    with refuses("model-without-run"):
         predict(folder / "run" / "model.safetensors", folder / "p.csv", "average")
 
 

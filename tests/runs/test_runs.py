@@ -297,7 +297,7 @@ def test_what_entries_return_is_checked(tmp_path):
     )
     for name in ("one", "two", "three"):
         (tmp_path / "c.toml").write_text(f'[data]\nentry = "bad:{name}"\n')
-        with refuses("entry-returns-no-clients"):
+        with refuses("entry-of-other-type"):
             prepare(RunConfig.read(tmp_path / "c.toml"))
 
 

@@ -67,7 +67,7 @@ def test_questions_of_the_coordinators_own(what, keys):
 
     found = together(made, board, action)
     assert isinstance(found["c"], Tampered), found["c"]
-    assert found["c"].code == ("another-proposal" if keys else "post-not-signed")
+    assert found["c"].code == ("proposal-differs" if keys else "post-not-signed")
     assert all("c" not in board.log.get(step, {}) for step in range(at[0], at[0] + 3))
 
 

@@ -175,7 +175,7 @@ def test_an_epoch_of_other_keys_or_another_agreement():
     made["west"].agreement = bytes(32)
     found = together(made, board, program)
     codes = {one.code for one in found.values() if isinstance(one, Tampered)}
-    assert codes == {"another-agreement"}
+    assert codes == {"agreement-differs"}
 
 
 def test_silos_that_were_shown_different_proposals_add_up_to_noise():

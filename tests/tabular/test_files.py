@@ -103,13 +103,13 @@ REFUSED = {
     "names alone": ("a.csv", "site,x,ill\n", "no-rows", {}),
     "short row": ("a.csv", text() + "a,1\n", "row-length", {}),
     "blank row": ("a.csv", text() + " \n", "row-length", {}),
-    "open quote": ("a.csv", text() + 'a,"1,0\n', "broken-line", {}),
-    "text after a quote": ("a.csv", text() + 'a,"1"2,0\n', "broken-line", {}),
+    "open quote": ("a.csv", text() + 'a,"1,0\n', "line-unreadable", {}),
+    "text after a quote": ("a.csv", text() + 'a,"1"2,0\n', "line-unreadable", {}),
     "zero bytes": ("a.csv", text().encode() + b"a,\0,1\n", "not-a-text", {}),
     "binary": ("a.csv", bytes(range(256)) * 20, "not-a-text", {}),
     "title": ("a.csv", "# exported 2024\n" + text(), "unknown-name", {}),
     "names twice": ("a.csv", text(header=("site", "x", "x")), "column-named-twice", {}),
-    "nameless": ("a.csv", text(header=("site", "", "ill")), "nameless-column", {}),
+    "nameless": ("a.csv", text(header=("site", "", "ill")), "column-without-name", {}),
     "unclear comma": (
         "a.csv",
         text([(site, f"{k},500", y) for k, (site, _, y) in enumerate(PLAIN)], mark=";"),
@@ -129,7 +129,7 @@ REFUSED = {
     "constant label": ("a.csv", labelled(lambda _: 1), "constant-target", {}),
     "no gzip": ("a.csv.gz", b"site,x", "file-cut-off", {}),
     "cut off": ("a.csv.gz", gzip.compress(text().encode())[:-9], "file-cut-off", {}),
-    "no parquet": ("a.parquet", b"PAR1", "unreadable-parquet", {}),
+    "no parquet": ("a.parquet", b"PAR1", "parquet-unreadable", {}),
     "lists": ("a.parquet", as_parquet(x=[[k] for k in range(N)]), "column-type", {}),
     "bytes": ("a.parquet", as_parquet(x=[b"x"] * N), "column-type", {}),
     "word document": ("a.docx", b"PK", "not-a-table", {}),
@@ -138,7 +138,7 @@ REFUSED = {
     "no target": ("a.csv", labelled(lambda _: ""), "column-without-values", {}),
     "one client": ("a.csv", text([("a", *row[1:]) for row in PLAIN]), "too-few-clients", {}),
     "client as target": ("a.csv", text(), "client-is-target", {"client": "ill"}),
-    "target to learn": ("a.csv", text(), "learning-from-target", {"columns": ("ill",)}),
+    "target to learn": ("a.csv", text(), "column-of-two-roles", {"columns": ("ill",)}),
     "nothing to learn": (
         "a.csv",
         text([(site, "", ill) for site, _, ill in PLAIN]),
@@ -205,7 +205,7 @@ def test_several_files_are_one_table_in_any_order_of_columns(tmp_path):
     assert "2 files: a, b." in found.remarks
     other = write(tmp_path, as_parquet(x=X), "c.parquet")
     refused = {
-        "unreadable-data": tmp_path / "d.csv",
+        "data-file-unreadable": tmp_path / "d.csv",
         "file-named-twice": a,
         "folder-among-files": tmp_path,
         "two-formats": other,

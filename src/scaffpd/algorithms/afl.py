@@ -74,7 +74,7 @@ class DualMethod(LocalMethod[DualState]):
         """Count local steps and a loss a round; and x⁰, where the dual rate is left out."""
         if not self.objective.simplex:
             raise InputError(
-                "start-from-exact-losses",
+                "start-not-private",
                 f"{type(self).__name__} starts from exact losses where weights are not on the "
                 f"simplex: {self.objective!r} cannot be private with it; use ScaffPD.",
             )

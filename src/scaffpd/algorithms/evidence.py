@@ -182,7 +182,7 @@ class Evidence:
         outputs = len(like) // len(groups)
         if len(groups) * outputs != len(like):
             raise InputError(
-                "groups-of-coefficients",
+                "groups-length",
                 f"There are {len(groups)} groups for {len(like)} coefficients: name one per "
                 "feature, and the intercept.",
             )

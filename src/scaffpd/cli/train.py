@@ -177,7 +177,7 @@ def requested(
     name, *more = what
     known = known_name(name)
     if more and (is_settings(name) or known in PROBLEMS):
-        raise InputError("named-with-others", f"{name!r} goes alone: leave {more[0]!r} out.")
+        raise InputError("name-goes-alone", f"{name!r} goes alone: leave {more[0]!r} out.")
     if is_settings(name):
         return RunConfig.read(Path(name), changes, options)
     if known in PROBLEMS:
@@ -226,7 +226,9 @@ def objective_table(
     if strength is None and (not kind.parameter or kind.usual is not None):
         return {"kind": name}  # the usual one, or one that goes by the clients' losses
     if not kind.parameter:
-        raise InputError("no-strength", f"{kind.__name__} has no strength: leave --strength out.")
+        raise InputError(
+            "objective-without-strength", f"{kind.__name__} has no strength: leave --strength out."
+        )
     if strength is None and not path:
         raise InputError(
             "strength-missing",

@@ -152,13 +152,13 @@ def synthetic(
     count("synthetic", "d", d)
     rows = [m] * N if sizes is None else list(sizes)
     if len(rows) != N:
-        raise InputError("sizes-per-client", f"synthetic needs {N} sizes, got {len(rows)}.")
+        raise InputError("sizes-length", f"synthetic needs {N} sizes, got {len(rows)}.")
     for size in rows:
         count("synthetic", "m", size)
     for name, value in (("c", c), ("sigma", sigma), ("scaling", scaling)):
         if not 0 <= real("synthetic", name, value) < float("inf"):
             raise InputError(
-                "synthetic-not-finite", f"synthetic needs {name} >= 0 and finite, got {value!r}."
+                "spread-out-of-range", f"synthetic needs {name} >= 0 and finite, got {value!r}."
             )
     random = generator("synthetic", seed)
     truth = c * random.standard_normal(d)
@@ -266,7 +266,7 @@ def school(
         ]
     except (KeyError, ValueError, TypeError, NotImplementedError):
         raise InputError(
-            "damaged-data-file", f"{str(file)!r} has no cell of X and Y per school."
+            "data-file-damaged", f"{str(file)!r} has no cell of X and Y per school."
         ) from None
     varies = np.ptp(np.concatenate([X for X, _ in pairs]), axis=0) > 0
     parts: list[list[Client]] = [[], []]
@@ -317,9 +317,9 @@ def _people(file: Path) -> list[dict[str, str]]:
         with gzip.open(file, "rt", encoding="utf-8") as text:
             rows = list(csv.DictReader(text, skipinitialspace=True))
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError("damaged-data-file", f"{str(file)!r} cannot be read: {error}.") from None
+        raise InputError("data-file-damaged", f"{str(file)!r} cannot be read: {error}.") from None
     if not rows or not {*NUMBERS, *GROUPS, TARGET} <= rows[0].keys():
-        raise InputError("damaged-data-file", f"{str(file)!r} is not UCI's file with a header row.")
+        raise InputError("data-file-damaged", f"{str(file)!r} is not UCI's file with a header row.")
     return rows
 
 

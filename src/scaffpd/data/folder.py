@@ -13,11 +13,11 @@ def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
     root = folder or os.environ.get("SCAFFPD_DATA")
     if not root:
         raise InputError(
-            "no-data-folder",
+            "data-folder-not-named",
             f"{name} is not part of the package: name its folder by folder= or SCAFFPD_DATA.",
         )
     if not Path(root).is_dir():
-        raise InputError("missing-data-folder", f"There is no data folder {str(root)!r}.")
+        raise InputError("data-folder-missing", f"There is no data folder {str(root)!r}.")
     return Path(root)
 
 
@@ -25,5 +25,5 @@ def data_file(folder: str | os.PathLike[str] | None, name: str) -> Path:
     """Return a file such as "school/school.mat" in the data folder."""
     file = data_root(folder, name) / name
     if not file.is_file():
-        raise InputError("missing-data-file", f"There is no file {str(file)!r}.")
+        raise InputError("data-file-missing", f"There is no file {str(file)!r}.")
     return file

@@ -44,7 +44,7 @@ def dirichlet(
     # as objects: NumPy would make text of ["a", 1] and of ["a", nan]
     labels = np.asarray(y if hasattr(y, "dtype") else np.array(y, dtype=object))
     if labels.ndim != 1 or any(map(is_missing, labels.tolist())):
-        raise InputError("label-missing", "dirichlet needs a vector with a label for every sample.")
+        raise InputError("labels-shape", "dirichlet needs a vector with a label for every sample.")
     if count("dirichlet", "clients", clients) * count("dirichlet", "minimum", minimum) > len(
         labels
     ):

@@ -25,7 +25,7 @@ def checked_seed(owner: str, seed: int) -> int:
         or int(seed) < 0
     ):
         raise InputError(
-            "whole-number-seed", f"{owner} needs a whole number seed >= 0, got {seed!r}."
+            "seed-out-of-range", f"{owner} needs a whole number seed >= 0, got {seed!r}."
         )
     return int(seed)
 
@@ -87,7 +87,7 @@ def held_out(y: Labels, fraction: float, random: np.random.Generator) -> NDArray
         return chosen
     if len(y) < 2:
         raise InputError(
-            "client-single-row",
+            "client-of-one-row",
             "A client with a single row cannot be split; use test_fraction=0 or fewer clients.",
         )
     labels, counts = np.unique(y, return_counts=True)
@@ -105,7 +105,9 @@ def checked_fraction(owner: str, fraction: float, name: str = "test_fraction") -
     """Return `fraction` as a float in [0, 1), or refuse it."""
     number = real(owner, name, fraction)
     if not 0 <= number < 1:
-        raise InputError("checked-fraction", f"{owner} needs 0 <= {name} < 1, got {fraction!r}.")
+        raise InputError(
+            "fraction-out-of-range", f"{owner} needs 0 <= {name} < 1, got {fraction!r}."
+        )
     return number
 
 

@@ -80,7 +80,7 @@ class Agreement:
     def of(cls, values: object, path: Path) -> Agreement:
         """Read a document that came from outside; `path` is the silo's own file."""
         if not isinstance(values, dict) or not isinstance(values.get("keys"), dict):
-            raise InputError("unusable-agreement", "The agreement cannot be read.")
+            raise InputError("agreement-unusable", "The agreement cannot be read.")
         if (values.get("version"), values.get("protocol")) != (__version__, PROTOCOL):
             raise InputError(
                 "other-version",
@@ -90,7 +90,7 @@ class Agreement:
         found = cls(values)
         terms = found.terms(path)
         if not close_values(cls.made(terms, found.cards).values, values, NEAR):
-            raise InputError("unusable-agreement", "The agreement says more than its terms.")
+            raise InputError("agreement-unusable", "The agreement says more than its terms.")
         return found
 
     @cached_property
@@ -104,14 +104,14 @@ class Agreement:
         names = self.values["terms"].get("silos")
         keys = self.values["keys"]
         if not isinstance(names, list) or sorted(map(str, names)) != sorted(keys):
-            raise InputError("unusable-agreement", "The agreement has other keys than members.")
+            raise InputError("agreement-unusable", "The agreement has other keys than members.")
         return {str(name): Card.of(keys[name]) for name in names}
 
     def terms(self, path: Path) -> FederationTerms:
         """Return the terms, checked; own methods are loaded beside the silo's file."""
         given = self.values.get("terms")
         if not isinstance(given, dict):
-            raise InputError("unusable-agreement", "The agreement has no terms.")
+            raise InputError("agreement-unusable", "The agreement has no terms.")
         terms = validated(FederationTerms, given, path.with_name("the agreement"))
         terms.check()
         return terms
@@ -122,13 +122,13 @@ class Agreement:
         names = list(self.cards)
         if self.cards.get(file.name) != card:
             raise InputError(
-                "another-key", f"The agreement has another key of silo {file.name!r} than its own."
+                "key-differs", f"The agreement has another key of silo {file.name!r} than its own."
             )
         for name, own in self.cards.items():
             pin = file.members.get(name, own.fingerprint)
             if own.fingerprint != pin or (file.members and name not in (*file.members, file.name)):
                 raise InputError(
-                    "unknown-member",
+                    "member-unknown",
                     f"The agreement has a key of silo {name!r} that [members] of this silo's file "
                     "does not have.",
                 )

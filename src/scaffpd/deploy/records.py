@@ -60,7 +60,7 @@ class SiloRecords:
                 lines.append(line)
         except (OSError, ValueError, KeyError, AttributeError):
             raise InputError(
-                "broken-records",
+                "records-changed",
                 f"Line {len(lines) + 1} of the silo's records {self._lines.file.name!r} was "
                 "changed, or one before it removed.",
             ) from None

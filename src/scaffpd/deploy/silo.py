@@ -87,7 +87,7 @@ class SiloRows:
         kind = setup.model.get("kind", "linear")
         if kind != "linear":
             if kind not in self.file.models:
-                raise InputError("model-unknown-here", f"[models] has no model {kind!r}.")
+                raise InputError("model-not-listed", f"[models] has no model {kind!r}.")
             log.warning("The model %r is the code of %r.", kind, self.file.models[kind])
             model = load(self.file.path.parent, self.file.models[kind])
         else:

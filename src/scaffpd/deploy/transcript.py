@@ -95,7 +95,7 @@ class Session:
             except (ValueError, KeyError, TypeError):
                 same = False
             if not same:
-                raise Tampered("another-agreement", f"Silo {name!r} has another agreement.")
+                raise Tampered("agreement-differs", f"Silo {name!r} has another agreement.")
         if self._masks is not None:
             keys = {name: bytes.fromhex(facts["fresh"]) for name, facts in found.items()}
             self._masks.meet(self.cards, keys)
@@ -225,7 +225,7 @@ def close_values(own: object, theirs: object, tolerance: float) -> bool:
 
 def _unexpected(kind: str, what: str) -> Tampered:
     return Tampered(
-        "another-proposal",
+        "proposal-differs",
         f"The first silo asks for something else ({what}) than the agreed method does here "
         f"({kind}).",
     )

@@ -85,7 +85,7 @@ def grouping(clients: Data, rows: int) -> Grouping:
     values = _values(clients)
     if len(values) != rows:
         raise InputError(
-            "clients-of-other-length",
+            "clients-length",
             f"There are {rows} rows but {len(values)} values in clients: give one client per row.",
         )
     try:
@@ -449,7 +449,7 @@ def row_weights(sample_weight: Data, X: Data, group: Grouping) -> Array | None:
     weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if np.any(weights < 0):
         raise InputError(
-            "weight-below-zero",
+            "weight-out-of-range",
             f"sample_weight has the value {weights.min():g}; weights of rows are >= 0.",
         )
     for name, own in zip(group.names, group.split(weights), strict=True):

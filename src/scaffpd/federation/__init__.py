@@ -249,7 +249,7 @@ class Federation:
         """Store a zero vector at every client; nothing is sent."""
         if not self.channel.keeps:
             raise InputError(
-                "method-keeps-vectors",
+                "method-stores-vectors",
                 "This method keeps vectors at clients, which deployed secure sums do not support.",
             )
         return Memory(self._like.new_zeros(len(self._names), self.dimension), self)
@@ -393,7 +393,7 @@ class Federation:
         last = len(self._names) - 1
         if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) > last:
             raise InputError(
-                "clients-must-distinct",
+                "clients-not-distinct",
                 f"clients must be distinct numbers from 0 to {last}, got {chosen}.",
             )
         everyone = chosen == self._everyone.chosen
@@ -428,11 +428,11 @@ class Federation:
             point = torch.as_tensor(x).detach().to(like)
         except (TypeError, ValueError, RuntimeError):
             raise InputError(
-                "must-array-numbers", f"{name} must be an array of {self.dimension} numbers."
+                "point-not-numbers", f"{name} must be an array of {self.dimension} numbers."
             ) from None
         if point.shape != like.shape:
             raise InputError(
-                "shape-model-parameters",
+                "point-length",
                 f"{name} has shape {tuple(point.shape)}, but the model has {self.dimension} "
                 "parameters.",
             )

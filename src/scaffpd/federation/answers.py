@@ -124,7 +124,7 @@ class Answers(Generic[Asked]):
         if part not in self.reply.vectors:
             known = ", ".join(self.reply.vectors) or "none"
             raise InputError(
-                "answers-vectors-add",
+                "vectors-missing",
                 f"The answers have no vectors {part!r} to add up (they have {known}).",
             )
         return self.federation.sums.sum(
@@ -142,7 +142,7 @@ class Answers(Generic[Asked]):
 
 def _hidden() -> NoReturn:
     raise InputError(
-        "secure-sums-hide",
+        "method-needs-vectors",
         "Secure sums hide every client's own vector: use a method that needs sums only, such as "
         "ScaffPD.",
     )
@@ -207,7 +207,7 @@ class Gradients(Answers[GradientsAt]):
         """
         if not self.federation.sums.allows_projections:
             raise InputError(
-                "method-client-show",
+                "method-shows-projections",
                 "This method has every client show the server its gradient along several "
                 "directions, which secure sums are meant to hide: use ScaffPD, or allow it with "
                 "projections=True.",
@@ -254,9 +254,7 @@ class Updates(Answers[LocalSteps | ProximalSteps]):
     def snapshot(self, weights: Vector) -> Tensor:
         """Return Σ_i w_i (x − u_{i,t'}) for the plan's snapshot t'."""
         if "snapshot" not in self.reply.vectors:
-            raise InputError(
-                "snapshot-plan-asked", "There is no snapshot: the plan asked for none."
-            )
+            raise InputError("no-snapshot", "There is no snapshot: the plan asked for none.")
         return self.added("snapshot", weights)
 
 
@@ -316,8 +314,6 @@ class Memory:
         if chosen is None or chosen == own:
             return own, each
         if not set(chosen) <= set(own):
-            raise InputError(
-                "clients-keep-vectors", "Clients can only keep vectors that they have."
-            )
+            raise InputError("vectors-not-stored", "Clients can only keep vectors that they have.")
         place = {client: k for k, client in enumerate(own)}
         return chosen, each[[place[i] for i in chosen]]

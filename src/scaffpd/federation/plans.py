@@ -61,7 +61,7 @@ class ClientSelection:
         outside = not self.everyone and np.count_nonzero(w) != np.count_nonzero(w[self.index])
         if w.shape != (len(self.names),) or outside:
             raise InputError(
-                "weights-must-zero", "Weights must be zero for clients that were not asked."
+                "weight-of-absent-client", "Weights must be zero for clients that were not asked."
             )
         return w
 

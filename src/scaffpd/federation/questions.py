@@ -218,7 +218,7 @@ class Question:
         ours = known.__module__.startswith("scaffpd.") > cls.__module__.startswith("scaffpd.")
         if not cls.kind or ours:
             raise InputError(
-                "question-own-kind",
+                "question-kind-taken",
                 f"A question of your own needs a kind of its own, not {cls.kind!r}.",
             )
         QUESTIONS[cls.kind] = cls

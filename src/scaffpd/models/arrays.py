@@ -43,7 +43,7 @@ def read_labels(name: str, y: object, rows: int) -> Array:
     raw = _numbers(name, "labels", y)
     if raw.ndim == 0 or len(raw) != rows:
         found = "a single label" if raw.ndim == 0 else f"{len(raw)} labels"
-        raise InputError("labels-for-samples", f"Client {name!r} has {rows} samples but {found}.")
+        raise InputError("labels-length", f"Client {name!r} has {rows} samples but {found}.")
     if raw.dtype.kind == "f" and not np.isfinite(raw).all():
         row = _first(~np.isfinite(raw))[0]
         raise InputError("not-finite", f"Client {name!r} has a NaN or infinite label in row {row}.")

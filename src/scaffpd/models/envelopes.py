@@ -335,7 +335,7 @@ def client_modes(oracle: object, at: ModesAt, start: ClientModes | None) -> Clie
     inner = oracle.inner if isinstance(oracle, PersonalOracle) else oracle
     if not isinstance(inner, LinearOracle):
         raise InputError(
-            "evidence-of-linear-models",
+            "evidence-not-linear",
             "Strengths are known from the data for Linear models only: give l2 and strength as "
             "numbers.",
         )

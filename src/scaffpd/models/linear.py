@@ -69,7 +69,7 @@ class Linear:
         # tuples, so that models compare, hash and print by their numbers
         object.__setattr__(self, "l2", numbers("Linear", "l2", self.l2))
         if not all(0 <= l2 < float("inf") for l2 in each_of(self.l2)):
-            raise InputError("l2-range", f"Linear needs a finite l2 >= 0, got {self.l2!r}.")
+            raise InputError("l2-out-of-range", f"Linear needs a finite l2 >= 0, got {self.l2!r}.")
         if self.groups is not None:
             object.__setattr__(self, "groups", _names(self.groups))
         if not isinstance(self.intercept, bool):
@@ -79,7 +79,7 @@ class Linear:
             )
         if self.exposed and self.loss != "poisson":
             raise InputError(
-                "exposure-of-counts", "Linear takes exposures of counts, with loss='poisson'."
+                "exposure-without-counts", "Linear takes exposures of counts, with loss='poisson'."
             )
         if self.classes is None:
             return
@@ -100,7 +100,7 @@ class Linear:
         dtype = data.dtype or torch.float64
         if dtype not in DTYPES:
             raise InputError(
-                "unsupported-dtype",
+                "dtype-unsupported",
                 f"Linear computes in torch.float32 or torch.float64, not in {dtype}.",
             )
         if features[0].ndim != 2:
@@ -166,7 +166,7 @@ class Linear:
         """Return the model with another l2; a strength belongs to `Personal`."""
         if strength is not None:
             raise InputError(
-                "strength-of-one-model",
+                "model-without-strength",
                 "Linear is one model for all, without a strength: use Personal(model, strength).",
             )
         return self if l2 is None else replace(self, l2=l2)
@@ -184,7 +184,7 @@ class Linear:
         rows = count("Linear.reshape", "features", features) + self.intercept
         if flat.ndim != 1 or flat.size == 0 or flat.size % rows:
             raise InputError(
-                "coefficients-shape",
+                "point-length",
                 f"x has shape {flat.shape}, which does not fit {features} features.",
             )
         table = flat.reshape(rows, -1)

@@ -278,7 +278,7 @@ class Poisson(Loss):
         for name, y in zip(names, arrays, strict=True):
             if y.size and not y.min() >= 0:
                 raise InputError(
-                    "negative-count",
+                    "count-below-zero",
                     f"Client {name!r} has the target {y.min():.12g}; Poisson loss takes counts "
                     ">= 0.",
                 )

@@ -79,10 +79,12 @@ class Module:
         if not callable(self.loss) and (not isinstance(self.loss, str) or self.loss not in LOSSES):
             raise unknown("loss", self.loss, LOSSES)
         if not 0 <= real("Module", "l2", self.l2) < float("inf"):
-            raise InputError("negative-l2", f"Module needs l2 >= 0 and finite, got {self.l2!r}.")
+            raise InputError(
+                "l2-out-of-range", f"Module needs l2 >= 0 and finite, got {self.l2!r}."
+            )
         if not 0 <= real("Module", "momentum", self.momentum) < 1:
             raise InputError(
-                "momentum-range", f"Module needs 0 <= momentum < 1, got {self.momentum!r}."
+                "momentum-out-of-range", f"Module needs 0 <= momentum < 1, got {self.momentum!r}."
             )
         if self.clip is not None:
             positive("Module", "clip", self.clip)
@@ -125,7 +127,7 @@ class Module:
         length = sum(p.numel() for p in trained)
         if flat.shape != (length,):
             raise InputError(
-                "wrong-length",
+                "point-length",
                 f"x has shape {tuple(flat.shape)}, but the network has {length} parameters.",
             )
         with torch.no_grad():
@@ -212,7 +214,7 @@ def _try_out(function: NetworkFunction, X: Tensor) -> Tensor:
         ) from None
     if not isinstance(first, Tensor) or first.ndim == 0 or len(first) != len(X):
         raise InputError(
-            "not-one-output-row",
+            "outputs-not-rows",
             "The network must return one tensor with a row of outputs for every sample.",
         )
     if not torch.equal(first.nan_to_num(), again.nan_to_num()):

@@ -67,7 +67,7 @@ class Personal:
     def __post_init__(self) -> None:
         if not isinstance(self.model, Linear | Module):
             raise InputError(
-                "personal-of-what",
+                "personal-of-other-model",
                 f"Personal needs Linear(...) or Module(...), got {self.model!r}: with privacy, "
                 "train x with Private(model), and then personalise(x, X, y, Personal(model, ...)), "
                 "which costs no ε.",
@@ -76,11 +76,11 @@ class Personal:
         object.__setattr__(self, "strength", numbers("Personal", "strength", self.strength))
         if not all(kappa > 0 for kappa in each_of(self.strength)):
             raise InputError(
-                "strength-range", f"Personal needs strength > 0, got {self.strength!r}."
+                "strength-not-positive", f"Personal needs strength > 0, got {self.strength!r}."
             )
         if isinstance(self.model, Module) and isinstance(self.strength, tuple | str):
             raise InputError(
-                "strength-of-network",
+                "strength-not-one-number",
                 "A personal network needs one number as its strength; name its personal layers by "
                 "columns=.",
             )
@@ -222,7 +222,7 @@ def personalise(
     oracle = model.oracle(data, cast(Oracle, SharedModel(len(shared))))
     if shared.shape != (oracle.dimension,):
         raise InputError(
-            "wrong-length",
+            "point-length",
             f"x has shape {tuple(shared.shape)}, but the model has {oracle.dimension} parameters.",
         )
     return np.asarray(cast(Envelopes, oracle).own(shared)[0])

@@ -56,7 +56,7 @@ class Weighted(Loss):
             if own < 1:
                 more = ["exposure"] * exposed + ["weight"] * weighted
                 raise InputError(
-                    "weights-missing",
+                    "target-columns-missing",
                     f"Client {name!r} needs these columns of y: target, {', '.join(more)}.",
                 )
             target = y[:, 0] if own == 1 else y[:, :own]
@@ -65,7 +65,8 @@ class Weighted(Loss):
                 E = np.asarray(y[:, own], dtype=np.float64)
                 if not np.all((E > 0) & np.isfinite(E)):
                     raise InputError(
-                        "exposure-range", f"Client {name!r} has an exposure that is not positive."
+                        "exposure-not-positive",
+                        f"Client {name!r} has an exposure that is not positive.",
                     )
                 target = np.asarray(target, dtype=np.float64) / E
                 w = w * E
@@ -133,11 +134,11 @@ def _weights(name: str, column: Array) -> NDArray[np.float64]:
     total = float(w.sum())
     if not np.all(w >= 0) or not np.isfinite(total):
         raise InputError(
-            "weight-range", f"Client {name!r} has a weight that is negative or not finite."
+            "weight-out-of-range", f"Client {name!r} has a weight that is negative or not finite."
         )
     if total == 0:
         raise InputError(
-            "weights-zero",
+            "client-without-weight",
             f"Client {name!r} has weights of zero only: leave it out, or weight its rows.",
         )
     return w * (len(w) / total)

@@ -49,7 +49,7 @@ class Excess(Objective):
             self.offset = finite_vector("Excess", "offset", levels, LARGEST)
         elif offset != OWN:
             raise InputError(
-                "unknown-offset", f"Excess needs numbers in offset, or 'own', got {offset!r}."
+                "offset-not-numbers", f"Excess needs numbers in offset, or 'own', got {offset!r}."
             )
 
     @property

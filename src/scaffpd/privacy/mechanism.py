@@ -186,7 +186,7 @@ def _each(one: Callable[..., Tensor], x: Tensor, X: Tensor, y: Tensor) -> Tensor
         return vmap(one, in_dims=(None, 0, 0))(x, X, y)
     except RuntimeError as error:
         raise InputError(
-            "not-record-by-record",
+            "network-not-per-record",
             f"The network cannot be differentiated record by record: {first_line(error)}.",
         ) from None
 

@@ -57,7 +57,7 @@ LEAST_SIGMA = 2**20  # of a client's share, in units
 def refuse_single(*_: object) -> NoReturn:
     """Refuse what shared noise does not hide."""
     raise InputError(
-        "shared-noise",
+        "shared-noise-visible",
         "Noise that clients share is in sums of their gradients alone: use a method that needs "
         "nothing else, such as ScaffPD(local_steps=1), or leave colluding out.",
     )
@@ -282,7 +282,7 @@ class PrivateOracle:
         sigma = clip.sigma(self.noise[0] * (1 + rounded) / max(1, honest) ** 0.5)
         if honest < 1 or sigma < LEAST_SIGMA:
             raise InputError(
-                "too-few-share",
+                "too-few-to-share-noise",
                 f"{terms.clients} clients, of which {self.colluding} may add no noise, cannot "
                 "share so little of it.",
             )

@@ -107,7 +107,7 @@ class Private:
     def __post_init__(self) -> None:
         if not isinstance(self.model, Linear | Module):
             raise InputError(
-                "private-of-what",
+                "private-of-other-model",
                 f"Private needs Linear(...) or Module(...), got {self.model!r}.",
             )
         if getattr(self.model, "l2", None) == AUTO:
@@ -117,20 +117,20 @@ class Private:
             )
         if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
             raise InputError(
-                "private-weights-counts",
+                "private-rows-weighted",
                 "Private takes neither weighted rows nor counts: how steep their loss is follows "
                 "from the records.",
             )
         if self.radius is not None and not isinstance(self.model, Linear):
             raise InputError(
-                "radius-of-network",
+                "radius-with-network",
                 "Private takes a radius with Linear models only: give smoothness= instead.",
             )
         for name in ("noise", "clip", "loss_noise", "loss_clip", "radius", "smoothness", "budget"):
             if getattr(self, name) is not None:
                 positive("Private", name, getattr(self, name))
         if max(self._noise) > LARGEST_NOISE:
-            raise InputError("too-much-noise", "Private takes noise of at most 2^32 times a clip.")
+            raise InputError("noise-too-large", "Private takes noise of at most 2^32 times a clip.")
         if self.colluding not in (None, 0):
             count("Private", "colluding", self.colluding)
         if self.together is not None:
@@ -142,7 +142,7 @@ class Private:
         long = isinstance(secret, bytes) and len(secret) >= SECRET
         if secret is not None and not seed and not long:
             raise InputError(
-                "short-secret",
+                "secret-too-short",
                 f"Private needs a secret of at least {SECRET} bytes, or a whole number >= 0 for "
                 "experiments.",
             )
@@ -181,7 +181,7 @@ class Private:
         _check_delta(delta)
         if not 0 < real("Private.solved", "loss_share", loss_share) < 1:
             raise InputError(
-                "loss-share-range",
+                "loss-share-out-of-range",
                 f"Private.solved needs loss_share between 0 and 1, got {loss_share!r}.",
             )
         count("Private.solved", "rounds", rounds)
@@ -213,7 +213,7 @@ class Private:
             )
         if alone and (self.colluding or 0) >= len(sizes):
             raise InputError(
-                "too-few-share",
+                "too-few-to-share-noise",
                 f"Private shares noise among more than colluding={self.colluding} clients.",
             )
         z, z_L = self._noise
@@ -278,7 +278,7 @@ class Private:
 
 def _check_delta(delta: float) -> None:
     if not 0 < real("Private", "delta", delta) < 1:
-        raise InputError("delta-range", f"Private needs 0 < delta < 1, got {delta!r}.")
+        raise InputError("delta-out-of-range", f"Private needs 0 < delta < 1, got {delta!r}.")
 
 
 def _content(array: ArrayLike) -> bytes:

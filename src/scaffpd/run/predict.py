@@ -175,7 +175,7 @@ def _model_file(run: Path, model: str | None) -> Path:
     if not run.is_dir():
         if model is not None:
             raise InputError(
-                "model-of-file",
+                "model-without-run",
                 f"{str(run)!r} is one model: name the folder of its run to choose another.",
             )
         return run

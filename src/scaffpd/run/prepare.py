@@ -342,13 +342,11 @@ def _from_entry(config: RunConfig, data: EntrySettings) -> Prepared:
         if not 1 <= len(parts) <= 2 or not all(
             isinstance(part, Mapping) and part for part in parts
         ):
-            raise InputError(
-                "entry-returns-no-clients", f"The entry {entry!r} must return {WANTED}."
-            )
+            raise InputError("entry-of-other-type", f"The entry {entry!r} must return {WANTED}.")
         names, *others = (tuple(map(str, part)) for part in parts)
         if others and others[0] != names:
             raise InputError(
-                "entry-returns-no-clients",
+                "entry-clients-differ",
                 f"The entry {entry!r} must return held-out rows of the same clients, "
                 "in the same order.",
             )
@@ -368,7 +366,7 @@ def _of_silos(
         )
         kind = np.concatenate(train).dtype.kind
     except (TypeError, ValueError):
-        raise InputError("entry-returns-no-clients", f"{about!r} must return {WANTED}.") from None
+        raise InputError("entry-of-other-type", f"{about!r} must return {WANTED}.") from None
     labelled = kind in "iub" and asked not in (REGRESSION, COUNTS)
     if labelled and any(y.dtype.kind not in "iub" for y in test):
         raise InputError(

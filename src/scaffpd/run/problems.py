@@ -42,7 +42,7 @@ def problem(
     logistic = Linear("logistic", l2=0.01, intercept=True)
     if name == "hospitals":
         if clients not in (None, 4):
-            raise InputError("four-hospitals", "There are four hospitals: leave out --clients.")
+            raise InputError("clients-fixed", "There are four hospitals: leave out --clients.")
         return Problem(partial(heart_disease, test), logistic, "hospitals")
     if name == "synthetic":
         clients = clients or SYNTHETIC_CLIENTS

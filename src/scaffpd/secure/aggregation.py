@@ -42,7 +42,7 @@ def colluding_of(clients: int, given: int | None = None) -> int:
     t = min(max(1, clients // 3), USUAL) if given is None else given
     if clients < FEWEST:
         raise InputError(
-            "too-few-clients",
+            "too-few-to-hide",
             f"Sums over {clients} clients hide nothing: at least {FEWEST} have to take part.",
         )
     if not 1 <= t <= clients - 2:

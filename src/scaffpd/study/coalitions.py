@@ -157,10 +157,10 @@ def coalition(
         )
     pairs, known = named_pairs(train, names)
     if len(pairs) < 2:
-        raise InputError("coalition-of-one", "coalition needs at least two clients.")
+        raise InputError("too-few-clients", "coalition needs at least two clients.")
     if count("coalition", "permutations", permutations) < 2:
         raise InputError(
-            "one-permutation", "coalition needs permutations >= 2, to know their error."
+            "too-few-permutations", "coalition needs permutations >= 2, to know their error."
         )
     Cohort(train, model, names, test=test, settle=False)  # refuses what does not fit together
     held = in_order(test, known)

@@ -113,7 +113,7 @@ def coefficients(
     inner = base_of(model)
     if not isinstance(inner, Linear):
         raise InputError(
-            "coefficients-of-linear-models",
+            "coefficients-not-linear",
             f"coefficients needs Linear(...) or Personal(Linear(...)), got {model!r}.",
         )
     width = cohort.channel.train.shape[0]
@@ -121,7 +121,7 @@ def coefficients(
     names = [*columns, *[INTERCEPT] * inner.intercept]
     if len(cohort.start()) != len(names):
         raise InputError(
-            "coefficients-one-output",
+            "coefficients-of-several-outputs",
             "coefficients needs a model with one output: numbers, counts or two labels.",
         )
     groups = [*(inner.groups or columns), *[INTERCEPT] * inner.intercept]

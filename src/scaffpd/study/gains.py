@@ -100,7 +100,7 @@ class Joining:
         """Take the mean over random splits of the same clients' rows; intervals are over splits."""
         first = several[0]
         if len(several) < 2:
-            raise InputError("one-split", "A mean over splits needs at least two of them.")
+            raise InputError("too-few-splits", "A mean over splits needs at least two of them.")
         # n₂/n₁ of Nadeau and Bengio: splits share rows, which a plain interval does not know
         overlap = sum(held for _, held in first.rows) / sum(trained for trained, _ in first.rows)
         evidence, errors = (

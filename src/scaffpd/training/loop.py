@@ -460,7 +460,9 @@ def _check(
     if tol is not None:
         positive("train", "tol", tol)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InputError("seed-below-zero", f"train needs a whole number seed >= 0, got {seed!r}.")
+        raise InputError(
+            "seed-out-of-range", f"train needs a whole number seed >= 0, got {seed!r}."
+        )
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise InputError(
             "callbacks-not-callable",

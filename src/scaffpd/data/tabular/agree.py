@@ -202,7 +202,7 @@ def _checked(owner: str, given: object, reader: TypeAdapter[T]) -> T:
 
 
 def _unusable(owner: str, why: str) -> InputError:
-    return InputError("unusable-agreement", f"{owner} that cannot be used: {why}.")
+    return InputError("agreement-unusable", f"{owner} that cannot be used: {why}.")
 
 
 def width(schema: Schema) -> int:
@@ -327,7 +327,7 @@ def _added(totals: Totals, what: str, length: int | None) -> tuple[Matrix, Matri
 
 
 def _unusable_sums(silo: str, why: str) -> InputError:
-    return InputError("unusable-sums", f"Silo {silo!r} sent sums that cannot be used: {why}.")
+    return InputError("sums-unusable", f"Silo {silo!r} sent sums that cannot be used: {why}.")
 
 
 def finite_vector(given: object, length: int | None) -> Matrix | None:

@@ -204,7 +204,7 @@ def _read(source: TableSettings) -> _Rows:
     for name, what in needed.items():
         if name in source.columns:
             raise InputError(
-                "learning-from-target",
+                "column-of-two-roles",
                 f"Column {name!r} is the {what}, so it cannot be one to learn from.",
             )
     table = open_table(*source.file)

@@ -140,7 +140,7 @@ def entry_table(entry: str, frames: Sequence[DataFrame]) -> OpenTable:
     except (pyarrow.ArrowException, ValueError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            "unusable-frame", f"The data frames of {entry!r} make no table: {reason}."
+            "frame-unusable", f"The data frames of {entry!r} make no table: {reason}."
         ) from None
 
 
@@ -198,7 +198,7 @@ def _reading(path: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise InputError(
-            "unreadable-data",
+            "data-file-unreadable",
             f"Cannot read the data file {str(path)!r}: {error.strerror or error}.",
         ) from None
 
@@ -319,7 +319,7 @@ class CsvText:
             except csv.Error as error:
                 line = reader.line_num + self.blank
                 raise InputError(
-                    "broken-line", f"{self.path.name!r} is broken in line {line}: {error}."
+                    "line-unreadable", f"{self.path.name!r} is broken in line {line}: {error}."
                 ) from None
             if row:
                 yield reader.line_num + self.blank, row
@@ -349,7 +349,7 @@ def _parquet(path: Path, data: bytes) -> ArrowTable:
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            "unreadable-parquet", f"{path.name!r} cannot be read as Parquet: {reason}."
+            "parquet-unreadable", f"{path.name!r} cannot be read as Parquet: {reason}."
         ) from None
     index = (found.schema.pandas_metadata or {}).get("index_columns", [])
     return found.drop_columns([name for name in index if name in found.column_names])

@@ -60,7 +60,7 @@ def read_columns(
     for name in (*names, *categories):
         if not name:
             raise InputError(
-                "nameless-column",
+                "column-without-name",
                 f"Column {table.names.index('') + 1} of {table.path.name!r} has no name; name it "
                 "in line 1, or choose --columns (data.columns).",
             )

@@ -153,13 +153,13 @@ class FederationTerms(SettingsTable):
             )
         if self.method.needs & {VECTORS, SLOPES, HESSIANS}:
             raise InputError(
-                "method-sees-vectors",
+                "method-needs-vectors",
                 f"{name} looks at every silo's own vectors, and only sums leave silos: use another "
                 f"algorithm in {file!r}, such as Fair.",
             )
         if getattr(self.method, "clients_per_round", None) is not None:
             raise InputError(
-                "sums-over-some",
+                "clients-per-round-fixed",
                 f"All silos are in every sum: leave clients_per_round out of {file!r}.",
             )
         if self.privacy is not None:
@@ -245,7 +245,8 @@ def _column(name: str, kind: object, file: str) -> Column:
         return {"name": name, "kind": CATEGORY, "categories": named, "other": REST in kind}
     if kind != NUMBERS:
         raise InputError(
-            "column-kind", f'{file!r} says {kind!r} of column {name!r}: write "number", or a list.'
+            "column-kind-unknown",
+            f'{file!r} says {kind!r} of column {name!r}: write "number", or a list.',
         )
     return {"name": name, "kind": NUMBER}
 

@@ -165,7 +165,7 @@ def called(made: Callable[..., Made], table: str, values: Mapping[str, object], 
         raise InputError(error.code, f"[{table}] of {file.name!r}: {error}") from None
     except TypeError as error:
         raise InputError(
-            "table-incomplete",
+            "settings-incomplete",
             f"[{table}] of {file.name!r} is not complete: {str(error).split(') ')[-1]}.",
         ) from None
 

@@ -74,11 +74,11 @@ class Setup:
             read = AGREEMENT.validate_python(given, strict=True)
         except ValidationError as error:
             where = "".join(f" ({name})" for name in error.errors()[0]["loc"][:1])
-            raise InputError("unusable-agreement", f"{sentence.rstrip('.')}{where}.") from None
+            raise InputError("agreement-unusable", f"{sentence.rstrip('.')}{where}.") from None
         mean = np.array(read["mean"], dtype=np.float64)
         deviation = np.array(read["deviation"], dtype=np.float64)
         if mean.shape != deviation.shape or not (deviation > 0).all():
-            raise InputError("unusable-agreement", sentence)
+            raise InputError("agreement-unusable", sentence)
         return cls(
             read["algorithm"],
             read["model"],
@@ -151,7 +151,7 @@ def read_model(path: Path) -> tuple[Array, Setup]:
         ) from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         raise InputError(
-            "not-a-model",
+            "not-a-model-file",
             f"{str(path)!r} is not a model that a run has written (model.safetensors).",
         ) from None
 

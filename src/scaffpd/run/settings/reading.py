@@ -22,7 +22,7 @@ def read_toml(path: Path, others: Mapping[str, str]) -> Json:
         values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(
-            "unreadable-settings", f"Cannot read {str(path)!r}: {error.strerror}."
+            "settings-unreadable", f"Cannot read {str(path)!r}: {error.strerror}."
         ) from None
     except UnicodeDecodeError:
         raise InputError(

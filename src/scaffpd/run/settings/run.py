@@ -104,7 +104,7 @@ class RunConfig(SettingsTable):
         misspelt = values.keys() - cls.model_fields.keys()
         if isinstance(data, dict) and not misspelt and _kind(data) is None:
             raise InputError(
-                "data-source",
+                "data-source-unclear",
                 f"{file.name!r} needs exactly one of file, source and entry in [data].",
             )
         found = validated(cls, values, file, options)

@@ -42,7 +42,7 @@ class SiloData(SettingsTable):
         table = self.file
         code = ""
         if (self.file is None) == (self.entry is None):
-            code = "file-or-entry"
+            code = "data-source-unclear"
             found = "both" if self.file else "neither"
             sentence = f"needs either file or entry in [data], and has {found}"
         elif table and not is_table(table):
@@ -52,7 +52,7 @@ class SiloData(SettingsTable):
             code = "missing-without-table"
             sentence = "names data.missing, which only tables have: return NaN instead"
         elif "target" in given and self.entry is not None:
-            code = "target-of-entry"
+            code = "target-with-entry"
             sentence = "names data.target, but an entry returns the target itself; leave it out"
         elif "target" not in given and table:
             code = "setting-missing"

@@ -79,7 +79,7 @@ class ModelSettings(SettingsTable):
     def _network_is_shared(self, info: ValidationInfo[Path]) -> Self:
         if self.network is not None and self.kappa != AUTO:
             raise InputError(
-                "kappa-of-network",
+                "kappa-with-network",
                 f"{info.context.name!r} has model.kappa, which goes with a linear model only.",
             )
         return self
