@@ -230,9 +230,10 @@ def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> 
     formula, which a hostile silo may have written, gets an apostrophe.
     """
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(columns or rows[0]))
-    writer.writeheader()
-    writer.writerows({name: _plain_cell(cell) for name, cell in row.items()} for row in rows)
+    names = list(columns or rows[0])
+    writer = csv.writer(text)
+    writer.writerow(map(_plain_cell, names))
+    writer.writerows([_plain_cell(row.get(name, "")) for name in names] for row in rows)
     return text.getvalue()
 
 

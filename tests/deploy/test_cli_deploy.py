@@ -57,6 +57,7 @@ def refused(capsys, *arguments):
         ('age = "number"', "age = 3", "setting-invalid"),
         ('age = "number"', "age = [3, 1]", "agreement-unusable"),
         ("labels = [0, 1]", "labels = [0]", "setting-invalid"),
+        ("labels = [0, 1]", f"labels = {list(range(100_000))}", "setting-invalid"),
         ("[objective]", '[algorithm]\nkind = "MinimaxNewton"\n[objective]', "method-needs-vectors"),
         (
             "[objective]",

@@ -189,12 +189,11 @@ def test_what_training_did_not_have_is_said(trained):
     )
 
 
-def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
-    tmp_path, monkeypatch
-):
+def test_predictions_keep_negative_numbers_and_escape_formulas(tmp_path, monkeypatch):
+    """As all tables that are written do: a label is what a stranger wrote into a file."""
     table = patients(tmp_path / "p.csv").read_text().replace("north", "-1").replace("south", "-low")
     rows = [line.rsplit(",", 1) for line in table.splitlines()]
-    labels = {"1": "-yes", "0": "=no"}
+    labels = {"1": "-yes", "0": "=cmd|' /C calc'!A0"}
     made = [f"{left},-{k}.5,{labels[label]}" for k, (left, label) in enumerate(rows[1:])]
     (tmp_path / "p.csv").write_text("\n".join([f"{rows[0][0]},depth,outcome", *made]) + "\n")
     monkeypatch.chdir(tmp_path)
@@ -205,8 +204,8 @@ def test_predictions_have_negative_numbers_and_odd_labels_as_the_table_has_them(
         found = list(csv.DictReader(file))
     assert [row["depth"] for row in found] == [f"-{k}.5" for k in range(240)]
     assert all(row["hospital"] == row["client"] for row in found)
-    assert {row["client"] for row in found} == {"-1", "-low", "west"}
-    assert {row["predicted"] for row in found} == {"-yes", "=no"}
+    assert {row["client"] for row in found} == {"-1", "'-low", "west"}
+    assert {row["predicted"] for row in found} == {"'-yes", "'=cmd|' /C calc'!A0"}
 
 
 def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(

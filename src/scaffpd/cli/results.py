@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -311,9 +309,6 @@ def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:
     """Write a CSV file of predictions; probabilities that do not exist are left out."""
     probability = ["" if math.isnan(p) else f"{p:.6f}" for p in columns["probability"]]
     cells = zip(*(columns | {"probability": probability}).values(), strict=True)
-    text = io.StringIO(newline="")
-    # texts as they are: they are compared with those of the table
-    csv.writer(text).writerows([list(columns), *cells])
-    write_file(out, text.getvalue())
+    write_file(out, csv_text([dict(zip(columns, row, strict=True)) for row in cells], [*columns]))
     if not quiet:
         typer.echo(f"{several(len(probability), 'row')} written to {out}.")

@@ -24,6 +24,7 @@ from scaffpd.run.settings.reading import read_toml
 from scaffpd.run.settings.tables import PrivacyBudget, Tolerance
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
+MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
 NUMBERS = "number"  # the kind of a column without a range
 Categories = Annotated[list[str], Field(min_length=1)]
 ColumnKind = Annotated[
@@ -97,7 +98,14 @@ class FederationTerms(SettingsTable):
         | None
     ) = None
     # of a classification; left out, the target is a number
-    labels: Annotated[list[int] | list[str], Field(min_length=2)] | None = None
+    labels: (
+        Annotated[
+            list[int] | list[str],
+            Field(min_length=2, max_length=MOST_LABELS),
+            Needs(f"2 to {MOST_LABELS} labels"),
+        ]
+        | None
+    ) = None
     standardise: key.Switch = True
     model: FederationModel = Field(default_factory=dict, validate_default=True)
     algorithm: Json = Field(default_factory=dict)
