@@ -5,9 +5,11 @@ crash.
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import platform
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy
@@ -106,6 +108,24 @@ def test_a_disk_that_fills_up_in_the_middle_of_a_line(tmp_path, monkeypatch):
     assert path.read_bytes() == b'"first"\n"secon'
     JsonLines(path).append("third")
     assert list(JsonLines(path).read()) == ["first", "third"]
+
+
+def test_a_line_that_is_finished_while_it_is_read_is_left_for_the_next_reading(
+    tmp_path, monkeypatch
+):
+    class Slow(io.BytesIO):
+        """A file whose last line arrives in two parts."""
+
+        def __iter__(self):
+            return iter([b"1\n", b'{"two"', b": 2}\n"])
+
+    path = tmp_path / "some.jsonl"
+    path.write_bytes(b'1\n{"two": 2}\n')
+    lines = JsonLines(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lambda self, mode: Slow())
+        assert list(lines.read()) == [1]
+    assert list(lines.read()) == [{"two": 2}]
 
 
 def test_a_line_in_the_middle_that_is_not_json_is_met_every_time(tmp_path):

@@ -192,9 +192,10 @@ class JsonLines:
             with self.file.open("rb") as lines:
                 lines.seek(self.place)
                 for line in lines:
-                    if line.endswith(b"\n"):
-                        yield json.loads(line)
-                        self.place += len(line)
+                    if not line.endswith(b"\n"):
+                        return  # its rest may come while we read, and is no line of its own
+                    yield json.loads(line)
+                    self.place += len(line)
 
     def skip(self) -> None:
         """Pass over the entries so far."""

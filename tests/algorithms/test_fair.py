@@ -80,7 +80,7 @@ def test_a_network_has_an_epoch_of_minibatches_a_round():
 def test_a_checkpoint_of_another_method_is_refused(tmp_path):
     sp.train(sp.fair(CHI), cohort(), rounds=1, checkpoint=tmp_path / "run")
     for other in (sp.SubspaceSaddle(CHI), sp.fair(CHI, batch_size=4), sp.fair(sp.Average())):
-        with pytest.raises(sp.InputError, match="is of another algorithm"):
+        with pytest.raises(sp.InputError, match="belongs to another algorithm"):
             sp.train(other, cohort(), rounds=4, checkpoint=tmp_path / "run")
 
 

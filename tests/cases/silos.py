@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import shutil
 import tempfile
+import threading
 from collections import defaultdict
-from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -127,13 +127,12 @@ class Faulty(InProcess):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_locks():
-    """A silo of the tests is one process; locks are a fifth of the time of an answer."""
+def locks_of_threads():
+    """A silo of the tests is one process with threads; locks of files are a fifth of its time."""
+    lock = threading.RLock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            import_module("scaffpd.deploy.ledger"), "lock_file", lambda path: nullcontext()
-        )
-        patch.setattr(JsonLines, "lock", lambda self: nullcontext())
+        patch.setattr(import_module("scaffpd.deploy.ledger"), "lock_file", lambda path: lock)
+        patch.setattr(JsonLines, "lock", lambda self: lock)
         yield
 
 

@@ -159,7 +159,7 @@ SENTENCES = {  # in red on standard error, with the nearest name; nothing on sta
     "train patients.csv --clinet a": "No such option '--clinet'. Did you mean '--client'?",
     "demo --seed 1.5": "Invalid value for '--seed': '1.5' is not a valid integer "
     "(see scaffpd demo --help).",
-    "train hospitls": "'hospitls' is no file, and no data set of that name is known; "
+    "train hospitls": "'hospitls' is neither a file nor the name of a data set; "
     "did you mean hospitals?",
     "train patients.csv --client hospital": "A table needs --target: which column of 'patients.csv'"
     " is to be predicted? There are 'hospital', 'age', 'sex', 'note', 'ill'.",

@@ -88,7 +88,7 @@ def test_a_path_does_not_take_the_folder_of_a_run(here, capsys):
     found = ran("path hospitals --out runs/patients", capsys, code=2)
     assert (
         found.err
-        == "The folder 'runs/patients' is that of `scaffpd train`: choose another with --out.\n"
+        == "The folder 'runs/patients' belongs to `scaffpd train`: choose another with --out.\n"
     )
     ran("path hospitals --points 1 --no-report", capsys)
     assert "runs/hospitals-path-2\n" in ran("path hospitals --points 2 --no-report", capsys).out

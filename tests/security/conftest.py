@@ -1,3 +1,3 @@
 """Coordinators of the tests wait on a clock of their own; their silos wait for no lock."""
 
-from cases.silos import fake_clock, no_locks  # noqa: F401 - fixtures
+from cases.silos import fake_clock, locks_of_threads  # noqa: F401 - fixtures

@@ -174,7 +174,7 @@ class Algorithm(Generic[S]):
         raise InputError(
             "releases-unknown",
             f"How often {type(self).__name__} asks a client is not known beforehand: give Private "
-            "noise= and budget= instead, or take another method, such as ScaffPD.",
+            "noise= and budget= instead, or use another method, such as ScaffPD.",
         )
 
     @classmethod

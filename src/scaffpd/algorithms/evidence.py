@@ -184,7 +184,7 @@ class Evidence:
             raise InputError(
                 "groups-length",
                 f"There are {len(groups)} groups for {len(like)} coefficients: name one per "
-                "feature, and the intercept.",
+                "feature, and one for the intercept.",
             )
         # A Hessian couples the outputs of a softmax; those of squared loss are copies.
         self.coupled = 1 if self.squared else outputs

@@ -57,7 +57,7 @@ class QFFL(FedAvg):
         if np.any(state.losses < 0):
             name = federation.names[int(state.losses.argmin())]
             raise InputError(
-                "loss-below-zero", f"QFFL needs losses >= 0; that of client {name!r} is not."
+                "loss-below-zero", f"QFFL needs losses >= 0, but client {name!r} has another."
             )
         return state
 

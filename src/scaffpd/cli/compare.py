@@ -159,7 +159,7 @@ def _problem(
         if value is not None:
             raise InputError(
                 "option-not-applicable",
-                f"--{key} cuts a data set that is known by name; a table has its own clients.",
+                f"--{key} splits a built-in data set; a table already has its clients.",
             )
     from scaffpd.run.compared import problem_of
 

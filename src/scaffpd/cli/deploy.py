@@ -73,7 +73,7 @@ def local(
         if silo:
             raise InputError(
                 "silo-without-federation",
-                "--silo files belong to a federation.toml: name that as well.",
+                "--silo files belong to a federation.toml: give that as well.",
             )
         deployment = LocalDeployment.hospitals(out)
     else:

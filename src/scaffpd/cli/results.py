@@ -258,7 +258,7 @@ def predict(
     if cut and found.truth is None:
         raise InputError(
             "groups-without-target",
-            f"--groups scores rows, and {table.name!r} has no target to score by.",
+            f"--groups scores rows, but {table.name!r} has no target to score by.",
         )
     columns: Columns = {
         "client": found.clients,
@@ -269,7 +269,7 @@ def predict(
         if name in columns:
             raise InputError(
                 "copied-column-clashes",
-                f"--keep {name}: the predictions have a column of that name.",
+                f"--keep {name}: the predictions already have a column of that name.",
             )
     scored = {by: found.scores(by) for by in ("client", *cut)} if found.truth else {}
     write_predictions(out, {name: found.copied[name] for name in copied} | columns, as_json)

@@ -119,7 +119,7 @@ def agree(
             names = ", ".join(matching or (digest[:SHOWN] for digest in known))
             raise InputError(
                 "no-such-agreement",
-                f"{wanted!r} is not the beginning of one agreement: {names or 'none has come'}.",
+                f"{wanted!r} does not name a single agreement: {names or 'none has arrived'}.",
             )
         records.note(GRANTED if grant else REVOKED, matching[0], by=_account())
         known = {matching[0]: known[matching[0]]}

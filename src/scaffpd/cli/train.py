@@ -173,11 +173,13 @@ def requested(
     if "algorithm" in changes:
         options["algorithm.kind"] = "--algorithm"
     if "privacy" in changes and "epsilon" not in changes["privacy"] and not is_settings(what[0]):
-        raise InputError("delta-without-epsilon", "--delta goes with --epsilon: how private?")
+        raise InputError("delta-without-epsilon", "--delta needs --epsilon.")
     name, *more = what
     known = known_name(name)
     if more and (is_settings(name) or known in PROBLEMS):
-        raise InputError("name-goes-alone", f"{name!r} goes alone: leave {more[0]!r} out.")
+        raise InputError(
+            "name-goes-alone", f"{name!r} cannot be combined with others: leave {more[0]!r} out."
+        )
     if is_settings(name):
         return RunConfig.read(Path(name), changes, options)
     if known in PROBLEMS:
@@ -217,7 +219,7 @@ def objective_table(
     if wanted is None and is_settings(what):
         raise InputError(
             "strength-without-objective",
-            "--strength needs --objective: which of them is it the strength of?",
+            "--strength needs --objective: the strength of which one?",
         )
     wanted = wanted or "ChiSquare"
     known = {name.lower(): name for name in OBJECTIVES} | {"chi2": "ChiSquare", "worst": "Agnostic"}
@@ -272,7 +274,7 @@ def _neither(what: str) -> InputError:
     near = get_close_matches(what, PROBLEMS, n=1)
     hint = f"; did you mean {near[0]}?" if near else f" (known: {', '.join(PROBLEMS)})."
     return InputError(
-        "no-such-file", f"{what!r} is no file, and no data set of that name is known{hint}"
+        "no-such-file", f"{what!r} is neither a file nor the name of a data set{hint}"
     )
 
 

@@ -84,7 +84,7 @@ class Agreement:
         if (values.get("version"), values.get("protocol")) != (__version__, PROTOCOL):
             raise InputError(
                 "other-version",
-                f"The agreement is of scaffpd {str(values.get('version'))[:20]}, and this is "
+                f"The agreement was made by scaffpd {str(values.get('version'))[:20]}, but this is "
                 f"{__version__}: install the same version everywhere.",
             )
         found = cls(values)
@@ -122,7 +122,8 @@ class Agreement:
         names = list(self.cards)
         if self.cards.get(file.name) != card:
             raise InputError(
-                "key-differs", f"The agreement has another key of silo {file.name!r} than its own."
+                "key-differs",
+                f"The agreement has a key for silo {file.name!r} that is not its own.",
             )
         for name, own in self.cards.items():
             pin = file.members.get(name, own.fingerprint)
@@ -147,7 +148,7 @@ class Agreement:
                 raise InputError(
                     "epsilon-too-large",
                     f"The agreement may cost ε = {terms.privacy.epsilon:g}, more than the "
-                    f"{file.limits.epsilon:g} of this silo's file.",
+                    f"{file.limits.epsilon:g} that this silo's file allows.",
                 )
 
     def summary(self, path: Path) -> Json:
@@ -197,7 +198,7 @@ def _check_share(terms: FederationTerms, most: float) -> None:
         if share > max(most, 1 / n):
             raise InputError(
                 "share-too-large",
-                f"With {what} of the agreement one silo may have {share:.0%} of a sum, and this "
+                f"With {what} of the agreement one silo may have {share:.0%} of a sum, but this "
                 f"silo's file allows {most:.0%}.",
             )
 

@@ -87,7 +87,7 @@ def reopen(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     if before != about:
         raise InputError(
             "folder-of-another-run",
-            f"The run in {str(folder.path)!r} is of other terms: use a new folder.",
+            f"The run in {str(folder.path)!r} has other terms: use a new folder.",
         )
     folder.write("settings.json", about)
     ended = folder.read(OUTCOME, Outcome)

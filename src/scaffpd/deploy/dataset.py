@@ -170,8 +170,8 @@ def _without_dates(file: SiloFile, columns: Sequence[DataColumn]) -> FeatureTabl
         if one.kind == DATE:
             raise InputError(
                 "date-column",
-                f"Column {one.name!r} of silo {file.name!r} {one.note}: list in data.columns "
-                "the columns to use, without it.",
+                f"Column {one.name!r} of silo {file.name!r} {one.note}: list the columns "
+                "to use in data.columns, and leave it out.",
             )
     return FeatureTable(len(columns[0].values) if columns else 0, tuple(columns))
 
@@ -190,7 +190,7 @@ def _from_parts(
     elif wanted.columns:
         raise InputError(
             "features-without-names",
-            f"{owner} has features without names, and the agreement names columns.",
+            f"{owner} has features without names, but the agreement names columns.",
         )
     else:
         features = array_block(owner, X)
@@ -262,7 +262,7 @@ def predict(data: Dataset, x: Array, setup: Setup) -> SitePredictions:
     if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
         raise InputError(
             "not-a-linear-model",
-            "Only linear models predict from tables; predict with a network's own code.",
+            "Only linear models can predict from tables: run a network with its own code.",
         )
     ready = data.encoded(setup.schema, setup.mean, setup.deviation, separate=bool(setup.privacy))
     X: NDArray[np.float64] = np.empty((len(data.held), *ready.train[0].shape[1:]))

@@ -95,7 +95,7 @@ class DeployedRun:
             raise InputError(
                 "run-file-unreadable",
                 f"The file {str(path)!r} cannot be read; use another folder, or remove it to start "
-                "anew.",
+                "over.",
             ) from None
 
     def write(self, name: str, value: JsonMapping) -> None:
@@ -137,7 +137,7 @@ class DeployedRun:
         except (OSError, ValueError, TypeError, AttributeError):
             raise InputError(
                 "progress-unreadable",
-                f"The file {str(path)!r} cannot be read; mend it, or use another folder.",
+                f"The file {str(path)!r} cannot be read; repair it, or use another folder.",
             ) from None
 
     def status(self) -> Json:

@@ -41,7 +41,7 @@ class PrivacyLedger:
         if account is None:
             raise InputError(
                 "cohort-not-private",
-                "The silo's own Cohort is not private: make it of a Private model.",
+                "The silo's own Cohort is not private: build it from a Private model.",
             )
         if self._epsilon is not None:
             account.wider = Account(account.names, DELTA, self._epsilon)

@@ -55,7 +55,7 @@ class LocalDeployment:
         if folder.exists() and any(folder.iterdir()):
             raise InputError(
                 "folder-not-empty",
-                f"The folder {str(folder)!r} is not empty: choose another with --out, or go on "
+                f"The folder {str(folder)!r} is not empty: choose another with --out, or continue "
                 f"with `scaffpd deploy resume {folder}`.",
             )
         return cls(folder, *write_hospitals(folder))._saved()

@@ -108,7 +108,7 @@ def decode(data: bytes, most: int = LARGEST_MESSAGE) -> Message:
             "other-protocol",
             f"The other side has scaffpd {theirs} (protocol {plain(protocol, 20)}), this one "
             f"{VERSION} (protocol {PROTOCOL}): versions with different protocols do not work "
-            "together; upgrade the earlier one.",
+            "together; upgrade the older one.",
         )
     if not isinstance(kind, str) or not isinstance(values, dict):
         raise WireError("message-without-header", "The message has no readable header.")

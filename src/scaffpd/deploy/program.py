@@ -91,8 +91,8 @@ class RunStates:
         shutil.copyfile(self.checkpoint, self._place(rounds))
         states = [*self.known(), [rounds, digest.hex()]][-KEPT:]
         write_file(self._file, json.dumps(states))
-        kept = {self._place(int(str(state[0]))) for state in states}
-        for old in set(self.folder.glob("state-*.npz")) - kept:
+        current = {self._place(int(str(state[0]))) for state in states}
+        for old in set(self.folder.glob("state-*.npz")) - current:
             old.unlink()
 
     def restore(self, others: Sequence[Sequence[Sequence[object]]]) -> str:

@@ -45,7 +45,8 @@ class SiloRecords:
                 self._lines.append({**line, "link": _link(before["link"], line)})
         except (OSError, ValueError, KeyError):
             raise InputError(
-                "records-not-writable", f"The silo's records {self._lines.file.name!r} are broken."
+                "records-unreadable",
+                f"The silo's records {self._lines.file.name!r} cannot be read.",
             ) from None
 
     def read(self) -> list[Json]:
@@ -62,7 +63,7 @@ class SiloRecords:
             raise InputError(
                 "records-changed",
                 f"Line {len(lines) + 1} of the silo's records {self._lines.file.name!r} was "
-                "changed, or one before it removed.",
+                "changed, or an earlier line was removed.",
             ) from None
         return lines
 
@@ -104,7 +105,7 @@ def _link(before: str, line: JsonMapping) -> str:
 def audit(lines: Sequence[Json], noted: str = "") -> list[Json]:
     """Return run by run what has left; refuse if a noted link is missing."""
     if noted and not any(line["link"] == noted for line in lines):
-        raise InputError("link-missing", "The noted link is not in these records.")
+        raise InputError("link-missing", "These records do not contain that link.")
     runs: dict[str, Json] = {}
     for line in lines:
         run = runs.setdefault(

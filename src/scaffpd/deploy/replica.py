@@ -344,8 +344,8 @@ class ReplicaSums:
         if len(seen) > self.most:
             raise InputError(
                 "too-many-weightings",
-                f"The method sums the same vectors with {len(seen)} weightings, and {self.most} "
-                f"are safe with {len(weights)} silos of which {self.colluding} may collude.",
+                f"The method sums the same vectors with {len(seen)} weightings, but only "
+                f"{self.most} are safe with {len(weights)} silos ({self.colluding} may collude).",
             )
 
     def error(self, length: int, weights: Vector) -> float:

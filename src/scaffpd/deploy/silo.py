@@ -150,7 +150,7 @@ class Silo:
             self._begin(asked)
             return Message(READY)
         if asked.kind != NEWS:
-            raise InputError("question-unknown", "This silo knows no such message.")
+            raise InputError("question-unknown", "This silo does not know this message.")
         mailbox = self._mailbox
         if mailbox is None or asked.values.get("epoch") != self._epoch:
             return Message(LOST)
@@ -171,7 +171,7 @@ class Silo:
         allowed(self.file, self.records.granted(digest))
         states = asked.values.get("states")
         if not isinstance(states, list):
-            raise InputError("question-unknown", "This silo knows no such message.")
+            raise InputError("question-unknown", "This silo does not know this message.")
         self.records.begin(digest, self.file.limits.runs)
         if self._mailbox is not None:
             self._mailbox.close()

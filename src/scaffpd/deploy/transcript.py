@@ -95,7 +95,7 @@ class Session:
             except (ValueError, KeyError, TypeError):
                 same = False
             if not same:
-                raise Tampered("agreement-differs", f"Silo {name!r} has another agreement.")
+                raise Tampered("agreement-differs", f"Silo {name!r} has a different agreement.")
         if self._masks is not None:
             keys = {name: bytes.fromhex(facts["fresh"]) for name, facts in found.items()}
             self._masks.meet(self.cards, keys)
@@ -125,7 +125,7 @@ class Session:
                 )
             digest.update(len(post).to_bytes(8, "big") + post)
         if own is not None and posts[self.name] != own:
-            raise Tampered("own-post-changed", "The board shows another post of this silo.")
+            raise Tampered("own-post-changed", "The board shows a different post of this silo.")
         self.wire.add(
             exchanges=1, up=len(own or b""), down=sum(len(post) for post in posts.values())
         )
@@ -159,8 +159,8 @@ class Session:
             other = theirs.arrays[name]
             if other.shape != array.shape or other.dtype != array.dtype:
                 raise _unexpected(kind, name)
-            apart = array != other  # infinite numbers have to be the same
-            pair = np.stack([array[apart], other[apart]])
+            differ = array != other  # infinite numbers have to be the same
+            pair = np.stack([array[differ], other[differ]])
             size = np.abs(array[np.isfinite(array)]).max(initial=0)
             if not np.all(np.abs(np.diff(pair, axis=0)) <= self.tolerance * size):
                 raise _unexpected(kind, name)
@@ -174,7 +174,9 @@ class Session:
         posts = self._exchange(f"clear {kind}", ALL, body)
         for name, post in posts.items():
             if len(post) != len(body):
-                raise Tampered("post-of-other-length", f"Silo {name!r} has posted other numbers.")
+                raise Tampered(
+                    "post-of-other-length", f"Silo {name!r} posted too few or too many numbers."
+                )
         return np.stack([np.frombuffer(posts[name], dtype="<f8") for name in self.names])
 
     def total(self, kind: str, own: Vector | NDArray[np.int64] | None, places: Places) -> Vector:
@@ -187,7 +189,9 @@ class Session:
         total: Ring | None = None
         for name, post in self._exchange(f"masked {kind}", ALL, body).items():
             if len(post) != places.bytes:
-                raise Tampered("post-of-other-length", f"Silo {name!r} has posted other numbers.")
+                raise Tampered(
+                    "post-of-other-length", f"Silo {name!r} posted too few or too many numbers."
+                )
             term = np.frombuffer(post, dtype="<u8").reshape(2, -1)
             total = term if total is None else add(total, term)
         assert total is not None
@@ -226,6 +230,5 @@ def close_values(own: object, theirs: object, tolerance: float) -> bool:
 def _unexpected(kind: str, what: str) -> Tampered:
     return Tampered(
         "proposal-differs",
-        f"The first silo asks for something else ({what}) than the agreed method does here "
-        f"({kind}).",
+        f"The first silo asks for {what}, where the agreed method asks for {kind}.",
     )

@@ -398,7 +398,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if sample_weight is not None:
             raise InputError(
                 "score-of-weighted-clients",
-                "score takes sample_weight or clients, not both: rows of one client count alike.",
+                "score takes sample_weight or clients, not both: rows of one client count equally.",
             )
         scores = sorted(self.score_by_client(X, y, clients).values())
         return float(np.mean(scores[: a_fifth(len(scores))]))
@@ -456,7 +456,8 @@ def row_weights(sample_weight: Data, X: Data, group: Grouping) -> Array | None:
         if not own.sum() > 0:
             raise InputError(
                 "client-without-weight",
-                f"All rows of client {name!r} have weight zero: leave its rows out, or weigh them.",
+                f"All rows of client {name!r} have weight zero: leave them out, or give them "
+                "weights.",
             )
     return weights
 

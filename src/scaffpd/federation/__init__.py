@@ -239,7 +239,8 @@ class Federation:
     def using(self, l2: Strength | None = None, strength: Strength | None = None) -> Self:
         """Return the same clients with another l2 or another strength of `Personal`.
 
-        No data is read again, what is known of the data is kept, and traffic is counted together.
+        No data is read again, what is known of the data carries over, and traffic is counted
+        together.
         """
         other = copy(self)
         other.channel = self.channel.using(l2, strength)
@@ -250,7 +251,7 @@ class Federation:
         if not self.channel.keeps:
             raise InputError(
                 "method-stores-vectors",
-                "This method keeps vectors at clients, which deployed secure sums do not support.",
+                "This method stores vectors at clients, which deployed secure sums do not support.",
             )
         return Memory(self._like.new_zeros(len(self._names), self.dimension), self)
 
@@ -324,7 +325,7 @@ class Federation:
             return at.vectors[asked.chosen]
         raise InputError(
             "foreign-answers",
-            "local_updates needs gradients that these very clients have answered, or their memory.",
+            "local_updates needs the gradients of these clients, or the vectors that they store.",
         )
 
     def evaluate(

@@ -314,6 +314,6 @@ class Memory:
         if chosen is None or chosen == own:
             return own, each
         if not set(chosen) <= set(own):
-            raise InputError("vectors-not-stored", "Clients can only keep vectors that they have.")
+            raise InputError("vectors-not-stored", "Clients can only store vectors that they have.")
         place = {client: k for k, client in enumerate(own)}
         return chosen, each[[place[i] for i in chosen]]

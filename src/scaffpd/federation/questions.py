@@ -219,7 +219,7 @@ class Question:
         if not cls.kind or ours:
             raise InputError(
                 "question-kind-taken",
-                f"A question of your own needs a kind of its own, not {cls.kind!r}.",
+                f"A new question needs its own kind; {cls.kind!r} is taken.",
             )
         QUESTIONS[cls.kind] = cls
 

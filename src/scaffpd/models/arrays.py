@@ -107,8 +107,8 @@ def _array(name: str, what: str, x: object) -> Array:
     except (TypeError, ValueError):
         raise InputError(
             "not-an-array",
-            f"Client {name!r} has {what} that do not form an array; has every sample as many "
-            "values?",
+            f"Client {name!r} has {what} that do not form an array; does every sample have as "
+            "many values?",
         ) from None
 
 

@@ -336,7 +336,7 @@ def client_modes(oracle: object, at: ModesAt, start: ClientModes | None) -> Clie
     if not isinstance(inner, LinearOracle):
         raise InputError(
             "evidence-not-linear",
-            "Strengths are known from the data for Linear models only: give l2 and strength as "
+            "Only Linear models can estimate strengths from the data: give l2 and strength as "
             "numbers.",
         )
     return ClientModes(inner, at, start)

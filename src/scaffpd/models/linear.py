@@ -79,7 +79,7 @@ class Linear:
             )
         if self.exposed and self.loss != "poisson":
             raise InputError(
-                "exposure-without-counts", "Linear takes exposures of counts, with loss='poisson'."
+                "exposure-without-counts", "Linear takes exposures only with loss='poisson'."
             )
         if self.classes is None:
             return

@@ -282,7 +282,7 @@ class NewtonPoint(LinearPoint):
         if not isinstance(self.loss, Squared):
             raise InputError(
                 "diagonal-unknown",
-                "The diagonal of a personal Hessian is known for squared loss only; take D = I.",
+                "The diagonal of a personal Hessian is known only for squared loss; take D = I.",
             )
         out = self.x.new_empty(len(self.losses), self.rows.A.shape[1], 1)
         for block in self.rows.blocks:

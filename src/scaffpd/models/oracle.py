@@ -38,8 +38,8 @@ def refuse_curvature(*_: object) -> NoReturn:
     """Refuse a question about second derivatives."""
     raise InputError(
         "no-second-derivatives",
-        "Networks and private clients have no second derivatives to offer: use ScaffPD or another "
-        "method of gradients and local steps.",
+        "Networks and private clients provide no second derivatives: use ScaffPD or another method "
+        "that needs only gradients.",
     )
 
 

@@ -139,6 +139,6 @@ def _weights(name: str, column: Array) -> NDArray[np.float64]:
     if total == 0:
         raise InputError(
             "client-without-weight",
-            f"Client {name!r} has weights of zero only: leave it out, or weight its rows.",
+            f"Client {name!r} has weights of zero only: leave it out, or give its rows weights.",
         )
     return w * (len(w) / total)

@@ -58,7 +58,7 @@ def refuse_single(*_: object) -> NoReturn:
     """Refuse what shared noise does not hide."""
     raise InputError(
         "shared-noise-visible",
-        "Noise that clients share is in sums of their gradients alone: use a method that needs "
+        "Shared noise only covers sums of gradients: use a method that needs "
         "nothing else, such as ScaffPD(local_steps=1), or leave colluding out.",
     )
 

@@ -118,8 +118,8 @@ class Private:
         if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
             raise InputError(
                 "private-rows-weighted",
-                "Private takes neither weighted rows nor counts: how steep their loss is follows "
-                "from the records.",
+                "Private takes neither weighted rows nor counts: the slope of their loss depends "
+                "on the records.",
             )
         if self.radius is not None and not isinstance(self.model, Linear):
             raise InputError(
@@ -188,7 +188,7 @@ class Private:
         methods = algorithm if isinstance(algorithm, Sequence) else [algorithm]
         asked = sum((method.releases(rounds) for method in methods), ReleaseCounts())
         if asked == ReleaseCounts():
-            raise InputError("nothing-released", "Nothing is released: there is no noise to find.")
+            raise InputError("nothing-released", "Nothing is released, so no noise is needed.")
         share = float(loss_share)
         if not asked.losses or not asked.gradients:
             share = 1.0 if asked.losses else 0.0

@@ -66,7 +66,7 @@ class RunFolder:
             raise InputError(
                 "folder-of-another-run",
                 f"{str(self.path)!r} holds another run: choose another folder with --out, "
-                "or start anew with --fresh.",
+                "or start over with --fresh.",
             )
 
     def usable(self, kind: Kind) -> None:
@@ -83,7 +83,7 @@ class RunFolder:
         if other not in (None, kind):
             raise InputError(
                 "folder-of-another-command",
-                f"The folder {place} is that of `scaffpd {other}`: choose another with --out.",
+                f"The folder {place} belongs to `scaffpd {other}`: choose another with --out.",
             )
 
     def kind(self) -> str | None:

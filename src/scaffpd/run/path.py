@@ -49,7 +49,7 @@ def walkable(config: RunConfig) -> None:
         kind = type(config.method if config.goal is None else config.goal).__name__
         raise InputError(
             "path-without-strength",
-            f"A fairness path goes along {', '.join(WALKABLE)}, not along {kind}.",
+            f"A fairness path varies {', '.join(WALKABLE)}, not {kind}.",
         )
 
 

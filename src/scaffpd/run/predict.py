@@ -118,7 +118,7 @@ def predict(
     if setup.schema["shape"] is not None or setup.model.get("kind", "linear") != "linear":
         raise InputError(
             "predict-not-linear",
-            "Only linear models of tables with named columns predict from tables.",
+            "Only linear models that were trained on named columns can predict from tables.",
         )
     reading = record.reading if record else None
     fills: Fills = record.fills if record else {}
@@ -176,7 +176,7 @@ def _model_file(run: Path, model: str | None) -> Path:
         if model is not None:
             raise InputError(
                 "model-without-run",
-                f"{str(run)!r} is one model: name the folder of its run to choose another.",
+                f"{str(run)!r} holds a single model: give the folder of its run to choose another.",
             )
         return run
     if model is None:
@@ -319,8 +319,8 @@ def _columns(
         if one.kind == CATEGORY and agreed["kind"] != CATEGORY:
             raise InputError(
                 "texts-for-numbers",
-                f"Column {one.name!r} of {file} has texts such as {one.categories[0]!r}, "
-                "and the model was trained on numbers there.",
+                f"Column {one.name!r} of {file} has text such as {one.categories[0]!r}, "
+                "but the model was trained on numbers there.",
             )
     return (found[:-1], found[-1]) if extra else (found, None)
 

@@ -280,7 +280,7 @@ def _weighted(
         return made
     if not isinstance(made, Linear) or config.privacy is not None:
         raise InputError(
-            "weights-not-linear", "--weight and --offset go with linear models without noise."
+            "weights-not-linear", "--weight and --offset need a linear model without noise."
         )
     return replace(made, weighted=source.weight is not None, exposed=source.offset is not None)
 

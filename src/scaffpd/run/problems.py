@@ -37,7 +37,7 @@ def problem(
         raise unknown("problem", name, NAMES)
     if alpha is not None and name not in PARTITIONS:
         raise InputError(
-            "alpha-without-labels", f"{name!r} is not cut by labels: leave out --alpha."
+            "alpha-without-labels", f"{name!r} is not split by labels: leave out --alpha."
         )
     logistic = Linear("logistic", l2=0.01, intercept=True)
     if name == "hospitals":

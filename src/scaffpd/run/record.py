@@ -369,7 +369,7 @@ class RunRecord(RecordPart):
             raise InputError(
                 "run-damaged",
                 f"{str(file)!r} is not the record of a run of this version ({where}: "
-                f"{wrong['msg']}): make the run again.",
+                f"{wrong['msg']}): run it again.",
             ) from None
 
     def write(self, folder: Path) -> Path:

@@ -223,7 +223,7 @@ def joining_of(config: RunConfig, prepared: Prepared, models: Sequence[Trained])
             if all(np.array_equal(old[0], new[0]) for old, new in pairs):
                 raise InputError(
                     "splits-all-alike",
-                    "the held-out rows are the same whatever the seed, so --splits says nothing.",
+                    "the held-out rows are the same for every seed, so --splits measures nothing.",
                 )
             found.append(_joining(config, other))
     except InputError as error:
@@ -266,13 +266,13 @@ def noise_secret(folder: Path) -> bytes:
     if not file.exists() and any((folder / "checkpoint").glob("*.npz")):
         raise InputError(
             "noise-secret-lost",
-            f"The run in {str(folder)!r} has lost {SECRET} and cannot go on: "
-            "start anew with --fresh.",
+            f"The run in {str(folder)!r} has lost {SECRET} and cannot continue: start "
+            "over with --fresh.",
         )
     if file.exists() and os.name == "posix" and file.stat().st_mode & OTHERS:
         raise InputError(
             "noise-secret-readable",
-            f"Others than its owner can read {str(file)!r}: chmod 600, or start anew with --fresh.",
+            f"Others than its owner can read {str(file)!r}: chmod 600, or start over with --fresh.",
         )
     return load_or_create(file)
 

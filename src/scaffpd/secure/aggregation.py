@@ -37,7 +37,7 @@ def colluding_of(clients: int, given: int | None = None) -> int:
     """Return t, by default min(N/3, 10) and at least 1; refuse what cannot be hidden."""
     if given is not None and type(given) is not int:
         raise InputError(
-            "colluding-not-whole", f"Sums need a whole number colluding, got {given!r}."
+            "colluding-not-whole", f"Sums need a whole number for colluding, got {given!r}."
         )
     t = min(max(1, clients // 3), USUAL) if given is None else given
     if clients < FEWEST:

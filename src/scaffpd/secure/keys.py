@@ -57,7 +57,7 @@ class Card:
         except ValueError:
             raise InputError(
                 "key-unreadable",
-                f"{str(digits)[:20]!r} is no silo's key: `scaffpd silo key` shows it.",
+                f"{str(digits)[:20]!r} is not a silo's key: `scaffpd silo key` prints it.",
             ) from None
         return cls(both[:KEY], both[KEY:])
 

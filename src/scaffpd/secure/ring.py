@@ -81,7 +81,7 @@ class Places:
         if total[:, -1].any():
             raise ClippedSum(
                 "sum-clipped",
-                "A number was too large, or none, in a sum over silos: the run cannot go on.",
+                "A number in a sum over silos was too large or not finite: the run stops.",
             )
         below = total[1].view(np.int64) < 0
         low, high = np.where(below, negative(total), total).astype(np.float64)
@@ -110,6 +110,6 @@ def wide(values: Vector, terms: int) -> tuple[Places, Vector]:
 
 
 def narrow(total: Vector) -> Vector:
-    """Return the sums of numbers that `wide` has taken apart."""
+    """Return the sums of numbers that `wide` has split."""
     whole, fraction = total.reshape(2, -1)
     return whole + fraction

@@ -160,7 +160,7 @@ def coalition(
         raise InputError("too-few-clients", "coalition needs at least two clients.")
     if count("coalition", "permutations", permutations) < 2:
         raise InputError(
-            "too-few-permutations", "coalition needs permutations >= 2, to know their error."
+            "too-few-permutations", "coalition needs permutations >= 2, to estimate its error."
         )
     Cohort(train, model, names, test=test, settle=False)  # refuses what does not fit together
     held = in_order(test, known)

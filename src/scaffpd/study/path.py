@@ -117,7 +117,7 @@ def grid(objective: Objective, average: Vector, points: int = 9) -> dict[str, Ob
     if objective.strengths is None:
         raise InputError(
             "path-without-strength",
-            f"A fairness path goes along {', '.join(WALKABLE)}, not {type(objective).__name__}.",
+            f"A fairness path varies {', '.join(WALKABLE)}, not {type(objective).__name__}.",
         )
     losses = np.asarray(average)
     prior = objective.prior

@@ -47,7 +47,7 @@ def named_pairs(
         if names is not None:
             raise InputError(
                 "names-given-twice",
-                "The clients are a mapping and carry their names: leave `names` out.",
+                "The clients are a mapping and already carry their names: leave out `names`.",
             )
         names = list(clients)
         clients = list(clients.values())
@@ -113,7 +113,7 @@ def agreed_columns(
             raise InputError(
                 "columns-differ",
                 f"Client {name!r} has column {own[at]!r} where others have {known[at]!r}: "
-                "name and order the columns alike everywhere.",
+                "use the same column names in the same order everywhere.",
             )
     return known
 
@@ -464,7 +464,7 @@ def _bound_test(
         split = bound(model, names, in_order(test, names), device, dtype, train)
         if split.oracle.dimension != train.oracle.dimension:
             raise InputError(
-                "outputs-differ", "It has another number of outputs than the training data."
+                "outputs-differ", "It has a different number of outputs than the training data."
             )
     except InputError as error:
         raise InputError("test-data-unusable", f"The test data cannot be used: {error}") from None

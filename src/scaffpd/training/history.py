@@ -138,9 +138,8 @@ class History:
         if not self.every_client:
             raise InputError(
                 "history-without-clients",
-                f"This history has the spread of {len(self.names)} clients and not every one of "
-                "them: see columns such "
-                "as 'loss max', or keep all with train(..., every_client=True).",
+                f"This history summarises {len(self.names)} clients and does not list every one: "
+                "see columns such as 'loss max', or record all with train(..., every_client=True).",
             )
         return np.array([held[which] for held in self._clients.values()]).reshape(
             len(self), len(self.names)
@@ -310,7 +309,7 @@ def read(
     except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile, EOFError):
         raise InputError(
             "checkpoint-unreadable",
-            f"{str(path)!r} is not a readable scaffpd checkpoint; remove it to start anew.",
+            f"{str(path)!r} is not a readable scaffpd checkpoint; remove it to start over.",
         ) from None
     if about.get("format") != FORMAT:
         raise InputError(

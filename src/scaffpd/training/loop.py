@@ -378,8 +378,8 @@ class _TrainingRun:
             if about.get(name) != value:
                 raise InputError(
                     "checkpoint-of-another-run",
-                    f"The checkpoint {str(self.keeper.path)!r} is of another {name}; remove it, "
-                    "or use another file.",
+                    f"The checkpoint {str(self.keeper.path)!r} belongs to another {name}; "
+                    "remove it, or use another file.",
                 )
         try:
             if self.account is not None:
@@ -466,7 +466,7 @@ def _check(
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise InputError(
             "callbacks-not-callable",
-            f"train needs a list of functions in callbacks, got {callbacks!r}.",
+            f"train needs a list of functions for callbacks, got {callbacks!r}.",
         )
 
 

@@ -59,7 +59,8 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
             if self._history is not None:
                 raise InputError(
                     "tracker-used-twice",
-                    f"This {type(self).__name__} has shown another run: make one for every run.",
+                    f"This {type(self).__name__} has already logged another run: make one for "
+                    "every run.",
                 )
             self._labels = labels(history.names)
             self.open(0 if info.rounds == 1 else info.rounds)

@@ -384,7 +384,7 @@ def agree(
     if task == PREPARED:
         return schema
     if not width(schema):
-        raise InputError("no-features", "No silo has a value to learn from.")
+        raise InputError("no-features", "No silo has a feature with values.")
     return _declared(schema, ranges) if ranges else schema
 
 
@@ -395,7 +395,7 @@ def _declared(schema: Schema, ranges: Mapping[str, list[float]]) -> Schema:
         if name != REST and name not in numbers:
             raise InputError(
                 "range-without-column",
-                f"There is a range of {name!r}, which is no column of numbers here "
+                f"A range is declared for {name!r}, which is not a numeric column here "
                 f"({', '.join(numbers)}).",
             )
     lacking = [name for name in numbers if name not in ranges]
@@ -403,8 +403,8 @@ def _declared(schema: Schema, ranges: Mapping[str, list[float]]) -> Schema:
         which = f"the column {lacking[0]!r}" if lacking else "the features"
         raise InputError(
             "range-missing",
-            f"No range is declared of {which}: declare one, or one of all others, "
-            '"*" = [least, largest].',
+            f"No range is declared for {which}: declare one, or one for all others, "
+            '"*" = [min, max].',
         )
     for column in schema["columns"]:
         if column["kind"] != CATEGORY:
@@ -426,7 +426,7 @@ def _labels(silos: Mapping[str, Description]) -> list[int] | list[str]:
         )
         raise InputError(
             "labels-of-two-kinds",
-            f"Silo {text!r} has texts as labels, {number!r} has numbers: write all targets alike.",
+            f"Silo {text!r} has text labels, and {number!r} has numbers: use one kind everywhere.",
         )
     union: list[int] | list[str] = sorted(texts) if texts else sorted(numbers)
     if len(union) == 1:

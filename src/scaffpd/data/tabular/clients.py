@@ -127,7 +127,7 @@ def _exposed(
     """Give counts their exposures, in units of the mean of training rows; and return that mean."""
     if source.task != COUNTS:
         raise InputError(
-            "offset-without-counts", "--offset is the log exposure of counts: say --task counts."
+            "offset-without-counts", "--offset is the log exposure of counts: use --task counts."
         )
     owner = found.owner
     own = [np.exp(found.offset[owner.values == owner.categories.index(one.name)]) for one in rows]
@@ -144,7 +144,7 @@ def _numbers_of(columns: Mapping[str, DataColumn], name: str | None) -> Matrix:
     column = columns[name]
     if column.kind == CATEGORY:
         raise InputError(
-            "texts-for-numbers", f"Column {name!r} has texts such as {column.categories[0]!r}."
+            "texts-for-numbers", f"Column {name!r} has text such as {column.categories[0]!r}."
         )
     return column.values.astype(np.float64)
 
@@ -205,14 +205,15 @@ def _read(source: TableSettings) -> _Rows:
         if name in source.columns:
             raise InputError(
                 "column-of-two-roles",
-                f"Column {name!r} is the {what}, so it cannot be one to learn from.",
+                f"Column {name!r} is the {what}, so it cannot be a feature.",
             )
     table = open_table(*source.file)
     parts = [PART] if isinstance(source.test, Path) else []
     if isinstance(source.test, Path):
         if source.split_by is not None:
             raise InputError(
-                "two-splits", "A table of held-out rows leaves --split-by nothing to split."
+                "two-splits",
+                "--split-by has nothing to split: the held-out rows are a table of their own.",
             )
         both = [table, open_table(source.test)]
         table = stacked(source.file[0], both, ["train", "test"], PART)

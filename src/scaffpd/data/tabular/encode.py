@@ -70,7 +70,7 @@ def target(owner: str, column: DataColumn, task: str | None) -> Target:
             raise InputError(
                 "texts-in-target",
                 f"{owner} has {len(texts)} different texts such as {texts[0]!r} in its target "
-                f"{column.name!r}: write numbers without units and marks of thousands.",
+                f"{column.name!r}: write numbers without units or thousands separators.",
             )
         return Target(CLASSIFICATION, column.values.astype(np.int64), texts, column.note)
     numbers = np.asarray(column.values, dtype=np.float64)
@@ -229,7 +229,7 @@ class ClientRows:
         if not (scale > 0).all():
             raise InputError(
                 "deviation-not-positive",
-                "The coordinator sent a deviation that is not above zero.",
+                "The coordinator sent a standard deviation that is not positive.",
             )
         return (X - centre) / scale
 
@@ -252,7 +252,7 @@ class ClientRows:
             if self.table.block is None or list(self.table.shape) != schema["shape"]:
                 raise InputError(
                     "features-not-agreed",
-                    f"Silo {self.name!r} has other features than the agreement.",
+                    f"Silo {self.name!r} does not have the features of the agreement.",
                 )
             return self._numbers(self.table.block, rows, schema.get("range"), separate)
         blocks = self._blocks(schema, rows, separate)
@@ -412,6 +412,6 @@ def _vector(given: object, name: str, length: int) -> Matrix:
     if values is None:
         raise InputError(
             "not-finite-numbers",
-            f"The coordinator sent a {name} that is no list of {length} finite numbers.",
+            f"The coordinator sent a {name} that is not a list of {length} finite numbers.",
         )
     return values

@@ -86,7 +86,7 @@ def open_table(*paths: Path) -> OpenTable:
     if (path / "config.toml").exists() and (path / "run.json").exists():
         raise InputError(
             "folder-of-a-run",
-            f"{str(path)!r} is the folder of a run: name its settings, "
+            f"{str(path)!r} is the folder of a run: give its settings file, "
             f"{str(path / 'config.toml')!r}.",
         )
     if path.is_dir() and not more:
@@ -101,7 +101,7 @@ def open_table(*paths: Path) -> OpenTable:
     kind = _kind(path)
     if not kind:
         raise InputError(
-            "not-a-table", f"{path.name!r} is no table that can be read: save it as {ACCEPTED}."
+            "not-a-table", f"{path.name!r} is not a table that can be read: save it as {ACCEPTED}."
         )
     with _reading(path):
         data = path.read_bytes()
@@ -140,7 +140,7 @@ def entry_table(entry: str, frames: Sequence[DataFrame]) -> OpenTable:
     except (pyarrow.ArrowException, ValueError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            "frame-unusable", f"The data frames of {entry!r} make no table: {reason}."
+            "frame-unusable", f"The data frames of {entry!r} do not form a table: {reason}."
         ) from None
 
 
@@ -153,7 +153,7 @@ def entry_column(entry: str, name: str, parts: Sequence[ArrayLike]) -> OpenTable
         return arrow_table(entry, pyarrow.table({name: pyarrow.array(cells, from_pandas=True)}))
     except pyarrow.ArrowException:
         raise InputError(
-            "column-type", f"The entry {entry!r} returns numbers and texts as {name!r}."
+            "column-type", f"The entry {entry!r} returns both numbers and text as {name!r}."
         ) from None
 
 
@@ -194,7 +194,7 @@ def _reading(path: Path) -> Iterator[None]:
     except (gzip.BadGzipFile, zlib.error, EOFError, zipfile.BadZipFile):
         packing = "gzip" if path.suffix.lower() == ".gz" else "Excel"
         raise InputError(
-            "file-cut-off", f"{path.name!r} is no {packing} file, or is cut off."
+            "file-cut-off", f"{path.name!r} is no {packing} file, or is truncated."
         ) from None
     except OSError as error:
         raise InputError(
@@ -218,7 +218,7 @@ def _utf8(path: Path, data: bytes) -> tuple[bytes, str]:
         if b"\0" in text:
             break
         return text, {"cp1252": "Windows-1252 (Latin-1)"}.get(name, name.upper()[:6].rstrip("-"))
-    raise InputError("not-a-text", f"{path.name!r} is no text: save it as {ACCEPTED}.")
+    raise InputError("not-a-text", f"{path.name!r} is not a text file: save it as {ACCEPTED}.")
 
 
 @dataclass
@@ -257,7 +257,7 @@ class CsvText:
         if first is None:
             raise InputError(
                 "empty-file",
-                f"{self.path.name!r} is empty; a line with column names is expected first.",
+                f"{self.path.name!r} is empty; the first line must hold the column names.",
             )
         return [cell.strip() for cell in first[1]]
 
@@ -319,7 +319,7 @@ class CsvText:
             except csv.Error as error:
                 line = reader.line_num + self.blank
                 raise InputError(
-                    "line-unreadable", f"{self.path.name!r} is broken in line {line}: {error}."
+                    "line-unreadable", f"Line {line} of {self.path.name!r} cannot be read: {error}."
                 ) from None
             if row:
                 yield reader.line_num + self.blank, row
@@ -398,8 +398,8 @@ def stacked(
         if other.texts != first.texts:
             raise InputError(
                 "two-formats",
-                f"{first.path.name!r} and {other.path.name!r} are of two formats: "
-                "save both in one.",
+                f"{first.path.name!r} and {other.path.name!r} have different formats: save "
+                "both in the same one.",
             )
         odd = sorted(set(first.names) ^ set(other.names))
         if odd:

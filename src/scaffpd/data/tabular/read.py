@@ -191,7 +191,7 @@ class _Columns:
             raise InputError(
                 "two-decimal-marks",
                 f"{self.table.path.name!r} has decimal commas in column {self.marks[',']!r} and "
-                f"decimal points in column {self.marks['.']!r}: write all numbers alike.",
+                f"decimal points in column {self.marks['.']!r}: use one decimal mark.",
             )
 
     def _place(self, row: int) -> str:

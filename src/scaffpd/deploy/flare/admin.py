@@ -222,8 +222,8 @@ def follow(
     if not folder.has_outcome():
         raise InputError(
             "job-ended-early",
-            f"The job ended after round {folder.rounds()} without an outcome: the server's log "
-            "says why. Then resume the run.",
+            f"The job ended after round {folder.rounds()} without an outcome: see the server's "
+            "log for the reason, then resume the run.",
         )
     return Outcome.of(folder)
 

@@ -159,7 +159,7 @@ class FlareProject:
         if {self.host, "server", COORDINATOR} & set(self.silos):
             raise InputError(
                 "silo-named-like-server",
-                "A silo on FLARE must not be called like the server or coordinator: rename it.",
+                "A silo on FLARE must not have the name of the server or coordinator: rename it.",
             )
 
     def document(self) -> Json:

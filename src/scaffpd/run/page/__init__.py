@@ -82,7 +82,7 @@ def write_figures(
     place = folders[0] / "figures" if out is None else Path(out)
     drawn = pictures(opened(folders), form)
     if not drawn:
-        raise InputError("nothing-to-draw", f"The run in {str(folder)!r} has nothing to draw yet.")
+        raise InputError("nothing-to-draw", f"The run in {str(folder)!r} has nothing to plot yet.")
     make_folder(place)
     for name, content in drawn.items():
         write_file(place / name, content)

@@ -26,7 +26,7 @@ def side_by_side(runs: Sequence[tuple[Path, RunRecord]]) -> RunRecord:
             raise InputError(
                 "not-comparable",
                 f"{str(place)!r} is no finished run of train or path: "
-                "only these are put side by side.",
+                "only those can be put side by side.",
             )
         if _about(run) != _about(first):
             raise InputError(

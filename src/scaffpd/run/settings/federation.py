@@ -60,8 +60,8 @@ class FederationModel(SettingsTable):
         elif more := self.model_fields_set - {"kind"}:
             raise InputError(
                 "network-with-settings",
-                f"{info.context.name!r} has model.{min(more)}, which goes with a linear model, but "
-                f"not with {self.kind!r}: silos know that network by its name.",
+                f"{info.context.name!r} has model.{min(more)}, which only linear models "
+                f"take: silos know the network {self.kind!r} by its name.",
             )
         return self
 
@@ -162,13 +162,13 @@ class FederationTerms(SettingsTable):
         if self.method.needs & {VECTORS, SLOPES, HESSIANS}:
             raise InputError(
                 "method-needs-vectors",
-                f"{name} looks at every silo's own vectors, and only sums leave silos: use another "
+                f"{name} needs every silo's own vectors, but only sums leave silos: use another "
                 f"algorithm in {file!r}, such as Fair.",
             )
         if getattr(self.method, "clients_per_round", None) is not None:
             raise InputError(
                 "clients-per-round-fixed",
-                f"All silos are in every sum: leave clients_per_round out of {file!r}.",
+                f"All silos take part in every sum: leave clients_per_round out of {file!r}.",
             )
         if self.privacy is not None:
             self._check_private(file)
@@ -182,8 +182,8 @@ class FederationTerms(SettingsTable):
             able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
             raise InputError(
                 "method-not-private",
-                f"[privacy] of {file!r} needs a method that asks for losses itself, for nothing "
-                f"else may leave silos: {able}, not {type(self.method).__name__}.",
+                f"[privacy] of {file!r} needs a method that asks for losses itself, because "
+                f"nothing else may leave silos: {able}, not {type(self.method).__name__}.",
             )
         several = (
             getattr(self.method, "local_steps", 1) not in (None, 1)
@@ -193,12 +193,12 @@ class FederationTerms(SettingsTable):
             raise InputError(
                 "shared-noise-visible",
                 f"[privacy] shared of {file!r} needs a linear model, one local step and all rows: "
-                "noise that silos share is in sums of their gradients alone.",
+                "shared noise only covers sums of gradients.",
             )
         if isinstance(self.columns, dict) and not self.encoding().get("declared"):
             raise InputError(
                 "range-missing",
-                f"[privacy] of {file!r} needs the range of every column of numbers, such as "
+                f"[privacy] of {file!r} needs the range of every numeric column, such as "
                 "age = [0, 100]: means and deviations carry no noise.",
             )
         if not 1e-6 <= private.clip <= 1e6 or not 1e-6 <= private.loss_clip <= 1e6:
@@ -254,7 +254,7 @@ def _column(name: str, kind: object, file: str) -> Column:
     if kind != NUMBERS:
         raise InputError(
             "column-kind-unknown",
-            f'{file!r} says {kind!r} of column {name!r}: write "number", or a list.',
+            f'{file!r} has {kind!r} for column {name!r}: write "number", or a list.',
         )
     return {"name": name, "kind": NUMBER}
 

@@ -82,7 +82,7 @@ def _no_class(kind: str, base: type, found: object) -> InputError:
     word = base.__name__.lower()
     return InputError(
         "wrong-class",
-        f"{kind!r} is no {word}: it has to be a class of scaffpd.{word}s.{base.__name__}, "
+        f"{kind!r} is no {word}: it must be a subclass of scaffpd.{word}s.{base.__name__}, "
         f"got {found!r}.",
     )
 
@@ -98,7 +98,8 @@ def algorithm_of(
         if values or objective is not None:
             raise InputError(
                 "algorithm-complete",
-                f"{kind} is complete: leave [objective] and other keys of [algorithm] out.",
+                f"{kind} takes no further settings: leave out [objective] and the other keys "
+                "of [algorithm].",
             )
         return chosen
     given_rule = values.get("steps")
@@ -112,7 +113,7 @@ def algorithm_of(
         if "objective" not in inspect.signature(chosen).parameters:
             raise InputError(
                 "objective-of-its-own",
-                f"{kind} has an objective of its own: leave [objective], or --objective, out.",
+                f"{kind} has its own objective: leave out [objective] or --objective.",
             )
         values["objective"] = objective_of(objective, file)
     elif chosen.needs_objective():

@@ -176,8 +176,7 @@ class RunConfig(SettingsTable):
         if "prior" not in inner.arguments():
             raise InputError(
                 "objective-without-prior",
-                f"{type(inner).__name__} has no weights to count clients by: leave "
-                "--count-clients out.",
+                f"{type(inner).__name__} does not weight clients: leave out --count-clients.",
             )
         goal: Objective = inner.with_arguments(prior=sizes)
         if isinstance(self.goal, Excess):

@@ -99,8 +99,8 @@ class SiloFile(SettingsTable):
         if self.agree == ALWAYS and not self.members:
             raise InputError(
                 "members-missing",
-                f'{info.context.name!r} has agree = "always" without [members]: the fingerprints '
-                "of the other silos' keys, from their operators.",
+                f'{info.context.name!r} has agree = "always", which needs [members]: '
+                "the fingerprints of the other silos' keys, from their operators.",
             )
         return self
 

@@ -80,7 +80,7 @@ class ModelSettings(SettingsTable):
         if self.network is not None and self.kappa != AUTO:
             raise InputError(
                 "kappa-with-network",
-                f"{info.context.name!r} has model.kappa, which goes with a linear model only.",
+                f"{info.context.name!r} has model.kappa, which only linear models take.",
             )
         return self
 
