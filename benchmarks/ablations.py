@@ -19,7 +19,7 @@ import torch
 import scaffpd as sp
 from problems import families, objectives
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
-from scaffpd.study.comparison.runs import pooled
+from scaffpd.models.execution import pooled
 
 CAP = 200
 HARD_CAP = 1000

@@ -29,7 +29,7 @@ import torch
 
 import scaffpd as sp
 from problems import ADULT, HARD, OBJECTIVES, Family, chosen, families, objectives, tolerance
-from scaffpd.study.comparison.runs import pooled
+from scaffpd.models.execution import pooled
 
 J = 100
 CAP = {"few": 400, "many": 3000, "fixed": 400, "theory": 5000}

@@ -84,7 +84,7 @@ def test_gradients_of_another_cohort_are_refused():
     one = sp.Cohort(data, model)
     other = sp.Cohort(data, model)
     x = one.start()
-    with pytest.raises(InputError, match="these very clients"):
+    with pytest.raises(InputError, match="gradients of these clients"):
         one.local_updates(x, other.gradients(x), x, LocalPlan(1))
 
 

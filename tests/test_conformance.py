@@ -287,7 +287,7 @@ def test_refusals(runtime, asked):
         with pytest.raises(InputError, match="zero for clients that were not asked"):
             answers.sum(np.ones(N))
     at = federation.gradients(x, clients=[0, 1])
-    with pytest.raises(InputError, match="these very clients"):
+    with pytest.raises(InputError, match="gradients of these clients"):
         federation.local_updates(x, at, x, LocalPlan(1), [1, 2])
 
 
@@ -332,6 +332,6 @@ def test_the_problems_differ_between_clients():
 def test_nobody_takes_the_place_of_our_questions():
     """A silo's gate reads what may leave from them."""
     for kind in ("losses", "gradients", ""):
-        with pytest.raises(InputError, match="needs a kind of its own"):
+        with pytest.raises(InputError, match="needs its own kind"):
             type("Mine", (Question,), {"kind": kind, "__module__": "mine"})
     assert QUESTIONS["losses"] is Losses

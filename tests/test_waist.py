@@ -196,7 +196,7 @@ def test_nobody_speaks_for_clients_that_were_not_asked():
         with pytest.raises(InputError, match="distinct numbers from 0 to 7"):
             cohort.losses(x, clients=wrong)
     at = cohort.gradients(x, clients=[0, 1])
-    with pytest.raises(InputError, match="these very clients"):
+    with pytest.raises(InputError, match="gradients of these clients"):
         cohort.local_updates(x, at, x, LocalPlan(1), [1, 2])
 
 

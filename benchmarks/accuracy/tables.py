@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import scaffpd as sp
-from scaffpd.data.folder import data_file
+from scaffpd.data.datasets import data_file
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.intp]

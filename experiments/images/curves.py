@@ -22,9 +22,10 @@ from experiments.images.plans import RHOS, methods
 from experiments.images.study import Ground, Place
 from experiments.tables import markdown_table
 from scaffpd.algorithms import FedAvg, Scaffold, ScaffPD
+from scaffpd.files import make_folder
 from scaffpd.objectives import Average, ChiSquare
 from scaffpd.study.comparison import compare
-from scaffpd.study.comparison.grid import configured
+from scaffpd.study.grid import configured
 from scaffpd.training.loop import RoundInfo, Status, train
 from scaffpd.training.metrics import Summary
 from scaffpd.training.progress import Tally
@@ -88,7 +89,7 @@ def curves(here: Ground, alpha: float, place: Place, out: Path) -> list[Curve]:
         tune=plan.tune,
         progress=place.progress,
     )
-    chosen.to_csv(out / "tuning")
+    chosen.to_csv(make_folder(out / "tuning") / "runs.csv")
     fixed = scaff_pds(RHOS, plan.local_steps)
     found = []
     with Tally(place.progress, plan.seeds * (len(fixed) + 1)) as bar:

@@ -31,7 +31,7 @@ from experiments.images.rows import MOST, TUNED
 from experiments.images.study import Ground, Place, ground
 from experiments.tables import check_small
 from scaffpd.errors import unknown
-from scaffpd.study.comparison.runs import pooled
+from scaffpd.models.execution import pooled
 
 COMMAND = "python -m experiments.images decisive"
 # of the eNTK: as many rows as clients have samples

@@ -30,8 +30,7 @@ from experiments.style import (
     SKY,
     STYLE,
 )
-from scaffpd.study.comparison.runs import FINAL, MethodRun
-from scaffpd.study.comparison.table import Comparison
+from scaffpd.study.comparison import FINAL, Comparison, MethodRun
 
 COLOURS = dict(zip(METHODS, (BLACK, ORANGE, GREEN, PINK, SKY, QUIET, "#9a6324", RED), strict=True))
 MARKS = dict(zip(METHODS, ("o", "s", "v", "^", "D", "P", "X", "*"), strict=True))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from experiments.images.loading import Folder
-from scaffpd.data.folder import data_root
+from scaffpd.data.datasets import data_root
 from scaffpd.errors import unknown
 
 # EfficientNet-Lite0: (blocks, kernel, stride of the first block, expansion, channels out) of every

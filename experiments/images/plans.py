@@ -22,11 +22,10 @@ from numpy.typing import NDArray
 
 from experiments.images.features import Features
 from experiments.images.partition import divided, like_training, thinned
-from scaffpd.algorithms import AFL
+from scaffpd.algorithms import AFL, published
 from scaffpd.data import Silos
 from scaffpd.errors import unknown
 from scaffpd.objectives import ChiSquare
-from scaffpd.study.comparison.grid import zoo
 from scaffpd.training.loop import Algorithm
 
 Labels = NDArray[np.int64]
@@ -119,7 +118,7 @@ def plan(name: str, small: bool = False) -> Plan:
 
 def methods(local_steps: int) -> dict[str, Algorithm]:
     """The paper's eight methods; AFL with local steps, as the paper has it."""
-    known = zoo(ChiSquare(RHO), local_steps) | {"AFL": AFL(local_steps=local_steps)}
+    known = published(ChiSquare(RHO), local_steps) | {"AFL": AFL(local_steps=local_steps)}
     return {name: known[name] for name in METHODS}
 
 

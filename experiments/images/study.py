@@ -17,6 +17,7 @@ from experiments.images.loading import LOADERS, Images
 from experiments.images.networks import backbone
 from experiments.images.plans import TITLES, Cut, Plan, methods
 from scaffpd.errors import InputError
+from scaffpd.files import make_folder
 from scaffpd.models import Linear
 from scaffpd.study.comparison import Comparison, Problem, compare
 
@@ -158,7 +159,7 @@ def comparison(here: Ground, alpha: float, place: Place, out: Path) -> Compariso
         strengths=True,
         one_choice=True,
     )
-    found.to_csv(out / f"alpha-{alpha:g}")
+    found.to_csv(make_folder(out / f"alpha-{alpha:g}") / "runs.csv")
     return found
 
 

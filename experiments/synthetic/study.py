@@ -19,7 +19,7 @@ from experiments.synthetic.tuning import (
     trace,
 )
 from scaffpd.algorithms import DRFA
-from scaffpd.study.comparison.runs import pooled
+from scaffpd.models.execution import pooled
 from scaffpd.training.progress import Tally
 
 SAMPLED = 3  # of five clients, for DRFA as it was published

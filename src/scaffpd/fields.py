@@ -6,6 +6,7 @@ file and a group of command-line options at once, so each setting is declared in
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args
@@ -45,6 +46,7 @@ class Needs(NamedTuple):
 
 
 T = TypeVar("T", bound=SettingsTable)
+LARGEST = 2**20  # bytes of a settings file: far above any that is written by hand
 Json = dict[str, Any]  # a table whose keys belong to a class that the user may have written
 
 
@@ -229,3 +231,33 @@ def tables_in(annotation: object) -> list[type[SettingsTable]]:
         for part in parts(annotation)
         if isinstance(part, type) and issubclass(part, SettingsTable)
     ]
+
+
+def read_toml(path: Path, others: Mapping[str, str]) -> Json:
+    """Read a settings file; refuse one with a key of `others`, which marks another kind of file."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise InputError(
+                "settings-too-large", f"The file {str(path)!r} is too large to be a settings file."
+            )
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(
+            "settings-unreadable", f"Cannot read {str(path)!r}: {error.strerror}."
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError(
+            "settings-not-utf8", f"The file {str(path)!r} is not UTF-8 text."
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(
+            "settings-not-toml", f"The file {path.name!r} is not TOML: {str(error).rstrip('.')}."
+        ) from None
+    except RecursionError:
+        raise InputError(
+            "settings-nested", f"The file {path.name!r} is nested too deeply to be a settings file."
+        ) from None
+    for key, what in others.items():
+        if key in values:
+            raise InputError("other-settings-file", f"The file {path.name!r} looks like {what}.")
+    return values

@@ -146,6 +146,6 @@ def test_what_is_no_algorithm_is_refused(own):
         ("Alternating", "'Alternating'"),
     ):
         assert sentence in refused("train", "hospitals", "--algorithm", kind, "--quiet")
-    assert "is complete" in refused(
+    assert "takes no further settings" in refused(
         "train", "hospitals", "--algorithm", "own_algorithm:READY", "--objective", "CVaR"
     )

@@ -11,10 +11,10 @@ import typer
 
 from forked import command
 from scaffpd import algorithms, cli, objectives
-from scaffpd.cli import names as known
+from scaffpd.algorithms import published
 from scaffpd.cli.compare import _methods
+from scaffpd.cli.train import ALGORITHMS, OBJECTIVES, PROBLEMS
 from scaffpd.run import problems
-from scaffpd.study.comparison.grid import zoo
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def test_nothing_heavy_is_loaded():
 
 
 def test_the_names_are_those_of_their_homes():
-    assert known.PROBLEMS == problems.NAMES
+    assert PROBLEMS == problems.NAMES
     assert (
-        set(known.OBJECTIVES)
+        set(OBJECTIVES)
         == set(objectives.OBJECTIVES)
         == {*objectives.__all__} - {"Objective", "Excess"}
     )
@@ -111,12 +111,12 @@ def test_the_names_are_those_of_their_homes():
     for kind in (kind for kind in objectives.OBJECTIVES.values() if kind.parameter):
         assert (kind.symbol or kind.parameter) in said.help
         assert kind.usual is None or f"{kind.symbol} {kind.usual:g}" in said.show_default
-    assert set(known.ALGORITHMS) == set(algorithms.ALGORITHMS)
+    assert set(ALGORITHMS) == set(algorithms.ALGORITHMS)
 
 
 def test_every_method_is_completed_and_understood():
-    methods = zoo(objectives.Average())
-    names = ("all", *known.ALGORITHMS)
+    methods = published(objectives.Average())
+    names = ("all", *ALGORITHMS)
     for name in names:
         label = getattr(algorithms.ALGORITHMS.get(name), "published", "") or name
         found = _methods(name, 0.1, 10, None)

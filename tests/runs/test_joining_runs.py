@@ -140,7 +140,7 @@ def test_rows_that_are_held_out_by_a_column_are_one_split(table, tmp_path):
     )
     (tmp_path / "checkpoint").mkdir()
     models = carry_out(asked.with_tol(1e-3), prepared, prepared.cohort(asked), tmp_path, Nobody())
-    assert "the same whatever the seed" in joining_of(asked, prepared, models)
+    assert "the same for every seed" in joining_of(asked, prepared, models)
 
 
 def test_the_recommended_model_predicts(run, table, tmp_path, capsys):

@@ -19,6 +19,7 @@ from scaffpd.algorithms.q_ffl import QFFL
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.scaffold import Scaffold
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
+from scaffpd.objectives.base import Objective
 
 # by the names of their classes, in the order of tables
 ALGORITHMS: dict[str, type[Algorithm]] = {
@@ -39,6 +40,20 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "Fair": Fair,
 }
 
+
+def published(
+    objective: Objective, local_steps: int = 10, batch_size: int | None = None
+) -> dict[str, Algorithm]:
+    """Return all published methods by name, with the settings that they take.
+
+    A method of one objective keeps it; of ProxSkip `local_steps` is the expected number.
+    """
+    listed: dict[str, Algorithm] = {}
+    for kind in ALGORITHMS.values():
+        listed |= kind.usual(objective, local_steps, batch_size) if kind.published else {}
+    return listed
+
+
 __all__ = [
     "AFL",
     "ALGORITHMS",
@@ -58,4 +73,5 @@ __all__ = [
     "Scaffold",
     "SubspaceSaddle",
     "fair",
+    "published",
 ]

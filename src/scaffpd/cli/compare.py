@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scaffpd.cli.names import ALGORITHMS, PROBLEMS
-from scaffpd.cli.train import known_name, requested
+from scaffpd.cli.train import ALGORITHMS, PROBLEMS, known_name, requested
 from scaffpd.cli.typer_ext import (
     AsJson,
     Quiet,
@@ -24,10 +23,11 @@ from scaffpd.cli.typer_ext import (
 )
 from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError, positive, unknown
+from scaffpd.files import make_folder
 from scaffpd.run.settings.tables import ModelSettings
 
 if TYPE_CHECKING:
-    from scaffpd.study.comparison.problem import Problem
+    from scaffpd.study.comparison import Problem
     from scaffpd.training.loop import Algorithm
 
 TABLES: Tables = {"data": TableSettings, "model": ModelSettings}
@@ -115,8 +115,9 @@ def compare(
     )
     if out is not None:
         from scaffpd.run.compared import comparison_record
+        from scaffpd.run.folder import write_files
+        from scaffpd.run.recording import exports
 
-        comparison.to_csv(out)
         words = [
             word
             for name, value in options.items()
@@ -124,7 +125,10 @@ def compare(
             for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
         ]
         command = shlex.join(["scaffpd", "compare", problem, *words])
-        comparison_record(comparison, command).write(out)
+        record = comparison_record(comparison, command)
+        record.write(make_folder(out))
+        write_files(out, exports(record))
+        comparison.to_csv(out / "runs.csv")
     if as_json:
         about = {"problem": chosen.name, "ranked_by": comparison.criterion, "folder": out}
         print_json(about | {"methods": [asdict(line) for line in comparison.table]})
@@ -169,33 +173,32 @@ def _problem(
 def _methods(
     names: str, rho: float, local_steps: int, batch_size: int | None
 ) -> dict[str, Algorithm]:
-    from scaffpd.algorithms import ALGORITHMS, Algorithm
+    from scaffpd.algorithms import ALGORITHMS, Algorithm, published
     from scaffpd.objectives import ChiSquare
     from scaffpd.run.settings.methods import algorithm_kind
-    from scaffpd.study.comparison.grid import zoo
 
     settings = (ChiSquare(rho), local_steps, batch_size)
-    published = zoo(*settings)
+    usual = published(*settings)
     asked = listed(names)
     if not asked:
         raise InputError(
             "methods-missing", "compare needs --methods such as FedAvg,Scaff-PD, or all."
         )
     # by class, and by label: "ScaffPD" as well as "scaff-pd"
-    known = {_plain(type(method).__name__): label for label, method in published.items()}
-    known |= {_plain(label): label for label in published}
+    known = {_plain(type(method).__name__): label for label, method in usual.items()}
+    known |= {_plain(label): label for label in usual}
     found: dict[str, Algorithm] = {}
     for name in asked:
         if ":" in name or (name in ALGORITHMS and not ALGORITHMS[name].published):
             own = algorithm_kind(name, Path.cwd())
             found |= {name: own} if isinstance(own, Algorithm) else own.usual(*settings)
         elif name.lower() == "all":
-            found |= published
+            found |= usual
         elif _plain(name) in known:
             label = known[_plain(name)]
-            found[label] = published[label]
+            found[label] = usual[label]
         else:
-            raise unknown("method", name, published)
+            raise unknown("method", name, usual)
     return found
 
 

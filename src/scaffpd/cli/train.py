@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from scaffpd.cli.names import ALGORITHMS, OBJECTIVES, PROBLEMS
+import scaffpd
 from scaffpd.cli.results import end
 from scaffpd.cli.screens import RoundsScreen
 from scaffpd.cli.typer_ext import (
@@ -34,6 +34,17 @@ if TYPE_CHECKING:
     from scaffpd.run.settings.run import RunConfig
     from scaffpd.study.gains import Joining
 
+# names that options take, without PyTorch, so that shells complete them quickly
+PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
+ALGORITHMS = (
+    "Fair",
+    *(name for name, home in scaffpd._HOME.items() if home == "scaffpd.algorithms"),
+)
+OBJECTIVES = tuple(
+    name
+    for name, home in scaffpd._HOME.items()
+    if home == "scaffpd.objectives" and name != "Excess"
+)
 TABLES: Tables = {
     "data": TableSettings,
     "model": ModelSettings,

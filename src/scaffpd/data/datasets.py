@@ -30,7 +30,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.folder import data_file
 from scaffpd.data.partition import dirichlet
 from scaffpd.data.silos import (
     Client,
@@ -334,3 +333,24 @@ def _client(
     ]
     X: Matrix = np.hstack([numbers, *hot]).astype(np.float64)
     return X, np.array([row[TARGET].startswith(">50K") for row in own]).astype(np.int64)
+
+
+def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
+    """Return the folder that `folder`, or else SCAFFPD_DATA, names."""
+    root = folder or os.environ.get("SCAFFPD_DATA")
+    if not root:
+        raise InputError(
+            "data-folder-not-named",
+            f"{name} is not part of the package: name its folder by folder= or SCAFFPD_DATA.",
+        )
+    if not Path(root).is_dir():
+        raise InputError("data-folder-missing", f"There is no data folder {str(root)!r}.")
+    return Path(root)
+
+
+def data_file(folder: str | os.PathLike[str] | None, name: str) -> Path:
+    """Return a file such as "school/school.mat" in the data folder."""
+    file = data_root(folder, name) / name
+    if not file.is_file():
+        raise InputError("data-file-missing", f"There is no file {str(file)!r}.")
+    return file

@@ -101,6 +101,17 @@ def held_out(y: Labels, fraction: float, random: np.random.Generator) -> NDArray
     return chosen
 
 
+def carve(pair: Client, fraction: float, random: np.random.Generator) -> tuple[Client, Client]:
+    """Cut rows to fit and to validate, of every label alike; a single row serves as both."""
+    X = np.asarray(pair[0])
+    y = np.asarray(pair[1])
+    if len(y) < 2:
+        return (X, y), (X, y)
+    labels = y if np.issubdtype(y.dtype, np.integer) else np.zeros(len(y), dtype=np.int64)
+    out = held_out(labels, fraction, random)
+    return (X[~out], y[~out]), (X[out], y[out])
+
+
 def checked_fraction(owner: str, fraction: float, name: str = "test_fraction") -> float:
     """Return `fraction` as a float in [0, 1), or refuse it."""
     number = real(owner, name, fraction)

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 Item = TypeVar("Item")
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
 # Numbers up to which one core is faster than all cores at one pass over them.
 SMALL = 2**20
 _allowed: ContextVar[int] = ContextVar("allowed", default=1)
@@ -39,6 +41,17 @@ def limit_threads(numbers: float) -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
         _allowed.reset(token)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute on one thread: small matrices gain nothing from more, and lose on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def thread_count() -> int:
@@ -149,3 +162,16 @@ class GraphReplay:
             if collecting:
                 gc.enable()
         return graph, inputs, out
+
+
+def pooled(work: Callable[[Job], Answer], jobs: Sequence[Job], processes: int) -> Iterator[Answer]:
+    """Yield what becomes of the jobs, in order, from so many processes of one thread each."""
+    import joblib  # which training does without
+
+    pool = joblib.Parallel(n_jobs=min(processes, len(jobs)) or 1, return_as="generator")
+    yield from pool(joblib.delayed(_on_one_thread)(work, job) for job in jobs)
+
+
+def _on_one_thread(work: Callable[[Job], Answer], job: Job) -> Answer:
+    with one_thread():
+        return work(job)

@@ -19,9 +19,7 @@ from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.settings.tables import AUTO
 
 if TYPE_CHECKING:
-    from scaffpd.study.comparison.problem import Problem
-    from scaffpd.study.comparison.runs import MethodRun
-    from scaffpd.study.comparison.table import Comparison, MethodSummary
+    from scaffpd.study.comparison import Comparison, MethodRun, MethodSummary, Problem
 
 # what a fair method is compared with: the first that took part
 PLAIN = ("FedAvg", "SCAFFOLD", "FedProx")
@@ -34,7 +32,7 @@ OTHER_ROWS = (
 
 def problem_of(config: RunConfig, seeds: Sequence[int]) -> Problem:
     """Return what methods are compared on: a run's clients, with other held-out rows by seed."""
-    from scaffpd.study.comparison.problem import Problem  # which training does without
+    from scaffpd.study.comparison import Problem  # which training does without
 
     if config.model.network is not None or config.privacy is not None:
         raise InputError(

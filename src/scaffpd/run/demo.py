@@ -21,12 +21,12 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Vector
 from scaffpd.files import csv_text
 from scaffpd.models import Linear, Personal
+from scaffpd.models.execution import one_thread
 from scaffpd.objectives import Average, CVaR, Objective
 from scaffpd.run.folder import write_files
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.recording import exports, record
 from scaffpd.run.train import Trained, train_model
-from scaffpd.study.comparison.runs import one_thread
 from scaffpd.study.gains import ALONE, AVERAGE, CALLED, FAIR, PERSONAL, Joining
 from scaffpd.study.joining import joining, joint_mode
 from scaffpd.training.cohort import Cohort

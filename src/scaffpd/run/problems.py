@@ -8,11 +8,11 @@ import numpy as np
 
 from scaffpd.data.datasets import breast_cancer, digits, synthetic
 from scaffpd.data.hospitals import heart_disease
-from scaffpd.data.silos import Silos
+from scaffpd.data.silos import Silos, carve
 from scaffpd.errors import InputError, unknown
 from scaffpd.models.linear import Linear
 from scaffpd.numbers import several
-from scaffpd.study.comparison.problem import Problem, carve
+from scaffpd.study.comparison import Problem
 
 TEST_FRACTION = 0.3
 FEWEST = 10  # rows of a client cut by labels: of fewer, none or one would be left to test on

@@ -9,7 +9,7 @@ take the mean of the lowest and of the highest fifth. A fifth of N clients is âŒ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -339,36 +339,6 @@ class SplitTables:
         level = float(base.mean())
         share = float(relative) / level if level > 0 else math.inf
         return PairedDifference(level - float(other.mean()), float(half), level, share)
-
-
-def client_row(
-    model: str,
-    client: str,
-    weight: float,
-    scores: Mapping[str, ClientScores],
-    i: int,
-    measure: str = "accuracy",
-) -> dict[str, object]:
-    """Return a row of `clients.csv`, with the same columns from every command.
-
-    Args:
-        model: its name.
-        client: its name.
-        weight: Î»_i.
-        scores: of "train" and "test", where they are known; cells are empty elsewhere.
-        i: the client's place in the scores.
-        measure: of which the score is.
-    """
-    parts = {split: scores.get(split) for split in ("train", "test")}
-    row: dict[str, object] = {"model": model, "client": client}
-    row |= {
-        f"{split}_rows": "" if own is None else int(own.counts[i]) for split, own in parts.items()
-    }
-    row["weight"] = float(weight)
-    for name, values in (("loss", "loss"), (measure, "accuracy")):
-        for split, own in parts.items():
-            row[f"{split}_{name}"] = math.nan if own is None else float(getattr(own, values)[i])
-    return row
 
 
 def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:

@@ -15,12 +15,11 @@ from scaffpd.data.tabular.agree import PREPARED, REST, VERSION, Column, Schema, 
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.errors import InputError
-from scaffpd.fields import Json, Needs, SettingsTable, validated
+from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
 from scaffpd.models import Linear
 from scaffpd.models.losses import LOSSES
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.run.settings.methods import algorithm_of, called, changed
-from scaffpd.run.settings.reading import read_toml
 from scaffpd.run.settings.tables import PrivacyBudget, Tolerance
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}

@@ -14,12 +14,11 @@ import scaffpd.fields as key
 from scaffpd.algorithms import Algorithm, Fair
 from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError
-from scaffpd.fields import Json, SettingsTable, validated
+from scaffpd.fields import Json, SettingsTable, read_toml, validated
 from scaffpd.models import Linear, Module
 from scaffpd.objectives import Excess, Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private
 from scaffpd.run.settings.methods import algorithm_kind, algorithm_of, changed, kind_of, with_usual
-from scaffpd.run.settings.reading import read_toml
 from scaffpd.run.settings.tables import (
     EntrySettings,
     ModelSettings,

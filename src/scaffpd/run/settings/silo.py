@@ -12,8 +12,7 @@ import scaffpd.fields as key
 from scaffpd.data.tabular.formats import ACCEPTED, is_table
 from scaffpd.data.tabular.settings import DECIMALS
 from scaffpd.errors import InputError
-from scaffpd.fields import Needs, SettingsTable, validated
-from scaffpd.run.settings.reading import read_toml
+from scaffpd.fields import Needs, SettingsTable, read_toml, validated
 
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 ALWAYS = "always"

@@ -20,9 +20,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from scaffpd.algorithms import ALGORITHMS, Algorithm
+from scaffpd.algorithms import Algorithm
 from scaffpd.federation import Federation
-from scaffpd.objectives.base import Objective
 
 Factors = dict[str, float]
 RHO = "rho"  # of an objective
@@ -79,16 +78,3 @@ def configured(
     if factors.get(RHO, 1.0) != 1:
         changes["objective"] = settings.objective.with_strength(values[RHO])
     return replace(settings, **changes), values
-
-
-def zoo(
-    objective: Objective, local_steps: int = 10, batch_size: int | None = None
-) -> dict[str, Algorithm]:
-    """Return all published methods by name, with the settings that they take.
-
-    A method of one objective keeps it; of ProxSkip `local_steps` is the expected number.
-    """
-    listed: dict[str, Algorithm] = {}
-    for kind in ALGORITHMS.values():
-        listed |= kind.usual(objective, local_steps, batch_size) if kind.published else {}
-    return listed
