@@ -74,13 +74,14 @@ def positive(owner: str, name: str, value: Any) -> float:
 
 def real(owner: str, name: str, value: Any) -> float:
     """Return `value` as a float, or refuse it if it is not a number."""
-    refusal = InputError("not-a-number", f"{owner} needs a number for {name}, got {value!r}.")
-    if isinstance(value, (str, bytes, bool)):
-        raise refusal
     try:
+        if isinstance(value, (str, bytes, bool)):
+            raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
-        raise refusal from None
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(
+            "not-a-number", f"{owner} needs a number for {name}, got {value!r}."
+        ) from None
     if number != number:
         raise InputError("not-a-number", f"{owner} needs a number for {name}, got NaN.")
     return number
