@@ -8,10 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 
 import scaffpd as sp
 from cases.refusals import refuses
+from scaffpd.study import alone
 from scaffpd.study.gains import MODELS, Joining
 from scaffpd.study.joining import constants
 from scaffpd.training.metrics import (
@@ -108,18 +109,62 @@ def test_shared_and_personal_models_are_those_of_train():
         np.testing.assert_allclose(found.parameters[name], [result.x, *own], atol=1e-4)
 
 
-def test_alone_is_the_only_client_of_a_cohort():
-    train, test = made(np.random.default_rng(4), clients=3, rows=25, apart=1.0, labels=True)
-    found = sp.joining(train, test, sp.Linear("logistic", "auto", True), sp.ChiSquare(0.1))
-    for i, (A, b) in enumerate(test):
-        cohort = sp.Cohort([train[i]], sp.Linear("logistic", "auto", True))
-        x = sp.train(sp.fair(sp.Average()), cohort, tol=1e-9, progress=False).x
-        np.testing.assert_allclose(found.parameters["alone"][i + 1], x, atol=1e-3)
-        z = A @ x[:-1] + x[-1]
-        loss = np.logaddexp(0, np.where(b == 1, -z, z)).mean()
-        assert found.loss[1, i] == pytest.approx(loss, rel=1e-3)
-        assert found.score[1, i] == pytest.approx(((z > 0) == b).mean(), abs=0.01)
-    np.testing.assert_array_equal(found.parameters["alone"][0], found.results["average"].x)
+def alone_by_likelihood(A, y, unit):
+    """A client's ridge regression whose ω and σ² have the highest marginal likelihood.
+
+    y ~ N(0, σ²I + A Ω Aᵀ), by SciPy over two logarithms; the intercept is as good as free.
+    """
+    rows = np.column_stack([A, np.ones(len(A))])
+
+    def prior(t):
+        return np.append(np.full(A.shape[1], np.exp(t[0])), 1e6 * unit)
+
+    def cost(t):
+        return -stats.multivariate_normal.logpdf(
+            y, cov=np.exp(t[1]) * np.eye(len(y)) + (rows * prior(t)) @ rows.T
+        )
+
+    t = optimize.minimize(cost, [0.0, 0.0], method="Nelder-Mead", options={"xatol": 1e-7}).x
+    return np.linalg.solve(rows.T @ rows + np.diag(np.exp(t[1]) / prior(t)), rows.T @ y)
+
+
+def test_a_client_alone_has_the_ridge_of_its_own_evidence(monkeypatch):
+    monkeypatch.setattr(alone, "ROUGH", (1e-9, 0.0))
+    rng = np.random.default_rng(4)
+    train = made(rng, clients=3, rows=25, apart=1.0)[0] + made(rng, clients=2, rows=9, d=5)[0]
+    unit = np.concatenate([y for _, y in train]).var()
+    model = sp.Linear("squared", "auto", True, groups=("all",) * 5)
+    found = alone.fit_alone(model, train)
+    for (A, y), u in zip(train, found, strict=True):
+        np.testing.assert_allclose(u, alone_by_likelihood(A, y, unit), atol=2e-3)
+    # whatever others there are beside it, as long as columns and targets are as large
+    np.testing.assert_allclose(alone.fit_alone(model, train * 2), np.tile(found, (2, 1)), atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "softmax", "poisson"])
+def test_alone_finds_the_mode_and_stays_moderate_where_all_labels_are_one(loss):
+    rng = np.random.default_rng(5)
+    train = made(rng, clients=3, rows=30, labels=True)[0]
+    train[1] = (train[1][0], np.ones(30, dtype=int))
+    model = sp.Linear(loss, "auto", True, 2 if loss == "softmax" else None)
+    found = alone.fit_alone(model, train)
+    assert found.shape == (3, 12 if loss == "softmax" else 6)
+    output = model.outputs(found[1], train[1][0])
+    margin = output[:, -1] - (output[:, 0] if loss == "softmax" else 0)
+    if loss == "poisson":
+        np.testing.assert_allclose(np.logaddexp(0, margin), 1.0, atol=0.1)
+    else:  # ones + 1 to none + 1, by Laplace's rule
+        assert 0.7 * np.log(31) < margin.min() < margin.max() < 1.3 * np.log(31)
+
+
+def test_a_column_that_hardly_varies_at_a_client_gets_no_large_variance_there():
+    rng = np.random.default_rng(6)
+    train = made(rng, clients=4, rows=200, noise=0.5)[0]
+    A = rng.normal(size=(20, 5))
+    A[:, 0] *= 0.01
+    train.append((A, A[:, 1] + rng.normal(size=20)))
+    found = alone.fit_alone(sp.Linear("squared", "auto", True), train)
+    assert abs(found[-1][0]) < 0.05
 
 
 # ------------------------------------------------------------------ a constant answer

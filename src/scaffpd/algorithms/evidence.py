@@ -34,23 +34,18 @@ from scaffpd.federation.modes import ModesAt, ModeSpread
 INTERCEPT = "intercept"
 TOLERANCE = 0.02
 LIMIT = 60  # rounds of the fixed point
-# Start of τ and ω, the prior of flat groups, and the largest τ and ω, in units of what lets a
-# column explain about all there is.
+# start of τ and ω, the prior of flat groups, the largest τ and ω: in units that explain about all
 START = 0.1, 1.0
 FLAT = 1e6
 LARGEST = 25.0
-# Degrees of freedom below which a family that shrinks has nothing to say any more.
-NOTHING = 1e-3
-# Decrease of a Newton step in nats, from which x may move together with τ and ω.
-CLOSE = 0.1
+NOTHING = 1e-3  # degrees of freedom below which a family that shrinks says nothing any more
+CLOSE = 0.1  # decrease of a Newton step, in nats, from which x moves together with τ and ω
 LEAST = 1e-8  # of the targets' variance: the smallest σ²
 FASTER = 5.0  # times the step of the fixed point, at most
 SLACK = 0.1  # nats that a faster step may lose before it is shortened
 JUMP = 30.0  # factor by which a variance may change in a round
-# Nats that an additional variance has to gain; where all are equal it gains ½ on average.
-WORTH = 1.0
-# Gain a round at which two fits are compared: nats at least, and per additional variance.
-ROUGH = 0.1, 0.05
+WORTH = 1.0  # nats that one more variance has to gain; where all are equal it gains ½ on average
+ROUGH = 0.1, 0.05  # nats a round at which two fits are compared: at least, and per variance
 AGAIN = 0.01  # of a group's share: where a variance starts that had shrunk to nothing
 
 Families = NDArray[np.int64]  # per feature: the number of the variance that it shares, or −1
@@ -320,18 +315,13 @@ class _Climb:
             least = np.where(family >= 0, AGAIN * self.problem.share, 0.0)
             prior = replace(prior, tau=np.maximum(prior.tau, least))
         x = self.point.x + self.point.step
-        other = _Climb(
-            self.problem, self.problem.mode(prior, x, self.point.question), families, self.tied
-        )
+        point = self.problem.mode(prior, x, self.point.question)
+        other = _Climb(self.problem, point, families, self.tied)
         other.rounds = self.rounds
         return other
 
     def run(self, tol: float) -> _Moments:
-        """Update τ, ω and σ² until the evidence gains less than `tol` nats a round.
-
-        Every log variance moves by its residual log(a/b), times a factor that the last two
-        residuals suggest: the plain fixed point is slow where clients have few rows.
-        """
+        """Update τ, ω and σ² until the evidence gains less than `tol` nats a round."""
         before: tuple[Vector, Vector] | None = None
         fastest = FASTER
         best = -np.inf
@@ -344,12 +334,7 @@ class _Climb:
             gain = float(np.abs((a - b) * residual).sum()) / 2 + self.point.decrease
             if gain < tol or self.rounds == LIMIT:
                 return found
-            factor = np.ones_like(residual)
-            if before is not None:
-                moved = np.abs(before[0]) > 1e-9
-                slope = (residual - before[1]) / np.where(moved, before[0], 1)
-                factor = np.where(moved, np.clip(-1 / np.minimum(slope, -0.01), 0.5, fastest), 1)
-            change = np.clip(factor * residual, -np.log(JUMP), np.log(JUMP))
+            change = faster(residual, before, fastest)
             prior = self._changed(change, (a < b) & (b < NOTHING))
             x = self.point.x + self.point.step
             self.point = self.problem.mode(prior, x, self.point.question)
@@ -402,6 +387,22 @@ class _Climb:
             family[over] = -1
             values.append(new)
         return Prior(values[0], values[1], scale)
+
+
+def faster(
+    residual: Vector, before: tuple[Vector, Vector] | None, fastest: float | Vector
+) -> Vector:
+    """Return how log variances move: by their residuals log(a/b), times factors up to `fastest`.
+
+    The last changes, and the residuals `before` them, suggest these: the plain fixed point is slow
+    where clients have few rows.
+    """
+    factor = np.ones_like(residual)
+    if before is not None:
+        moved = np.abs(before[0]) > 1e-9
+        slope = (residual - before[1]) / np.where(moved, before[0], 1)
+        factor = np.where(moved, np.clip(-1 / np.minimum(slope, -0.01), 0.5, fastest), 1)
+    return np.clip(factor * residual, -np.log(JUMP), np.log(JUMP))
 
 
 def _added(family: Families, values: Vector | Mask) -> Vector:
@@ -484,15 +485,13 @@ def climbed(
 def _described(problem: Evidence, climb: _Climb, found: _Moments) -> Strengths:
     point = climb.point
     prior = point.prior
-    with np.errstate(divide="ignore"):
-        kappa = prior.scale / prior.tau
     return Strengths(
         problem.groups,
         prior.tau,
         prior.omega,
         prior.scale / 2 if problem.squared else 1.0,
         prior.scale / (problem.n * prior.omega),
-        kappa,
+        np.divide(prior.scale, prior.tau, np.full_like(prior.tau, np.inf), where=prior.tau > 0),
         point.evidence,
         (point.x + point.step).flatten(),
         found.spread_freedom,

@@ -5,7 +5,7 @@ In v = T^{-½}(u − x), with S = T^½ (0 for a shared coefficient), client i mi
 x with gradient Aᵀℓ'/s and Hessian Q_i, in features where a client has many rows, and else in
 samples (K = R S):
 
-    M = I + S H S,   J = M⁻¹S H,    Q = H − H S J
+    M = I + S H S = LLᵀ,   Z = L⁻¹S H,   J = M⁻¹S H = L⁻ᵀZ,   Q = H − H S J = H − ZᵀZ
     G = I + K Kᵀ,    J = KᵀG⁻¹R,    Q = RᵀG⁻¹R,    log det G = log det M
     1 − V_jj/τ_j = S_j J_jj,   (B C Bᵀ)_jj/τ_j = (J C Jᵀ)_jj,   v moves by −J δ with x by δ
 """
@@ -13,6 +13,7 @@ samples (K = R S):
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Vectors
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.newton import LossHessian
+from scaffpd.models.newton import CorrectionProblem, LossHessian
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.samples import PaddedBlock, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
@@ -29,7 +30,6 @@ from scaffpd.models.weighted_loss import Weighted
 NEWTON = 50
 SMALL = 32  # columns up to which a product is faster as a whole
 THIRD = 1e-4  # step of the difference that third derivatives of a loss are taken by
-HALVINGS = 30
 # Decrease of a Newton step, relative to the minimum, that rounding may hide.
 ROUNDING = 1e-12
 # Numbers of all clients' matrices up to which they are stored between two questions.
@@ -39,12 +39,12 @@ TOGETHER = 16
 
 
 class ManyRows:
-    """A client's curvature in the space of features: H (n, q, q)."""
+    """A client's curvature in the space of features: H (n, q, q); S is (1 or n, q)."""
 
     def __init__(self, H: Tensor, S: Tensor) -> None:
         self.S = S
         self.H = H
-        M = S[:, None] * H * S
+        M = S[..., None] * H * S[:, None]
         M.diagonal(dim1=1, dim2=2).add_(1)
         self.L = torch.linalg.cholesky_ex(M)[0]
 
@@ -53,15 +53,28 @@ class ManyRows:
         return torch.cholesky_solve(B, self.L)
 
     @cached_property
+    def half(self) -> Tensor:
+        """Z = L⁻¹SH."""
+        half: Tensor = torch.linalg.solve_triangular(
+            self.L, self.S[..., None] * self.H, upper=False
+        )
+        return half
+
+    @cached_property
     def change(self) -> Tensor:
-        """J = M⁻¹SH."""
-        return torch.cholesky_solve(self.S[:, None] * self.H, self.L)
+        """J = L⁻ᵀZ."""
+        J: Tensor = torch.linalg.solve_triangular(self.L.mT, self.half, upper=True)
+        return J
+
+    @property
+    def freedom(self) -> Tensor:
+        """1 − V_jj/τ_j = 1 − (M⁻¹)_jj, (n, q)."""
+        return 1 - torch.cholesky_inverse(self.L).diagonal(dim1=1, dim2=2)
 
     def curvature(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i Q_i."""
         w = weights[:, None, None]
-        SH = (w * self.S[:, None] * self.H).flatten(0, 1)
-        return (w * self.H).sum(0) - SH.mT @ self.change.flatten(0, 1)
+        return (w * self.H).sum(0) - (w * self.half).flatten(0, 1).mT @ self.half.flatten(0, 1)
 
     def spread(self, C: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change of v, (n, q, r), and 1 − (V + BCBᵀ)_jj/τ_j, (n, q)."""
@@ -71,11 +84,11 @@ class ManyRows:
 
 
 class FewRows:
-    """A client's curvature in the space of samples: R (n, m, q) with H = RᵀR."""
+    """A client's curvature in the space of samples: R (n, m, q) with H = RᵀR; S is (1 or n, q)."""
 
     def __init__(self, R: Tensor, S: Tensor) -> None:
         self.R = R
-        self.K = R * S
+        self.K = R * S[:, None]
         G = self.K @ self.K.mT
         G.diagonal(dim1=1, dim2=2).add_(1)
         self.L = torch.linalg.cholesky_ex(G)[0]
@@ -89,6 +102,11 @@ class FewRows:
         """J = KᵀG⁻¹R."""
         return self.K.mT @ torch.cholesky_solve(self.R, self.L)
 
+    @property
+    def freedom(self) -> Tensor:
+        """1 − V_jj/τ_j, (n, q)."""
+        return (torch.cholesky_solve(self.K, self.L) * self.K).sum(1)
+
     def curvature(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i Q_i."""
         Z: Tensor = torch.linalg.solve_triangular(self.L, self.R, upper=False)
@@ -98,8 +116,98 @@ class FewRows:
         """Return the change of v, (n, q, r), and 1 − (V + BCBᵀ)_jj/τ_j, (n, q)."""
         Z = torch.cholesky_solve(self.R, self.L)
         chance = (_turned(Z, C) @ Z.mT) @ self.K
-        own = torch.cholesky_solve(self.K, self.L)
-        return -(self.K.mT @ (Z @ step)), ((own - chance) * self.K).sum(1)
+        return -(self.K.mT @ (Z @ step)), self.freedom - (chance * self.K).sum(1)
+
+
+class Solved(NamedTuple):
+    """A block's clients near their modes.
+
+    Attributes:
+        v: (n, q, copies).
+        p, r: predictions, and weighted ∂ℓ/∂z.
+        value: what is minimised.
+        near: its curvature.
+        step, slope: the next Newton step is v − step; it would gain slope/2.
+    """
+
+    v: Tensor
+    p: Tensor
+    r: Tensor
+    value: Tensor
+    near: ManyRows | FewRows
+    step: Tensor
+    slope: Tensor
+
+
+class ModeRows:
+    """Rows of a linear model's clients in double precision; of squared loss, the compressed ones.
+
+    Args:
+        inner: the clients.
+        coupled: the coefficients of a feature that a Hessian couples: those of a softmax, else 1.
+    """
+
+    def __init__(self, inner: LinearOracle, coupled: int) -> None:
+        few = inner.compressed if isinstance(inner, QuadraticOracle) else None
+        self.rows: StackedSamples = inner.rows if few is None else few.fine
+        self.loss = inner.loss
+        self.outputs = inner.outputs
+        self.coupled = coupled
+        self.sizes = inner.rows.layout.sizes.double()
+        if isinstance(inner.loss, Weighted):  # whole numbers count equal rows
+            self.sizes = torch.tensor(inner.loss.totals).to(self.sizes)
+        # what compressed rows leave out of Σ ℓ
+        self.rest = torch.zeros_like(self.sizes) if few is None else few.constant * self.sizes
+
+    def of(self, block: PaddedBlock) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features, targets and weights n_i·share of a block's rows."""
+        A, y = self.rows.of(block)
+        weight = block.weight.double() * self.sizes[block.clients][:, None]
+        return A.double(), y.double() if y.is_floating_point() else y, weight
+
+    def solve(
+        self,
+        samples: tuple[Tensor, Tensor, Tensor],
+        z: Tensor,
+        S: Tensor,
+        v: Tensor,
+        close: float,
+    ) -> Solved:
+        """Minimise Σ_rows w ℓ(z + ⟨a, S v⟩, y) + ½‖v‖² by Newton's method, from v (n, q, copies).
+
+        S is (1 or n, q). A client is done when its `slope` is no more than `close`.
+        """
+        A, y, weight = samples
+        shape = v.shape
+        v = v.reshape(len(A), -1, self.outputs)
+        problem = CorrectionProblem(self.loss, A * S[:, None, :: self.coupled], y, z, weight)
+        value, p = problem.value(v)
+        near: ManyRows | FewRows | None = None
+        for _ in range(NEWTON):
+            gradient, r = problem.gradient(v, p)
+            if near is None or not self.loss.quadratic:
+                near = self.factor(A, y, weight, p, S)
+            step = near.solve(gradient.reshape(shape)).view(v.shape)
+            slope = (gradient * step).sum((1, 2))
+            # A client that is done stays where it is: its answer does not depend on the others.
+            done = ~(slope > close)
+            if bool(done.all()):
+                break
+            sure = done | (slope < ROUNDING * value.abs())
+            step = torch.where(done[:, None, None], 0.0, step)
+            v, p, value = problem.descend(v, value, step, torch.where(sure, -torch.inf, slope))
+        assert near is not None
+        return Solved(v.reshape(shape), p, r, value, near, step.view(shape), slope)
+
+    def factor(
+        self, A: Tensor, y: Tensor, weight: Tensor, p: Tensor, S: Tensor
+    ) -> ManyRows | FewRows:
+        """Return the curvature at predictions p."""
+        if self.coupled > 1:
+            y = self.loss.dense(y, self.outputs, A.dtype)
+            return ManyRows(LossHessian(self.loss, A, y, p, weight).matrix(), S)
+        R = A * (weight * self.loss.bends(p, y)[..., 0]).sqrt()[..., None]
+        return FewRows(R, S) if R.shape[1] < R.shape[2] else ManyRows(_gram(R), S)
 
 
 class ClientModes:
@@ -108,19 +216,15 @@ class ClientModes:
     ahead: Tensor
 
     def __init__(self, inner: LinearOracle, at: ModesAt, start: ClientModes | None) -> None:
-        few = inner.compressed if isinstance(inner, QuadraticOracle) else None
-        self.rows: StackedSamples = inner.rows if few is None else few.fine
+        self.samples = ModeRows(inner, at.outputs)
+        self.rows = self.samples.rows
         self.loss = inner.loss
-        self.outputs = inner.outputs
-        self.coupled = at.outputs
         self.scale = at.scale
         self.close = at.close
-        self.sizes = inner.rows.layout.sizes.double()
-        if isinstance(inner.loss, Weighted):  # whole numbers count equal rows
-            self.sizes = torch.tensor(inner.loss.totals).to(self.sizes)
         self.S = at.tau.double().sqrt().repeat_interleave(at.outputs)
         self.X = at.x.double().view(len(at.tau), -1)
-        n = len(self.sizes)
+        sizes = self.samples.sizes
+        n = len(sizes)
         q = len(self.S)
         self.v = self.X.new_zeros(n, q, self.X.numel() // q)
         if start is not None:  # the same u_i, whose matrices are not needed any more
@@ -136,52 +240,31 @@ class ClientModes:
         if sum(min(m, q) for m in self.rows.layout.lengths) * q * 3 > STORED:
             self._stored = None
         parallel_map(self._solve, self.rows.blocks, self.v.device)
-        if few is not None:
-            self.value[:, 0] += few.constant * self.sizes / self.scale
-        self.value[:, 2] = self.sizes
+        self.value[:, 0] += self.samples.rest / self.scale
+        self.value[:, 2] = sizes
 
     def release(self) -> None:
         """Free the matrices."""
         self._stored = None
 
+    def _rows(self, block: PaddedBlock) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features, targets and the weights n_i·share/s of a block's rows."""
+        A, y, weight = self.samples.of(block)
+        return A, y, weight / self.scale
+
     def _solve(self, block: PaddedBlock) -> None:
-        """Find u_i by Newton's method."""
+        """Find u_i."""
         who = block.clients
         A, y, weight = self._rows(block)
-        z = A @ self.X
-        v = self.v[who]
-
-        def value(v: Tensor) -> tuple[Tensor, Tensor]:
-            p = z + A @ (self.S[:, None] * v).view(len(A), -1, self.outputs)
-            penalty = v.square().sum((1, 2)) / 2
-            return (self.loss.value(p, y) * weight).sum(1) + penalty, p
-
-        now, p = value(v)
-        for _ in range(NEWTON):
-            r = weight[..., None] * self.loss.residual(p, y)
-            gradient = self.S[:, None] * (A.mT @ r).view(v.shape) + v
-            near = self._factor(A, y, weight, p)
-            step = near.solve(gradient)
-            slope = (gradient * step).sum((1, 2))
-            # A client that is done stays where it is: its answer does not depend on the others.
-            done = ~(slope > self.close)
-            if bool(done.all()):
-                break
-            length = torch.where(done, 0.0, 1.0)
-            for _ in range(HALVINGS):
-                ahead = v - length[:, None, None] * step
-                new, p = value(ahead)
-                down = done | (new <= now - 1e-4 * length * slope) | (slope < ROUNDING * now.abs())
-                if bool(down.all()):
-                    break
-                length = torch.where(down, length, length / 2)
-            v = ahead
-            now = new
-        self.v[who] = v
-        self.gradient[who] = (A.mT @ r).flatten(1)
-        self.value[who, 0] = now
+        found = self.samples.solve(
+            (A, y, weight), A @ self.X, self.S[None], self.v[who], self.close
+        )
+        near = found.near
+        self.v[who] = found.v
+        self.gradient[who] = (A.mT @ found.r).flatten(1)
+        self.value[who, 0] = found.value
         if self.means:
-            self._mean(block, A, y, weight, p, near)
+            self._mean(block, A, y, weight, found.p, near)
         copies = self.v.shape[2]
         self.value[who, 1] = 2 * copies * near.L.diagonal(dim1=1, dim2=2).log().sum(1)
         if self._stored is not None:
@@ -213,31 +296,18 @@ class ClientModes:
         self.shift[who] = -z
         self.gradient[who] += (k - pulled)[..., 0]
 
-    def _rows(self, block: PaddedBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features, targets and the weights n_i·share/s of a block's rows."""
-        A, y = self.rows.of(block)
-        weight = block.weight.double() * (self.sizes[block.clients] / self.scale)[:, None]
-        return A.double(), y.double() if y.is_floating_point() else y, weight
-
-    def _factor(self, A: Tensor, y: Tensor, weight: Tensor, p: Tensor) -> ManyRows | FewRows:
-        if self.coupled > 1:
-            y = self.loss.dense(y, self.outputs, A.dtype)
-            return ManyRows(LossHessian(self.loss, A, y, p, weight).matrix(), self.S)
-        R = A * (weight * self.loss.bends(p, y)[..., 0]).sqrt()[..., None]
-        return FewRows(R, self.S) if R.shape[1] < R.shape[2] else ManyRows(_gram(R), self.S)
-
     def _near(self, block: PaddedBlock) -> ManyRows | FewRows:
         """Return the matrices of a block, at its u_i if they are not stored."""
         if self._stored is not None:
             return self._stored[block.number]
         A, y, weight = self._rows(block)
         u = self.X + (self.S[:, None] * self.v[block.clients]).view(len(A), *self.X.shape)
-        return self._factor(A, y, weight, A @ u)
+        return self.samples.factor(A, y, weight, A @ u, self.S[None])
 
     def modes(self) -> dict[str, Vectors]:
         """Return the parts of the answer to `ModesAt`."""
         q = len(self.S)
-        eye = torch.eye(len(self.sizes), dtype=torch.float64, device=self.v.device)
+        eye = torch.eye(len(self.v), dtype=torch.float64, device=self.v.device)
         return {
             "value": _held(self.value),
             "gradient": _held(self.gradient),
@@ -285,7 +355,7 @@ class ClientModes:
     def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors:
         """Return the answer to `OwnCoefficients`."""
         q = len(self.S)
-        found = self.v.new_empty(len(self.sizes), 2, q)
+        found = self.v.new_empty(len(self.v), 2, q)
         eye = torch.eye(q, dtype=torch.float64, device=self.v.device)
 
         def work(block: PaddedBlock) -> None:

@@ -340,7 +340,6 @@ class CorrectionProblem:
         self.z = z
         self.weight = weight
         self.targets = y
-        self.lengths = A.norm(dim=2)
 
     def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return the objective and the predictions."""
@@ -361,11 +360,12 @@ class CorrectionProblem:
         """
         (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
         whole = torch.zeros_like(value, dtype=torch.long)
+        lengths = self.A.norm(dim=2)
         first = None
         for k in range(NEWTON + 1):
             gradient, r = self.gradient(v, p)
             size = gradient.flatten(1).norm(dim=1)
-            terms = (self.lengths * r.norm(dim=2)).sum(1) + v.flatten(1).norm(dim=1)
+            terms = (lengths * r.norm(dim=2)).sum(1) + v.flatten(1).norm(dim=1)
             if k == NEWTON or bool(
                 ((size <= epsilon * terms) | (whole >= 2) | ~torch.isfinite(size)).all()
             ):
@@ -379,12 +379,13 @@ class CorrectionProblem:
             slope = (gradient * step).sum((1, 2))
             near = slope <= max(1e-9, 100 * epsilon) * (1 + value.abs())
             whole += near
-            v, p, value = self._descend(v, value, step, torch.where(near, -torch.inf, slope))
+            v, p, value = self.descend(v, value, step, torch.where(near, -torch.inf, slope))
         return v, p, value, size
 
-    def _descend(
+    def descend(
         self, v: Tensor, value: Tensor, step: Tensor, slope: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return v, predictions and value after a step, halved until it descends."""
         length = torch.ones_like(value)
         for _ in range(HALVINGS):
             ahead = v - length[:, None, None] * step

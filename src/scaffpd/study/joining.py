@@ -28,6 +28,7 @@ from scaffpd.models import Linear, Module, Personal
 from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import base_of
 from scaffpd.objectives import Average, ChiSquare, Objective
+from scaffpd.study.alone import fit_alone
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Array, Joining
 from scaffpd.training.cohort import Cohort, Pair, in_order
 from scaffpd.training.loop import Result
@@ -303,15 +304,3 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
         mean = np.maximum(mean, 0.5 / n.sum())
         mean = mean + np.log(-np.expm1(-mean))
     return mean
-
-
-def fit_alone(model: Linear, pairs: Sequence[Rows]) -> Array:
-    """Train every client by itself, with the ridge of its own evidence."""
-    found = []
-    for pair in pairs:
-        cohort = Cohort([pair], replace(model, l2="auto"))
-        tol = 1e-9 if provable(cohort.model) else None
-        x0 = start_of(cohort)
-        result = run(fair(Average()), cohort, 200, tol, x0=x0, progress=False)
-        found.append(result.uninterrupted().x)
-    return np.stack(found)

@@ -33,17 +33,22 @@ def by_evidence(
     if AUTO not in (personal, inner.l2):
         return None
     width = features + inner.intercept
-    groups = list(inner.groups or columns or map(str, range(features)))
     kappa = _given(personal, width, inner.intercept)
     if isinstance(model, Personal):
         kappa[~model.marked(columns, width)] = np.inf
     return strengths(
         federation,
-        [*groups, *[INTERCEPT] * inner.intercept],
+        groups_of(inner, features, columns),
         inner.loss,
         l2=_given(inner.l2, width, inner.intercept),
         strength=kappa,
     )
+
+
+def groups_of(model: Linear, features: int, columns: Sequence[str] | None = None) -> list[str]:
+    """Return the group of every feature: the model's, else its column; the intercept's last."""
+    groups = list(model.groups or columns or map(str, range(features)))
+    return [*groups, *[INTERCEPT] * model.intercept]
 
 
 def _given(value: float | Sequence[float] | str, width: int, intercept: bool) -> Vector:
