@@ -201,7 +201,7 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         size = float(state.model_weights.sum() * np.abs(state.losses).max())
         share = 0.0
         if not state.constants.quadratic:
-            share = float(np.clip(state.promise / size, FINE, ROUGH))
+            share = float(np.clip(state.promise / max(size, 1e-300), FINE, ROUGH))
         if state.damping > 0:
             added = torch.from_numpy(state.damping * state.constants.smoothness).to(H)
             H = H + added[:, None, None] * torch.eye(H.shape[1]).to(H)

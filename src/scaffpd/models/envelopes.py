@@ -13,6 +13,7 @@ from torch import Tensor
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.federation.modes import ModesAt
+from scaffpd.models.cox import CoxModes, CoxOracle, OwnCoxPoint, refuse_samples
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
@@ -46,7 +47,7 @@ class Envelopes:
 
     def __init__(
         self,
-        inner: LinearOracle | ModuleOracle,
+        inner: LinearOracle | CoxOracle | ModuleOracle,
         ridge: Ridge,
         ties: tuple[Tensor, Tensor],
         marked: Tensor | None,
@@ -93,7 +94,7 @@ class Envelopes:
 
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
-    ) -> NewtonPoint | NetworkPoint:
+    ) -> NewtonPoint | OwnCoxPoint | NetworkPoint:
         """Evaluate F_i and ∇F_i at x; for minibatches, the envelope of their mean loss."""
         raise NotImplementedError
 
@@ -123,15 +124,19 @@ class Envelopes:
 class PersonalOracle(Envelopes):
     """Personal linear models: inner solves by Newton's method."""
 
-    inner: LinearOracle
+    inner: LinearOracle | CoxOracle
 
     def __init__(
-        self, inner: LinearOracle, ridge: Ridge, anchor: Anchor, marked: Tensor | None = None
+        self,
+        inner: LinearOracle | CoxOracle,
+        ridge: Ridge,
+        anchor: Anchor,
+        marked: Tensor | None = None,
     ) -> None:
         super().__init__(inner, ridge, (anchor.gamma.amin(1), anchor.gamma.amax(1)), marked)
         self.anchor = anchor
         self.outputs = inner.outputs
-        self._last: tuple[Tensor, int, NewtonPoint] | None = None
+        self._last: tuple[Tensor, int, NewtonPoint | OwnCoxPoint] | None = None
 
     def only(self, clients: list[int]) -> Self:
         """Select some of the clients."""
@@ -140,7 +145,7 @@ class PersonalOracle(Envelopes):
 
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
-    ) -> NewtonPoint:
+    ) -> NewtonPoint | OwnCoxPoint:
         """Evaluate F_i and ∇F_i at x; for minibatches, the envelope of their mean loss."""
         if batch_size is not None:
             return self._batch(x, Draws(key, streams(self.names, x.device)).uniform(batch_size))
@@ -148,20 +153,28 @@ class PersonalOracle(Envelopes):
             self._last = x, x._version, self._point(x)
         return self._last[2]
 
-    def _point(self, x: Tensor, start: Tensor | None = None) -> NewtonPoint:
+    def _point(self, x: Tensor, start: Tensor | None = None) -> NewtonPoint | OwnCoxPoint:
         """Evaluate F_i, on compressed rows if there are any."""
+        if isinstance(self.inner, CoxOracle):
+            return OwnCoxPoint(self.inner, self.anchor, self.ridge, x, start)
         few = self.inner.compressed if isinstance(self.inner, QuadraticOracle) else None
         rows = self.inner.rows if few is None else few.rows
         bound = (rows, self.inner.loss, self.anchor, self.ridge)
         return NewtonPoint(*bound, x, self.outputs, start, few)
 
     def _batch(self, x: Tensor, uniform: Tensor, start: Tensor | None = None) -> NewtonPoint:
+        if isinstance(self.inner, CoxOracle):
+            refuse_samples()
         rows = self.inner.rows.take(self.inner.rows.layout.minibatch(uniform))
         bound = (rows, self.inner.loss, self.anchor, self.ridge)
         return NewtonPoint(*bound, x, self.outputs, start, minibatch=True)
 
     def local_updates(
-        self, x: Tensor, at: NewtonPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: NewtonPoint | OwnCoxPoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> StackedDisplacements:
         """Take J local steps of every client; w carries over from step to step."""
         each = x.new_zeros(len(self.names), len(x))
@@ -179,13 +192,15 @@ class PersonalOracle(Envelopes):
         return StackedDisplacements(each)
 
     def proximal_steps(
-        self, at: NewtonPoint, correction: Tensor, plan: ProximalPlan
+        self, at: NewtonPoint | OwnCoxPoint, correction: Tensor, plan: ProximalPlan
     ) -> StackedDisplacements:
         """Return (∇²F_i + βD)⁻¹c exactly, from a step of u_i alone.
 
         With P = βD + l2, (H_i + γP/(γ + P)) e = γc/(γ + P) and d = (c + γe)/(γ + P), for H_i the
         Hessian of ℓ_i; shared columns have d = e, where γ = ∞.
         """
+        if isinstance(at, OwnCoxPoint):
+            return at.proximal(correction, plan)
         c = correction.view(-1, self.outputs)
         pull = plan.pull * plan.metric.view(-1, self.outputs)
         pull = (pull + self.ridge.shaped(pull))[:, :1]
@@ -206,8 +221,12 @@ class PersonalOracle(Envelopes):
         return StackedDisplacements(out.flatten(1))
 
 
-def own_scores(inner: Oracle | LinearOracle | ModuleOracle, U: Tensor) -> tuple[Vector, Vector]:
+def own_scores(
+    inner: Oracle | LinearOracle | CoxOracle | ModuleOracle, U: Tensor
+) -> tuple[Vector, Vector]:
     """Return ℓ_i(u_i) and accuracy on the rows of `inner`, for personal models U, (N, d)."""
+    if isinstance(inner, CoxOracle):
+        return inner.own_scores(U)
     if not isinstance(inner, LinearOracle):
         pairs = [inner.only([i]).scores(u) for i, u in enumerate(U)]
         losses, shares = zip(*pairs, strict=True)
@@ -333,6 +352,8 @@ class PersonalModuleOracle(Envelopes):
 def client_modes(oracle: object, at: ModesAt, start: ClientModes | None) -> ClientModes:
     """Solve for the clients' own modes around x, for strengths by evidence."""
     inner = oracle.inner if isinstance(oracle, PersonalOracle) else oracle
+    if isinstance(inner, CoxOracle):
+        return CoxModes(inner, at, start)
     if not isinstance(inner, LinearOracle):
         raise InputError(
             "evidence-not-linear",
@@ -349,8 +370,9 @@ def lowest(oracle: object) -> Tensor:
     free, 1/γ = 1/l2 + n_i/κ.
     """
     inner = oracle.inner if isinstance(oracle, PersonalOracle) else oracle
-    ridge = oracle.ridge if isinstance(oracle, PersonalOracle | LinearOracle) else Ridge(0.0)
-    if not isinstance(inner, LinearOracle) or ridge.least == 0:
+    linear = PersonalOracle | LinearOracle | CoxOracle
+    ridge = oracle.ridge if isinstance(oracle, linear) else Ridge(0.0)
+    if not isinstance(inner, LinearOracle | CoxOracle) or ridge.least == 0:
         raise InputError(
             "own-optima-unknown",
             "The clients' own optima are known for Linear models with l2 > 0, where every loss has "

@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError, count, real, shortened
+from scaffpd.errors import InputError, count, real, shortened, unknown
 from scaffpd.federation import Vector
 from scaffpd.models.arrays import Array, check_range
+from scaffpd.models.cox import COX, CoxOracle, survival_targets
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import BUILT_IN, Loss, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
+from scaffpd.models.risk_sets import EFRON, TIES
 from scaffpd.models.samples import Ragged, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 
@@ -39,7 +41,8 @@ class Linear:
 
     Args:
         loss: "squared" (one or several target columns), "logistic" (labels 0/1), "softmax" (labels
-            0, 1, …) or "poisson" (counts, with mean log(1 + e^z)).
+            0, 1, …), "poisson" (counts, with mean log(1 + e^z)) or "cox" (times to an event, with
+            the columns time and event, and entry and weight if there are such).
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests
             on it. Or ½ Σ_k l2_k x_k²: one number for each feature, and a last one for the
             intercept; the same for all outputs. "auto": by evidence, when a cohort is made; the
@@ -54,6 +57,8 @@ class Linear:
             (hours, persons; e^offset): its mean is E log(1 + e^z). "poisson" only.
         groups: the group of each feature, by name: features of one group share the strengths that
             the evidence sets. Without groups every feature is one; so is the intercept.
+        ties: of events at the same time: "efron" or "breslow". "cox" only.
+        entry: the third column of y is the time from which on a row is at risk. "cox" only.
     """
 
     loss: str = "squared"
@@ -63,9 +68,23 @@ class Linear:
     weighted: bool = False
     groups: Sequence[str] | None = None
     exposed: bool = False
+    ties: str = EFRON
+    entry: bool = False
 
     def __post_init__(self) -> None:
-        loss_named(self.loss)
+        if self.loss != COX:
+            loss_named(self.loss)
+        elif self.intercept:
+            raise InputError(
+                "cox-intercept",
+                "Cox's model has no intercept, as every client has a baseline hazard of its own.",
+            )
+        if self.ties not in TIES:
+            raise unknown("way with ties", self.ties, TIES)
+        if self.entry and self.loss != COX:
+            raise InputError(
+                "entry-without-times", 'Linear takes entries of times to an event, with loss="cox".'
+            )
         # tuples, so that models compare, hash and print by their numbers
         object.__setattr__(self, "l2", numbers("Linear", "l2", self.l2))
         if not all(0 <= l2 < float("inf") for l2 in each_of(self.l2)):
@@ -85,8 +104,8 @@ class Linear:
             return
         if count("Linear", "classes", self.classes) < 2:
             raise InputError("too-few-classes", f"Linear needs classes >= 2, got {self.classes}.")
-        if self.loss in ("logistic", "poisson"):
-            have = "logistic loss has two" if self.loss == "logistic" else "counts have none"
+        if self.loss in ("logistic", "poisson", COX):
+            have = "logistic loss has two" if self.loss == "logistic" else "there are none"
             raise InputError(
                 "loss-without-classes",
                 f"Linear takes classes with loss='softmax' or 'squared'; {have}.",
@@ -109,6 +128,8 @@ class Linear:
                 f"Linear takes samples × features, but samples have the shape "
                 f"{features[0].shape[1:]}: flatten them, or use Module.",
             )
+        if self.loss == COX:
+            return self._cox(data, dtype)
         classes = self.classes
         if like is not None and self.loss == "softmax":
             classes = like.dimension // (features[0].shape[1] + self.intercept)
@@ -122,19 +143,39 @@ class Linear:
             check_loss(loss, y, targets.outputs)
         A = stack(features, self.intercept, device, dtype)
         check_range(names, sizes, A, "feature")
-        width = features[0].shape[1]
-        if self.groups is not None and len(self.groups) != width:
-            raise InputError(
-                "groups-length",
-                f"Linear has {len(self.groups)} groups for {width} features; the intercept is not "
-                "counted.",
-            )
+        self._check_groups(features[0].shape[1])
         layout = Ragged(sizes, device, dtype)
         rows = StackedSamples(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype))
         # A subclass of Squared may be any function: only this one has a closed form.
         kind = QuadraticOracle if type(loss) is Squared else LinearOracle
         ridge = self.ridge(A.shape[1], targets.outputs, device)
         return kind(rows, loss, ridge, targets.outputs, names)
+
+    def _check_groups(self, width: int) -> None:
+        if self.groups is not None and len(self.groups) != width:
+            raise InputError(
+                "groups-length",
+                f"Linear has {len(self.groups)} groups for {width} features; the intercept is not "
+                "counted.",
+            )
+
+    def _cox(self, data: ClientData, dtype: torch.dtype) -> CoxOracle:
+        """Bind Cox's model: columns are centred client by client."""
+        if dtype != torch.float64:
+            raise InputError(
+                "unsupported-dtype", f"Cox's model computes in torch.float64, not in {dtype}."
+            )
+        self._check_groups(data.features[0].shape[1])
+        y = np.concatenate(survival_targets(data.labels, data.names, self.entry, self.weighted))
+        A = stack(data.features, False, data.device, dtype)
+        sizes = [len(a) for a in data.features]
+        check_range(data.names, sizes, A, "feature")
+        for part in torch.split(A, sizes):
+            part -= part.mean(0)
+        layout = Ragged(sizes, data.device, dtype)
+        share = 1 / layout.sizes[layout.owner].to(dtype)
+        rows = StackedSamples(A, torch.as_tensor(y, device=data.device), layout, share)
+        return CoxOracle(rows, self.ties, self.ridge(A.shape[1], 1, data.device), data.names)
 
     def _loss(self) -> Loss:
         inner = loss_named(self.loss)
@@ -147,7 +188,7 @@ class Linear:
         ones = np.ones(len(y))
         exposure = np.asarray(y[:, 1], dtype=np.float64) if self.exposed else ones
         w = np.asarray(y[:, -1], dtype=np.float64) if self.weighted else ones
-        own = y[:, 0] if self.weighted or self.exposed else y
+        own = y[:, 0] if self.weighted or self.exposed or self.loss == COX else y
         return cast("Vector", own), exposure, w / (w.mean() or 1.0)
 
     def ridge(self, width: int, outputs: int, device: torch.device) -> Ridge:
@@ -173,7 +214,7 @@ class Linear:
 
     def rebound(self, oracle: Oracle, like: Oracle | None = None) -> Oracle:
         """Return an oracle of this model's clients with this model's l2."""
-        assert isinstance(oracle, LinearOracle)
+        assert isinstance(oracle, LinearOracle | CoxOracle)
         return oracle.using(
             self.ridge(oracle.rows.A.shape[1], oracle.outputs, oracle.rows.A.device)
         )
@@ -193,7 +234,9 @@ class Linear:
     def predict(
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return the expected value of every row: ⟨a_j, x⟩, or the mean of a count."""
+        """Return the expected value of every row: ⟨a_j, x⟩, also for "cox", or a count's mean."""
+        if self.loss == COX:
+            return self.outputs(x, rows)[:, 0]
         return loss_named(self.loss).mean(self.outputs(x, rows)[:, 0])
 
     def outputs(

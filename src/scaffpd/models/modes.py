@@ -217,14 +217,20 @@ class ClientModes:
 
     def __init__(self, inner: LinearOracle, at: ModesAt, start: ClientModes | None) -> None:
         self.samples = ModeRows(inner, at.outputs)
-        self.rows = self.samples.rows
         self.loss = inner.loss
+        self.blocks = self.samples.rows.blocks
+        self._begin(self.samples.rows, at, start)
+        parallel_map(self._solve, self.blocks, self.v.device)
+        self.value[:, 0] += self.samples.rest / self.scale
+        self.value[:, 2] = self.samples.sizes
+
+    def _begin(self, rows: StackedSamples, at: ModesAt, start: ClientModes | None) -> None:
+        """Start at the u_i of an earlier answer, or at x."""
         self.scale = at.scale
         self.close = at.close
         self.S = at.tau.double().sqrt().repeat_interleave(at.outputs)
         self.X = at.x.double().view(len(at.tau), -1)
-        sizes = self.samples.sizes
-        n = len(sizes)
+        n = len(rows.layout)
         q = len(self.S)
         self.v = self.X.new_zeros(n, q, self.X.numel() // q)
         if start is not None:  # the same u_i, whose matrices are not needed any more
@@ -237,11 +243,8 @@ class ClientModes:
         self.value = self.v.new_zeros(n, 3)
         self.gradient = self.v.new_zeros(n, self.X.numel())
         self._stored: dict[int | None, ManyRows | FewRows] | None = {}
-        if sum(min(m, q) for m in self.rows.layout.lengths) * q * 3 > STORED:
+        if sum(min(m, q) for m in rows.layout.lengths) * q * 3 > STORED:
             self._stored = None
-        parallel_map(self._solve, self.rows.blocks, self.v.device)
-        self.value[:, 0] += self.samples.rest / self.scale
-        self.value[:, 2] = sizes
 
     def release(self) -> None:
         """Free the matrices."""
@@ -328,7 +331,7 @@ class ClientModes:
         def work(block: PaddedBlock) -> None:
             parts[block.number] = self._near(block).curvature(weights[block.clients])
 
-        blocks = self.rows.blocks
+        blocks = self.blocks
         for k in range(0, len(blocks), TOGETHER):  # always in the same order
             some = blocks[k : k + TOGETHER]
             parallel_map(work, some, self.v.device)
@@ -347,7 +350,7 @@ class ClientModes:
             change, chance[who] = self._near(block).spread(C, step)
             moved[who] = self.v[who] + change
 
-        parallel_map(work, self.rows.blocks, self.v.device)
+        parallel_map(work, self.blocks, self.v.device)
         self.ahead = moved
         squares = (moved + self.shift).square().sum(2)
         return _held(torch.stack([squares, self.v.shape[2] * chance], 1))
@@ -367,7 +370,7 @@ class ClientModes:
             V = K * self.S.square()  # (H + T⁻¹)⁻¹ = (I − SJ)T
             found[who, 1] = ((L @ (V + K @ C @ K.mT)) * L).sum(2)
 
-        parallel_map(work, self.rows.blocks, self.v.device)
+        parallel_map(work, self.blocks, self.v.device)
         return _held(found)
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
 from scaffpd.models.arrays import read_features, read_labels
+from scaffpd.models.cox import CoxOracle
 from scaffpd.models.envelopes import Envelopes, HeldOutModels, PersonalModuleOracle, PersonalOracle
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.linear import AUTO, Linear, each_of, fitted, numbers
@@ -109,9 +110,12 @@ class Personal:
         elif self.columns is not None:
             width = cast(LinearOracle, inner).rows.A.shape[1]
             own = torch.from_numpy(self.marked(data.columns, width)).to(data.device)
-        return cast(Oracle, self._bound(cast("LinearOracle | ModuleOracle", inner), own))
+        bound = self._bound(cast("LinearOracle | CoxOracle | ModuleOracle", inner), own)
+        return cast(Oracle, bound)
 
-    def _bound(self, inner: LinearOracle | ModuleOracle, own: Tensor | None) -> Envelopes:
+    def _bound(
+        self, inner: LinearOracle | CoxOracle | ModuleOracle, own: Tensor | None
+    ) -> Envelopes:
         """Return clients with personal models; `own` marks what may be personal."""
         if isinstance(inner, ModuleOracle):
             gamma = cast(float, self.strength) / torch.tensor(inner.rows.sizes).to(inner.start())

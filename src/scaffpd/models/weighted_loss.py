@@ -60,7 +60,7 @@ class Weighted(Loss):
                     f"Client {name!r} needs these columns of y: target, {', '.join(more)}.",
                 )
             target = y[:, 0] if own == 1 else y[:, :own]
-            w = _weights(name, y[:, -1]) if weighted else np.ones(len(y))
+            w = row_weights(name, y[:, -1]) if weighted else np.ones(len(y))
             if exposed:
                 E = np.asarray(y[:, own], dtype=np.float64)
                 if not np.all((E > 0) & np.isfinite(E)):
@@ -128,7 +128,7 @@ class Weighted(Loss):
         return own.long() if labels else own, y[..., -1:]
 
 
-def _weights(name: str, column: Array) -> NDArray[np.float64]:
+def row_weights(name: str, column: Array) -> NDArray[np.float64]:
     """Return a client's weights, over their mean."""
     w = np.asarray(column, dtype=np.float64)
     total = float(w.sum())

@@ -115,6 +115,13 @@ class Private:
                 "private-evidence",
                 "Private needs l2 as a number: strengths by evidence are not private.",
             )
+        if isinstance(self.model, Linear) and self.model.loss == "cox":
+            raise InputError(
+                "private-cox",
+                "Cox's likelihood has no gradient of a single record to clip: every record is in "
+                "the risk sets of others. Cut time into periods, and train Private(Linear("
+                '"logistic")) on a row for every person and period.',
+            )
         if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
             raise InputError(
                 "private-rows-weighted",
