@@ -75,7 +75,7 @@ def test_runs_on_the_same_clients_are_one_record_with_a_model_each(place):
 def test_a_folder_of_runs_has_one_page(place):
     assert cli.run(["report", str(place / "both")]) == 0
     page = (place / "both" / "report.html").read_text(encoding="utf-8")
-    assert "2 runs on 3 sites" in page
+    assert "2 runs on 3 clients" in page
     assert report.opened([place / "both"]).names == ("average", "chisquare")
 
 

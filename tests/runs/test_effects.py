@@ -12,6 +12,7 @@ import scaffpd as sp
 from cases.refusals import refuses
 from cases.runs import asked, patients
 from scaffpd import cli
+from scaffpd.run import page as report
 from scaffpd.run.effects import effects
 from scaffpd.run.prepare import prepare
 from scaffpd.run.train import check_asked
@@ -50,10 +51,13 @@ def test_the_folder_and_the_terminal_have_them(tmp_path, capsys):
     file = patients(tmp_path / "patients.csv", number=True)
     out = tmp_path / "run"
     words = "--client hospital --target outcome --splits 1 --personal sex,intercept --no-report"
+    words += " --word hospital"
     assert cli.run(["train", str(file), *words.split(), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "between hospitals" in shown
-    assert "of the variance that they leave open" in shown
+    assert "hospitals" in shown
+    page = report.write(out).read_text(encoding="utf-8")
+    assert "deviation between hospitals" in page
+    assert "of the variance that they leave open lies between hospitals" in page
     rows = list(csv.DictReader((out / "effects.csv").read_text().splitlines()))
     run = json.loads((out / "run.json").read_text())
     assert [row["column"] for row in rows] == [row["column"] for row in run["effects"]]

@@ -56,7 +56,7 @@ def test_a_folder_has_everything_and_repeats_itself_bit_for_bit(tmp_path):
 def test_the_record_has_what_was_trained_and_csv_files_have_the_record(tmp_path):
     models, prepared = run(asked(patients(tmp_path / "p.csv")), tmp_path / "run")
     found = RunRecord.read(tmp_path / "run")
-    assert (found.title, found.clients) == ("p: 3 clients by hospital", list(prepared.names))
+    assert (found.title, found.clients) == ("p: 3 clients", list(prepared.names))
     assert [model.role for model in found.models] == ["before", "after"]
     assert found.reading.model_dump(exclude_none=True)["target"] == "outcome"
     table = rows(tmp_path / "run" / "clients.csv")

@@ -14,14 +14,13 @@ from scaffpd.cli.screens import print_table, say, section
 from scaffpd.cli.typer_ext import AsJson, listed, print_json
 from scaffpd.errors import InputError, unknown
 from scaffpd.files import csv_text, write_file
-from scaffpd.numbers import format_bytes, measured, plain, plural, several, whole
+from scaffpd.numbers import format_bytes, measured, several, whole
 
 if TYPE_CHECKING:
-    from scaffpd.run.record import CoefficientRow, JoiningRecord, ModelRecord, RunRecord, ScoreRow
+    from scaffpd.run.record import JoiningRecord, ModelRecord, RunRecord, ScoreRow
 
 Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
 FORMATS = ("html", "png", "svg")
-CLEARLY = {"yes": "gains", "no": "loses", "within noise": "–"}
 # scores that the terminal shows; the file has all
 HEADS = (
     "accuracy",
@@ -51,35 +50,33 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
         print_json({**run.model_dump(mode="json"), **words, **places})
     elif not quiet:
         show(folder)
-        typer.echo(f"\nRun:    {folder}")
-        if page is not None or sorry is not None:
-            typer.echo(f"Report: {page}" if page is not None else f"No report: {sorry}")
+        if sorry is not None:
+            typer.echo(f"No report: {sorry}")
+        typer.echo(f"Run: {folder}" if page is None else f"Report: {page}")
 
 
 def show(folder: Path) -> None:
     """Show the verdict, who is served how, and what is proven."""
     from scaffpd.run.page import opened
-    from scaffpd.run.page.tables import in_short
     from scaffpd.run.page.verdict import cautions, promise, verdict
 
     console = Console(highlight=False)
     run = opened([folder])
-    section(console, run.title, *verdict(run))
+    first, *others = verdict(run)
+    section(console, first, *others)
     console.print()
     if run.joining is not None:
         _show_joining(console, run, run.joining)
     else:
         _show_clients(console, run)
-    if run.effects:
-        _show_effects(console, run)
-    say(console, in_short(run), *cautions(run))
+    say(console, *cautions(run))
     if run.privacy is not None:
         say(console, promise(run.privacy))
     if run.path:
         _show_points(console, run)
         say(console, f"{len(run.models)} models in {run.path.rounds} rounds.")
     else:
-        say(console, *map(_proof, run.models))
+        say(console, _proof(run.main))
 
 
 def _show_points(console: Console, run: RunRecord) -> None:
@@ -122,52 +119,27 @@ def _show_clients(console: Console, run: RunRecord) -> None:
 
 
 def _show_joining(console: Console, run: RunRecord, found: JoiningRecord) -> None:
-    """Print every client's held-out loss under every model, and its gain."""
-    from scaffpd.run.page.tables import uncertain
+    """Print how every model serves every client, and what joining changes."""
+    from scaffpd.run.page.tables import joining_table
 
-    models = found.models
-    few = {score.client for score in run.main.clients if uncertain(run, score)}
-    rows = []
-    for client in found.order:
-        gain = found.gain(client)
-        losses = [plain(found.by_client[client][model].test_loss) for model in models]
-        share = f"{100 * gain.value:+.1f} %".replace("-", "−")
-        name = f"{client} †" if client in few else client
-        rows.append([name, *losses, share, CLEARLY[gain.pays]])
-    heads = (f"held-out loss\n{run.word}", *models, f"{found.shown}\nover alone", "clearly?")
+    table = joining_table(run, found)
+    say(console, table.heading)
+    heads = [*table.names, *(head.replace(" over", "\nover") for head in table.heads)]
+    rows = [[*names, *(cell.text for cell in cells)] for names, cells in table.rows]
     print_table(console, heads, rows, "joining.csv")
-    say(console, f"Intervals: {found.interval}.")
-
-
-def _clarity(one: CoefficientRow) -> float:
-    return -abs(one.values["estimate"]) / (one.values["error"] or 1.0)
-
-
-def _show_effects(console: Console, run: RunRecord) -> None:
-    """Print coefficients, those that are the clearest first."""
-    rows = []
-    for one in sorted(run.effects, key=_clarity):
-        estimate, _, *ends, between = one.values.values()
-        interval = " to ".join(map(plain, ends))
-        rows.append(
-            [one.column, plain(estimate), interval, plain(between) if between else "shared"]
-        )
-    heads = ("column", "coefficient", "95 % interval", f"deviation\nbetween {plural(run.word)}")
-    print_table(console, heads, rows, "effects.csv")
-    if run.between_share is not None:
-        share = f"{run.between_share:.0%} of the variance that they leave open"
-        say(console, f"{share} lies between {plural(run.word)}.")
 
 
 def _proof(model: ModelRecord) -> str:
+    """Say what is proven of the model that the run is about, and what it took."""
     gap = model.certificate
-    proven = "nothing is certified" if gap is None else f"certified gap {gap:.1e}"
-    if model.vacuous:
-        proven += f", which says nothing: the objective itself is {model.value:.2g}"
-    goal = f" ({model.objective})" if model.objective else ""
     rounds = several(round(model.rounds or 0), "round")
     sent = format_bytes(1e6 * (model.megabytes or 0.0))
-    return f"{model.name}{goal}: {model.status} after {rounds}, {proven}, {sent} of messages"
+    cost = f"{rounds}, {sent} of messages"
+    if gap is None:
+        return f"Nothing is certified: {model.name}, {model.status} after {cost}."
+    if model.vacuous:
+        return f"The certified gap, {gap:.1e}, says nothing: the objective is {model.value:.2g}."
+    return f"Proven: {model.name} is within {gap:.1e} of its optimum ({cost})."
 
 
 def report(

@@ -7,17 +7,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from rich import box
+from rich import box, progress
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from scaffpd.numbers import seconds
 
 if TYPE_CHECKING:
     from scaffpd.training.loop import RoundInfo
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
-MOST = 30  # rows of a table whose others are in a file
-PAUSE = 1.0  # seconds between two plain lines
+MOST = 10  # rows of a table whose others are in a file
+PAUSE = 10.0  # seconds between two plain lines
 
 
 def say(console: Console, *lines: str) -> None:
@@ -83,31 +85,54 @@ def print_table(
 
 
 class RoundsScreen:
-    """The rounds of a run while they are made: the certified gap, and the mean and worst loss.
+    """What a run is doing: a phase with the share that is done, and the rounds of training.
 
-    A terminal has one line that changes, and a pipe a line every `pause` seconds. Training is shown
-    on standard error (`errors`), so that standard output has the result alone.
+    A terminal has one line that changes, with a bar and the time left; a pipe has a line every
+    `pause` seconds. Both are on standard error (`errors`): standard output has the result alone.
     """
 
     def __init__(self, quiet: bool = False, errors: bool = True, pause: float = PAUSE) -> None:
         self.console = Console(stderr=errors, quiet=quiet, highlight=False)
         live = self.console.is_terminal and not quiet
-        self.status = self.console.status("") if live else None
+        columns = (
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(bar_width=20),
+            progress.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+        )
+        self.bar = progress.Progress(
+            *columns, console=self.console, transient=True, disable=not live
+        )
         self.pause = pause
         self.last = ""  # what was shown last
+        self.said = time.monotonic()
 
     def __enter__(self) -> Self:
-        if self.status is not None:
-            self.status.start()
+        self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.status is not None:
-            self.status.stop()
+        self.bar.stop()
 
     def say(self, sentence: str) -> None:
         """Print a sentence above the changing line."""
         self.console.print(sentence, markup=False, soft_wrap=True)
+        self.said = time.monotonic()
+
+    def phase(self, text: str, done: float = 0.0) -> None:
+        """Show what is under way, and which share of it is done; 0 begins anew."""
+        tasks = self.bar.task_ids
+        if done == 0.0 or not tasks:
+            self.began = time.monotonic()
+            for task in tasks:
+                self.bar.remove_task(task)
+            tasks = [self.bar.add_task(text, total=None)]
+        self.bar.update(tasks[0], description=text, completed=done, total=1.0 if done else None)
+        self.last = text
+        if self.bar.disable and time.monotonic() - self.said >= self.pause:
+            spent = time.monotonic() - self.began
+            left = f", about {seconds(spent / done - spent)} left" if 0 < done < 1 else ""
+            self.say(f"{text}{left}")
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
         """Start with a model that is about to be trained."""
@@ -115,8 +140,8 @@ class RoundsScreen:
         self.names = tuple(names)
         self.rounds = rounds
         self.tol = tol
-        self.began = time.monotonic()
-        self.said = -math.inf
+        self.first = math.inf  # the first certified gap
+        self.phase(f"Training {model}".strip())
 
     def show(self, info: RoundInfo) -> None:
         """Show a round of training."""
@@ -126,7 +151,6 @@ class RoundsScreen:
                 "round": info.rounds,
                 "certificate": gap if math.isfinite(gap) else None,
                 "losses": info.state.losses,
-                "seconds": time.monotonic() - self.began,
                 "members": self.names,
                 "absent": (),
             }
@@ -153,10 +177,13 @@ class RoundsScreen:
             mean = sum(losses.values()) / len(losses)
             loss = f"  loss: mean {mean:.4f}, worst {losses[worst]:.4f} ({worst})"
         title = f"{self.model} round {line['round']}".strip()
-        self.last = f"{title}  {proven}{loss}  {line['seconds']:.0f} s"
-        ended = line["round"] >= self.rounds or (gap is not None and gap <= (self.tol or 0.0))
-        if self.status is not None:
-            self.status.update(Text(self.last))
-        elif ended or time.monotonic() - self.said >= self.pause:
-            self.said = time.monotonic()
-            self.say(self.last)
+        self.phase(f"{title}  {proven}{loss}", self._share(line["round"], gap))
+
+    def _share(self, done: int, gap: float | None) -> float:
+        """Return how much of the way is done: in digits of the gap, or in rounds."""
+        share = done / self.rounds
+        if gap is not None and self.tol:
+            self.first = self.first if math.isfinite(self.first) else gap
+            ahead = math.log(max(self.first, self.tol) / self.tol)
+            share = max(share, 1 - math.log(max(gap, self.tol) / self.tol) / ahead if ahead else 1)
+        return min(max(share, 1e-3), 1.0)

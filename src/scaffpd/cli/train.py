@@ -309,12 +309,13 @@ def _one_run(
     out = out or config.folder
     if out is not None:
         RunFolder(out).usable(kind)
-    screen.say(f"Reading {config.name}")
+    screen.phase(f"Reading {config.name}")
     prepared = prepare.prepare(config)
     config = config.counting([len(y) for _, y in prepared.train])
     train.check_asked(config, prepared)
     folder = RunFolder(_place(config, out, fresh, kind))
     folder.check(kind, config, fresh)
+    screen.phase("Setting the strength of every column by evidence")
     cohort = prepared.cohort(config)
     config = train.settled(config, cohort)
     noise = None if config.privacy is None else train.private(config, prepared)
@@ -334,8 +335,8 @@ def _one_run(
             points = path.about(config, prepared, models)
         else:
             models = train.carry_out(config, prepared, cohort, folder.path, screen)
-            screen.say("Training every client alone, to see what joining brings")
-            found = train.joining_of(config, prepared, models)
+            found = train.joining_of(config, prepared, models, screen.phase)
+        screen.phase("Scoring the models on held-out rows")
         scored = scores.held_out_scores(prepared, models)
         effects = estimated(config, prepared) if kind == "train" else None
         run = record(

@@ -176,7 +176,7 @@ def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path
         study.models,
         verdict=study.verdict,
         # the verdict is about all draws: what the first draw says of these would differ
-        answers={"who": "", "much": "", "cost": ""},
+        answers={"who": "", "cost": ""},
         joining=study.found[0],
     )
     assert run.joining is not None

@@ -26,6 +26,7 @@ from safetensors.numpy import save as save_tensors
 
 from scaffpd.errors import InputError
 from scaffpd.files import lock_folder, make_folder, write_file
+from scaffpd.numbers import several
 from scaffpd.run import record
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import RunRecord, TableReading
@@ -194,8 +195,7 @@ def _lasting(text: str) -> dict[str, object] | None:
 
 def title(config: RunConfig, prepared: Prepared) -> str:
     """Name the run in a few words."""
-    by = f" by {prepared.word}" if config.table else ""
-    return f"{config.name}: {len(prepared.names)} {'client' if by else prepared.word}s{by}"
+    return f"{config.name}: {several(len(prepared.names), prepared.word)}"
 
 
 def reading(config: RunConfig) -> TableReading | None:

@@ -242,7 +242,7 @@ def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
         task,
         labels,
         about,
-        source.client,
+        source.word,
         unit,
         centre,
         found.schema,

@@ -199,8 +199,9 @@ class JoiningRecord(RecordPart):
 
     recommendation: str  # constant, alone, average, fair or personal
     shown: str  # the joint model that sentences compare: the one recommended, or the best of them
-    sentence: str
-    details: str = ""
+    sentence: str  # the recommendation
+    details: list[str] = []  # in units of the target, then in losses with intervals
+    loss: str = ""  # that models minimise
     interval: str = ""  # how intervals were made
     splits: int = 1
     totals: list[JoiningTotal] = []
@@ -402,9 +403,9 @@ class RunRecord(RecordPart):
 
     @property
     def main(self) -> ModelRecord:
-        """The model to use: the one recommended, else the one after, before, or the last."""
-        if self.joining is not None and self.joining.recommendation in self.names:
-            return self.model(self.joining.recommendation)
+        """The model that the run is about: the one recommended or compared, else the last."""
+        if self.joining is not None and self.joining.shown in self.names:
+            return self.model(self.joining.shown)
         return self.role("after") or self.role("before") or self.models[-1]
 
     @property
@@ -461,6 +462,15 @@ class RunRecord(RecordPart):
     def scored_rows(self) -> str:
         """The rows that scores are about, in words."""
         return "held-out rows" if self.split == "test" else "rows trained on"
+
+    @property
+    def asked(self) -> str:
+        """What was asked, as a question."""
+        if self.joining is None:
+            return self.title
+        many = f"{len(self.clients)} {plural(self.word)}"
+        what = f"predict “{self.reading.target}”" if self.reading else "train"
+        return f"{self.title.split(':')[0]}: should {many} {what} together, or alone?"
 
     @property
     def bottom(self) -> str:

@@ -62,9 +62,11 @@ def record(
     answers: Mapping[str, str] | None = None,
 ) -> RunRecord:
     """Make the record of a run; `joining` is what that brings, or why it is not known."""
-    measured = joining_record(joining) if isinstance(joining, Joining) else None
+    measured = None
+    if isinstance(joining, Joining):
+        measured = joining_record(joining).model_copy(update={"loss": prepared.linear.loss})
     if measured is not None and verdict:
-        said = {"sentence": verdict[0], "details": " ".join(verdict[1:])}
+        said = {"sentence": verdict[0], "details": list(verdict[1:])}
         measured = measured.model_copy(update=said)
     caution = "" if isinstance(joining, Joining) else joining
     privacy = _privacy(models)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -197,7 +197,12 @@ def splits_of(config: RunConfig, prepared: Prepared) -> int:
     return SPLITS if drawn and numbers <= SMALL else 1
 
 
-def joining_of(config: RunConfig, prepared: Prepared, models: Sequence[Trained]) -> Joining | str:
+def joining_of(
+    config: RunConfig,
+    prepared: Prepared,
+    models: Sequence[Trained],
+    phase: Callable[[str, float], None] = lambda *_: None,
+) -> Joining | str:
     """Measure what joining brings on held-out rows; or say why not, nothing where nobody asks."""
     splits = splits_of(config, prepared)
     if not splits or not prepared.test or models[-1].result.status is Status.INTERRUPTED:
@@ -215,9 +220,12 @@ def joining_of(config: RunConfig, prepared: Prepared, models: Sequence[Trained])
             f"What joining brings is not measured: {prepared.numbers:,} numbers are more than the "
             f"{MOST_NUMBERS:,} it is for."
         )
+    what = "Training every client alone, to see what joining brings"
     try:
+        phase(what, 0.0)
         found = [_joining(config, prepared, models)]
         for k in range(1, splits):
+            phase(f"{what}: split {k + 1} of {splits}", k / splits)
             other = prepare(config, config.training.seed + k)
             pairs = zip(prepared.test, other.test, strict=True)
             if all(np.array_equal(old[0], new[0]) for old, new in pairs):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.errors import InputError
-from scaffpd.numbers import measured, plural
+from scaffpd.numbers import plain, plural
 from scaffpd.training.loop import Result
 from scaffpd.training.metrics import (
     NO,
@@ -52,7 +52,7 @@ STRICT = 1.31  # a 99 % interval in units of one of 95 %
 # how a recommendation begins
 USE = {
     CONSTANT: "These columns do not predict the target",
-    ALONE: "Stay alone",
+    ALONE: "Let every {word} train alone",
     AVERAGE: "Use one average model",
     FAIR: "Use one fair model",
     PERSONAL: "Use personal models",
@@ -178,50 +178,53 @@ class Joining:
 
     @property
     def sentence(self) -> str:
-        """Describe the recommendation and the gains, with intervals."""
+        """Give the recommendation."""
         best = self.recommendation
-        over = CONSTANT if best == CONSTANT else ALONE
-        start = USE[best]
+        start = USE[best].format(word=self.word)
         pays = {self.gain(self.shown, of=of).pays for of in (every, worst_fifth)}
         if best == ALONE and NO not in pays:
             sure = "may pay, but that is not certain" if YES in pays else "brings no clear gain"
-            start = f"Joining {sure}"
+            start += f": joining {sure}"
         if best == CONSTANT and self.gain(self.shown, CONSTANT).high > LARGE:
             start = "It is not clear that these columns predict the target"
-        compared = self._compared(self.shown, over)
-        if best != self.shown:
-            return f"{start}: on held-out rows, with {CALLED[self.shown]} the loss is {compared}."
-        if not self.better(best, ALONE):
-            start += ", which nothing clearly beats"
-        return f"{start}: on held-out rows the loss is {compared}; {self._who(best)}."
+        return f"{start}."
 
     @property
-    def details(self) -> str:
-        """The same against one average model, in units of the target, and on the fair model."""
-        found = []
-        if self.shown != AVERAGE:
-            found.append(f"Against one average model it is {self._compared(self.shown, AVERAGE)}.")
-        if self.shown != FAIR:
-            found.append(self.fairness)
-        called = {ALONE: "alone", **{m: f"with {text}" for m, text in CALLED.items() if m != ALONE}}
+    def details(self) -> list[str]:
+        """Say it in units of the target: rows of 100, or the target's own. Then give the loss
+        against alone (or a constant), one average model and the fair one, with intervals where
+        something is clear.
+        """
         means = {m: float(self.score[k].mean()) for k, m in enumerate(self.models)}
         named = dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT])
-        texts = [f"{measured(means[m], self.measure)} {called[m]}" for m in named]
-        name = "accuracy" if self.measure == "accuracy" else "error"
-        found.append(f"The mean {name} is {', '.join(texts[:-1])}, and {texts[-1]}.")
-        return " ".join(filter(None, found))
+        scores = [f"{CALLED[m]} {in_units(means[m], self.measure)}" for m in named]
+        unit = "Right of 100 held-out rows" if self.measure == "accuracy" else "Typical error"
+        over = CONSTANT if self.recommendation == CONSTANT else ALONE
+        compared = self._compared(self.shown, over)
+        found = [f"{unit}: {', '.join(scores)}."]
+        found.append(f"With {CALLED[self.shown]} the loss is {compared}; {self._who()}.")
+        if self.shown != AVERAGE and self._clear(self.shown, AVERAGE):
+            found.append(f"Against one average model it is {self._compared(self.shown, AVERAGE)}.")
+        elif self.shown != AVERAGE:
+            found.append("One average model does as well, within noise.")
+        return [*found, self.fairness] if self.shown != FAIR and FAIR in self.models else found
 
     @property
     def fairness(self) -> str:
         """Say whether the fair model serves somebody that one average model does not."""
-        if FAIR not in self.models:
-            return ""
-        pays = {self.gain(FAIR, AVERAGE, of).pays for of in (every, worst_fifth)}
+        pays = self._clear(FAIR, AVERAGE)
         start = "Do not use the fair model here"
+        if not pays:
+            return f"{start}: it helps nobody clearly."
         if YES in pays:
             helps = "The fair model helps"
             start = f"{helps} some and costs others" if NO in pays else helps
         return f"{start}: against one average model its loss is {self._compared(FAIR, AVERAGE)}."
+
+    def _clear(self, model: str, over: str) -> set[str]:
+        """Return the outcomes that are clear of noise, over clients and for the worst-served."""
+        pays = {self.gain(model, over, of).pays for of in (every, worst_fifth, self.by_rows)}
+        return pays - {NOISE}
 
     def _compared(self, model: str, over: str) -> str:
         """Say how the losses compare in the mean and for the worst-served fifth."""
@@ -239,9 +242,9 @@ class Joining:
         k = a_fifth(len(self.names))
         return f"the worst-served {self.word if k == 1 else 'fifth'}"
 
-    def _who(self, model: str) -> str:
+    def _who(self) -> str:
         """Say who gains, such as "4 of 12 clients clearly gain, none clearly loses"."""
-        found = [gain.pays for gain in self.gains(model)]
+        found = [gain.pays for gain in self.gains(self.shown)]
         gain = found.count(YES)
         lose = found.count(NO)
         who = f"of {len(found)} {plural(self.word)}"
@@ -292,9 +295,14 @@ class Joining:
         return f"{how}; half of the rows name the worst-served, the other half judge them"
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.sentence, self.details)))
+        return " ".join([self.sentence, *self.details])
 
 
 def _ends(gain: RelativeGain) -> str:
     """Return the interval in short: a sentence has several, and the record says of what kind."""
     return gain.range.removeprefix("95 % interval ")
+
+
+def in_units(score: float, measure: str) -> str:
+    """Write an accuracy as rows of a hundred, and an error in units of the target."""
+    return f"{100 * score:.0f}" if measure == "accuracy" else plain(score)

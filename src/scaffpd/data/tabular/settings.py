@@ -60,6 +60,8 @@ class TableSettings(ColumnSettings):
     file: key.FileNames
     client: key.Column
     """Column with every row's client; file: each file is a client."""
+    word: key.Text = "client"
+    """What a client is called: school, say."""
     test: HeldOut = 0.2
     """Share of rows held out, or a table of them."""
     split_by: key.Column | None = None

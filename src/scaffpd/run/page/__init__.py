@@ -22,7 +22,14 @@ from scaffpd.numbers import measured, plain, plural, small, whole
 from scaffpd.run.page import vega, verdict
 from scaffpd.run.page.figures import figures
 from scaffpd.run.page.several import read_runs, side_by_side
-from scaffpd.run.page.tables import FEW, client_lines, score_tables, shown_models
+from scaffpd.run.page.tables import (
+    FEW,
+    client_lines,
+    effect_table,
+    joining_table,
+    score_tables,
+    shown_models,
+)
 from scaffpd.run.record import ModelRecord, RunRecord
 
 NAME = "report.html"
@@ -168,7 +175,7 @@ def page(run: RunRecord, library: str) -> str:
         colours=vega.css(),
         style=packaged("page.css"),
         verdict=verdict.verdict(run),
-        one_for_all=verdict.one_for_all(run) if run.joining and run.pair else [],
+        effects=effect_table(run),
         answers=verdict.answers(run),
         cautions=verdict.cautions(run),
         meanings=verdict.meanings(run),
@@ -176,6 +183,7 @@ def page(run: RunRecord, library: str) -> str:
         figures=drawn,
         marks={m.name: (i % len(shapes), shapes[i % len(shapes)]) for i, m in enumerate(models)},
         models=models,
+        joined=joining_table(run, run.joining) if run.joining else None,
         clients=client_lines(run) if run.scored else [],
         score_tables=score_tables(run),
         costs=_costs(run),

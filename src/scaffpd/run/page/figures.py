@@ -7,14 +7,20 @@ from dataclasses import replace
 
 from scaffpd.numbers import brief, change, percent, plural, whole
 from scaffpd.run.page import vega
-from scaffpd.run.page.tables import FEW, shown_models, shown_scores, tone_of, uncertain
+from scaffpd.run.page.tables import (
+    FEW,
+    TONES,
+    served,
+    shown_models,
+    shown_scores,
+    tone_of,
+    uncertain,
+)
 from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
 from scaffpd.run.page.verdict import meanings
 from scaffpd.run.record import RoundRecord, RunRecord
-from scaffpd.training.metrics import NO, NOISE, YES
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
-TONES = {YES: "gain", NO: "loss", NOISE: "quiet"}
 EXPLAINED = {
     "average": "one for all, made for the mean",
     "fair": "one for all, made for those served worst",
@@ -37,12 +43,13 @@ def figures(run: RunRecord) -> list[Figure]:
 
 
 def joining(run: RunRecord) -> Figure | None:
-    """Show every client's held-out loss under every model, and its gain from joining as a line."""
+    """Show how every model serves every client's held-out rows, and what joining changes."""
     found = run.joining
     if found is None:
         return None
     models = [model for model in JOINED if model in found.models]
     names = _ends(found.order)
+    measure, better, of = served(found)
     points: Rows = []
     lines: Rows = []
     for client in names:
@@ -52,30 +59,28 @@ def joining(run: RunRecord) -> Figure | None:
         lines.append(
             {
                 "client": client,
-                "before": short(own["alone"].test_loss),
-                "after": short(own[found.shown].test_loss),
+                "before": short(of(own["alone"])),
+                "after": short(of(own[found.shown])),
                 "tone": tone,
                 "change": f"{percent(gain.value, signed=True)}{'' if tone == 'quiet' else '*'}",
             }
         )
-        for model in models:
-            loss = short(own[model].test_loss)
-            points.append({"client": client, "model": model, "value": loss})
+        points += [{"client": client, "model": m, "value": short(of(own[m]))} for m in models]
     explained = "; ".join(f"{name}: {EXPLAINED[name]}" for name in models if name in EXPLAINED)
     caption = (
-        "Loss is the error of a model on rows that no model has seen: further left is better. The "
-        f"line leads from alone to {found.shown}, and the number beside it is how much lower the "
-        "loss is then: green with * where that is clear of noise, orange with * where joining "
-        f"clearly costs, grey within noise. {explained.capitalize()}. Noise: {found.interval}."
+        f"On held-out rows. The line leads from alone to {found.shown}; beside it is how much "
+        "lower the loss is: green with * where that is clear of noise, orange with * where joining "
+        f"clearly costs. {explained.capitalize()}."
     )
     return _by_client(
         run,
         ("joining", "Does joining pay?", caption),
-        "loss on held-out rows: less is better",
+        f"{measure} ({better} is better)",
         names,
         models,
         points,
         lines,
+        [score.client for score in run.main.clients if uncertain(run, score)],
     )
 
 
@@ -136,7 +141,7 @@ def _scaled(run: RunRecord, value: float | None) -> float | None:
 def clients(run: RunRecord) -> Figure | None:
     """Show every client's score under every model, and its change from before to after."""
     models = shown_models(run)
-    if not models:
+    if not models or run.joining:
         return None
     values = {
         model.name: {score.client: run.value(score) for score in model.clients} for model in models
@@ -193,7 +198,7 @@ def clients(run: RunRecord) -> Figure | None:
 def tradeoff(run: RunRecord) -> Figure | None:
     """Show mean against worst 20 %: one point per model; a path is a line with a ring."""
     models = [model for model in run.models if model.overall]
-    if len(models) < 3:  # two models fit into a sentence
+    if len(models) < 3 or run.joining:  # two models fit into a sentence
         return None
     knee = run.path.knee if run.path else None
     shown = [model.name for model in shown_models(run)]

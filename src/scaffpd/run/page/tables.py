@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from math import exp
 from typing import NamedTuple
 
-from scaffpd.numbers import NOTHING, brief, change, measured, plain, whole
-from scaffpd.run.record import EVERYONE, ClientScore, ModelRecord, RunRecord
+from scaffpd.numbers import (
+    NOTHING,
+    brief,
+    capital,
+    change,
+    measured,
+    percent,
+    plain,
+    plural,
+    whole,
+)
+from scaffpd.run.record import (
+    EVERYONE,
+    ClientScore,
+    CoefficientRow,
+    JoiningRecord,
+    JoiningRow,
+    ModelRecord,
+    RunRecord,
+)
+from scaffpd.study.gains import CALLED
+from scaffpd.training.metrics import NO, NOISE, YES
 
 COLUMNS = {  # scores, in the order and the words in which they are shown
     "accuracy": "accuracy",
@@ -24,8 +46,9 @@ COLUMNS = {  # scores, in the order and the words in which they are shown
 }
 DECIMALS = ("auc", "brier", "r2", "calibration_error")
 UNITS = ("rmse", "mae")
-IN_SHORT = ("auc", "recall", "precision", "brier", "r2", "mae")
+OF_LABEL = ("recall", "precision", "selection_rate", "mean_probability", "base_rate")
 FEW = 30  # test rows: with fewer, one row moves an accuracy by more than three points
+TONES = {YES: "gain", NO: "loss", NOISE: "quiet"}
 MOST_MODELS = 4  # that are shown side by side
 
 
@@ -115,6 +138,62 @@ class ScoreTable(NamedTuple):
     rows: list[tuple[tuple[str, ...], list[Cell]]]
 
 
+def served(found: JoiningRecord) -> tuple[str, str, Callable[[JoiningRow], float]]:
+    """Return a measure's name, whether more or less is better, and how to compute it.
+
+    It is a loss in units that people know, where it has some: the geometric mean of the
+    probabilities of what came true is exp(−loss), and the root mean squared error goes by the
+    squared one. Both are better exactly where the loss is lower.
+    """
+    if found.loss in ("logistic", "softmax"):
+        return "probability of what came true, %", "more", lambda row: 100 * exp(-row.test_loss)
+    if found.loss == "squared":
+        return "typical error", "less", lambda row: row.test_score or 0.0
+    return "loss", "less", lambda row: row.test_loss
+
+
+def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
+    """Make a row for every client: how every model serves it, and what joining changes."""
+    measure, _, of = served(found)
+    few = {score.client for score in run.main.clients if uncertain(run, score)}
+    rows = []
+    for client in found.order:
+        own = found.by_client[client]
+        gain = found.gain(client)
+        tone = TONES[gain.pays]
+        values = [of(own[model]) for model in found.models]
+        name = f"{client} †" if client in few else client
+        cells = [
+            *(Cell(value, f"{value:.1f}" if "%" in measure else plain(value)) for value in values),
+            Cell(gain.value, percent(gain.value, signed=True), tone),
+            Cell(None, {"gain": "gains", "loss": "loses", "quiet": NOTHING}[tone], tone),
+        ]
+        rows.append(((name,), cells))
+    heads = [*found.models, "gain over alone", "clearly?"]
+    gain = f"gain: how much lower the loss is with {CALLED[found.shown]}"
+    heading = f"{capital(measure)}, on held-out rows; {gain}"
+    return ScoreTable(heading, (run.word,), heads, rows)
+
+
+def effect_table(run: RunRecord) -> ScoreTable | None:
+    """Make a row for every coefficient, those that are the clearest first."""
+    rows = []
+    for one in sorted(run.effects, key=_clarity):
+        estimate, _, low, high, between = one.values.values()
+        cells = [
+            Cell(estimate, plain(estimate)),
+            Cell(low, f"{plain(low)} to {plain(high)}"),
+            Cell(between, plain(between) if between else "shared"),
+        ]
+        rows.append(((one.column,), cells))
+    heads = ["coefficient", "95 % interval", f"deviation between {plural(run.word)}"]
+    return ScoreTable("What every column adds", ("column",), heads, rows) if rows else None
+
+
+def _clarity(one: CoefficientRow) -> float:
+    return -abs(one.values["estimate"]) / (one.values["error"] or 1.0)
+
+
 def written(name: str, value: float | None) -> str:
     """Write a score as it is shown."""
     if value is None:
@@ -122,6 +201,13 @@ def written(name: str, value: float | None) -> str:
     if name in UNITS:
         return plain(value)
     return f"{value:.3f}".replace("-", "−") if name in DECIMALS else f"{100 * value:.1f}\u00a0%"
+
+
+def head(labels: Sequence[str], name: str) -> str:
+    """Name a score, and of two labels the one that it looks for."""
+    if len(labels) == 2 and name in OF_LABEL:
+        return f"{COLUMNS[name]} of “{brief(labels[1], 16)}”"
+    return COLUMNS[name]
 
 
 def shown_scores(run: RunRecord) -> list[str]:
@@ -134,7 +220,7 @@ def score_tables(run: RunRecord) -> list[ScoreTable]:
     """Make a table of all held-out rows, one by client, and one for every column of groups."""
     rows = [row for name in shown_scores(run) for row in run.scores if row.model == name]
     shown = [name for name in COLUMNS if any(row.values.get(name) is not None for row in rows)]
-    heads = ["rows", *(COLUMNS[name] for name in shown)]
+    heads = ["rows", *(head(run.labels, name) for name in shown)]
     found = []
     for by in ("", *dict.fromkeys(row.by for row in rows)):
         first = run.word if by == "client" else by
@@ -153,18 +239,3 @@ def score_tables(run: RunRecord) -> list[ScoreTable]:
         heading = f"By {first}" if by else "All held-out rows"
         found.append(ScoreTable(heading, keys, heads, lines))
     return found if rows else []
-
-
-def in_short(run: RunRecord) -> str:
-    """Write the scores over all held-out rows in one line, of the average and the main model."""
-    names = [name for name in run.scored_models if name in ("average", run.main.name)]
-    totals = [run.score_rows(name)[EVERYONE] for name in names]
-    parts = []
-    for score in IN_SHORT if totals else ():
-        values = [row.values.get(score) for row in totals]
-        if None not in values:
-            parts.append(f"{COLUMNS[score]} {' → '.join(written(score, v) for v in values)}")
-    if not parts:
-        return ""
-    start = f"Over all {whole(totals[0].rows)} held-out rows, {' → '.join(map(brief, names))}: "
-    return f"{start}{', '.join(parts)}."

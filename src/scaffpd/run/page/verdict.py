@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaffpd.numbers import brief, capital, measured, plain, plural, several, small
+from scaffpd.numbers import brief, capital, measured, plain, several, small
 from scaffpd.objectives import OBJECTIVES
 from scaffpd.run.page.tables import FEW, uncertain
 from scaffpd.run.record import Overall, PrivacyRecord, RunRecord
-from scaffpd.training.metrics import NO, YES
+from scaffpd.training.metrics import NO, NOISE, YES
 
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
 QUESTIONS = {
     "do": "What to do?",
     "who": "Who gains?",
-    "much": "How much, and is it clear of noise?",
     "cost": "Whom does it cost?",
-    "sure": "How sure is the optimum?",
-}
-DO = {
-    "personal": "Use personal models: every {word} makes the shared model its own.",
-    "fair": "Use one fair model for all {words}: nothing clearly beats it.",
-    "average": "Use one average model for all {words}: nothing clearly beats it.",
-    "alone": "Let every {word} train alone: nothing clearly beats it.",
-    "constant": "Look for other columns: these do not predict the target.",
+    "much": "How much, and is it clear of noise?",
+    "sure": "What is proven?",
 }
 NAMED = 3  # clients that a sentence names
 MEANINGS = {kind.parameter: kind.meaning for kind in OBJECTIVES.values() if kind.meaning}
@@ -44,11 +37,11 @@ SENT = (
 
 
 def verdict(run: RunRecord) -> list[str]:
-    """State the result in a sentence or two."""
+    """State the result: the recommendation first, then what it rests on."""
     if run.verdict:
         return run.verdict
     if run.joining is not None:
-        return [text for text in (run.joining.sentence, run.joining.details) if text]
+        return [run.joining.sentence, *run.joining.details]
     return one_for_all(run)
 
 
@@ -90,25 +83,28 @@ def _moved(run: RunRecord, before: float, after: float) -> str:
 
 
 def answers(run: RunRecord) -> dict[str, str]:
-    """Answer five questions of a reader who knows no optimisation, as far as the run can."""
+    """Answer the questions of a reader who knows no optimisation, as far as the run can."""
     if run.kind in ("compare", "runs"):
         return {}
     paying = run.paying
     found = {"do": _do(run), "much": _much(run), "sure": _sure(run)}
     if any(paying.values()):
-        found["who"] = f"{_some(paying[YES])}, clearly." if paying[YES] else "Nobody clearly."
+        quiet = len(paying[NOISE])
+        rest = f"; for the other {quiet} it is within noise" if quiet else ""
+        found["who"] = f"{_some(paying[YES])}, clearly{rest}." if paying[YES] else "Nobody clearly."
         found["cost"] = f"{_some(paying[NO])}, clearly." if paying[NO] else "Nobody clearly."
     found |= run.answers
     return {question: found[name] for name, question in QUESTIONS.items() if found.get(name)}
 
 
 def _do(run: RunRecord) -> str:
-    """Recommend by joining or the path; else the model after, if it clearly helps, costs none."""
-    if run.joining:
-        return DO[run.joining.recommendation].format(word=run.word, words=plural(run.word))
+    """Advise by the path, else the model after if it clearly helps and costs nobody.
+
+    A run that has measured what joining brings begins with its advice.
+    """
     if run.path:
         return f"Use “{brief(run.path.knee)}”, which is suggested."
-    if run.pair is None or not run.tested:
+    if run.joining or run.pair is None or not run.tested:
         return ""
     before, after = (f"“{brief(model.name)}”" for model in run.pair)
     if run.paying[YES] and not run.paying[NO]:
@@ -117,17 +113,8 @@ def _do(run: RunRecord) -> str:
 
 
 def _much(run: RunRecord) -> str:
-    """Give the change of the mean and of the worst-served fifth: with intervals, of joining."""
-    if run.joining and run.joining.total:
-        total = run.joining.total
-        pairs = (
-            ("mean loss", total.over_alone_mean),
-            (f"loss of the {run.bottom}", total.over_alone_worst_20),
-        )
-        gains = [(what, found.gain) for what, found in pairs if found]
-        texts = [f"the {what} is {gain.than('alone')} ({gain.range})" for what, gain in gains]
-        return f"With “{run.joining.shown}”, on held-out rows, {'; '.join(texts)}."
-    if run.pair is None:
+    """Give the change of the mean and of the worst-served fifth."""
+    if run.joining or run.pair is None:
         return ""
     ends = [one.overall for one in run.pair if one.overall]
     texts = [
@@ -183,8 +170,7 @@ def cautions(run: RunRecord) -> list[str]:
     few = sum(uncertain(run, score) for score in scores)
     if few:
         found.append(
-            f"Fewer than {FEW} test rows at {few} of {several(len(scores), run.word)} (marked †): "
-            "scores are uncertain there."
+            f"† Fewer than {FEW} test rows ({few} of {several(len(scores), run.word)}): uncertain."
         )
     if run.privacy is not None:
         found += [SEEDED] if run.privacy.seeded else []
