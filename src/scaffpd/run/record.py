@@ -226,11 +226,6 @@ class JoiningRecord(RecordPart):
         return RelativeGain(0.0, -math.inf, math.inf) if found is None else found.gain
 
     @property
-    def total(self) -> JoiningTotal | None:
-        """The shown model over all clients."""
-        return next((one for one in self.totals if one.model == self.shown), None)
-
-    @property
     def order(self) -> list[str]:
         """The clients, the one that gains most first."""
         return sorted(self.by_client, key=lambda client: -self.gain(client).value)
@@ -462,15 +457,6 @@ class RunRecord(RecordPart):
     def scored_rows(self) -> str:
         """The rows that scores are about, in words."""
         return "held-out rows" if self.split == "test" else "rows trained on"
-
-    @property
-    def asked(self) -> str:
-        """What was asked, as a question."""
-        if self.joining is None:
-            return self.title
-        many = f"{len(self.clients)} {plural(self.word)}"
-        what = f"predict “{self.reading.target}”" if self.reading else "train"
-        return f"{self.title.split(':')[0]}: should {many} {what} together, or alone?"
 
     @property
     def bottom(self) -> str:

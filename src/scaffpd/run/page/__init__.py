@@ -174,6 +174,7 @@ def page(run: RunRecord, library: str) -> str:
         kind=KINDS[run.kind],
         colours=vega.css(),
         style=packaged("page.css"),
+        asked=verdict.asked(run),
         verdict=verdict.verdict(run),
         effects=effect_table(run),
         answers=verdict.answers(run),

@@ -135,7 +135,7 @@ class ScoreTable(NamedTuple):
     heading: str
     names: tuple[str, ...]
     heads: list[str]
-    rows: list[tuple[tuple[str, ...], list[Cell]]]
+    rows: Sequence[tuple[tuple[str, ...], list[Cell]]]
 
 
 def served(found: JoiningRecord) -> tuple[str, str, Callable[[JoiningRow], float]]:
@@ -170,8 +170,8 @@ def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
         ]
         rows.append(((name,), cells))
     heads = [*found.models, "gain over alone", "clearly?"]
-    gain = f"gain: how much lower the loss is with {CALLED[found.shown]}"
-    heading = f"{capital(measure)}, on held-out rows; {gain}"
+    lower = f"gain: how much lower the loss is with {CALLED[found.shown]}"
+    heading = f"{capital(measure)}, on held-out rows; {lower}"
     return ScoreTable(heading, (run.word,), heads, rows)
 
 

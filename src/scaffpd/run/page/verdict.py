@@ -45,6 +45,15 @@ def verdict(run: RunRecord) -> list[str]:
     return one_for_all(run)
 
 
+def asked(run: RunRecord) -> str:
+    """Return what was asked, as a question."""
+    if run.joining is None:
+        return run.title
+    what = f"predict “{run.reading.target}”" if run.reading else "train"
+    many = several(len(run.clients), run.word)
+    return f"{run.title.split(':')[0]}: should {many} {what} together, or alone?"
+
+
 def one_for_all(run: RunRecord) -> list[str]:
     """Compare the model after with the one before, or describe the only one."""
     main = run.pair[1] if run.pair else run.main
