@@ -27,7 +27,7 @@ from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.model_file import linear, read_model
 from scaffpd.run.settings.silo import SiloFile
 
-MODEL = '[model]\nloss = "logistic"\nl2 = 0.03\n'
+MODEL = '[model]\nkind = "logistic"\nl2 = 0.03\n'
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
 ROUGH = {"tol = 1e-6": "tol = 1e-3"}
 FIRST_LINE = 'folder = "run"'

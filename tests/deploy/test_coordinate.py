@@ -214,7 +214,7 @@ def test_a_file_of_the_folder_that_is_broken_is_named(tmp_path):
         Outcome.of(DeployedRun(folder))
 
 
-PERSONAL = {MODEL: f"{MODEL}strength = 5.0\n", **ROUGH}
+PERSONAL = {MODEL: f"{MODEL}kappa = 5.0\n", **ROUGH}
 
 
 def test_personal_models_stay_at_their_silos(tmp_path):

@@ -33,6 +33,7 @@ from scaffpd.deploy.transcript import NEAR, close_values
 from scaffpd.errors import InputError
 from scaffpd.fields import validated
 from scaffpd.models import Linear
+from scaffpd.models.linear import AUTO
 from scaffpd.privacy import Private
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.silo import ALWAYS, SiloFile
@@ -180,7 +181,7 @@ def _code(terms: FederationTerms) -> list[str]:
     """Name code that is not the package's own, and is loaded from the silo's folder."""
     kinds = [terms.algorithm.get("kind"), (terms.objective or {}).get("kind")]
     own = [str(kind) for kind in kinds if isinstance(kind, str) and ":" in kind]
-    return [*own, "" if terms.model.kind == "linear" else f"model {terms.model.kind!r}"]
+    return [*own, "" if terms.model.network is None else f"model {terms.model.network!r}"]
 
 
 def _check_share(terms: FederationTerms, most: float) -> None:
@@ -211,7 +212,7 @@ def _noise(terms: FederationTerms) -> Json:
     private = terms.privacy
     assert private is not None
     about = private.model_dump(exclude_none=True, exclude={"shared"})
-    linear = terms.model.kind == "linear"
+    linear = terms.model.network is None
     if not linear and "smoothness" not in about:
         raise InputError(
             "network-without-smoothness",
@@ -240,12 +241,7 @@ def leaves(terms: FederationTerms) -> list[str]:
     if not terms.method.asks_losses:
         clear = sorted({*clear, "your loss after every round"})
     noisy = "" if private is None else ", with noise"
-    lines = []
-    if isinstance(terms.columns, dict) and not terms.encoding().get("declared"):
-        lines.append(
-            "Summed over all silos: of every column, how many rows have a value, their sum, and "
-            "the sum of squared distances from the mean."
-        )
+    lines = _prepared(terms)
     summed = sorted({SUMMED[kind] for kind in kinds if kind in SUMMED})
     lines.append(
         f"Summed over all silos{noisy}: {', '.join(summed)}; at one point with at most "
@@ -270,6 +266,33 @@ def leaves(terms: FederationTerms) -> list[str]:
             f"out from sums over time; five or more hide them."
         )
     return lines
+
+
+def _prepared(terms: FederationTerms) -> list[str]:
+    """List the sums over all silos that are made before training."""
+    lines = []
+    if terms.curved:
+        lines.append(
+            "how many rows, and of how many silos, lie between given numbers, column by column; "
+            "where there are many, between finer ones"
+        )
+    if isinstance(terms.columns, dict) and not terms.encoding().get("declared"):
+        lines.append(
+            "of every column, how many rows have a value, their sum, and the sum of squared "
+            "distances from the mean"
+        )
+    pairs = terms.curved and terms.pairs > 0 and terms.privacy is None
+    if terms.columns is not None and (pairs or AUTO in (terms.l2, terms.model.kappa)):
+        lines.append(
+            "for strengths by evidence, minima, gradients and Hessians of your loss with a pull to "
+            "a shared point, and squared distances from it"
+        )
+    if pairs:
+        lines.append(
+            "of every two columns, first and second derivatives of your rows' losses in cells "
+            "between thresholds"
+        )
+    return [f"Summed over all silos: {line}." for line in lines]
 
 
 def check_size(dimension: int, members: int) -> None:

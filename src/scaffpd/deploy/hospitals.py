@@ -32,7 +32,7 @@ labels = [0, 1]
 {columns}
 
 [model]
-loss = "logistic"
+kind = "logistic"
 l2 = 0.03
 
 [objective]

@@ -1,7 +1,7 @@
 r"""What every silo runs, and the coordinator without rows: one agreed run, from epoch to model.
 
 epoch       keys, commitments to rows, and the last state that all can go on from
-columns     n, Σx and Σ(x − mean)² over all silos, masked
+columns     curves, scale, pairs and strengths, by masked sums (`preparing`)
 training    `train(method, replica)`; every round ends in a state that all have
 scores      of the last point, in the clear
 confirm     everybody has seen the same: only now a model is written
@@ -12,33 +12,22 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scaffpd.data.tabular.agree import (
-    PREPARED,
-    Schema,
-    declared_scale,
-    deviation_of,
-    mean_of,
-    width,
-)
-from scaffpd.deploy.agreement import Agreement, check_size
+from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.messages import Json
-from scaffpd.deploy.replica import replica
+from scaffpd.deploy.preparing import Preparing, Rows
 from scaffpd.deploy.transcript import Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Federation
 from scaffpd.files import write_file
 from scaffpd.run.settings.federation import FederationTerms
-from scaffpd.run.settings.methods import kind_of
 from scaffpd.run.settings.model_file import Setup
-from scaffpd.secure.aggregation import colluding_of
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import Result, RoundInfo, train
@@ -46,20 +35,6 @@ from scaffpd.training.loop import Result, RoundInfo, train
 KEPT = 2  # states: a silo may be one round ahead of another
 SCORES = 6  # loss, accuracy and number of training and of held-out rows
 T = TypeVar("T")
-Totals = Mapping[str, NDArray[np.float64] | NDArray[np.int64]]
-
-
-class Rows(Protocol):
-    """A silo's rows, as a run needs them."""
-
-    def commitment(self) -> str:
-        """Return what shows later that they are the same."""
-
-    def totals(self, schema: Schema, mean: NDArray[np.float64] | None) -> Totals:
-        """Return n and Σx of every encoded column, or n and Σ(x − mean)²."""
-
-    def cohort(self, setup: Setup) -> Cohort:
-        """Return them with the agreed model, as a cohort of one."""
 
 
 @dataclass(frozen=True)
@@ -150,37 +125,29 @@ def take_part(
     states.same("rows.json", commitments)
     before = states.restore([coordinator, *(_states(fact) for fact in facts.values())])
     session.propose("state", {"state": before}, {})
-    setup = _agreed_columns(session, agreement, terms, rows)
-    cohort = None if rows is None else rows.cohort(setup)
     about = hashlib.sha256(agreement.digest + repr(sorted(commitments.items())).encode())
-    federation = replica(
-        session,
-        None if cohort is None else cohort.channel,
-        colluding_of(len(session.names), terms.colluding),
-        about.hexdigest(),
-        terms.model.l2 if terms.privacy is not None and terms.privacy.shared else None,
-    )
-    check_size(federation.dimension, len(session.names))
+    ready = Preparing(session, agreement, terms, rows, about.hexdigest()).run()
 
     def ended(info: RoundInfo) -> None:
         states.note(info.rounds, session.digest)
         if after is not None:
-            after(info, federation)
+            after(info, ready.federation)
 
     result = train(
         terms.method,
-        federation,
+        ready.federation,
         terms.rounds,
         terms.tol,
         terms.training.seed,
+        None if ready.strengths is None else ready.strengths.x,
         progress=False,
         checkpoint=Checkpoint(states.checkpoint, every=1),
         callbacks=[ended],
     )
-    scores = _scores(session, terms, cohort, result)
-    spent = _spent(session, cohort) if terms.privacy is not None else {}
+    scores = _scores(session, terms, ready.cohort, result)
+    spent = _spent(session, ready.cohort) if terms.privacy is not None else {}
     session.confirm()
-    return Finished(result, setup, scores, spent)
+    return Finished(result, ready.setup, scores, spent)
 
 
 def _read(file: Path, default: T) -> T:
@@ -201,36 +168,6 @@ def _states(fact: Json) -> list[list[object]]:
     if not isinstance(given, list) or not all(isinstance(state, list) for state in given):
         raise Tampered("post-unreadable", "A silo's states cannot be read.")
     return given
-
-
-def _agreed_columns(
-    session: Session, agreement: Agreement, terms: FederationTerms, rows: Rows | None
-) -> Setup:
-    """Return the scale of all columns, from sums over all silos or as it was declared."""
-    schema = terms.encoding()
-    scale = (np.zeros(0), np.zeros(0))
-    if schema["task"] != PREPARED:
-        declared = declared_scale(schema)
-        scale = _summed_scale(session, schema, rows) if declared is None else declared
-    noise = dict(agreement.values["noise"])
-    return Setup(kind_of(terms.method), terms.linear(), dict(schema), *scale, noise)
-
-
-def _summed_scale(
-    session: Session, schema: Schema, rows: Rows | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    columns = width(schema)
-
-    def total(kind: str, mean: NDArray[np.float64] | None) -> dict[str, Totals]:
-        own = np.zeros(2 * columns)
-        if rows is not None:
-            found = rows.totals(schema, mean)
-            own = np.concatenate([found["n"], found[kind]])
-        both = session.wide_total(kind, own)
-        return {"": {"n": np.rint(both[:columns]), kind: both[columns:]}}
-
-    mean = mean_of(total("sum", None), schema)
-    return mean, deviation_of(total("squares", mean), mean, schema)
 
 
 def _scores(

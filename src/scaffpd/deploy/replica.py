@@ -27,6 +27,7 @@ from scaffpd.deploy.messages import Array, Json
 from scaffpd.deploy.transcript import Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Channel, Constants, Federation, PrivacyAccount, Vector
+from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.plans import ClientSelection, LocalPlan, ProximalPlan, Strength
 from scaffpd.federation.questions import (
     GradientsAt,
@@ -286,8 +287,8 @@ class ReplicaSums:
         if isinstance(vectors, OwnVectors):
             w = vectors.asked.propose(part, weights)
             assert w is not None
-            self._check(vectors.asked.point, w)
             question = vectors.asked.question
+            self._check(vectors.asked.point, self._weights(question, w))
             if self.shared is not None and isinstance(question, GradientsAt):
                 ridge = self.shared * float(w.sum()) * question.x
                 return self._shared(part, vectors.asked, w) + ridge
@@ -335,6 +336,12 @@ class ReplicaSums:
             public = self.channel._public(SHARED, {"unit": np.array([made.unit])})
             total = self.session.total(part, made.parts[0].long().numpy(), places)
         return torch.from_numpy(total * public["unit"][0])
+
+    def _weights(self, question: Question, weights: Vector) -> Vector:
+        """Return weights of mean gradients; modes without τ are gradients of sums over rows."""
+        at = getattr(question, "at", question)
+        rows = isinstance(at, ModesAt) and not bool(at.tau.any())
+        return weights * self.channel.constants().samples if rows else weights
 
     def _check(self, place: str, weights: Vector) -> None:
         """Refuse one weighting too many of what was answered at one point."""
@@ -390,9 +397,12 @@ def question_parts(question: object) -> tuple[Json, dict[str, Tensor]]:
 def _place(question: object) -> str:
     """Name the point that a question is about, whatever model and minibatch: x alone counts."""
     at = getattr(question, "at", None)
-    x = getattr(at if isinstance(at, Question) else question, "x", None)
+    about = at if isinstance(at, Question) else question
+    x = getattr(about, "x", None)
     if not isinstance(x, Tensor):
         return type(question).__name__
+    if isinstance(about, ModesAt) and about.tau.any():  # of other functions than the losses
+        x = torch.cat([x.double(), about.tau])
     return hashlib.sha256(x.detach().double().cpu().numpy().tobytes()).hexdigest()
 
 

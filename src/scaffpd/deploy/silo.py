@@ -9,25 +9,28 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from torch import Tensor
 
-from scaffpd.data.tabular.agree import Schema
+from scaffpd.data.curves import Matrix, counted
+from scaffpd.data.pairs import pair_sums
+from scaffpd.data.tabular.agree import Column, Schema
 from scaffpd.deploy.agreement import Agreement, allowed
 from scaffpd.deploy.board import BEGIN, DONE, LOST, NEWS, Abandoned, Mailbox, read_news
 from scaffpd.deploy.dataset import Dataset, Wanted
 from scaffpd.deploy.ledger import PrivacyLedger
 from scaffpd.deploy.messages import REFUSED, Message, decode, encode
-from scaffpd.deploy.program import RunStates, Totals, take_part
+from scaffpd.deploy.preparing import Totals, modelled
+from scaffpd.deploy.program import RunStates, take_part
 from scaffpd.deploy.records import LEFT, SiloRecords
 from scaffpd.deploy.transcript import Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.files import load_or_create, write_file
-from scaffpd.models import Personal
+from scaffpd.models import Linear
 from scaffpd.privacy import Private
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import load
@@ -64,12 +67,21 @@ class SiloRows:
         """Return a hash of the rows, salted for this agreement."""
         return self.data.commitment(derived(self._secret, b"salt" + self.digest))
 
-    def totals(self, schema: Schema, mean: NDArray[np.float64] | None) -> Totals:
+    def totals(self, schema: Schema, mean: Matrix | None) -> Totals:
         """Return the sums of encoded columns over training rows."""
         return self.data.totals(schema, mean)
 
+    def counts(self, schema: Schema, edges: Sequence[Matrix]) -> Matrix:
+        """Return training rows, and whether there are any, in all cells between edges."""
+        return counted(self.data.sorted_numbers(schema), edges)
+
+    def pair_sums(self, setup: Setup, sides: Sequence[Column], model: Linear, u: Tensor) -> Matrix:
+        """Return G and H at this silo's own model u."""
+        X, y = self.data.encoded(setup.schema, setup.mean, setup.deviation).train
+        return pair_sums(self.data.indicators(setup.schema, sides), *model.slopes(u, X, y))
+
     def cohort(self, setup: Setup) -> Cohort:
-        """Return the rows with the agreed model, private if so agreed."""
+        """Return the rows with the agreed model, private if so agreed; strengths stay "auto"."""
         if self.data.cohort is not None:
             made = self.data.cohort
         else:
@@ -77,7 +89,8 @@ class SiloRows:
                 setup.schema, setup.mean, setup.deviation, separate=bool(self.noise)
             )
             test = None if ready.test is None else {self.file.name: ready.test}
-            made = Cohort({self.file.name: ready.train}, self._model(setup), test=test)
+            model = self._model(setup)
+            made = Cohort({self.file.name: ready.train}, model, test=test, settle=False)
         if self.noise:
             self.ledger.open(made)
         self.made = made
@@ -90,11 +103,12 @@ class SiloRows:
                 raise InputError("model-not-listed", f"[models] has no model {kind!r}.")
             log.warning("The model %r is the code of %r.", kind, self.file.models[kind])
             model = load(self.file.path.parent, self.file.models[kind])
+        elif not self.noise:
+            return modelled(setup)
         else:
             model = linear(setup.model)
         if not self.noise:
-            strength = setup.model.get("strength")
-            return model if strength is None else Personal(model, strength)
+            return model
         about = {name: value for name, value in self.noise.items() if name != "epsilon"}
         together = {"together": self.together} if "colluding" in about else {}
         return Private(model, **about, **together, budget=self.noise["epsilon"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaffpd.data.pairs import Indicators, Places
-from scaffpd.data.tabular.agree import Column, ColumnPair, checked_schema
+from scaffpd.data.pairs import ChosenPair, Indicators, Places
+from scaffpd.data.tabular.agree import Column, ColumnPair, Schema, checked_schema
 from scaffpd.data.tabular.clients import Clients
 from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.models import Linear
@@ -17,21 +17,34 @@ def with_pairs(found: Clients, train: Sequence[Pair], model: Linear, most: int) 
     """Return the clients with the products of pairs that pay beside their additive models."""
     if len(found.sides) < 2 or not most:
         return found
+    columns = indicators_of(found.sides)
+    own = [rows.indicators(found.schema, found.sides) for rows in found.rows]
+    schema = paired(found.schema, found.sides, search(train, model, own, columns, most))
+    return found if schema is found.schema else found.under(schema)
+
+
+def indicators_of(sides: Sequence[Column]) -> list[Indicators]:
+    """Number the steps and categories that columns may be cut by, from 1 on."""
     columns = []
     place = 1
-    for side in found.sides:
+    for side in sides:
         after = place + _size(side)
         columns.append(Indicators(tuple(range(place, after)), side["kind"] != CATEGORY))
         place = after
-    indicators = [own.indicators(found.schema, found.sides) for own in found.rows]
+    return columns
+
+
+def paired(schema: Schema, sides: Sequence[Column], chosen: Sequence[ChosenPair]) -> Schema:
+    """Return the schema with the chosen pairs; the same one if there are none."""
+    columns = indicators_of(sides)
     pairs: list[ColumnPair] = []
-    for pair in search(train, model, indicators, columns, most):
+    for pair in chosen:
         left, right = (
-            _part(found.sides[k], columns[k].places, cuts)
+            _part(sides[k], columns[k].places, cuts)
             for k, cuts in zip(pair.columns, pair.cuts, strict=True)
         )
         pairs.append({"left": left, "right": right})
-    return found.under(checked_schema({**found.schema, "pairs": pairs})) if pairs else found
+    return checked_schema({**schema, "pairs": pairs}) if pairs else schema
 
 
 def _size(side: Column) -> int:

@@ -26,12 +26,11 @@ from scaffpd.run.pairs import with_pairs
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.settings.tables import AUTO, EntrySettings, SourceSettings
+from scaffpd.run.settings.tables import AUTO, PRIVATE, EntrySettings, SourceSettings
 from scaffpd.training.cohort import Cohort
 
 Pair = tuple[Any, Any]
 FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
-PRIVATE = 1e-3  # l2 of a private run
 SHOWN = 20  # names of columns in a sentence
 WANTED = (
     "clients as a mapping from names to (X, y), or two such mappings, the second of held-out rows"

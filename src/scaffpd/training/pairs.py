@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.algorithms.evidence import Strengths
 from scaffpd.data.pairs import ChosenPair, Indicators, chosen_pairs, pair_sums
 from scaffpd.models import Linear, Personal
 from scaffpd.training.cohort import Cohort, Pair
@@ -30,7 +31,7 @@ def search(
         columns: which indicators are of which column, numbered from 1 on.
         most: the most pairs.
     """
-    if sum(len(column.places) for column in columns) > MOST_INDICATORS:
+    if too_many(columns):
         return []
     cohort = Cohort(clients, Personal(model))
     found = cohort.strengths
@@ -40,5 +41,14 @@ def search(
     sums = np.zeros(())
     for (X, y), Z, u in zip(clients, indicators, own, strict=True):
         sums = sums + pair_sums(Z, *model.slopes(u, X, y))
-    noise = 2 * found.sigma2 if model.loss == "squared" else 1.0
-    return chosen_pairs(columns, sums / noise, most)
+    return chosen_pairs(columns, sums / noise_of(model, found), most)
+
+
+def too_many(columns: Sequence[Indicators]) -> bool:
+    """Return whether sums over all pairs of indicators would be too large."""
+    return sum(len(column.places) for column in columns) > MOST_INDICATORS
+
+
+def noise_of(model: Linear, found: Strengths) -> float:
+    """Return what a row's loss is divided by in nats: 1, or 2σ² for squared loss."""
+    return 2 * found.sigma2 if model.loss == "squared" else 1.0

@@ -266,6 +266,15 @@ def curved(schema: Schema, total: Total) -> tuple[Schema, list[Column]]:
     return checked_schema({**schema, "columns": columns}), sides
 
 
+def common(side: Column, schema: Schema, mean: Matrix) -> Column:
+    """Return a side of pairs with its most common categories only."""
+    if side["kind"] != CATEGORY:
+        return side
+    shares = dict(zip(features(schema), mean, strict=True))
+    order = sorted(side["categories"], key=lambda name: -shares[f"{side['name']}={name}"])
+    return {**side, "categories": order[:MOST], "other": False}
+
+
 def declared_scale(schema: Schema) -> tuple[Matrix, Matrix] | None:
     """Return centres and scales that no row has a part in, where ranges are declared.
 

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.curves import MOST, counted
+from scaffpd.data.curves import counted
 from scaffpd.data.tabular import encode
 from scaffpd.data.tabular.agree import (
     Column,
     Schema,
     agree,
+    common,
     curved,
     declared_scale,
     deviation_of,
-    features,
     mean_of,
 )
 from scaffpd.data.tabular.columns import (
@@ -77,14 +77,6 @@ class Clients:
         encoded = tuple(own.encoded(schema, mean, deviation) for own in self.rows)
         return replace(self, encoded=encoded, schema=schema, mean=mean, deviation=deviation)
 
-    def common(self, side: Column) -> Column:
-        """Return a side of pairs with its most common categories only."""
-        if side["kind"] != CATEGORY:
-            return side
-        shares = dict(zip(features(self.schema), self.mean, strict=True))
-        order = sorted(side["categories"], key=lambda name: -shares[f"{side['name']}={name}"])
-        return {**side, "categories": order[:MOST], "other": False}
-
 
 def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     """Read a table, cut it into clients, and let them agree; `seed` chooses held-out rows."""
@@ -118,7 +110,8 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     nothing = np.empty(0)
     groups = _groups(found, rows)
     read = Clients(tuple(rows), (), schema, nothing, nothing, tuple(remarks), groups).under(schema)
-    return replace(read, sides=tuple(map(read.common, sides)), exposure=usual)
+    coarse = tuple(common(side, read.schema, read.mean) for side in sides)
+    return replace(read, sides=coarse, exposure=usual)
 
 
 def _exposed(

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
 
 import scaffpd.fields as key
-from scaffpd.algorithms import ALGORITHMS, Algorithm
+from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair
 from scaffpd.algorithms.base import HESSIANS, SLOPES, VECTORS
 from scaffpd.data.tabular.agree import PREPARED, REST, VERSION, Column, Schema, checked_schema
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
-from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
-from scaffpd.errors import InputError
+from scaffpd.data.tabular.settings import CLASSIFICATION, CURVES, REGRESSION
+from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
-from scaffpd.models import Linear
 from scaffpd.models.losses import LOSSES
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
-from scaffpd.run.settings.methods import algorithm_of, called, changed
-from scaffpd.run.settings.tables import PrivacyBudget, Tolerance
+from scaffpd.run.settings.methods import algorithm_of, changed
+from scaffpd.run.settings.tables import (
+    AUTO,
+    PRIVATE,
+    AutoKappa,
+    AutoRidge,
+    PrivacyBudget,
+    Tolerance,
+)
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
@@ -45,18 +52,26 @@ def _category(kind: object) -> object:
 
 
 class FederationModel(SettingsTable):
-    """[model] of a federation: a linear model, or the silos' name of a network."""
+    """[model] of a federation: a linear model by its loss, or the silos' name of a network."""
 
-    kind: key.Text = "linear"
-    loss: Annotated[str, key.one_of(LOSSES)] = "logistic"
-    l2: key.NonNegative = 1e-3
-    strength: key.Positive | None = None  # κ of personal models near the shared one
+    # a loss; left out, it goes by the labels: squared, logistic or softmax
+    kind: key.Text | None = None
+    l2: AutoRidge = AUTO  # by evidence, from masked sums; 0.001 with noise
+    kappa: AutoKappa | None = (
+        None  # κ of personal models near the shared one; left out, there is one
+    )
+
+    @property
+    def network(self) -> str | None:
+        """Name of a network; `None` for a linear model."""
+        return None if self.kind is None or self.kind in LOSSES else self.kind
 
     @model_validator(mode="after")
     def _networks_have_a_name_only(self, info: ValidationInfo[Path]) -> Self:
-        if self.kind == "linear":
-            called(Linear, "model", {"loss": self.loss, "l2": self.l2}, info.context)
-        elif more := self.model_fields_set - {"kind"}:
+        more = self.model_fields_set - {"kind"}
+        if self.network is not None and get_close_matches(self.network, [*LOSSES, "linear"]):
+            raise unknown(f"model.kind in {info.context.name!r},", self.network, LOSSES)
+        if self.network is not None and more:
             raise InputError(
                 "network-with-settings",
                 f"{info.context.name!r} has model.{min(more)}, which only linear models "
@@ -105,7 +120,11 @@ class FederationTerms(SettingsTable):
         ]
         | None
     ) = None
-    standardise: key.Switch = True
+    # numbers have steps beside lines, at thresholds from masked histograms: as `train` has it
+    curves: Annotated[str, key.one_of(CURVES)] = "off"
+    pairs: key.Whole = (
+        8  # with curves and without noise, the most pairs of columns that act together
+    )
     model: FederationModel = Field(default_factory=dict, validate_default=True)
     algorithm: Json = Field(default_factory=dict)
     objective: Json | None = None
@@ -135,6 +154,18 @@ class FederationTerms(SettingsTable):
     def certified(self) -> bool:
         """Whether a run proves how good its result is."""
         return self.method.proves and self.privacy is None
+
+    @property
+    def l2(self) -> float | str:
+        """Ridge of a linear model; evidence would cost ε."""
+        return PRIVATE if self.privacy is not None and self.model.l2 == AUTO else self.model.l2
+
+    @property
+    def curved(self) -> bool:
+        """Whether numbers have curves."""
+        plain = self.privacy is None and isinstance(self.method, Fair)
+        wanted = self.curves == "on" or (self.curves == AUTO and plain)
+        return wanted and self.model.network is None and isinstance(self.columns, dict)
 
     @property
     def rounds(self) -> int:
@@ -169,6 +200,11 @@ class FederationTerms(SettingsTable):
                 "clients-per-round-fixed",
                 f"All silos take part in every sum: leave clients_per_round out of {file!r}.",
             )
+        if self.curves == "on" and not self.curved:
+            raise InputError(
+                "curves-without-columns",
+                f"{file!r} asks for curves, which go with a linear model of named columns.",
+            )
         if self.privacy is not None:
             self._check_private(file)
         if isinstance(self.columns, dict):
@@ -188,7 +224,7 @@ class FederationTerms(SettingsTable):
             getattr(self.method, "local_steps", 1) not in (None, 1)
             or getattr(self.method, "batch_size", None) is not None
         )
-        if private.shared and (self.model.kind != "linear" or several):
+        if private.shared and (self.model.network is not None or several):
             raise InputError(
                 "shared-noise-visible",
                 f"[privacy] shared of {file!r} needs a linear model, one local step and all rows: "
@@ -199,6 +235,16 @@ class FederationTerms(SettingsTable):
                 "range-missing",
                 f"[privacy] of {file!r} needs the range of every numeric column, such as "
                 "age = [0, 100]: means and deviations carry no noise.",
+            )
+        if self.curved:
+            raise InputError(
+                "curves-with-noise", f"{file!r} asks for curves with [privacy]: leave them out."
+            )
+        if self.model.kappa == AUTO:
+            raise InputError(
+                "evidence-with-noise",
+                f'{file!r} has model.kappa = "auto" with [privacy]: evidence would cost ε. Give κ '
+                "as a number: personal models are made after the run, and cost nothing.",
             )
         if not 1e-6 <= private.clip <= 1e6 or not 1e-6 <= private.loss_clip <= 1e6:
             raise InputError("clip-out-of-range", f"{file!r} needs clips from 1e-6 to 1e6.")
@@ -216,7 +262,7 @@ class FederationTerms(SettingsTable):
         made: Json = {
             "version": VERSION,
             "task": PREPARED if self.columns is None else task,
-            "standardise": self.standardise,
+            "standardise": True,
             "labels": list(self.labels or ()),
             "shape": shape,
             "columns": columns,
@@ -226,16 +272,21 @@ class FederationTerms(SettingsTable):
 
     def linear(self) -> Json:
         """Return the model as its file has it; every linear model has an intercept."""
-        if self.model.kind != "linear":
-            return {"kind": self.model.kind}
-        made = {**self.model.model_dump(exclude_none=True), "intercept": True}
+        if self.model.network is not None:
+            return {"kind": self.model.network}
         classes = len(self.labels or ())
-        if self.model.loss == "logistic" and classes not in (0, 2):
+        loss = self.model.kind or ("squared" if not classes else "logistic")
+        if self.model.kind is None and classes > 2:
+            loss = "softmax"
+        if loss == "logistic" and classes not in (0, 2):
             raise InputError(
                 "logistic-of-many-labels",
                 f'Logistic loss has two classes, but there are {classes} labels: use "softmax".',
             )
-        return made | ({"classes": classes} if classes and self.model.loss != "logistic" else {})
+        made: Json = {"kind": "linear", "loss": loss, "l2": self.l2, "intercept": True}
+        if self.model.kappa is not None:
+            made["strength"] = self.model.kappa
+        return made | ({"classes": classes} if classes and loss != "logistic" else {})
 
     def terms(self) -> Json:
         """Return all of it as JSON values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -128,9 +129,21 @@ def linear(model: Json) -> Linear:
 
 def own_model(model: Json, x: Array, X: NDArray[np.float64], y: Array) -> Array:
     """Return a client's model: personal if the agreement has a strength, else the shared one."""
-    if "strength" not in model:
-        return x
-    return personalise(x, X, y, Personal(linear(model), model["strength"]))
+    strength = strength_of(model)
+    return x if strength is None else personalise(x, X, y, Personal(linear(model), strength))
+
+
+def finite(strengths: Sequence[float]) -> list[float | None]:
+    """Return strengths as JSON has them: `None` is infinite, a shared coefficient."""
+    return [own if math.isfinite(own) else None for own in strengths]
+
+
+def strength_of(model: Json) -> float | str | list[float] | None:
+    """Return κ of an agreement's personal models; `None` if there is one model for all."""
+    found: float | str | list[float | None] | None = model.get("strength")
+    if not isinstance(found, list):
+        return found
+    return [math.inf if own is None else own for own in found]
 
 
 def model_bytes(x: Array, setup: Setup, clients: Sequence[str] = ()) -> bytes:

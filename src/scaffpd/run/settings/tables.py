@@ -15,6 +15,7 @@ from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable
 
 AUTO = "auto"
+PRIVATE = 1e-3  # l2 where evidence would cost ε
 COUNTED = ("alike", "rows")
 Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
 
@@ -31,6 +32,10 @@ def _strength(least: float) -> BeforeValidator:
         return float(given)  # type: ignore[arg-type]
 
     return BeforeValidator(check)
+
+
+AutoRidge = Annotated[float | str, _strength(0.0), Needs('"auto" or a number >= 0')]
+AutoKappa = Annotated[float | str, _strength(1e-12), Needs('"auto" or a number above 0')]
 
 
 class SourceSettings(SettingsTable):
@@ -60,9 +65,9 @@ class EntrySettings(SettingsTable):
 class ModelSettings(SettingsTable):
     """[model]: a linear model, or a network that a function returns."""
 
-    l2: Annotated[float | str, _strength(0.0), Needs('"auto" or a number >= 0')] = AUTO
+    l2: AutoRidge = AUTO
     """Ridge on the coefficients, not on the intercept; auto: by evidence."""
-    kappa: Annotated[float | str, _strength(1e-12), Needs('"auto" or a number above 0')] = AUTO
+    kappa: AutoKappa = AUTO
     """κ of personal models, which ties them to the shared one; auto: by evidence."""
     personal: key.Texts = ()
     """Columns that may differ between clients: age,intercept; left out, all."""

@@ -1,0 +1,220 @@
+r"""From an agreement to silos that can train: all that comes from rows is a masked sum.
+
+curves      how many rows, and of how many silos, lie between edges: thresholds of every column
+scale       n, Σx and Σ(x − mean)² of every encoded column
+pairs       G and H of the silos' own additive models (`scaffpd.data.pairs`)
+strengths   l2 and κ by evidence (`scaffpd.algorithms.evidence`), where the terms say "auto"
+
+Every silo takes these steps itself, with the code that clients in one process have; an onlooker
+takes them without rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scaffpd.algorithms.evidence import Strengths
+from scaffpd.data.pairs import chosen_pairs
+from scaffpd.data.tabular.agree import (
+    PREPARED,
+    Column,
+    Schema,
+    checked_schema,
+    common,
+    curved,
+    declared_scale,
+    deviation_of,
+    encoded_features,
+    mean_of,
+    width,
+)
+from scaffpd.deploy.agreement import LARGEST, Agreement, check_size
+from scaffpd.deploy.replica import replica
+from scaffpd.deploy.transcript import Session
+from scaffpd.errors import InputError
+from scaffpd.federation import Federation
+from scaffpd.models import Linear, Personal
+from scaffpd.models.linear import AUTO
+from scaffpd.run.pairs import indicators_of, paired
+from scaffpd.run.settings.federation import FederationTerms
+from scaffpd.run.settings.methods import kind_of
+from scaffpd.run.settings.model_file import Setup, finite, linear, strength_of
+from scaffpd.secure.aggregation import colluding_of
+from scaffpd.secure.ring import BYTES, Places
+from scaffpd.training.cohort import Cohort
+from scaffpd.training.pairs import noise_of, too_many
+from scaffpd.training.settling import by_evidence
+
+Matrix = NDArray[np.float64]
+Totals = Mapping[str, Matrix | NDArray[np.int64]]
+
+
+class Rows(Protocol):
+    """A silo's rows, as a run needs them."""
+
+    def commitment(self) -> str:
+        """Return what shows later that they are the same."""
+
+    def counts(self, schema: Schema, edges: Sequence[Matrix]) -> Matrix:
+        """Return rows, and whether there are any, in all cells between edges."""
+
+    def totals(self, schema: Schema, mean: Matrix | None) -> Totals:
+        """Return n and Σx of every encoded column, or n and Σ(x − mean)²."""
+
+    def pair_sums(self, setup: Setup, sides: Sequence[Column], model: Linear, u: Tensor) -> Matrix:
+        """Return G and H at this silo's own model u."""
+
+    def cohort(self, setup: Setup) -> Cohort:
+        """Return them with the agreed model, as a cohort of one."""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Silos with columns, scale and strengths that all have agreed on."""
+
+    setup: Setup
+    cohort: Cohort | None  # this silo's own; `None` at an onlooker
+    federation: Federation
+    strengths: Strengths | None = None  # by evidence
+
+
+def modelled(setup: Setup) -> Linear | Personal:
+    """Return the linear model of a setup, personal if it has a strength."""
+    groups = [feature.group for feature in encoded_features(checked_schema(setup.schema))]
+    model = replace(linear(setup.model), groups=groups)
+    strength = strength_of(setup.model)
+    return model if strength is None else Personal(model, strength)
+
+
+class Preparing:
+    """The steps of one silo, or of an onlooker, whose `rows` are `None`."""
+
+    def __init__(
+        self,
+        session: Session,
+        agreement: Agreement,
+        terms: FederationTerms,
+        rows: Rows | None,
+        about: str,
+    ) -> None:
+        self.session = session
+        self.agreement = agreement
+        self.terms = terms
+        self.rows = rows
+        self.about = about
+
+    def run(self) -> Ready:
+        """Agree on columns, scale and strengths, one after the other."""
+        schema = self.terms.encoding()
+        sides: list[Column] = []
+        if self.terms.curved:
+            schema, sides = curved(schema, partial(self._counted, schema))
+        setup = self._scaled(schema)
+        if self.terms.pairs and self.terms.privacy is None and len(sides) > 1:
+            more = self._paired(setup, schema, [common(one, schema, setup.mean) for one in sides])
+            setup = setup if more is schema else self._scaled(more)
+        found = self._federated(setup)
+        auto = AUTO in (setup.model.get("l2"), setup.model.get("strength"))
+        return self._settled(found) if auto and schema["task"] != PREPARED else found
+
+    def _counted(self, schema: Schema, edges: Sequence[Matrix]) -> Matrix:
+        """Add up what silos count between edges."""
+        shape = 2, sum(len(own) + 1 for own in edges)
+        own = np.zeros(shape) if self.rows is None else self.rows.counts(schema, edges)
+        places = Places.usual(own.size, len(self.session.names), 0)
+        return self.session.total("counts", own.ravel().astype(np.int64), places).reshape(shape)
+
+    def _scaled(self, schema: Schema) -> Setup:
+        """Return the agreement with the scale of all columns, by sums or as it was declared."""
+        scale = np.zeros(0), np.zeros(0)
+        if schema["task"] != PREPARED:
+            declared = declared_scale(schema)
+            scale = self._summed_scale(schema) if declared is None else declared
+        noise = dict(self.agreement.values["noise"])
+        method = kind_of(self.terms.method)
+        return Setup(method, self.terms.linear(), dict(schema), *scale, noise)
+
+    def _summed_scale(self, schema: Schema) -> tuple[Matrix, Matrix]:
+        columns = width(schema)
+
+        def total(kind: str, mean: Matrix | None) -> dict[str, Totals]:
+            own = np.zeros(2 * columns)
+            if self.rows is not None:
+                found = self.rows.totals(schema, mean)
+                own = np.concatenate([found["n"], found[kind]])
+            both = self.session.wide_total(kind, own)
+            return {"": {"n": np.rint(both[:columns]), kind: both[columns:]}}
+
+        mean = mean_of(total("sum", None), schema)
+        return mean, deviation_of(total("squares", mean), mean, schema)
+
+    def _federated(self, setup: Setup) -> Ready:
+        """Bind the model to the rows of all silos."""
+        cohort = None if self.rows is None else self.rows.cohort(setup)
+        private = self.terms.privacy
+        federation = replica(
+            self.session,
+            None if cohort is None else cohort.channel,
+            colluding_of(len(self.session.names), self.terms.colluding),
+            self.about,
+            float(self.terms.l2) if private is not None and private.shared else None,
+        )
+        check_size(federation.dimension, len(self.session.names))
+        return Ready(setup, cohort, federation)
+
+    def _settled(self, found: Ready) -> Ready:
+        """Set the strengths that the terms leave to the rows."""
+        size = BYTES * found.federation.dimension**2 * len(self.session.names)
+        if size > LARGEST:
+            raise InputError(
+                "evidence-too-large",
+                f"Strengths by evidence would take {size:,} bytes an exchange, more than "
+                f"{LARGEST:,}: give l2 and kappa as numbers.",
+            )
+        columns = width(checked_schema(found.setup.schema))
+        strengths = by_evidence(found.federation, modelled(found.setup), columns)
+        assert strengths is not None
+        own = {"l2": strengths.l2, "strength": strengths.strength, "x": strengths.x.numpy()}
+        agreed = self.session.propose("strengths", {}, own)[1]
+        auto = [name for name in ("l2", "strength") if found.setup.model.get(name) == AUTO]
+        using = {name: agreed[name].tolist() for name in auto}
+        return Ready(
+            found.setup.with_model(**{name: finite(own) for name, own in using.items()}),
+            None if found.cohort is None else found.cohort.using(**using),
+            found.federation.using(**using),
+            replace(strengths, x=torch.from_numpy(np.array(agreed["x"]))),
+        )
+
+    def _paired(self, setup: Setup, schema: Schema, sides: Sequence[Column]) -> Schema:
+        """Search for pairs that pay beside the silos' own additive models, and return the schema
+        with them.
+        """
+        model = modelled(setup.with_model(strength=None))
+        assert isinstance(model, Linear)
+        columns = indicators_of(sides)
+        outputs = 1 if model.loss == "logistic" else model.classes or 1
+        size = 1 + sum(len(column.places) for column in columns)
+        upper = np.triu_indices(size)
+        own = np.zeros((2, outputs, len(upper[0])))
+        if too_many(columns) or 2 * BYTES * own.size * len(self.session.names) > LARGEST:
+            return schema
+        ready = self._settled(self._federated(setup.with_model(strength=AUTO)))
+        assert ready.strengths is not None
+        if self.rows is not None and ready.cohort is not None:
+            (u,) = ready.cohort.personal(ready.strengths.x).values()
+            own = self.rows.pair_sums(setup, sides, model, u)[:, :, *upper]
+        total = self.session.wide_total("pairs", own.ravel()).reshape(own.shape)
+        sums = np.zeros((2, outputs, size, size))
+        sums[:, :, *upper] = sums[:, :, *upper[::-1]] = total / noise_of(model, ready.strengths)
+        chosen = chosen_pairs(columns, sums, self.terms.pairs)
+        values = {"pairs": [[list(pair.columns), *map(list, pair.cuts)] for pair in chosen]}
+        self.session.propose("pairs", values, {})
+        return paired(schema, sides, chosen)

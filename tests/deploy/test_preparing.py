@@ -1,0 +1,145 @@
+"""Curves, pairs and strengths of deployed runs, against the same clients in one process."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+import scaffpd as sp
+from cases.silos import MODEL, agree, federation, models_of, mostly_long, run
+from scaffpd.cli import run as cli
+from scaffpd.data.curves import counted
+from scaffpd.data.tabular.agree import (
+    common,
+    curved,
+    deviation_of,
+    encoded_features,
+    features,
+    mean_of,
+)
+from scaffpd.deploy.dataset import Dataset, Wanted
+from scaffpd.deploy.deployed_run import DeployedRun
+from scaffpd.files import load_or_create
+from scaffpd.run.pairs import indicators_of, paired
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.silo import SiloFile
+from scaffpd.training.pairs import search
+
+COLUMNS = 'age = "number"\nsex = "number"\nthalach = "number"\ncp = ["1", "2", "*"]\n'
+NAMED = 'folder = "run"'
+WAYS = {
+    "one": (8, 'kind = "logistic"\n'),
+    "personal": (8, 'kind = "logistic"\nkappa = "auto"\n'),
+    "numbers": (0, 'kind = "squared"\nl2 = 0.02\nkappa = "auto"\n'),
+}
+
+
+def curved_run(folder, pairs, model, rounds=2):
+    """A run of the hospitals, with a product in it that no sum of columns has."""
+    path, places = federation(folder, granted=False)
+    for place in places.values():
+        table = place.parent / "patients.csv"
+        head, *rows = csv.reader(table.read_text().splitlines())
+        age = head.index("age")
+        sex = head.index("sex")
+        for k, row in enumerate(rows):
+            if row[age] and row[sex] and k % 3:
+                row[-1] = str(int((float(row[age]) > 54) != (row[sex] == "1")))
+        table.write_text("\n".join(",".join(row) for row in [head, *rows]) + "\n")
+    text = path.read_text()
+    columns = text[text.index("[columns]") : text.index("[model]")]
+    changes = {
+        NAMED: f'{NAMED}\ncurves = "on"\npairs = {pairs}',
+        columns: f"[columns]\n{COLUMNS}",
+        MODEL: f"[model]\n{model}",
+        "rounds = 500": f"rounds = {rounds}",
+    }
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    agree(path, places)
+    return path, places
+
+
+def by_hand(path, places):
+    """Columns, scale and clients of the same terms, added up in this process."""
+    file = FederationFile.read(path)
+    rows = {}
+    for name, place in places.items():
+        own = SiloFile.read(place)
+        rows[name] = Dataset.read(own, load_or_create(own.identity), Wanted.of(file))
+
+    def scaled(schema):
+        mean = mean_of({name: own.totals(schema) for name, own in rows.items()}, schema)
+        squares = {name: own.totals(schema, mean) for name, own in rows.items()}
+        deviation = deviation_of(squares, mean, schema)
+        groups = [feature.group for feature in encoded_features(schema)]
+        l2 = file.model.l2
+        model = sp.Linear(
+            file.linear()["loss"], l2, True, file.linear().get("classes"), groups=groups
+        )
+        return {n: own.encoded(schema, mean, deviation) for n, own in rows.items()}, mean, model
+
+    schema = file.encoding()
+    numbers = [own.sorted_numbers(schema) for own in rows.values()]
+    schema, sides = curved(
+        schema, lambda edges: np.sum([counted(own, edges) for own in numbers], axis=0)
+    )
+    encoded, mean, model = scaled(schema)
+    if file.pairs:
+        sides = [common(side, schema, mean) for side in sides]
+        indicators = [own.indicators(schema, sides) for own in rows.values()]
+        train = [own.train for own in encoded.values()]
+        columns = indicators_of(sides)
+        schema = paired(schema, sides, search(train, model, indicators, columns, file.pairs))
+        encoded, mean, model = scaled(schema)
+    model = model if file.model.kappa is None else sp.Personal(model, file.model.kappa)
+    test = {name: own.test for name, own in encoded.items()}
+    return schema, sp.Cohort({n: own.train for n, own in encoded.items()}, model, test=test)
+
+
+@pytest.mark.parametrize("way", mostly_long(WAYS, "personal"))
+def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, way):
+    path, places = curved_run(tmp_path, *WAYS[way])
+    outcome, _ = run(path, places)
+    assert outcome.final, outcome.sentence
+    schema, cohort = by_hand(path, places)
+    file = FederationFile.read(path)
+    setup = DeployedRun(file.folder).setup()
+    assert setup.schema == schema
+    assert sum(" > " in name for name in features(schema)) > 20
+    assert bool(schema.get("pairs")) == bool(file.pairs)
+    found = cohort.strengths
+    if file.model.l2 == "auto":
+        np.testing.assert_allclose(setup.model["l2"], found.l2, rtol=1e-6)
+    if file.model.kappa == "auto":
+        kappa = [np.inf if own is None else own for own in setup.model["strength"]]
+        np.testing.assert_allclose(kappa, found.strength, rtol=1e-6)
+    wanted = sp.train(
+        file.method,
+        sp.SecureAggregation(cohort, colluding=file.colluding),
+        file.rounds,
+        file.tol,
+        x0=found.x,
+        progress=False,
+    )
+    assert (outcome.status, outcome.rounds) == (str(wanted.status), wanted.rounds)
+    assert outcome.certificate == pytest.approx(wanted.certificate, rel=1e-4)
+    for x in models_of(path, places).values():
+        np.testing.assert_allclose(x, wanted.x, rtol=0, atol=1e-8)
+    # every silo predicts its own rows, by its own model near x
+    for name, place in places.items():
+        out = tmp_path / f"{name}.csv"
+        model = str(file.folder / "model.safetensors")
+        assert cli(["silo", "predict", str(place), model, "--out", str(out)]) == 0
+        held = [
+            row for row in csv.DictReader(out.read_text().splitlines()) if row["held out"] == "True"
+        ]
+        right = np.mean([row["target"] == row["predicted"] for row in held])
+        own = cohort.evaluate(wanted.x, "test")
+        assert right == pytest.approx(own.accuracy[list(places).index(name)], abs=1e-12)
+    json.loads((file.folder / "setup.json").read_text(), parse_constant=pytest.fail)
