@@ -52,8 +52,8 @@ from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 GAIN = 2.5
 # Numbers of one client's inner products.
 LARGEST = 2**22
-# Numbers of all inner products up to which they are stored between rounds.
-STORED = {"cpu": 2**23, "cuda": 2**28}
+# Numbers of all inner products up to which they are stored between rounds (128 MB on a CPU).
+STORED = {"cpu": 2**24, "cuda": 2**28}
 # Numbers that are drawn and collected at a time.
 SLAB = {"cpu": 2**22, "cuda": 2**27}
 # Bytes of a processor's registers.
@@ -251,8 +251,8 @@ class SampleSteps:
                 else:
                     places = drawn.rows - rows.layout.starts[who, None, None]
                     weight = counted(places, rates[who, 0] * drawn.weight, m)
-                p = rates[who] * totals(keep[who], first, last)
-                fade = 1 - faded * p
+                p = shares(rates[who], keep[who], first, last)
+                fade = 1 - faded * p if faded else p.new_ones(len(p))
                 R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who])
             block.put(out, R.mT)
 
@@ -326,11 +326,17 @@ def _sample_loop(
     return R
 
 
-def totals(keep: Tensor, first: int, last: int) -> Tensor:
-    """Return `total` before each of the steps from `first` to `last`, (steps, *keep.shape)."""
-    ones = torch.ones_like(keep)
-    powers = torch.stack([ones, *[keep] * (last - first - 1)]).cumprod(0)
-    return powers * total(keep, first) + (powers.cumsum(0) - powers)
+def shares(rate: Tensor, keep: Tensor, first: int, last: int) -> Tensor:
+    """Return p = η Σ_j keep^j before each of the steps from `first` to `last`, (steps, n, 1, 1).
+
+    Step by step: sums of powers over all steps at once read J times as much memory.
+    """
+    p = rate * total(keep, first)
+    out = p.new_empty(last - first, *p.shape)
+    for before in out.unbind():
+        before.copy_(p)
+        p = torch.addcmul(rate, keep, p)
+    return out
 
 
 def widened(rows: Tensor, k: int) -> Tensor:
