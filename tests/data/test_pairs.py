@@ -171,3 +171,57 @@ def test_nothing_is_looked_for_where_nothing_can_be(paired):
     model = sp.Linear("squared", "auto", True)
     assert with_pairs(before, train, model, 0) is before
     assert search(train, model, [], [Indicators(tuple(range(1, 2000)), True)] * 2, 3) == []
+
+
+def acting_together(n=450, seed=5):
+    """Three clients; a column of zeros and ones, and one without thresholds, are among the four."""
+    random = np.random.default_rng(seed)
+    found = {}
+    for site in "abc":
+        X = np.column_stack(
+            [random.normal(size=n), random.integers(0, 2, n), np.ones(n), random.normal(size=n)]
+        )
+        together = (X[:, 0] > 0.3) & (X[:, 1] == 1)
+        found[site] = X, X[:, 3] + 2 * together + 0.5 * random.normal(size=n)
+    return found
+
+
+def test_curves_of_arrays_have_the_pair_too():
+    clients = acting_together()
+    model = sp.Linear("squared", intercept=True)
+    curves = sp.Curves(pairs=3).fit(clients, ["age", "smoker", "one", "dose"], model)
+    (pair,) = curves.products
+    assert (pair.left, pair.right) == (0, 1)
+    assert any(abs(t - 0.3) < 0.1 for t in pair.above_left)
+    added = [name for name in curves.names if "×" in name]
+    assert added[0] == f"age > {pair.above_left[0]:.15g} × smoker > {pair.above_right[0]:.15g}"
+    assert set(curves.groups[-len(added) :]) == {"age × smoker"}
+    X, _ = clients["b"]
+    naive = [
+        (X[:, 0] > left) & (X[:, 1] > right)
+        for left in pair.above_left
+        for right in pair.above_right
+    ]
+    assert curves.encode(X)[:, -len(added) :] == pytest.approx(np.array(naive, dtype=float).T)
+    with refuses("pairs-without-model"):
+        sp.Curves(pairs=3).fit(clients)
+
+
+def test_an_estimator_with_pairs_predicts_by_them_and_for_every_client():
+    pytest.importorskip("sklearn")
+    clients = acting_together()
+    X = np.concatenate([rows for rows, _ in clients.values()])
+    own = np.repeat([0.0, 1.0, -1.0], 450)  # a level of every client's own
+    y = np.concatenate([target for _, target in clients.values()]) + own
+    names = np.repeat(list(clients), 450)
+    additive, paired = (
+        sp.FairFederatedRegressor(curves=True, pairs=pairs, personal=True).fit(X, y, clients=names)
+        for pairs in (0, 3)
+    )
+    errors = [np.mean((m.predict(X, clients=names) - y) ** 2) for m in (additive, paired)]
+    assert errors[1] < 0.27  # the noise is 0.25
+    assert errors[0] > 1.1 * errors[1]
+    assert "x0 × x1" in paired.curves_.groups
+    b = paired.curves_.encode(X[:2]) @ paired.client_coef_["b"][0] + paired.client_intercept_["b"]
+    assert paired.predict(X[:2], clients=["b", "b"]) == pytest.approx(b)
+    assert paired.predict(X[:2], clients=["z", "z"]) == pytest.approx(paired.predict(X[:2]))

@@ -58,6 +58,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             (without an intercept, to deviation one only).
         curves: give every column steps beside its line, at thresholds agreed on by sums over
             clients; see `Curves`. `coef_` is then of the columns that `curves_.names` names.
+        pairs: with curves, the most pairs of columns that get products of steps, where evidence
+            says that they act together.
         tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds, and
             so does `epsilon`, because with noise nothing can be proven.
         max_rounds: the most communication rounds; `None` is 1000, and 30 with `epsilon`.

@@ -196,6 +196,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     fit_intercept: bool = True
     standardise: bool = True
     curves: bool = False
+    pairs: int = 0
     tol: float | None = 1e-6
     max_rounds: int | None = None
     algorithm: Algorithm | Callable[[Objective], Algorithm] | None = None
@@ -255,27 +256,29 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         parts = group.split(X)
         algorithm = self._algorithm(self._objective([len(part) for part in parts]))
         intercept = bool(self.fit_intercept)
+        targets: list[Labels] = group.split(y)
+        shares = None if row_weights is None else group.split(row_weights)
+        outputs = Scale.none(1)
+        if self.standardise and loss == "squared":
+            numbers = [part.astype(np.float64) for part in targets]
+            outputs = Scale.of([part[:, None] for part in numbers], intercept, "Target", shares)
+            targets = [outputs(part) for part in numbers]
+        if shares is not None:
+            targets = [np.column_stack([part, w]) for part, w in zip(targets, shares, strict=True)]
         self.curves_ = None
         if self.curves:
             known = getattr(self, "feature_names_in_", None)
-            self.curves_ = Curves().fit([(part, None) for part in parts], known)
+            beside = Linear(loss, AUTO, intercept, classes, shares is not None)
+            rows = list(zip(parts, targets, strict=True))
+            self.curves_ = Curves(self.pairs).fit(rows, known, beside)
             parts = [self.curves_.encode(part) for part in parts]
         width = parts[0].shape[1]
-        targets: list[Labels] = group.split(y)
-        shares = None if row_weights is None else group.split(row_weights)
         inputs = Scale.none(width)
-        outputs = Scale.none(1)
         if self.standardise:
             inputs = Scale.of(parts, intercept, "Column", shares)
             if self.curves_ is not None:  # steps are centred, but not scaled
                 unscaled = np.where(self.curves_.steps, 1.0, inputs.deviation)
                 inputs = replace(inputs, deviation=unscaled)
-            if loss == "squared":
-                numbers = [part.astype(np.float64) for part in targets]
-                outputs = Scale.of([part[:, None] for part in numbers], intercept, "Target", shares)
-                targets = [outputs(part) for part in numbers]
-        if shares is not None:
-            targets = [np.column_stack([part, w]) for part, w in zip(targets, shares, strict=True)]
         ridge = self._ridge(width)
         groups = None if self.curves_ is None else self.curves_.groups
         model = Linear(loss, ridge, intercept, classes, shares is not None, groups)
