@@ -301,7 +301,7 @@ def test_what_is_clear_of_noise_is_marked(opened, folders):
     texts = opened("hospitals").locator("#figure-joining .mark-text.role-mark text")
     texts = texts.all_text_contents()
     assert len(texts) == len(run.clients)
-    clear = [client for client in run.clients if run.joining.gain(client).pays != "within noise"]
+    clear = [client for client in run.clients if run.joining.pays(client) != "within noise"]
     assert sum(text.endswith("*") for text in texts) == len(clear)
 
 

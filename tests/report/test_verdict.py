@@ -137,7 +137,11 @@ def joined(gains, recommendation="personal", overall=(0.2, 0.1, 0.3)):
                 interval = GainInterval(value=value, low=value - half, high=value + half)
             loss = 1.0 - (value or 0.0)
             about = {"client": client, "model": name, "train_rows": 9, "test_rows": 9}
-            rows.append(JoiningRow(**about, test_loss=loss, over_alone=interval))
+            pays = "within noise"
+            if value is not None and abs(value) > half:
+                pays = "yes" if value > 0 else "no"
+            about |= {"test_loss": loss, "over_alone": interval, "pays": {"alone": pays}}
+            rows.append(JoiningRow(**about))
     value, low, high = overall
     total = JoiningTotal(
         model="personal",

@@ -28,6 +28,7 @@ def joining():
             over_alone=None
             if name == "alone"
             else GainInterval(value=g, low=g - 0.05, high=g + 0.05),
+            pays={"alone": "yes" if g > 0 else "no"},
         )
         for client, g in gains.items()
         for name, loss in (("alone", 1.0), ("fair", 1 - g))
@@ -100,4 +101,4 @@ def test_who_gains_from_joining():
     found = joining()
     assert found.order == ["A", "B"]
     assert record(joining=found).paying == {"yes": ["A"], "no": ["B"], "within noise": []}
-    assert found.gain("B").value == pytest.approx(-0.1)
+    assert found.gain("B") == pytest.approx(-0.1)

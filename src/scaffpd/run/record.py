@@ -177,8 +177,10 @@ class JoiningRow(RecordPart):
     test_rows: int
     test_loss: float
     test_score: Number = None
-    over_alone: GainInterval | None = None  # of the loss, as a share
+    over_constant: GainInterval | None = None  # of the loss, as a share
+    over_alone: GainInterval | None = None
     over_average: GainInterval | None = None
+    pays: dict[str, str] = {}  # whether the gain over each of these is clear
 
 
 class JoiningTotal(RecordPart):
@@ -220,15 +222,24 @@ class JoiningRecord(RecordPart):
         """The models that were compared."""
         return tuple(dict.fromkeys(row.model for row in self.rows))
 
-    def gain(self, client: str) -> RelativeGain:
-        """Return how much lower a client's loss is with the shown model than alone."""
-        found = self.by_client[client][self.shown].over_alone
-        return RelativeGain(0.0, -math.inf, math.inf) if found is None else found.gain
+    @property
+    def base(self) -> str:
+        """What the shown model is compared with: alone, or a constant where that is advised."""
+        return "constant" if self.recommendation == "constant" else "alone"
+
+    def gain(self, client: str) -> float:
+        """Return how much lower a client's loss is with the shown model than with the base."""
+        found = getattr(self.by_client[client][self.shown], f"over_{self.base}")
+        return 0.0 if found is None else float(found.value)
+
+    def pays(self, client: str) -> str:
+        """Return whether that is clear: yes, no, or within noise."""
+        return self.by_client[client][self.shown].pays.get(self.base, NOISE)
 
     @property
     def order(self) -> list[str]:
         """The clients, the one that gains most first."""
-        return sorted(self.by_client, key=lambda client: -self.gain(client).value)
+        return sorted(self.by_client, key=lambda client: -self.gain(client))
 
 
 class PrivacyRecord(RecordPart):
@@ -440,12 +451,12 @@ class RunRecord(RecordPart):
     def paying(self) -> dict[str, list[str]]:
         """The clients for which the advised model pays ("yes"), costs ("no"), or is within noise.
 
-        Against training alone where that was measured, else against the model before.
+        Against training alone, or a constant, where that was measured; else the model before.
         """
         found: dict[str, list[str]] = {YES: [], NO: [], NOISE: []}
         if self.joining is not None:
             for client in self.joining.order:
-                found[self.joining.gain(client).pays].append(client)
+                found[self.joining.pays(client)].append(client)
         elif self.pair is not None:
             gains = self.gains(*self.pair)
             for client, clear in self.tested.items():

@@ -36,7 +36,7 @@ from scaffpd.run.record import (
 from scaffpd.run.scores import HeldOutScores
 from scaffpd.run.train import Trained
 from scaffpd.study.coefficients import FIELDS, CoefficientTable
-from scaffpd.study.gains import ALONE, AVERAGE, PERSONAL, Joining
+from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, PERSONAL, Joining
 from scaffpd.training.history import SCALARS, History
 from scaffpd.training.metrics import NOISE, Weights, every, worst_fifth
 
@@ -185,8 +185,8 @@ def _marks(one: Trained, joining: JoiningRecord | None) -> dict[str, bool]:
     """Return where the gain over the average model is more than chance."""
     if joining is None or one.name not in joining.models:
         return {}
-    gains = {client: own[one.name].over_average for client, own in joining.by_client.items()}
-    return {client: found.gain.pays != NOISE for client, found in gains.items() if found}
+    pays = {client: own[one.name].pays for client, own in joining.by_client.items()}
+    return {client: own[AVERAGE] != NOISE for client, own in pays.items() if AVERAGE in own}
 
 
 def joining_record(found: Joining) -> JoiningRecord:
@@ -205,6 +205,12 @@ def joining_record(found: Joining) -> JoiningRecord:
                 over_average_worst_20=_gain(found, model, AVERAGE, worst_fifth),
             )
         )
+    clear = {
+        (model, over): found.pays(model, over)
+        for model in found.models
+        for over in (CONSTANT, ALONE, AVERAGE)
+        if model != over
+    }
     rows = []
     for i, client in enumerate(found.names):
         only = partial(_only, i)
@@ -217,8 +223,10 @@ def joining_record(found: Joining) -> JoiningRecord:
                     test_rows=found.rows[i][1],
                     test_loss=float(found.loss[k, i]),
                     test_score=float(found.score[k, i]),
+                    over_constant=_gain(found, model, CONSTANT, only),
                     over_alone=_gain(found, model, ALONE, only),
                     over_average=_gain(found, model, AVERAGE, only),
+                    pays={over: own[i] for (name, over), own in clear.items() if name == model},
                 )
             )
     return JoiningRecord(
@@ -342,6 +350,8 @@ def _cells(run: RunRecord, part: RecordPart) -> Row:
         if isinstance(value, GainInterval):
             ends = {"": value.value, "_low": value.low, "_high": value.high}
             cells |= {f"gain_{column}{end}": cell for end, cell in ends.items()}
+        elif name == "pays":
+            cells |= {f"pays_over_{over}": outcome for over, outcome in value.items()}
         elif isinstance(value, dict):
             cells |= value
         elif not isinstance(value, list):

@@ -29,6 +29,7 @@ from scaffpd.training.metrics import (
     SplitTables,
     Weights,
     a_fifth,
+    clearly,
     every,
     worst_fifth,
 )
@@ -140,9 +141,15 @@ class Joining:
         one = np.eye(len(self.names))[i]
         return lambda _: one
 
+    def pays(self, model: str, over: str = ALONE) -> list[str]:
+        """Return for every client whether its gain is clear: yes, no, or within noise."""
+        places = self._places(over, model)
+        clients = range(len(self.names))
+        return clearly([self.evidence.difference(*places, self._only(i)) for i in clients])
+
     def losers(self, model: str) -> int:
         """Count the clients that a model costs clearly, against training alone."""
-        return sum(gain.pays == NO for gain in self.gains(model))
+        return self.pays(model).count(NO)
 
     def by_rows(self, losses: Array) -> Array:
         """Return weights by which every held-out row counts the same: few rows of a client are a
@@ -177,6 +184,11 @@ class Joining:
         return min(joint, key=lambda m: float(self.loss[self.models.index(m)].mean()))
 
     @property
+    def base(self) -> str:
+        """What the joint model is compared with: alone, or a constant where that is advised."""
+        return CONSTANT if self.recommendation == CONSTANT else ALONE
+
+    @property
     def sentence(self) -> str:
         """Give the recommendation."""
         best = self.recommendation
@@ -199,8 +211,7 @@ class Joining:
         named = dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT])
         scores = [f"{CALLED[m]} {in_units(means[m], self.measure)}" for m in named]
         unit = "Right of 100 held-out rows" if self.measure == "accuracy" else "Typical error"
-        over = CONSTANT if self.recommendation == CONSTANT else ALONE
-        compared = self._compared(self.shown, over)
+        compared = self._compared(self.shown, self.base)
         found = [f"{unit}: {', '.join(scores)}."]
         found.append(f"With {CALLED[self.shown]} the loss is {compared}; {self._who()}.")
         if self.shown != AVERAGE and self._clear(self.shown, AVERAGE):
@@ -244,7 +255,7 @@ class Joining:
 
     def _who(self) -> str:
         """Say who gains, such as "4 of 12 clients clearly gain, none clearly loses"."""
-        found = [gain.pays for gain in self.gains(self.shown)]
+        found = self.pays(self.shown, self.base)
         gain = found.count(YES)
         lose = found.count(NO)
         who = f"of {len(found)} {plural(self.word)}"
@@ -261,6 +272,7 @@ class Joining:
         Cells are empty where a model would be compared with itself, or nothing is known.
         """
         rows = []
+        pays = {model: self.pays(model) for model in self.models}
         for i, name in enumerate(self.names):
             for k, model in enumerate(self.models):
                 row: dict[str, str | float] = {
@@ -276,7 +288,7 @@ class Joining:
                     for end, value in zip(("", "_low", "_high"), gain, strict=True):
                         known = over != model and math.isfinite(value)
                         row[f"gain_over_{over}{end}"] = value if known else ""
-                row["pays"] = "" if model == ALONE else self.gain(model, ALONE, self._only(i)).pays
+                row["pays"] = "" if model == ALONE else pays[model][i]
                 rows.append(row)
         return rows
 
@@ -292,7 +304,10 @@ class Joining:
             block = getattr(self.evidence, "block", 1)
             rows = "held-out rows" if block == 1 else f"blocks of {block} held-out rows"
             how = f"Student's t over {rows}, paired, at 95 %"
-        return f"{how}; half of the rows name the worst-served, the other half judge them"
+        return (
+            f"{how}; clients are marked such that at most 5 % of the marks are by chance; half of "
+            "the rows name the worst-served, the other half judge them"
+        )
 
     def __str__(self) -> str:
         return " ".join([self.sentence, *self.details])

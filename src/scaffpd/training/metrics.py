@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from scaffpd.federation import ClientScores, Vector
 
@@ -118,14 +118,15 @@ def student(freedom: float) -> float:
 
 
 class PairedDifference(NamedTuple):
-    """By how much a measure is lower than `base`, half of the 95 % interval, `base`, and half of
-    the interval of their ratio.
+    """By how much a measure is lower than `base`, half of the 95 % interval, `base`, half of the
+    interval of their ratio, and the degrees of freedom of both.
     """
 
     mean: float
     half: float
     base: float
     relative_half: float
+    freedom: float = 1e9
 
     @property
     def ends(self) -> tuple[float, float, float]:
@@ -136,6 +137,14 @@ class PairedDifference(NamedTuple):
     def clear(self) -> bool:
         """Return whether the interval excludes zero."""
         return abs(self.mean) > self.half
+
+    @property
+    def chance(self) -> float:
+        """The p-value of no difference, by the interval of the ratio: nothing known is 1."""
+        if not (self.base > 0 and 0 < self.relative_half < math.inf):
+            return 1.0
+        t = abs(self.mean) / self.base / self.relative_half * student(self.freedom)
+        return 2 * float(stdtr(self.freedom, -t))
 
     def in_units(self, measure: str, than: str) -> str:
         """Say it, such as "1.2 points above alone (95 % interval 0.4 to 2.0)" of an accuracy."""
@@ -156,6 +165,21 @@ class PairedDifference(NamedTuple):
             f"{scale * abs(self.mean):.{digits}f}{unit} "
             f"{'above' if sign * self.mean > 0 else 'below'} {than} ({ends})"
         )
+
+
+def clearly(found: Sequence[PairedDifference]) -> list[str]:
+    """Return which of several differences are clear: yes, no, or within noise.
+
+    By Benjamini and Hochberg (1995), at most 5 % of those that are named are expected to be named
+    by chance; where there is no difference at all, anybody is named in at most 5 % of cases.
+    """
+    chances = np.array([one.chance for one in found])
+    ranked = np.sort(chances)
+    most = (1 - CONFIDENCE) * np.arange(1, len(found) + 1) / len(found)
+    passed = ranked[ranked <= most]
+    limit = passed[-1] if len(passed) else -1.0
+    outcomes = [RelativeGain.of(one).pays for one in found]
+    return [o if p <= limit else NOISE for o, p in zip(outcomes, chances, strict=True)]
 
 
 class RelativeGain(NamedTuple):
@@ -180,7 +204,7 @@ class RelativeGain(NamedTuple):
         half = found.relative_half
         r = max(1 - share, 1e-12)
         low = 1 - r * math.exp(half / r) if half < 50 * r else -math.inf
-        return cls(share, low, share + half)
+        return cls(share, low, share + half if math.isinf(half) else min(share + half, 1.0))
 
     @property
     def pays(self) -> str:
@@ -289,11 +313,12 @@ class HeldOutMoments:
         w = self.weights(a, of)
         v = self.weights(b, of)
         ratio = other / base if base > 0 else 1.0
-        relative = self._half(a, b, ratio * w, v) / base if base > 0 else math.inf
-        return PairedDifference(base - other, self._half(a, b, w, v), base, relative)
+        relative, freedom = self._half(a, b, ratio * w, v)
+        share = relative / base if base > 0 else math.inf
+        return PairedDifference(base - other, self._half(a, b, w, v)[0], base, share, freedom)
 
-    def _half(self, a: int, b: int, w: Array, v: Array) -> float:
-        """Return half of the interval of Σ_h Σ_i w_ih ℓ_a − v_ih ℓ_b.
+    def _half(self, a: int, b: int, w: Array, v: Array) -> tuple[float, float]:
+        """Return half of the interval of Σ_h Σ_i w_ih ℓ_a − v_ih ℓ_b, and its degrees of freedom.
 
         The standard error is √(Σ_i Σ_h s_ih²/n_ih) with s_ih² the variance of w_ih ℓ_a − v_ih ℓ_b
         over the n_i blocks of client i; degrees of freedom are Welch's. A client with a single
@@ -308,11 +333,11 @@ class HeldOutMoments:
         spread = np.where(several, spread, known.mean() if len(known) else math.inf)
         errors = spread / (self.shares * self.blocks)[used]
         if not np.isfinite(errors).all():
-            return math.inf
+            return math.inf, 1.0
         freedom = (self.shares * (self.blocks - 1))[used]
         freedom = np.where(several, freedom, freedom.sum())
         welch = errors.sum() ** 2 / max((errors**2 / freedom).sum(), 1e-300)
-        return student(max(welch, 1.0)) * math.sqrt(errors.sum())
+        return student(max(welch, 1.0)) * math.sqrt(errors.sum()), max(welch, 1.0)
 
 
 @dataclass(frozen=True)
@@ -338,7 +363,8 @@ class SplitTables:
         half, relative = (half_interval(r * base - other, self.overlap) for r in (1.0, ratio))
         level = float(base.mean())
         share = float(relative) / level if level > 0 else math.inf
-        return PairedDifference(level - float(other.mean()), float(half), level, share)
+        freedom = max(len(self.splits) - 1, 1)
+        return PairedDifference(level - float(other.mean()), float(half), level, share, freedom)
 
 
 def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:

@@ -20,7 +20,7 @@ from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, 
 from scaffpd.run.page.verdict import meanings
 from scaffpd.run.record import RoundRecord, RunRecord
 
-JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
+JOINED = ("average", "fair", "personal", "alone", "constant")  # in the order of their colours
 EXPLAINED = {
     "average": "one for all, made for the mean",
     "fair": "one for all, made for those served worst",
@@ -54,23 +54,23 @@ def joining(run: RunRecord) -> Figure | None:
     lines: Rows = []
     for client in names:
         own = found.by_client[client]
-        gain = found.gain(client)
-        tone = TONES[gain.pays]
+        tone = TONES[found.pays(client)]
+        moved = percent(found.gain(client), signed=True)
         lines.append(
             {
                 "client": client,
-                "before": short(of(own["alone"])),
+                "before": short(of(own[found.base])),
                 "after": short(of(own[found.shown])),
                 "tone": tone,
-                "change": f"{percent(gain.value, signed=True)}{'' if tone == 'quiet' else '*'}",
+                "change": moved if tone == "quiet" else f"{moved}*",
             }
         )
         points += [{"client": client, "model": m, "value": short(of(own[m]))} for m in models]
     explained = "; ".join(f"{name}: {EXPLAINED[name]}" for name in models if name in EXPLAINED)
     caption = (
-        f"On held-out rows. The line leads from alone to {found.shown}; beside it is how much "
-        "lower the loss is: green with * where that is clear of noise, orange with * where joining "
-        f"clearly costs. {explained.capitalize()}."
+        f"On held-out rows. The line leads from {found.base} to {found.shown}; beside it is how "
+        "much lower the loss is: green with * where that is clear of noise, orange with * where "
+        f"joining clearly costs. {explained.capitalize()}."
     )
     return _by_client(
         run,

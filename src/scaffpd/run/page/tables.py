@@ -160,16 +160,16 @@ def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
     for client in found.order:
         own = found.by_client[client]
         gain = found.gain(client)
-        tone = TONES[gain.pays]
+        tone = TONES[found.pays(client)]
         values = [of(own[model]) for model in found.models]
         name = f"{client} †" if client in few else client
         cells = [
             *(Cell(value, f"{value:.1f}" if "%" in measure else plain(value)) for value in values),
-            Cell(gain.value, percent(gain.value, signed=True), tone),
+            Cell(gain, percent(gain, signed=True), tone),
             Cell(None, {"gain": "gains", "loss": "loses", "quiet": NOTHING}[tone], tone),
         ]
         rows.append(((name,), cells))
-    heads = [*found.models, "gain over alone", "clearly?"]
+    heads = [*found.models, f"gain over {found.base}", "clearly?"]
     lower = f"gain: how much lower the loss is with {CALLED[found.shown]}"
     heading = f"{capital(measure)}, on held-out rows; {lower}"
     return ScoreTable(heading, (run.word,), heads, rows)

@@ -1,0 +1,153 @@
+"""Twenty tables whose answer is known: what `scaffpd train` advises, and what it points out."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from scaffpd import cli
+
+JOINT = {"average", "personal"}
+
+
+def clients(random, many, rows):
+    """The client of every row."""
+    return np.repeat([f"c{i:02d}" for i in range(many)], rows)
+
+
+def drawn(random, z):
+    """Labels with these log-odds."""
+    return np.where(random.random(len(z)) < 1 / (1 + np.exp(-z)), "yes", "no")
+
+
+def table(many, rows, target, columns=2, seed=0):
+    """A table of `many` clients: columns x0, x1, .. of noise and a target of them and the client.
+
+    `target(random, X, i)` makes the target, i the number of every row's client.
+    """
+    random = np.random.default_rng(seed)
+    owner = clients(random, many, rows)
+    X = random.normal(size=(len(owner), columns)).round(3)
+    i = np.repeat(np.arange(many), rows)
+    found = {"client": owner, **{f"x{j}": X[:, j] for j in range(columns)}}
+    return found | {"target": target(random, X, i)}
+
+
+def alike(random, X, i):
+    return drawn(random, 2 * X[:, 0] - X[:, 1])
+
+
+def one_differs(random, X, i):
+    return drawn(random, np.where(i == 0, -3, 3) * X[:, 0])
+
+
+def strangers(random, X, i):
+    slopes = np.random.default_rng(7).normal(size=(i.max() + 1, X.shape[1]))
+    return (3 * (X * slopes[i]).sum(1) + random.normal(size=len(i))).round(4)
+
+
+def levels(random, X, i):
+    return (X[:, 0] + 3 * np.random.default_rng(8).normal(size=i.max() + 1)[i]).round(3)
+
+
+def bent(random, X, i):
+    return (X[:, 0] ** 2 + 0.3 * random.normal(size=len(i))).round(3)
+
+
+def three_labels(random, X, i):
+    return np.array(["a", "b", "c"])[(X + 0.5 * random.normal(size=X.shape)).argmax(1)]
+
+
+def one_class_at_a_client(random, X, i):
+    return np.where(i == 0, "no", drawn(random, 3 * X[:, 0]))
+
+
+def heavy(random, X, i):
+    return random.standard_t(2, size=len(i)).round(3)
+
+
+def with_columns(found, **columns):
+    return {**found, **{name: make(found) for name, make in columns.items()}}
+
+
+BASE = table(5, 60, alike)
+HOLES = np.random.default_rng(3).random(300) < 0.7
+CASES = {
+    "random labels": (table(5, 60, lambda r, X, i: drawn(r, 0 * i)), {"constant"}, ""),
+    "random numbers": (table(5, 60, lambda r, X, i: r.normal(size=len(i))), {"constant"}, ""),
+    "heavy tails": (table(6, 60, heavy), {"constant"}, ""),
+    "base rates only": (
+        table(6, 80, lambda r, X, i: drawn(r, 2.0 * (i % 3 - 1))),
+        {"constant"},
+        "",
+    ),
+    "all alike": (table(20, 30, alike, columns=6), JOINT, ""),
+    "all alike, many rows": (table(3, 400, alike), {"alone", "average"}, ""),
+    "one client differs": (table(6, 80, one_differs, columns=1), {"personal", "alone"}, ""),
+    "strangers": (table(5, 80, strangers), {"personal", "alone"}, ""),
+    "tiny clients": (table(60, 10, alike), JOINT, ""),
+    "other levels": (table(10, 12, levels), {"personal"}, ""),
+    "a curve": (table(6, 60, bent, columns=1), JOINT | {"alone"}, "steps: x0"),
+    "three labels": (table(5, 50, three_labels, columns=3), JOINT | {"alone"}, ""),
+    "one class at a client": (table(5, 60, one_class_at_a_client), JOINT | {"alone"}, ""),
+    "counts": (
+        table(6, 120, lambda r, X, i: r.poisson(np.exp(1 + 0.7 * X[:, 0]))),
+        JOINT | {"alone"},
+        "",
+    ),
+    "a category": (
+        with_columns(
+            table(6, 40, lambda r, X, i: X[:, 0] * 0),
+            kind=lambda t: np.where(t["x1"] > 0, "red", "blue"),
+            target=lambda t: np.where(t["x1"] > 0, "yes", "no"),
+        ),
+        None,
+        "Column 'kind' alone tells the target",
+    ),
+    "the target's twin": (
+        with_columns(BASE, copy=lambda t: np.where(t["target"] == "yes", 1, 0)),
+        None,
+        "Column 'copy' alone tells the target",
+    ),
+    "the same column twice": (
+        with_columns(BASE, again=lambda t: t["x0"]),
+        None,
+        "Columns 'x0' and 'again' are the same",
+    ),
+    "mostly missing": (
+        with_columns(BASE, seldom=lambda t: np.where(HOLES, "", t["x1"].astype(str))),
+        None,
+        "Column 'seldom' is missing in 7",
+    ),
+    "names of rows": (
+        with_columns(BASE, name=lambda t: [f"row {k}" for k in range(300)]),
+        None,
+        "Column 'name' left out",
+    ),
+}
+
+
+def trained(found, folder, capsys):
+    """Train on the table as a user would; return what --json and the other stream say."""
+    file = folder / "t.csv"
+    with file.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerows([list(found), *zip(*found.values(), strict=True)])
+    words = "--client client --target target --splits 1 --no-report --out"
+    assert cli.run(["train", str(file), *words.split(), str(folder / "run"), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_advice_is_right(tmp_path, capsys, name):
+    found, wanted, remark = CASES[name]
+    run = trained(found, tmp_path, capsys)
+    advised = run["joining"]["recommendation"]
+    assert wanted is None or advised in wanted, run["verdict"]
+    assert remark in " ".join(run["remarks"])
+    if advised == "constant":
+        assert "predict the target" in run["verdict"][0]
+        assert run["answers"]["Who gains?"] == "Nobody clearly."
