@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, V
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
-from scaffpd.training.metrics import NO, NOISE, YES, RelativeGain, a_fifth
+from scaffpd.training.metrics import NO, NOISE, YES, a_fifth
 
 NAME = "run.json"
 EVERYONE = "all rows"  # in the place of a client or a group: all of them together
@@ -160,12 +160,6 @@ class GainInterval(RecordPart):
     value: float
     low: Number = None
     high: Number = None
-
-    @property
-    def gain(self) -> RelativeGain:
-        """The same with infinite ends."""
-        low = -math.inf if self.low is None else self.low
-        return RelativeGain(self.value, low, math.inf if self.high is None else self.high)
 
 
 class JoiningRow(RecordPart):
