@@ -443,10 +443,7 @@ class RunRecord(RecordPart):
 
     @property
     def paying(self) -> dict[str, list[str]]:
-        """The clients for which the advised model pays ("yes"), costs ("no"), or is within noise.
-
-        Against training alone, or a constant, where that was measured; else the model before.
-        """
+        """The clients for which the shown model pays ("yes"), costs ("no"), or is within noise."""
         found: dict[str, list[str]] = {YES: [], NO: [], NOISE: []}
         if self.joining is not None:
             for client in self.joining.order:
