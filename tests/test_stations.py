@@ -83,12 +83,17 @@ def test_the_folder_and_the_words(study, tmp_path):
     assert (run.joining.sentence, *run.joining.details) == study.verdict
     assert run.joining.recommendation == study.recommendation
     said = answers(run)
-    assert list(said) == [QUESTIONS["sure"]]
-    assert study.gain(study.shown, ALONE, True).range in study.verdict[0]
+    assert list(said) == [QUESTIONS[key] for key in ("who", "cost", "sure")]
+    new = study.gain(study.shown, ALONE, True).pays == "yes"
+    named = "The 4 new stations, clearly." if new else "Nobody clearly."
+    assert said[QUESTIONS["who"]] == named
+    assert study.gain(study.shown, ALONE, True).range in study.verdict[2]
+    errors = [study.error(m, True) for m in (study.shown, ALONE)]
+    assert errors[0] < errors[1]
     assert run.joining.shown == study.shown
     assert study.shown == study.recommendation or study.recommendation in ("alone", "constant")
     assert {figure.name for figure in figures(run)} > {"joining", "certificate"}
-    assert "2 draws" in study.verdict[1]
+    assert "2 draws" in study.verdict[3]
     with (tmp_path / "draws.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 12 * 5
@@ -103,7 +108,7 @@ def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.run(["demo", "--splits", "2", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert max(map(len, out[: out.index("Written")].splitlines())) <= 80
+    assert max(map(len, out[: out.index("Report:")].splitlines())) <= 80
     assert study.verdict[0] in " ".join(out.split())
     page = (tmp_path / "report.html").read_text(encoding="utf-8").replace(" ", " ")
     assert page.index(study.verdict[0]) < page.index('id="figure-joining"')

@@ -27,7 +27,7 @@ def test_two_options_are_enough(here, capsys):
         "North",
         "South",
         "West",
-        "over alone",
+        "over constant",
         "Proven: ",
     ):
         assert words in found.out

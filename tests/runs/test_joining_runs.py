@@ -82,7 +82,7 @@ def test_terminal_json_and_page_say_the_same(run, capsys):
     sentence = RunRecord.read(folder).joining.sentence
     shown = " ".join(shown.split())
     assert sentence in shown
-    assert "clearly?" in shown
+    assert "clear of noise" in shown
     assert cli.run([*command, "--json", "--no-report"]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["joining"]["sentence"] == sentence
@@ -111,7 +111,7 @@ def test_a_folder_without_joining_still_opens(run, tmp_path, capsys):
     assert "are for personal models" in capsys.readouterr().err
     assert cli.run([*command[:-1], str(folder), "--splits", "0"]) == 0
     assert not (folder / "joining.csv").exists()
-    assert "clearly?" not in capsys.readouterr().out
+    assert "clear of noise" not in capsys.readouterr().out
     assert RunRecord.read(folder).joining is None
     assert "figure-joining" not in report.write(folder).read_text(encoding="utf-8")
 

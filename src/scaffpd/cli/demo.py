@@ -9,15 +9,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from scaffpd.cli.screens import section
+from scaffpd.cli.screens import say
 from scaffpd.cli.typer_ext import Quiet
 from scaffpd.files import make_folder, write_file
 
 AIR = (
-    "Beijing air quality (UCI): twelve stations predict the fine dust of a day from its weather. "
-    "Eight have three years of days, four are new and have forty. They train alone, with one "
-    "average model, with one fair model (the worst fifth counts), and with personal models. "
-    "Tested on the following year, on {splits} draws of which stations are new."
+    "Twelve stations in Beijing predict a day's fine dust from its weather. Four are new and have "
+    "forty days. They train alone or together, and are tested on the following year ({splits} "
+    "draws)."
 )
 
 
@@ -40,7 +39,7 @@ def demo(
     write_file(probe, "")
     probe.unlink()
     console = Console(quiet=quiet, highlight=False)
-    section(console, None, AIR.format(splits=splits))
+    say(console, AIR.format(splits=splits))
     from rich import progress
 
     from scaffpd.cli.results import show
@@ -63,5 +62,5 @@ def demo(
     pages = [write(out), write_picture(out, "joining", out / "demo.png")] if sorry is None else []
     if not quiet:
         show(out)
-    shown = [str(page) for page in pages] if sorry is None else [f"No report: {sorry}"]
-    section(console, "Written", *shown, f"and {len(written)} tables in {out}")
+    where = f"Report: {pages[0]}" if sorry is None else f"No report: {sorry}"
+    say(console, f"{where}; {len(written)} tables in {out}")

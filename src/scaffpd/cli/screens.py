@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scaffpd.training.loop import RoundInfo
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
-MOST = 10  # rows of a table whose others are in a file
+MOST = 12  # rows of a table whose others are in a file
 PAUSE = 10.0  # seconds between two plain lines
 
 
@@ -74,7 +74,8 @@ def print_table(
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     table.add_column(heads[0], no_wrap=True, overflow="ellipsis", min_width=12)
     for name in heads[1:]:
-        table.add_column(name, justify="right", no_wrap=True)
+        width = max(map(len, name.splitlines()), default=0)
+        table.add_column(name, justify="right", no_wrap=True, min_width=width)
     shown = rows
     if file and len(rows) > MOST:
         table.caption = f"the first and last {MOST // 2} of {len(rows)}; all are in {file}"

@@ -22,15 +22,16 @@ from scaffpd.federation import Vector
 from scaffpd.files import csv_text
 from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import one_thread
+from scaffpd.numbers import plain
 from scaffpd.objectives import Average, CVaR, Objective
 from scaffpd.run.folder import write_files
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.recording import exports, record
 from scaffpd.run.train import Trained, train_model
-from scaffpd.study.gains import ALONE, AVERAGE, CALLED, FAIR, PERSONAL, Joining
+from scaffpd.study.gains import ALONE, AVERAGE, CALLED, FAIR, PERSONAL, USE, Joining
 from scaffpd.study.joining import joining, joint_mode
 from scaffpd.training.cohort import Cohort
-from scaffpd.training.metrics import RelativeGain, half_interval
+from scaffpd.training.metrics import NO, YES, RelativeGain, half_interval
 
 TOL = 1e-8
 MOST_ROUNDS = 2000
@@ -81,24 +82,40 @@ class StationStudy:
         joint = self.recommendation in (AVERAGE, FAIR, PERSONAL)
         return self.recommendation if joint else PERSONAL
 
+    def error(self, model: str, new: bool) -> float:
+        """Return the mean error of the new stations, or the others, over draws."""
+        k = self.found[0].models.index(model)
+        return float(np.mean([one.score[k] @ _among(one, new, one.score[k]) for one in self.found]))
+
     @property
-    def verdict(self) -> tuple[str, str]:
-        """Describe the gains with their intervals, and the cost of one model for all."""
+    def answers(self) -> dict[str, str]:
+        """Say who gains and who pays, over all draws."""
+        outcomes = {
+            f"The {count} {which} stations": self.gain(self.shown, ALONE, new).pays
+            for which, count, new in (("new", NEW, True), ("other", STATIONS - NEW, False))
+        }
+        found = {}
+        for key, outcome in (("who", YES), ("cost", NO)):
+            names = [name for name, pays in outcomes.items() if pays == outcome]
+            found[key] = f"{' and '.join(names)}, clearly." if names else "Nobody clearly."
+        return found
+
+    @property
+    def verdict(self) -> tuple[str, ...]:
+        """Give the advice, the errors, the gains with their intervals, and what a model costs."""
         new, old = (self.gain(self.shown, ALONE, which) for which in (True, False))
-        other = AVERAGE if self.shown == PERSONAL else PERSONAL
-        compared = self.gain(other, ALONE, True)
+        named = dict.fromkeys([self.shown, AVERAGE, PERSONAL, ALONE])
+        errors = [f"{CALLED[m]} {plain(self.error(m, True))}" for m in named]
         costs = {model: f"{100 * self.cost(model):.0f} %" for model in (AVERAGE, FAIR, PERSONAL)}
-        first = (
+        return (
+            f"{USE[self.recommendation].format(word='station')}.",
+            f"Typical error of the {NEW} new stations: {', '.join(errors)}.",
             f"With {CALLED[self.shown]} the loss of the {NEW} new stations is "
             f"{new.than('alone')} ({new.range}); "
-            f"that of the {STATIONS - NEW} others is {old.words} ({old.range})."
-        )
-        return first, (
-            f"With {CALLED[other]} that of the new ones is {compared.than('alone')}; the station "
-            f"that pays most for joining loses {costs[AVERAGE]} by one average model, "
-            f"{costs[FAIR]} by one fair model, and {costs[PERSONAL]} with models of their own. "
-            f"Means over {len(self.seeds)} draws of new stations and their {DAYS} days, tested on "
-            "the following year; table and charts are those of the first draw."
+            f"that of the {STATIONS - NEW} others is {old.words} ({old.range}).",
+            f"The station that pays most for joining loses {costs[AVERAGE]} by one average model, "
+            f"{costs[FAIR]} by one fair model, {costs[PERSONAL]} with personal models. "
+            f"Means over {len(self.seeds)} draws of new stations; table and chart: the first draw.",
         )
 
 
@@ -175,8 +192,7 @@ def write_stations(study: StationStudy, folder: Path, command: str) -> list[Path
         study.problem,
         study.models,
         verdict=study.verdict,
-        # the verdict is about all draws: what the first draw says of these would differ
-        answers={"who": "", "cost": ""},
+        answers=study.answers,  # of all draws, as the verdict is
         joining=study.found[0],
     )
     assert run.joining is not None

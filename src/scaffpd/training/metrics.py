@@ -140,10 +140,14 @@ class PairedDifference(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """The p-value of no difference, by the interval of the ratio: nothing known is 1."""
-        if not (self.base > 0 and 0 < self.relative_half < math.inf):
+        """The p-value of no difference, by the paired t test; 1 where nothing is known.
+
+        Not by the interval of the ratio: far out, where several are compared, the test of skewed
+        ratios is wrong too often (at n = 30, 1.0 % of draws are below 0.25 %).
+        """
+        if not 0 < self.half < math.inf:
             return 1.0
-        t = abs(self.mean) / self.base / self.relative_half * student(self.freedom)
+        t = abs(self.mean) / self.half * student(self.freedom)
         return 2 * float(stdtr(self.freedom, -t))
 
     def in_units(self, measure: str, than: str) -> str:

@@ -20,7 +20,7 @@ from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, 
 from scaffpd.run.page.verdict import meanings
 from scaffpd.run.record import RoundRecord, RunRecord
 
-JOINED = ("average", "fair", "personal", "alone", "constant")  # in the order of their colours
+JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
 EXPLAINED = {
     "average": "one for all, made for the mean",
     "fair": "one for all, made for those served worst",
@@ -47,7 +47,7 @@ def joining(run: RunRecord) -> Figure | None:
     found = run.joining
     if found is None:
         return None
-    models = [model for model in JOINED if model in found.models]
+    models = [m for m in dict.fromkeys([*JOINED, found.base]) if m in found.models]
     names = _ends(found.order)
     measure, better, of = served(found)
     points: Rows = []

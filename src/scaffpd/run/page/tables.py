@@ -162,17 +162,14 @@ def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
         gain = found.gain(client)
         tone = TONES[found.pays(client)]
         values = [of(own[model]) for model in found.models]
-        name = f"{client} †" if client in few else client
-        cells = [
-            *(Cell(value, f"{value:.1f}" if "%" in measure else plain(value)) for value in values),
-            Cell(gain, percent(gain, signed=True), tone),
-            Cell(None, {"gain": "gains", "loss": "loses", "quiet": NOTHING}[tone], tone),
-        ]
-        rows.append(((name,), cells))
-    heads = [*found.models, f"gain over {found.base}", "clearly?"]
-    lower = f"gain: how much lower the loss is with {CALLED[found.shown]}"
+        texts = [f"{value:.1f}" if "%" in measure else plain(value) for value in values]
+        moved = percent(gain, signed=True)
+        cells = [Cell(value, text) for value, text in zip(values, texts, strict=True)]
+        cells.append(Cell(gain, moved if tone == "quiet" else f"{moved}*", tone))
+        rows.append(((f"{client} †" if client in few else client,), cells))
+    lower = f"gain: how much lower the loss is with {CALLED[found.shown]} (* clear of noise)"
     heading = f"{capital(measure)}, on held-out rows; {lower}"
-    return ScoreTable(heading, (run.word,), heads, rows)
+    return ScoreTable(heading, (run.word,), [*found.models, f"gain over {found.base}"], rows)
 
 
 def effect_table(run: RunRecord) -> ScoreTable | None:
