@@ -6,7 +6,7 @@ of problems.
     python benchmarks/rounds.py --check              our methods anew, held against rounds.csv; fails on two rounds more
 
 Writes benchmarks/ROUNDS.md, benchmarks/rounds.csv and benchmarks/rounds.png. Methods: `fair`, which
-is minimax Newton up to d = 600 and the subspace saddle method beyond; that method by itself;
+is minimax Newton on all of these; the subspace saddle method by itself;
 Scaff-PD with `Auto()` steps, with the best of a grid of `Fixed` steps, chosen with hindsight for
 each single problem, and with the steps of the paper's `Theory()`; and without local steps, the
 accelerated primal-dual method, extragradient and descent-ascent.

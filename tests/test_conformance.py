@@ -156,18 +156,19 @@ def test_curvature(curved, clients):
 
 @pytest.mark.cover(2)
 @pytest.mark.parametrize("clients", [None, SOME], ids=["all", "some"])
-def test_diagonals(curved, clients):
+@pytest.mark.parametrize("what", ["diagonal", "hessian"])
+def test_sums_of_second_derivatives(curved, what, clients):
     w = weights(clients)
-    curved.agree(lambda f: gradients(f, clients=clients).diagonal(w))
+    curved.agree(lambda f: getattr(gradients(f, clients=clients), what)(w))
 
 
 @pytest.mark.cover(2)
-@pytest.mark.parametrize("what", ["each", "diagonals"])
+@pytest.mark.parametrize("what", ["each", "diagonals", "hessians"])
 def test_single_vectors_are_shown_by_plain_sums_alone(both, what):
     if both.runtime.startswith("masked"):
         with pytest.raises(InputError, match="Secure sums hide every client's own vector"):
             getattr(gradients(both.there), what)()
-    elif what != "diagonals" or "Module" not in repr(both.here.model):
+    elif what == "each" or "Module" not in repr(both.here.model):
         for clients in (None, SOME):
             both.agree(lambda f, clients=clients: getattr(gradients(f, clients=clients), what)())
 

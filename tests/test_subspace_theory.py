@@ -240,21 +240,26 @@ def test_one_mixture_of_squared_losses_ends_within_d_rounds():
         assert abs(one @ other) < 1e-7 * np.linalg.norm(one) * np.linalg.norm(directions[0])
 
 
-# ------------------------------------------------------------------ single Hessians
+# ------------------------------------------------------------------ Hessians: single, and their sum
 
 
-@pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
-def test_theorem_4_a_certificate_falls_with_order_three_halves(objective):
-    """C⁺ ≤ (2√2/3) M (C/μ)^{3/2} + M² C²/(2μ³) without damping; the logistic loss bends by at most
-    1/(6√3) more.
+def logistic_clients(mu):
+    """Return eight clients, and M of their Hessians: the logistic loss bends by at most 1/(6√3)
+    more.
     """
     random = np.random.default_rng(0)
-    mu = 0.05
     m = 30
     rows = [random.standard_normal((m, 5)) + 0.3 * random.standard_normal(5) for _ in range(8)]
     cohort = sp.Cohort([(X, random.integers(0, 2, m)) for X in rows], sp.Linear("logistic", l2=mu))
     bent = [np.linalg.eigvalsh((X.T * np.linalg.norm(X, axis=1)) @ X / m)[-1] for X in rows]
-    M = max(bent) / (6 * 3**0.5)
+    return cohort, max(bent) / (6 * 3**0.5)
+
+
+@pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
+def test_theorem_4_a_certificate_falls_with_order_three_halves(objective):
+    """C⁺ ≤ (2√2/3) M (C/μ)^{3/2} + M² C²/(2μ³) without damping."""
+    mu = 0.05
+    cohort, M = logistic_clients(mu)
     method = sp.MinimaxNewton(objective)
     state = method.init(cohort, x0=cohort.start() + 1.0)
     informative = 0
@@ -265,6 +270,35 @@ def test_theorem_4_a_certificate_falls_with_order_three_halves(objective):
         bound = (2 * 2**0.5 / 3) * M * (C / mu) ** 1.5 + M**2 * C**2 / (2 * mu**3)
         if state.accepted and damping == 0 and C > 1e-9:
             assert state.certificate <= bound + 1e-12
+            informative += bound < C
+    assert informative
+    assert state.certificate < 1e-9
+
+
+@pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
+def test_theorem_5_a_certificate_is_of_second_order_in_the_step(objective, monkeypatch):
+    """C⁺ ≤ h‖p‖² + (M/3)‖p‖³ + (h‖λ⁺ − λ‖₁‖p‖ + (M/2)‖p‖²)²/(2μ) and ‖p‖² ≤ 2C/μ without damping,
+    up to the accuracy of the saddle point.
+    """
+    monkeypatch.setattr("scaffpd.algorithms.minimax_newton.SINGLE", 0)
+    mu = 0.05
+    cohort, M = logistic_clients(mu)
+    method = sp.MinimaxNewton(objective)
+    state = method.init(cohort, x0=cohort.start() + 1.0)
+    informative = 0
+    for _ in range(8):
+        old = state
+        C = old.certificate
+        H = old.at.hessians().numpy()
+        h = np.abs(np.linalg.eigvalsh(H - np.tensordot(old.weights, H, 1))).max()
+        state = method.round(cohort, old)
+        p = float((state.x - old.x).norm())
+        moved = np.abs(state.weights - old.weights).sum()
+        bound = h * p**2 + M / 3 * p**3 + (h * moved * p + M / 2 * p**2) ** 2 / (2 * mu)
+        inexact = 1e-3 * min(old.promise, 1.0) + 1e-12
+        if state.accepted and old.damping == 0 and C > 1e-9:
+            assert state.certificate <= bound + inexact
+            assert p**2 <= 2 * (C + inexact) / mu
             informative += bound < C
     assert informative
     assert state.certificate < 1e-9

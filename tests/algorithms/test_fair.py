@@ -26,8 +26,8 @@ def same_run(one, other):
 
 
 CHOICES = [  # `fair`, clients, the method that it chooses, and what it says
-    (sp.fair(CHI), lambda: cohort("squared"), sp.MinimaxNewton(CHI), "d is small."),
-    (sp.fair(CHI), lambda: cohort("softmax"), sp.MinimaxNewton(CHI), "d is small."),
+    (sp.fair(CHI), lambda: cohort("squared"), sp.MinimaxNewton(CHI), "a Hessian is affordable."),
+    (sp.fair(CHI), lambda: cohort("softmax"), sp.MinimaxNewton(CHI), "a Hessian is affordable."),
     (
         sp.fair(CHI),
         lambda: SecureAggregation(cohort("logistic"), projections=True),
@@ -64,10 +64,10 @@ def test_the_first_method_whose_needs_are_met_is_run(method, clients, choice, wo
 
 
 def test_many_parameters_go_to_the_subspace_saddle_method(monkeypatch):
-    monkeypatch.setattr(FAIR, "WIDEST", 2)
+    monkeypatch.setattr(FAIR, "NUMBERS", 2)
     assert sp.fair(CHI).choice(cohort()) == sp.SubspaceSaddle(CHI)
     monkeypatch.undo()
-    monkeypatch.setattr(FAIR, "LARGEST", 35)  # N d² = 36
+    monkeypatch.setattr(FAIR, "AFFORDABLE", 26)  # d³ = 27
     assert sp.fair(CHI).choice(cohort()) == sp.SubspaceSaddle(CHI)
 
 

@@ -14,7 +14,9 @@ import torch
 
 import scaffpd as sp
 from cases.reference import reference_optimum
+from scaffpd.algorithms import minimax_newton
 from scaffpd.algorithms.saddle import solve_quadratics
+from scaffpd.models import samples
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from problems import HARD, families, objectives, single, tolerance
@@ -161,10 +163,49 @@ def test_hessians_of_clients_add_up_to_curvature(model):
     )
     H = at.hessians().numpy()
     np.testing.assert_allclose(np.tensordot(weights, H, 1), whole.curvature, atol=1e-12)
+    np.testing.assert_allclose(at.hessian(weights).numpy(), whole.curvature, atol=1e-12)
+    masked = sp.SecureAggregation(cohort, projections=True).gradients(x).hessian(weights)
+    np.testing.assert_allclose(masked.numpy(), whole.curvature, atol=1e-12)
     one = at.restriction(
         torch.eye(cohort.dimension).double(), np.eye(4)[2], torch.ones(cohort.dimension).double()
     )
     np.testing.assert_allclose(H[2], one.curvature, atol=1e-12)
+
+
+def test_hessians_of_sparse_rows(monkeypatch):
+    random = np.random.default_rng(0)
+    clients = [((random.random((50, 30)) < 0.04) * 1.0, random.integers(0, 3, 50)) for _ in "ab"]
+    for model in (sp.Linear("softmax", l2=0.1, classes=3), sp.Linear("squared", l2=0.1)):
+        x = torch.from_numpy(random.standard_normal(90 if model.classes else 30))
+        found = []
+        for least in (2**22, 1):
+            monkeypatch.setattr(samples, "LARGE", least)
+            found.append(sp.Cohort(clients, model).gradients(x).hessian(np.array([0.3, 0.7])))
+        np.testing.assert_allclose(*found, atol=1e-13)
+
+
+@pytest.mark.cover(1)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_squared_losses_from_sums_of_hessians(objective, monkeypatch):
+    """Without the single Hessians it takes more rounds, to the same optimum."""
+    monkeypatch.setattr(minimax_newton, "SINGLE", 0)
+    clients = sp.data.synthetic(sigma=0.5)
+    cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
+    result = sp.train(sp.fair(objective), cohort, rounds=12, tol=1e-9)
+    check(clients, "squared", 0.1, objective, result, 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("N", "m", "d", "most"), [(20, 15, 100, 10), (4, 6, 90, 9), (150, 4, 20, 10)], ids=str
+)
+def test_many_columns_and_many_clients(N, m, d, most):
+    """Small members of what `fair` is for: d > m, d > n, and clients that outnumber columns."""
+    clients = single(5, N, d, m)
+    cohort = sp.Cohort(clients, sp.Linear("logistic", l2=1e-3))
+    for objective in (sp.Agnostic(), sp.ChiSquare(0.1)):
+        result = sp.train(sp.fair(objective), cohort, rounds=most, tol=1e-7)
+        assert "minimax Newton" in result.message
+        check(clients, "logistic", 1e-3, objective, result, 1e-7)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
@@ -201,8 +242,8 @@ def test_what_a_round_sends():
     before = cohort.traffic.snapshot()
     method.round(cohort, state)
     assert cohort.traffic.exchanges - before.exchanges == 2
-    assert cohort.traffic.bytes_up - before.bytes_up == 5 * 8 * ((4 + 1 + 4 * 5 // 2) + (4 + 3))
-    assert cohort.traffic.bytes_down - before.bytes_down == 5 * 8 * 8
+    assert cohort.traffic.bytes_up - before.bytes_up == 5 * 8 * (4 * 5 // 2 + (4 + 3))
+    assert cohort.traffic.bytes_down - before.bytes_down == 5 * 8 * 4
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from scaffpd.federation.questions import (
     Curvature,
     Diagonal,
     GradientsAt,
+    Hessian,
     LocalSteps,
     Losses,
     ProximalSteps,
@@ -41,6 +42,7 @@ UPDATES = LocalSteps.kind
 PROXIMAL = ProximalSteps.kind
 CURVATURE = Curvature.kind
 DIAGONAL = Diagonal.kind
+HESSIAN = Hessian.kind
 SIZES = "sizes"  # ‖d_i‖², where vectors are masked
 
 # What an algorithm may need of a federation (`Algorithm.needs`).
@@ -48,7 +50,7 @@ CONVEX = "losses that are known to be convex"
 EXACT = "losses and gradients of all rows, without noise"
 SLOPES = "every client's gradient along directions that the server chooses"
 VECTORS = "every client's own vectors, at the server"
-HESSIANS = "d² numbers of every client"
+MATRICES = "sums of d² numbers"
 MEMORY = "vectors that clients store from round to round"
 
 WEIGHTS = ("samples", "uniform")

@@ -2,8 +2,9 @@ r"""`fair`: the method for the problem at hand.
 
 It is the first of these whose declared `needs` the federation meets:
 
-    minimax Newton       convex losses, full gradients, clients in one process, unmasked, d ≤ 600
-                         and N d² ≤ 10⁷
+    minimax Newton       convex losses, full gradients, clients in one process, unmasked, and a
+                         Hessian is affordable: d² and N d ≤ 2²⁵ numbers, and d passes over the
+                         data and d³ ≤ 10¹² multiplications
     subspace saddle      convex losses, full gradients: sums and scalars only, so for silos
     Scaff-PD             minibatches, or clients that hide their curvature: with `Auto` steps;
                          networks: the same, an epoch of minibatches a round;
@@ -20,7 +21,7 @@ from typing import ClassVar
 from scaffpd.algorithms.base import (
     CONVEX,
     EXACT,
-    HESSIANS,
+    MATRICES,
     SLOPES,
     VECTORS,
     Algorithm,
@@ -33,9 +34,9 @@ from scaffpd.federation import Constants, Federation
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.objectives.base import Objective
 
-# d, and the numbers N d² of all Hessians, up to which they go up
-WIDEST = 600
-LARGEST = 10**7
+# numbers in a Hessian or in all gradients; multiplications for a Hessian, or to decompose it
+NUMBERS = 2**25
+AFFORDABLE = 10**12
 STEPS = 100  # local steps of a round
 BATCH = 32  # samples of a minibatch for networks
 
@@ -74,7 +75,7 @@ class Fair(Algorithm):
         offered = self._offered(federation, known)
         if MinimaxNewton.needs <= offered:
             named = "the minimax Newton method"
-            why = "the losses are convex, gradients are full, and d is small"
+            why = "the losses are convex, gradients are full, and a Hessian is affordable"
         elif SubspaceSaddle.needs <= offered:
             named = "the subspace saddle method"
             why = "the losses are convex and gradients are full"
@@ -100,12 +101,14 @@ class Fair(Algorithm):
         in `Fair` has agreed to sums, and `MinimaxNewton` has to be asked for by its name.
         """
         d = federation.dimension
+        numbers = d * max(d, len(federation.names))
+        work = d * max(federation.channel.work, d**2)
         facts = {
             CONVEX: known.convex,
             EXACT: not known.noisy and self.batch_size is None,
             SLOPES: not known.first_order,
             VECTORS: federation.channel.here and not federation.sums.hides_vectors,
-            HESSIANS: d <= WIDEST and len(federation.names) * d**2 <= LARGEST,
+            MATRICES: numbers <= NUMBERS and work <= AFFORDABLE,
         }
         return frozenset(need for need, met in facts.items() if met)
 

@@ -1,76 +1,103 @@
-r"""Minimax Newton: the fewest rounds, where d is small and the server may see all Hessians.
+r"""Minimax Newton: the fewest rounds, where the server may see every gradient, and d² numbers.
 
-Round, at x with L_i, c_i and H_i = ∇²f_i(x) of every client, and smoothness constants ℓ_i:
+Round, at x with L_i and c_i of every client, and H = Σ λ_i ∇²f_i(x) for the last λ:
 
-    (p, λ⁺) = the saddle point of  Σ l_i q_i(p) − ψ(l)  over p ∈ R^d, l ∈ Λ,
-              q_i(p) = L_i + ⟨c_i, p⟩ + ½pᵀ(H_i + δℓ_i I)p              on the server, exactly
+    (p, λ⁺) = the saddle point of  Σ l_i (L_i + ⟨c_i, p⟩) + ½pᵀ(H + δD)p − ψ(l)
+              over p ∈ R^d, l ∈ Λ, D = diag H                          on the server, exactly
     x⁺ = x + p, where clients answer L_i, c_i                          x⁺ down; L_i, c_i up
     x⁺ is taken where F(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) falls by a tenth of the model's promise, and
-    H_i comes up; else δ grows, and the next round is the same with the same H_i
+    H comes up for λ⁺; else δ grows, and the next round is the same with the same H
 
-Squared losses are their own model: one round solves the problem, whatever Λ is, and H_i comes up
-once. Elsewhere this is Newton's method, with all weights free to move in every step.
+This is sequential quadratic programming for min t: t ≥ ⟨L(x), l⟩ − ψ(l) (R. B. Wilson, 1963;
+J. Nocedal and S. J. Wright, "Numerical Optimization", 2006, ch. 18): H is the Hessian of the
+Lagrange function, so steps are Newton's for x and λ together, all weights are free to move in every
+step, and how many clients are active does not matter. A change of the scales of columns changes
+nothing, D included. Off the simplex H and δD are for Σ l_i = Σ λ_i, and go with Σ λ⁺_i.
 
-It cannot stall. For δ ≥ 1 every q_i lies above f_i(x + ·), so F falls by the promise and the step
-is taken. On the simplex, with ℓ = max ℓ_i and x* the optimum, trying p = t(x* − x) in the model
-shows that the promise is at least
+**Single Hessians.** Where N d² numbers are no more than those of the rows, or losses are squared,
+and there are at most 10⁷, the server sees every H_i, and the model is
+
+    Σ l_i (L_i + ⟨c_i, p⟩ + ½pᵀ(H_i + δD)p) − ψ(l),
+
+which saves a round or two. Squared losses are their own models: H_i comes up once, and one round
+solves the problem for any Λ.
+
+**It cannot stall.** D is at least l2, so that from some δ on the model lies above F(x + ·): F falls
+by the promise and the step is taken. With δ that large, D ≤ ℓI, and x* the optimum, trying
+p = t(x* − x) in the model shows that on the simplex the promise is at least
 
     max_{0≤t≤1} t (F(x) − F*) − ½ t² (1 + δ) ℓ ‖x − x*‖²  ≥  ½ min(1, μ/(2(1 + δ)ℓ)) (F(x) − F*),
 
 for F is μ-strongly convex: F falls linearly from any start, for any Λ. Few steps are taken because
 they halve the lowest certificate so far. In the end, with δ = 0, the certificate falls with order
-3/2 (docs/subspace-saddle.md).
+3/2 with single Hessians, and is of second order in the step with their sum
+(docs/subspace-saddle.md).
 
-The certificate is that of the better of two λ: the model's, and the one that proves most at this x,
-argmax_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ_j (Cl)_j²/D_j (`minimax.py` has D).
-
-No secure sums are possible. Up go d(d + 1)/2 numbers of every client a round: for d up to a few
-hundred.
+No secure sums are possible: the server sees every c_i. The work of a round is that of H and of its
+Cholesky decomposition, d times a pass over the rows and d³/3.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from scipy.linalg import lapack
 from torch import Tensor
 
 from scaffpd.algorithms.base import (
     CONVEX,
-    CURVATURE,
     EXACT,
     GRADIENTS,
-    HESSIANS,
+    HESSIAN,
+    MATRICES,
     SLOPES,
     VECTORS,
     RunState,
 )
-from scaffpd.algorithms.minimax import (
-    AnsweredState,
-    MinimaxMethod,
-    asked_again,
-    nearest,
-    shrinkage,
-)
-from scaffpd.algorithms.saddle import Saddle, solve_quadratics, solve_saddle
+from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again, nearest
+from scaffpd.algorithms.saddle import Matrix, factor, solve_quadratics, solve_saddle
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives.base import LARGEST
-from scaffpd.objectives.rounding import EPSILON
+from scaffpd.objectives.rounding import EPSILON, LEAST
 
 # shares of a promise: from the first on a step is taken, from the second on the damping falls
 TAKEN = 0.1
 GOOD = 0.75
 NOTHING = 0.01  # damping that changes the model by less than this share of its promise is left out
-# accuracy of the saddle point, as a share of what it promises
+# accuracy of the saddle point, as a share of its promise, or of the last one times what that was of
+# the losses
 FINE = 1e-9
 ROUGH = 1e-2
+ACCURACY = 1e-3
 SLACK = 64  # rounding in the acceptance test, in units of the number format
 DIGITS = 16  # rounding in the server's problem, in the same
-CERTIFIED = 0.1  # accuracy of the certificate's λ, as a share of what the model's λ proves
-PROVEN = 2.0  # times its floor: a certificate that another λ cannot improve
+SINGLE = 10**7  # numbers N d² in all Hessians up to which they go up
+# trials of Σ λ⁺_i off the simplex, and how close two of them are in the end
+MASSES = 5
+ALIKE = 0.1
+# ridge of a matrix with a diagonal of ones: for rounding, and the most that is added for it
+RIDGE = 1e-15
+COARSE = 1e-3
+
+
+class Step(NamedTuple):
+    """Saddle point of a model.
+
+    Attributes:
+        p: the step.
+        weights: λ⁺.
+        value: of the model, an upper bound.
+        bend: pᵀDp, times Σ λ⁺_i.
+    """
+
+    p: Vector
+    weights: Vector
+    value: float
+    bend: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +110,8 @@ class MinimaxNewtonState(AnsweredState):
         damping: δ.
         promise: what the last model promised.
         lowest: the lowest certificate of earlier points.
-        hessians: the H_i, (N, d, d), where they have been asked for at x, or are constant.
+        hessian: H, (d, d), or all H_i, (N, d, d), where they have been asked for at x or are
+            constant.
     """
 
     model_weights: Vector
@@ -91,22 +119,22 @@ class MinimaxNewtonState(AnsweredState):
     damping: float = 0.0
     promise: float = np.inf
     lowest: float = np.inf
-    hessians: Tensor | None = field(default=None, repr=False, metadata={"transient": True})
+    hessian: Tensor | None = field(default=None, repr=False, metadata={"transient": True})
 
 
 @dataclass(frozen=True)
 class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
     """The minimax Newton method, without anything to tune.
 
-    The server sees every client's gradient and Hessian.
+    The server sees every client's gradient, and a sum of Hessians or, where they are small, each.
 
     Args:
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
     """
 
     published: ClassVar[str] = "Minimax Newton"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, CURVATURE})
-    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES, VECTORS, HESSIANS})
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, HESSIAN})
+    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES, VECTORS, MATRICES})
 
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
@@ -129,13 +157,13 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             constants=constants,
             at=at,
         )
-        return self._certified_for(weights, state) if x0 is None else self._proven(state)
+        return self._proven(state)
 
     def resume(self, federation: Federation, state: MinimaxNewtonState) -> MinimaxNewtonState:
         """Ask the clients again for what is not on disk: answers at x, and Hessians if given."""
         state = asked_again(federation, state)
-        given = not state.accepted or (state.constants.quadratic and state.rounds > 0)
-        return replace(state, hessians=state.at.hessians()) if given else state
+        given = not state.accepted or (self._constant(state) and state.rounds > 0)
+        return replace(state, hessian=self._hessian(state)) if given else state
 
     def follow(
         self, federation: Federation, before: RunState, seed: int = 0
@@ -144,31 +172,29 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         if type(before) is not MinimaxNewtonState or before.at.federation is not federation:
             return None
         state = self.init(federation, seed, before.x)
-        hessians = before.hessians if state.constants.quadratic else None
+        hessian = before.hessian if self._constant(state) else None
         weights = nearest(self.objective, before.weights, state.losses)
-        return self._proven(replace(state, model_weights=weights, hessians=hessians))
+        return self._proven(replace(state, model_weights=weights, hessian=hessian))
 
     def round(self, federation: Federation, state: MinimaxNewtonState) -> MinimaxNewtonState:
         """Solve the model, ask the clients about its saddle point, and judge it."""
-        H = state.at.hessians() if state.hessians is None else state.hessians
-        found = self._solved(state, H)
-        x = state.x + torch.from_numpy(found.z).to(state.x)
+        H = self._hessian(state) if state.hessian is None else state.hessian
+        step = self._step(state, H)
+        x = state.x + torch.from_numpy(step.p).to(state.x)
         at = federation.gradients(x)
         # On the simplex a common shift of all losses changes nothing but the rounding.
         level = 0.0
         if self.objective.simplex:
-            level = float(found.weights @ state.losses / found.weights.sum())
+            level = float(step.weights @ state.losses / step.weights.sum())
         before = self.objective._support(state.losses - level)
-        promised = max(before - (found.value - level), 0.0)
-        # With δ = `unit`, the damping ½δ Σ λ_i ℓ_i ‖p‖² takes back half of the promise.
-        bend = float(found.weights @ state.constants.smoothness * (found.z @ found.z))
-        unit = promised / max(bend, 1e-300)
+        promised = max(before - (step.value - level), 0.0)
+        # With δ = `unit`, the damping ½δpᵀDp takes back half of the promise.
+        unit = promised / max(step.bend, LEAST)
         asked = replace(
             state,
             rounds=state.rounds + 1,
             accepted=False,
-            hessians=H,
-            model_weights=found.weights,
+            hessian=H,
             promise=promised,
             damping=max(4 * state.damping, unit),
         )
@@ -179,14 +205,15 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             replace(
                 asked,
                 x=x,
+                model_weights=step.weights,
                 losses=at.losses,
                 gradients=at.each().double(),
                 at=at,
                 accepted=True,
-                hessians=H if state.constants.quadratic else None,
+                hessian=H if self._constant(state) else None,
             )
         )
-        size = float(found.weights.sum() * np.abs(state.losses).max())
+        size = float(step.weights.sum() * np.abs(state.losses).max())
         slack = SLACK * torch.finfo(x.dtype).eps * size
         lowest = min(state.lowest, state.certificate)
         if gained < TAKEN * promised - slack and not taken.certificate < 0.5 * lowest:
@@ -196,42 +223,88 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             damping = damping / 4 if damping > NOTHING * unit else 0.0
         return replace(taken, damping=damping, lowest=lowest)
 
-    def _solved(self, state: MinimaxNewtonState, H: Tensor) -> Saddle:
-        """Solve for the model's saddle point: roughly at first, exactly for squared losses."""
+    def _single(self, state: MinimaxNewtonState) -> bool:
+        """Return whether every client's Hessian goes up."""
+        N, d = state.gradients.shape
+        few = state.constants.quadratic or N * d <= state.constants.samples.sum()
+        return few and N * d**2 <= SINGLE
+
+    def _constant(self, state: MinimaxNewtonState) -> bool:
+        """Return whether Hessians go up once."""
+        return state.constants.quadratic and self._single(state)
+
+    def _hessian(self, state: MinimaxNewtonState) -> Tensor:
+        single = self._single(state)
+        return state.at.hessians() if single else state.at.hessian(state.model_weights)
+
+    def _step(self, state: MinimaxNewtonState, H: Tensor) -> Step:
+        """Solve for the model's saddle point, roughly at first."""
         size = float(state.model_weights.sum() * np.abs(state.losses).max())
+        C = state.gradients.cpu().numpy()
+        if H.ndim == 3:
+            return self._of_quadratics(state, C, H.cpu().numpy(), size)
+        promise = min(state.promise, size)
+        share = ACCURACY * min(promise / max(size, LEAST), 1.0)
+        tol = max(share * promise, DIGITS * EPSILON * size)
+        try:
+            unit, root = rooted(H.cpu().numpy(), state.damping)
+        except np.linalg.LinAlgError:
+            nothing = np.zeros(len(H))
+            return Step(nothing, state.model_weights, self.objective._support(state.losses), 0.0)
+        E = lapack.dtrtrs(root, (unit * C).T, lower=1)[0]
+        Q = None
+        if len(E) > E.shape[1]:  # p lies in the span of N vectors
+            Q, E = np.linalg.qr(E)
+        total = mass = float(state.model_weights.sum())
+        for _ in range(1 if self.objective.simplex else MASSES):
+            scale = (total / mass) ** 0.5
+            found = solve_saddle(self.objective, state.losses, scale * E, state.model_weights, tol)
+            last, mass = mass, float(found.weights.sum())
+            if abs(mass - last) <= ALIKE * mass:
+                break
+        z = scale * (found.z if Q is None else Q @ found.z)
+        p = lapack.dtrtrs(root, z, lower=1, trans=1)[0]
+        return Step(unit * p, found.weights, found.value, float(p @ p) / scale**2)
+
+    def _of_quadratics(self, state: MinimaxNewtonState, C: Matrix, H: Matrix, size: float) -> Step:
+        """Solve for the saddle point with single Hessians: exactly for squared losses."""
+        least = DIGITS * EPSILON * size
         share = 0.0
         if not state.constants.quadratic:
-            share = float(np.clip(state.promise / max(size, 1e-300), FINE, ROUGH))
+            share = float(np.clip(state.promise / max(size, LEAST), FINE, ROUGH))
+        bends = state.model_weights @ H.diagonal(axis1=1, axis2=2)
+        unit = 1 / np.sqrt(np.where(bends > 0, bends, 1))
+        scaled = unit[:, None] * H * unit
         if state.damping > 0:
-            added = torch.from_numpy(state.damping * state.constants.smoothness).to(H)
-            H = H + added[:, None, None] * torch.eye(H.shape[1]).to(H)
-        # In units of its own curvature every coordinate keeps its digits.
-        weights = torch.from_numpy(state.model_weights).to(H)
-        bends = weights @ H.diagonal(dim1=1, dim2=2)
-        unit = torch.where(bends > 0, bends, 1).rsqrt()
-        C = (unit * state.gradients).cpu().numpy().T
-        scaled = (unit[:, None] * H * unit).cpu().numpy()
-        least = DIGITS * EPSILON * size
+            scaled = scaled + state.damping * np.eye(len(unit))
         found = solve_quadratics(
-            self.objective, state.losses, C, scaled, state.model_weights, share, least
+            self.objective, state.losses, (unit * C).T, scaled, state.model_weights, share, least
         )
-        return replace(found, z=unit.cpu().numpy() * found.z)
+        bend = float(found.weights.sum() * (found.z @ found.z))
+        return Step(unit * found.z, found.weights, found.value, bend)
 
     def _proven(self, state: MinimaxNewtonState) -> MinimaxNewtonState:
-        """Return the state with the better certificate of the two λ, unless one is rounding."""
-        own = self._certified_for(state.model_weights, state)
-        if not np.isfinite(own.certificate) or own.certificate <= PROVEN * own.floor:
-            return own
-        modulus = float(own.weights @ state.constants.strong_convexity)
-        short = shrinkage(state.constants, own.weights).factors
-        E = (torch.as_tensor(short).to(state.gradients) * state.gradients).mT / modulus**0.5
-        if len(E) > E.shape[1]:  # only EᵀE matters: R of E = QR has fewer rows
-            E = torch.linalg.qr(E, mode="r")[1]
-        tol = CERTIFIED * own.certificate
-        other = solve_saddle(self.objective, state.losses, E.cpu().numpy(), own.weights, tol)
-        second = self._certified_for(other.weights, state)
-        return second if second.certificate < own.certificate else own
-
-    def _certified_for(self, weights: Vector, state: MinimaxNewtonState) -> MinimaxNewtonState:
+        """Return the state with the certificate of the model's λ."""
+        weights = state.model_weights
         c = torch.from_numpy(weights).to(state.gradients) @ state.gradients
         return self._certified(replace(state, weights=weights), state.at, c)
+
+
+def rooted(H: Matrix, damping: float) -> tuple[Vector, Matrix]:
+    """Return s and the lower factor of s ∘ (H + δ diag H) ∘ s, which has a diagonal of 1 + δ.
+
+    A ridge grows from rounding until there is a factor.
+    """
+    bends = H.diagonal()
+    unit = 1 / np.sqrt(np.where(bends > 0, bends, 1))
+    scaled = unit[:, None] * H
+    scaled *= unit
+    ridge = RIDGE
+    while True:
+        scaled.flat[:: len(H) + 1] = 1 + damping + ridge
+        try:
+            return unit, factor(scaled.T)
+        except np.linalg.LinAlgError:
+            if ridge >= COARSE:
+                raise
+            ridge *= 100

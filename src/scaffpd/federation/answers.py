@@ -17,6 +17,7 @@ from scaffpd.federation.questions import (
     Curvature,
     Diagonal,
     GradientsAt,
+    Hessian,
     LocalSteps,
     Project,
     ProximalSteps,
@@ -227,15 +228,13 @@ class Gradients(Answers[GradientsAt]):
             _hidden()
         return self._ask(Diagonal(self.question)).reply.vectors["diagonal"].each()
 
+    def hessian(self, weights: Vector) -> Tensor:
+        """Return Σ_i w_i ∇²f_i(x), (d, d), in float64."""
+        return self._ask(Hessian(self.question)).added("hessian", weights)
+
     def hessians(self) -> Tensor:
-        """Return every client's ∇²f_i(x), (n, d, d), in float64, the matrices that `restriction`
-        adds up for V = I.
-        """
-        if self.federation.sums.hides_vectors:
-            _hidden()
-        whole = torch.eye(len(self.x)).to(self.x)
-        seen = self._ask(Curvature(self.question, whole, torch.ones_like(self.x)))
-        return seen.reply.vectors["curvature"].each().double()
+        """Return every client's ∇²f_i(x), (n, d, d), in float64: for servers that may see them."""
+        return self._ask(Hessian(self.question)).each("hessian")
 
     def _ask(self, question: Asked) -> Answers[Asked]:
         return self.federation.ask(question, self.chosen)

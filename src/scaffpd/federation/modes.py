@@ -32,6 +32,7 @@ class ModesAt(Question):
 
     kind = "modes"
     vectors = ("value", "gradient", "curvature")
+    symmetric = ("curvature",)
 
     x: Tensor
     tau: Tensor
@@ -49,11 +50,6 @@ class ModesAt(Question):
     def down(self, d: int) -> int:
         """Count τ and s."""
         return len(self.tau) + 1
-
-    def up(self, d: int, masked: bool = False) -> int:
-        """Count half of a symmetric matrix."""
-        q = len(self.tau) * self.outputs
-        return 0 if masked else 3 + d + q * (q + 1) // 2
 
     def answer(self, clients: ClientSide) -> Reply:
         """Solve for all u_i."""

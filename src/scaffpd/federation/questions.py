@@ -73,13 +73,8 @@ class Vectors:
     @classmethod
     def of(cls, made: Displacements, squares: Callable[[], Tensor] | None = None) -> Vectors:
         """Make a handle on the vectors of a point or of local steps."""
-        return cls(
-            made.sum,
-            made.each,
-            squares,
-            addends=getattr(made, "shares", None),
-            double_weights=getattr(made, "fine", None) is not None,
-        )
+        fine = getattr(made, "fine", None) is not None
+        return cls(made.sum, made.each, squares, (), getattr(made, "shares", None), fine)
 
     def norms(self) -> Tensor:
         """Return ‖v_i‖² per client."""
@@ -123,6 +118,9 @@ class EvaluatedPoint(Protocol):
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Return every client's VᵀH_iV, (N, k, k)."""
+
+    def hessian(self, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i H_i, (d, d), in double precision."""
 
     def diagonal(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i diag H_i; raise `InputError` if it is not available."""
@@ -205,12 +203,14 @@ class Question:
         kind: its name in messages and in `Algorithm.questions`.
         scalars: the numbers that every client reveals, by name.
         vectors: parts of the answer that leave a client only in a sum, if sums are masked.
+        symmetric: those among them that are symmetric matrices, of which half is counted.
         loss: the scalar that is a loss, or a change of one; it is rounded as a silo's file asks.
     """
 
     kind: ClassVar[str] = ""
     scalars: ClassVar[tuple[str, ...]] = ()
     vectors: ClassVar[tuple[str, ...]] = ()
+    symmetric: ClassVar[tuple[str, ...]] = ()
     loss: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
@@ -242,12 +242,13 @@ class Question:
         return 0
 
     def up(self, d: int, masked: bool = False) -> int:
-        """Return how many numbers come up from a client; masked vectors are counted with their
-        sums.
-        """
-        hidden = self.vectors if masked else ()
-        parts = [math.prod(shape) for part, shape in self.shapes(d).items() if part not in hidden]
-        return len(self.scalars) + sum(parts)
+        """Count the numbers that come up from a client; masked vectors count with their sums."""
+        total = len(self.scalars)
+        for part, shape in self.shapes(d).items():
+            if not (masked and part in self.vectors):
+                half = part in self.symmetric
+                total += shape[0] * (shape[0] + 1) // 2 if half else math.prod(shape)
+        return total
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,7 +365,7 @@ class Curvature(Question):
 
     kind = "curvature"
     scalars = ("size",)
-    vectors = ("curvature",)
+    vectors = symmetric = ("curvature",)
 
     at: GradientsAt
     V: Tensor = field(metadata={"matrix": True})
@@ -378,11 +379,6 @@ class Curvature(Question):
     def down(self, d: int) -> int:
         """Count one vector: clients lack only the last column of V."""
         return d
-
-    def up(self, d: int, masked: bool = False) -> int:
-        """Count half of each symmetric matrix."""
-        k = self.V.shape[1]
-        return k + 1 + (0 if masked else k * (k + 1) // 2)
 
     def answer(self, clients: ClientSide) -> Reply:
         """Answer in one pass over the data, which the sum of curvatures makes if it comes first."""
@@ -403,6 +399,27 @@ class Curvature(Question):
             curvature, lambda: point.curvatures(self.V), shape=(self.V.shape[1],) * 2
         )
         return Reply(numbers, {"curvature": matrices})
+
+
+@dataclass(frozen=True, eq=False)
+class Hessian(Question):
+    """Second derivatives H_i = ∇²f_i at the answered point, (d, d)."""
+
+    kind = "hessian"
+    vectors = symmetric = ("hessian",)
+
+    at: GradientsAt
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Return the shape of a matrix."""
+        return {"hessian": (d, d)}
+
+    def answer(self, clients: ClientSide) -> Reply:
+        """Return the matrices, or their weighted sum without any of them."""
+        point = clients.point(self.at)
+        x = self.at.x
+        each = lambda: point.curvatures(torch.eye(len(x)).to(x)).double()
+        return Reply({}, {"hessian": Vectors(point.hessian, each, None, (len(x),) * 2, None, True)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,6 +42,7 @@ from scaffpd.models.samples import Levers, PaddedBlock, StackedSamples
 
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved together
+COLUMNS = 2**24  # numbers in the products of all rows with some columns
 NEWTON = 60
 HALVINGS = 40
 
@@ -262,6 +263,14 @@ class NewtonPoint(LinearPoint):
         rows, y = self.rows.of(block)
         A = self.anchor.part(rows, block.clients)
         return A, LossHessian(self.loss, A, y, block.of(self.z), block.weight)
+
+    def hessian(self, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i H_i, some columns at a time."""
+        d = len(self.x)
+        step = max(COLUMNS // len(self.rows.A), 1)
+        eye = torch.eye(d).to(self.x)
+        H = torch.cat([self.times(part.mT, weights.to(eye)) for part in torch.split(eye, step)], 1)
+        return ((H + H.mT) / 2).double()
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Return every client's VᵀH_iV = T_iᵀS_iT_i + Vᵀl2 V, (N, k, k)."""

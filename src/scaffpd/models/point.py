@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from scaffpd.models.numerics import (
 )
 from scaffpd.models.samples import SHORT, Levers, StackedSamples
 
+PIECE = 2**18  # numbers of a piece of A
 # Vectors that a server adds up in double precision, one by one.
 CLIENTS = 2**13
 
@@ -208,6 +210,31 @@ class LinearPoint:
             out[block.clients] += T.flatten(1, 2).mT @ bent.flatten(1, 2)
         return out
 
+    def hessian(self, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i H_i = Aᵀ diag(w ℓ''/m) A + (Σ w) diag(l2), (d, d), in double precision."""
+        A = self.rows.A
+        k = self.outputs
+        w = self._weighted(weights.to(A)).double()
+        if k == 1 or self.loss.quadratic:
+            bends = self.loss.bends(self.z, self.rows.y)[:, :1]
+            H = torch.kron(gram(self.rows, w * bends), torch.eye(k).to(w))
+        else:
+            W = self.bend(torch.eye(k).to(self.z).expand(*self.z.shape, k))
+            H = w.new_empty(A.shape[1], k, A.shape[1], k)
+            for a in range(k):
+                for b in range(a + 1):
+                    H[:, a, :, b] = gram(self.rows, w * W[:, a, b, None], a == b)
+                    H[:, b, :, a] = H[:, a, :, b]
+            H = H.view(len(self.x), -1)
+        H.diagonal().add_(weights.double().sum() * self.ridge.times(torch.ones_like(w[:1, 0])))
+        return H
+
+    def times(self, V: Tensor, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i H_i V for V (d, c)."""
+        bent = self._weighted(weights)[..., None] * self.bend(self._along(V))
+        out = transposed(self.rows.A, bent.flatten(1)).reshape(V.shape)
+        return out + weights.sum() * self.ridge.times(V.mT).mT
+
     def diagonal(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i diag H_i."""
         bends = self._weighted(weights) * self.loss.bends(self.z, self.rows.y)
@@ -310,6 +337,27 @@ class LinearPoint:
     def _vectors(self, residual: Tensor) -> Tensor:
         own = self.rows.each(self.rows.share[:, None] * residual).flatten(1)
         return own.add(self.ridge.times(self.x))
+
+
+def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
+    """Return Aᵀ diag(w) A in double precision, in pieces that stay in a cache.
+
+    With positive weights both factors are one matrix, and BLAS computes half of the product.
+    """
+    A = rows.A
+    if A.is_cuda:
+        return (w * A).mT @ A.to(w)
+    root = (w.sqrt() if positive else w).numpy()
+    if rows.sparse is not None:
+        left = rows.sparse.multiply(root).tocsr()
+        return torch.from_numpy((left.T @ (left if positive else rows.sparse)).toarray())
+    out = np.zeros((A.shape[1],) * 2)
+    step = max(PIECE // A.shape[1], 1)
+    for k in range(0, len(A), step):
+        right = A[k : k + step].numpy()
+        part = root[k : k + step] * right
+        out += part.T @ (part if positive else right)
+    return torch.from_numpy(out)
 
 
 def steepness(loss: Loss, rows: StackedSamples) -> Tensor | float:

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from scaffpd.models.execution import parallel_map, thread_count
@@ -37,6 +38,9 @@ SHORT = 1024
 CACHE = 2**17
 # Numbers in all padded copies up to which they are stored between rounds.
 STORED = 2**23
+# numbers in A from which, and the share of them up to which, zeros are left out of products
+LARGE = 2**22
+SPARSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -291,6 +295,14 @@ class StackedSamples:
     y: Tensor
     layout: Ragged
     share: Tensor
+
+    @cached_property
+    def sparse(self) -> csr_array | None:
+        """A without its zeros, if it is large and has few other entries, as one-hot tables."""
+        if self.A.is_cuda or self.A.numel() < LARGE:
+            return None
+        few = int(torch.count_nonzero(self.A)) < SPARSE * self.A.numel()
+        return csr_array(self.A.numpy()) if few else None
 
     @cached_property
     def blocks(self) -> list[PaddedBlock]:

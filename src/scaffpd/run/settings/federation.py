@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, 
 
 import scaffpd.fields as key
 from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair
-from scaffpd.algorithms.base import HESSIANS, SLOPES, VECTORS
+from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.data.tabular.agree import PREPARED, REST, VERSION, Column, Schema, checked_schema
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.settings import CLASSIFICATION, CURVES, REGRESSION
@@ -189,7 +189,7 @@ class FederationTerms(SettingsTable):
                 "tol-without-certificate",
                 f"{kind} certifies nothing: leave training.tol out of {file!r}.",
             )
-        if self.method.needs & {VECTORS, SLOPES, HESSIANS}:
+        if self.method.needs & {VECTORS, SLOPES}:
             raise InputError(
                 "method-needs-vectors",
                 f"{name} needs every silo's own vectors, but only sums leave silos: use another "
