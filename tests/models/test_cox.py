@@ -200,6 +200,8 @@ def test_hessians_and_proximal_steps_are_those_of_differences():
     L = torch.from_numpy(cohort.constants().smoothness)
     assert (torch.linalg.eigvalsh(H)[:, -1] <= L).all()
     torch.testing.assert_close(point.diagonals(), H.diagonal(dim1=1, dim2=2))
+    w = torch.linspace(0.1, 0.9, len(H), dtype=torch.float64)
+    torch.testing.assert_close(point.hessian(w), torch.tensordot(w, H, 1))
 
 
 def test_the_strength_by_evidence_is_that_of_a_search():

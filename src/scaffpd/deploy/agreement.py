@@ -22,6 +22,7 @@ from scaffpd.algorithms.base import (
     CURVATURE,
     DIAGONAL,
     GRADIENTS,
+    HESSIAN,
     LOSSES,
     PROXIMAL,
     SIZES,
@@ -55,6 +56,7 @@ SUMMED = {  # and in sums over all silos
     PROXIMAL: "the weighted sum of local steps",
     CURVATURE: "the weighted sum of curvatures",
     DIAGONAL: "the weighted sum of the Hessians' diagonals",
+    HESSIAN: "the weighted sum of Hessians",
 }
 
 

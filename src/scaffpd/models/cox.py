@@ -230,6 +230,11 @@ class CoxPoint(StackedDisplacements):
         curvature = torch.tensordot(weights, self.curvatures(V), 1)
         return Restriction(self.vectors @ V, curvature, self.vectors.square() @ (1 / metric))
 
+    def hessian(self, weights: Tensor) -> Tensor:
+        """Return Σ_i w_i H_i, in double precision."""
+        H = torch.tensordot(weights, self.hessians.to(weights), 1)
+        return H + weights.sum() * torch.diag(self.ridge.times(torch.ones_like(H[0])))
+
     def diagonals(self) -> Tensor:
         """Return diag H_i, (N, d)."""
         own = self.hessians.diagonal(dim1=1, dim2=2)
