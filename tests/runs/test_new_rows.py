@@ -219,7 +219,12 @@ def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(
     assert "AUC" in shown
     assert "all rows" in shown
     header, first, *rest = (folder / "predictions.csv").read_text().splitlines()
-    assert header == f"{name},client,predicted,probability"
+    start, *labels = header.split(",probability of ")
+    assert start == f"{name},client,predicted,probability"
+    *_, answer, sure, no, yes = first.split(",")
+    assert float(no) + float(yes) == pytest.approx(1, abs=2e-6)
+    assert float(sure) == max(float(no), float(yes))
+    assert labels[float(yes) > float(no)] == answer
     assert first.split(",")[0] == lines(folder)[1].split(",")[1]
     assert len(rest) + 1 == len(lines(folder)) - 1
     scores = (folder / "predictions.scores.csv").read_text().splitlines()

@@ -236,6 +236,7 @@ def predict(
         "client": found.clients,
         "predicted": found.predicted,
         "probability": found.probability,
+        **dict(zip((f"probability of {v}" for v in found.labels), found.shares.T, strict=False)),
     }
     for name in copied:
         if name in columns:
@@ -257,30 +258,36 @@ def predict(
         print_json({"predictions": str(out), "remarks": list(found.remarks), "scores": rows})
         return
     for by, own in scored.items():
-        _show_scores(Console(highlight=False), by, own)
+        _show_scores(Console(highlight=False), by, own, list(map(str, found.labels)))
     say(Console(highlight=False, stderr=True), *found.remarks)
     pair = promise(run)
     if pair is not None:
         typer.echo(f"The model was trained with {pair} for every record.")
 
 
-def _show_scores(console: Console, by: str, rows: list[ScoreRow]) -> None:
+def _show_scores(console: Console, by: str, rows: list[ScoreRow], labels: list[str]) -> None:
     """Print a row per group, all rows together last."""
-    from scaffpd.run.page.tables import COLUMNS, written
+    from scaffpd.run.page.tables import head, written
 
     shown = [name for name in HEADS if any(name in row.values for row in rows)]
     cells = [
         [row.group, whole(row.rows), *(written(name, row.values.get(name)) for name in shown)]
         for row in rows
     ]
-    heads = [by, "rows", *(COLUMNS[name].replace(" ", "\n") for name in shown)]
+    heads = [by, "rows", *(head(labels, name).replace(" ", "\n") for name in shown)]
     print_table(console, heads, cells, "the .scores.csv file")
 
 
 def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:
     """Write a CSV file of predictions; probabilities that do not exist are left out."""
-    probability = ["" if math.isnan(p) else f"{p:.6f}" for p in columns["probability"]]
-    cells = zip(*(columns | {"probability": probability}).values(), strict=True)
-    write_file(out, csv_text([dict(zip(columns, row, strict=True)) for row in cells], [*columns]))
+    written = {
+        name: ["" if math.isnan(p) else f"{p:.6f}" for p in values]
+        if name.startswith("probability")
+        else list(values)
+        for name, values in columns.items()
+    }
+    cells = zip(*written.values(), strict=True)
+    rows = [dict(zip(columns, row, strict=True)) for row in cells]
+    write_file(out, csv_text(rows, [*columns]))
     if not quiet:
-        typer.echo(f"{several(len(probability), 'row')} written to {out}.")
+        typer.echo(f"{several(len(rows), 'row')} written to {out}.")
