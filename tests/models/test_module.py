@@ -194,3 +194,15 @@ def test_the_users_own_loss():
     assert np.all(np.isnan(scores.accuracy))
     assert "huber" in repr(cohort.model)
     assert "0x" not in repr(cohort.model)
+
+
+def test_a_network_is_a_model_as_it_is():
+    """What docs/index.md says: any torch.nn.Module in place of sp.Linear."""
+    random = np.random.default_rng(0)
+    clients = [(random.normal(size=(20, 4)), random.integers(0, 3, 20)) for _ in range(2)]
+    network = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    answers = [
+        sp.train(sp.FedAvg(local_rate=0.1), sp.Cohort(clients, model), 2, progress=False).x
+        for model in (network, sp.Module(network))
+    ]
+    np.testing.assert_array_equal(*answers)

@@ -32,6 +32,7 @@ from scaffpd.federation.questions import Displacements, EvaluatedPoint, Gradient
 from scaffpd.models.arrays import read_features, read_labels
 from scaffpd.models.envelopes import client_modes, lowest
 from scaffpd.models.modes import ClientModes
+from scaffpd.models.module import Module
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.privacy.accountant import Account, Spent
 from scaffpd.training.settling import by_evidence, settled
@@ -342,7 +343,8 @@ class Cohort(Federation):
     Args:
         clients: one (X, y) pair per site, NumPy arrays or torch tensors; or a mapping from names to
             pairs.
-        model: `Linear(...)` or `Module(...)`, or one of them `Private(...)` or `Personal(...)`.
+        model: `Linear(...)`, `Module(...)` or a `torch.nn.Module` as it is, or one of the first
+            two `Private(...)` or `Personal(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: device of the data and x, such as "cpu" or "cuda".
         dtype: float64 by default for linear models, the network's own for modules.
@@ -357,13 +359,15 @@ class Cohort(Federation):
     def __init__(
         self,
         clients: Sequence[Pair] | Mapping[str, Pair],
-        model: ModelSpec,
+        model: ModelSpec | torch.nn.Module,
         names: Sequence[str] | None = None,
         device: str | torch.device = "cpu",
         dtype: torch.dtype | None = None,
         test: Sequence[Pair] | Mapping[str, Pair] | None = None,
         settle: bool = True,
     ) -> None:
+        if isinstance(model, torch.nn.Module):
+            model = Module(model)
         if not hasattr(model, "oracle") or isinstance(model, type):
             raise InputError(
                 "not-a-model",
