@@ -23,6 +23,7 @@ from scipy.special import expit
 
 import scaffpd as sp
 from scaffpd.algorithms.evidence import Strengths, strengths
+from scaffpd.study.alone import fit_alone
 
 Array = NDArray[np.float64]
 COLUMNS = 8
@@ -74,10 +75,9 @@ def fitted(clients: list[tuple[Array, Array]], loss: str) -> dict[str, Array]:
         return strengths(cohort, GROUPS, loss, **options)  # type: ignore[arg-type]
 
     one = fit(strength=np.full(len(GROUPS), np.inf)).x
-    alone = [sp.Cohort([rows], sp.Linear(loss, "auto", intercept=True)) for rows in clients]
     found = {
         "one": np.tile(one, (len(clients), 1)),
-        "alone": np.stack([own.strengths.x for own in alone if own.strengths is not None]),
+        "alone": fit_alone(sp.Linear(loss, "auto", intercept=True), clients),
     }
     for name, worth in RULES.items():
         settled = fit() if worth is None else fit(worth=worth)
