@@ -31,14 +31,11 @@ def page_module(path):
 
 @pytest.fixture
 def quickly(tmp_path, monkeypatch):
-    """Few rounds, splits, strengths and orders: what they lead to is tested elsewhere."""
+    """Few rounds: what they lead to is tested elsewhere."""
     train = sp.train
-    orders = sp.coalition
     monkeypatch.setattr(
         sp, "train", lambda *what, rounds=200, **more: train(*what, rounds=min(rounds, 200), **more)
     )
-    few = {"most": 3, "permutations": 2}
-    monkeypatch.setattr(sp, "coalition", lambda *what, **more: orders(*what, **more | few))
     for name in ("share", "huber"):  # losses that pages add are gone afterwards
         monkeypatch.setitem(losses.LOSSES, name, None)
         del losses.LOSSES[name]

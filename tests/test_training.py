@@ -289,21 +289,12 @@ def pairs(seed=0):
     return [(random.normal(size=(12, 2)), random.integers(0, 2, 12)) for _ in range(3)]
 
 
-@pytest.mark.parametrize(
-    "follow",
-    [
-        lambda: sp.joining(
-            pairs(), pairs(1), sp.Personal(sp.Linear("logistic", l2=0.1), strength=1.0)
-        ),
-        lambda: sp.coalition(pairs(), pairs(1), sp.Linear("logistic", l2=0.1)),
-    ],
-    ids=["joining", "coalition"],
-)
-def test_an_interruption_ends_what_would_go_on_from_the_model(monkeypatch, follow):
+def test_an_interruption_ends_what_would_go_on_from_the_model(monkeypatch):
     def interrupted(self, federation, state):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("scaffpd.algorithms.MinimaxNewton.round", interrupted)
     monkeypatch.setattr("scaffpd.algorithms.FedAvg.round", interrupted)
+    model = sp.Personal(sp.Linear("logistic", l2=0.1), strength=1.0)
     with pytest.raises(KeyboardInterrupt):
-        follow()
+        sp.joining(pairs(), pairs(1), model)

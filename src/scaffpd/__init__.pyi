@@ -39,8 +39,6 @@ from scaffpd.objectives import Tilted as Tilted
 from scaffpd.privacy import Private as Private
 from scaffpd.privacy import Spent as Spent
 from scaffpd.secure.aggregation import SecureAggregation as SecureAggregation
-from scaffpd.study.coalitions import Coalition as Coalition
-from scaffpd.study.coalitions import coalition as coalition
 from scaffpd.study.coefficients import CoefficientTable as CoefficientTable
 from scaffpd.study.coefficients import coefficients as coefficients
 from scaffpd.study.comparison import Comparison as Comparison

@@ -74,7 +74,7 @@ def by_hand(path, places):
         rows[name] = Dataset.read(own, load_or_create(own.identity), Wanted.of(file))
 
     def scaled(schema):
-        mean = mean_of({name: own.totals(schema) for name, own in rows.items()}, schema)
+        mean = mean_of({name: own.totals(schema) for name, own in rows.items()})
         squares = {name: own.totals(schema, mean) for name, own in rows.items()}
         deviation = deviation_of(squares, mean, schema)
         groups = [feature.group for feature in encoded_features(schema)]

@@ -153,7 +153,7 @@ class Preparing:
             both = self.session.wide_total(kind, own)
             return {"": {"n": np.rint(both[:columns]), kind: both[columns:]}}
 
-        mean = mean_of(total("sum", None), schema)
+        mean = mean_of(total("sum", None))
         return mean, deviation_of(total("squares", mean), mean, schema)
 
     def _federated(self, setup: Setup) -> Ready:

@@ -1,1 +1,1 @@
-"""Studies over many runs: does joining pay, the path of fairness, coalitions, comparisons."""
+"""Studies over many runs: does joining pay, the path of fairness, comparisons."""

@@ -1,13 +1,11 @@
-"""Agree on columns: one schema out of many descriptions, one scale out of many sums.
+"""What clients agree on: a schema of columns, and one scale out of many sums.
 
-A description comes from a silo, a schema from the coordinator. Both are plain JSON, both sides may
-be mistaken, and each is checked before it is used.
+A schema is plain JSON. Silos have it from the coordinator, and check it before they use it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from itertools import pairwise
 from math import prod
 from typing import Annotated, Final, Literal, NotRequired, TypeVar
@@ -20,7 +18,7 @@ from typing_extensions import TypedDict  # pydantic wants its own before Python 
 
 from scaffpd.data.curves import MOST, Feature, Total, curve, thresholds
 from scaffpd.data.silos import unless_constant
-from scaffpd.data.tabular.columns import CATEGORY, NUMBER, UNKNOWN, Matrix
+from scaffpd.data.tabular.columns import CATEGORY, NUMBER, Matrix
 from scaffpd.data.tabular.settings import CLASSIFICATION
 from scaffpd.errors import InputError
 
@@ -66,7 +64,6 @@ def _fits(shape: list[int]) -> bool:
 
 
 TWICE = "something is named twice"
-Whole = Annotated[int, Field(ge=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=1, le=LARGEST)]
 WholeLabel = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 Name = Annotated[str, Field(min_length=1, max_length=LONGEST)]
@@ -85,10 +82,10 @@ Steps = Annotated[list[Bound], Field(min_length=1, max_length=MOST), RISING]
 
 
 class NumberColumn(TypedDict):
-    """A column of numbers; "unknown" where a silo has no value to tell by."""
+    """A column of numbers."""
 
     name: Name
-    kind: Literal["number", "unknown"]
+    kind: Literal["number"]
     range: NotRequired[Span]  # declared in the schema
     steps: NotRequired[Steps]  # thresholds of its curve, agreed in the schema
 
@@ -113,8 +110,8 @@ class ColumnPair(TypedDict):
     right: AnyColumn
 
 
-class Agreed(TypedDict):
-    """What descriptions and schemas share; parts that a task does not have are empty."""
+class Schema(TypedDict):
+    """What all silos follow; parts that a task does not have are empty."""
 
     version: int
     task: Literal["classification", "regression", "prepared"]
@@ -122,45 +119,29 @@ class Agreed(TypedDict):
     columns: Annotated[list[AnyColumn], Field(max_length=MOST_COLUMNS), _need(_names_differ, TWICE)]
     shape: Shape | None
     dimension: Count | None
-
-
-class Description(Agreed):
-    """What a silo says of its rows."""
-
-    train: Count
-    test: Whole
-
-
-class Schema(Agreed):
-    """What all silos follow."""
-
     standardise: bool
     declared: NotRequired[bool]  # whether columns are scaled by declared ranges
     range: NotRequired[Span]  # of all features that have a shape
     pairs: NotRequired[list[ColumnPair]]
 
 
-DESCRIPTION = TypeAdapter(Description)
 SCHEMA = TypeAdapter(Schema)
 
 
 def checked_schema(given: object) -> Schema:
     """Return the coordinator's schema with all its parts, or refuse it."""
-    owner = "The coordinator sent an agreement"
-    schema = _checked(owner, given, SCHEMA)
+    schema = _checked(given)
     spans: list[Schema | NumberColumn] = [schema] if schema["shape"] is not None else []
     for column in schema["columns"]:
         if column["kind"] != CATEGORY:
             spans.append(column)
-        if column["kind"] == UNKNOWN:
-            raise _unusable(owner, "a column has no kind")
     if schema.get("declared") and not all("range" in part for part in spans):
-        raise _unusable(owner, "a range is missing")
+        raise _unusable("a range is missing")
     columns = {column["name"]: column for column in schema["columns"]}
     for pair in schema.get("pairs", ()):
         for side in (pair["left"], pair["right"]):
             if not _part_of(side, columns.get(side["name"])):
-                raise _unusable(owner, f"a pair of {side['name']!r} does not fit its column")
+                raise _unusable(f"a pair of {side['name']!r} does not fit its column")
     return schema
 
 
@@ -173,12 +154,13 @@ def _part_of(side: Column, column: Column | None) -> bool:
     return "steps" in side
 
 
-def _checked(owner: str, given: object, reader: TypeAdapter[T]) -> T:
-    """Return all parts of a description or a schema, those that its task does not have empty."""
+def _checked(given: object) -> Schema:
+    """Return all parts of a schema, those that its task does not have empty."""
     if not isinstance(given, dict) or given.get("version") != VERSION:
         raise InputError(
             "other-version",
-            f"{owner} of another version than {VERSION}: use the same scaffpd everywhere.",
+            f"The coordinator sent an agreement of another version than {VERSION}: use the same "
+            "scaffpd everywhere.",
         )
     empty: dict[str, object] = {"labels": [], "columns": [], "shape": None, "dimension": None}
     needed = ["columns" if given.get("shape") is None else "shape"]
@@ -191,18 +173,20 @@ def _checked(owner: str, given: object, reader: TypeAdapter[T]) -> T:
         own.pop("range", None)
     for name in needed:
         if own[name] is None or own[name] == []:
-            raise _unusable(owner, f"no {name}")
+            raise _unusable(f"no {name}")
     try:
-        return reader.validate_python(own, strict=True)
+        return SCHEMA.validate_python(own, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         words = "".join(filter(str.isprintable, first["msg"]))[:200]
-        raise _unusable(owner, f"{place}: {words}") from None
+        raise _unusable(f"{place}: {words}") from None
 
 
-def _unusable(owner: str, why: str) -> InputError:
-    return InputError("agreement-unusable", f"{owner} that cannot be used: {why}.")
+def _unusable(why: str) -> InputError:
+    return InputError(
+        "agreement-unusable", f"The coordinator sent an agreement that cannot be used: {why}."
+    )
 
 
 def width(schema: Schema) -> int:
@@ -294,111 +278,38 @@ def declared_scale(schema: Schema) -> tuple[Matrix, Matrix] | None:
     return (low + high) / 2, (high - low) / 4
 
 
-def mean_of(totals: Totals, schema: Schema | None = None) -> Matrix:
+def mean_of(totals: Totals) -> Matrix:
     """Return the mean of every encoded column, from n and Σx; zero where nobody has a value."""
-    n, sums = _added(totals, "sum", None if schema is None else width(schema))
+    n, sums = _added(totals, "sum")
     return np.divide(sums, n, out=np.zeros_like(sums), where=n > 0)
 
 
 def deviation_of(totals: Totals, mean: Matrix, schema: Schema | None = None) -> Matrix:
     """Return the deviation of every column, from n and Σ(x − mean)²; one of steps and constants."""
-    n, squares = _added(totals, "squares", len(mean))
+    n, squares = _added(totals, "squares")
     deviation = np.sqrt(np.divide(squares, n, out=np.zeros_like(squares), where=n > 0))
     steps = [False] if schema is None else [one.step for one in encoded_features(schema)]
     return np.where(steps, 1.0, unless_constant(mean, deviation, n))
 
 
-def _added(totals: Totals, what: str, length: int | None) -> tuple[Matrix, Matrix]:
-    """Add sums over silos in the order of their names: who answers first changes nothing."""
-    counts = []
-    sums = []
-    for silo in sorted(totals):
-        given = totals[silo] if isinstance(totals[silo], Mapping) else {}
-        n = finite_vector(given.get("n"), length)
-        values = finite_vector(given.get(what), None if n is None else len(n))
-        if n is None or values is None:
-            raise _unusable_sums(silo, "they are no finite numbers, one a column")
-        length = len(n)
-        if (n < 0).any() or (n != np.round(n)).any() or (n > LARGEST).any():
-            raise _unusable_sums(silo, "its counts are no counts")
-        if (values[n == 0] != 0).any() or (what == "squares" and (values < 0).any()):
-            raise _unusable_sums(silo, f"{what!r} and 'n' do not fit each other")
-        counts.append(n)
-        sums.append(values)
+def _added(totals: Totals, what: str) -> tuple[Matrix, Matrix]:
+    """Add n, and sums over rows, in the order of the clients' names."""
+    parts = [totals[client] for client in sorted(totals)]
     with np.errstate(over="ignore"):
-        total = np.sum(sums, axis=0)
+        n, total = (np.sum([part[name] for part in parts], axis=0) for name in ("n", what))
     if not np.isfinite(total).all():
         raise InputError(
             "numbers-too-large",
             f"The silos' numbers are too large to be added (encoded column {int(total.argmax())}).",
         )
-    return np.sum(counts, axis=0), total
+    return n.astype(np.float64), total
 
 
-def _unusable_sums(silo: str, why: str) -> InputError:
-    return InputError("sums-unusable", f"Silo {silo!r} sent sums that cannot be used: {why}.")
+def declared(schema: Schema, ranges: Mapping[str, list[float]]) -> Schema:
+    """Give every column of numbers its range, by name, "*" for all others.
 
-
-def finite_vector(given: object, length: int | None) -> Matrix | None:
-    """Return a vector of so many finite numbers as float64; `None` where it is none."""
-    if not isinstance(given, np.ndarray) or given.ndim != 1 or given.dtype.kind not in "fiu":
-        return None
-    if len(given) != (len(given) if length is None else length) or not np.isfinite(given).all():
-        return None
-    return given.astype(np.float64)
-
-
-def agree(
-    descriptions: Mapping[str, object],
-    standardise: bool = True,
-    ranges: Mapping[str, list[float]] | None = None,
-) -> Schema:
-    """Return the schema that all silos can follow, or name the silo and the column that cannot.
-
-    Args:
-        descriptions: what `ClientRows.describe` returned at every silo; the first one fixes the
-            order of columns.
-        standardise: whether encoded columns are scaled to mean zero and deviation one.
-        ranges: the least and the largest number of every column of numbers, by name, "*" for all
-            others; columns are then scaled by these and by nothing that rows have a part in. Empty
-            or `None` where nothing is declared.
+    Columns are then scaled by these, and by nothing that rows have a part in.
     """
-    silos = {
-        silo: _checked(f"Silo {silo!r} sent a description", given, DESCRIPTION)
-        for silo, given in descriptions.items()
-    }
-    first = next(iter(silos))
-    for silo, own in silos.items():
-        for key, theirs, ours in (
-            ("task", own["task"], silos[first]["task"]),
-            ("dimension", own["dimension"], silos[first]["dimension"]),
-            ("shape", own["shape"], silos[first]["shape"]),
-        ):
-            if theirs != ours:
-                raise InputError(
-                    f"different-{key}",
-                    f"Silo {silo!r} has the {key} {theirs}, but {first!r} has {ours}.",
-                )
-    task = silos[first]["task"]
-    shape = silos[first]["shape"]
-    schema: Schema = {
-        "version": VERSION,
-        "task": task,
-        "standardise": bool(standardise),
-        "labels": _labels(silos) if task == CLASSIFICATION else [],
-        "shape": shape,
-        "columns": _columns(silos),
-        "dimension": silos[first]["dimension"],
-    }
-    if task == PREPARED:
-        return schema
-    if not width(schema):
-        raise InputError("no-features", "No silo has a feature with values.")
-    return _declared(schema, ranges) if ranges else schema
-
-
-def _declared(schema: Schema, ranges: Mapping[str, list[float]]) -> Schema:
-    """Give every column of numbers its range."""
     numbers = [column["name"] for column in schema["columns"] if column["kind"] == NUMBER]
     for name in ranges:
         if name != REST and name not in numbers:
@@ -424,76 +335,7 @@ def _declared(schema: Schema, ranges: Mapping[str, list[float]]) -> Schema:
     return checked_schema(schema)
 
 
-def _labels(silos: Mapping[str, Description]) -> list[int] | list[str]:
-    labels = {silo: about["labels"] for silo, about in silos.items()}
-    numbers = {label for own in labels.values() for label in own if isinstance(label, int)}
-    texts = {label for own in labels.values() for label in own if isinstance(label, str)}
-    if texts and numbers:
-        text, number = (
-            next(silo for silo, own in labels.items() if isinstance(own[0], kind))
-            for kind in (str, int)
-        )
-        raise InputError(
-            "labels-of-two-kinds",
-            f"Silo {text!r} has text labels, and {number!r} has numbers: use one kind everywhere.",
-        )
-    union: list[int] | list[str] = sorted(texts) if texts else sorted(numbers)
-    if len(union) == 1:
-        raise InputError(
-            "constant-target",
-            f"All rows of all clients have the label {union[0]!r}: is it the right target?",
-        )
-    return union
-
-
-def _columns(silos: Mapping[str, Description]) -> list[Column]:
-    columns = {
-        silo: {column["name"]: column for column in about["columns"]}
-        for silo, about in silos.items()
-    }
-    first = next(iter(columns))
-    for silo, own in columns.items():
-        for lacks, has in ((silo, first), (first, silo)):
-            for name in columns[has]:
-                if name in columns[lacks]:
-                    continue
-                spare = sorted(set(own) - set(columns[first])) if lacks == silo else []
-                lowered = {extra.lower(): extra for extra in spare}
-                near = get_close_matches(name.lower(), list(lowered), n=1)
-                hint = f": is it the column {lowered[near[0]]!r} there?" if near else "."
-                raise InputError(
-                    "column-missing",
-                    f"Silo {lacks!r} has no column {name!r}, which {has!r} has{hint}",
-                )
-    return [
-        _merged(name, {silo: own[name] for silo, own in columns.items()}) for name in columns[first]
-    ]
-
-
-def _merged(name: str, columns: Mapping[str, Column]) -> Column:
-    """Merge one column of all silos: a silo without a single value goes along with the others."""
-    categories = {s: column for s, column in columns.items() if column["kind"] == CATEGORY}
-    numbers = [silo for silo, column in columns.items() if column["kind"] == NUMBER]
-    if not categories:
-        return {"name": name, "kind": NUMBER}
-    if numbers:
-        number = numbers[0]
-        category = next(iter(categories))
-        raise InputError(
-            "column-of-two-kinds",
-            f"Column {name!r} holds numbers at silo {number!r} and categories at {category!r}: "
-            f"list it in data.categories at {number!r}, or correct it at {category!r}.",
-        )
-    union = {category for column in categories.values() for category in column["categories"]}
-    return {
-        "name": name,
-        "kind": CATEGORY,
-        "categories": sorted(union, key=_order),
-        "other": any(column["other"] for column in categories.values()),
-    }
-
-
-def _order(category: str) -> tuple[bool, int, str]:
+def category_order(category: str) -> tuple[bool, int, str]:
     """Order whole numbers by size, then texts."""
     whole = category.removeprefix("-").isdecimal() and len(category) < 16
     return not whole, int(category) if whole else 0, category

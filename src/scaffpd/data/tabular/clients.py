@@ -17,18 +17,23 @@ from numpy.typing import NDArray
 from scaffpd.data.curves import counted
 from scaffpd.data.tabular import encode
 from scaffpd.data.tabular.agree import (
+    VERSION,
     Column,
     Schema,
-    agree,
+    category_order,
+    checked_schema,
     common,
     curved,
+    declared,
     declared_scale,
     deviation_of,
     mean_of,
+    width,
 )
 from scaffpd.data.tabular.columns import (
     CATEGORY,
     DATE,
+    NUMBER,
     DataColumn,
     FeatureTable,
     Mask,
@@ -102,7 +107,7 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     usual = None
     if source.offset is not None:
         rows, usual = _exposed(source, found, rows)
-    schema = agree({own.name: own.describe() for own in rows}, ranges=source.ranges)
+    schema = _agreed(source, rows)
     sides: list[Column] = []
     if source.curves == "on":
         numbers = [own.sorted_numbers(schema) for own in rows]
@@ -114,6 +119,38 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     read = Clients(tuple(rows), (), schema, nothing, nothing, tuple(remarks), groups).under(schema)
     coarse = tuple(common(side, read.schema, read.mean) for side in sides)
     return replace(read, sides=coarse, exposure=usual)
+
+
+def _agreed(source: TableSettings, rows: Sequence[ClientRows]) -> Schema:
+    """Return what all clients follow: their labels, and the union of their categories."""
+    target = rows[0].target
+    if len(target.labels) == 1:
+        raise InputError(
+            "constant-target",
+            f"All rows of all clients have the label {target.labels[0]!r}: is it the right target?",
+        )
+    columns: list[Column] = []
+    for k, column in enumerate(rows[0].table.columns):
+        if column.kind != CATEGORY:
+            columns.append({"name": column.name, "kind": NUMBER})
+            continue
+        own, other = zip(*(one.categories(one.table.columns[k]) for one in rows), strict=True)
+        named = sorted({name for names in own for name in names}, key=category_order)
+        columns.append(
+            {"name": column.name, "kind": CATEGORY, "categories": named, "other": any(other)}
+        )
+    schema = checked_schema(
+        {
+            "version": VERSION,
+            "task": target.task,
+            "standardise": True,
+            "labels": sorted(target.labels),
+            "columns": columns,
+        }
+    )
+    if not width(schema):
+        raise InputError("no-features", "No client has a feature with values.")
+    return declared(schema, source.ranges) if source.ranges else schema
 
 
 def _exposed(
@@ -148,7 +185,7 @@ def _scale(rows: Sequence[ClientRows], schema: Schema) -> tuple[Matrix, Matrix]:
     """Return mean and deviation of the encoded columns, by sums over clients or as declared."""
     scale = declared_scale(schema)
     if scale is None:
-        mean = mean_of({own.name: own.totals(schema) for own in rows}, schema)
+        mean = mean_of({own.name: own.totals(schema) for own in rows})
         squares = {own.name: own.totals(schema, mean) for own in rows}
         scale = mean, deviation_of(squares, mean, schema)
     return scale

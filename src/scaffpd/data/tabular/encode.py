@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +17,14 @@ from scaffpd.data.tabular.agree import (
     LONGEST,
     MOST_CATEGORIES,
     PREPARED,
-    VERSION,
     CategoryColumn,
     Column,
-    Description,
     Schema,
     checked_schema,
     features,
-    finite_vector,
 )
 from scaffpd.data.tabular.columns import (
     CATEGORY,
-    NUMBER,
     UNKNOWN,
     DataColumn,
     FeatureTable,
@@ -116,32 +112,12 @@ class ClientRows:
         """Return the numbers of training rows and held-out rows."""
         return int((~self.held).sum()), int(self.held.sum())
 
-    def describe(self) -> Description:
-        """Return what the others have to know of columns and labels, and nothing else.
-
-        These are names and kinds of columns, categories with at least `rarest` training rows,
-        labels, numbers of rows.
-        """
-        train, test = self.rows
-        return {
-            "version": VERSION,
-            "task": self.target.task,
-            "train": train,
-            "test": test,
-            "labels": cast("list[int] | list[str]", list(self.target.labels)),
-            "columns": [self._described(column) for column in self.table.columns],
-            "shape": list(self.table.shape) or None,
-            "dimension": None,
-        }
-
-    def _described(self, column: DataColumn) -> Column:
-        if column.kind != CATEGORY:
-            return {"name": column.name, "kind": NUMBER if column.kind == NUMBER else UNKNOWN}
+    def categories(self, column: DataColumn) -> tuple[list[str], bool]:
+        """Return the categories that others may hear of, and whether there are more of them."""
         named = named_categories(column, ~self.held, self.rarest)
         counts = column.counts(np.ones(len(self.held), dtype=bool))
         present = {name for name, n in zip(column.categories, counts, strict=True) if n > 0}
-        other = bool(present - set(named))
-        return {"name": column.name, "kind": CATEGORY, "categories": named, "other": other}
+        return named, bool(present - set(named))
 
     def totals(
         self, given: object, mean: Matrix | None = None
@@ -408,8 +384,8 @@ def fills(data: ClientRows) -> dict[str, float | str]:
 
 
 def _vector(given: object, name: str, length: int) -> Matrix:
-    values = finite_vector(given, length)
-    if values is None:
+    values = np.asarray(given, dtype=np.float64)
+    if values.shape != (length,) or not np.isfinite(values).all():
         raise InputError(
             "not-finite-numbers",
             f"The coordinator sent a {name} that is not a list of {length} finite numbers.",
