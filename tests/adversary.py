@@ -41,7 +41,7 @@ OBJECTIVES = (
     "Nash",
     "Excess",
 )
-PATTERNS = ("normal", "equal", "alternating", "huge", "ties", "cancelling")
+PATTERNS = ("normal", "equal", "alternating", "huge", "ties", "cancelling", "unlike")
 STORES = ("rows", "personal", "columns")
 PLACES = ("random", "near", "trained", "zero")
 LOSSES = ("squared", "logistic", "softmax", "poisson")
@@ -416,6 +416,8 @@ def entries(random, shape, pattern):
         values = np.repeat(values[:1], shape[0], 0) * (
             1 + 1e-15 * random.integers(0, 3, (shape[0], 1))
         )
+    if pattern == "unlike":
+        values *= np.geomspace(1e-4, 1e4, shape[1])
     if pattern == "cancelling" and shape[1] > 1:
         values[:, 1] = -values[:, 0] * (1 + 1e-7 * random.standard_normal(shape[0]))
     return values

@@ -232,8 +232,9 @@ class CoxPoint(StackedDisplacements):
 
     def hessian(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i H_i, in double precision."""
-        H = torch.tensordot(weights, self.hessians.to(weights), 1)
-        return H + weights.sum() * torch.diag(self.ridge.times(torch.ones_like(H[0])))
+        H: Tensor = torch.tensordot(weights, self.hessians.to(weights), 1)
+        H.diagonal().add_(weights.sum() * self.ridge.times(torch.ones_like(H[0])))
+        return H
 
     def diagonals(self) -> Tensor:
         """Return diag H_i, (N, d)."""

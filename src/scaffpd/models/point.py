@@ -43,7 +43,7 @@ class Ridge:
     def __init__(self, l2: float | Tensor) -> None:
         self.l2 = l2
         self.even = not isinstance(l2, Tensor)
-        self._levers: dict[int, tuple[StackedSamples, Levers]] = {}
+        self._levers: dict[tuple[int, bool], tuple[StackedSamples, Levers]] = {}
         self.least, self.most = (
             (float(l2.min()), float(l2.max())) if isinstance(l2, Tensor) else (l2, l2)
         )
@@ -67,15 +67,22 @@ class Ridge:
         """Return ‖s ∘ x‖ along the last axis, from above."""
         return root_above(squares(self.scale * x.double()), x.shape[-1])
 
-    def levers(self, rows: StackedSamples) -> Levers:
-        """Return the factors of rounding errors of rows a/s; computed once."""
-        if id(rows) not in self._levers:
+    def levers(self, rows: StackedSamples, columns: bool = False) -> Levers:
+        """Return the factors of rounding errors of rows a/s; computed once.
+
+        With `columns`, rows multiply x as a/t, for the columns' own `scales` t.
+        """
+        key = (id(rows), columns)
+        if key not in self._levers:
             norms = rows.row_norms
             if isinstance(self.scale, Tensor):
                 own = self.scale.view(rows.A.shape[1], -1)[:, 0]
                 norms = rows.products.norms(1 / own)
-            self._levers[id(rows)] = rows, Levers.of(rows, norms, norms)
-        return self._levers[id(rows)][1]
+            plain = norms
+            if columns and rows.scales is not None:
+                plain = rows.products.norms(1 / rows.scales)
+            self._levers[key] = rows, Levers.of(rows, norms, plain)
+        return self._levers[key][1]
 
     def gram(self, V: Tensor) -> Tensor:
         """Return Vᵀ diag(l2) V."""
@@ -117,6 +124,7 @@ class LinearPoint:
         self.x = x
         self.outputs = outputs
         self.fine = fine
+        self._pulled: dict[int, tuple[Tensor, Tensor]] = {}
         self.penalty = ridge.half(x)
         self.predictions, values = self._evaluated()
         self.z = self.predictions.to(x.dtype)
@@ -253,8 +261,7 @@ class LinearPoint:
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound the rounding errors of L_i and c_i, in the metric of the ridge, for stored data."""
-        loss, gradient = self.arithmetic(self.size)
-        return self.ridged(loss, gradient)
+        return self.ridged(*self.arithmetic(*self.reach))
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Add the errors of the regulariser and of l2 ∘ x in a sum over clients."""
@@ -271,7 +278,24 @@ class LinearPoint:
         size = self.ridge.length(self.x)
         return size if size.is_cuda else float(size)
 
-    def arithmetic(self, size: Tensor | float) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def reach(self) -> tuple[Tensor | float, Levers | None]:
+        """Lengths ‖s ∘ x‖, and of rows, whose products bound Σ_k |a_jk||x_k|.
+
+        Where columns are unlike, ‖t ∘ x‖ and ‖a_j/t‖ for their own scales t, if that is less.
+        """
+        if self.fine is None or self.fine.scales is None:
+            return self.size, None
+        size = self.ridge.length(self.x)
+        X = self.fine.scales[:, None] * self.x.double().view(-1, self.outputs)
+        other = root_above(squares(X.flatten()), len(self.x))
+        levers = self.ridge.levers(self.fine, columns=True)
+        less = bool((other**2 * levers.flat).sum() < (size**2 * levers.square).sum())
+        return (other, levers) if less else (size, None)
+
+    def arithmetic(
+        self, size: Tensor | float, levers: Levers | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Bound the errors of sums, if the rows a (a/s) multiply vectors u (s ∘ u) of that `size`.
 
         The error of a sum of n products is at most γ_n times the sum of their sizes (worst case:
@@ -288,18 +312,18 @@ class LinearPoint:
         if fine is None:
             unknown = torch.full_like(self.losses, float("inf"))
             return unknown, unknown
-        levers = self.ridge.levers(fine)
+        levers = self.ridge.levers(fine) if levers is None else levers
         m = fine.layout.additions
         value, offset, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
         curvature = steepness(self.loss, fine)
         features = fine.A.shape[1]
         k = gamma(features + 4) * size
         tiny = LEAST * features * self.outputs
-        loss = ((1 + slope) * k) * self._pulls(levers) + (curvature * (k * k)) * levers.cross
+        loss = ((1 + slope) * k) * self._pulls(levers.plain) + (curvature * (k * k)) * levers.flat
         loss = loss + (UNIT * SAFE * m + (value + tiny + 8 * UNIT * SAFE)) * self.losses.abs()
         loss = loss + (offset + curvature * tiny**2 + 2 * tiny + len(fine.A) * LEAST)
         if jump:
-            loss = loss + (jump * k) * levers.mean
+            loss = loss + (jump * k) * levers.across
         return SAFE * loss, self.slope_error(size, levers)
 
     def slope_error(self, size: Tensor | float, levers: Levers) -> Tensor:
@@ -311,17 +335,20 @@ class LinearPoint:
         k = gamma(features + 4) * size
         tiny = LEAST * features * self.outputs
         sums = gamma(rows + 4) + gamma(CLIENTS)
-        gradient = (slope + sums + self._format()) * self._pulls(levers)
+        gradient = (slope + sums + self._format()) * self._pulls(levers.each)
         gradient = gradient + (curvature * k) * levers.cross
         gradient = gradient + levers.mean * (curvature * tiny + 2 * jump)
         least = LEAST if self._format() == 0 else 2.0**-126
         underflow: float = rows * least * (features * self.outputs) ** 0.5
         return SAFE * gradient + underflow
 
-    def _pulls(self, levers: Levers) -> Tensor:
-        """Return every client's mean of ‖a_j‖‖r_j‖."""
+    def _pulls(self, each: Tensor) -> Tensor:
+        """Return every client's mean of ‖a_j‖‖r_j‖, for ‖a_j‖/m_i."""
         assert self.fine is not None
-        return self.fine.layout.segment_sum(norm_above(self.slopes, 1).mul_(levers.each))
+        if id(each) not in self._pulled:
+            own = norm_above(self.slopes, 1).mul_(each)
+            self._pulled[id(each)] = each, self.fine.layout.segment_sum(own)
+        return self._pulled[id(each)][1]
 
     def _format(self) -> float:
         """Rounding of vectors and weights in the format of x: λ_i, r_i, c_i, l2 x and their sum."""

@@ -87,7 +87,7 @@ class Compressed:
         With S = ‖A‖/√m and δ = S·size + ‖y‖/√m these are at most noise δ² and 2 noise S δ; where
         columns are scaled before they are summed, the last S is that of the `scaled` ones.
         """
-        delta = levers.square.sqrt() * size + self.targets
+        delta = levers.flat.sqrt() * size + self.targets
         last = (levers if scaled is None else scaled).square.sqrt()
         return SAFE * self.noise * delta.square(), 2 * SAFE * self.noise * last * delta
 
@@ -156,7 +156,9 @@ class CompressedPoint(LinearPoint):
         loss, gradient = super().rounding()
         if not self.data.fewer:
             return loss, gradient
-        more = self.data.off(self.size, self.ridge.levers(self.data.fine))
+        size, levers = self.reach
+        levers = self.ridge.levers(self.data.fine) if levers is None else levers
+        more = self.data.off(size, levers)
         constant = numerics.gamma(self.outputs**2 + 8) * self.data.constant
         return loss + constant + more[0], gradient + more[1]
 

@@ -38,6 +38,8 @@ SHORT = 1024
 CACHE = 2**17
 # Numbers in all padded copies up to which they are stored between rounds.
 STORED = 2**23
+# Binary orders of magnitude between columns up to which one bound on rounding serves them all.
+ALIKE = 4
 # numbers in A from which, and the share of them up to which, zeros are left out of products
 LARGE = 2**22
 SPARSE = 0.05
@@ -269,22 +271,29 @@ class Levers(NamedTuple):
 
     Attributes:
         each: ‖ã_j‖/m_i per row.
+        plain: ‖a_j‖/m_i, with the lengths of rows as they multiply x.
         mean: the clients' means of ‖ã_j‖.
-        cross: of ‖ã_j‖‖a_j‖, with the lengths of rows as they multiply x.
+        cross: of ‖ã_j‖‖a_j‖.
         square: of ‖ã_j‖².
+        across: of ‖a_j‖.
+        flat: of ‖a_j‖².
     """
 
     each: Tensor
+    plain: Tensor
     mean: Tensor
     cross: Tensor
     square: Tensor
+    across: Tensor
+    flat: Tensor
 
     @classmethod
     def of(cls, rows: StackedSamples, norms: Tensor, plain: Tensor) -> Levers:
         """Return the factors for ‖ã_j‖ = norms and ‖a_j‖ = plain."""
         each = rows.exact[1] * norms
-        sums = torch.stack([each, each * plain, each * norms], 1)
-        return cls(each, *rows.layout.segment_sum(sums).unbind(1))
+        own = each if plain is norms else rows.exact[1] * plain
+        sums = torch.stack([each, each * plain, each * norms, own, own * plain], 1)
+        return cls(each, own, *rows.layout.segment_sum(sums).unbind(1))
 
 
 @dataclass(frozen=True)
@@ -379,6 +388,17 @@ class StackedSamples:
     def shares(self) -> Tensor:
         """Share of a row in the mean of its client, (N,), in double precision."""
         return self.layout.segment_max(self.exact[1])
+
+    @cached_property
+    def scales(self) -> Tensor | None:
+        """Powers of two above the largest entries of columns, if these are unlike."""
+        if not len(self.A):
+            return None
+        least, most = torch.aminmax(self.A, dim=0)
+        exponents = torch.frexp(torch.maximum(most, -least)).exponent
+        if int(exponents.max() - exponents.min()) <= ALIKE:
+            return None
+        return torch.ldexp(torch.ones_like(most, dtype=torch.float64), exponents)
 
     @cached_property
     def row_norms(self) -> Tensor:
