@@ -121,11 +121,14 @@ def _locked(path: Path, refused: str, busy: str = "", seconds: float = -1) -> It
         lock.release()
 
 
-def load_or_create(path: Path) -> bytes:
-    """Return the 32 random bytes of a file, written as hexadecimal digits; create it if missing."""
+def load_or_create(path: Path, new: bytes | None = None) -> bytes:
+    """Return the 32 random bytes of a file, written as hexadecimal digits; create it if missing.
+
+    `new` are the bytes of a file that is created.
+    """
     try:
         if not path.exists():
-            _make_secret(path)
+            _make_secret(path, new or secrets.token_bytes(SECRET_BYTES))
         open_to_others = os.name == "posix" and path.stat().st_mode & 0o077 != 0
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
     except (OSError, ValueError):
@@ -143,11 +146,11 @@ def load_or_create(path: Path) -> bytes:
     return secret
 
 
-def _make_secret(path: Path) -> None:
+def _make_secret(path: Path, secret: bytes) -> None:
     """Write a complete file or none, for its owner only, and never over another process's."""
     draft = path.resolve().parent / f".{path.name}.{secrets.token_hex(8)}{DRAFT}"
     with atomic_write(draft, 0o600) as file:
-        file.write(secrets.token_hex(SECRET_BYTES).encode() + b"\n")
+        file.write(secret.hex().encode() + b"\n")
     try:
         with suppress(FileExistsError):
             os.link(draft, path)

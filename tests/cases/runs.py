@@ -9,7 +9,7 @@ from scaffpd.run.prepare import prepare
 from scaffpd.run.recording import record
 from scaffpd.run.scores import held_out_scores
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import carry_out, joining_of, settled
+from scaffpd.run.train import SECRET, carry_out, joining_of, noise_secret, settled
 
 
 class Nobody:
@@ -58,7 +58,8 @@ def asked(file, data_test=0.2, data_groups=(), **tables):
 
 def trained(config, place, watcher=None, fresh=False, join=False):
     """Train, score and write a run; return its models, its data and what joining brings."""
-    prepared = prepare(config)
+    going_on = (place / SECRET).exists() and not fresh
+    prepared = prepare(config, secret=noise_secret(place) if going_on else None)
     cohort = prepared.cohort(config)
     config = settled(config, cohort)
     folder = RunFolder(place)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 import scaffpd as sp
 from cases.refusals import refuses
 from cases.tables import opened, text
-from scaffpd.data.curves import MOST, counted, thresholds, with_steps
+from scaffpd.data.curves import MOST, Limits, counted, thresholds, with_steps
 from scaffpd.data.tabular.agree import encoded_features, features
 
 
 def agreed(parts, **more):
     """The thresholds of one column that clients have parts of."""
     own = [[np.sort(np.asarray(part, dtype=float))] for part in parts]
-    return thresholds(1, lambda edges: sum(counted(part, edges) for part in own), **more)[0]
+    return thresholds(1, lambda edges: sum(counted(part, edges) for part in own), Limits(**more))[0]
 
 
 def exact(values):
@@ -114,7 +114,7 @@ def test_noise_that_cells_must_exceed_does_not_make_thresholds():
         rows = rows + random.normal(0, 4, len(rows))
         return np.array([np.where(rows > 20, rows, 0.0)] * 2)
 
-    found = thresholds(1, noisy, rows=20, clients=0)[0]
+    found = thresholds(1, noisy, Limits(rows=20, clients=0))[0]
     assert len(found) > 20
     assert 20 < found[0] < found[-1] < 80
     cells = np.histogram(own[0], [-np.inf, *found, np.inf])[0]

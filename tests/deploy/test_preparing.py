@@ -9,20 +9,31 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
-from cases.silos import MODEL, agree, federation, models_of, mostly_long, run
+from cases.refusals import refuses
+from cases.silos import (
+    MODEL,
+    agree,
+    agreement,
+    federation,
+    models_of,
+    mostly_long,
+    run,
+)
 from scaffpd.cli import run as cli
 from scaffpd.data.curves import counted
 from scaffpd.data.tabular.agree import (
-    common,
     curved,
     deviation_of,
     encoded_features,
     features,
     mean_of,
 )
+from scaffpd.data.tabular.clients import common
+from scaffpd.deploy.agreement import leaves
 from scaffpd.deploy.dataset import Dataset, Wanted
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.files import load_or_create
+from scaffpd.privacy.accountant import least_noise
 from scaffpd.run.pairs import indicators_of, paired
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
@@ -143,3 +154,62 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
         own = cohort.evaluate(wanted.x, "test")
         assert right == pytest.approx(own.accuracy[list(places).index(name)], abs=1e-12)
     json.loads((file.folder / "setup.json").read_text(), parse_constant=pytest.fail)
+
+
+PRIVATE = "[privacy]\nepsilon = 8.0\n"
+RANGES = "age = [20, 90]\nsex = [0, 1]\nthalach = [60, 210]\n" + COLUMNS.splitlines()[-1] + "\n"
+
+
+def private_run(folder):
+    path, places = curved_run(folder, 8, 'kind = "logistic"\nkappa = 20.0\n')
+    text = path.read_text().replace(f"[columns]\n{COLUMNS}", f"[columns]\n{RANGES}")
+    path.write_text(text.replace("tol = 1e-6\n", "") + PRIVATE)
+    agree(path, places)
+    return path, places
+
+
+def test_with_noise_silos_pay_for_their_counts_once(tmp_path):
+    path, places = private_run(tmp_path / "a")
+    outcome, _ = run(path, places, {9: [("restart", "va")], 14: [("restart", "hungarian")]})
+    assert outcome.final, outcome.sentence
+    models_of(path, places)
+    file = FederationFile.read(path)
+    setup = DeployedRun(file.folder).setup()
+    steps = {column["name"]: column.get("steps", []) for column in setup.schema["columns"]}
+    assert 2 <= len(steps["age"]) <= 7
+    assert "pairs" not in setup.schema
+    assert (setup.model["l2"], setup.model["strength"]) == (1e-3, 20.0)
+    found = agreement(path, places)
+    noise = found.values["noise"]
+    releases = 2 * (file.rounds + 1)  # a gradient and a loss at every point
+    for place in places.values():
+        (ledger,) = place.parent.glob("privacy-spent-*.npz")
+        with np.load(ledger) as written:
+            z = written["privacy.noise"]
+        assert np.sum(z == noise["counts"]) == 2  # of edges of one digit, and of two
+        assert len(z) - 2 >= releases
+    assert outcome.privacy["epsilon"] <= 8
+    whole = least_noise(8.0, 1e-5) ** -2
+    assert 2 / noise["counts"] ** 2 == pytest.approx(0.1 * whole, rel=1e-6)
+    planned = file.method.releases(file.rounds + 2)
+    rest = planned.gradients / noise["noise"] ** 2 + planned.losses / noise["loss_noise"] ** 2
+    assert 2 / noise["counts"] ** 2 + rest == pytest.approx(whole, rel=1e-6)
+    assert any("how many rows, with noise" in line for line in leaves(file))
+    out = tmp_path / "va.csv"
+    model = str(file.folder / "model.safetensors")
+    assert cli(["silo", "predict", str(places["va"]), model, "--out", str(out)]) == 0
+
+
+def test_evidence_is_not_for_runs_with_noise(tmp_path):
+    path, _ = private_run(tmp_path)
+    path.write_text(path.read_text().replace("kappa = 20.0", 'kappa = "auto"'))
+    with refuses("evidence-with-noise"):
+        FederationFile.read(path)
+    path.write_text(path.read_text().replace('curves = "on"', 'curves = "auto"'))
+    path.write_text(path.read_text().replace('kappa = "auto"', "kappa = 1"))
+    assert not FederationFile.read(path).curved  # thresholds cost ε: only where they are asked for
+    lines = RANGES.splitlines()
+    only = path.read_text().replace('curves = "auto"', 'curves = "on"')
+    path.write_text(only.replace("\n".join(lines[:3]) + "\n", ""))
+    with refuses("curves-without-columns"):
+        FederationFile.read(path)

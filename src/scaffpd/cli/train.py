@@ -309,12 +309,13 @@ def _one_run(
     out = out or config.folder
     if out is not None:
         RunFolder(out).usable(kind)
-    screen.phase(f"Reading {config.name}")
-    prepared = prepare.prepare(config)
-    config = config.counting([len(y) for _, y in prepared.train])
-    train.check_asked(config, prepared)
     folder = RunFolder(_place(config, out, fresh, kind))
     folder.check(kind, config, fresh)
+    screen.phase(f"Reading {config.name}")
+    going_on = not fresh and (folder.path / train.SECRET).exists()
+    prepared = prepare.prepare(config, secret=train.noise_secret(folder.path) if going_on else None)
+    config = config.counting([len(y) for _, y in prepared.train])
+    train.check_asked(config, prepared)
     screen.phase("Setting the strength of every column by evidence")
     cohort = prepared.cohort(config)
     config = train.settled(config, cohort)

@@ -34,6 +34,16 @@ DIGITS = 5  # the most of an edge; as many sums are made
 EXPONENTS = range(-12, 13)  # of the first edges
 
 
+class Limits(NamedTuple):
+    """What thresholds are chosen by."""
+
+    rows: float = LEAST_ROWS  # the least of a cell
+    clients: float = LEAST_CLIENTS  # likewise; of cells that are merged, the most that one has
+    most: int = MOST  # thresholds of a column
+    sums: int = DIGITS  # the most that are made
+    clear: float = 0.0  # rows up to which a cell may be noise, and counts as empty
+
+
 class Feature(NamedTuple):
     """An encoded column."""
 
@@ -73,28 +83,25 @@ def counted(columns: Sequence[Matrix], edges: Sequence[Matrix]) -> Matrix:
     return np.array([found, found > 0], dtype=np.float64)
 
 
-def thresholds(
-    columns: int, total: Total, rows: float = LEAST_ROWS, clients: float = LEAST_CLIENTS
-) -> list[Matrix]:
-    """Return the thresholds of every column, at most `MOST`, from sums over clients alone.
+def thresholds(columns: int, total: Total, limits: Limits | None = None) -> list[Matrix]:
+    """Return the thresholds of every column, from sums over clients alone.
 
     Args:
         columns: how many there are.
         total: returns the sum of what `counted` returns at every client.
-        rows: the least of a cell.
-        clients: likewise; of cells that are merged, the most that one of them has.
+        limits: on cells, thresholds and sums.
     """
+    limits = limits or Limits()
     edges = [_first_edges()] * columns
     cells = _cut(edges, total(edges))
-    for _ in range(DIGITS - 1):
-        finer = [_refined(own, n, rows) for own, (n, _) in zip(edges, cells, strict=True)]
+    for _ in range(limits.sums - 1):
+        finer = [_refined(own, n, limits) for own, (n, _) in zip(edges, cells, strict=True)]
         if all(map(np.array_equal, finer, edges)):
             break
         edges = finer
         cells = _cut(edges, total(edges))
     return [
-        _chosen(own, n, present, rows, clients)
-        for own, (n, present) in zip(edges, cells, strict=True)
+        _chosen(own, n, present, limits) for own, (n, present) in zip(edges, cells, strict=True)
     ]
 
 
@@ -109,11 +116,11 @@ def _cut(edges: Sequence[Matrix], sums: Matrix) -> list[Matrix]:
     return np.split(sums, np.cumsum([len(own) + 1 for own in edges])[:-1], axis=1)
 
 
-def _refined(edges: Matrix, n: Matrix, least: float) -> Matrix:
+def _refined(edges: Matrix, n: Matrix, limits: Limits) -> Matrix:
     """Add the next digit where rows are many; drop edges between cells without rows."""
-    weight = np.sqrt(np.maximum(n, 0.0))
-    heavy = (n >= 2 * least) & (weight > weight.sum() / (2 * (MOST + 1)))
-    finer = [edges[(n[:-1] > 0) | (n[1:] > 0)]]
+    weight = np.sqrt(np.where(n > limits.clear, n, 0.0))
+    heavy = (n >= 2 * limits.rows) & (weight > weight.sum() / (2 * (limits.most + 1)))
+    finer = [edges[np.maximum(n[:-1], n[1:]) > limits.clear]]
     for cell in np.flatnonzero(heavy[1:-1]):  # those at both ends have no width
         width = (edges[cell + 1] - edges[cell]) / 10
         digits = -int(np.floor(np.log10(width) + 0.5))
@@ -121,7 +128,7 @@ def _refined(edges: Matrix, n: Matrix, least: float) -> Matrix:
     return np.unique(np.concatenate(finer))
 
 
-def _chosen(edges: Matrix, n: Matrix, present: Matrix, rows: float, clients: float) -> Matrix:
+def _chosen(edges: Matrix, n: Matrix, present: Matrix, limits: Limits) -> Matrix:
     """Merge thin cells, and choose quantiles of those that are left, weighted by √rows."""
     upper: list[float] = []
     sizes: list[float] = []
@@ -129,13 +136,14 @@ def _chosen(edges: Matrix, n: Matrix, present: Matrix, rows: float, clients: flo
     for edge, own, whose in zip([*edges, np.inf], n, present, strict=True):
         size += own
         most = max(most, whose)
-        if size >= rows and most >= clients:
+        if size >= limits.rows and most >= limits.clients:
             upper.append(edge)
             sizes.append(size)
             size = most = 0.0
-    share = np.cumsum(np.sqrt(sizes)) / np.sqrt(sizes).sum()
-    if len(upper) > MOST + 1:
-        places = np.unique(np.searchsorted(share, np.arange(1, MOST + 1) / (MOST + 1)))
+    if len(upper) > limits.most + 1:
+        share = np.cumsum(np.sqrt(sizes)) / np.sqrt(sizes).sum()
+        quantiles = np.arange(1, limits.most + 1) / (limits.most + 1)
+        places = np.unique(np.searchsorted(share, quantiles))
     else:
         places = np.arange(len(upper))
     return np.array(upper)[places[places < len(upper) - 1]]

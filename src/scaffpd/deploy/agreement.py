@@ -36,6 +36,7 @@ from scaffpd.fields import validated
 from scaffpd.models import Linear
 from scaffpd.models.linear import AUTO
 from scaffpd.privacy import Private
+from scaffpd.privacy.counts import MOST, CountNoise, spent_on_counts
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.silo import ALWAYS, SiloFile
 from scaffpd.secure.aggregation import colluding_of, most_weightings
@@ -223,11 +224,15 @@ def _noise(terms: FederationTerms) -> Json:
         )
     if linear and not {"radius", "smoothness"} & set(about):
         columns = 1 if terms.columns is None else width(terms.encoding())
-        about["radius"] = math.sqrt(columns + 1)  # and the intercept
-    solved = Private.solved(
-        Linear(), about["epsilon"], terms.method, terms.rounds + SPARE, about["delta"]
-    )
+        steps = MOST / 2 * terms.numbers * terms.curved  # about half of a row's are ones
+        about["radius"] = math.sqrt(columns + steps + 1)  # and the intercept
+    budget = about["epsilon"], about["delta"]
+    before = spent_on_counts(*budget) if terms.curved else 0.0
+    rounds = terms.rounds + SPARE
+    solved = Private.solved(Linear(), budget[0], terms.method, rounds, budget[1], before=before)
     made = {**about, "noise": solved.noise, "loss_noise": solved.loss_noise}
+    if terms.curved:
+        made["counts"] = CountNoise.of(*budget, terms.numbers, len(terms.silos)).z
     if private.shared:
         made["colluding"] = colluding_of(len(terms.silos), terms.colluding)
     return made
@@ -274,9 +279,10 @@ def _prepared(terms: FederationTerms) -> list[str]:
     """List the sums over all silos that are made before training."""
     lines = []
     if terms.curved:
+        whose = ", and of how many silos," if terms.privacy is None else ", with noise,"
         lines.append(
-            "how many rows, and of how many silos, lie between given numbers, column by column; "
-            "where there are many, between finer ones"
+            f"how many rows{whose} lie between given numbers, column by column; where there are "
+            "many, between finer ones"
         )
     if isinstance(terms.columns, dict) and not terms.encoding().get("declared"):
         lines.append(

@@ -15,7 +15,6 @@ from scaffpd.deploy.messages import Json
 from scaffpd.errors import InputError
 from scaffpd.files import atomic_write, lock_file
 from scaffpd.privacy.accountant import Account
-from scaffpd.training.cohort import Cohort
 
 DELTA = 1e-5  # of a silo's own budget
 
@@ -35,9 +34,8 @@ class PrivacyLedger:
         self._epsilon = epsilon
         self._written: dict[Path, int] = {}
 
-    def open(self, cohort: Cohort) -> None:
-        """Bind a cohort to both budgets, with what was released before."""
-        account = cohort.account
+    def open(self, account: Account | None) -> Account:
+        """Bind an account to both budgets, with what was released before."""
         if account is None:
             raise InputError(
                 "cohort-not-private",
@@ -46,18 +44,17 @@ class PrivacyLedger:
         if self._epsilon is not None:
             account.wider = Account(account.names, DELTA, self._epsilon)
         with lock_file(self._all.with_suffix(".lock")):
-            for file, own in self._accounts(cohort).items():
+            for file, own in self._accounts(account).items():
                 self._read(file, own)
+        return account
 
-    def _accounts(self, cohort: Cohort) -> dict[Path, Account]:
-        account = cohort.account
-        assert account is not None
+    def _accounts(self, account: Account) -> dict[Path, Account]:
         wider = {} if account.wider is None else {self._all: account.wider}
         return {**wider, self._file: account}
 
-    def write(self, cohort: Cohort) -> None:
+    def write(self, opened: Account) -> None:
         """Write down what is new, before a post leaves."""
-        for file, account in self._accounts(cohort).items():
+        for file, account in self._accounts(opened).items():
             if account.total > self._written.get(file, 0):
                 packed: Json = account.pack()
                 with atomic_write(file) as written:

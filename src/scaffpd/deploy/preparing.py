@@ -28,7 +28,6 @@ from scaffpd.data.tabular.agree import (
     Column,
     Schema,
     checked_schema,
-    common,
     curved,
     declared_scale,
     deviation_of,
@@ -36,6 +35,7 @@ from scaffpd.data.tabular.agree import (
     mean_of,
     width,
 )
+from scaffpd.data.tabular.clients import common
 from scaffpd.deploy.agreement import LARGEST, Agreement, check_size
 from scaffpd.deploy.replica import replica
 from scaffpd.deploy.transcript import Session
@@ -43,6 +43,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO
+from scaffpd.privacy.counts import CountNoise
 from scaffpd.run.pairs import indicators_of, paired
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import kind_of
@@ -63,8 +64,12 @@ class Rows(Protocol):
     def commitment(self) -> str:
         """Return what shows later that they are the same."""
 
-    def counts(self, schema: Schema, edges: Sequence[Matrix]) -> Matrix:
-        """Return rows, and whether there are any, in all cells between edges."""
+    def counts(
+        self, schema: Schema, edges: Sequence[Matrix], noise: CountNoise | None
+    ) -> NDArray[np.int64]:
+        """Return rows, and whether there are any, in all cells between edges; or rows with noise,
+        in its units.
+        """
 
     def totals(self, schema: Schema, mean: Matrix | None) -> Totals:
         """Return n and Σx of every encoded column, or n and Σ(x − mean)²."""
@@ -116,7 +121,9 @@ class Preparing:
         schema = self.terms.encoding()
         sides: list[Column] = []
         if self.terms.curved:
-            schema, sides = curved(schema, partial(self._counted, schema))
+            noise = self._noise()
+            limits = None if noise is None else noise.limits
+            schema, sides = curved(schema, partial(self._counted, schema, noise), limits)
         setup = self._scaled(schema)
         if self.terms.pairs and self.terms.privacy is None and len(sides) > 1:
             more = self._paired(setup, schema, [common(one, schema, setup.mean) for one in sides])
@@ -125,12 +132,20 @@ class Preparing:
         auto = AUTO in (setup.model.get("l2"), setup.model.get("strength"))
         return self._settled(found) if auto and schema["task"] != PREPARED else found
 
-    def _counted(self, schema: Schema, edges: Sequence[Matrix]) -> Matrix:
+    def _noise(self) -> CountNoise | None:
+        """Return the noise of counts that the agreement has."""
+        z = self.agreement.values["noise"].get("counts")
+        return None if z is None else CountNoise(z, self.terms.numbers, len(self.session.names))
+
+    def _counted(self, schema: Schema, noise: CountNoise | None, edges: Sequence[Matrix]) -> Matrix:
         """Add up what silos count between edges."""
-        shape = 2, sum(len(own) + 1 for own in edges)
-        own = np.zeros(shape) if self.rows is None else self.rows.counts(schema, edges)
-        places = Places.usual(own.size, len(self.session.names), 0)
-        return self.session.total("counts", own.ravel().astype(np.int64), places).reshape(shape)
+        cells = sum(len(own) + 1 for own in edges)
+        own = np.zeros(cells if noise is not None else 2 * cells, np.int64)
+        if self.rows is not None:
+            own = self.rows.counts(schema, edges, noise)
+        places = Places.usual(len(own), len(self.session.names), 0)
+        total = self.session.total("counts", own, places)
+        return total.reshape(2, cells) if noise is None else noise.read(total)
 
     def _scaled(self, schema: Schema) -> Setup:
         """Return the agreement with the scale of all columns, by sums or as it was declared."""

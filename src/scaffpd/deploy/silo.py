@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.data.curves import Matrix, counted
@@ -32,6 +34,8 @@ from scaffpd.errors import InputError
 from scaffpd.files import load_or_create, write_file
 from scaffpd.models import Linear
 from scaffpd.privacy import Private
+from scaffpd.privacy.accountant import Account
+from scaffpd.privacy.counts import CountNoise, PrivateCounts
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup, linear, model_bytes
@@ -61,7 +65,8 @@ class SiloRows:
         self.data = Dataset.read(file, self._secret, Wanted.of(terms))
         self.data.check(file.limits)
         self.ledger = PrivacyLedger(file.spent, agreement.digest.hex(), file.limits.epsilon)
-        self.made: Cohort | None = None
+        self.account: Account | None = None
+        self._counts: PrivateCounts | None = None
 
     def commitment(self) -> str:
         """Return a hash of the rows, salted for this agreement."""
@@ -71,9 +76,23 @@ class SiloRows:
         """Return the sums of encoded columns over training rows."""
         return self.data.totals(schema, mean)
 
-    def counts(self, schema: Schema, edges: Sequence[Matrix]) -> Matrix:
-        """Return training rows, and whether there are any, in all cells between edges."""
-        return counted(self.data.sorted_numbers(schema), edges)
+    def counts(
+        self, schema: Schema, edges: Sequence[Matrix], noise: CountNoise | None
+    ) -> NDArray[np.int64]:
+        """Return training rows, and whether there are any, in all cells; or rows with noise."""
+        numbers = self.data.sorted_numbers(schema)
+        if noise is None:
+            return counted(numbers, edges).ravel().astype(np.int64)
+        name = self.file.name
+        if self._counts is None:  # the same noise after a restart: a release is paid for once
+            secret = derived(self._secret, b"counts" + self.digest)
+            self._counts = PrivateCounts(numbers, noise, secret, name)
+            budget = self.noise["epsilon"]
+            self.account = self.ledger.open(Account((name,), self.noise["delta"], budget))
+        found = self._counts(edges)
+        assert self.account is not None
+        self.account.charge(self._counts.releases)
+        return found
 
     def pair_sums(self, setup: Setup, sides: Sequence[Column], model: Linear, u: Tensor) -> Matrix:
         """Return G and H at this silo's own model u."""
@@ -92,8 +111,7 @@ class SiloRows:
             model = self._model(setup)
             made = Cohort({self.file.name: ready.train}, model, test=test, settle=False)
         if self.noise:
-            self.ledger.open(made)
-        self.made = made
+            self.account = self.ledger.open(made.account)
         return made
 
     def _model(self, setup: Setup) -> Any:
@@ -109,7 +127,7 @@ class SiloRows:
             model = linear(setup.model)
         if not self.noise:
             return model
-        about = {name: value for name, value in self.noise.items() if name != "epsilon"}
+        about = {name: own for name, own in self.noise.items() if name not in ("epsilon", "counts")}
         together = {"together": self.together} if "colluding" in about else {}
         return Private(model, **about, **together, budget=self.noise["epsilon"])
 
@@ -120,8 +138,8 @@ class SiloRows:
 
     def written_down(self) -> None:
         """Write releases down before a post leaves."""
-        if self.noise and self.made is not None:
-            self.ledger.write(self.made)
+        if self.account is not None:
+            self.ledger.write(self.account)
 
 
 class Silo:

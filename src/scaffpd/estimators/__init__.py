@@ -67,7 +67,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             or a ready algorithm, which has its own objective.
         random_state: seeds algorithms that draw minibatches or clients.
         verbose: show a progress bar.
-        epsilon: differential privacy of every row: ε of all that the clients send in `fit`.
+        epsilon: differential privacy of every row: ε of all that the clients send in `fit`, counts
+            for the thresholds of curves included.
             Standardised rows longer than 3 are shortened for it. Not covered: means and deviations
             of the columns, the labels there are, `client_scores_`, `client_losses_`, and whoever
             chooses settings by scores on the same rows.

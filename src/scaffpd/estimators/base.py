@@ -20,12 +20,15 @@ from scaffpd.algorithms import fair
 from scaffpd.algorithms.base import Algorithm
 from scaffpd.data.partition import is_missing
 from scaffpd.data.silos import standardiser
+from scaffpd.data.tabular.clients import plainly
 from scaffpd.errors import InputError, count, positive, real
 from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO
 from scaffpd.objectives import Average, ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
+from scaffpd.privacy.counts import PrivateCounting, spent_on_counts
+from scaffpd.privacy.noise import secret_bytes
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.curves import Curves
 from scaffpd.training.loop import Result, Status, train
@@ -172,9 +175,7 @@ class Scale:
 def in_units(
     weights: Array, intercept: Array, inputs: Scale, outputs: Scale
 ) -> tuple[Array, Array]:
-    """Return weights (features × outputs) and intercepts for values as they were, from those for
-    scaled values.
-    """
+    """Convert weights (features × outputs) and intercepts to values as they were given."""
     W = weights / inputs.deviation[:, None] * outputs.deviation
     return W, intercept * outputs.deviation + outputs.mean - inputs.mean @ W
 
@@ -222,9 +223,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _rows(
         self, X: Data, y: Data, clients: Data, sample_weight: Data, **checks: bool
     ) -> tuple[Array, Labels, Grouping, Array | None]:
-        """Check what `fit` is given; return dense rows, targets, who owns which row, and the
-        weights of rows.
-        """
+        """Check what `fit` is given; return dense rows, targets, owners and weights of rows."""
         check_columns(X)
         X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", **checks)
         dense = X.toarray() if hasattr(X, "toarray") else X
@@ -244,9 +243,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         classes: int | None,
         row_weights: Array | None,
     ) -> tuple[Array, Array]:
-        """Split the rows among their clients, scale, train; weights (features × outputs) and
-        intercepts.
-        """
+        """Train on the clients' rows; return weights (features × outputs) and intercepts."""
         usual = 1000 if self.epsilon is None else ROUNDS
         rounds = count(
             type(self).__name__, "max_rounds", usual if self.max_rounds is None else self.max_rounds
@@ -266,11 +263,13 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if shares is not None:
             targets = [np.column_stack([part, w]) for part, w in zip(targets, shares, strict=True)]
         self.curves_ = None
+        counts = self._counting() if self.curves and self.epsilon is not None else None
         if self.curves:
             known = getattr(self, "feature_names_in_", None)
             beside = Linear(loss, AUTO, intercept, classes, shares is not None)
-            rows = list(zip(parts, targets, strict=True))
-            self.curves_ = Curves(self.pairs).fit(rows, known, beside)
+            rows = dict(zip(group.names, zip(parts, targets, strict=True), strict=True))
+            counting = plainly if counts is None else counts
+            self.curves_ = Curves(self.pairs).fit(rows, known, beside, counting)
             parts = [self.curves_.encode(part) for part in parts]
         width = parts[0].shape[1]
         inputs = Scale.none(width)
@@ -300,11 +299,14 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 algorithm,
                 rounds,
                 self.delta,
+                before=0.0 if counts is None else spent_on_counts(epsilon, self.delta),
                 clip=self.clip,
                 radius=RADIUS,
                 secret=self.noise_seed,
             )
         cohort = Cohort(pairs, trained, names=group.names)
+        if counts is not None and cohort.account is not None:
+            cohort.account.charge(counts.releases)
         seed = _seed(self.random_state)
         result = train(algorithm, cohort, rounds, self._tol, seed, progress=bool(self.verbose))
         self.result_ = result
@@ -327,6 +329,16 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         self.client_coef_ = {name: W.T for name, (W, _) in zip(names, own, strict=True)}
         self.client_intercept_ = {name: b for name, (_, b) in zip(names, own, strict=True)}
         return as_given(result.x)
+
+    def _counting(self) -> PrivateCounting:
+        """Return how clients count rows for thresholds where ε is spent."""
+        if self.pairs:
+            raise InputError(
+                "pairs-with-noise",
+                "Pairs are looked for without noise: leave pairs or epsilon out.",
+            )
+        epsilon = positive(type(self).__name__, "epsilon", self.epsilon)
+        return PrivateCounting(epsilon, self.delta, secret_bytes(self.noise_seed))
 
     def _ridge(self, features: int) -> float | str | list[float]:
         """Return l2 as `Linear` takes it: on all coefficients but the intercept."""

@@ -168,6 +168,7 @@ class Private:
         rounds: int,
         delta: float = 1e-5,
         loss_share: float = LOSS_SHARE,
+        before: float = 0.0,
         **rest: Unpack[PrivateOptions],
     ) -> Self:
         """Find the noise with which `rounds` rounds of `algorithm` cost ε; more are refused.
@@ -182,6 +183,7 @@ class Private:
             rounds: R, the most rounds.
             delta: δ.
             loss_share: the share of the budget that losses get where a method asks for them.
+            before: Σ 1/z² of what every client has released before, out of the same ε.
             rest: clip, loss_clip, radius, smoothness, secret and colluding.
         """
         budget = positive("Private.solved", "epsilon", epsilon)
@@ -199,7 +201,10 @@ class Private:
         share = float(loss_share)
         if not asked.losses or not asked.gradients:
             share = 1.0 if asked.losses else 0.0
-        z = least_noise(budget, float(delta)) * SAFE
+        left = (least_noise(budget, float(delta)) * SAFE) ** -2 - before
+        if not left > 0:
+            raise InputError("privacy-budget", f"Nothing of ε = {budget:g} is left for training.")
+        z = left**-0.5
         found = z * (asked.gradients / (1 - share)) ** 0.5 if asked.gradients else z
         losses = z * (asked.losses / share) ** 0.5 if asked.losses else found
         return cls(model, noise=found, loss_noise=losses, delta=delta, budget=budget, **rest)

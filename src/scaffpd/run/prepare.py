@@ -14,7 +14,7 @@ from scaffpd.algorithms import Fair
 from scaffpd.algorithms.evidence import INTERCEPT
 from scaffpd.data import Silos
 from scaffpd.data.tabular.agree import Schema, encoded_features, features
-from scaffpd.data.tabular.clients import Clients, read_clients
+from scaffpd.data.tabular.clients import Clients, plainly, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.encode import fills
 from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
@@ -22,6 +22,8 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module, Personal, regulariser
 from scaffpd.numbers import several
+from scaffpd.privacy.counts import SHARE, PrivateCounting
+from scaffpd.privacy.noise import secret_bytes
 from scaffpd.run.pairs import with_pairs
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup
@@ -69,6 +71,8 @@ class Prepared:
     features: tuple[str, ...] = ()
     # of counts: the column with the log of their exposures, and the exposure that means are for
     exposure: tuple[str, float] | None = None
+    # of a private run with curves: what its thresholds have cost
+    counts: PrivateCounting | None = field(default=None, repr=False)
 
     @property
     def measure(self) -> Literal["accuracy", "rmse"]:
@@ -202,22 +206,35 @@ def described(model: Any) -> str:
     return repr(model)
 
 
-def prepare(config: RunConfig, seed: int | None = None) -> Prepared:
-    """Read the data and make the model; `seed` chooses held-out rows in the run's stead."""
+def prepare(config: RunConfig, seed: int | None = None, secret: bytes | None = None) -> Prepared:
+    """Read the data and make the model.
+
+    Args:
+        config: the settings.
+        seed: chooses held-out rows in the run's stead.
+        secret: what the noise of a private run's thresholds is drawn from; a new one if left out.
+    """
     seed = config.training.seed if seed is None else seed
     match config.data:
         case TableSettings() as source:
-            return _from_file(config, source, seed)
+            return _from_file(config, source, seed, secret)
         case SourceSettings() as source:
             return _from_source(config, source, seed)
         case EntrySettings() as source:
             return _from_entry(config, source)
 
 
-def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
+def _from_file(
+    config: RunConfig, source: TableSettings, seed: int, secret: bytes | None
+) -> Prepared:
     if source.curves == AUTO:
         source = source.model_copy(update={"curves": "on" if _curved(config) else "off"})
-    found = read_clients(source, seed)
+    counts: PrivateCounting | None = None
+    asked = config.privacy
+    if asked is not None and source.curves == "on":
+        known = secret if asked.seed is None else asked.seed
+        counts = PrivateCounting(asked.epsilon, asked.delta, secret_bytes(known))
+    found = read_clients(source, seed, plainly if counts is None else counts)
     task = found.schema["task"]
     labels = tuple(map(str, found.schema["labels"]))
     model = _weighted(config, source, found, len(labels))
@@ -247,11 +264,25 @@ def _from_file(config: RunConfig, source: TableSettings, seed: int) -> Prepared:
         found.schema,
         found.mean,
         found.deviation,
-        (*_kinds(found), *found.remarks),
+        (*_kinds(found), *_private(config, counts), *found.remarks),
         found.groups,
         {} if found.schema.get("declared") else {own.name: fills(own) for own in found.rows},
         exposure=None if source.offset is None else (source.offset, found.exposure or 1.0),
+        counts=counts if counts is not None and counts.releases else None,
     )
+
+
+def _private(config: RunConfig, counts: PrivateCounting | None) -> list[str]:
+    """Say what a private run does otherwise."""
+    remarks = []
+    if config.privacy is not None and config.model.l2 == AUTO and config.model.network is None:
+        remarks.append(f"With noise l2 is {PRIVATE:g}: setting it by evidence would cost ε.")
+    if counts is not None:
+        remarks.append(
+            f"Thresholds come from noised counts, which take {SHARE:.0%} of the budget; no pairs "
+            "are looked for."
+        )
+    return remarks
 
 
 def _rows(found: Clients, unit: float, centre: float) -> tuple[list[Pair], list[Pair]]:

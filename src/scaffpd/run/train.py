@@ -19,6 +19,7 @@ from scaffpd.files import load_or_create
 from scaffpd.models import Linear
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
+from scaffpd.privacy.counts import spent_on_counts
 from scaffpd.run.prepare import Prepared, prepare
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.settings.tables import AUTO
@@ -79,8 +80,12 @@ def carry_out(
     """Train the models that are asked for; the last may have been interrupted."""
     models: list[Trained] = []
     if config.privacy is not None:
-        secret = None if config.privacy.seed is not None else noise_secret(folder)
+        counts = prepared.counts
+        drawn = None if counts is None else counts.secret
+        secret = None if config.privacy.seed is not None else noise_secret(folder, drawn)
         cohort = prepared.cohort(config, private(config, prepared, secret))
+        if counts is not None and cohort.account is not None:
+            cohort.account.charge(counts.releases)
     settings = config.training
     asked = contestants(config)
     if joins(config, prepared):
@@ -268,8 +273,8 @@ def contestants(config: RunConfig) -> list[tuple[str, str, Algorithm]]:
     return [(AVERAGE, "before", config.method_for(Average(prior=prior))), (name, "after", asked)]
 
 
-def noise_secret(folder: Path) -> bytes:
-    """Return what a private run draws its noise from, a new secret where the run is new."""
+def noise_secret(folder: Path, new: bytes | None = None) -> bytes:
+    """Return what a private run draws its noise from: `new`, or a random one, if the run is new."""
     file = folder / SECRET
     if not file.exists() and any((folder / "checkpoint").glob("*.npz")):
         raise InputError(
@@ -282,14 +287,17 @@ def noise_secret(folder: Path) -> bytes:
             "noise-secret-readable",
             f"Others than its owner can read {str(file)!r}: chmod 600, or start over with --fresh.",
         )
-    return load_or_create(file)
+    return load_or_create(file, new)
 
 
 def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) -> Private:
     """Add noise to the run's model, such that ε covers all models that will be trained."""
     assert config.privacy is not None
     methods = [method for _, _, method in contestants(config)]
-    return config.private_model(prepared.model, methods, secret)
+    before = 0.0
+    if prepared.counts is not None:
+        before = spent_on_counts(config.privacy.epsilon, config.privacy.delta)
+    return config.private_model(prepared.model, methods, secret, before)
 
 
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:

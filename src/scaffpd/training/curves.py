@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from scaffpd.data.curves import (
     LEAST_CLIENTS,
     Feature,
-    counted,
+    Limits,
     curve,
     thresholds,
     with_steps,
 )
 from scaffpd.data.pairs import Indicators
 from scaffpd.data.silos import standardiser
+from scaffpd.data.tabular.clients import Counting, plainly
 from scaffpd.errors import InputError, count
 from scaffpd.models import Linear
 from scaffpd.models.arrays import read_features
@@ -77,12 +78,19 @@ class Curves:
     deviation: Matrix = field(init=False, repr=False)
 
     def fit(
-        self, clients: Pairs, names: Sequence[str] | None = None, model: Linear | None = None
+        self,
+        clients: Pairs,
+        names: Sequence[str] | None = None,
+        model: Linear | None = None,
+        counting: Counting = plainly,
     ) -> Self:
         """Agree on thresholds and scales of the clients' (X, y), given as to a `Cohort`.
 
-        `names` are those of the columns; a data frame has its own. `model` is what pairs are looked
-        for beside.
+        Args:
+            clients: their (X, y).
+            names: of the columns; a data frame has its own.
+            model: what pairs are looked for beside.
+            counting: how rows between edges are counted.
         """
         pairs, owners = named_pairs(clients, None)
         width = np.shape(pairs[0][0])[-1]
@@ -91,11 +99,9 @@ class Curves:
         columns = agreed_columns(owners, [X for X, _ in pairs], known)
         columns = columns or [f"x{j}" for j in range(width)]
         ordered = [list(np.sort(X, axis=0).T) for X in parts]
-        agreed = thresholds(
-            width,
-            lambda edges: np.sum([counted(own, edges) for own in ordered], axis=0),
-            clients=min(LEAST_CLIENTS, len(parts)),
-        )
+        total, limits = counting(owners, ordered)
+        limits = limits or Limits(clients=min(LEAST_CLIENTS, len(parts)))
+        agreed = thresholds(width, total, limits)
         self.thresholds = [own if len(own) > 1 else own[:0] for own in agreed]
         self._describe(columns, parts, [])
         if self.pairs:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
 
-from scaffpd.data.curves import MOST, Feature, Total, curve, thresholds
+from scaffpd.data.curves import MOST, Feature, Limits, Total, curve, thresholds
 from scaffpd.data.silos import unless_constant
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER, Matrix
 from scaffpd.data.tabular.settings import CLASSIFICATION
@@ -229,7 +229,9 @@ def _indicators(side: Column) -> list[str]:
     return [feature.name for feature in curve(name, side["steps"])[1:]]
 
 
-def curved(schema: Schema, total: Total) -> tuple[Schema, list[Column]]:
+def curved(
+    schema: Schema, total: Total, limits: Limits | None = None
+) -> tuple[Schema, list[Column]]:
     """Return the schema with curves of its numbers, and what columns may be cut by in pairs.
 
     `total` sums what silos count. A column with one threshold stays a line, which says as much.
@@ -237,7 +239,7 @@ def curved(schema: Schema, total: Total) -> tuple[Schema, list[Column]]:
     columns: list[Column] = []
     sides: list[Column] = []
     numbers = [column for column in schema["columns"] if column["kind"] != CATEGORY]
-    agreed = iter(thresholds(len(numbers), total))
+    agreed = iter(thresholds(len(numbers), total, limits) if numbers else ())
     for column in schema["columns"]:
         if column["kind"] == CATEGORY:
             columns.append(column)
@@ -248,15 +250,6 @@ def curved(schema: Schema, total: Total) -> tuple[Schema, list[Column]]:
         columns.append(stepped if len(steps) > 1 else column)
         sides += [stepped] if steps else []
     return checked_schema({**schema, "columns": columns}), sides
-
-
-def common(side: Column, schema: Schema, mean: Matrix) -> Column:
-    """Return a side of pairs with its most common categories only."""
-    if side["kind"] != CATEGORY:
-        return side
-    shares = dict(zip(features(schema), mean, strict=True))
-    order = sorted(side["categories"], key=lambda name: -shares[f"{side['name']}={name}"])
-    return {**side, "categories": order[:MOST], "other": False}
 
 
 def declared_scale(schema: Schema) -> tuple[Matrix, Matrix] | None:

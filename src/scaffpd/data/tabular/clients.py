@@ -7,14 +7,14 @@ clients, and no step looks at the pooled rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.curves import counted
+from scaffpd.data.curves import MOST, Limits, Total, counted
 from scaffpd.data.tabular import encode
 from scaffpd.data.tabular.agree import (
     VERSION,
@@ -22,11 +22,11 @@ from scaffpd.data.tabular.agree import (
     Schema,
     category_order,
     checked_schema,
-    common,
     curved,
     declared,
     declared_scale,
     deviation_of,
+    features,
     mean_of,
     width,
 )
@@ -59,7 +59,16 @@ NAMED = re.compile(
 )
 MOST_GROUPS = 50  # values of a column that rows are scored by
 PART = "(part)"  # the column that tells rows of a test file from the others
+# names of clients and their sorted numbers ↦ how to count them together, and the limits for that
+Counting = Callable[[Sequence[str], Sequence[Sequence[Matrix]]], tuple[Total, Limits | None]]
 MISSING = "(missing)"  # the group of rows without a value
+
+
+def plainly(
+    names: Sequence[str], columns: Sequence[Sequence[Matrix]]
+) -> tuple[Total, Limits | None]:
+    """Return how to add up what clients count, as it is."""
+    return lambda edges: np.sum([counted(own, edges) for own in columns], axis=0), None
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,23 @@ class Clients:
         return replace(self, encoded=encoded, schema=schema, mean=mean, deviation=deviation)
 
 
-def read_clients(source: TableSettings, seed: int = 0) -> Clients:
-    """Read a table, cut it into clients, and let them agree; `seed` chooses held-out rows."""
+def common(side: Column, schema: Schema, mean: Matrix) -> Column:
+    """Return a side of pairs with its most common categories only."""
+    if side["kind"] != CATEGORY:
+        return side
+    shares = dict(zip(features(schema), mean, strict=True))
+    order = sorted(side["categories"], key=lambda name: -shares[f"{side['name']}={name}"])
+    return {**side, "categories": order[:MOST], "other": False}
+
+
+def read_clients(source: TableSettings, seed: int = 0, counting: Counting = plainly) -> Clients:
+    """Read a table, cut it into clients, and let them agree.
+
+    Args:
+        source: the table, and what its columns are.
+        seed: chooses held-out rows.
+        counting: how rows between edges are counted, for curves.
+    """
     found = _read(source)
     wanted = encode.target(repr(source.file[0].name), found.goal, source.task)
     if wanted.task == REGRESSION and len(np.unique(wanted.values)) == 1:
@@ -111,9 +135,7 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
     sides: list[Column] = []
     if source.curves == "on":
         numbers = [own.sorted_numbers(schema) for own in rows]
-        schema, sides = curved(
-            schema, lambda edges: np.sum([counted(own, edges) for own in numbers], axis=0)
-        )
+        schema, sides = curved(schema, *counting([own.name for own in rows], numbers))
     nothing = np.empty(0)
     groups = _groups(found, rows)
     read = Clients(tuple(rows), (), schema, nothing, nothing, tuple(remarks), groups).under(schema)

@@ -165,7 +165,12 @@ class FederationTerms(SettingsTable):
         """Whether numbers have curves."""
         plain = self.privacy is None and isinstance(self.method, Fair)
         wanted = self.curves == "on" or (self.curves == AUTO and plain)
-        return wanted and self.model.network is None and isinstance(self.columns, dict)
+        return wanted and self.model.network is None and self.numbers > 0
+
+    @property
+    def numbers(self) -> int:
+        """How many named columns hold numbers."""
+        return sum(column["kind"] != CATEGORY for column in self.encoding()["columns"])
 
     @property
     def rounds(self) -> int:
@@ -203,7 +208,7 @@ class FederationTerms(SettingsTable):
         if self.curves == "on" and not self.curved:
             raise InputError(
                 "curves-without-columns",
-                f"{file!r} asks for curves, which go with a linear model of named columns.",
+                f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
             )
         if self.privacy is not None:
             self._check_private(file)
@@ -235,10 +240,6 @@ class FederationTerms(SettingsTable):
                 "range-missing",
                 f"[privacy] of {file!r} needs the range of every numeric column, such as "
                 "age = [0, 100]: means and deviations carry no noise.",
-            )
-        if self.curved:
-            raise InputError(
-                "curves-with-noise", f"{file!r} asks for curves with [privacy]: leave them out."
             )
         if self.model.kappa == AUTO:
             raise InputError(

@@ -193,8 +193,11 @@ class RunConfig(SettingsTable):
         bare: Linear | Module,
         methods: Sequence[Algorithm],
         secret: bytes | None = None,
+        before: float = 0.0,
     ) -> Private:
-        """Return the model with the noise that spends ε on these methods, all rounds of each."""
+        """Return the model with the noise that spends ε on these methods, all rounds of each, and
+        on what was released before (Σ 1/z²).
+        """
         asked = self.privacy
         assert asked is not None
         if asked.radius is None and asked.smoothness is None:
@@ -209,6 +212,7 @@ class RunConfig(SettingsTable):
             list(methods),
             self.training.rounds,
             asked.delta,
+            before=before,
             clip=asked.clip,
             loss_clip=asked.loss_clip,
             radius=asked.radius,
