@@ -45,6 +45,8 @@ def measured(value: float | None, measure: str) -> str:
     """Write a value of a measure: percent for accuracies."""
     if value is None:
         return NOTHING
+    if measure == "concordance":
+        return f"{value:.3f}"
     return f"{100 * value:.1f}{NO_BREAK}%" if measure == "accuracy" else plain(value)
 
 

@@ -153,6 +153,8 @@ def site(tmp_path_factory):
     shutil.copy(path, folder / "federation.toml")
     rows = (f"{k % 3},{k % 7},{'ab'[k % 2]},{int(k % 7 > 3)}" for k in range(120))
     (folder / "patients.csv").write_text("\n".join(["hospital,age,sex,ill", *rows]) + "\n")
+    rows = (f"{k % 3},{k % 7},{1 + k % 40},{int(k % 7 > 3)}" for k in range(120))
+    (folder / "trial.csv").write_text("\n".join(["hospital,age,days,died", *rows]) + "\n")
     (folder / "run").mkdir()
     shutil.copy(
         FederationFile.read(path).folder / "model.safetensors", folder / "run" / "model.safetensors"

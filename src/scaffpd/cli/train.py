@@ -116,6 +116,7 @@ def train(
         scaffpd train hospitals
         scaffpd train hospitals --epsilon 4
         scaffpd train patients.csv --client hospital --target ill
+        scaffpd train trial.csv --client hospital --time days --event died
         scaffpd train hospitals --objective CVaR
     """
     method: dict[str, dict[str, object]] = {}
@@ -255,7 +256,7 @@ def objective_table(
 def _check_columns(files: Sequence[str], data: Mapping[str, object]) -> None:
     """Refuse a table without its client and target, and name its columns."""
     for key, means in (("client", "has every row's client"), ("target", "is to be predicted")):
-        if key in data:
+        if key in data or (key == "target" and "time" in data):
             continue
         from scaffpd.data.tabular.formats import open_table
 

@@ -12,13 +12,13 @@ TOGETHER = 2**22  # pairs that are compared at a time
 
 
 class PairCounts(NamedTuple):
-    """Pairs of every row with an event: right ones (ties of risk count half), and all of them."""
+    """Pairs that each row is in: those in the wrong order (ties of risk count half), and all."""
 
-    right: Vector
+    wrong: Vector
     pairs: Vector
 
 
-def concordant(
+def order_of_pairs(
     time: Vector, event: Vector, risk: Vector, entry: Vector | None = None
 ) -> PairCounts:
     """Count pairs (e, j): e has its event while j is at risk, and j has none until then.
@@ -28,19 +28,20 @@ def concordant(
     """
     dead = np.flatnonzero(np.asarray(event) > 0)
     begins = np.zeros_like(time) if entry is None else entry
-    right, pairs = np.zeros((2, len(dead)))
+    wrong, pairs = np.zeros((2, len(time)))
     step = max(1, TOGETHER // max(len(time), 1))
     for k in range(0, len(dead), step):
         rows = dead[k : k + step, None]
         later = (time > time[rows]) | ((time == time[rows]) & (np.asarray(event) <= 0))
         later &= begins < time[rows]
-        pairs[k : k + step] = later.sum(1)
-        wins = 2 * (risk[rows] > risk).astype(np.int8) + (risk[rows] == risk)
-        right[k : k + step] = (wins * later).sum(1) / 2
-    return PairCounts(right, pairs)
+        lost = later * ((risk[rows] < risk) + 0.5 * (risk[rows] == risk))
+        for total, count in ((pairs, later), (wrong, lost)):
+            total[rows[:, 0]] += count.sum(1)
+            total += count.sum(0)
+    return PairCounts(wrong, pairs)
 
 
 def concordance(time: Vector, event: Vector, risk: Vector, entry: Vector | None = None) -> float:
-    """Return the share of right pairs; NaN where no pair can be compared."""
-    right, pairs = concordant(time, event, risk, entry)
-    return float(right.sum() / pairs.sum()) if pairs.sum() > 0 else float("nan")
+    """Return the share of pairs in the right order; NaN where no pair can be compared."""
+    wrong, pairs = order_of_pairs(time, event, risk, entry)
+    return 1 - float(wrong.sum() / pairs.sum()) if pairs.sum() > 0 else float("nan")

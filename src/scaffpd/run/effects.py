@@ -23,7 +23,8 @@ def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
     """Estimate lines and categories of a table, without curves; `None` where that cannot be.
 
     The intercept is that of a row with the mean of every column; a category is the difference from
-    the mean over rows. Of numbers, both are in units of the target; of labels, in log-odds.
+    the mean over rows. Of numbers, both are in units of the target; of labels, in log-odds;
+    of times to an event, it is a logarithm of hazard ratios.
     """
     model = prepared.model
     schema = prepared.schema
@@ -43,14 +44,15 @@ def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
     groups = [encoded[j].group for j in lines]
     named = prepared.differing(config.model.personal)
     places = {j: k for k, j in enumerate(lines)} | {INTERCEPT: INTERCEPT}
+    last = [INTERCEPT] * model.intercept
     differ = None if named is None else [places[j] for j in named if j in places]
     rows = [(np.asarray(X)[:, lines], y) for X, y in prepared.train]
     shape = replace(model, l2=0.0, groups=tuple(groups))
     cohort = Cohort(rows, Personal(shape, 1.0, differ), prepared.names)
     L = level_contrast(
-        [*(group if group in categorical else "" for group in groups), ""],
-        np.append(prepared.mean[lines], 1.0),
-        np.append(prepared.deviation[lines], 1.0),
+        [*(group if group in categorical else "" for group in groups), *[""] * len(last)],
+        np.append(prepared.mean[lines], [1.0] * len(last)),
+        np.append(prepared.deviation[lines], [1.0] * len(last)),
     )
     found = coefficients(cohort, prepared.unit * L, prepared.centre)
-    return replace(found, names=(*(encoded[j].name for j in lines), INTERCEPT))
+    return replace(found, names=(*(encoded[j].name for j in lines), *last))

@@ -205,7 +205,7 @@ def reading(config: RunConfig) -> TableReading | None:
         return None
     return TableReading(
         client=table.client,
-        target=table.target,
+        target="" if table.time else table.target,
         decimal=table.decimal,
         missing=list(table.missing),
     )

@@ -17,7 +17,13 @@ from scaffpd.data.tabular.agree import Schema, encoded_features, features
 from scaffpd.data.tabular.clients import Clients, plainly, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.encode import fills
-from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
+from scaffpd.data.tabular.settings import (
+    CLASSIFICATION,
+    COUNTS,
+    REGRESSION,
+    SURVIVAL,
+    TableSettings,
+)
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Module, Personal, regulariser
@@ -41,7 +47,7 @@ LOSS = {
     "logistic": "logistic regression",
     "softmax": "softmax regression",
     "squared": "least squares",
-} | {"poisson": "Poisson regression"}
+} | {"poisson": "Poisson regression", "cox": "Cox's model, risk sets within clients"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Prepared:
     train: list[Pair] = field(repr=False)  # their (X, y)
     test: list[Pair] = field(repr=False)  # the same of held-out rows; empty where there are none
     model: Linear | Module
-    task: str  # "classification" or "regression"
+    task: str  # "classification", "regression" or "survival"
     labels: tuple[str, ...]  # of the classes, in the order of their numbers
     about: str  # the data in a phrase
     word: str = "client"  # what a client is
@@ -75,14 +81,16 @@ class Prepared:
     counts: PrivateCounting | None = field(default=None, repr=False)
 
     @property
-    def measure(self) -> Literal["accuracy", "rmse"]:
+    def measure(self) -> Literal["accuracy", "rmse", "concordance"]:
         """The measure that clients are scored by."""
+        if self.task == SURVIVAL:
+            return "concordance"
         return "accuracy" if self.task == CLASSIFICATION else "rmse"
 
     @property
     def upwards(self) -> bool:
         """Whether more is better."""
-        return self.task == CLASSIFICATION
+        return self.task in (CLASSIFICATION, SURVIVAL)
 
     @property
     def linear(self) -> Linear:
@@ -120,7 +128,8 @@ class Prepared:
         kappa = config.model.kappa
         if own is None or isinstance(kappa, str):
             return Personal(self.linear, kappa, own)
-        each = np.full(len(self.columns) + 1, np.inf)  # a model's file has strengths only
+        width = len(self.columns) + self.linear.intercept
+        each = np.full(width, np.inf)  # a model's file has strengths only
         each[[-1 if j == INTERCEPT else int(j) for j in own]] = kappa
         return Personal(self.linear, each.tolist())
 
@@ -143,7 +152,7 @@ class Prepared:
         """Score x: losses without the regulariser; of numbers, RMSE in the data's units."""
         found = cohort.evaluate(x, split)
         found = replace(found, loss=found.loss - regulariser(cohort.model, x))
-        if self.task == CLASSIFICATION:
+        if self.upwards:
             return found
         if isinstance(self.model, Linear) and self.model.loss == "poisson":
             rows = self.train if split == "train" else self.test
@@ -186,11 +195,7 @@ class Prepared:
 
     def in_units(self, x: NDArray[Any]) -> NDArray[Any]:
         """Convert parameters, of one model or of several, to the units of the target's file."""
-        if (
-            self.task == CLASSIFICATION
-            or not isinstance(self.model, Linear)
-            or self.model.loss == "poisson"
-        ):
+        if self.upwards or not isinstance(self.model, Linear) or self.model.loss == "poisson":
             return x
         scaled = x * self.unit
         if self.model.intercept:
@@ -235,14 +240,14 @@ def _from_file(
         known = secret if asked.seed is None else asked.seed
         counts = PrivateCounting(asked.epsilon, asked.delta, secret_bytes(known))
     found = read_clients(source, seed, plainly if counts is None else counts)
-    task = found.schema["task"]
+    task = found.schema["task"] if source.time is None else SURVIVAL
     labels = tuple(map(str, found.schema["labels"]))
     model = _weighted(config, source, found, len(labels))
     targets = [own.train[1] for own in found.encoded]
     numbers = task == REGRESSION and source.task != COUNTS
     unit, centre = _target_scale(targets, config) if numbers else (1.0, 0.0)
     train, test = _rows(found, unit, centre)
-    if isinstance(model, Linear) and config.privacy is None:
+    if isinstance(model, Linear) and config.privacy is None and task != SURVIVAL:
         found = with_pairs(found, train, model, source.pairs)
         model = _weighted(config, source, found, len(labels))
         train, test = _rows(found, unit, centre)
@@ -305,6 +310,8 @@ def _weighted(
 ) -> Linear | Module:
     """Make the model of a table, with its weights and exposures."""
     groups = [feature.group for feature in encoded_features(found.schema)]
+    if source.time is not None:
+        return _cox(config, found, groups, source.weight is not None)
     made = _model(config, source.task or found.schema["task"], classes, groups)
     if source.weight is None and source.offset is None:
         return made
@@ -313,6 +320,19 @@ def _weighted(
             "weights-not-linear", "--weight and --offset need a linear model without noise."
         )
     return replace(made, weighted=source.weight is not None, exposed=source.offset is not None)
+
+
+def _cox(config: RunConfig, found: Clients, groups: Sequence[str], weighted: bool) -> Linear:
+    """Make the model of times to an event; dates of entry have become times."""
+    if config.privacy is not None or config.model.network is not None:
+        raise InputError(
+            "cox-private-or-network",
+            "--time and --event go with linear models without noise: every row is in the risk sets "
+            "of others, so that none has a gradient of its own to clip.",
+        )
+    entry = len(found.rows[0].extra) - weighted > 1
+    l2 = config.model.l2
+    return Linear("cox", l2, groups=tuple(groups), weighted=weighted, entry=entry)
 
 
 def _curved(config: RunConfig) -> bool:

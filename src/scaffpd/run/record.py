@@ -22,6 +22,7 @@ from scaffpd.training.metrics import NO, NOISE, YES, a_fifth
 
 NAME = "run.json"
 EVERYONE = "all rows"  # in the place of a client or a group: all of them together
+THIRDS = ("low risk", "middle risk", "high risk")
 
 
 def _finite(value: object) -> object:
@@ -327,7 +328,7 @@ class RunRecord(RecordPart):
     made: str = ""  # when, in UTC
     version: str = ""
     task: str = ""
-    measure: Literal["accuracy", "rmse", "loss"]
+    measure: Literal["accuracy", "rmse", "loss", "concordance"]
     split: Literal["train", "test"]  # the rows that scores are about
     labels: list[str] = []
     word: str = "client"  # what a client is called
@@ -343,6 +344,7 @@ class RunRecord(RecordPart):
     strengths: list[StrengthRow] = []
     scores: list[ScoreRow] = []
     bins: list[BinRow] = []
+    curves: list[ScoreRow] = []  # time, observed and predicted survival, by client or third
     coefficients: list[CoefficientRow] = []
     # in units of the columns: estimate, error, low, high, and the deviation between clients
     effects: list[CoefficientRow] = []
@@ -381,7 +383,7 @@ class RunRecord(RecordPart):
     @property
     def upwards(self) -> bool:
         """Whether more is better."""
-        return self.measure == "accuracy"
+        return self.measure in ("accuracy", "concordance")
 
     @property
     def sign(self) -> int:

@@ -93,6 +93,7 @@ def record(
         strengths=_strengths(models, prepared),
         scores=scored.scores if scored else [],
         bins=scored.bins if scored else [],
+        curves=scored.curves if scored else [],
         coefficients=scored.coefficients if scored else [],
         effects=_effects(effects) if effects else [],
         between_share=effects.share if effects else None,
@@ -286,7 +287,7 @@ def _strengths(models: Sequence[Trained], prepared: Prepared) -> list[StrengthRo
     mine = found.get(PERSONAL)
     if not isinstance(shared, Linear) or prepared.schema is None:
         return []
-    groups = [*(shared.groups or prepared.columns), "intercept"]
+    groups = [*(shared.groups or prepared.columns), *["intercept"] * shared.intercept]
 
     def of(values: object, group: str) -> float:
         each = np.broadcast_to(np.asarray(values, dtype=float), len(groups))

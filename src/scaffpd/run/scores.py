@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from scaffpd.data.tabular.settings import CLASSIFICATION
+from scaffpd.data.tabular.settings import CLASSIFICATION, SURVIVAL
 from scaffpd.models import Linear
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import EVERYONE, BinRow, CoefficientRow, ScoreRow
 from scaffpd.run.settings.model_file import answers
+from scaffpd.run.survival import survival_rows
 from scaffpd.run.train import Trained
 from scaffpd.study.gains import PERSONAL
 from scaffpd.training.metrics import CONFIDENCE
@@ -41,6 +42,7 @@ class HeldOutScores:
     scores: list[ScoreRow] = field(repr=False)
     bins: list[BinRow] = field(repr=False)
     coefficients: list[CoefficientRow] = field(repr=False)
+    curves: list[ScoreRow] = field(default_factory=list, repr=False)
 
 
 def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> HeldOutScores | None:
@@ -51,6 +53,12 @@ def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> HeldOutSco
     parameters: dict[str, Sequence[Matrix]] = {
         one.name: [one.own(i) for i in range(len(prepared.names))] for one in models
     }
+    # of a path with many points, only those that are compared
+    few = {one.name for one in models if one.role or len(models) <= MOST_POINTS}
+    main = {name: own for name, own in parameters.items() if name in few}
+    if prepared.task == SURVIVAL:
+        scores, curves = survival_rows(prepared, parameters)
+        return HeldOutScores(scores, [], coefficient_rows(prepared, main), curves)
     outputs = {
         name: [
             model.outputs(x, np.asarray(X, dtype=np.float64))
@@ -58,13 +66,10 @@ def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> HeldOutSco
         ]
         for name, own in parameters.items()
     }
-    # of a path with many points, only those that are compared
-    few = {one.name for one in models if one.role or len(models) <= MOST_POINTS}
-    main = {name: own for name, own in outputs.items() if name in few}
     return HeldOutScores(
         list(_score_rows(prepared, outputs)),
-        list(_bin_rows(prepared, main)),
-        coefficient_rows(prepared, {name: parameters[name] for name in main}),
+        list(_bin_rows(prepared, {name: outputs[name] for name in main})),
+        coefficient_rows(prepared, main),
     )
 
 

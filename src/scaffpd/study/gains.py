@@ -69,7 +69,7 @@ class Joining:
         models: those compared, of constant, alone, average, fair and personal.
         loss: mean held-out loss without a regulariser, (models × clients).
         score: accuracy or, for regression, root mean squared error, (models × clients).
-        measure: "accuracy" or "rmse".
+        measure: "accuracy", "rmse" or "concordance", whose loss is the share of wrong pairs.
         rows: (trained on, held out) of every client.
         evidence: what intervals of losses are made from.
         errors: the same of the share of wrong labels or, for regression, of root mean squared
@@ -128,6 +128,11 @@ class Joining:
         positive in either.
         """
         return self.errors.difference(*self._places(over, model), of or every)
+
+    @property
+    def lost(self) -> str:
+        """What gains are of: the loss, or the share of pairs of rows in the wrong order."""
+        return "share of wrong pairs" if self.measure == "concordance" else "loss"
 
     def _places(self, one: str, other: str) -> tuple[int, int]:
         return self.models.index(one), self.models.index(other)
@@ -210,10 +215,11 @@ class Joining:
         means = {m: float(self.score[k].mean()) for k, m in enumerate(self.models)}
         named = dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT])
         scores = [f"{CALLED[m]} {in_units(means[m], self.measure)}" for m in named]
-        unit = "Right of 100 held-out rows" if self.measure == "accuracy" else "Typical error"
+        units = {"accuracy": "Right of 100 held-out rows", "concordance": "Concordance"}
+        unit = units.get(self.measure, "Typical error")
         compared = self._compared(self.shown, self.base)
         found = [f"{unit}: {', '.join(scores)}."]
-        found.append(f"With {CALLED[self.shown]} the loss is {compared}; {self._who()}.")
+        found.append(f"With {CALLED[self.shown]} the {self.lost} is {compared}; {self._who()}.")
         if self.shown != AVERAGE and self._clear(self.shown, AVERAGE):
             found.append(f"Against one average model it is {self._compared(self.shown, AVERAGE)}.")
         elif self.shown != AVERAGE:
@@ -236,7 +242,8 @@ class Joining:
         if YES in pays:
             helps = "The fair model helps"
             start = f"{helps} some and costs others" if NO in pays else helps
-        return f"{start}: against one average model its loss is {self._compared(FAIR, AVERAGE)}."
+        compared = self._compared(FAIR, AVERAGE)
+        return f"{start}: against one average model its {self.lost} is {compared}."
 
     def _clear(self, model: str, over: str) -> set[str]:
         """Return the outcomes that are clear of noise, over clients and for the worst-served."""

@@ -25,10 +25,12 @@ from scipy.special import fdtrc
 from scaffpd.algorithms.fair import fair
 from scaffpd.errors import InputError, count
 from scaffpd.models import Linear, Module, Personal
+from scaffpd.models.cox import COX
 from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import base_of
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.alone import fit_alone
+from scaffpd.study.concordance import wrong_pairs
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Array, Joining
 from scaffpd.training.cohort import Cohort, Pair, in_order
 from scaffpd.training.loop import Result
@@ -148,7 +150,7 @@ class JoiningSplit:
             for name, goal in goals.items()
         }
         constant = constants(self.model, [y for _, y in self.train])
-        answers: dict[str, Array] = {ALONE: fit_alone(self.model, self.train)}
+        answers: dict[str, Array] = {ALONE: self._alone()}
         for name, result in results.items():
             x = result.x[None]
             own = np.tile(x, (len(sizes), 1)) if result.personal is None else result.personal
@@ -170,7 +172,7 @@ class JoiningSplit:
             self.names,
             (CONSTANT, *answers),
             evidence.means,
-            1 - wrong.means if measure == "accuracy" else wrong.means,
+            wrong.means if measure == "rmse" else 1 - wrong.means,
             measure,
             tuple((n, len(y)) for n, (_, y) in zip(sizes, self.test, strict=True)),
             evidence,
@@ -185,6 +187,9 @@ class JoiningSplit:
         self, outputs: Sequence[Sequence[Array]], unit: float, block: int
     ) -> tuple[HeldOutMoments, HeldOutMoments, str]:
         """Score every client's outputs, model by model: losses, errors, and what errors are of."""
+        if self.model.loss == COX:
+            wrong = HeldOutMoments.of(wrong_pairs(outputs, [y for _, y in self.test], self.model))
+            return wrong, wrong, "concordance"
         losses = []
         errors = []
         measure = "accuracy"
@@ -217,6 +222,16 @@ class JoiningSplit:
     @cached_property
     def _own(self) -> Cohort:
         return Cohort(self.train, self.personal, self.names)
+
+    def _alone(self) -> Array:
+        if self.model.loss != COX:
+            return fit_alone(self.model, self.train)
+        found = []
+        for pair in self.train:
+            cohort = Cohort([pair], replace(self.model, l2="auto"))
+            end = run(fair(Average()), cohort, 200, 1e-6, x0=start_of(cohort), progress=False)
+            found.append(end.uninterrupted().x)
+        return np.stack(found)
 
     def _trained(self, name: str, goal: Objective) -> Result:
         cohort = self._own if name == PERSONAL else self._shared
@@ -266,6 +281,8 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
     everybody's are added, m = σ²/τ² with the variance σ² of rows within clients and τ² between
     them, by moments. Clients whose means differ by no more than chance (an F test) get that of all.
     """
+    if model.loss == COX:  # every risk is alike
+        return np.zeros((1 + len(targets), 1))
     labels = model.loss in ("logistic", "softmax")
     split = [model.parts(y) for y in targets]
     targets = [y / exposure if model.exposed else y for y, exposure, _ in split]

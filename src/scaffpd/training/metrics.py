@@ -153,7 +153,7 @@ class PairedDifference(NamedTuple):
     def in_units(self, measure: str, than: str) -> str:
         """Say it, such as "1.2 points above alone (95 % interval 0.4 to 2.0)" of an accuracy."""
         scale, unit = (100.0, " points") if measure == "accuracy" else (1.0, "")
-        sign = 1 if measure == "accuracy" else -1  # a gain: more accuracy, less error
+        sign = -1 if measure == "rmse" else 1  # a gain: more accuracy, less error
         low, high = sorted(sign * scale * v for v in self.ends[1:])
         digits = (
             1

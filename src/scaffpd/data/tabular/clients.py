@@ -47,6 +47,7 @@ from scaffpd.data.tabular.encode import ClientRows, Encoded, Target
 from scaffpd.data.tabular.formats import open_table, stacked
 from scaffpd.data.tabular.read import read_columns
 from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
+from scaffpd.data.tabular.survival import survived
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
 
@@ -62,6 +63,7 @@ PART = "(part)"  # the column that tells rows of a test file from the others
 # names of clients and their sorted numbers ↦ how to count them together, and the limits for that
 Counting = Callable[[Sequence[str], Sequence[Sequence[Matrix]]], tuple[Total, Limits | None]]
 MISSING = "(missing)"  # the group of rows without a value
+_ROLE = {CLASSIFICATION: "label"}
 
 
 def plainly(
@@ -111,7 +113,8 @@ def read_clients(source: TableSettings, seed: int = 0, counting: Counting = plai
         counting: how rows between edges are counted, for curves.
     """
     found = _read(source)
-    wanted = encode.target(repr(source.file[0].name), found.goal, source.task)
+    task = source.task if source.time is None else REGRESSION
+    wanted = encode.target(repr(source.file[0].name), found.goal, task)
     if wanted.task == REGRESSION and len(np.unique(wanted.values)) == 1:
         raise InputError(
             "constant-target",
@@ -215,7 +218,7 @@ def _scale(rows: Sequence[ClientRows], schema: Schema) -> tuple[Matrix, Matrix]:
 
 def _task(source: TableSettings, wanted: Target) -> list[str]:
     """Say how the target was understood, where it could be meant otherwise."""
-    if source.task is not None or (wanted.labels and isinstance(wanted.labels[0], str)):
+    if source.task or source.time or (wanted.labels and isinstance(wanted.labels[0], str)):
         return []
     name = f"Target {source.target!r}"
     if wanted.labels:
@@ -242,12 +245,13 @@ class _Rows:
     groups: list[DataColumn]
     weight: Matrix
     offset: Matrix
+    survival: tuple[Matrix, ...] = ()  # events, and entries
 
 
 def _read(source: TableSettings) -> _Rows:
     """Read the columns, and say what is left out."""
     needed = {
-        source.target: "label" if source.task == CLASSIFICATION else "target",
+        source.target: "time" if source.time else _ROLE.get(source.task or "", "target"),
         source.client: "client",
     }
     if len(needed) == 1:
@@ -271,7 +275,10 @@ def _read(source: TableSettings) -> _Rows:
             )
         both = [table, open_table(source.test)]
         table = stacked(source.file[0], both, ["train", "test"], PART)
-    roles = ((source.split_by, "split"), (source.weight, "weight"), (source.offset, "offset"))
+    roles = (
+        *((source.split_by, "split"), (source.weight, "weight"), (source.offset, "offset")),
+        *((source.event, "event"), (source.entry, "entry")),
+    )
     for one, what in roles:
         if one is not None:
             needed.setdefault(one, what)
@@ -301,8 +308,12 @@ def _read(source: TableSettings) -> _Rows:
         groups = "whole groups drawn at random"
         how = groups if by.kind == CATEGORY else "the latest rows of every client"
         remarks.append(f"Held out by {by.name!r}: {how}.")
+    goal = found[source.target]
+    survival: tuple[Matrix, ...] = ()
+    if source.event is not None:
+        goal, survival = survived(goal, found[source.event], found.get(source.entry or ""), remarks)
     return _Rows(
-        found[source.target],
+        goal,
         found[source.client],
         features,
         by,
@@ -311,6 +322,7 @@ def _read(source: TableSettings) -> _Rows:
         [found[name] for name in source.groups],
         _numbers_of(found, source.weight),
         _numbers_of(found, source.offset),
+        survival,
     )
 
 
@@ -426,11 +438,14 @@ def _cut(
                     "every client.",
                 )
         elif found.by is None or source.test == 0:
-            held = encode.held_rows(name, wanted, source.test, seed)
+            drawn = wanted
+            if found.survival:  # events on both sides
+                drawn = Target(CLASSIFICATION, found.survival[0][own].astype(np.int64))
+            held = encode.held_rows(name, drawn, source.test, seed)
         else:
             held = encode.held_whole(name, found.by.take(own), source.test, seed)
-        extra: tuple[Matrix, ...] = ()
+        extra = tuple(column[own] for column in found.survival)
         if source.weight is not None:  # whole numbers would be taken for numbers of equal rows
-            extra = (found.weight[own] / (found.weight[own][~held].mean() or 1.0),)
+            extra += (found.weight[own] / (found.weight[own][~held].mean() or 1.0),)
         clients.append(ClientRows(name, found.features.take(own), wanted, held, extra=extra))
     return clients

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scaffpd.data.tabular.columns import (
+    NUMBER,
     Codes,
     DataColumn,
     Mask,
@@ -107,6 +108,17 @@ class _Columns:
 
     def column(self, name: str, cells: ChunkedArray, chosen: bool, what: str) -> DataColumn:
         """Make one column: categories where they are `chosen`; no dates where it is the target."""
+        made = self._column(name, cells, chosen, what)
+        if what == "time" and made.kind == NUMBER and (made.values <= 0).any():
+            row = int((made.values <= 0).argmax())
+            raise InputError(
+                "time-not-positive",
+                f"{self.table.path.name!r} has the time {made.values[row]:g} in column {name!r}, "
+                f"{self._place(row)}: times are above zero.",
+            )
+        return made
+
+    def _column(self, name: str, cells: ChunkedArray, chosen: bool, what: str) -> DataColumn:
         from pyarrow import ArrowInvalid, compute
 
         if not self.table.texts:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
 import scaffpd.fields as key
+from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable
 
 CLASSIFICATION: Final = "classification"
 REGRESSION: Final = "regression"
 COUNTS = "counts"  # numbers of events, with Poisson loss
+SURVIVAL = "survival"  # times to an event, with Cox's likelihood
 DECIMALS = (".", ",")
 CURVES = ("auto", "on", "off")
 
@@ -72,6 +74,12 @@ class TableSettings(ColumnSettings):
     """Column of survey weights: what a row counts for among its client's."""
     offset: key.Column | None = None
     """Column with the logarithm of the exposure of counts."""
+    time: key.Column | None = None
+    """Column with the time to an event, or the date; in the place of the target."""
+    event: key.Column | None = None
+    """Column that says whether the event was seen: 0 and 1, died and alive."""
+    entry: key.Column | None = None
+    """Column with the time, or the date, from which on a row is at risk."""
     curves: Annotated[str, key.one_of(CURVES)] = "auto"
     """Numbers have curves, not lines alone: auto, on or off."""
     pairs: key.Whole = 8
@@ -79,6 +87,21 @@ class TableSettings(ColumnSettings):
     # [least, largest] of numeric columns by name, "*" for all others; columns are then scaled by
     # these alone
     ranges: dict[str, key.Range] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _time_is_the_target(cls, given: object) -> object:
+        if not isinstance(given, dict) or not {"time", "event", "entry"} & given.keys():
+            return given
+        if not {"time", "event"} <= given.keys():
+            raise InputError(
+                "time-and-event", "Times to an event need both columns: --time and --event."
+            )
+        if given.get("target", given["time"]) != given["time"] or given.get("task"):
+            raise InputError(
+                "time-and-target", "--time takes the place of --target: leave that and --task out."
+            )
+        return {**given, "target": given["time"]}
 
     @property
     def name(self) -> str:

@@ -10,6 +10,7 @@ from scaffpd.run.page import vega
 from scaffpd.run.page.tables import (
     FEW,
     TONES,
+    lost,
     served,
     shown_models,
     shown_scores,
@@ -18,7 +19,7 @@ from scaffpd.run.page.tables import (
 )
 from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
 from scaffpd.run.page.verdict import meanings
-from scaffpd.run.record import RoundRecord, RunRecord
+from scaffpd.run.record import EVERYONE, THIRDS, RoundRecord, RunRecord, ScoreRow
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
 EXPLAINED = {
@@ -33,7 +34,10 @@ MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
 
 def figures(run: RunRecord) -> list[Figure]:
     """Make all figures that the run has the numbers for."""
-    makers = (joining, clients, tradeoff, reliability, coefficients, certificate, losses)
+    makers = (
+        *(joining, clients, tradeoff, reliability, survival, risks),
+        *(coefficients, certificate, losses),
+    )
     found = [figure for maker in makers if (figure := maker(run)) is not None]
     for part in {figure.part for figure in found}:
         narrow = [i for i, figure in enumerate(found) if not figure.wide and figure.part == part]
@@ -69,7 +73,7 @@ def joining(run: RunRecord) -> Figure | None:
     explained = "; ".join(f"{name}: {EXPLAINED[name]}" for name in models if name in EXPLAINED)
     caption = (
         f"On held-out rows. The line leads from {found.base} to {found.shown}; beside it is how "
-        "much lower the loss is: green with * where that is clear of noise, orange with * where "
+        f"much lower the {lost(found)} is: green with * where that is clear, orange with * where "
         f"joining clearly costs. {explained.capitalize()}."
     )
     return _by_client(
@@ -129,7 +133,7 @@ def _ends(names: Sequence[str]) -> list[str]:
 
 def _axis(run: RunRecord) -> str:
     """Name the measure and the rows it is computed on."""
-    name = {"accuracy": "accuracy", "rmse": "error (RMSE)", "loss": "loss"}[run.measure]
+    name = {"rmse": "error (RMSE)"}.get(run.measure, run.measure)
     return f"{name} on {run.scored_rows}{', %' if run.upwards else ''}"
 
 
@@ -294,6 +298,65 @@ def reliability(run: RunRecord) -> Figure | None:
             vega.dots({"x": x, "y": y, **looks}, "bins"),
         ],
     )
+
+
+def survival(run: RunRecord) -> Figure | None:
+    """Show what was observed at clients, and the mean of what the model predicts there."""
+    points: Rows = [
+        {**where, "share": short(row.values[kind] or 0.0), "kind": kind}
+        for row, where in _curve_rows(run, thirds=False)
+        for kind in ("observed", "predicted")
+    ]
+    caption = (
+        "Share of held-out rows without an event. Steps: observed (Kaplan and Meier); dashed: the "
+        f"mean of what “{brief(run.main.name)}” predicts, with the {run.word}’s own baseline."
+    )
+    dash: Spec = {
+        "field": "kind",
+        "type": "nominal",
+        "scale": {"domain": ["observed", "predicted"], "range": [[1, 0], [5, 4]]},
+        "legend": None,
+    }
+    title = ("survival", f"How long, at every {run.word}?", caption)
+    return _curves(title, points, {"strokeDash": dash})
+
+
+def risks(run: RunRecord) -> Figure | None:
+    """Show rows by thirds of their risk."""
+    points: Rows = [
+        {**where, "share": short(row.values["observed"] or 0.0)}
+        for row, where in _curve_rows(run, thirds=True)
+    ]
+    everyone = run.score_rows(run.main.name).get(EVERYONE)
+    chance = None if everyone is None else everyone.values.get("log_rank_p")
+    within = f" Log-rank test within {plural(run.word)}: p = "
+    tested = "" if chance is None else f"{within}{chance:.2g}."
+    caption = f"Share of held-out rows without an event, by thirds of their predicted risk.{tested}"
+    return _curves(("risks", "Does the risk tell who?", caption), points)
+
+
+def _curve_rows(
+    run: RunRecord, thirds: bool
+) -> list[tuple[ScoreRow, dict[str, str | float | None]]]:
+    """Return the main model's curves by thirds of the risk, or by client, and where points are."""
+    own = [row for row in run.curves if row.model == run.main.name]
+    own = [row for row in own if (row.group in THIRDS) == thirds]
+    return [(row, {"group": row.group, "time": short(row.values["time"] or 0.0)}) for row in own]
+
+
+def _curves(words: tuple[str, str, str], points: Rows, more: Spec | None = None) -> Figure | None:
+    name, heading, caption = words
+    if not points:
+        return None
+    whole_axis: Spec = {"domain": [0, 1]}
+    marks: Spec = {
+        "x": vega.across("time", "time", LOOSE, grid=True),
+        "y": vega.quantity("share", "without an event", whole_axis, format=".0%"),
+        "stroke": vega.colour("group", list(dict.fromkeys(str(row["group"]) for row in points))),
+        **(more or {}),
+    }
+    lines = layer("line", marks, "", name, interpolate="step-after", strokeWidth=1.8)
+    return Figure(name, heading, caption, caption, "predictions", {name: points}, [lines])
 
 
 def coefficients(run: RunRecord) -> Figure | None:

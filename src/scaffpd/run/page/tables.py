@@ -31,6 +31,9 @@ from scaffpd.training.metrics import NO, NOISE, YES
 
 COLUMNS = {  # scores, in the order and the words in which they are shown
     "accuracy": "accuracy",
+    "concordance": "concordance",
+    "concordance_low": "95 % from",
+    "concordance_high": "to",
     "auc": "AUC",
     "recall": "recall",
     "precision": "precision",
@@ -44,7 +47,10 @@ COLUMNS = {  # scores, in the order and the words in which they are shown
     "mae": "mean |error|",
     "r2": "R²",
 }
-DECIMALS = ("auc", "brier", "r2", "calibration_error")
+DECIMALS = (
+    *("auc", "brier", "r2", "calibration_error"),
+    *("concordance", "concordance_low", "concordance_high"),
+)
 UNITS = ("rmse", "mae")
 OF_LABEL = ("recall", "precision", "selection_rate", "mean_probability", "base_rate")
 FEW = 30  # test rows: with fewer, one row moves an accuracy by more than three points
@@ -147,9 +153,16 @@ def served(found: JoiningRecord) -> tuple[str, str, Callable[[JoiningRow], float
     """
     if found.loss in ("logistic", "softmax"):
         return "probability of what came true, %", "more", lambda row: 100 * exp(-row.test_loss)
+    if found.loss == "cox":
+        return "concordance", "more", lambda row: row.test_score or 0.0
     if found.loss == "squared":
         return "typical error", "less", lambda row: row.test_score or 0.0
     return "loss", "less", lambda row: row.test_loss
+
+
+def lost(found: JoiningRecord) -> str:
+    """Name what gains are of: the loss, or the share of pairs of rows in the wrong order."""
+    return "share of wrong pairs" if found.loss == "cox" else "loss"
 
 
 def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
@@ -167,8 +180,8 @@ def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
         cells = [Cell(value, text) for value, text in zip(values, texts, strict=True)]
         cells.append(Cell(gain, moved if tone == "quiet" else f"{moved}*", tone))
         rows.append(((f"{client} †" if client in few else client,), cells))
-    lower = f"gain: how much lower the loss is with {CALLED[found.shown]} (* clear of noise)"
-    heading = f"{capital(measure)}, on held-out rows; {lower}"
+    lower = f"how much lower the {lost(found)} is with {CALLED[found.shown]} (* clear of noise)"
+    heading = f"{capital(measure)}, on held-out rows; gain: {lower}"
     return ScoreTable(heading, (run.word,), [*found.models, f"gain over {found.base}"], rows)
 
 

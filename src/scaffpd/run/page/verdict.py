@@ -71,7 +71,8 @@ def one_for_all(run: RunRecord) -> list[str]:
 def _headline(run: RunRecord, before: Overall, after: Overall) -> str:
     assert run.pair is not None
     names = [f"“{brief(model.name)}”" for model in run.pair]
-    name = {"accuracy": "", "rmse": "the error of ", "loss": "the loss of "}[run.measure]
+    error = "error" if run.measure == "rmse" else run.measure
+    name = "" if run.measure == "accuracy" else f"the {error} of "
     worst = _moved(run, before.worst_20, after.worst_20)
     mean = _moved(run, before.mean, after.mean)
     start = f"with {names[1]} in the place of {names[0]}, {name}the {run.bottom} {worst}"
@@ -84,10 +85,12 @@ def _moved(run: RunRecord, before: float, after: float) -> str:
     scale = 1.0 if run.upwards else max(abs(before), abs(after))
     if abs(gain) < NEGLIGIBLE * scale:
         return "stays where it was"
-    if run.upwards:
+    if run.measure == "accuracy":
         # ties are rounded away from zero: sums in another order must not change the text
         points = f"{100 * abs(gain) * (1 + 1e-9):.1f} points"
         return f"{'gains' if gain > 0 else 'loses'} {points}"
+    if run.upwards:
+        return f"{'rises' if gain > 0 else 'falls'} by {abs(gain):.3f}"
     return f"{'falls' if gain > 0 else 'rises'} by {100 * abs(gain) / abs(before or 1.0):.1f} %"
 
 

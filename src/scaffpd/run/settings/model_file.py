@@ -22,6 +22,7 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.fields import Json
 from scaffpd.models import Linear
+from scaffpd.models.cox import COX
 from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import Personal, personalise
 
@@ -201,7 +202,8 @@ def answers(
 ) -> tuple[Array, NDArray[np.float64]]:
     """Turn outputs z into indices of labels with the probability of each, or into numbers."""
     if not classify:
-        return loss_named(model.loss).mean(z[:, 0]), np.empty((len(z), 0))
+        mean = z[:, 0] if model.loss == COX else loss_named(model.loss).mean(z[:, 0])
+        return mean, np.empty((len(z), 0))
     if model.loss == "logistic":
         z = np.concatenate([np.zeros_like(z), z], axis=1)
     if model.loss == "squared":  # has labels, but no probabilities
